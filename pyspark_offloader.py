@@ -1,6 +1,6 @@
-"""What Spark finds by itself: it imports modules named ``pyspark_*`` and takes their ``DefaultSource``.
+"""Spark's entry point: Spark imports modules named ``pyspark_*`` and takes their ``DefaultSource``.
 
-Owns that name. Must never define filter pushdown, which fails while Spark's setting for it is off.
+Defines no filter pushdown, which fails while Spark's setting for it is off.
 """
 
 from __future__ import annotations

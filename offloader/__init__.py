@@ -1,7 +1,6 @@
-"""Tiered storage for log brokers: the public names, each loaded when it is first used.
+"""Tiered storage for log brokers: the public names, each loaded at first use.
 
-Owns the list of public names and where they live. Must never load an SDK, Arrow or Spark at import:
-``import offloader`` costs milliseconds.
+``import offloader`` loads no SDK, Arrow or Spark and takes milliseconds.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ __all__ = [
     "spark",
 ]
 
-#: Public name -> the module that has it; an empty attribute is the module itself.
+#: Public name -> its module; an empty attribute is the module itself.
 _HOMES = {
     "Entry": ("formats.entries", "Entry"),
     "EntryBatch": ("formats.entries", "EntryBatch"),

@@ -51,10 +51,10 @@ __all__ = [
 
 
 class Outcome(StrEnum):
-    """How it stands with what was looked at."""
+    """Severity of a finding."""
 
     OK = "ok"
-    #: It works, and somebody should know.
+    #: It works, but the operator should know.
     WARNING = "warning"
     #: It doesn't work.
     PROBLEM = "problem"
@@ -65,10 +65,10 @@ class Finding:
     """One line of a doctor's report.
 
     Attributes:
-        check: what was looked at, ``store put``.
-        what: what was found, one line.
-        hint: what to do about it, one line; empty where nothing has to be done.
-        kind: of a problem: what kind of error it would be; decides the exit code.
+        check: the item checked, ``store put``.
+        what: the finding, one line.
+        hint: the remedy, one line; empty if none is needed.
+        kind: of a problem: its error kind, which decides the exit code.
     """
 
     check: str
@@ -79,15 +79,15 @@ class Finding:
 
 
 class Check(Protocol):
-    """Looks at one thing or a few that belong together."""
+    """A check of one item or a few related ones."""
 
     @property
     def name(self) -> str:
-        """What is looked at, for a check that fails as a whole."""
+        """Name of the item, for a check that fails as a whole."""
         ...
 
     def run(self) -> Iterable[Finding]:
-        """What is found.
+        """The check's findings.
 
         Raises:
             OffloaderError: the check couldn't be finished; it counts as a problem.
@@ -96,23 +96,23 @@ class Check(Protocol):
 
 
 def fine(check: str, what: str) -> Finding:
-    """All is well."""
+    """A finding without trouble."""
     return Finding(check=check, outcome=Outcome.OK, what=what)
 
 
 def warning(check: str, what: str, hint: str) -> Finding:
-    """Somebody should know."""
+    """A finding that works, but that the operator should know."""
     return Finding(check=check, outcome=Outcome.WARNING, what=what, hint=hint)
 
 
 def problem(check: str, error: OffloaderError, hint: str = "") -> Finding:
-    """It doesn't work, because of ``error``; ``hint`` instead of the error's own, or of what its kind says."""
+    """A failed check; ``hint`` replaces the hint of ``error`` or of its kind."""
     said = hint or error.hint or error.kind.advice
     return Finding(check=check, outcome=Outcome.PROBLEM, what=error.message, hint=said, kind=error.kind)
 
 
 def run_checks(checks: Iterable[Check]) -> Iterator[Finding]:
-    """Everything that they find, in their order."""
+    """The findings of all checks, in order."""
     for check in checks:
         try:
             yield from check.run()
@@ -120,11 +120,11 @@ def run_checks(checks: Iterable[Check]) -> Iterator[Finding]:
             yield problem(check.name, error)
 
 
-#: Free bytes below which a disk is nearly full.
+#: A disk with fewer free bytes is reported as nearly full.
 DISK_BYTES_MIN = 1024**3
 #: Part of the machine's memory above which buffers leave too little for the rest.
 MEMORY_SHARE_MAX = 0.5
-#: Open files that a process needs beside the store's connections.
+#: Open files that a process needs besides the store's connections.
 FILES_BESIDE = 256
 
 
@@ -203,13 +203,13 @@ class PulsarChecks:
 
     Args:
         settings: the section ``[pulsar]``.
-        clock: of waits.
+        clock: for waits.
     """
 
     name = "pulsar"
 
     def __init__(self, settings: PulsarSettings, clock: Clock) -> None:
-        # Who looks wants to hear soon.
+        # The operator waits for the report: cap the retries.
         self._settings = replace(settings, retry_seconds_max=min(settings.retry_seconds_max, 1.0))
         self._clock = clock
 
@@ -248,7 +248,7 @@ class PulsarChecks:
             try:
                 found = cluster.admin.stats(topic).subscriptions.get(self._settings.subscription)
             except NotFound:
-                continue  # deleted since, or a partition that nobody has used yet
+                continue  # deleted since, or an unused partition
             except OffloaderError as error:
                 yield problem("pulsar subscriptions", error)
                 return
@@ -264,7 +264,7 @@ class PulsarChecks:
 
 
 def _entries(cluster: PulsarCluster, topics: list[str]) -> Iterator[Finding]:
-    """Whether the admin interface explains single entries, as it is asked to for those that aren't delivered."""
+    """Checks that the admin interface can examine single entries, as it must for undelivered ones."""
     check, asked = "pulsar entries", 0
     without = "until then entries that aren't delivered count as unconfirmed (pulsar.on_gap), and their ledgers stay"
     for topic in topics:
@@ -274,7 +274,7 @@ def _entries(cluster: PulsarCluster, topics: list[str]) -> Iterator[Finding]:
                 continue
             fate = cluster.admin.fate(topic, newest)
         except NotFound:
-            continue  # deleted since, or a partition that nobody has used yet
+            continue  # deleted since, or an unused partition
         except OffloaderError as error:
             yield problem(check, error)
             return
@@ -295,7 +295,7 @@ def _entries(cluster: PulsarCluster, topics: list[str]) -> Iterator[Finding]:
 
 
 def _newest_entry(internals: TopicInternals) -> Position | None:
-    """The newest one that is listed."""
+    """The newest entry listed."""
     filled = [Position(ledger_id, entries - 1) for ledger_id, entries in internals.stored() if entries]
     return filled[-1] if filled else None
 
@@ -314,7 +314,7 @@ def _policies(cluster: PulsarCluster, namespace: str) -> Iterator[Finding]:
 
 
 _BODY = b"offloader doctor"
-#: Verb -> what S3 calls the permission.
+#: Verb -> S3's name of the permission.
 _PERMISSIONS = {
     "list": "s3:ListBucket",
     "put": "s3:PutObject",
@@ -331,7 +331,7 @@ class StoreChecks:
     """See ``offloader.doctor.Check``.
 
     Args:
-        store: open for writing, or only reading is looked at.
+        store: open for writing, unless only reading is checked.
         settings: of the process.
     """
 
@@ -340,14 +340,14 @@ class StoreChecks:
     def __init__(self, store: ObjectStore, settings: Settings, clock: Clock, *, read_only: bool = False) -> None:
         self._store, self._settings, self._clock = store, settings, clock
         self._read_only = read_only
-        #: Whether the store was found to answer.
+        #: Whether the store answered.
         self.answers = False
 
     def run(self) -> Iterator[Finding]:
         try:
             self._store.list("", limit=1)
         except OffloaderError as error:
-            # Everything else would say the same.
+            # Every other check would fail the same way.
             yield problem("store reachable", error, _hint("list", error))
             return
         self.answers = True
@@ -412,7 +412,7 @@ class StoreChecks:
             except OffloaderError as error:
                 yield problem(f"store {verb}", error, _hint(verb, error))
             except IndexError:
-                continue  # nothing was begun that could be aborted
+                continue  # no upload was begun, so none is to be aborted
             else:
                 yield fine(f"store {verb}", "allowed")
         with contextlib.suppress(OffloaderError):
@@ -457,7 +457,7 @@ class StreamChecks:
         with ExitStack() as stack:
             hot: dict[str, EmbeddedStream] = {}
             if ledgers:
-                with suppress(NotFound):  # nobody has appended yet
+                with suppress(NotFound):  # no entry was appended yet
                     database = stack.enter_context(closing(EmbeddedLedgers(ledgers, create=False)))
                     hot = {name: database.view_stream(name) for name in database.streams()[:STREAMS_MAX]}
             names = sorted({*stored, *hot})
@@ -476,7 +476,7 @@ class StreamChecks:
         check, settings = f"stream {name}", self._file.settings_of(name)
         try:
             state = load_stream(self._store, name, may_be_absent=True)
-            # Listed after the manifest was read, and compared with it.
+            # List the ledgers after reading the manifest: they are compared with it.
             infos = [] if source is None else CheckedSource(source, lambda: state).ledgers()
         except OffloaderError as error:
             yield problem(check, error)
@@ -493,7 +493,7 @@ class StreamChecks:
             yield warning(check, "on hold: nothing of it is deleted", lift)
 
     def _late(self, check: str, state: ManifestState, settings: Settings, waiting: int) -> Iterator[Finding]:
-        """A stream with entries that wait, though something should offload them."""
+        """A finding if the stream's waiting entries aren't being offloaded."""
         offload = settings.offload
         patience_s = offload.takeover_after_seconds + offload.max_offload_segment_rollover_time_minutes * 60
         if not state.record_id:

@@ -1,7 +1,7 @@
-"""Error kinds, by what the caller should do, each with its exit code.
+"""Error kinds, each with the caller's remedy and an exit code.
 
-Owns the tree of everything the package raises on purpose (``formats.errors`` apart, which is
-translated at the edge). Must never swallow a cause: raise ``from`` the original.
+Every intended error of the package is in this tree, except ``formats.errors``, which the callers translate. An error
+keeps its cause (``raise ... from``).
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ __all__ = [
 
 
 def install_hint(extra: str) -> str:
-    """How to install an extra: as README says, from a checkout. No package index has this project."""
+    """Instruction to install an extra from a checkout, as in README. No package index has this project."""
     return f"in a checkout of offloader: pip install -c constraints.txt '.[{extra}]'"
 
 
 class ErrorKind(enum.Enum):
-    """What the caller should do; the value is the process's exit code."""
+    """The caller's remedy; the value is the process's exit code."""
 
     BUG = 1
     FIX_CALL = 2
@@ -57,7 +57,7 @@ class ErrorKind(enum.Enum):
 
     @property
     def advice(self) -> str:
-        """What to do about an error of this kind, for people."""
+        """Remedy for an error of this kind, as text."""
         return _ADVICE[self]
 
 
@@ -74,11 +74,11 @@ _ADVICE = {
 
 
 class OffloaderError(Exception):
-    """Base of everything raised on purpose.
+    """Base of all intended errors.
 
     Args:
         message: one line: what, where (stream, object, position, setting and file), why.
-        hint: what to do about it, one line, may be empty.
+        hint: the remedy, one line, may be empty.
     """
 
     kind: ClassVar[ErrorKind] = ErrorKind.BUG
@@ -96,7 +96,7 @@ class OffloaderError(Exception):
 
     @property
     def retryable(self) -> bool:
-        """Whether the same call may succeed later without anything being changed."""
+        """Whether the same call may succeed later without any change."""
         return self.kind is ErrorKind.RETRY_LATER
 
     @property

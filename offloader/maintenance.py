@@ -42,7 +42,7 @@ _KEPT = ": nothing was deleted, cleanup.delete is false"
 
 @dataclass(frozen=True, slots=True)
 class JobRun:
-    """The newest run of cleanup or of the search for orphans: when it ended, and why early, if so."""
+    """Newest run of cleanup or of the orphan search: its end, and the error that ended it early."""
 
     at_ms: int
     error: OffloaderError | None
@@ -50,12 +50,12 @@ class JobRun:
 
 @dataclass(slots=True)
 class _Job:
-    """Something done now and then.
+    """A periodic job.
 
     Attributes:
         period_s: between two runs; 0: never.
-        due_s: when the next one is, by the monotonic clock.
-        running: held by the run, so that there is one at a time.
+        due_s: the next run, by the monotonic clock.
+        running: held by the run; allows one at a time.
     """
 
     name: str
@@ -70,7 +70,7 @@ class _Job:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Orphans that a search left: how many, their bytes, and when the oldest was written."""
+    """Remaining orphans of a search: count, bytes, and the oldest's time of writing."""
 
     objects: int = 0
     size_bytes: int = 0
@@ -83,10 +83,10 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """Of one stream: objects of purged segments that aren't deleted yet, and batches that were refused.
+    """One stream's undeleted objects of purged segments, and batches that were refused.
 
     Attributes:
-        deletable_segments, deletable_bytes: what a round would take a step further if ``cleanup.delete`` were set.
+        deletable_segments, deletable_bytes: what cleanup would advance if ``cleanup.delete`` were set.
     """
 
     objects: int = 0
@@ -96,16 +96,16 @@ class _Pending:
 
 
 class Upkeep:
-    """Keeps a store in order until it is closed.
+    """Periodic maintenance of a store until it is closed.
 
     Args:
         store: open for writing.
-        clock: decides who is due; what deletes takes the store's time if that is earlier.
-        settings_of: the settings of a stream or topic; of the name "": the periods.
-        source_of: the hot tier of a stream, for what isn't offloaded yet.
-        hot_streams: the streams of ``source_of``: also those that aren't offloaded are ruled by their policies.
+        clock: schedules the jobs; deletions use the store's time if that is earlier.
+        settings_of: the settings of a stream or topic; those of the name "" have the periods.
+        source_of: the hot tier of a stream, for entries that aren't offloaded yet.
+        hot_streams: the streams of ``source_of``: policies also apply to those that aren't offloaded.
         recorder: takes the measurements.
-        by: who runs this, for the audit; default: user and machine.
+        by: actor, for the audit; default: user and machine.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Upkeep:
         self._store, self._clock, self._settings_of = store, clock, settings_of
         self._recorder, self._by = recorder, by
         cycle = RetentionCycle(store, clock=clock, settings_of=settings_of, source_of=source_of, by=by)
-        #: Has a turn for each stream.
+        #: Schedules each stream.
         self.retention = RetentionService(
             cycle,
             clock=clock,
@@ -136,7 +136,7 @@ class Upkeep:
             self._job(CLEANUP, settings.cleanup.cycle_minutes * 60, self._clean),
             self._job(ORPHANS, settings.cleanup.orphans_hours * 3600, self._find_orphans),
         ]
-        # Guards whether this is started, and what gauges tell of the newest runs.
+        # Guards the start flags and the figures behind the gauges.
         self._lock = threading.Lock()
         self._pending: dict[str, _Pending] = {}
         self._left: Mapping[str, Left] = {}
@@ -149,11 +149,11 @@ class Upkeep:
         return _Job(name, period_s, run, due_s=self._clock.monotonic_s() + first_s)
 
     def start(self, call_after: Callable[[float, Callable[[], object]], object]) -> None:
-        """Runs what is due from now on, each kind for itself; a second call changes nothing.
+        """Starts all periodic jobs, each on its own schedule; a second call changes nothing.
 
         Args:
-            call_after: runs something after so many seconds, on another thread; ``JOBS_AT_ONCE_MAX`` of them at once. A
-                run may take long: nothing that has to be on time should be waiting behind it.
+            call_after: runs a call after so many seconds, on another thread; ``JOBS_AT_ONCE_MAX`` of them at once. A
+                run may take long: don't queue time-critical work behind it.
         """
         with self._lock:
             if self._started or self._closed:
@@ -171,7 +171,7 @@ class Upkeep:
                 call_after(0.0, partial(turn, job))
 
     def close(self) -> None:
-        """Nothing further begins; waits for the steps that run. Closing twice is fine."""
+        """Starts no further run and waits for the current steps. Idempotent."""
         with self._lock:
             closed, self._closed = self._closed, True
         self.retention.close()
@@ -183,21 +183,21 @@ class Upkeep:
 
     @property
     def latest(self) -> Mapping[str, JobRun]:
-        """The newest run of cleanup and of the search for orphans, where there was one."""
+        """The newest run of each job that has run."""
         return {job.name: job.latest for job in self._jobs if job.latest is not None}
 
     @property
     def leftovers(self) -> Mapping[str, Left]:
-        """What the newest search for orphans left, by owner: ``ours`` and ``foreign``; empty before the first."""
+        """Orphans that the newest search left, by owner: ``ours`` and ``foreign``; empty before the first."""
         return self._left
 
     def run_due(self) -> float:
-        """Runs cleanup and the search for orphans where they are due, one after the other; seconds until one is again.
-        For who has one thread for all; ``start`` has one for each."""
+        """Runs cleanup and the orphan search if due, one after the other; returns the seconds until the next is due.
+        For callers with a single thread; ``start`` uses one per job."""
         return min([self._run_due(job) for job in self._jobs if job.period_s], default=FIRST_S_MAX)
 
     def _run_due(self, job: _Job) -> float:
-        """Runs a job if it is due, and once if several ask; seconds until it is again."""
+        """Runs a job if it is due, once for concurrent callers; returns the seconds until the next run."""
         with job.running:
             if job.due_s <= self._clock.monotonic_s() and not self._closed:
                 self._run(job)
@@ -214,7 +214,7 @@ class Upkeep:
             error, failed = found, True
             self._warn(job.name, "", found)
         except Exception:
-            # Upkeep must outlive whatever is wrong with one stream.
+            # An error in one stream must not end maintenance.
             failed = True
             _log.exception("a run of %s failed; it is tried again", job.name)
         job.runs += 1
@@ -227,11 +227,11 @@ class Upkeep:
         job.due_s = self._clock.monotonic_s() + wait_s
 
     def _may_delete(self, stream: str) -> bool:
-        """Of the name "": what is of no stream."""
+        """Whether cleanup may delete; the name "" stands for objects of no stream."""
         return self._settings_of(stream).cleanup.delete
 
     def _phase(self, text: str) -> float:
-        """A number in [0, 1) that is always the same for the same text and store."""
+        """A number in [0, 1), constant for the same text and store."""
         return crc32(f"{self._store.url} {text}".encode()) / 2**32
 
     # --- cleanup -------------------------------------------------------------------------------------------------
@@ -328,7 +328,7 @@ class Upkeep:
             raise failures[0]
 
     def _expire_history(self, fail: Callable[[str, OffloaderError], None]) -> None:
-        """Of each stream's manifest, what is folded into checkpoints for long: nothing else ends it."""
+        """Expires manifest history that checkpoints have long covered."""
         kept = list[int]()
         for stream in list_streams(self._store):
             if self._closed:
@@ -361,7 +361,7 @@ class Upkeep:
             text = "%d objects of %d manifests are older than manifest.history_days_min" + _KEPT
             _log.info(text, sum(kept), len(kept), extra={"event": "history_reported"})
 
-    # --- telling -------------------------------------------------------------------------------------------------
+    # --- reporting -----------------------------------------------------------------------------------------------
 
     def _warn(self, job: str, stream: str, error: OffloaderError) -> None:
         where = f" of stream {stream}" if stream else ""

@@ -1,7 +1,6 @@
-"""The broker half over embedded ledgers: append, read through both tiers, offload.
+"""Managed ledger over embedded ledgers: append, read through both tiers, offload.
 
-Owns how an embedded stream, its offloading and its readers are put together. Must never acknowledge an append before
-the ledger database did, nor decide anything that the write or the read side decides.
+An append is acknowledged only after the ledger database committed it.
 """
 
 from __future__ import annotations
@@ -52,24 +51,24 @@ def open_managed_ledger(
     entropy: Callable[[int], bytes] = os.urandom,
     new_source: bool = False,
 ) -> ManagedLedger:
-    """A stream to append to, whose entries go into ``store`` while they are written.
+    """Opens a stream for appends and offloads its entries to ``store`` as they are written.
 
-    Takes the stream: who had it open before is fenced at its next append. Of a stream that is offloaded nothing can be
-    appended before its manifest knows of this start.
+    Takes over the stream: a previous owner is fenced at its next append. With offloading, appends wait until the
+    manifest has recorded this start.
 
     Args:
         stream: its name, levels separated by ``/``.
         ledgers: ``sqlite:///path/ledgers.db``, a path, or an open ``EmbeddedLedgers``.
         store: the object store of the cold tier.
-        settings: sizes and limits, or a settings file; ``offload.method`` of them says how the stream is offloaded.
+        settings: sizes and limits, or a settings file; ``offload.method`` selects the offload method.
         clock, entropy: time and randomness, for tests.
-        new_source: go on with this database although the manifest knows another one, or an older copy of it: what is
-            missing becomes a gap, and ledgers that contradict are left aside.
+        new_source: accept this database although the manifest knows another one, or it is an older copy: missing
+            entries become a gap, and contradicting ledgers are skipped.
 
     Raises:
-        SourceMismatch: the database isn't the one that the manifest knows, or lacks entries that it had.
+        SourceMismatch: the database isn't the one in the manifest, or has lost entries.
         InvalidCall: a name that the store can't take; unknown, contradictory or ineffective settings.
-        Unsupported: the store can't create an object exactly once, and ``store.single_writer`` isn't set.
+        Unsupported: the store lacks create-if-absent, and ``store.single_writer`` isn't set.
         StoreUnavailable, AccessDenied, NotFound: the database or the store can't be used.
     """
     require_stream_name(stream)
@@ -78,7 +77,7 @@ def open_managed_ledger(
     clock = clock or SystemClock()
     problems: Sequence[str] = ()
     if settings.offload.method != "none":
-        # Two writers that both "win" would lose entries: found out before anything is written.
+        # Two writers that both "win" would lose entries: check before the first write.
         problems = require_conditional_puts(store, single_writer=settings.store.single_writer).problems
         require_free_name(store, stream)
     offloader: LedgerOffloader | None = None
@@ -92,7 +91,7 @@ def open_managed_ledger(
         )
         log = offloader.history.owners_log(stream)
         source = open_source(database, log, settings=settings.offload, clock=clock, new_source=new_source)
-        # Before the offload: what it hears of is in the cache when it looks there.
+        # Before the offload: an entry must be in the cache when its notification arrives.
         tail = TailingSource(source, settings.offload.tail_cache_bytes_max)
         offload = MethodOffload(offloader, tail, stream, settings.offload.method)
         offload.begin(log)
@@ -115,7 +114,7 @@ def open_managed_ledger(
 class _Parts:
     stream: str
     source: EmbeddedStream
-    #: The same, for who reads: the newest entries come from memory.
+    #: The same source for readers: it serves the newest entries from memory.
     tail: TailingSource
     store: ObjectStore
     settings: Settings
@@ -123,7 +122,7 @@ class _Parts:
     offload: MethodOffload
     own_database: EmbeddedLedgers | None
     hot_release: HotRelease
-    #: For what isn't the owner's: truncations.
+    #: For truncations, which don't need the owner.
     log: ManifestLog
     clock: Clock
 
@@ -141,7 +140,7 @@ class ManagedLedger:
         return self._parts.stream
 
     def append(self, payload: bytes, publish_time_ms: int | None = None) -> Position:
-        """Adds one entry; it is durable in the hot tier when this returns.
+        """Appends one entry; it is durable in the hot tier on return.
 
         Raises: as ``append_batch``.
         """
@@ -154,19 +153,19 @@ class ManagedLedger:
         *,
         notes: Mapping[str, bytes] | None = None,
     ) -> list[EntryBatch]:
-        """Adds entries, all or none; they are durable in the hot tier when this returns.
+        """Appends entries, all or none; they are durable in the hot tier on return.
 
         Args:
             payloads: byte strings, or an Arrow array of them.
             publish_times_ms: a time for each, or one for all, ms since 1970 UTC; default now.
-            notes: small facts of the caller that become durable in the same transaction.
+            notes: small facts of the caller, stored in the same transaction.
 
         Returns:
-            What was written where: one batch for each ledger it went to.
+            One batch for each ledger written.
 
         Raises:
-            Fenced: the stream was opened by somebody else since.
-            InvalidCall: not byte strings, another number of times, or times that can't be kept.
+            Fenced: another process opened the stream since.
+            InvalidCall: not byte strings, a wrong number of times, or times out of range.
             LimitReached: an entry is above ``entry_bytes_max``.
             StoreUnavailable: the disk is full or locked; nothing was written.
         """
@@ -175,14 +174,14 @@ class ManagedLedger:
         return self._parts.source.append(payloads, publish_times_ms, notes=notes)
 
     def read(self, first: Position, last: Position) -> Entries:
-        """Exactly the entries from ``first`` to ``last``, from the cold tier where they are committed, else the hot."""
+        """The entries from ``first`` to ``last``, from the cold tier where committed, else the hot."""
         with open_reader(
             self._parts.store, self.stream, settings=self._parts.settings.read, source=self._parts.tail
         ) as reader:
             return reader.read(first, last)
 
     def offload(self, until: Position | None = None, *, timeout_s: float | None = None) -> Position | None:
-        """Brings what was appended so far (or up to ``until``) into the cold tier and waits for it.
+        """Offloads everything appended so far (or up to ``until``) and waits for the commit.
 
         Method ``streaming``: closes and completes the current segment. Method ``ledger``: offloads each closed ledger.
 
@@ -191,28 +190,28 @@ class ManagedLedger:
 
         Raises:
             InvalidCall: the method is ``none``.
-            StreamPaused: somebody paused the stream.
+            StreamPaused: the stream is paused.
             StoreUnavailable: not committed in time; nothing is lost.
         """
         return self._parts.offload.offload(until, timeout_s=timeout_s)
 
     @property
     def method(self) -> str:
-        """How the stream is offloaded now: ``streaming``, ``ledger`` or ``none``."""
+        """The current offload method: ``streaming``, ``ledger`` or ``none``."""
         return self._parts.offload.method
 
     def set_method(self, method: str) -> None:
-        """Offloads by another method from here on, while it is appended to; nothing is re-sent, nothing is lost.
+        """Switches the offload method during appends; nothing is re-sent, nothing is lost.
 
-        From ``streaming``: the open ledger is closed and its segment completed first, so that streaming ends with a
-        ledger. To ``ledger``: closed ledgers go when the thresholds say so, or with the next ``offload``; what
-        streaming began of a ledger is completed in its layout. From ``ledger``: after the run that is under way. The
-        manifest records the method; at the next opening the settings decide again.
+        From ``streaming``: closes the open ledger and completes its segment first, so that streaming ends with a
+        ledger. To ``ledger``: offloads closed ledgers by the thresholds or at the next ``offload``; a ledger that
+        streaming began is completed in its layout. From ``ledger``: after the current run. The manifest records the
+        method; the next opening takes it from the settings again.
 
         Raises:
             InvalidCall: no such method.
-            StoreUnavailable, OutcomeUnknown: the current segment couldn't be completed, or the manifest takes no
-                record; the method is as before.
+            StoreUnavailable, OutcomeUnknown: the current segment couldn't be completed, or the manifest's record
+                couldn't be written; the method is unchanged.
         """
         if method not in ("streaming", "ledger", "none"):
             raise InvalidCall(f"stream {self.stream}: no method {method!r}", hint="streaming, ledger or none")
@@ -230,27 +229,27 @@ class ManagedLedger:
                 self._parts.offloader.history.switch(self.stream, method)
                 offload.method = method
             finally:
-                offload.begin()  # by the old method when the manifest took no record
+                offload.begin()  # still the old method if the manifest's record failed
 
     def truncate(self, before: Position, *, force: bool = False) -> Truncation:
-        """Lets the stream begin at ``before``: what comes earlier isn't readable any more, in neither tier.
+        """Truncates the stream: earlier entries than ``before`` become unreadable in both tiers.
 
-        Whole hot ledgers before it are deleted now; segments go with the next cleanup, after its grace period.
+        Deletes whole hot ledgers now; cleanup deletes the segments after the grace period.
 
         Args:
-            before: the first position that stays; a stream that begins later already stays as it is.
-            force: also where something before it isn't offloaded yet, which is given up.
+            before: the first position kept; no effect if the stream already begins later.
+            force: truncate even if an earlier entry isn't offloaded yet, and lose it.
 
         Raises:
-            EditRefused: something before it isn't offloaded yet, or the stream is on hold; nothing was changed.
-            InvalidCall: a position that nothing was ever written before.
+            EditRefused: an earlier entry isn't offloaded yet, or the stream is on hold; nothing was changed.
+            InvalidCall: no entry was ever written before the position.
             DeletionStopped: all deletion in the store is stopped.
             StoreUnavailable, OutcomeUnknown: call it again.
         """
         with self._switching:
             is_recorded = read_entry(self._parts.store, self.stream) is not None
             if self.method == "none" and is_recorded:
-                # The manifest must not promise what nobody is going to offload.
+                # The manifest must not record a method without an offloader.
                 self._parts.offloader.history.switch(self.stream, "none")
             if force:
                 self._parts.offload.end()
@@ -269,21 +268,21 @@ class ManagedLedger:
                     self._parts.offload.begin()
 
     def pause(self, reason: str = "") -> bool:
-        """Stops offloading until ``resume``, whoever does it; appends and reads go on. False: it was paused.
+        """Pauses offloading until any process calls ``resume``; appends and reads continue. False: already paused.
 
-        The segment under way completes with what it has; everything later stays in the hot tier.
+        The current segment completes with its entries; later ones stay in the hot tier.
 
         Args:
             reason: for people, kept in the manifest's record.
 
         Raises:
-            NotFound: nothing of the stream was ever offloaded.
-            StoreUnavailable, OutcomeUnknown: the manifest takes no record; call again.
+            NotFound: the stream was never offloaded.
+            StoreUnavailable, OutcomeUnknown: the manifest's record couldn't be written; call again.
         """
         return self._look_after(self._parts.offloader.history.pause(self.stream, reason))
 
     def resume(self) -> bool:
-        """Offloading goes on exactly where it stopped; False: it wasn't paused. Raises as ``pause``."""
+        """Resumes offloading where it stopped; False: it wasn't paused. Raises as ``pause``."""
         return self._look_after(self._parts.offloader.history.resume(self.stream))
 
     def _look_after(self, changed: bool) -> bool:
@@ -291,11 +290,11 @@ class ManagedLedger:
         return changed
 
     def release_hot(self) -> list[int]:
-        """Deletes now the hot copies that the deletion lag lets go (this also happens by itself); their ledgers.
+        """Deletes hot copies whose deletion lag has passed (also done periodically); returns their ledgers.
 
         Raises:
             ObjectMissing, ObjectChanged: an object of a ledger isn't in the store as recorded: its hot copy stays.
-            StoreUnavailable: the store or the database doesn't answer; it goes on at the next time.
+            StoreUnavailable: the store or the database doesn't respond; retried at the next run.
         """
         done = self._parts.hot_release.look()
         if done.errors:
@@ -303,7 +302,7 @@ class ManagedLedger:
         return done.deleted
 
     def close_ledger(self) -> LedgerInfo | None:
-        """Closes the open ledger, so that the next append opens another; what was closed."""
+        """Closes the open ledger, so that the next append opens another; returns the closed one."""
         return self._parts.source.close_ledger()
 
     def ledgers(self) -> list[LedgerInfo]:
@@ -311,22 +310,22 @@ class ManagedLedger:
         return self._parts.source.ledgers()
 
     def status(self) -> StreamStatus | None:
-        """What the streaming offload is doing; ``None`` with another method."""
+        """Status of the streaming offload; ``None`` with another method."""
         return self._parts.offload.status()
 
     def get_note(self, key: str) -> bytes | None:
-        """A fact recorded with ``append_batch(notes=...)``."""
+        """A note stored with ``append_batch(notes=...)``."""
         return self._parts.source.get_note(key)
 
     def close(self, *, drain: bool = True) -> None:
-        """Ends offloading and closes what was opened here. Closing twice is fine.
+        """Ends offloading and closes everything opened here. Idempotent.
 
         Args:
-            drain: first complete the current segment, for at most ``drain_seconds_max``; else it is left to the
-                next start.
+            drain: first complete the current segment, for at most ``drain_seconds_max``; else the next start completes
+                it.
 
         Raises:
-            StoreUnavailable: the last segment couldn't be completed; nothing is lost, the hot tier has it.
+            StoreUnavailable: the last segment couldn't be completed; the hot tier still has its entries.
         """
         if self._closed:
             return

@@ -1,4 +1,4 @@
-"""Periodic look at a process's streams: status document, stalls and metrics."""
+"""Periodic observation of a process's streams: status document, stalls and metrics."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ class _SeenProgress:
 
 
 class Watchdog:
-    """Compares what it sees with what it saw.
+    """Detects streams without progress between observations.
 
     Args:
         no_progress_s: how long a stream with data may make none.
-        segment_age_s: how long a segment gathers; a stream of which everything is offered waits for that by right.
+        segment_age_s: maximum age of a segment; a stream whose entries are all offered may wait that long.
     """
 
     def __init__(self, no_progress_s: float, segment_age_s: float) -> None:
@@ -77,18 +77,18 @@ class Watchdog:
 
     @property
     def streams(self) -> int:
-        """How many it remembers: those of the last look."""
+        """Number of streams in the last observation."""
         return len(self._seen)
 
     def look(
         self, now_s: float, statuses: Mapping[str, StreamStatus], hanging: Mapping[str, str] | None = None
     ) -> dict[str, Stall]:
-        """The streams that are stalled now, by name; streams that aren't in ``statuses`` are forgotten.
+        """The streams that are stalled now, by name; forgets streams that aren't in ``statuses``.
 
         Args:
-            now_s: of a clock that never goes back.
+            now_s: of a monotonic clock.
             statuses: stream -> its status.
-            hanging: stream -> its request that is overdue, in words.
+            hanging: stream -> its overdue request, in words.
         """
         seen: dict[str, _SeenProgress] = {}
         stalls: dict[str, Stall] = {}
@@ -101,7 +101,7 @@ class Watchdog:
         return stalls
 
     def _moved(self, before: _SeenProgress | None, status: StreamStatus, now_s: float) -> _SeenProgress:
-        # A paused stream makes none, and has all the time again when it is resumed.
+        # A paused stream makes no progress; resuming it restarts its time.
         if before is None or not _has_data(status) or status.mode is Mode.PAUSED:
             return _SeenProgress(status.committed, status.offered, now_s)
         committed = before.committed != status.committed
@@ -142,7 +142,7 @@ STATUS_FILE_BYTES_MAX = 256 * 1024 * 1024
 
 
 def stream_document(stream: str, status: StreamStatus, lag: Lag | None, stall: Stall | None) -> dict[str, Any]:
-    """What one stream is doing in this process; ``lag`` is ``None`` when its source couldn't be asked."""
+    """One stream's status in this process; ``lag`` is ``None`` if its source didn't respond."""
     return {
         "stream": stream,
         "source": "process",
@@ -157,7 +157,7 @@ def stream_document(stream: str, status: StreamStatus, lag: Lag | None, stall: S
         "bytes_offloaded": status.bytes_committed,
         "offers_refused": status.offers_refused,
         "gaps_recorded": status.gaps_recorded,
-        # A stream that was told to stop has no trouble.
+        # A stream that was stopped on request has no error.
         "last_error": None if status.was_closed else status.error or None,
         "last_progress_ms": status.last_progress_ms,
         "stalled": None if stall is None else stall.reason,
@@ -165,8 +165,8 @@ def stream_document(stream: str, status: StreamStatus, lag: Lag | None, stall: S
 
 
 def idle_document(stream: str, mode: str, *, error: str | None) -> dict[str, Any]:
-    """A stream of this process that isn't offloaded while it is written: ``mode`` is ``standby``, ``ledger``, ``none``
-    or ``starting``. What the process doesn't know of it is ``null``, or in the manifest."""
+    """A stream of this process without streaming offload: ``mode`` is ``standby``, ``ledger``, ``none`` or
+    ``starting``. Unknown values are ``null``, or come from the manifest."""
     return {
         "stream": stream,
         "source": "process",
@@ -188,7 +188,7 @@ def idle_document(stream: str, mode: str, *, error: str | None) -> dict[str, Any
 
 
 def manifest_document(state: ManifestState) -> dict[str, Any]:
-    """What the manifest alone says of a stream: true whatever runs where, but it knows no hot tier and no buffer."""
+    """Status from the manifest alone: valid wherever the writer runs, but without hot tier and buffers."""
     totals = state.totals()
     assigned = len(state.assigned())
     newest = max((record.offloaded_ms or 0 for record in state.offloaded()[-1:]), default=None)
@@ -222,12 +222,12 @@ def manifest_document(state: ManifestState) -> dict[str, Any]:
 
 
 def with_manifest(process: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Both of one stream: segments, entries, bytes and the committed end as the manifest has them (they outlive
-    processes), the rest from the process that writes."""
+    """Merges both documents of a stream: segments, entries, bytes and the committed end from the manifest (they outlive
+    processes), the rest from the writing process."""
     merged = {**manifest, **process, "source": "process and manifest"}
     merged["segments"] = {**manifest["segments"], "failed": process["segments"]["failed"]}
     if manifest["mode"] == "paused" and process["mode"] != Mode.STOPPED.value:
-        merged["mode"] = "paused"  # the process notices with its next commit, or when there is something to offload
+        merged["mode"] = "paused"  # the process notices at its next commit or offload
     merged["last_progress_ms"] = process["last_progress_ms"] or manifest["last_progress_ms"]
     for name in ("committed", "entries_offloaded", "bytes_offloaded"):
         merged[name] = manifest[name]
@@ -235,11 +235,10 @@ def with_manifest(process: Mapping[str, Any], manifest: Mapping[str, Any]) -> di
 
 
 def store_document(store: ObjectStore, settings: Settings, problems: Sequence[str]) -> dict[str, Any]:
-    """Where the streams of a process go, what may not be relied on there, and whether it answers.
+    """The process's store: location, unreliable guarantees, and whether it responds.
 
     Args:
-        problems: promises that the store was found not to keep; it is written to all the same where
-            ``store.single_writer`` is set.
+        problems: guarantees that the store failed in a check; writes go on where ``store.single_writer`` is set.
     """
     requests = open_requests_of(store)
     return {
@@ -259,7 +258,7 @@ def process_document(
     store: Mapping[str, Any] | None,
     now_ms: int,
 ) -> dict[str, Any]:
-    """The document of a process: its streams, its store, its limits and what they do at the moment."""
+    """The document of a process: its streams, its store, its limits and their current use."""
     from offloader import __version__
 
     return {
@@ -275,10 +274,10 @@ def process_document(
 
 
 def write_status_file(path: Path, document: Mapping[str, Any]) -> None:
-    """Replaces the file at once: a reader sees the old document or the new one.
+    """Replaces the file atomically: a reader sees the old document or the new one.
 
     Raises:
-        AccessDenied: the folder isn't there or can't be written.
+        AccessDenied: the folder doesn't exist or can't be written.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -291,10 +290,10 @@ def write_status_file(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def read_status_file(path: Path) -> dict[str, Any]:
-    """The document that a process wrote last; its ``written_ms`` says when.
+    """The document that a process wrote last; ``written_ms`` is its time.
 
     Raises:
-        NotFound: there is none (yet).
+        NotFound: no document was written yet.
         AccessDenied: it can't be read.
         Corrupt: it isn't a status document.
     """
@@ -331,7 +330,7 @@ _log = logging.getLogger("offloader.monitor")
 
 
 class ObservedStream(Protocol):
-    """What is looked at; ``StreamOffload`` is one."""
+    """A stream to observe, such as ``StreamOffload``."""
 
     @property
     def stream(self) -> str: ...
@@ -341,7 +340,7 @@ class ObservedStream(Protocol):
     def lag(self) -> Lag: ...
 
 
-#: A look at ten thousand streams takes a quarter of a second: it must stay a small part of the time.
+#: Observing ten thousand streams takes a quarter of a second: keep it a small part of the time.
 _IDLE_FACTOR = 50.0
 
 
@@ -354,14 +353,14 @@ class _Seen:
 
 
 class Observation:
-    """The streams that are looked at.
+    """Observes a process's streams.
 
     Args:
-        settings: of the process; ``settings.telemetry`` says how often and where to.
+        settings: of the process; ``settings.telemetry`` has the interval and the destination.
         clock: for the watchdog and the time of a document.
-        recorder: asks for the gauges of the streams until this is closed.
-        store: where the streams go; its limits and open requests are looked at too.
-        store_problems: promises that the store was found not to keep.
+        recorder: reads the gauges of the streams until this is closed.
+        store: of the streams; its limits and open requests are observed too.
+        store_problems: guarantees that the store failed in a check.
     """
 
     def __init__(
@@ -381,7 +380,7 @@ class Observation:
             settings.telemetry.watchdog_no_progress_s,
             settings.offload.max_offload_segment_rollover_time_minutes * 60,
         )
-        # Guards the streams; a look is made by one thread at a time.
+        # Guards the streams; one thread at a time observes.
         self._lock = threading.Lock()
         self._looking = threading.Lock()
         self._streams: weakref.WeakSet[ObservedStream] = weakref.WeakSet()
@@ -393,25 +392,25 @@ class Observation:
         self._unwatch = recorder.watch(self.readings)
 
     def add(self, stream: ObservedStream) -> None:
-        """Looks at it from now on, for as long as somebody else holds it."""
+        """Observes a stream from now on, by weak reference."""
         with self._lock:
             self._streams.add(stream)
 
     def complete_with(self, complete: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
-        """From here on ``complete`` makes the document's rows of what was seen: who serves streams knows more of them,
-        and of others too. Must be quick."""
+        """From now on ``complete`` makes the document's rows of the observations: a service knows more of its streams,
+        and of further ones. It must be fast."""
         self._complete = complete
 
     @property
     def stalled(self) -> Mapping[str, str]:
-        """The streams that were stalled at the last look, and why."""
+        """The streams stalled at the last observation, with the reasons."""
         return dict(self._reasons)
 
     def start(self, call_after: Callable[[float, Callable[[], object]], object]) -> None:
-        """Looks every ``status_interval_s``, less often where a look takes long; a second call changes nothing.
+        """Observes every ``status_interval_s``, less often where that takes long; a second call changes nothing.
 
         Args:
-            call_after: runs something after so many seconds, on another thread.
+            call_after: runs a call after so many seconds, on another thread.
         """
         with self._lock:
             if self._started or self._closed:
@@ -424,7 +423,7 @@ class Observation:
                 try:
                     self.look()
                 except Exception:
-                    # The watchdog must outlive whatever is wrong with one stream.
+                    # An error in one stream must not end the watchdog.
                     _log.exception("looking at the streams failed; they are looked at again")
                 took_s = self._clock.monotonic_s() - started_s
                 call_after(max(self._settings.telemetry.status_interval_s, took_s * _IDLE_FACTOR), turn)
@@ -432,7 +431,7 @@ class Observation:
         call_after(0.0, turn)
 
     def close(self) -> None:
-        """Looks for the last time, so that the status file says how it ended. Closing twice is fine."""
+        """Observes a last time, so that the status file has the final state. Idempotent."""
         with self._lock:
             closed, self._closed = self._closed, True
         if not closed:
@@ -441,7 +440,7 @@ class Observation:
                 self.look()
 
     def look(self) -> dict[str, Any]:
-        """Looks once; the document of the process, which goes to the status file too."""
+        """Observes once; returns the process's document, also written to the status file."""
         seen = self._see()
         documents = [stream_document(each.stream, each.status, each.lag, each.stall) for each in seen]
         document = process_document(
@@ -455,7 +454,7 @@ class Observation:
         return document
 
     def readings(self) -> Iterator[Reading]:
-        """The gauges of the streams and of what they wait for, as they are now."""
+        """Current gauges of the streams and of the resources they wait for."""
         for each in self._see():
             if not each.status.was_closed:
                 yield from _readings_of(each)
@@ -474,7 +473,7 @@ class Observation:
         return None if self._store is None else limits_of(self._store)
 
     def _hanging(self) -> dict[str, str]:
-        """Stream -> its oldest request without an answer, of those that are overdue."""
+        """Stream -> its oldest overdue request."""
         found: dict[str, str] = {}
         for request in () if self._store is None else open_requests_of(self._store):
             if request.seconds > self._settings.store.read_timeout_s:
@@ -489,10 +488,10 @@ class Observation:
             streams: dict[str, tuple[ObservedStream, StreamStatus]] = {}
             for stream in held:
                 status = stream.status()
-                # A stream that was stopped and started again may be held twice for a while.
+                # A stream that was stopped and restarted may be listed twice for a while.
                 if stream.stream not in streams or not status.was_closed:
                     streams[stream.stream] = stream, status
-            # Before any source is asked: one that doesn't answer must not keep the watchdog quiet.
+            # Before any source is queried: an unresponsive one must not block the watchdog.
             named = {name: status for name, (_, status) in streams.items()}
             stalls = self._watchdog.look(self._clock.monotonic_s(), named, self._hanging())
             self._warn(stalls)
@@ -501,7 +500,7 @@ class Observation:
             ]
 
     def _warn(self, stalls: Mapping[str, Stall]) -> None:
-        """Once when it begins, once when it is over."""
+        """Logs the start and the end of each stall."""
         for name in stalls.keys() - self._reasons.keys():
             extra = {"event": "stream_stalled", "stream": name, "seconds": round(stalls[name].seconds, 3)}
             _log.warning("%s", stalls[name].reason, extra=extra)

@@ -34,19 +34,19 @@ from offloader.store.base import ObjectStore
 
 __all__ = ["CA_VARIABLE", "HOSTS_VARIABLE", "TOKEN_VARIABLE", "OwnerClient", "OwnerUnreachable", "ask_owner"]
 
-#: The environment's name of the token that is shown, and of a file of authorities that sign the other's certificate.
+#: Environment variables: the token to present, and a CA file for the owner's certificate.
 TOKEN_VARIABLE, CA_VARIABLE = "OFFLOADER_TOKEN", "OFFLOADER_CA_FILE"
-#: Of hosts that the token may go to, beside ``access.owner_hosts``; between commas.
+#: Comma-separated hosts that may receive the token, besides ``access.owner_hosts``.
 HOSTS_VARIABLE = "OFFLOADER_OWNER_HOSTS"
 CONNECT_TIMEOUT_S = 5.0
-#: The other answers within this time that it isn't done yet; beside, what an answer may take to come as a whole.
+#: The owner responds "not done yet" within the first; the second is added for receiving the whole response.
 WAIT_S_MAX, ANSWER_S = 20.0, 25.0
 #: Between two requests.
 AGAIN_S = 0.5
 ANSWER_BYTES_MAX = 1024 * 1024
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-#: Nothing that two readers of URLs could take for two hosts.
+#: Rejects every URL whose host two parsers could read differently.
 _URL = re.compile(
     r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?"
     r"(?:/[A-Za-z0-9._~%-]+)*/?",
@@ -59,17 +59,17 @@ class OwnerUnreachable(StoreUnavailable):
 
 
 class OwnerClient:
-    """The process at ``url``.
+    """Client of the process at ``url``.
 
     Args:
         url: ``http://host:port``, from the manifest.
         clock: for deadlines.
-        hosts: to which the token may go, each a host, or a host and a port.
-        environ: where the token, the authorities and further hosts are named.
+        hosts: that may receive the token, each a host, or a host and a port.
+        environ: has the token, the CA file and further hosts.
 
     Raises:
         InvalidCall: no such URL.
-        AccessDenied: a file of authorities that can't be read.
+        AccessDenied: the CA file can't be read.
     """
 
     def __init__(
@@ -89,17 +89,17 @@ class OwnerClient:
         self._pool = urllib3.PoolManager(retries=False, ssl_context=_tls(authorities_file) if is_tls else None)
 
     def offload(self, stream: str, until: Position | None, *, within_s: float) -> Position | None:
-        """Has the current segment closed and completed, and waits for it; the committed end then, as the other says.
+        """Has the owner close and complete the current segment; returns the committed end in its response.
 
-        Takes ``within_s`` and ``ANSWER_S`` at most, however the other answers.
+        Takes at most ``within_s`` plus ``ANSWER_S``, however the owner responds.
 
         Raises:
-            OwnerSilent: nobody answers there.
-            NotFound: it doesn't offload that stream (any more).
-            AccessDenied: it wants a token, or another one; or the token may not go there, and nothing was asked.
-            StoreUnavailable: not committed in time; it goes on.
-            OutcomeUnknown: no whole answer in time.
-            OffloaderError: as the owner says.
+            OwnerUnreachable: no response from the address.
+            NotFound: the process doesn't offload that stream (any more).
+            AccessDenied: a missing or wrong token; or the host may not receive it, and nothing was sent.
+            StoreUnavailable: not committed in time; the owner continues.
+            OutcomeUnknown: no complete response in time.
+            OffloaderError: the owner's error.
         """
         deadline_s = self._clock.monotonic_s() + within_s
         while True:
@@ -115,7 +115,7 @@ class OwnerClient:
             except StoreUnavailable:
                 if self._clock.monotonic_s() >= deadline_s:
                     raise
-                # An answer that came at once comes at once again.
+                # An immediate response would repeat immediately.
                 self._clock.wait(threading.Event(), AGAIN_S)
                 continue
             committed = found.get("committed")
@@ -134,12 +134,12 @@ class OwnerClient:
         def exchange() -> None:
             try:
                 found.append(self._exchanged(path, json.dumps(body).encode(), headers, limit_s))
-            except Exception as error:  # raised below, by the thread that asked
+            except Exception as error:  # raised below, by the calling thread
                 found.append(error)
             finally:
                 over.set()
 
-        # On a thread of its own: no timeout of a socket bounds an answer that comes drop by drop.
+        # On its own thread: no socket timeout bounds a response that trickles in.
         threading.Thread(target=exchange, name="offloader-asking", daemon=True).start()
         if not self._clock.wait(over, limit_s):
             raise OutcomeUnknown(f"{self.url} didn't answer within {limit_s:g} s", hint="ask again")
@@ -149,10 +149,10 @@ class OwnerClient:
         return self._understood(*answer)
 
     def _authorization(self, path: str) -> Mapping[str, str]:
-        """The header with the token, if there is one.
+        """The header with the token, if one is set.
 
         Raises:
-            AccessDenied: there is one, and it may not go there.
+            AccessDenied: this host may not receive the token.
         """
         if not self._token:
             return {}
@@ -172,7 +172,7 @@ class OwnerClient:
         return {"Authorization": f"Bearer {self._token}"}
 
     def _exchanged(self, path: str, body: bytes, headers: Mapping[str, str], limit_s: float) -> tuple[int, bytes]:
-        """Status and body of the answer."""
+        """Status and body of the response."""
         try:
             answer = self._pool.request(
                 "POST",
@@ -211,17 +211,17 @@ class OwnerClient:
 
 
 def ask_owner(store: ObjectStore, state: ManifestState, until: Position | None, settings: Settings) -> ManifestState:
-    """Has a stream's owner complete what it offloads; the manifest then, which shows what the owner said.
+    """Has a stream's owner complete its segment; returns the manifest, checked against the owner's response.
 
     Args:
         state: the stream's, whose owner has an address.
-        until: last entry that has to be offloaded; ``None``, or beyond the newest one: that one.
-        settings: how long to wait, and where the token may go.
+        until: last entry to offload; ``None``, or beyond the newest one: that one.
+        settings: the time limit, and the hosts that may receive the token.
 
     Raises:
-        Corrupt: the manifest doesn't show what the owner says.
+        Corrupt: the manifest contradicts the owner's response.
         NotFound: also, the stream was deleted meanwhile.
-        OffloaderError: as ``Owner.offload``.
+        OffloaderError: as ``OwnerClient.offload``.
     """
     owner = OwnerClient(state.owner.url, clock=SystemClock(), hosts=settings.access.owner_hosts)
     said = owner.offload(state.stream, until, within_s=settings.offload.drain_seconds_max)
@@ -239,7 +239,7 @@ def ask_owner(store: ObjectStore, state: ManifestState, until: Position | None, 
 
 
 def _error_of(kind: str, message: str, hint: str) -> OffloaderError:
-    """What the other's error is here, by its kind."""
+    """The local error for the owner's error kind."""
     kinds: dict[str, type[OffloaderError]] = {
         ErrorKind.FIX_CALL.name.lower(): InvalidCall,
         ErrorKind.NOT_FOUND.name.lower(): NotFound,
@@ -260,6 +260,6 @@ def _tls(authorities_file: str) -> ssl.SSLContext:
 
 
 def _why(error: Exception) -> str:
-    """The part of urllib3's words that isn't about urllib3."""
+    """The cause in urllib3's message, without its own terms."""
     reason = getattr(error, "reason", None) or error
     return str(reason).rpartition(": ")[2] or type(reason).__name__

@@ -19,10 +19,10 @@ _Answer = TypeVar("_Answer")
 
 
 def at_once(call: Callable[[_Given], _Answer], given: Iterable[_Given]) -> list[_Answer]:
-    """``call`` of each, in order, some at a time; the first error is raised."""
+    """``call`` of each item, in order, several at a time; raises the first error."""
     items = list(given)
     if len(items) <= SEQUENTIAL_MAX:
         return [call(item) for item in items]
     with ThreadPoolExecutor(min(len(items), IN_FLIGHT_MAX)) as threads:
-        # Whatever this thread's requests are marked with (their priority) goes with them.
+        # Pass this thread's context on (the requests' priority).
         return list(threads.map(lambda pair: pair[0].run(call, pair[1]), [(copy_context(), item) for item in items]))

@@ -17,15 +17,15 @@ __all__ = ["Span", "StreamShape", "draw", "thinned"]
 
 _INK, _MUTED, _LINE = "#22303c", "#6b7a88", "#c9d2da"
 _LEDGER_COLOURS = ("#2f6f9f", "#c96f1e", "#4b9b7a", "#a05195", "#c8553d", "#5c6bc0", "#8a9a3b", "#3a8fb7")
-#: Bars that are narrower than this part of the width carry no text.
+#: Narrower bars, by share of the width, carry no text.
 _LABEL_WIDTH_MIN = 0.035
 _BINS = 53
-#: Ledgers whose ends are drawn as lines through the whole picture.
+#: Ledgers whose ends are drawn as lines across the plot.
 _LINES_MAX = 40
-#: Bars of a row; where there are more, neighbours are drawn as one.
+#: Bars of a row; above it neighbours are merged.
 _BARS_MAX = 500
 _GAP_COLOUR = "#b3261e"
-#: Gaps that are drawn with their positions; of more only the lines are.
+#: Gaps drawn with their positions; further gaps only as lines.
 _GAP_LABELS_MAX = 8
 _MS_PER_S = 1000.0
 
@@ -42,14 +42,14 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class StreamShape:
-    """What is drawn.
+    """Data of a plot.
 
     Attributes:
-        title: above the picture.
-        ledgers, segments: each ascending, none overlapping another of its kind.
+        title: above the plot.
+        ledgers, segments: each ascending, without overlaps of its kind.
         timeline: (events before, publish time in ms) of some events, ascending in events.
         gaps: (events before, what is missing there).
-        where_ledgers: below the word "ledgers", in parentheses; empty: nothing is said.
+        where_ledgers: in parentheses below the word "ledgers", unless empty.
     """
 
     title: str
@@ -65,9 +65,9 @@ class StreamShape:
 
 
 def draw(shape: StreamShape, path: Path) -> None:
-    """Writes the picture (PNG or SVG, by the suffix).
+    """Writes the plot (PNG or SVG, by the suffix).
 
-    The horizontal axis is publish time where times ascend along the stream, else the number of events.
+    The horizontal axis is publish time if times ascend along the stream, else the number of events.
 
     Raises:
         Unsupported: matplotlib isn't installed.
@@ -96,7 +96,7 @@ def draw(shape: StreamShape, path: Path) -> None:
 
 
 class _Axis:
-    """From events to the horizontal axis: dates in days since 1970 where times ascend, else events."""
+    """Maps events to the horizontal axis: dates in days since 1970 where times ascend, else events."""
 
     def __init__(self, events: NDArray[np.int64], times_ms: NDArray[np.int64], *, by_time: bool) -> None:
         self.by_time = by_time
@@ -117,7 +117,7 @@ class _Axis:
         return np.linspace(self.at(0), self.at(shape.events), _BINS + 1)
 
     def events_at(self, edges: NDArray[np.float64], shape: StreamShape) -> NDArray[np.float64]:
-        """How many events lie before each place; the last sample isn't the stream's end, so that is added."""
+        """Events before each place; adds the stream's end, which the last sample isn't."""
         days = np.append(self._days, self._days[-1])
         before: NDArray[np.float64] = np.interp(edges, days, np.append(self._events, shape.events))
         return before
@@ -137,7 +137,7 @@ def _count(number: int, one: str, many: str) -> str:
 
 
 def _overlapping(span: Span, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> range:
-    """Which spans, by number, share an event with ``span``; they ascend and don't overlap each other."""
+    """Indexes of the spans that share an event with ``span``; they ascend without overlaps."""
     return range(
         int(np.searchsorted(stops, span.start, side="right")), int(np.searchsorted(starts, span.stop, side="left"))
     )
@@ -149,14 +149,14 @@ def _edges_of(spans: Sequence[Span]) -> tuple[NDArray[np.int64], NDArray[np.int6
 
 
 def _pieces_of(spans: Sequence[Span], others: Sequence[Span]) -> NDArray[np.int64]:
-    """With how many of ``others`` each of ``spans`` shares an event."""
+    """For each of ``spans``, the number of ``others`` that share an event."""
     (starts, stops), (other_starts, other_stops) = _edges_of(spans), _edges_of(others)
     before = np.searchsorted(other_stops, starts, side="right")
     return (np.searchsorted(other_starts, stops, side="left") - before).astype(np.int64)
 
 
 def thinned(spans: Sequence[Span], bars_max: int) -> Sequence[Span]:
-    """At most ``bars_max`` spans: neighbours are joined where there are more."""
+    """At most ``bars_max`` spans; merges neighbours above that."""
     together = -(-len(spans) // bars_max)
     if together <= 1:
         return spans
@@ -243,7 +243,7 @@ def _draw_rate(axes: Any, shape: StreamShape, axis: _Axis) -> None:
 
 
 def _draw_times(axes: Any, shape: StreamShape) -> None:
-    """Publish times along the stream, where they don't ascend and so can't be the axis."""
+    """Publish times along the stream, where they don't ascend and can't be the axis."""
     known = [(events, time_ms) for events, time_ms in shape.timeline if time_ms >= 0]
     if not known:
         axes.set_yticks([])
@@ -259,7 +259,7 @@ def _draw_times(axes: Any, shape: StreamShape) -> None:
 
 
 def _unit(bin_days: float) -> tuple[str, float]:
-    """The unit of time that suits bins of that width, and how many days it is."""
+    """A suitable unit of time for bins of that width, and its length in days."""
     for name, days in (("day", 1.0), ("hour", 1 / 24), ("minute", 1 / 1440)):
         if bin_days >= days:
             return name, days

@@ -1,4 +1,4 @@
-"""Sends a stream's messages to a Pulsar topic, and continues where an earlier run stopped."""
+"""Sends a stream's messages to a Pulsar topic; resumes where an earlier run stopped."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = [
     "producer_name",
 ]
 
-#: 268 million entries of a ledger, of which brokers end one after 50,000, or after ten minutes if that is later.
+#: 268 million entries of a ledger; brokers close one after 50,000, or after ten minutes if that is later.
 _ENTRY_BITS = 28
 _LEDGER_BITS = 63 - _ENTRY_BITS
 _NAME = "offloader-replay"
@@ -52,7 +52,7 @@ def number_of(position: Position) -> int:
     """The sequence id of an entry.
 
     Raises:
-        Unsupported: it would be above what the protocol has.
+        Unsupported: above the protocol's range.
     """
     if not (0 <= position.ledger_id < 1 << _LEDGER_BITS and 0 <= position.entry_id < 1 << _ENTRY_BITS):
         raise Unsupported(
@@ -64,26 +64,26 @@ def number_of(position: Position) -> int:
 
 
 def place_of(number: int) -> Position | None:
-    """The entry of a sequence id; ``None`` for -1: none."""
+    """The entry of a sequence id; ``None`` for -1."""
     return None if number < 0 else Position(number >> _ENTRY_BITS, number & (1 << _ENTRY_BITS) - 1)
 
 
 def producer_name(stream: str, incarnation: UUID, topic: str, begin: str, label: str = "") -> str:
-    """What the producer of a replay is called: the same whenever it is started again.
+    """Name of a replay's producer, stable across restarts.
 
     Args:
-        stream: what is replayed, and its incarnation.
-        topic: where to.
-        begin: where it was told to begin, as it was told. One that begins earlier is another one: by the numbers that a
-            broker remembers it would have been there already.
-        label: to replay once more what was replayed.
+        stream: the replayed stream, and its incarnation.
+        topic: the target.
+        begin: the start, as given. A replay with an earlier start needs another name: the broker would drop its
+            sequence ids as duplicates.
+        label: distinguishes a repeated replay.
     """
     return f"{_NAME}-{_digest(stream, str(incarnation), topic, begin, label)}"
 
 
 def lease_name(stream: str, incarnation: UUID, topic: str, label: str = "") -> str:
-    """What the producer is called that keeps other replays of the stream away from a topic: one for all places where
-    they may begin. Arguments as of ``producer_name``."""
+    """Name of the producer that locks a topic against other replays of the stream: one for all starts. Arguments as of
+    ``producer_name``."""
     return f"{_NAME}-lease-{_digest(stream, str(incarnation), topic, label)}"
 
 
@@ -93,20 +93,20 @@ def _digest(*told: str) -> str:
 
 _VERSION = 1
 FILE_BYTES_MAX = 64 * 1024
-#: Where programs keep what should outlive them, unless the user says otherwise.
+#: XDG's folder of persistent program state.
 _STATE_VARIABLE = "XDG_STATE_HOME"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """What a replay knew last.
+    """Last known progress of a replay.
 
     Attributes:
         producer: its producer's name.
-        stream: what is replayed.
-        topic: where to.
+        stream: the replayed stream.
+        topic: the target.
         sent: the newest entry of the stream that is stored in the target; ``None``: none.
-        target: an entry of the target: what it has of this replay beyond ``sent`` lies behind; ``None``: anywhere.
+        target: an entry of the target; this replay's entries beyond ``sent`` lie after it; ``None``: anywhere.
     """
 
     producer: str
@@ -117,22 +117,22 @@ class Progress:
 
 
 def default_folder() -> Path:
-    """Where progress is kept if nobody says where."""
+    """The default folder of progress files."""
     return Path(os.environ.get(_STATE_VARIABLE) or Path.home() / ".local" / "state") / "offloader" / "replay"
 
 
 class ProgressFile:
-    """One replay's file. One process at a time writes it: the broker lets one producer of a name in.
+    """One replay's file. One process at a time writes it: the broker admits one producer of a name.
 
     Args:
-        path: the file; its folder is made when it is written first.
+        path: the file; the first write creates its folder.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> Progress | None:
-        """What was written last; ``None``: nothing.
+        """The last progress written; ``None``: none.
 
         Raises:
             Corrupt: it can't be read, or isn't such a file.
@@ -159,7 +159,7 @@ class ProgressFile:
             ) from cause
 
     def require(self, wanted: Progress) -> Progress | None:
-        """As ``read``, of the replay that is wanted.
+        """As ``read``, checked to be of the given replay.
 
         Raises:
             InvalidCall: the file is another replay's.
@@ -173,7 +173,7 @@ class ProgressFile:
         return found
 
     def write(self, progress: Progress) -> None:
-        """Replaces what was written; durable when this returns."""
+        """Replaces the file; durable on return."""
         fields = {
             "version": _VERSION,
             "producer": progress.producer,
@@ -210,11 +210,11 @@ _BURST_S = 1.0
 
 
 class Rate:
-    """One thread's.
+    """Rate limit of one thread.
 
     Args:
-        messages: a second; 0: any.
-        size_bytes: a second; 0: any.
+        messages: per second; 0: unlimited.
+        size_bytes: per second; 0: unlimited.
         clock: measures and waits.
     """
 
@@ -224,7 +224,7 @@ class Rate:
         self._due_s = [clock.monotonic_s() - _BURST_S] * 2
 
     def take(self, messages: int, size_bytes: int, stopping: threading.Event) -> None:
-        """Returns when so much may go, or when it is time to stop."""
+        """Waits until the limit admits so much, or until ``stopping``."""
         now_s = self._clock.monotonic_s()
         for number, amount in enumerate((messages, size_bytes)):
             if self._limits[number]:
@@ -244,14 +244,13 @@ _TAKE_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetState:
-    """What a look at the target found.
+    """State of the target.
 
     Attributes:
-        number: the highest sequence id of the producer's entries; -1: there is none of its.
-        repeated: how many of its entries have a sequence id at or below one that is before them.
-        end: the target's newest entry; ``None``: there is none.
-        is_whole: whether everything from where the look began is still there: else some of it may have been the
-            replay's.
+        number: the highest sequence id of the producer's entries; -1: none.
+        repeated: its entries whose sequence id is at or below an earlier one's.
+        end: the target's newest entry; ``None``: none.
+        is_whole: whether all entries from the start of the search still exist; deleted ones may have been the replay's.
     """
 
     number: int
@@ -261,12 +260,12 @@ class TargetState:
 
 
 class Target:
-    """One topic, or one partition of one.
+    """One topic, or one partition of it.
 
     Args:
         client: of the cluster.
         topic: its name.
-        clock: of waits.
+        clock: for waits.
     """
 
     def __init__(self, client: PulsarClient, topic: str, clock: Clock) -> None:
@@ -275,12 +274,12 @@ class Target:
         self._clock = clock
 
     def end(self) -> Position | None:
-        """The newest entry; ``None``: there is none."""
+        """The newest entry; ``None``: none."""
         with closing(self._reader(_EARLIEST)) as reader:
             return reader.last_position()
 
     def look(self, producer_name: str, start: Position | None) -> TargetState:
-        """What a producer has stored from ``start`` on, until the target's end as it is now.
+        """A producer's stored entries from ``start`` to the target's current end.
 
         Args:
             producer_name: of the entries that count.
@@ -320,18 +319,18 @@ class Target:
 
 _log = logging.getLogger("offloader.replay")
 
-#: Between two notes of how far it is.
+#: Interval of progress writes.
 NOTE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayLimits:
-    """How fast a replay may be, and how patient.
+    """Speed and patience of a replay.
 
     Attributes:
-        messages_per_s, bytes_per_s: at most; 0: any.
-        producer: what is on its way.
-        retry_s: how long nothing may be stored before it gives up.
+        messages_per_s, bytes_per_s: at most; 0: unlimited.
+        producer: limits of unacknowledged entries.
+        retry_s: time without progress before it gives up.
         retry_delay_s: between two attempts.
     """
 
@@ -344,17 +343,17 @@ class ReplayLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayResult:
-    """What a run has done so far.
+    """Result of a run so far.
 
     Attributes:
-        resumed_after: the newest entry that earlier runs had sent; ``None``: there was none.
-        sent: the newest entry that is stored in the target by now; ``None``: there is none.
+        resumed_after: the newest entry that earlier runs sent; ``None``: none.
+        sent: the newest entry stored in the target; ``None``: none.
         entries, messages, size_bytes: stored in the target by this run.
-        markers: entries left out because they are the brokers' own.
-        twice: entries that are known to be in the target twice.
-        deduplicates: whether the target's broker is known to drop what comes twice.
-        target_forgot: whether the target had deleted what tells where an earlier run got to: what that had sent after
-            its last note, a second's worth at most, is sent again.
+        markers: skipped entries of the brokers themselves.
+        twice: entries known to be in the target twice.
+        deduplicates: whether the target's broker is known to drop duplicates.
+        target_forgot: whether the target had deleted the entries that show an earlier run's progress: what that run
+            sent after its last progress write, a second's worth at most, is sent again.
     """
 
     resumed_after: Position | None = None
@@ -373,15 +372,15 @@ class Replayer:
 
     Args:
         reader: of the stream.
-        first, last: the range, both included.
+        first, last: the range, inclusive.
         client: of the target's cluster.
-        wanted: whose progress it is: names, nothing sent.
+        wanted: the replay's names, with nothing sent.
         lease: name of a producer that sends nothing: while it is connected, no other replay with that lease runs.
-        file: where the progress is.
-        clock: of waits.
+        file: its progress file.
+        clock: for waits.
         limits: of speed and patience.
-        with_transactions: send what was sent within transactions too; else it ends there.
-        on_progress: told now and then how far it is.
+        with_transactions: send transactional entries too; else the replay ends at the first.
+        on_progress: called periodically with the progress.
     """
 
     def __init__(
@@ -412,11 +411,11 @@ class Replayer:
         self._noted: Progress | None = None
         self._note_due_s = 0.0
         self._result = ReplayResult()
-        #: Sent and not stored, as far as is known: sequence id, messages, bytes.
+        #: Sent, not known to be stored: sequence id, messages, bytes.
         self._on_its_way: deque[tuple[int, int, int]] = deque()
 
     def stop(self) -> None:
-        """Ends the run soon; what is stored then is noted."""
+        """Ends the run soon and saves the progress."""
         self._stopping.set()
 
     def run(self) -> ReplayResult:
@@ -424,12 +423,12 @@ class Replayer:
 
         Raises:
             InvalidCall: the progress file is another replay's; an entry can't be sent.
-            Corrupt: an entry isn't what Pulsar stores, or is damaged; what is before it is sent.
-            OffloaderError: reading or sending failed for good; another run goes on where this one ended.
+            Corrupt: an entry isn't what Pulsar stores, or is damaged; earlier entries are sent.
+            OffloaderError: reading or sending failed permanently; another run resumes where this one ended.
         """
         known = self._file.require(self._progress)
         is_new = known is None
-        # Before anything is sent: a run that is killed at once must leave where to look.
+        # Before the first send: after a kill, the next run needs the target's position.
         self._progress = known or replace(self._progress, target=self._target.end())
         self._note()
         patient_until_s = self._clock.monotonic_s() + self._limits.retry_s
@@ -457,8 +456,8 @@ class Replayer:
             self._produce(is_new=is_new)
 
     def _leased(self) -> Producer:
-        """What keeps other replays of the stream away: a broker lets one producer of a name in. Where they begin makes
-        the names of those that send differ, and their ranges may overlap."""
+        """A producer that locks the topic: a broker admits one producer of a name. The sending producers' names differ
+        by start, and their ranges may overlap."""
         try:
             return Producer(self._client, self._target.topic, self._lease, clock=self._clock)
         except NameTaken as error:
@@ -483,7 +482,7 @@ class Replayer:
             producer.close()
 
     def _settle(self, producer: Producer) -> None:
-        """Finds out what an earlier connection has stored, also what was on its way when that broke."""
+        """Finds out what an earlier connection stored, including entries in flight when it broke."""
         seen = self._target.look(producer.name, self._progress.target)
         if not seen.is_whole and not self._result.target_forgot:
             self._result = replace(self._result, target_forgot=True)
@@ -493,7 +492,7 @@ class Replayer:
             alone = next(entries, None)
         if alone is None:
             return
-        # What is still on its way is stored before this one, if it is stored at all.
+        # Entries in flight are stored before this one, or never.
         self._send_one(producer, *alone)
         producer.flush()
         self._take_receipts(producer)
@@ -502,10 +501,10 @@ class Replayer:
         self._found(late.number)
 
     def _found(self, number: int) -> None:
-        """What is in the target already."""
+        """Records what the target already has."""
         is_first = self._result.sent is None
         self._count_stored(number)
-        # What an earlier connection sent and isn't there never arrived.
+        # What an earlier connection sent and the target lacks never arrived.
         self._on_its_way.clear()
         sent = max(filter(None, (place_of(number), self._progress.sent)), default=None)
         self._progress = replace(self._progress, sent=sent)
@@ -535,7 +534,7 @@ class Replayer:
         producer.send(number, entry.entry, entry.messages)
 
     def _entries(self) -> Generator[tuple[Position, Resent], None, None]:
-        """What is to be sent next, and so on, of the range."""
+        """The range's entries that are still to be sent."""
         sent = self._progress.sent
         first = self._first if sent is None else max(self._first, sent.next())
         if first > self._last:
@@ -562,7 +561,7 @@ class Replayer:
             )
         return entry
 
-    # --- how far it is -------------------------------------------------------------------------------------------
+    # --- progress ------------------------------------------------------------------------------------------------
 
     def _take_receipts(self, producer: Producer) -> None:
         newest = producer.newest
@@ -572,7 +571,7 @@ class Replayer:
             self._result = replace(self._result, sent=sent)
 
     def _count_stored(self, number: int) -> int:
-        """Counts the entries on their way up to a sequence id; how many these are."""
+        """Counts the entries in flight up to a sequence id as stored; returns their number."""
         entries = messages = size_bytes = 0
         while self._on_its_way and self._on_its_way[0][0] <= number:
             _, more_messages, more_bytes = self._on_its_way.popleft()
@@ -586,7 +585,7 @@ class Replayer:
         return entries
 
     def _note(self) -> None:
-        """Writes how far it is, if that is news."""
+        """Saves and reports the progress if it changed."""
         self._note_due_s = self._clock.monotonic_s() + NOTE_S
         if self._progress != self._noted:
             self._file.write(self._progress)

@@ -1,4 +1,4 @@
-"""The check of a stream's name at every place where entries come in, before the first of them is taken."""
+"""Stream name check of every input, before its first entry is accepted."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["name_clash", "require_stream_name"]
 
 
 def require_stream_name(stream: str) -> None:
-    """Refuses a name under which nothing can be kept.
+    """Refuses an invalid stream name.
 
     Raises:
-        InvalidCall: as ``encode_stream`` says; names what is wrong with it.
+        InvalidCall: as ``encode_stream``; names the fault.
     """
     try:
         if not isinstance(stream, str):
@@ -24,7 +24,7 @@ def require_stream_name(stream: str) -> None:
 
 
 def name_clash(stream: str, other: str) -> InvalidCall:
-    """The refusal of a new stream because of one whose name begins with its levels, or the other way round."""
+    """The error for a new stream whose name is a prefix of another's levels, or the reverse."""
     return InvalidCall(
         f"stream {stream} can't be created: stream {other} exists, and one name begins with the other",
         hint="choose a name beside it",

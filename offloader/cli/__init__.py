@@ -1,4 +1,4 @@
-"""The command line: ``main`` finds the verb, every other module is one verb or a part of how verbs look.
+"""The command line: ``main`` loads the verb; every other module is a verb or shared output and options.
 
-Owns words on terminals. Must never hold a decision that a library user would miss.
+Only terminal output: library users need no decision made here.
 """

@@ -1,4 +1,4 @@
-"""``offloader accept-source STREAM`` and ``offloader accept-loss STREAM``: a stream goes on without what was lost."""
+"""``offloader accept-source STREAM`` and ``offloader accept-loss STREAM``: resume a stream despite lost entries."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def accept_source(stream: Stream, given: LedgerArguments, dry_run: DryRun = Fals
     settings, clock = given.settings(stream), SystemClock()
     opened = given.open(settings, read_only=dry_run)
     given.require_ledgers()
-    load_stream(opened, stream)  # of a stream that isn't there nothing is made in the database
+    load_stream(opened, stream)  # require the stream before the database creates it
     with closing(given.open_ledgers(create=not dry_run)) as database:
         if not dry_run:
             database.accept_loss(stream)
@@ -61,7 +61,7 @@ def accept_loss(stream: Stream, given: LedgerArguments, dry_run: DryRun = False,
     with closing(given.open_ledgers()) as database:
         is_offloaded = read_entry(opened, stream) is not None
         if not is_offloaded and stream not in database.streams():
-            load_stream(opened, stream)  # raises: nothing knows it
+            load_stream(opened, stream)  # raises if the stream is unknown
         lost = database.accept_loss(stream, dry_run=dry_run)
         if not dry_run and is_offloaded:
             log = ManifestLog(opened, stream, clock=clock, settings=settings.manifest)
@@ -81,7 +81,7 @@ def accept_loss(stream: Stream, given: LedgerArguments, dry_run: DryRun = False,
 
 
 def _facts(done: Acceptance, *, dry_run: bool) -> Mapping[str, object]:
-    """What was accepted, for ``--json``."""
+    """The result, for ``--json``."""
     return {
         "stream": done.stream,
         "dry_run": dry_run,
@@ -96,7 +96,7 @@ def _facts(done: Acceptance, *, dry_run: bool) -> Mapping[str, object]:
 
 
 def _words(done: Acceptance, *, dry_run: bool) -> Sequence[str]:
-    """What was accepted, for people."""
+    """The result, as text."""
     would = "would be " if dry_run else ""
     lines = [f"missing from now on: {gap.first} up to {gap.last}: {gap.reason}" for gap in done.gaps]
     lines += [f"ledger {each} {would}left aside: never offloaded, released or deleted" for each in done.aside]

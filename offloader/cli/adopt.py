@@ -1,7 +1,6 @@
-"""``offloader adopt``: take over what a Pulsar offloaded, where it is.
+"""``offloader adopt``: import ledgers that Pulsar offloaded, in place.
 
-Owns the verb's options and what it prints. Must never take a token on the command line, nor write to the objects' store
-with ``--read-only`` or ``--dry-run``.
+Takes no token on the command line, and writes nothing to the objects' store with ``--read-only`` or ``--dry-run``.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from offloader.store.probe import require_conditional_puts
 __all__ = ["run"]
 
 TOKEN_VARIABLE = "OFFLOADER_ADMIN_TOKEN"  # noqa: S105 - the name of it
-#: Of hosts that the token may go to when the admin interface sends us on; between commas, with * for any letters.
+#: Comma-separated hosts that may receive the token after a redirect of the admin interface, with * as a wildcard.
 HOSTS_VARIABLE = "OFFLOADER_ADMIN_HOSTS"
-#: Back to the line's beginning, which becomes empty.
+#: Returns to the start of the line and clears it.
 _LINE_START = "\r\x1b[K"
 
 
@@ -147,7 +146,7 @@ def _opened(given: StoreArguments, read_only: str, *, dry_run: bool) -> ObjectSt
             return open_chosen_store(url)
         except (NotFound, BucketMissing):
             return given.open()
-    given.open().close()  # says what is wrong with the URL before anything is made
+    given.open().close()  # reports an invalid URL first
     create_catalogue(url, ObjectsPlace(given.store, given.endpoint_url, given.region), StoreOptions())
     return open_chosen_store(url, read_only=False)
 
@@ -166,7 +165,7 @@ def _release(streams: Sequence[str], store: ObjectStore, dry_run: bool, *, as_js
 
 def _saved(given: Sequence[str]) -> Iterator[TopicLedgers]:
     for text in given:
-        # A topic's name may have a = itself, a path too: what is there as a file is one.
+        # A topic's name and a path may contain a =; an existing file is a path.
         topic, _, path = ("", "", text) if Path(text).exists() else text.rpartition("=")
         try:
             document = json_module.loads(Path(path).read_text(encoding="utf-8"))
@@ -189,7 +188,7 @@ def _ledgers(client: AdminClient, topic: str) -> TopicLedgers | None:
     try:
         return client.ledgers(topic)
     except NotFound:
-        return None  # deleted since it was listed
+        return None  # deleted since the listing
 
 
 def _show(out: TextIO, now: AdoptionProgress) -> None:

@@ -1,4 +1,4 @@
-"""``offloader cleanup ACTION``: deletes what no stream needs."""
+"""``offloader cleanup ACTION``: deletion of segments and objects that no stream needs."""
 
 from __future__ import annotations
 
@@ -187,11 +187,11 @@ _ORPHAN_COLUMNS = [
 
 @dataclass(slots=True)
 class _Said:
-    """What was printed, added up.
+    """Sums of the printed lines.
 
     Attributes:
         ours_only: foreign things aren't printed.
-        tallies: (outcome, whether it is ours) -> how many.
+        tallies: (outcome, whether it is ours) -> count.
         exit_code: of the process.
     """
 
@@ -210,7 +210,7 @@ class _Said:
                 yield each.as_json(now_ms)
 
     def fail(self, stream: str, error: OffloaderError) -> None:
-        """Says why a stream couldn't be finished; the others go on."""
+        """Reports a stream's error; the others continue."""
         failure = failure_of(error)
         self.failures += 1
         self.exit_code = max(self.exit_code, failure.exit_code)
@@ -219,7 +219,7 @@ class _Said:
             sys.stderr.write(f"hint: {failure.hint}\n")
 
     def summary(self, needed: Mapping[Place, Tally]) -> Mapping[str, object]:
-        """One object for programs."""
+        """The sums as one object for programs."""
         found: dict[str, object] = {"what": "summary", "failed_streams": self.failures}
         for (outcome, ours), tally in sorted(self.tallies.items()):
             name = outcome.value if ours else "foreign"
@@ -230,7 +230,7 @@ class _Said:
         return found
 
     def print_summary(self, needed: Mapping[Place, Tally]) -> None:
-        """The same in words."""
+        """The sums as text."""
         count, size_bytes = (
             sum(each.objects for each in needed.values()),
             sum(each.size_bytes for each in needed.values()),
@@ -442,7 +442,7 @@ def undo(
     print(f"{counted(len(done.segments), 'segment')} of {stream} {verbs[0]}{begins}")
 
 
-#: Action -> what runs it, in the order of the help.
+#: Action -> its function, in the order of the help.
 ACTIONS: Mapping[str, Callable[..., Any]] = {
     "plan": plan,
     "run": run,

@@ -1,6 +1,6 @@
-"""``offloader config explain TOPIC | check | sample``: what settings count, where they come from, which there are.
+"""``offloader config explain TOPIC | check | sample``: effective settings, their sources, and all settings.
 
-Owns how they are printed. Must never change a setting.
+Changes no setting.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""``offloader delete-stream STREAM``: a whole stream, or all partitions of a topic.
+"""``offloader delete-stream STREAM``: deletes a whole stream, or all partitions of a topic.
 
-Owns what is asked and said. Must never delete a stream that wasn't named, nor without having been told twice.
+Deletes only named streams, and only when confirmed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``offloader demo``: the whole path once, on real data; its options, its progress and what it prints at the end."""
+"""``offloader demo``: the whole path once, on real data; its options, progress and result."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from offloader.spark.demo_query import ScanResult, snippet
 
 __all__ = ["run"]
 
-#: Progress lines of a run whose output is piped.
+#: Progress lines of a run with piped output.
 _LINES = 10
-#: Characters of a line that shows all columns.
+#: Characters of a line with all columns.
 _WIDE = 150
-#: A day with flights, to read from.
+#: A day with flights, for the example of a read.
 _FLIGHTS_DAY = "2013-07-04"
 
 _Dir = Annotated[str, typer.Option("--dir", metavar="DIR", help="Where everything is kept.")]
@@ -95,7 +95,7 @@ def run(
 
 
 class _Quiet:
-    """Shows nothing, which is right beside JSON; keeps the newest moment."""
+    """No output, for use with JSON; keeps the newest progress."""
 
     now: Progress | None = None
 
@@ -107,7 +107,7 @@ class _Quiet:
 
 
 class _Lines(_Quiet):
-    """A line per step, and one each time another tenth was appended or all of it is in the store."""
+    """A line per step, and one for each tenth appended or in the store."""
 
     _told = 0
 
@@ -137,7 +137,7 @@ class _Bars(_Quiet):
 
     def step(self, text: str) -> None:
         if self.now is not None:
-            self.bars.stop()  # they are complete and stay
+            self.bars.stop()  # complete bars stay visible
         self.bars.console.print(text, highlight=False, markup=False)
 
     def progress(self, now: Progress) -> None:
@@ -157,7 +157,7 @@ def _buffer(now: Progress) -> str:
 
 @contextmanager
 def _shown(*, as_json: bool) -> Iterator[_Quiet]:
-    """Bars on a terminal, lines in a pipe, nothing beside JSON; on Ctrl-C how to go on."""
+    """Bars on a terminal, lines in a pipe, nothing with JSON; on Ctrl-C how to resume."""
     bars = _Bars() if sys.stdout.isatty() and not as_json else None
     shown = bars or (_Quiet() if as_json else _Lines())
     try:
@@ -257,7 +257,7 @@ def _print_scan(scan: ScanResult, seconds: float, *, digits: int) -> None:
         return
     cells: dict[str, dict[str, Any]] = {}
     for carrier, month, delay, _ in scan.rows:
-        # + 0.0 makes of a rounded -0.0 a 0
+        # + 0.0 turns a rounded -0.0 into 0
         cells.setdefault(carrier, {"carrier": carrier})[str(month)] = f"{round(delay, digits) + 0.0:.{digits}f}"
     months = [Column(str(month), f"{datetime(2013, month, 1, tzinfo=UTC):%b}", right=True) for month in range(1, 13)]
     print_rows(cells.values(), [Column("carrier", "carrier"), *months])
@@ -296,7 +296,7 @@ def _print_json(result: DemoResult) -> None:
 
 
 def _next_commands(result: DemoResult) -> list[str]:
-    """Commands to look further with, that work as they are."""
+    """Example commands that work as printed."""
     request, place, program = result.request, result.place, shlex.quote(program_name())
     environment = {
         "OFFLOADER_STORE": place.store_url,

@@ -1,6 +1,6 @@
-"""``offloader doctor``: whether everything is there that a serving process needs, and why nothing is offloaded.
+"""``offloader doctor``: checks configuration and connectivity, and finds streams that aren't offloaded.
 
-Owns what is looked at and how it is shown. Must never leave a trace but scratch objects that it removes.
+Leaves nothing behind: it removes its scratch objects.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def run(
 def _checks(file: SettingsFile, given: StoreArguments, *, read_only: bool) -> Iterator[Check]:
     clock, settings = SystemClock(), file.settings_of("")
     serve = settings.serve
-    # A store that doesn't answer is to be told soon.
+    # Report an unresponsive store soon.
     patience = replace(settings.store, retries_max=min(settings.store.retries_max, 1))
     opened = open_chosen_store(
         given.store or serve.store,

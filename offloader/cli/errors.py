@@ -1,7 +1,6 @@
-"""What a failed command prints and which exit code it ends with.
+"""Output and exit code of a failed command.
 
-Owns the one place where errors become words on a terminal. Must never show a traceback unless
-``--debug`` was given, nor more than one line per error and one per hint.
+One line per error and one per hint; a traceback only with ``--debug``.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class Failure:
         kind: name of the ``ErrorKind`` in lower case, or ``interrupted``.
         error: name of the error's class.
         message: one line: what, where, why.
-        hint: one line: what to do; may be empty.
+        hint: one line: the remedy; may be empty.
         exit_code: of the process.
     """
 
@@ -54,12 +53,12 @@ class Failure:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What to say about ``error``, and the exit code."""
+    """The output for ``error``, and the exit code."""
     name = type(error).__name__
     match error:
         case OffloaderError():
             kind, message, hint = error.kind, error.message, error.hint
-        case Inconsistent() if str(error).startswith("stream name"):  # of a call, as over HTTP: nothing is damaged
+        case Inconsistent() if str(error).startswith("stream name"):  # of a call, as over HTTP: no data is damaged
             kind, message, hint = ErrorKind.FIX_CALL, str(error), "names look like public/default/persistent/orders"
         case FormatError():
             kind, message = ErrorKind.REPAIR_DATA, str(error)
@@ -67,7 +66,7 @@ def failure_of(error: BaseException) -> Failure:
         case typer.TyperException():
             context = getattr(error, "ctx", None)
             kind, message = ErrorKind.FIX_CALL, _sentence(error.format_message())
-            if name == "NoArgsIsHelpError" and context is not None:  # its words are the whole help
+            if name == "NoArgsIsHelpError" and context is not None:  # its text is the whole help
                 message = f"missing action. Choose from: {', '.join(context.command.list_commands(context))}"
             hint = f"see `{context.command_path if context else 'offloader'} --help`"
         case KeyboardInterrupt():
@@ -85,13 +84,13 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def report(error: BaseException, stream: TextIO, *, as_json: bool = False, debug: bool = False) -> int:
-    """Prints ``error`` and answers the exit code.
+    """Prints ``error`` and returns the exit code.
 
     Args:
-        error: what ended the command.
+        error: that ended the command.
         stream: standard error.
-        as_json: one object ``{"error": {kind, error, message, hint, exit_code}}`` on one line instead of words.
-        debug: the traceback before it.
+        as_json: one object ``{"error": {kind, error, message, hint, exit_code}}`` on one line instead of text.
+        debug: print the traceback first.
     """
     failure = failure_of(error)
     if debug:

@@ -1,6 +1,6 @@
 """``offloader inspect OBJECT``: one object of the store, header by header.
 
-Owns how pieces and hex dumps are printed. Must never print bytes that a terminal would obey.
+Escapes control characters: a terminal obeys none of the object's bytes.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _first_bytes(found: Inspection, piece: DescribedBytes, count: int) -> bytes:
 
 
 def hex_lines(data: bytes, start: int) -> Iterator[str]:
-    """Rows of 16 bytes: offset, hexadecimal, and what is printable ASCII of them."""
+    """Rows of 16 bytes: offset, hexadecimal, and their printable ASCII."""
     for at in range(0, len(data), _ROW_BYTES):
         row = data[at : at + _ROW_BYTES]
         text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)

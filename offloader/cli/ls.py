@@ -1,6 +1,6 @@
 """``offloader ls``: the streams of a store.
 
-Owns that listing. Must never fail as a whole because one stream is damaged.
+A damaged stream doesn't fail the listing.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _rows(store: ObjectStore, names: list[str], codes: list[int]) -> Iterator[Ma
             yield _row(store, name)
         except OffloaderError as error:
             if error.retryable:
-                raise  # the store is away: every other stream would say the same
+                raise  # the store is unreachable, for every other stream too
             failure = failure_of(error)
             codes.append(failure.exit_code)
             yield {

@@ -1,11 +1,11 @@
-"""The command ``offloader``: finds the verb, runs it, answers its exit code.
+"""The command ``offloader``: loads the verb, runs it, returns its exit code.
 
 ``offloader --help`` imports no verb, and so neither Arrow nor an SDK.
 
 A verb is a module ``offloader.cli.<verb>`` with a function ``run`` whose parameters are typer's options, or dataclasses
 of them (``offloader.cli.options``). It returns ``None`` or an exit code and raises ``offloader.errors``. A verb with
-several actions, each with options of its own, has ``ACTIONS`` instead: action -> such a function. ``--debug``, which
-every verb has, is taken here.
+several actions, each with its own options, has ``ACTIONS`` instead: action -> such a function. This module handles
+``--debug``, which every verb has.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from offloader.runtime import process_tuning as own_process
 
 __all__ = ["VERBS", "main", "place_of"]
 
-#: Verb -> what ``offloader --help`` says about it. The order is the order of the help.
+#: Verb -> its line in ``offloader --help``, in the order of the help.
 VERBS = {
     "demo": "Run the whole path once on real data.",
     "ls": "List the streams of a store.",
@@ -56,16 +56,16 @@ VERBS = {
     "spark": "Backfill, export or verify many streams with Spark.",
 }
 
-#: Verbs that share a module with another one -> the module and the function.
+#: Verbs that share a module -> the module and the function.
 _SHARED = {
     "accept-loss": ("acceptance", "accept_loss"),
     "accept-source": ("acceptance", "accept_source"),
     "resume": ("pause", "resume"),
 }
-#: Verbs whose process goes on for weeks.
+#: Verbs whose process runs for weeks.
 _LONG_LIVED = frozenset({"serve"})
-#: Verbs whose own process holds no entries up to a budget: they bring them from the store, or Spark's workers do, who
-#: inherit what the allocator is told.
+#: Verbs whose own process holds no entries up to a budget: they read from the store, or Spark's workers do, which
+#: inherit the allocator's settings.
 _WITHOUT_BUDGET = frozenset({"inspect", "read", "spark", "verify"})
 _DEBUG = "--debug"
 
@@ -76,12 +76,12 @@ def main(
     """Runs one command.
 
     Args:
-        arguments: without the program's name; ``sys.argv`` when absent.
+        arguments: without the program's name; default: ``sys.argv``.
         verbs: verb -> its line in the help.
-        package: where the verbs' modules are.
+        package: of the verbs' modules.
 
     Returns:
-        The exit code: 0, an ``ErrorKind``'s value, 130 interrupted, 141 the reader of the output went away.
+        The exit code: 0, an ``ErrorKind``'s value, 130 interrupted, 141 the output's reader disconnected.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     options = given[: given.index("--")] if "--" in given else given
@@ -93,7 +93,7 @@ def main(
     try:
         command = get_command(_app(verb, verbs, package))
         result = command.main(args=words or ["--help"], prog_name="offloader", standalone_mode=False)
-        if result == EXIT_INTERRUPTED:  # what typer makes of it
+        if result == EXIT_INTERRUPTED:  # typer's result
             raise KeyboardInterrupt
         code = result if isinstance(result, int) else 0
     except (Exception, KeyboardInterrupt) as error:
@@ -102,7 +102,7 @@ def main(
 
 
 def _app(verb: str, verbs: Mapping[str, str], package: str) -> typer.Typer:
-    """All verbs by name and help; of the one that is called, the real thing."""
+    """All verbs by name and help; the called one with its function."""
     app = typer.Typer(
         help="Streaming tiered storage for log brokers: entries into an object store, and back.",
         epilog="Every verb takes --debug, which shows the traceback of an error.",
@@ -126,7 +126,7 @@ def place_of(verb: str) -> tuple[str, str]:
 
 
 def _add(app: typer.Typer, name: str, text: str, module: ModuleType, function: str) -> None:
-    """Adds the verb that is called."""
+    """Adds the called verb."""
     if not hasattr(module, "ACTIONS"):
         app.command(name)(_command(getattr(module, function)))
         return
@@ -146,7 +146,7 @@ _Version = Annotated[bool, typer.Option("--version", help="Print the version.", 
 
 
 def _top(version: _Version = False) -> None:
-    """Options of the program itself; the callback of ``--version`` has done its work by now."""
+    """Options of the program itself; the callback of ``--version`` has run by now."""
 
 
 def _not_loaded() -> None:
@@ -154,7 +154,7 @@ def _not_loaded() -> None:
 
 
 def _command(run: Callable[..., Any]) -> Callable[..., Any]:
-    """``run`` as typer takes it: the fields of its parameters that are dataclasses stand in their place."""
+    """``run`` for typer: replaces dataclass parameters by their fields."""
     signature = inspect.signature(run, eval_str=True)
     groups: dict[str, type] = {}
     parameters: list[inspect.Parameter] = []
@@ -175,18 +175,18 @@ def _command(run: Callable[..., Any]) -> Callable[..., Any]:
             raise typer.Exit(EXIT_BROKEN_PIPE) from cause
 
     command.__doc__ = run.__doc__
-    # Of keywords only, whose order is free: options may stand before a stream's name, which has no default.
+    # Keyword-only, in any order: options may precede a stream's name, which has no default.
     parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]
     command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return command
 
 
 def _flushed(code: int) -> int:
-    """Writes what is left of standard output; a reader that went away is no error worth words."""
+    """Flushes standard output; a disconnected reader is no error."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        # else the interpreter complains about the same pipe when it flushes at exit
+        # else the interpreter reports the same pipe when it flushes at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return code or EXIT_BROKEN_PIPE
     return code

@@ -1,6 +1,6 @@
 """``offloader manifest show | rebuild | checkpoint | expire STREAM``: the manifest itself.
 
-Owns what is printed of it. Must never write with ``--dry-run``, nor rebuild without having asked for the head.
+``--dry-run`` writes nothing; a rebuild requires the start position.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HEAD_FIRST = "first"
 
 
 class Action(StrEnum):
-    """What to do with the manifest."""
+    """Action on the manifest."""
 
     SHOW = "show"
     REBUILD = "rebuild"
@@ -129,7 +129,7 @@ def _range_of(text: str) -> Range:
     return begin, end
 
 
-#: Of values that people see with a unit of their own.
+#: Labels of values that are printed with their unit.
 _LABELS = {"time_ms": "time", "payload_bytes": "payload", "object_bytes": "objects"}
 
 
@@ -213,7 +213,7 @@ _RECORD_COLUMNS = [
 
 
 def _record_rows(store: ObjectStore, loaded: LoadedManifest, count: int) -> Iterator[Mapping[str, object]]:
-    """The newest records, the newest first, as far as they are kept."""
+    """The newest existing records, the newest first."""
     for record in kept_records(store, loaded.state, newest_first=True, count=count):
         yield {
             "record": record.record_id,
@@ -266,7 +266,7 @@ def _expire(store: ObjectStore, stream: str, settings: ManifestSettings, *, dry_
     expired = None
     if entry is not None:
         state = ManifestState(stream=stream, incarnation=entry.incarnation)
-        # Loaded first: where the manifest can't be read nothing of it is deleted.
+        # Load first: nothing is deleted from an unreadable manifest.
         state = load_manifest_view(store, state).state
         expired = expire_records(store, state, clock=clock, settings=settings, dry_run=dry_run)
     swept = sweep_dead_incarnations(store, stream, clock=clock, settings=settings, dry_run=dry_run)

@@ -1,6 +1,6 @@
-"""``offloader offload STREAM``: by hand, what an embedded ledger database holds and the store doesn't.
+"""``offloader offload STREAM``: offloads the rest of an embedded ledger database on request.
 
-Owns what is said before, meanwhile and afterwards. Must never report an object that it hasn't looked at in the store.
+Reports only objects that it has verified in the store.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def run(
             _print_result(opened, stream, state.method, asked, as_json=json, owner=state.owner.url)
             return
     with closing(given.open_ledgers()) as database:
-        # A view: who appends to the stream isn't disturbed.
+        # A view, which doesn't fence the writer.
         source = database.view_stream(stream, may_delete=not dry_run)
         method = method_by_hand(state, file)
         infos = source.ledgers()
@@ -104,7 +104,7 @@ def run(
 
 
 def _opened(given: LedgerArguments, settings: Settings, stream: str, *, read_only: bool) -> ObjectStore:
-    """The store; a local directory is made for it only when there is a stream to put into it."""
+    """The store; creates a local directory only for an existing stream."""
     try:
         return given.open(settings, read_only=read_only)
     except BucketMissing:
@@ -116,10 +116,10 @@ def _opened(given: LedgerArguments, settings: Settings, stream: str, *, read_onl
 def _asked_owner(
     store: ObjectStore, before: ManifestState, last: Position | None, settings: Settings, *, must: bool
 ) -> HistoryResult | None:
-    """What the stream's owner made of it; ``None``: it is gone, or doesn't offload the stream any more.
+    """The owner's result; ``None``: it ended, or doesn't offload the stream any more.
 
     Args:
-        must: there is no other way.
+        must: only the owner can do it.
     """
     try:
         after = ask_owner(store, before, last, settings)

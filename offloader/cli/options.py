@@ -106,11 +106,11 @@ def open_chosen_store(
     read_only: bool = True,
     create: bool = False,
 ) -> ObjectStore:
-    """The store that the options name; only who may be the first to write something there makes a local directory.
+    """The store of the options; creates a local directory only for verbs that may write its first object.
 
     Raises:
         InvalidCall: no URL was given.
-        OffloaderError: what ``open_store`` raises.
+        OffloaderError: the errors of ``open_store``.
     """
     if not url:
         raise InvalidCall(
@@ -130,18 +130,18 @@ def open_chosen_store(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreArguments:
-    """The options of verbs that read a store. A parameter of such a type stands for its fields, each an option."""
+    """Options of verbs that read a store. A parameter of such a type is replaced by its fields, each an option."""
 
     store: Store = ""
     endpoint_url: EndpointUrl = ""
     region: Region = ""
 
     def open(self, settings: Settings | None = None, *, read_only: bool = True, create: bool = False) -> ObjectStore:
-        """The store that they name, as ``settings`` say; probed before anything is written to it.
+        """The store by the options and ``settings``; probed before the first write.
 
         Raises:
             Unsupported: it lets two writers create one object, and ``store.single_writer`` isn't set.
-            OffloaderError: what ``open_chosen_store`` raises.
+            OffloaderError: the errors of ``open_chosen_store``.
         """
         opened = open_chosen_store(
             *(self.store, self.endpoint_url, self.region),
@@ -157,7 +157,7 @@ class StoreArguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigArguments(StoreArguments):
-    """Those of verbs that obey a settings file."""
+    """Options of verbs with a settings file."""
 
     config: Config = ""
 
@@ -166,22 +166,22 @@ class ConfigArguments(StoreArguments):
         return self.settings_of()(stream)
 
     def settings_of(self) -> Callable[[str], Settings]:
-        """A stream's settings by its name, for several streams: the file is read once."""
+        """A function from a stream's name to its settings; reads the file once."""
         return self.file().settings_of if self.config else lambda _: Settings()
 
     def file(self) -> SettingsFile:
-        """The whole file; an empty one if none was named."""
+        """The whole file; an empty one if none was given."""
         return read_settings_file(self.config) if self.config else SettingsFile()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerArguments(ConfigArguments):
-    """Those of verbs that look into a ledger database."""
+    """Options of verbs that read a ledger database."""
 
     ledgers: Ledgers = ""
 
     def require_ledgers(self) -> None:
-        """Raises ``InvalidCall`` when no ledger database was named."""
+        """Raises ``InvalidCall`` without a ledger database."""
         if not self.ledgers:
             raise InvalidCall(
                 "no ledger database was named", hint="give --ledgers sqlite:///FILE or set OFFLOADER_LEDGERS"
@@ -191,7 +191,7 @@ class LedgerArguments(ConfigArguments):
         """The ledger database; close it.
 
         Raises:
-            InvalidCall: none was named.
+            InvalidCall: none was given.
             OffloaderError: as ``EmbeddedLedgers``.
         """
         self.require_ledgers()
@@ -228,7 +228,7 @@ FromTime = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class AskedRange:
-    """Where to begin and to end: by position, both included, or by time; ``None``: at the stream's own end."""
+    """Range by position, inclusive, or by time; ``None``: the stream's own end."""
 
     first: Position | None
     last: Position | None
@@ -246,7 +246,7 @@ class AskedRange:
             end, to_time: of ``end_options``.
 
         Raises:
-            InvalidCall: one isn't a position or a time, or two say the same thing.
+            InvalidCall: an invalid position or time, or two options for the same end.
         """
         by_position, by_time = end_options
         first = position_of(start, option="--from") if start else None
@@ -261,7 +261,7 @@ class AskedRange:
 
 
 def chosen_range(reader: Reader, asked: AskedRange) -> tuple[Position | None, Position | None] | None:
-    """The first and last position that are meant; ``None`` when times leave nothing between them."""
+    """The range's first and last position; ``None`` when no entry lies between the times."""
     first, last = asked.first, asked.last
     if asked.from_ms is not None:
         first = reader.position_at(asked.from_ms)

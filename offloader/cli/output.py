@@ -63,7 +63,7 @@ def _text(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table: the rows' key, the heading, how a value is written, and whether it is flush right."""
+    """One column of a table: key, heading, formatter, and alignment."""
 
     key: str
     heading: str
@@ -101,10 +101,10 @@ def print_rows(
     title: str = "",
     empty: str = "",
 ) -> int:
-    """Prints ``rows`` and answers how many there were.
+    """Prints ``rows`` and returns their number.
 
-    JSON lines are written row by row and hold every key of a row; a table shows ``columns`` only. ``empty`` is what a
-    table of no rows says instead.
+    JSON lines are written row by row and hold every key of a row; a table shows ``columns`` only, and ``empty`` without
+    rows.
     """
     out = stream or sys.stdout
     if as_json:
@@ -155,7 +155,7 @@ def _print_rich(cells: list[list[str]], columns: Sequence[Column], out: TextIO, 
 
 
 def program_name() -> str:
-    """How the person at the keyboard can call this program again: ``offloader`` when that is on PATH, else a path."""
+    """How the user can call this program again: ``offloader`` if it is on PATH, else a path."""
     here = Path(sys.executable).with_name("offloader")
     found = shutil.which("offloader")
     if found is not None and Path(found).resolve() == here.resolve():
@@ -168,8 +168,8 @@ class SegmentProgress:
 
     Args:
         out: standard error.
-        always: lines also where ``out`` is no terminal.
-        what: what is counted, in the plural.
+        always: print lines even if ``out`` is no terminal.
+        what: the counted noun, plural.
     """
 
     def __init__(self, out: TextIO, *, always: bool = False, what: str = "segments") -> None:
@@ -184,7 +184,7 @@ class SegmentProgress:
         self._task: TaskID | None = None
 
     def expect(self, total: int, *, about: bool = False) -> None:
-        """Says how many there will be; ``about``: that is an estimate."""
+        """Sets the total; ``about``: an estimate."""
         with self._lock:
             self._total, self._about = total, "about " if about else ""
             if self._shown and self._out.isatty() and total and self._bar is None:
@@ -216,12 +216,12 @@ class SegmentProgress:
 
 
 class EntryProgress:
-    """Shows how many entries are done. A context that ends the bar.
+    """Progress of entries. A context that ends the bar.
 
     Args:
         out: standard error.
-        total: how many there are.
-        always: lines also where ``out`` is no terminal.
+        total: number of entries.
+        always: print lines even if ``out`` is no terminal.
     """
 
     def __init__(self, out: TextIO, total: int, *, always: bool = False) -> None:
@@ -236,7 +236,7 @@ class EntryProgress:
             self._bar.start()
 
     def at(self, entries: int, size_bytes: int, position: Position | None) -> None:
-        """So far."""
+        """Updates the progress."""
         size = bytes_text(size_bytes)
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=entries, size=size)
@@ -272,21 +272,21 @@ def _bar(out: TextIO) -> Progress:
 
 #: Signs of a value that a line for people shows.
 VALUE_SIGNS_MAX = 200
-#: Enough for so many signs of UTF-8.
+#: Enough for so many UTF-8 characters.
 _PREVIEW_BYTES = 4 * VALUE_SIGNS_MAX
 
 _Row = Mapping[str, Any]
 
 
 def message_text(row: _Row) -> str:
-    """``id <tab> publish time <tab> key <tab> value``, the value cut; what isn't an ordinary value is in brackets."""
+    """``id <tab> publish time <tab> key <tab> value``, the value cut; other than an ordinary value is in brackets."""
     key = "-" if row["key"] is None else _one_line(row["key"])
     time = "-" if row["publish_time"] is None else _time(row["publish_time"])
     return "\t".join([_id(row), time, key, _note(row) or _preview(row["value"])])
 
 
 def message_json(row: _Row) -> str:
-    """One object: ``id``, ``publish_time``, ``key``, ``value``, ``properties``, and whatever else is known.
+    """One object: ``id``, ``publish_time``, ``key``, ``value``, ``properties``, and all other known fields.
 
     Bytes are base64 under a name that ends in ``_base64``; a value that is UTF-8 is text.
     """
@@ -322,7 +322,7 @@ def _value(value: bytes | None) -> dict[str, object]:
 
 
 def _note(row: _Row) -> str:
-    """What stands for a value that isn't an ordinary one, in brackets; empty for an ordinary one."""
+    """Placeholder of a value that isn't an ordinary one, in brackets; else empty."""
     value, note = row["value"], ""
     if row["error"] is not None and value is None:
         note = f"error: {row['error']}"
@@ -340,7 +340,7 @@ def _note(row: _Row) -> str:
 def _preview(value: bytes) -> str:
     head = value[:_PREVIEW_BYTES]
     try:
-        # The cut may go through a sign, which then isn't shown.
+        # Drops a character that the cut splits.
         text = codecs.getincrementaldecoder("utf-8")().decode(head, final=len(head) == len(value))
     except UnicodeDecodeError:
         shown = "base64:" + _base64(value[:VALUE_SIGNS_MAX])
@@ -350,7 +350,7 @@ def _preview(value: bytes) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Line breaks, tabs and whatever else isn't printable as escapes."""
+    """Line breaks, tabs and other unprintable characters as escapes."""
     if text.isprintable():
         return text
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in text)

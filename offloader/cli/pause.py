@@ -1,6 +1,6 @@
 """``offloader pause STREAM`` and ``offloader resume STREAM``: no segment of a stream is assigned between them.
 
-Owns what is asked and said of both. Must never say that a stream is paused before the record is durable.
+Reports a pause only after its record is durable.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ def _record(
     changed: str,
     as_it_was: str,
 ) -> None:
-    """Records the change and says what came of it: ``changed``, or ``as_it_was`` where there was nothing to record."""
+    """Records the change and prints the result: ``changed``, or ``as_it_was`` without a change."""
     settings = given.settings(stream)
-    # A stream that isn't there is no reason to write to the store what finds out whether it can be written to.
+    # Check that the stream exists before probing the store with a write.
     load_stream(given.open(settings), stream)
     opened = given.open(settings, read_only=False)
     with closing(LedgerOffloader(opened, settings)) as offloader:

@@ -1,6 +1,6 @@
-"""``offloader read STREAM``: print entries.
+"""``offloader read STREAM``: prints entries.
 
-Owns how an entry becomes a line. Must never print bytes that a terminal would obey.
+Escapes control characters: a terminal obeys none of an entry's bytes.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from offloader.runtime.clock import SystemClock
 __all__ = ["run"]
 
 _ALL = tuple(COLUMNS)
-#: How many messages an entry holds is known without decompressing it.
+#: Known without decompression: the number of messages in an entry.
 _COUNTED = ("batch_index",)
 _REMEDY = "--on-bad-message null prints lines that say what is wrong"
-#: What stands before a payload that isn't text of one line.
+#: Prefix of a payload that isn't text of one line.
 BASE64_MARK = "base64:"
 
 
@@ -91,7 +91,7 @@ def run(
 
 
 def _require_one_shape(*, count: bool, messages: bool, raw: bool, json: bool, following: bool, ends: str) -> None:
-    """Refuses options that contradict each other, before anything is opened."""
+    """Refuses contradictory options before opening anything."""
     if raw and (messages or json or count):
         raise InvalidCall("--raw writes payloads only", hint="leave out --messages, --json and --count")
     if following and (count or ends):
@@ -103,7 +103,7 @@ def _print_count(number: int, *, json: bool) -> None:
 
 
 def _print_entries(batches: Iterable[EntryBatch], limit: int, line_of: Callable[[Entry], str] | None) -> None:
-    """``line_of``: what an entry is on a line; ``None``: its payload's bytes, and no line."""
+    """``line_of``: an entry's line; ``None``: its raw payload, without a line break."""
     left = limit or sys.maxsize
     for batch in batches:
         taken = batch.slice(0, min(left, len(batch)))
@@ -111,7 +111,7 @@ def _print_entries(batches: Iterable[EntryBatch], limit: int, line_of: Callable[
             sys.stdout.buffer.write(b"".join([entry.payload for entry in taken.entries()]))
         else:
             sys.stdout.write("".join([line_of(entry) + "\n" for entry in taken.entries()]))
-        sys.stdout.flush()  # who follows a stream sees an entry when it is there
+        sys.stdout.flush()  # a follower sees each entry at once
         left -= len(taken)
         if left <= 0:
             return
@@ -140,7 +140,7 @@ def _print_messages(batches: Iterator[pa.RecordBatch], *, as_json: bool) -> None
 
 def _text_of(entry: Entry) -> str:
     text = _decoded(entry.payload)
-    # Line breaks would make two entries of one, other control characters can make a terminal do things.
+    # Line breaks would split an entry, other control characters could control a terminal.
     if text is None or not (text.isprintable() or all(map(_harmless, text))):
         return BASE64_MARK + base64.b64encode(entry.payload).decode("ascii")
     return text

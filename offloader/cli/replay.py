@@ -1,6 +1,6 @@
 """``offloader replay STREAM --to TOPIC``: a stream's messages back into a Pulsar topic.
 
-Owns what is asked and said. Must never send anything before it is clear what goes where.
+Sends nothing before all sources and targets are resolved.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ def run(
 
 
 def _client(configured: PulsarSettings, service_url: str, token_file: str, ca_file: str) -> PulsarClient:
-    """Of the cluster that the options name, else of the one in the settings file."""
-    # A token of the settings file is for that cluster, and for no other.
+    """Client of the cluster in the options, else in the settings file."""
+    # A token of the settings file is only for that cluster.
     known = PulsarSettings() if service_url else configured
     wanted = replace(
         known,
@@ -169,7 +169,7 @@ def _client(configured: PulsarSettings, service_url: str, token_file: str, ca_fi
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A stream and where it goes; ``number`` of the partition, where there are several."""
+    """A stream and its target; ``number`` of the partition, if there are several."""
 
     stream: str
     topic: str
@@ -178,7 +178,7 @@ class _Pair:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """Everything one stream's replay needs."""
+    """Parts of one stream's replay."""
 
     store: ObjectStore
     settings: Settings
@@ -189,7 +189,7 @@ class _Job:
     file: str
 
     def open(self) -> tuple[Reader, Progress, str]:
-        """The stream, whose progress it is, and the name of the lease."""
+        """Opens the stream; returns its reader, the initial progress, and the name of the lease."""
         state = load_stream(self.store, self.pair.stream)
         begin = f"{self.asked.first or ''}|{self.asked.from_ms or ''}"
         name = producer_name(self.pair.stream, state.incarnation, self.pair.topic, begin, self.label)
@@ -205,15 +205,15 @@ class _Job:
 
 
 def _topic_of(text: str) -> str:
-    stream_of_topic(text)  # raises for what is none
+    stream_of_topic(text)  # raises for an invalid name
     return text if text.startswith(_DOMAIN) else _DOMAIN + text
 
 
 def _pairs(store: ObjectStore, stream: str, topic: str, client: PulsarClient, asked: AskedRange) -> Sequence[_Pair]:
-    """Which stream goes where.
+    """Streams with their targets.
 
     Raises:
-        NotFound, InvalidCall: they don't fit.
+        NotFound, InvalidCall: they don't match.
     """
     streams = partition_streams(store, stream)
     if not streams:
@@ -225,7 +225,7 @@ def _pairs(store: ObjectStore, stream: str, topic: str, client: PulsarClient, as
                 f"{topic} has {partitions} partitions, {stream} is one stream",
                 hint=f"name one of them: --to {topic}-partition-0",
             )
-        client.connection(topic)  # there must be a broker for it
+        client.connection(topic)  # requires a broker for it
         return [_Pair(stream, topic)]
     if partitions <= max(streams):
         raise NotFound(
@@ -253,7 +253,7 @@ def _run_one(
         file = job.progress_file(wanted)
         known = file.require(wanted)
         sent = None if known is None else known.sent
-        # What was sent may be truncated by now.
+        # The sent entries may be truncated by now.
         begin = first if sent is None else max(first, sent.next())
         left = reader.count(begin, last) if begin <= last else 0
         if dry_run:

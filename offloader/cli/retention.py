@@ -145,7 +145,7 @@ _GROUP_COLUMNS = [
 
 
 def _print(outcome: GroupOutcome, as_json: bool, words: str) -> None:
-    """What was done, and what wasn't; raises the first error of a store that didn't answer."""
+    """Prints the result, also a partial one; raises the first error of an unresponsive store."""
     if as_json:
         print(json_line({**_row(outcome.group), "refused": list(_refused(outcome))}))
     else:
@@ -161,7 +161,7 @@ def _refused(outcome: GroupOutcome) -> Iterator[Mapping[str, object]]:
         yield {"action": row.action, "stream": row.stream, "why": why}
 
 
-#: What a cut is called that has everything there is before it.
+#: Name of the cut at the current end.
 LATEST = "latest"
 
 Name = Annotated[str, typer.Argument(metavar="SUBSCRIBER", help="The subscriber's name.", show_default=False)]
@@ -272,10 +272,10 @@ def remove(
 
 
 def wanted_cut(retention: StreamRetention, texts: list[str], *, option: str) -> Cut:
-    """The cut that an option's values are: one position, one for each partition, or ``latest``.
+    """The cut of an option's values: one position, one for each partition, or ``latest``.
 
     Raises:
-        InvalidCall: they are none; names the option.
+        InvalidCall: invalid values; names the option.
     """
     if texts == [LATEST]:
         return retention.tail()
@@ -309,7 +309,7 @@ def _retention(stream: str, given: ConfigArguments, *, ledgers: str, read_only: 
 
 @contextmanager
 def opening_sources(ledgers: str) -> Iterator[Callable[[str], LedgerSource | None]]:
-    """The hot tier by a stream's name; streams that aren't in it, or all without a database, have none."""
+    """The hot tier by a stream's name; none for other streams, or without a database."""
     if not ledgers:
         yield lambda _: None
         return
@@ -411,7 +411,7 @@ def _print_each(
     *,
     done: bool,
 ) -> int:
-    """The exit code: that of the first stream that failed."""
+    """The exit code: that of the first failed stream."""
     failed: list[OffloaderError] = []
 
     def rows() -> Iterator[Mapping[str, object]]:
@@ -420,7 +420,7 @@ def _print_each(
                 yield outcome_facts(turn(stream), done=done)
             except NotFound:
                 if streams:
-                    raise  # one that nobody named was deleted meanwhile
+                    raise  # deleted meanwhile, and not named on the command line
             except OffloaderError as error:
                 if streams is not None and len(streams) == 1:
                     raise
@@ -459,7 +459,7 @@ _DECISIONS = [
 ]
 
 
-#: Action -> what runs it, in the order of the help.
+#: Action -> its function, in the order of the help.
 ACTIONS: Mapping[str, Callable[..., Any]] = {
     "explain": explain_stream,
     "plan": plan,

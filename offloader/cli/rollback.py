@@ -1,7 +1,6 @@
 """``offloader rollback plan|apply STREAM``: ledgers for a reader from before the streaming method.
 
-Owns what is asked and said. Must never delete a ledger that wasn't named, nor report an object that it hasn't looked at
-in the store.
+Deletes only named ledgers, and reports only objects that it has verified in the store.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ NAMED_MAX = 10
 
 
 class Action(enum.StrEnum):
-    """What can be asked."""
+    """The verb's actions."""
 
     PLAN = "plan"
     APPLY = "apply"
@@ -85,7 +84,7 @@ def run(
             hint="look at it with --dry-run, then say --yes",
         )
     settings = given.settings(stream)
-    # An old reader knows no compression.
+    # Old readers don't support compression.
     settings = replace(settings, offload=replace(settings.offload, codec="none"))
     opened = given.open(settings, read_only=False)
     plan = streamed_ledgers(load_stream(opened, stream))

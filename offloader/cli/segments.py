@@ -35,7 +35,7 @@ def _plain(value: object) -> str:
     return "-" if value is None else str(value)
 
 
-#: Suffixes of files that ``--plot`` writes.
+#: Suffixes of plot files.
 PICTURES = (".svg", ".png")
 
 _COLUMNS = [
@@ -104,7 +104,7 @@ def stored_rows(
     """A row for each segment, in the stream's order.
 
     Raises:
-        ObjectMissing, ObjectChanged: the store hasn't what was recorded.
+        ObjectMissing, ObjectChanged: the store differs from the manifest.
     """
     return [_row(store, stream, uuid, summary) for uuid, summary in sorted(segments, key=lambda each: each[1].begin)]
 

@@ -1,7 +1,6 @@
-"""``offloader serve``: the process beside a broker, from its first line to its last.
+"""``offloader serve``: signals, log, service manager and exit of the serving process.
 
-Owns signals, the log, what a service manager is told, and how the process ends. Must never be needed to keep data safe:
-it may be killed at any instant.
+Data doesn't depend on an orderly exit: the process may be killed at any time.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ __all__ = ["run"]
 
 _log = logging.getLogger("offloader.service")
 
-#: How soon a signal is seen that came while nobody waited.
+#: Latency of a signal that arrives between two waits.
 WAIT_S = 1.0
 
 
@@ -112,8 +111,7 @@ class _Service:
         return 0
 
     def _ended(self, process: ServingProcess) -> int:
-        """Stops within the limits, come what may: a store that doesn't answer must not keep a machine from going
-        down."""
+        """Stops within the limits in any case: an unresponsive store must not delay a machine's shutdown."""
         streams = process.streams.all()
         drain_s = max((each.settings.offload.drain_seconds_max for each in streams), default=0.0)
         limit_s = drain_s + process.file.settings_of("").serve.stop_seconds_max
@@ -148,7 +146,7 @@ class _Service:
         self._notifier.ready("serving")
 
     def _log_from(self, level: str) -> None:
-        """Writes what is of ``level`` or above; warnings are kept for the page whatever is written."""
+        """Sets the log level; warnings are kept for the page at every level."""
         number = logging.getLevelNamesMapping()[level.upper()]
         logging.getLogger("offloader").setLevel(min(number, logging.WARNING))
         if self._handler is not None:
@@ -174,7 +172,7 @@ class _Service:
 
     def _on_stop(self, number: int, _: FrameType | None) -> None:
         if self._stopped_by:
-            # Whatever the process is in: it could be killed here too.
+            # Safe in any state: the process could be killed here too.
             os.write(2, b"offloader: stopped at once; nothing is lost, the next start goes on\n")
             os._exit(128 + number)
         self._stopped_by = number

@@ -1,4 +1,4 @@
-"""``offloader spark backfill | export | verify STREAM...``: runs a Spark job here or on a cluster."""
+"""``offloader spark backfill | export | verify STREAM...``: runs a Spark job locally or on a cluster."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def print_exported(done: Sequence[Exported], *, as_json: bool) -> int:
 
 
 def print_backfilled(done: Sequence[Backfilled], store: ObjectStore, *, dry_run: bool, as_json: bool) -> int:
-    """A line for each stream; raises the first error there was, after all of them."""
+    """A line for each stream; then raises the first error, if any."""
     for each in done:
         if as_json:
             print(json_line(_facts(each, store, dry_run=dry_run)))
@@ -88,7 +88,7 @@ def _sentence(done: Backfilled, store: ObjectStore, *, dry_run: bool) -> str:
 
 
 class Action(StrEnum):
-    """Which job."""
+    """The job."""
 
     BACKFILL = "backfill"
     EXPORT = "export"
@@ -96,7 +96,7 @@ class Action(StrEnum):
 
 
 class Content(StrEnum):
-    """What an exported row is."""
+    """Kind of an exported row."""
 
     ENTRIES = "entries"
     MESSAGES = "messages"
@@ -214,7 +214,7 @@ def run(
 
 
 def _values(json_values: str, avro_values: str, avro_version: list[str]) -> Values | None:
-    """What the messages' values are, ``None``: bytes."""
+    """Type of the messages' values, ``None``: bytes."""
     if json_values and avro_values:
         raise InvalidCall("values are JSON or Avro", hint="give --json-values or --avro-values")
     if avro_version and not avro_values:
@@ -246,7 +246,7 @@ def _not_for(names: Iterable[str], what: str, action: str) -> InvalidCall:
     )
 
 
-# Spark is heavy to load, and not needed for what is refused above.
+# Imported late: Spark is slow to load.
 
 
 def _backfill(

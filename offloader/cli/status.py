@@ -41,11 +41,11 @@ __all__ = [
     "watch",
 ]
 
-#: A status file that wasn't written for so many of its intervals is called old.
+#: Intervals without a write after which a status file counts as old.
 _INTERVALS_MAX = 3
-#: The narrowest column of names; others give way before it gets narrower.
+#: Minimum width of the name column; other columns are dropped first.
 _NAME_WIDTH_MIN = 24
-#: Troubles take at most this part of the height.
+#: Troubles take at most this fraction of the height.
 _TROUBLES_PART = 3
 _GAP = "  "
 _HEADING = "STREAM"
@@ -56,7 +56,7 @@ _STYLES = {"live": "green", "catch-up": "yellow", "paused": "yellow", "stopped":
 
 
 def head_lines(document: Mapping[str, Any], status_file: str, now_ms: int) -> list[tuple[str, bool]]:
-    """What is to be said of the whole process, line by line, and whether it is a warning."""
+    """Lines about the whole process, and whether each is a warning."""
     if document.get("written_ms") is None:
         return []
     lines = [_age_line(document, status_file, now_ms)]
@@ -101,21 +101,21 @@ def _limit_lines(limits: Mapping[str, Any] | None) -> list[tuple[str, bool]]:
 
 
 def limit_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every setting that is in force: name, value, default and what it limits."""
+    """Every setting in force: name, value, default and what it limits."""
     rows = []
     for section in fields(Settings):
         given = (document.get("settings") or {}).get(section.name) or {}
         for setting in fields(getattr(Settings(), section.name)):
             if setting.name in given:
                 row = {"setting": f"{section.name}.{setting.name}", "value": given[setting.name]}
-                # As JSON has it.
+                # As in JSON.
                 default = list(setting.default) if isinstance(setting.default, tuple) else setting.default
                 rows.append({**row, "default": default, "what": setting.metadata["doc"]})
     return rows
 
 
 def limit_lines(document: Mapping[str, Any], width: int) -> list[Text]:
-    """The same for a terminal: a line for each setting, and one for what it limits."""
+    """The same for a terminal: a line for each setting, and one for its description."""
     from rich.text import Text
 
     lines = []
@@ -139,7 +139,7 @@ LIMIT_COLUMNS = [
 
 
 def trouble_of(row: Mapping[str, Any]) -> str | None:
-    """What is wrong with a stream, ``None``: nothing that is known."""
+    """A stream's problem, ``None``: none known."""
     text: str | None = row.get("stalled") or row.get("last_error")
     return text
 
@@ -174,7 +174,7 @@ def _buffer(value: Mapping[str, Any] | None) -> str:
     return "-" if value is None else f"{bytes_text(value['bytes'])} of {bytes_text(value['bytes_max'])}"
 
 
-#: Into pipes and files: everything, one line for each stream.
+#: For pipes and files: all columns, one line for each stream.
 PLAIN_COLUMNS = [
     Column("stream", "STREAM"),
     Column("mode", "MODE", _plain),
@@ -217,7 +217,7 @@ def _filled(row: Mapping[str, Any], _: int) -> str:
     return "-" if buffer is None else f"{buffer['bytes'] / max(1, buffer['bytes_max']):.0%}"
 
 
-#: In the order in which they stand.
+#: In display order.
 _COLUMNS = {
     "mode": _Column("MODE", lambda row, _: _plain(row.get("mode")), right=False),
     "lag": _Column("LAG", _lag_time),
@@ -230,7 +230,7 @@ _COLUMNS = {
     "offloaded": _Column("OFFLOADED", lambda row, _: _size(row.get("bytes_offloaded"))),
     "segments": _Column("SEGMENTS", lambda row, _: _segments(row.get("segments") or {}), right=False),
 }
-#: In the order in which they get room.
+#: By priority for the available width.
 _PRIORITY = ("mode", "lag", "entries", "progress", "bytes", "buffer", "committed", "segments", "offloaded", "tail")
 
 
@@ -240,7 +240,7 @@ def frame(
     """The document as lines of at most ``width`` characters.
 
     Args:
-        height: at most so many lines: streams in trouble come first then, the rest is counted. ``None``: all of it.
+        height: most lines: streams in trouble come first, the rest is counted. ``None``: all of it.
     """
     from rich.text import Text
 
@@ -282,7 +282,7 @@ def _summary(rows: Sequence[Mapping[str, Any]], common: str) -> str:
 
 
 def _common(names: Sequence[str]) -> str:
-    """The levels that all of them share, with the last slash."""
+    """The levels common to all of them, with the last slash."""
     if len(names) < 2:
         return ""
     levels = [name.split("/")[:-1] for name in names]
@@ -301,10 +301,10 @@ def _table(rows: Sequence[Mapping[str, Any]], common: str, now_ms: int, width: i
     widths = {key: max(len(_COLUMNS[key].heading), *map(len, texts)) for key, texts in cells.items()}
     chosen: set[str] = set()
     left = width - min(wanted, _NAME_WIDTH_MIN)
-    # What nobody knows (a manifest knows no lag) takes no room from what is known.
+    # Drop columns without any value (a manifest has no lag).
     known = [key for key in _PRIORITY if any(text != "-" for text in cells[key])]
     for key in known:
-        # What comes first is more important than the whole name; for the others the name isn't cut.
+        # The first columns take precedence over the full name; the others don't shorten it.
         needed = widths[key] + len(_GAP)
         vital = _PRIORITY.index(key) < _PRIORITY.index("committed")
         spare = left if vital else left - max(0, wanted - _NAME_WIDTH_MIN)
@@ -342,7 +342,7 @@ def _wrapped(line: str, width: int) -> list[str]:
 
 
 def _cut(name: str, width: int) -> str:
-    """The end of a name tells streams apart."""
+    """Keeps the end of a name, which distinguishes streams."""
     return name if len(name) <= width else f"…{name[len(name) - width + 1 :]}"
 
 
@@ -404,7 +404,7 @@ def run(
 def _look(
     gather: Callable[[], tuple[dict[str, Any], int]], status_file: str, *, as_json: bool, interval_s: float | None
 ) -> int:
-    """Shows what ``gather`` answers, once or again and again; its exit code."""
+    """Shows the result of ``gather``, once or periodically; returns the exit code."""
     clock = SystemClock()
     watching, on_terminal = interval_s is not None, sys.stdout.isatty() and not as_json
     with _screen(in_place=watching) if on_terminal else nullcontext() as draw:
@@ -440,11 +440,11 @@ def _show_limits(status_file: str, *, as_json: bool) -> int:
 
 
 def watch(show: Callable[[], object], interval_s: float, *, clock: Clock, stop: threading.Event) -> None:
-    """Calls ``show`` every ``interval_s`` until ``stop`` is set; a store or file that is away for a while is said on
-    standard error, and the next look tries again.
+    """Calls ``show`` every ``interval_s`` until ``stop`` is set; a temporarily unavailable store or file is reported on
+    standard error and retried.
 
     Raises:
-        OffloaderError: what is wrong for good, at once.
+        OffloaderError: a permanent error, at once.
     """
     while True:
         try:
@@ -485,7 +485,7 @@ def _one(store: ObjectStore | None, written: Mapping[str, Any] | None, name: str
     try:
         manifest = manifest_document(load_stream(store, name))
     except NotFound:
-        # A stream is in the file before its manifest is in the store.
+        # A stream may be in the file before its manifest is in the store.
         if written is None:
             raise
         return dict(written)

@@ -1,6 +1,6 @@
-"""``offloader truncate STREAM --before LEDGER:ENTRY``: a stream that begins later.
+"""``offloader truncate STREAM --before LEDGER:ENTRY``: moves a stream's start position.
 
-Owns what is asked and said. Must never give up what isn't offloaded without having been told to.
+Gives up entries that aren't offloaded only with ``--force``.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def run(
 
 
 def _wanted(text: str) -> tuple[int | None, Position]:
-    """A partition's number, if there is one, and a position."""
+    """The partition's number, if any, and a position."""
     number, separator, rest = text.rpartition("=")
     if separator and not number.isdecimal():
         raise InvalidCall(f"--before {text}: {number!r} is no partition's number", hint="PARTITION=LEDGER:ENTRY")
@@ -106,13 +106,13 @@ def _wanted(text: str) -> tuple[int | None, Position]:
 def _ask_owners(
     store: ObjectStore, stream: str, wanted: Sequence[tuple[int | None, Position]], settings: Settings
 ) -> None:
-    """Has whoever offloads what isn't offloaded yet complete it, where that is said and can be reached: what comes
-    before the head then needn't be given up, nor the stream taken.
+    """Has the owner, if its address is known and reachable, complete the entries before the start position: they then
+    needn't be given up, nor the stream taken over.
 
     Raises:
-        StoreUnavailable: not in time; it goes on.
-        InvalidCall: it is done, and what comes before the head isn't offloaded all the same.
-        OffloaderError: as the owner says, or as ``ask_owner``.
+        StoreUnavailable: not in time; the owner continues.
+        InvalidCall: the owner is done, and entries before the start position still aren't offloaded.
+        OffloaderError: the owner's error, or as ``ask_owner``.
     """
     for number, head in wanted:
         name = stream if number is None else f"{stream}-partition-{number}"
@@ -124,7 +124,7 @@ def _ask_owners(
         try:
             end = ask_owner(store, state, until, settings).committed_end()
         except (OwnerUnreachable, NotFound):
-            continue  # it is gone, or offloads another stream by now
+            continue  # it ended, or offloads another stream by now
         except StoreUnavailable as error:
             raise StoreUnavailable(
                 error.message, hint="try again when it is done, or give up what isn't offloaded with --take-over"

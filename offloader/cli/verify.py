@@ -1,7 +1,4 @@
-"""``offloader verify STREAM ...``: whether the objects in the store are what the manifests say.
-
-Owns what is printed of it, and the exit code. Must never change anything.
-"""
+"""``offloader verify STREAM ...``: checks stored objects against the manifests. Changes nothing."""
 
 from __future__ import annotations
 
@@ -54,7 +51,7 @@ def _verify(store: ObjectStore, stream: str, *, deep: bool, as_json: bool) -> bo
     try:
         state = load_stream(store, stream)
     except Corrupt as error:
-        # All the more is said of what is there.
+        # A damaged manifest: report the details found.
         for finding in describe_damage(store, stream, error):
             totals.count([finding])
             print_finding(finding, as_json=as_json)
@@ -91,7 +88,7 @@ def print_finding(finding: Finding, *, as_json: bool) -> None:
 
 
 def print_totals(stream: str, record_id: int, totals: CheckTotals, *, deep: bool, as_json: bool) -> None:
-    """The last line about a stream: what was looked at, and whether it is all right."""
+    """A stream's last line: what was checked, and the result."""
     if as_json:
         counts = asdict(totals)
         print(json_line({"stream": stream, "manifest": record_id, "deep": deep, **counts, "ok": not totals.damage}))
@@ -112,7 +109,7 @@ def _count(number: int, one: str, many: str = "") -> str:
 
 
 class _Progress:
-    """One line that is written over itself on a terminal; nothing elsewhere."""
+    """One line, overwritten on a terminal; nothing elsewhere."""
 
     def __init__(self, out: TextIO, *, of: int) -> None:
         self._out = out if out.isatty() else None

@@ -1,4 +1,4 @@
-"""The demo: real input through the whole house, verified and shown.
+"""The demo ``offloader demo``: real input through the whole package, verified and shown.
 
-Owns ``offloader demo``. Must never be imported by the rest of the package: it only uses what everyone can use.
+No other package imports it; it uses only public interfaces.
 """

@@ -1,6 +1,6 @@
-"""The demo's input as events: the flights of 2013, or a file (NDJSON, CSV, Parquet, lines); and the digest of events.
+"""Demo input as events: the flights of 2013, or a file (NDJSON, CSV, Parquet, lines); and the digest of events.
 
-A file is read in batches, as often as asked, and never held whole.
+A file is read in batches, repeatedly, and never held whole.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ __all__ = [
     "InputSummary", "Source", "open_input", "survey", "table_to_json", "time_ms_of",
 ]  # fmt: skip
 
-#: Events that are read, appended and hashed at once.
+#: Events read, appended and hashed at once.
 EVENTS_PER_BATCH = 8192
-#: How many flights the data set holds.
+#: Number of flights in the data set.
 FLIGHTS = 336_776
 FORMATS = ("ndjson", "csv", "parquet", "lines")
 #: Longest line, so that a file without line ends isn't read into memory.
 LINE_BYTES_MAX = 16 * 1024 * 1024
-#: Payload bytes at which a batch is full before it has ``EVENTS_PER_BATCH`` events.
+#: Payload bytes that fill a batch before it has ``EVENTS_PER_BATCH`` events.
 _BATCH_BYTES = 4 * 1024 * 1024
-#: A number below this is taken as seconds since 1970, from here on as milliseconds (as seconds: the year 5138).
+#: Smaller numbers are seconds since 1970, larger ones milliseconds (as seconds: the year 5138).
 _MILLISECONDS_FROM = 100_000_000_000
 _MS_PER_MINUTE = 60_000
 _SUFFIXES = {".ndjson": "ndjson", ".jsonl": "ndjson", ".json": "ndjson", ".csv": "csv", ".parquet": "parquet"}
@@ -57,7 +57,7 @@ class Events(NamedTuple):
 
 
 class Source(Protocol):
-    """Gives the same events each time; ``has_times``: they bring publish times of their own."""
+    """Returns the same events each time; ``has_times``: with publish times."""
 
     @property
     def name(self) -> str: ...
@@ -70,7 +70,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class InputSummary:
-    """What the first pass found. ``sha256`` identifies the input: other events, another digest."""
+    """Summary of the first pass. ``sha256`` identifies the input."""
 
     name: str
     events: int
@@ -82,7 +82,7 @@ class InputSummary:
 class EventDigest:
     """SHA-256 over events in order: of each its length (4 bytes), its time (8 bytes) if counted, its bytes.
 
-    The lengths make sure that the same bytes cut differently give another digest.
+    With the lengths, other boundaries of the same bytes give another digest.
     """
 
     def __init__(self, *, with_times: bool) -> None:
@@ -126,7 +126,7 @@ def open_input(path: str, *, file_format: str = "", time_field: str = "") -> Sou
 
 
 def survey(source: Source) -> InputSummary:
-    """Reads all of ``source`` once. Raises ``InvalidCall`` for a broken line, by its number, or for no events."""
+    """Reads all of ``source`` once. Raises ``InvalidCall`` for a broken line, with its number, or for no events."""
     digest = EventDigest(with_times=source.has_times)
     for events in source.events():
         digest.add(events)
@@ -138,7 +138,7 @@ def survey(source: Source) -> InputSummary:
 class Flights:
     """The 336,776 flights that left New York in 2013, by publish time = ``time_hour`` (UTC) + ``minute``.
 
-    Equal times keep the file's order. The package isn't imported, which would need an old setuptools: its file is read.
+    Equal times keep the file's order. Reads the package's file; importing the package would need an old setuptools.
 
     Raises:
         Unsupported: the package isn't installed.
@@ -157,7 +157,7 @@ class Flights:
         self._events: list[Events] = []
 
     def events(self) -> Iterator[Events]:
-        """All flights, each as compact JSON; 100 MB that are made once."""
+        """All flights, each as compact JSON; 100 MB, made once."""
         if not self._events:
             self._events = list(self._read())
         yield from self._events
@@ -181,14 +181,14 @@ def table_to_json(table: pa.RecordBatch) -> pa.BinaryArray:
     """Each row as one compact JSON object, columns in order, missing values and NaN left out. Whole columns at a time.
 
     Raises:
-        ValueError: a value that JSON can't say; names the column and the row (from 0).
+        ValueError: a value that JSON can't represent; names the column and the row (from 0).
     """
     if not table.num_columns:
         return pa.array([b"{}"] * table.num_rows, pa.binary())
     pieces = []
     for name, column in zip(table.schema.names, table.columns, strict=True):
         piece = pc.binary_join_element_wise(f",{_json(name)}:", _column_to_json(name, column), "")
-        # A missing value made its piece null; Arrow's own skipping of nulls loses rows that have nothing else.
+        # A missing value made its piece null; Arrow's own skipping of nulls would drop rows with no other value.
         pieces.append(pc.fill_null(piece, ""))
     joined = pc.binary_join_element_wise(*pieces, "")
     return pc.binary_join_element_wise("{", pc.utf8_slice_codeunits(joined, 1), "}", "").cast(pa.binary())
@@ -222,12 +222,12 @@ def _other_to_json(value: Any) -> str:
 
 
 class EventFile:
-    """A file's events in its order.
+    """A file's events in order.
 
     Args:
         path: a regular file.
-        file_format: one of ``FORMATS``; empty: by the file's suffix, lines when that says nothing.
-        time_field: the field that holds an event's publish time, see ``time_ms_of``; empty: events have none.
+        file_format: one of ``FORMATS``; empty: by the file's suffix, else lines.
+        time_field: the field of an event's publish time, see ``time_ms_of``; empty: events have none.
 
     Raises:
         InvalidCall: not a regular file, or a format without fields together with ``time_field``.
@@ -252,7 +252,7 @@ class EventFile:
             raise InvalidCall(f"input {path} is not a regular file, and it is read twice", hint="write it to a file")
 
     def events(self) -> Iterator[Events]:
-        """All events, in batches; checks each line on its way.
+        """All events, in batches; checks each line.
 
         Raises:
             InvalidCall: a broken line, with its number (Parquet: row), counted from 1.
@@ -304,7 +304,7 @@ class EventFile:
                 yield text.encode(), self._time_of(value, number)
 
     def _csv(self, file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-        """Rows as JSON objects: what is written like a JSON number stays that, empty fields are left out."""
+        """Rows as JSON objects: JSON numbers stay numbers, empty fields are left out."""
         reader = csv.reader((text for _, text in self._texts(file)), strict=True)
         header: list[str] = []
         try:

@@ -1,4 +1,4 @@
-"""The demo: looks through the input, appends it while it is offloaded, reads everything back, draws and scans it."""
+"""Demo run: reads the input, appends and offloads it, reads everything back, plots and scans it."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ __all__ = [
     "Verification", "demo_settings", "run_demo",
 ]  # fmt: skip
 
-#: The one stream that the demo writes.
+#: The demo's only stream.
 STREAM = "public/default/persistent/demo"
-#: How long nothing may be committed while the rest is waited for, and how often progress is reported meanwhile.
+#: Time without a commit after which the run fails, and the interval of progress reports.
 STALL_S, _REPORT_S = 120.0, 0.1
-#: Times that the picture is drawn from.
+#: Samples of publish times in the plot.
 _TIMELINE_PER_BATCH, _TIMELINE_MAX = 64, 20_000
 _CLEAN_HINT = "give --clean to remove the earlier run's data first, or --dir for another directory"
 _NOTE_INPUT, _NOTE_EVENTS = "demo.input", "demo.events"
@@ -49,7 +49,7 @@ _NOTE_INPUT, _NOTE_EVENTS = "demo.input", "demo.events"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoRequest:
-    """What to run. Empty texts mean: the default store, the flights, a format by the file's suffix."""
+    """Parameters of a run. Empty texts mean: the default store, the flights, a format by the file's suffix."""
 
     directory: str = "offloader-demo"
     store_url: str = ""
@@ -64,16 +64,16 @@ class DemoRequest:
 
     @property
     def store_options(self) -> Mapping[str, str]:
-        """What the store needs besides its URL, by the names that ``open_store`` has for them."""
+        """The store's options besides its URL, as arguments of ``open_store``."""
         given = {"endpoint_url": self.endpoint_url, "region": self.region}
         return {name: value for name, value in given.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
 class DemoPlace:
-    """Everything lies under ``directory``, but for objects when the store is elsewhere.
+    """Paths of the demo under ``directory``; objects may be in a store elsewhere.
 
-    Each store has ledgers of its own, so that the demo can be tried against several.
+    Each store has its own ledgers, so that the demo can run against several.
     """
 
     directory: Path
@@ -107,7 +107,7 @@ class DemoPlace:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What the ledgers hold of which input: nothing before the first run."""
+    """State of the ledgers: how much of which input they have; nothing before the first run."""
 
     input_sha256: str = ""
     input_name: str = ""
@@ -117,7 +117,7 @@ class Imported:
 
     @classmethod
     def read(cls, place: DemoPlace) -> Imported:
-        """From the ledgers and their notes; disturbs no run that is under way. Raises ``Corrupt`` for other notes."""
+        """Reads the ledgers and their notes without disturbing a current run. Raises ``Corrupt`` for other notes."""
         try:
             database = EmbeddedLedgers(str(place.ledgers_path), create=False)
         except NotFound:
@@ -139,7 +139,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A moment of the run, in events of the input.
+    """Progress of a run, in events of the input.
 
     ``buffer_bytes`` of ``buffer_bytes_max`` are held for upload; ``lag_events`` are durable and not in the store yet.
     """
@@ -158,7 +158,7 @@ class Progress:
 
 
 class Observer(Protocol):
-    """Told of each step that begins, and how far appending and offloading are; must return quickly."""
+    """Called at the start of each step and with the progress of appends and offloading; must return quickly."""
 
     def step(self, text: str) -> None: ...
 
@@ -167,7 +167,7 @@ class Observer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OffloadReport:
-    """What appending and offloading did: events appended by this run and before, and how long it took."""
+    """Result of appending and offloading: events of this run and of earlier ones, and the time taken."""
 
     appended_before: int
     appended: int
@@ -178,9 +178,9 @@ class OffloadReport:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What was read back from the store, and whether it is what was appended.
+    """Events read back from the store, and whether they equal the appended ones.
 
-    ``timeline``: some of the events, as (how many come before it, its publish time in ms).
+    ``timeline``: some of the events, as (events before, publish time in ms).
     """
 
     events: int
@@ -198,7 +198,7 @@ class Verification:
 
 @dataclass(slots=True, kw_only=True)
 class DemoResult:
-    """What came out. ``problems``: steps that failed without spoiling the others, the gravest first."""
+    """Result of a run. ``problems``: steps that failed without affecting others, the gravest first."""
 
     request: DemoRequest
     place: DemoPlace
@@ -217,7 +217,7 @@ class DemoResult:
 
 
 def demo_settings(payload_bytes: int) -> Settings:
-    """Sizes with which ``payload_bytes`` make 4 ledgers and 8 segments, whose ends don't fall together."""
+    """Sizes with which ``payload_bytes`` make 4 ledgers and 8 segments, whose ends don't coincide."""
     mib = 1024 * 1024
     segment_bytes = max(int(payload_bytes * 0.138), 64 * 1024)
     return Settings.of(
@@ -230,12 +230,12 @@ def demo_settings(payload_bytes: int) -> Settings:
 
 
 def run_demo(request: DemoRequest, observer: Observer, clock: Clock) -> DemoResult:
-    """Runs every step. Interrupted anywhere, the same request goes on where it was.
+    """Runs every step. After an interruption the same request resumes.
 
     Raises:
-        InvalidCall: a broken input (nothing was imported), or other data is there already.
+        InvalidCall: a broken input (nothing was imported), or the directory has other data.
         Fenced: another run took over.
-        OffloaderError: what else stopped the import.
+        OffloaderError: another error stopped the import.
     """
     started_s = clock.monotonic_s()
     place = DemoPlace.at(request.directory, request.store_url, request.endpoint_url)
@@ -269,7 +269,7 @@ def run_demo(request: DemoRequest, observer: Observer, clock: Clock) -> DemoResu
 
 
 def _try(result: DemoResult, step: Callable[[], None]) -> None:
-    """A step that needs something optional: without it the rest still counts."""
+    """Runs an optional step; the others count without it."""
     try:
         step()
     except OffloaderError as error:
@@ -277,7 +277,7 @@ def _try(result: DemoResult, step: Callable[[], None]) -> None:
 
 
 def _require_usable(place: DemoPlace) -> None:
-    """Raises ``AccessDenied`` when nothing can be written under the demo's directory; makes nothing."""
+    """Raises ``AccessDenied`` if the demo's directory isn't writable; creates nothing."""
     nearest = place.directory.absolute()
     while not nearest.exists():
         nearest = nearest.parent
@@ -289,10 +289,10 @@ def _require_usable(place: DemoPlace) -> None:
 
 
 def _check_fits(place: DemoPlace, store: ObjectStore, summary: InputSummary) -> tuple[Imported, Position | None]:
-    """How far this input was imported here before, and how far it is offloaded.
+    """How much of this input earlier runs imported and offloaded.
 
     Raises:
-        InvalidCall: another input's data is here; nothing was changed.
+        InvalidCall: the directory has another input's data; nothing was changed.
     """
     imported = Imported.read(place)
     try:
@@ -311,9 +311,9 @@ def _check_fits(place: DemoPlace, store: ObjectStore, summary: InputSummary) -> 
 
 
 def _clean(place: DemoPlace, store: ObjectStore) -> int:
-    """Removes the demo's stream from the store, and its ledgers and picture; how many objects those were."""
+    """Removes the demo's stream from the store, its ledgers and plot; returns the number of objects."""
     removed = 0
-    # The entry that makes it a stream goes last: an interrupted clean can be given again.
+    # The catalog entry last: an interrupted removal can be repeated.
     for prefix in (stream_prefix(STREAM), catalog_key(STREAM)):
         while keys := [info.key for info in store.list(prefix).objects]:
             if failures := store.delete(keys):
@@ -335,10 +335,10 @@ def _clean(place: DemoPlace, store: ObjectStore) -> int:
 
 
 class _Run:
-    """Appends what isn't imported yet while it is offloaded, and waits until all of it is in the store.
+    """Appends and offloads the rest of the input, and waits until all of it is in the store.
 
-    Each batch and the number of events imported so far become durable in one transaction, so that a run that is
-    interrupted anywhere goes on exactly where it was.
+    Each batch and the number of events imported so far are committed in one transaction, so that an interrupted run
+    resumes exactly.
     """
 
     def __init__(
@@ -347,15 +347,15 @@ class _Run:
         self._summary, self._store, self._observer, self._clock = result.summary, store, observer, clock
         self._ledgers_path, self._before = result.place.ledgers_path, imported.events
         self._appended, self._appended_bytes = imported.events, 0
-        # Events before each ledger, so that a position tells how many events of the stream there are up to it.
+        # Events before each ledger: maps a position to the number of events up to it.
         self._events_before: dict[int, int] = {}
 
     def report(self, source: Source) -> OffloadReport:
-        """Does it.
+        """Runs the import.
 
         Raises:
-            InvalidCall: the input changed since it was looked through.
-            StoreUnavailable: nothing was committed for ``STALL_S``; run it again to go on.
+            InvalidCall: the input changed since it was read.
+            StoreUnavailable: nothing was committed for ``STALL_S``; run it again to resume.
         """
         before, started_s = requests_of(self._store), self._clock.monotonic_s()
         topic = open_managed_ledger(
@@ -389,7 +389,7 @@ class _Run:
         for events in source.events():
             skipped = min(max(self._appended - digest.events, 0), len(events.payloads))
             digest.add(events)
-            # Looked at before the last batch is appended, so that a changed input never counts as complete.
+            # Checked before the last batch is appended, so that a changed input never counts as complete.
             self._require_same(digest, is_over=digest.events >= summary.events)
             if skipped < len(events.payloads):
                 self._append(topic, Events(events.payloads.slice(skipped), events.times_ms[skipped:]))
@@ -441,7 +441,7 @@ class _Run:
 
 
 def _read_back(result: DemoResult, store: ObjectStore, clock: Clock) -> None:
-    """Reads the whole stream from the store alone and hashes it as the input was hashed."""
+    """Reads the whole stream from the store alone and hashes it like the input."""
     reader = open_reader(store, STREAM, settings=demo_settings(result.summary.payload_bytes).read)
     result.segments = reader.segments()
     result.ledgers = list(Imported.read(result.place).ledgers)

@@ -1,7 +1,7 @@
-"""Time, as a component that is handed in.
+"""Injected clock.
 
-Owns the only reads of the wall clock and of the monotonic clock in the package. Must never be
-needed for correctness: clocks decide when, never whether.
+The only reads of the wall clock and of the monotonic clock in the package. Clocks decide when, never whether:
+correctness doesn't depend on them.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ __all__ = ["Clock", "SystemClock"]
 
 
 class Clock(Protocol):
-    """What the package asks of time."""
+    """Time source of the package."""
 
     def now_ms(self) -> int:
         """Wall clock, milliseconds since 1970 UTC."""
         ...
 
     def monotonic_s(self) -> float:
-        """Seconds of a clock that never goes back; only differences mean anything."""
+        """Monotonic seconds; only differences are meaningful."""
         ...
 
     def wait(self, event: threading.Event, timeout_s: float) -> bool:
-        """Blocks until ``event`` is set or ``timeout_s`` passed; whether it is set."""
+        """Blocks until ``event`` is set or ``timeout_s`` passed; returns whether it is set."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Directories whose names survive a power cut."""
+"""Directories that survive a power loss."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ RACES_MAX = 20
 
 
 def make_directories(path: Path) -> None:
-    """Makes ``path`` and what is above it. All of their names are on the disk when this returns.
+    """Creates ``path`` and its parents; all their names are durable on return.
 
-    The name of a directory that is there may not be on the disk yet, when another process is about to sync it or was
-    killed before. So it is synced here too, and before anything is made in it: whoever finds a directory needs to sync
-    one name only, because those above were synced before it was made.
+    The name of an existing directory may not be durable yet, if another process is about to sync it or was killed
+    before. So it is synced here too, before anything is created in it: a process that finds a directory needs to sync
+    only that name, because the parents' were synced before.
     """
     if path.is_dir():
-        with contextlib.suppress(PermissionError):  # not ours to read, nor made by us
+        with contextlib.suppress(PermissionError):  # no read permission, so not created here
             sync_name(path)
         return
     for tries_left in reversed(range(RACES_MAX)):
@@ -30,7 +30,7 @@ def make_directories(path: Path) -> None:
             path.mkdir()
         except FileNotFoundError:
             if not tries_left:
-                raise  # no race: nothing can be made there, as in /proc
+                raise  # no race: the parent refuses new names, as in /proc
             continue
         except FileExistsError:
             if not path.is_dir():

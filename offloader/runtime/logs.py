@@ -1,6 +1,6 @@
-"""Structured logs: one JSON object per line, or a line for people.
+"""Structured logs: one JSON object per line, or a plain line.
 
-Owns the shape of a log line. Must never configure logging at import, nor let a value break a line in two.
+Does not configure logging at import. A value can't split a line.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import TextIO
 
 __all__ = ["JsonLines", "PlainLines", "log_to"]
 
-#: What every record has; the rest was given by ``extra=``.
+#: The standard attributes of a record; others come from ``extra=``.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
-#: What some readers take for the end of a line and JSON leaves alone.
+#: Characters that some readers take for a line break and JSON doesn't escape.
 _LINE_BREAKS = {ord(sign): f"\\u{ord(sign):04x}" for sign in "\x7f\x85\u2028\u2029"}
 _CONTROLS = {code: f"\\u{code:04x}" for code in range(32)} | _LINE_BREAKS | {10: "\\n", 13: "\\r", 9: "\\t"}
 
@@ -45,9 +45,9 @@ class JsonLines(logging.Formatter):
 
 
 class PlainLines(logging.Formatter):
-    """A record as ``TIME LEVEL message``, for people; a traceback follows on lines of its own.
+    """A record as ``TIME LEVEL message``, for people; a traceback follows on its own lines.
 
-    What would break the line in two is written as JSON writes it.
+    Line breaks are escaped as in JSON.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -62,7 +62,7 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def log_to(stream: TextIO, *, level: str = "INFO", as_json: bool = True) -> logging.Handler:
-    """Sends the package's logs to ``stream``; the process's other loggers stay as they are.
+    """Sends the package's logs to ``stream``; other loggers stay unchanged.
 
     Args:
         stream: usually standard error.

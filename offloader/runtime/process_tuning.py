@@ -1,4 +1,4 @@
-"""Settings of the interpreter and the allocator for processes of our own."""
+"""Interpreter and allocator settings of the package's own processes."""
 
 from __future__ import annotations
 
@@ -8,26 +8,25 @@ import sys
 
 __all__ = ["ALLOCATOR", "HEAP", "THREAD_SWITCH_S", "keep_heap_small", "set_up"]
 
-#: After how long a thread that computes lets another one go on that waits for the interpreter. Python's own 5 ms are
-#: longer than twenty appends take, and an append hands the interpreter over at each of its statements: a command that
-#: encodes and sends meanwhile would make a queue of them. A Spark task that decodes would keep what is decoded from the
-#: pipe to the JVM as long.
+#: Time after which a computing thread releases the interpreter. Python's default of 5 ms is longer than twenty appends
+#: take, and an append releases the interpreter at each of its statements: a command that encodes and sends meanwhile
+#: would queue them. A Spark task that decodes would delay the pipe to the JVM as long.
 THREAD_SWITCH_S = 0.0002
-#: Arrow's allocator gives freed memory back at once, so that a process has what its budget says and no more; it reads
-#: this when Arrow is loaded.
+#: Makes Arrow's allocator return freed memory at once, so that a process stays within its budget; read when Arrow is
+#: loaded.
 ALLOCATOR = {"MIMALLOC_PURGE_DELAY": "0"}
-#: What ``mallopt`` is told, by its numbers in <malloc.h>: two heaps for all threads; blocks from 256 KiB on come from
-#: the system and go back to it at once; a heap's free end goes back from 4 MiB on.
+#: Parameters of ``mallopt``, by their numbers in <malloc.h>: two heaps for all threads; blocks from 256 KiB come from
+#: the system and return to it at once; a heap's free end returns from 4 MiB.
 HEAP = ((-8, 2), (-3, 256 * 1024), (-1, 4 * 1024 * 1024))
 
 
 def set_up(*, has_budget: bool) -> None:
-    """Makes the choices for this process; before Arrow is loaded, or the allocator's aren't heard. What the environment
-    says of the allocator stays.
+    """Applies the settings to this process. Call it before Arrow is loaded: the allocator's have no effect later. The
+    environment's allocator settings take precedence.
 
     Args:
-        has_budget: whether it holds entries up to a budget. One that only reads lets Arrow keep freed memory for a
-            moment: it needs the next piece at once, and pages that went back cost a quarter of its speed.
+        has_budget: whether the process holds entries up to a budget. A process that only reads lets Arrow keep freed
+            memory briefly: it needs the next block at once, and returned pages would cost a quarter of its speed.
     """
     sys.setswitchinterval(THREAD_SWITCH_S)
     if not has_budget:
@@ -37,16 +36,16 @@ def set_up(*, has_budget: bool) -> None:
 
 
 def keep_heap_small() -> bool:
-    """Lets this process hold little memory that nobody uses, for as long as it lives: for one that goes on for weeks.
-    Before there are threads and before Arrow is loaded. What the environment says of either allocator stays.
+    """Limits unused memory of a long-running process. Call it before threads start and before Arrow is loaded. The
+    environment's allocator settings take precedence.
 
-    Left to itself the C library's allocator takes larger and larger blocks from its heaps, one for each thread that
-    computes, and a heap whose end is in use gives nothing back: parts of segments and answers of gRPC leave holes
-    there. Arrow's own keeps more and more beside what is in use (200 MiB for 50 after half an hour), where threads come
-    and go as gRPC's do. So Arrow uses the C library's, which gives large blocks back at once.
+    By default the C library's allocator takes larger and larger blocks from its heaps, one for each computing thread,
+    and a heap whose end is in use returns nothing: parts of segments and gRPC responses fragment it. Arrow's own
+    allocator keeps more and more unused memory (200 MiB for 50 after half an hour) where threads start and end as
+    gRPC's do. So Arrow uses the C library's, which returns large blocks at once.
 
     Returns:
-        Whether it was done: another C library has its own ways.
+        Whether it was applied: other C libraries differ.
     """
     if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
         return False

@@ -17,12 +17,12 @@ __all__ = ["Backoff", "SerialTask", "Timer", "Workers"]
 _log = logging.getLogger("offloader.runtime.workers")
 _Result = TypeVar("_Result")
 
-#: Longest sleep of the timer thread, so that a clock that is moved by hand is noticed.
+#: Longest sleep of the timer thread, so that it notices an adjusted clock.
 _TIMER_WAIT_S_MAX = 60.0
 
 
 class Timer:
-    """A call that is due later. ``cancel`` before it started makes it never happen."""
+    """A delayed call. ``cancel`` before its start prevents it."""
 
     __slots__ = ("cancelled", "run")
 
@@ -39,7 +39,7 @@ class Workers:
 
     Args:
         threads_max: size of the pool.
-        clock: decides when a timer is due.
+        clock: for timers.
     """
 
     def __init__(self, threads_max: int, clock: Clock) -> None:
@@ -54,18 +54,18 @@ class Workers:
         self._closed = False
 
     def submit(self, run: Callable[[], object]) -> None:
-        """Runs ``run`` on a worker soon; after ``close``, or when the interpreter ends, nothing runs any more."""
+        """Runs ``run`` on a worker soon; nothing runs after ``close`` or at the interpreter's exit."""
         with self._lock:
             if self._closed:
                 return
             try:
                 self._pool.submit(_guarded, run)
             except RuntimeError:
-                # The interpreter is ending, and somebody left a stream open: what is durable is what counts.
+                # The interpreter exits with an open stream: only what is durable counts.
                 self._closed = True
 
     def call_after(self, delay_s: float, run: Callable[[], object]) -> Timer:
-        """Runs ``run`` on a worker when ``delay_s`` seconds have passed."""
+        """Runs ``run`` on a worker after ``delay_s`` seconds."""
         timer = Timer(run)
         with self._lock:
             if self._closed:
@@ -78,11 +78,11 @@ class Workers:
         return timer
 
     def result_of(self, done: Future[_Result]) -> _Result:
-        """Waits for what tasks of this pool bring about; not for its own workers to call. Raises what they set."""
+        """Waits for a result that this pool's tasks set, and raises their error. Not for its own workers."""
         return done.result()
 
     def close(self) -> None:
-        """Waits for running tasks, drops timers. Closing twice is fine."""
+        """Waits for running tasks, drops timers. Idempotent."""
         with self._lock:
             self._closed = True
             self._due.clear()
@@ -110,8 +110,7 @@ class Workers:
 
 
 class SerialTask:
-    """A step of a state machine: scheduled any number of times, it runs at least once after the last of them and never
-    twice at once."""
+    """A step of a state machine: runs at least once after the last of any number of schedules, never concurrently."""
 
     def __init__(self, workers: Workers, run: Callable[[], object]) -> None:
         self._workers = workers
@@ -129,7 +128,7 @@ class SerialTask:
         self._workers.submit(self._loop)
 
     def _loop(self) -> None:
-        # One run per turn in the pool, so that a busy stream can't keep a worker to itself.
+        # One run per slot in the pool, so that a busy stream can't occupy a worker.
         try:
             self._run()
         finally:
@@ -141,7 +140,7 @@ class SerialTask:
 
 
 def _guarded(run: Callable[[], object]) -> None:
-    # Tasks handle their own errors; what still escapes is a bug, and silence would look like a stall.
+    # Tasks handle their own errors; an escaped one is a bug, and silence would look like a stall.
     try:
         run()
     except BaseException:
@@ -154,12 +153,12 @@ RETRY_DELAY_FIRST_S = 0.2
 
 
 class Backoff:
-    """Calls ``again`` after a wait.
+    """Calls ``again`` after an exponential delay.
 
     Args:
-        workers: has the timer, and calls.
+        workers: runs the timer and the call.
         delay_s_max: the longest wait (``retry_seconds_max``).
-        again: what is tried.
+        again: the retried call.
     """
 
     def __init__(self, workers: Workers, delay_s_max: float, again: Callable[[], object]) -> None:
@@ -171,7 +170,7 @@ class Backoff:
         self.waiting = False
 
     def wait(self) -> float:
-        """Starts a wait; how long it is, in seconds."""
+        """Starts a wait; returns its seconds."""
         with self._lock:
             self.waiting = True
             self._delay_s = delay_s = min(max(self._delay_s * 2, RETRY_DELAY_FIRST_S), self._delay_s_max)
@@ -179,7 +178,7 @@ class Backoff:
         return delay_s
 
     def reset(self) -> None:
-        """Something succeeded: the next wait is a short one."""
+        """Resets the delay after a success."""
         with self._lock:
             self._delay_s = 0.0
 

@@ -1,4 +1,4 @@
-"""A process that does it all unattended, and the doors through which others look into it and bring entries.
+"""The unattended service, with listeners for queries and pushed entries.
 
-Owns nothing itself. Must never be imported by what works without a server: the other verbs, the library, Spark.
+Modules that work without a server don't import it: the other commands, the library, Spark.
 """

@@ -1,4 +1,4 @@
-"""Authentication and roles: bearer tokens, client certificates, and the one table of operations by role."""
+"""Authentication and roles: bearer tokens, client certificates, and the table of operations by role."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ __all__ = [
     "token_digests",
 ]
 
-#: Bytes of one token: shorter ones can be guessed, longer ones don't fit into a header.
+#: Token length: shorter ones can be guessed, longer ones don't fit into a header.
 TOKEN_BYTES_MIN = 16
 TOKEN_BYTES_MAX = 4096
 #: Larger files hold something else.
 TOKEN_FILE_BYTES_MAX = 256 * 1024
 
-#: RFC 6750, b64token: what can stand in a header.
+#: RFC 6750, b64token: the characters allowed in a header.
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 def is_token(text: str) -> bool:
-    """Whether it could be one: tokens that are known are longer than those that are looked up."""
+    """Whether it has a token's form; configured tokens must be longer."""
     return 0 < len(text) <= TOKEN_BYTES_MAX and _TOKEN.fullmatch(text) is not None
 
 
 def digest_of(token: str) -> bytes:
-    """What is kept of a token, and compared."""
+    """Digest of a token, for storage and comparison."""
     return hashlib.sha256(token.encode()).digest()
 
 
@@ -64,7 +64,7 @@ def token_digests(source: str, environ: Mapping[str, str]) -> Sequence[bytes]:
     """Digests of the tokens of one source, ``file:PATH`` or ``env:NAME``.
 
     Raises:
-        InvalidCall: a source of another kind, nothing in it, or what is no token; which is never in the message.
+        InvalidCall: another kind of source, an empty one, or an invalid token; the message never contains it.
         AccessDenied: a file that can't be read.
     """
     kind, _, place = source.partition(":")
@@ -73,7 +73,7 @@ def token_digests(source: str, environ: Mapping[str, str]) -> Sequence[bytes]:
     elif kind == "file" and place:
         text = _file_text(Path(place))
     else:
-        # What stands there may be a token that somebody put there: it isn't repeated.
+        # The value may be a misplaced token: don't repeat it.
         raise InvalidCall("a token's source is neither file:PATH nor env:NAME")
     lines = [line.strip() for line in text.splitlines()]
     tokens = [line for line in lines if line and not line.startswith("#")]
@@ -99,16 +99,16 @@ def _file_text(file: Path) -> str:
     try:
         return raw.decode("ascii")
     except UnicodeDecodeError:
-        # The cause would show what was read, which may be a token.
+        # The cause would contain the data read, which may be a token.
         raise InvalidCall(f"{file} isn't ASCII: no file of tokens") from None
 
 
-#: Before a subscriber's name in the scope of a certificate: ``subscriber:billing``.
+#: Prefix of a subscriber's name in the scope of a certificate: ``subscriber:billing``.
 SUBSCRIBER_SCOPE = "subscriber:"
 
 
 class Role(enum.IntEnum):
-    """What a caller may do; each includes the ones before it. ``OPERATIONS`` is what that is."""
+    """Permissions of a caller; each role includes the lower ones. See ``OPERATIONS``."""
 
     READ = 1
     WRITE = 2
@@ -137,12 +137,12 @@ class NotAllowed(AccessDenied):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls.
+    """An authenticated or anonymous caller.
 
     Attributes:
         name: for logs and the audit: ``token of env:READ_TOKEN``, ``certificate prometheus``, ``anyone``. No secret.
-        role: ``None`` with no subscribers either: may only ask whether the process lives.
-        subscribers: whose progress the caller speaks for, outside of the roles.
+        role: ``None`` without subscribers: liveness queries only.
+        subscribers: whose progress the caller may report, besides its role.
     """
 
     name: str
@@ -150,10 +150,10 @@ class Caller:
     subscribers: frozenset[str] = frozenset()
 
     def require_known(self) -> None:
-        """Passes everybody but those of whom nothing is known.
+        """Passes any known caller.
 
         Raises:
-            NotAuthenticated: nobody known.
+            NotAuthenticated: the caller is unknown.
         """
         if self.role is None and not self.subscribers:
             raise NotAuthenticated(
@@ -162,11 +162,11 @@ class Caller:
             )
 
     def require(self, role: Role, *, subscriber: str | None = None) -> None:
-        """Passes whoever has ``role`` or more, or speaks for ``subscriber``.
+        """Passes a caller with at least ``role``, or for ``subscriber``.
 
         Raises:
-            NotAuthenticated: nobody known.
-            NotAllowed: the role doesn't reach.
+            NotAuthenticated: the caller is unknown.
+            NotAllowed: the role isn't sufficient.
         """
         self.require_known()
         if (self.role is not None and self.role >= role) or (subscriber is not None and subscriber in self.subscribers):
@@ -179,7 +179,7 @@ class Caller:
         )
 
     def may(self, operation: Operation, *, subscriber: str | None = None) -> None:
-        """Passes whoever may do ``operation``, with ``subscriber`` where it is about one.
+        """Passes a caller that may do ``operation``, for ``subscriber`` if it concerns one.
 
         Raises:
             NotAuthenticated, NotAllowed: as ``require``.
@@ -190,12 +190,12 @@ class Caller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """Something that may be asked for.
+    """An operation of the API.
 
     Attributes:
-        about: what it is.
-        role: that is needed; ``None``: none.
-        is_of_subscriber: a token that is bound to the subscriber it is about is as good.
+        about: its description.
+        role: required; ``None``: none.
+        is_of_subscriber: a token bound to the subscriber concerned is sufficient.
         http: methods and paths.
         flight: names of actions, and of the protocol's calls.
     """
@@ -208,7 +208,7 @@ class Operation:
 
     @property
     def who(self) -> str:
-        """The role for people; ``-``: none is needed."""
+        """The role as text; ``-``: none required."""
         return "-" if self.role is None else self.role.name.lower() + (", subscriber" if self.is_of_subscriber else "")
 
 
@@ -260,12 +260,12 @@ OPERATIONS: Mapping[str, Operation] = {
 }
 #: ``POST /v1/streams/{stream}/pause`` -> the operation.
 OPERATION_OF_ROUTE: Mapping[str, Operation] = {route: each for each in OPERATIONS.values() for route in each.http}
-#: An action's or a call's name in Flight -> the operation.
+#: Name of a Flight action or call -> the operation.
 OPERATION_OF_ACTION: Mapping[str, Operation] = {name: each for each in OPERATIONS.values() for name in each.flight}
 
 
 def operations_table() -> Iterator[tuple[str, str, str, str]]:
-    """What may be done, with which role, and how over HTTP and over Flight: a row for each operation."""
+    """Operations with role, HTTP route and Flight action, a row each."""
     for each in OPERATIONS.values():
         looks = each is OPERATIONS["look"]
         http = "every other GET" if looks else ", ".join(f"`{route}`" for route in each.http)
@@ -274,13 +274,13 @@ def operations_table() -> Iterator[tuple[str, str, str, str]]:
 
 #: Of one process; a caller's token is compared with each of them.
 TOKENS_MAX = 64
-#: In ``certificates``: whoever has a certificate that our authorities signed.
+#: In ``certificates``: any certificate signed by the configured authorities.
 ANY_CERTIFICATE = "*"
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A token that counts: its digest, where it comes from, and what it is good for."""
+    """An accepted token: its digest, its source, and its permissions."""
 
     digest: bytes
     source: str
@@ -289,20 +289,19 @@ class _Known:
 
 
 class Credentials:
-    """The tokens and certificates of a process, shared by its doors. Thread-safe.
+    """The tokens and certificates of a process, shared by its listeners. Thread-safe.
 
     Args:
-        tokens: role -> where its tokens are: ``file:PATH`` or ``env:NAME``.
-        subscriber_tokens: subscriber -> where the token is that speaks for it. A token that has a role may speak for
-            subscribers too.
-        certificates: common name or DNS name of a client's certificate -> its role; ``*``: any other that was signed
-            by the authorities of the door.
-        certificate_subscribers: such a name -> the subscriber that the certificate speaks for.
-        environ: where variables are looked up; default: the process's environment.
+        tokens: role -> its tokens' sources: ``file:PATH`` or ``env:NAME``.
+        subscriber_tokens: subscriber -> the source of its token. A token with a role may also have subscribers.
+        certificates: common name or DNS name of a client's certificate -> its role; ``*``: any other signed by the
+            listener's authorities.
+        certificate_subscribers: such a name -> the certificate's subscriber.
+        environ: environment variables; default: the process's.
 
     Raises:
-        InvalidCall: a source of another kind; a token that is too short, too long or not one, or stands for two roles;
-            nothing in a source. Every problem at once; a token is never in it.
+        InvalidCall: another kind of source; a token that is too short, too long, invalid, or of two roles; an empty
+            source. All problems at once; never contains a token.
         AccessDenied: a file that can't be read.
     """
 
@@ -325,11 +324,11 @@ class Credentials:
         self.reload()
 
     def reload(self) -> None:
-        """Reads the tokens again; what was wrong changes nothing. Raises as the constructor."""
+        """Reads the tokens again; an error changes nothing. Raises as the constructor."""
         self.read()()
 
     def read(self) -> Callable[[], None]:
-        """Reads the tokens again; they count once what is returned is called, which can't fail.
+        """Reads the tokens again; the returned function activates them and can't fail.
 
         Raises:
             InvalidCall, AccessDenied: as the constructor.
@@ -369,18 +368,18 @@ class Credentials:
 
     @property
     def has_certificates(self) -> bool:
-        """Whether certificates of clients mean anything here."""
+        """Whether client certificates are accepted."""
         return bool(self._certificates or self._certificate_subscribers)
 
     def of_token(self, token: str) -> Caller:
-        """Whose token it is. Takes as long for a wrong one as for a right one.
+        """The token's caller. Constant time for wrong and right tokens.
 
         Raises:
-            NotAuthenticated: nobody's.
+            NotAuthenticated: an unknown token.
         """
         digest = digest_of(token)
         found: _Known | None = None
-        for each in self._known:  # all of them, so that time doesn't say which one was nearly right
+        for each in self._known:  # all of them: timing must not reveal a near match
             if hmac.compare_digest(each.digest, digest):
                 found = each
         if found is None:
@@ -388,10 +387,10 @@ class Credentials:
         return Caller(f"token of {found.source}", found.role, found.subscribers)
 
     def of_certificate(self, names: Collection[str]) -> Caller:
-        """Whose certificate it is, by the names in it; the transport has checked who signed it.
+        """The certificate's caller, by its names; the transport has checked the signature.
 
         Raises:
-            NotAuthenticated: none of its names means anything here.
+            NotAuthenticated: none of its names is configured.
         """
         bound = [name for name in names if name in self._certificate_subscribers]
         subscribers = frozenset(self._certificate_subscribers[name] for name in bound)
@@ -410,7 +409,7 @@ class Credentials:
         return f"Credentials({self})"
 
     def __str__(self) -> str:
-        """How many there are, for people."""
+        """Number of tokens and certificates, as text."""
         certificates = self._certificates.keys() | self._certificate_subscribers.keys()
         return f"{len(self._known)} tokens, {len(certificates)} certificates"
 
@@ -419,11 +418,11 @@ class Credentials:
 
 
 class Guard:
-    """Who comes in at one door.
+    """Authentication of one listener.
 
     Args:
-        credentials: tokens and certificates that count.
-        anonymous: the role of whoever shows nothing; ``None``: none. ``guard_for`` knows when that is safe.
+        credentials: accepted tokens and certificates.
+        anonymous: the role without credentials; ``None``: none. ``guard_for`` decides when that is safe.
     """
 
     def __init__(self, credentials: Credentials, anonymous: Role | None = None) -> None:
@@ -431,14 +430,14 @@ class Guard:
         self.anonymous = anonymous
 
     def caller(self, authorization: str | None, certificate_names: Collection[str] | None = None) -> Caller:
-        """Who calls. A wrong token is refused even where none is needed: whoever sends one believes that it counts.
+        """The caller. A wrong token is refused even where none is required: its sender relies on it.
 
         Args:
-            authorization: the header of that name, as sent; ``None``: there was none.
-            certificate_names: of the client's certificate, which the transport has checked; ``None``: it showed none.
+            authorization: the header of that name, as sent; ``None``: absent.
+            certificate_names: of the client's certificate, checked by the transport; ``None``: absent.
 
         Raises:
-            NotAuthenticated: a token or certificate that isn't known, or another kind of authentication.
+            NotAuthenticated: an unknown token or certificate, or another kind of authentication.
         """
         if authorization is not None:
             return self.credentials.of_token(bearer_token(authorization))
@@ -454,7 +453,7 @@ def bearer_token(authorization: str) -> str:
     """The token of a header ``Bearer TOKEN``.
 
     Raises:
-        NotAuthenticated: another kind, or nothing that is a token.
+        NotAuthenticated: another kind, or an invalid token.
     """
     kind, _, token = authorization.partition(" ")
     token = token.strip()
@@ -464,10 +463,10 @@ def bearer_token(authorization: str) -> str:
 
 
 def open_credentials(settings: AccessSettings, environ: Mapping[str, str] | None = None) -> Credentials:
-    """The tokens and certificates that a process's settings name.
+    """The tokens and certificates in a process's settings.
 
     Raises:
-        InvalidCall, AccessDenied: as ``Credentials``; a certificate with a word that is no role.
+        InvalidCall, AccessDenied: as ``Credentials``; a certificate with an unknown role.
     """
     roles: dict[str, Role] = {}
     subscribers: dict[str, str] = {}
@@ -498,19 +497,19 @@ def guard_for(
     has_tls: bool,
     setting: str = "listen",
 ) -> Guard:
-    """The guard of a door at ``address``, if it is safe to open it there.
+    """The guard of a listener at ``address``, if that is safe.
 
-    On loopback without tokens and certificates everyone may do everything, unless ``access.anonymous`` says what.
+    On loopback without tokens and certificates every caller has every permission, unless ``access.anonymous`` is set.
 
     Args:
-        address: where the door is.
-        credentials: tokens and certificates that count there.
-        settings: ``anonymous`` and ``tokens_without_tls`` are what may be said by name.
-        has_tls: whether what goes through the door is encrypted.
+        address: of the listener.
+        credentials: accepted tokens and certificates.
+        settings: ``anonymous`` and ``tokens_without_tls`` permit explicitly.
+        has_tls: whether the listener is encrypted.
         setting: of the address, for the error.
 
     Raises:
-        InvalidCall: other machines would come in without authentication, or tokens would cross the network readable.
+        InvalidCall: other machines could connect without authentication, or tokens would cross the network readable.
     """
     anonymous = None if settings.anonymous == "loopback" else Role.of(settings.anonymous)
     has_authentication = credentials.has_tokens or credentials.has_certificates

@@ -43,11 +43,11 @@ __all__ = [
 
 
 def require_sound(settings: Settings) -> None:
-    """Refuses settings of a process that can't be made of them, all that is wrong at once. Opens and asks nothing, but
-    reads tokens and certificates.
+    """Refuses unusable process settings, with all problems at once. Does no network I/O, but reads tokens and
+    certificates.
 
     Raises:
-        InvalidCall, AccessDenied: what is wrong, a part each.
+        InvalidCall, AccessDenied: one part per problem.
     """
     serve = settings.serve
     found: list[OffloaderError] = []
@@ -93,20 +93,20 @@ class DoorChecks:
 
 
 def _listens(settings: Settings) -> dict[str, str]:
-    """Setting -> address, of what is listened on."""
+    """Setting -> listen address."""
     named = {"http.listen": settings.http.listen, "flight.listen": settings.flight.listen}
     return {setting: address for setting, address in named.items() if address}
 
 
 def _known(settings: Settings) -> tuple[Credentials, bool]:
-    """Who is known, and whether there is TLS. Raises as ``open_credentials`` and ``server_tls``."""
+    """Credentials, and whether TLS is configured. Raises as ``open_credentials`` and ``server_tls``."""
     return open_credentials(settings.access), server_tls(settings.access) is not None
 
 
 def _guarded(
     settings: Settings, credentials: Credentials, *, has_tls: bool
 ) -> Iterator[tuple[str, ListenAddress, Guard]]:
-    """Setting, address and guard, one after another. Raises as ``guard_for`` where one wouldn't be safe to open."""
+    """Setting, address and guard of each listener. Raises as ``guard_for`` where it wouldn't be safe."""
     for setting, text in _listens(settings).items():
         address = parse_listen(text, setting=setting)
         yield setting, address, guard_for(address, credentials, settings.access, has_tls=has_tls, setting=setting)
@@ -119,12 +119,12 @@ def _require_safe(settings: Settings) -> None:
 
 
 def no_store() -> InvalidCall:
-    """There is nowhere to offload to."""
+    """The error for a missing store."""
     return InvalidCall("no store is named", hint='set serve.store = "s3://BUCKET/ROOT" in the settings file')
 
 
 def nothing_to_do() -> InvalidCall:
-    """Nothing of it asks for a process."""
+    """The error for settings with neither streams nor maintenance."""
     return InvalidCall(
         "there is nothing to do: no feed of streams, and no upkeep",
         hint="set serve.ledgers, pulsar.topics, flight.listen, or serve.upkeep = true",
@@ -133,12 +133,12 @@ def nothing_to_do() -> InvalidCall:
 
 @dataclass(frozen=True, slots=True)
 class ProviderParts:
-    """What a feed may be made of.
+    """Parts for making a provider.
 
     Attributes:
         store: of the streams, open for writing.
-        credentials: of the doors; the process reads them again.
-        control: takes commands for every stream, once everything is made.
+        credentials: of the listeners; the process reloads them.
+        control: executes commands for every stream, once everything is made.
     """
 
     settings: Settings
@@ -151,11 +151,11 @@ class ProviderParts:
 
 @dataclass(frozen=True, slots=True)
 class Assembled:
-    """A process that isn't started, and what its doors need.
+    """A process that isn't started, and the parts of its listeners.
 
     Attributes:
-        view: answers questions; ``control``: takes commands.
-        credentials: tokens and certificates that count at the doors.
+        view: answers queries; ``control``: executes commands.
+        credentials: accepted tokens and certificates.
     """
 
     process: ServingProcess
@@ -175,17 +175,17 @@ def assemble(
     feeds: Callable[[ProviderParts], Sequence[StreamProvider]] | None = None,
     url: str = "",
 ) -> Assembled:
-    """Makes a process; it isn't started.
+    """Makes a process, not started.
 
     Args:
         file: the settings.
-        recent: hears of the log; whoever gives it adds it to the logger.
-        store: instead of the one that ``serve.store`` names; opened with a recorder, or it isn't measured.
-        feeds: instead of those that the settings name.
-        url: where the process can be reached when ``serve.url`` doesn't say.
+        recent: log handler for recent errors; the caller adds it to the logger.
+        store: instead of ``serve.store``; without a recorder it isn't measured.
+        feeds: instead of the settings' providers.
+        url: the process's address if ``serve.url`` isn't set.
 
     Raises:
-        InvalidCall: no store, or nothing to do; a door that isn't safe to open.
+        InvalidCall: no store, or nothing to do; an unsafe listener.
         Unsupported: the store lets two writers create one object, and ``store.single_writer`` isn't set.
         OffloaderError: the store can't be used.
     """
@@ -200,7 +200,7 @@ def assemble(
     )
     if not made and not serve.upkeep:
         raise nothing_to_do()
-    # Two writers that both "win" would lose entries: found out before anything is written.
+    # Two writers that both "win" would lose entries: check before the first write.
     problems = require_conditional_puts(store, single_writer=settings.store.single_writer).problems
     offloader = LedgerOffloader(
         store,
@@ -247,7 +247,7 @@ def _open_store(settings: Settings, clock: Clock, metrics: Metrics) -> ObjectSto
 
 
 def _listening_url(settings: Settings) -> str:
-    """Where HTTP is served, as others may reach it; empty: it isn't, or at a port that nobody knows yet."""
+    """The HTTP address for other machines; empty: not served, or at a port not yet known."""
     if not settings.http.listen:
         return ""
     address = parse_listen(settings.http.listen, setting="http.listen")
@@ -259,7 +259,7 @@ def _listening_url(settings: Settings) -> str:
 
 
 def _http(parts: Assembled, settings: Settings, clock: Clock) -> HttpListener:
-    # Only now: a process that isn't looked into over HTTP needs none of its packages.
+    # Imported late: a process without HTTP needs none of its packages.
     from offloader.service.http.server import OffloadHttp
 
     return OffloadHttp(
@@ -274,7 +274,7 @@ def _http(parts: Assembled, settings: Settings, clock: Clock) -> HttpListener:
 
 
 def providers_of(parts: ProviderParts) -> list[StreamProvider]:
-    """The feeds that the settings name."""
+    """The providers in the settings."""
     found: list[StreamProvider] = []
     if parts.settings.serve.ledgers:
         found.append(EmbeddedProvider(parts.settings.serve.ledgers, clock=parts.clock))

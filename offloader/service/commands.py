@@ -19,16 +19,16 @@ __all__ = ["LATEST", "ControlledProcess", "ServiceControl"]
 
 _log = logging.getLogger("offloader.service.commands")
 
-#: In place of a position: everything that there is now.
+#: Instead of a position: the current end.
 LATEST = "latest"
 
 
 class ControlledProcess(Protocol):
-    """Whom the commands are for. Thread-safe."""
+    """The process that executes the commands. Thread-safe."""
 
     @property
     def history(self) -> BackfillService:
-        """What records that a stream is paused."""
+        """Records pauses in the manifest."""
         ...
 
     def source_of(self, stream: str) -> LedgerSource | None:
@@ -36,30 +36,30 @@ class ControlledProcess(Protocol):
         ...
 
     def offload(self, stream: str, until: Position | None, *, timeout_s: float) -> Position | None:
-        """Closes the segment that holds ``until`` (default: the newest entry now), and waits until it is committed.
+        """Closes the segment that holds ``until`` (default: the newest entry now), and waits for its commit.
 
         Returns:
             The committed end, ``None`` when the stream has no entries.
 
         Raises:
             NotFound: no such stream is served here.
-            StoreUnavailable: not committed within ``timeout_s``; it goes on.
+            StoreUnavailable: not committed within ``timeout_s``; offloading continues.
             As ``StreamOffload.offload``.
         """
         ...
 
     def look_again(self, stream: str) -> None:
-        """A stream that is served here sees at once that it was paused or resumed; nothing of any other."""
+        """Wakes a stream that is served here, to apply a pause or resume at once; ignores others."""
         ...
 
 
 class ServiceControl:
-    """Thread-safe.
+    """Executes commands. Thread-safe.
 
     Args:
-        store: where the streams are, open for writing.
+        store: of the streams, open for writing.
         clock: for times of activity.
-        process: does what the store alone can't.
+        process: executes what needs more than the store.
     """
 
     def __init__(self, store: ObjectStore, *, clock: Clock, process: ControlledProcess) -> None:
@@ -69,9 +69,9 @@ class ServiceControl:
         """Closes and completes the current segment of a stream that is served here, and waits for it.
 
         Args:
-            until: last entry that has to be in it; default: the newest one now.
-            timeout_s: how long to wait; what was begun goes on all the same.
-            by: who asks, for the log.
+            until: last entry to offload; default: the newest one now.
+            timeout_s: limit of the wait; offloading continues after it.
+            by: the caller, for the log.
 
         Raises:
             InvalidCall: ``until`` is no position.
@@ -83,7 +83,7 @@ class ServiceControl:
         return {"stream": name, "committed": None if committed is None else str(committed)}
 
     def pause(self, name: str, *, reason: str = "", by: str) -> dict[str, Any]:
-        """No further segment of a stream is assigned until ``resume``.
+        """Assigns no further segment of a stream until ``resume``.
 
         Raises:
             NotFound: no such stream; Fenced: it was deleted.
@@ -91,16 +91,16 @@ class ServiceControl:
         return self._record(name, "pause", lambda runs: runs.pause(name, reason), by)
 
     def resume(self, name: str, *, by: str) -> dict[str, Any]:
-        """A paused stream goes on. Raises as ``pause``."""
+        """Resumes a paused stream. Raises as ``pause``."""
         return self._record(name, "resume", lambda runs: runs.resume(name), by)
 
     def subscribe(
         self, name: str, subscriber: str, *, start: object = None, generation: int = 0, by: str
     ) -> dict[str, Any]:
-        """Registers a subscriber, or raises the generation of one.
+        """Registers a subscriber, or raises its generation.
 
         Args:
-            start: where it begins, as ``publish``'s ``at``; default: at the stream's beginning.
+            start: its initial position, as ``publish``'s ``at``; default: the stream's beginning.
 
         Raises: as ``StreamRetention.add``.
         """
@@ -113,11 +113,11 @@ class ServiceControl:
     def publish(
         self, name: str, subscriber: str, at: object, *, generation: int | None = None, by: str
     ) -> dict[str, Any]:
-        """Says what a subscriber has consumed.
+        """Records a subscriber's position.
 
         Args:
             at: the first entry still needed: ``"7:12"``, ``"latest"``, or of a partitioned topic ``{"0": "7:12"}``.
-            generation: refused unless it has this one.
+            generation: refused unless the subscriber has this one.
 
         Raises: as ``StreamRetention.publish``; InvalidCall: ``at`` is none of these.
         """
@@ -127,10 +127,10 @@ class ServiceControl:
         return {"stream": name, **found.as_json()}
 
     def unsubscribe(self, name: str, subscriber: str, *, generation: int | None = None, by: str) -> dict[str, Any]:
-        """Forgets a subscriber: it holds nothing back any more.
+        """Removes a subscriber: it holds nothing back any more.
 
         Raises:
-            NotFound: no such stream, or nobody of that name subscribes to it.
+            NotFound: no such stream or subscriber.
         """
         retention = self._retention(name)
         if subscriber not in retention.registry().subscribers:

@@ -1,4 +1,4 @@
-"""What a serving process shares with its host and store: lock file, service manager, store health."""
+"""Lock file, service manager and store health of a serving process."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HOLDER_BYTES_MAX = 1000
 
 
 class ProcessLock:
-    """The lock at ``path``; the file is made when it isn't there and stays.
+    """The lock at ``path``; the file is created if missing, and stays.
 
     The file's content names the holder, for people.
     """
@@ -38,10 +38,10 @@ class ProcessLock:
         return self._descriptor is not None
 
     def take(self) -> bool:
-        """Takes the lock if nobody has it; doesn't wait.
+        """Takes the lock if it is free; doesn't wait.
 
         Raises:
-            AccessDenied: the file can't be made or opened.
+            AccessDenied: the file can't be created or opened.
         """
         if self._descriptor is not None:
             return True
@@ -60,13 +60,13 @@ class ProcessLock:
             os.close(descriptor)
             raise AccessDenied(f"{self.path} can't be locked: {cause.strerror}", hint="use a local disk") from cause
         self._descriptor = descriptor
-        with contextlib.suppress(OSError):  # a full disk is no reason not to work
+        with contextlib.suppress(OSError):  # the lock doesn't depend on the text: the disk may be full
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{socket.gethostname()}/{os.getpid()}\n".encode(), 0)
         return True
 
     def holder(self) -> str:
-        """Who has it, as the file says."""
+        """The holder, from the file."""
         try:
             with self.path.open("rb") as file:
                 return file.read(_HOLDER_BYTES_MAX).decode("utf-8", "replace").strip()
@@ -74,7 +74,7 @@ class ProcessLock:
             return ""
 
     def give(self) -> None:
-        """Lets go of it; fine if it isn't held."""
+        """Releases the lock, if held."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
@@ -84,7 +84,7 @@ _log = logging.getLogger("offloader.service")
 
 
 class Notifier:
-    """Sends to the socket that the environment names; does nothing where it names none.
+    """systemd notifications to the socket in the environment; does nothing without one.
 
     Args:
         environ: of the process.
@@ -92,19 +92,19 @@ class Notifier:
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         path = environ.get("NOTIFY_SOCKET", "")
-        # A leading @ stands for the zero byte of an abstract address.
+        # A leading @ is the zero byte of an abstract address.
         self._address = f"\0{path[1:]}" if path.startswith("@") else path
 
     def ready(self, status: str) -> None:
-        """It does its work; ``status`` says which, for people."""
+        """The service is up; ``status`` is for people."""
         self._send(f"READY=1\nSTATUS={status}")
 
     def reloading(self, monotonic_s: float) -> None:
-        """It reads its settings again; ``ready`` says when that is done."""
+        """The service reloads its settings; ``ready`` ends that."""
         self._send(f"RELOADING=1\nMONOTONIC_USEC={int(monotonic_s * 1_000_000)}")
 
     def stopping(self, status: str) -> None:
-        """It ends."""
+        """The service is stopping."""
         self._send(f"STOPPING=1\nSTATUS={status}")
 
     def _send(self, message: str) -> None:
@@ -118,16 +118,16 @@ class Notifier:
                 _log.debug("the service manager wasn't told: %s", error)
 
 
-#: What is asked for; that it isn't there is an answer.
+#: The key requested; a NotFound is a response too.
 _KEY = catalog_key("is-anybody-there")
 
 
 class StoreReach:
-    """Thread-safe; one look at a time.
+    """Reachability of the store. Thread-safe; one check at a time.
 
     Args:
-        store: the one that is asked.
-        clock: of times.
+        store: to check.
+        clock: for times.
     """
 
     def __init__(self, store: ObjectStore, clock: Clock) -> None:
@@ -138,7 +138,7 @@ class StoreReach:
         self._looked_s = self._since_s
 
     def look(self) -> None:
-        """Asks once; takes as long as the store's deadlines allow."""
+        """Sends one request; takes as long as the store's deadlines allow."""
         asked_s = self._clock.monotonic_s()
         answers = True
         try:
@@ -152,17 +152,17 @@ class StoreReach:
         with self._lock:
             self._looked_s = self._clock.monotonic_s()
             if answers is not self._answers:
-                # A request that got no answer counts from when it was sent, one that got one from then on.
+                # A failed request counts from when it was sent, an answered one from its response.
                 self._answers, self._since_s = answers, self._looked_s if answers else asked_s
 
     @property
     def answering_s(self) -> float:
-        """For how long every look had an answer; 0: the newest one had none."""
+        """Seconds for which every check succeeded; 0: the newest one failed."""
         with self._lock:
             return self._looked_s - self._since_s if self._answers else 0.0
 
     @property
     def silent_s(self) -> float:
-        """For how long no look had an answer; 0: the newest one had one."""
+        """Seconds for which every check failed; 0: the newest one succeeded."""
         with self._lock:
             return 0.0 if self._answers else self._looked_s - self._since_s

@@ -1,4 +1,4 @@
-"""Listen addresses and the certificate that a process serves with."""
+"""Listen addresses and the server's TLS certificate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PORT_MAX = 65_535
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """Host and port; port 0: any that is free.
+    """Host and port; port 0: any free one.
 
     Attributes:
         host: an IP address or a host name.
@@ -29,17 +29,17 @@ class ListenAddress:
 
     @property
     def is_loopback(self) -> bool:
-        """Whether only this machine reaches it. A name never counts: it may mean another address tomorrow."""
+        """Whether it is reachable from this machine only. A name never counts: its address may change."""
         try:
             address = ipaddress.ip_address(self.host)
         except ValueError:
             return False
-        mapped = getattr(address, "ipv4_mapped", None)  # ::ffff:127.0.0.1; is_loopback knows it only since 3.13
+        mapped = getattr(address, "ipv4_mapped", None)  # ::ffff:127.0.0.1, which is_loopback recognizes only since 3.13
         return (mapped or address).is_loopback
 
     @property
     def is_every(self) -> bool:
-        """Whether it stands for all addresses of the machine."""
+        """Whether it means all addresses of the machine."""
         try:
             return ipaddress.ip_address(self.host).is_unspecified
         except ValueError:
@@ -57,7 +57,7 @@ def parse_listen(text: str, *, setting: str = "listen") -> ListenAddress:
         setting: its name, for the error.
 
     Raises:
-        InvalidCall: it isn't one.
+        InvalidCall: an invalid address.
     """
     found = _LISTEN.fullmatch(text.strip())
     port = int(found["port"]) if found else -1
@@ -79,12 +79,12 @@ _NAMES_MAX = 100
 
 
 def server_tls(settings: AccessSettings) -> ssl.SSLContext | None:
-    """TLS 1.2 and later, as the settings say; ``None``: none is wanted.
+    """TLS 1.2 and later, by the settings; ``None``: not configured.
 
-    A client shows a certificate where ``certificates`` names some; it must where there are no tokens.
+    A client may present a certificate where ``certificates`` names some, and must if there are no tokens.
 
     Raises:
-        InvalidCall: settings that don't fit together, or files that aren't what they should be.
+        InvalidCall: contradictory settings, or invalid files.
         AccessDenied: a file that can't be read.
     """
     if not settings.certificate_file:
@@ -112,14 +112,14 @@ def server_tls(settings: AccessSettings) -> ssl.SSLContext | None:
 
 
 def renew_certificate(context: ssl.SSLContext, settings: AccessSettings) -> None:
-    """Loads certificate and key again: connections from now on see the new one.
+    """Reloads certificate and key for new connections.
 
     Raises:
-        InvalidCall, AccessDenied: as ``server_tls``; the one before stays.
+        InvalidCall, AccessDenied: as ``server_tls``; the previous one stays.
     """
     key_file = settings.key_file or settings.certificate_file
     try:
-        # First aside: a context that was given a wrong pair has half of it.
+        # In a separate context first: a wrong pair leaves a context half-loaded.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
             settings.certificate_file, key_file, password=_no_password
         )
@@ -129,9 +129,9 @@ def renew_certificate(context: ssl.SSLContext, settings: AccessSettings) -> None
 
 
 def certificate_names(tls: ssl.SSLObject | ssl.SSLSocket | None) -> list[str] | None:
-    """Common names and DNS names of the certificate that the other side showed; ``None``: it showed none.
+    """Common names and DNS names of the peer's certificate; ``None``: it presented none.
 
-    A name that can't be printed is none: it would be in the log.
+    An unprintable name is dropped: it would get into the log.
     """
     found = None if tls is None else tls.getpeercert()
     if not found:
@@ -144,7 +144,7 @@ def certificate_names(tls: ssl.SSLObject | ssl.SSLSocket | None) -> list[str] | 
 
 
 def _no_password() -> str:
-    """Instead of asking a terminal: a key that nobody can open without one is of no use to a process."""
+    """Refuses instead of prompting on a terminal: a service can't use a key with a password."""
     raise InvalidCall("access.key_file is encrypted", hint="give the key without a password, readable only for us")
 
 

@@ -26,7 +26,7 @@ from offloader.write.offloader import LedgerOffloader
 
 __all__ = ["HttpListener", "Reloaded", "ServingParts", "ServingProcess", "is_live", "reloaded"]
 
-#: Settings of the process that whoever reads them asks for each time.
+#: Process settings that are read at every use.
 ASKED_EACH_TIME = frozenset(
     {
         "pulsar.exclude",
@@ -42,18 +42,18 @@ ASKED_EACH_TIME = frozenset(
         "serve.streams_max",
     }
 )
-#: Sections of streams that are read when something is opened which stays open.
+#: Stream sections that are read only when a long-lived resource is opened.
 FIXED_SECTIONS = frozenset({"ledgers"})
 
 
 @dataclass(frozen=True, slots=True)
 class Reloaded:
-    """What came of a new file.
+    """Result of a reload.
 
     Attributes:
-        file: the settings in force from here on: the new ones, but what can't change is as it was.
-        changed: what changed, ``[topic a/b/c] offload.codec``.
-        needs_restart: what would have to, likewise.
+        file: the settings in force: the new ones, except those that can't change.
+        changed: the changes, ``[topic a/b/c] offload.codec``.
+        needs_restart: changes that need a restart, likewise.
     """
 
     file: SettingsFile
@@ -62,7 +62,7 @@ class Reloaded:
 
 
 def reloaded(old: SettingsFile, new: SettingsFile) -> Reloaded:
-    """What of ``new`` counts in a process that runs by ``old``."""
+    """Applies ``new`` to a process that runs with ``old``."""
     changed: list[str] = []
     fixed: list[str] = []
     layers: dict[str, dict[str, Any]] = {}
@@ -85,7 +85,7 @@ def reloaded(old: SettingsFile, new: SettingsFile) -> Reloaded:
 
 
 def is_live(name: str) -> bool:
-    """Whether a running process obeys another value of a setting."""
+    """Whether a running process applies a change of a setting."""
     section = name.partition(".")[0]
     if name == STREAMING or name in ASKED_EACH_TIME:
         return True
@@ -103,19 +103,19 @@ _log = logging.getLogger("offloader.service")
 DOCUMENT_AGE_S_MAX = 1.0
 #: How long who asks waits for a newer one.
 LOOK_WAIT_S_MAX = 2.0
-#: Seconds that a feed or a door may take to end.
+#: Seconds for a provider or listener to end.
 CLOSE_S = 5.0
-#: First wait before a feed that couldn't be started is started again; it doubles up to the second one.
+#: First and longest wait before a provider that couldn't be started is started again; doubles.
 FEED_RETRY_S, FEED_RETRY_S_MAX = 1.0, 60.0
 #: Stalled streams that are named one by one among the problems.
 STALLED_NAMED_MAX = 20
 
 
 class HttpListener(Protocol):
-    """Where others come in: the HTTP interface."""
+    """A listener of the HTTP interface."""
 
     def start(self) -> None:
-        """Answers from now on.
+        """Starts to serve.
 
         Raises:
             OffloaderError: it can't listen there.
@@ -123,29 +123,29 @@ class HttpListener(Protocol):
         ...
 
     def stop(self, within_s: float) -> None:
-        """Answers no more; requests under way have ``within_s`` seconds. Never raises."""
+        """Stops serving; current requests have ``within_s`` seconds. Never raises."""
         ...
 
     def reload(self) -> None:
-        """Reads its secrets and certificates again.
+        """Reloads its secrets and certificates.
 
         Raises:
-            OffloaderError: what is wrong; everything stays as it was.
+            OffloaderError: invalid ones; the old ones stay.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ServingParts:
-    """What a process is made of; whoever makes it opens and closes the store.
+    """Parts of a process; its maker opens and closes the store.
 
     Attributes:
         offloader: writes to the store.
         streams: over that offloader.
-        feeds: bring streams.
+        feeds: the providers of streams.
         upkeep: ``None``: another process does it.
-        recent: hears of the log.
-        credentials: tokens and certificates that count at the doors.
+        recent: log handler for recent errors.
+        credentials: accepted tokens and certificates.
     """
 
     offloader: LedgerOffloader
@@ -160,20 +160,20 @@ class ServingParts:
 class ServingProcess:
     """Made once, started once, stopped once. Thread-safe.
 
-    It is what ``offloader.service.queries`` and ``offloader.service.commands`` ask.
+    Serves ``offloader.service.queries`` and ``offloader.service.commands``.
     """
 
     def __init__(self, parts: ServingParts) -> None:
         self._parts, self._clock = parts, parts.clock
         self._streams, self._offloader = parts.streams, parts.offloader
         self._doors: list[HttpListener] = []
-        # For upkeep, whose runs are long, and one more for what is retried.
+        # For maintenance, whose runs are long, and one more for retries.
         self._workers = Workers(JOBS_AT_ONCE_MAX + 1, parts.clock)
         self._started_ms = parts.clock.now_ms()
-        # Looks at the streams for whoever asks: a source that doesn't answer holds up this thread, and nobody else.
+        # Observes the streams on request: an unresponsive source blocks only this thread.
         self._lookers = Workers(1, parts.clock)
         self._look = SerialTask(self._lookers, self._refresh)
-        # Guards the document and what is wrong.
+        # Guards the document and the problems.
         self._lock = threading.Lock()
         self._refreshed = threading.Condition(self._lock)
         self._document: tuple[float, Mapping[str, Any]] | None = None
@@ -186,16 +186,16 @@ class ServingProcess:
         parts.offloader.observation.complete_with(self._complete)
 
     def add_door(self, door: HttpListener) -> None:
-        """Opens and closes it with the process; before ``start``."""
+        """Adds a listener, started and stopped with the process; before ``start``."""
         self._doors.append(door)
 
-    # --- its life ------------------------------------------------------------------------------------------------
+    # --- lifecycle -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Opens the doors, then starts upkeep and the feeds.
+        """Starts the listeners, then maintenance and the providers.
 
         Raises:
-            OffloaderError: a door can't be opened, or a feed's settings are wrong; call ``stop`` then.
+            OffloaderError: a listener can't start, or a provider's settings are wrong; call ``stop`` then.
         """
         for door in self._doors:
             door.start()
@@ -208,11 +208,11 @@ class ServingProcess:
         _log.info("serving %s", self._offloader.store.url, extra=extra)
 
     def stop(self, *, drain: bool = True) -> int:
-        """Ends everything: the feeds bring nothing further, the current segments are completed, the streams end, then
-        the doors, the feeds and the offloader are closed. Calling it twice is fine.
+        """Stops the providers, completes the current segments, ends the streams, then closes listeners, providers and
+        the offloader. Idempotent.
 
         Returns:
-            How many streams weren't drained within their limits; what they have is left to the next start.
+            The number of streams that weren't drained within their limits; the next start offloads their rest.
         """
         with self._lock:
             if self._stopping:
@@ -224,7 +224,7 @@ class ServingProcess:
         left = self._streams.close(drain=drain)
         if self._parts.upkeep is not None:
             self._quietly("upkeep", self._parts.upkeep.close)
-        self._offloader.observation.look()  # how it ended, before nobody can ask any more
+        self._offloader.observation.look()  # the final state, while it can still be queried
         for door in reversed(self._doors):
             self._quietly(type(door).__name__, partial(door.stop, CLOSE_S))
         for feed in self._parts.feeds:
@@ -236,14 +236,14 @@ class ServingProcess:
         return left
 
     def abort(self) -> None:
-        """Nothing is waited for any more: ``stop`` ends soon. What isn't committed is left to the next start."""
+        """Ends all waits, so that ``stop`` ends soon. The next start offloads what isn't committed."""
         self._streams.abort()
 
     def reload(self, new: SettingsFile) -> Reloaded:
-        """Obeys other settings as far as that is possible; the doors read their secrets again.
+        """Applies other settings as far as possible; the listeners reload their secrets.
 
         Raises:
-            OffloaderError: a door's secrets are wrong; nothing was changed.
+            OffloaderError: a listener's secrets are invalid; nothing was changed.
         """
         found = reloaded(self._streams.file, new)
         self._parts.credentials.reload()
@@ -262,7 +262,7 @@ class ServingProcess:
         return found
 
     def refused_reload(self, error: OffloaderError) -> None:
-        """Shows that a changed settings file is wrong; the old one stays in force."""
+        """Reports an invalid settings file; the old one stays in force."""
         with self._lock:
             self._reload_problem = ProviderProblem(
                 where="settings", what=error.message, hint=error.hint, since_ms=self._clock.now_ms()
@@ -278,7 +278,7 @@ class ServingProcess:
             _log.warning("feed %s can't be started: %s; again in %.0f s", feed.name, error, wait_s, extra=extra)
             self._wait_for(feed, error.message, error.hint, wait_s)
         except Exception as error:
-            # A bug in one feed: the others, and what has been offloaded before, must go on.
+            # A bug in one provider must not affect the others.
             _log.exception("feed %s can't be started", feed.name)
             self._wait_for(feed, f"{type(error).__name__}: {error}", "", wait_s)
         else:
@@ -302,7 +302,7 @@ class ServingProcess:
             # The next one has to end too.
             _log.exception("%s didn't end in order", what)
 
-    # --- what it is asked ----------------------------------------------------------------------------------------
+    # --- queries -------------------------------------------------------------------------------------------------
 
     @property
     def started_ms(self) -> int:
@@ -342,7 +342,7 @@ class ServingProcess:
             found.look_again()
 
     def document(self) -> Mapping[str, Any]:
-        """The status document, ``DOCUMENT_AGE_S_MAX`` old; older, if a source doesn't say soon what it has."""
+        """The status document, at most ``DOCUMENT_AGE_S_MAX`` old; older if a source doesn't respond soon."""
         asked_s = self._clock.monotonic_s()
         with self._lock:
             before = self._document
@@ -385,16 +385,16 @@ class ServingProcess:
         return found
 
     def readings(self) -> Iterator[Reading]:
-        """The gauges of streams that ``StreamOffload`` says nothing of: those that stand by, for example."""
+        """Gauges of streams without a ``StreamOffload``, such as standbys."""
         for row in self._streams.documents():
             yield Reading("streams", 1.0, row["stream"], row["mode"])
 
     def _complete(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The rows of the status document: with who brought a stream, and streams that aren't being offloaded too."""
+        """The rows of the status document, with each stream's provider, and streams that aren't being offloaded."""
         labels = self._streams.labels()
         seen = {row["stream"] for row in rows}
         idle = [row for row in self._streams.documents() if row["stream"] not in seen]
-        # A stream that was removed may be held for a while.
+        # A removed stream may be listed for a while.
         live = [row for row in rows if row["stream"] in labels]
         found = [{**row, **labels.get(row["stream"], {})} for row in [*live, *idle]]
         return sorted(found, key=lambda row: str(row["stream"]))

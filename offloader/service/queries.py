@@ -62,12 +62,12 @@ _Item = TypeVar("_Item")
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[_Item]):
-    """Some of many.
+    """One page of a list.
 
     Attributes:
-        items: at most as many as were asked for.
-        next_after: where the next page goes on; ``None``: this was the last one.
-        total: how many there are on all pages now.
+        items: at most as many as requested.
+        next_after: start of the next page; ``None``: this is the last one.
+        total: current number on all pages.
     """
 
     items: tuple[_Item, ...]
@@ -76,12 +76,12 @@ class Page(Generic[_Item]):
 
 
 class StreamOrder(StrEnum):
-    """What comes first."""
+    """Order of a list of streams."""
 
     NAME = "name"
-    #: The furthest behind.
+    #: The largest lag first.
     LAG = "lag"
-    #: Stalled or failing ones, then by lag.
+    #: Stalled or failing ones first, then by lag.
     TROUBLE = "trouble"
 
 
@@ -91,11 +91,11 @@ _Key = tuple[int, float, int, str]
 def page_of(
     rows: Sequence[Mapping[str, Any]], order: StreamOrder, *, after: str, limit: int
 ) -> Page[Mapping[str, Any]]:
-    """The rows that come after ``after`` in an order.
+    """The rows after ``after`` in an order.
 
     Args:
         rows: of a status document, in any order.
-        after: ``next_after`` of the page before; empty: the first page.
+        after: ``next_after`` of the previous page; empty: the first page.
         limit: most rows of the page, at least 1.
 
     Raises:
@@ -103,7 +103,7 @@ def page_of(
     """
     place = _place(after, order)
     rest = rows if place is None else [row for row in rows if _key(row, order) > place]
-    # One more than asked for tells whether there is another page.
+    # One more than requested shows whether another page follows.
     found = heapq.nsmallest(max(limit, 1) + 1, rest, key=lambda row: _key(row, order))
     items = tuple(found[: max(limit, 1)])
     last = json.dumps([order.value, *_key(items[-1], order)]) if len(found) > len(items) else None
@@ -132,12 +132,12 @@ def _place(after: str, order: StreamOrder) -> _Key | None:
 
 
 def place_after(record: SegmentRecord) -> str:
-    """The place behind a segment."""
+    """The place after a segment."""
     return f"{record.begin} {record.uuid}"
 
 
 def start_after(segments: Sequence[SegmentRecord], after: str) -> int:
-    """The number of the first segment behind a place; a segment that is gone is replaced by those that begin there.
+    """Index of the first segment after a place; if its segment is gone, the first that begins there.
 
     Args:
         segments: in the stream's order.
@@ -179,7 +179,7 @@ def shape_document(shape: StreamShape) -> dict[str, Any]:
     """
     ledgers, segments = thinned(shape.ledgers, BARS_MAX), thinned(shape.segments, BARS_MAX)
     step = -(-len(shape.timeline) // POINTS_MAX) or 1
-    # From the end, so that the last point is always among them; the first one is where the axis begins.
+    # From the end, to include the last point; the first one is the origin of the axis.
     points = [shape.timeline[0], *reversed(shape.timeline[:0:-step])] if shape.timeline else []
     return {
         "ledgers": _spans(ledgers),
@@ -202,12 +202,12 @@ _Answer = TypeVar("_Answer")
 
 
 class KeptAnswers(Generic[_Answer]):
-    """Thread-safe; two that ask for the same at once may both make it.
+    """TTL cache. Thread-safe; concurrent requests for the same key may both compute it.
 
     Args:
         clock: for ages.
-        age_s_max: how old an answer may be.
-        kept_max: above it the oldest one goes.
+        age_s_max: maximum age of an answer.
+        kept_max: number of answers; above it the oldest is evicted.
     """
 
     def __init__(self, clock: Clock, *, age_s_max: float, kept_max: int = 1) -> None:
@@ -216,10 +216,10 @@ class KeptAnswers(Generic[_Answer]):
         self._kept: OrderedDict[str, tuple[float, _Answer]] = OrderedDict()
 
     def get(self, name: str, make: Callable[[], _Answer], *, age_s_max: float | None = None) -> _Answer:
-        """The answer to ``name``, made now where none is kept that is young enough.
+        """The answer to ``name``, cached or computed.
 
         Args:
-            age_s_max: how old this one may be, when that is less.
+            age_s_max: maximum age of this one, if lower.
 
         Raises: what ``make`` raises.
         """
@@ -232,14 +232,14 @@ class KeptAnswers(Generic[_Answer]):
         answer = make()
         with self._lock:
             self._kept.pop(name, None)
-            # As old as the question: what changed while it was answered may not be in it.
+            # Its age counts from the request: later changes may be missing in it.
             self._kept[name] = now_s, answer
             while len(self._kept) > self._kept_max:
                 self._kept.popitem(last=False)
         return answer
 
 
-#: Different messages that are kept; above it the one not said for longest goes.
+#: Distinct messages kept; above it the least recent is evicted.
 ERRORS_KEPT = 200
 #: Longest text that is kept of one.
 TEXT_CHARS_MAX = 2000
@@ -251,13 +251,13 @@ class TroubleSeen:
     """One message.
 
     Attributes:
-        first_ms, last_ms: when it was said, ms since 1970 UTC.
-        count: how often.
+        first_ms, last_ms: first and last occurrence, ms since 1970 UTC.
+        count: occurrences.
         level: ``warning`` or ``error``.
-        stream: whose; empty: of the process.
+        stream: its stream; empty: of the process.
         event: short name for programs (docs/OBSERVING.md); may be empty.
         message: one line.
-        hint: what to do about it, where the message doesn't say; may be empty.
+        hint: the remedy, if the message has none; may be empty.
     """
 
     first_ms: int
@@ -270,15 +270,15 @@ class TroubleSeen:
     hint: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """For programs."""
+        """As a JSON object."""
         return asdict(self)
 
 
 class RecentErrors(logging.Handler):
-    """A handler for the logger ``offloader``. Thread-safe.
+    """Log handler for the logger ``offloader``. Thread-safe.
 
     Args:
-        kept_max: different messages that are kept.
+        kept_max: distinct messages kept.
     """
 
     def __init__(self, kept_max: int = ERRORS_KEPT) -> None:
@@ -306,7 +306,7 @@ class RecentErrors(logging.Handler):
         message = " ".join(text.split())[:TEXT_CHARS_MAX]
         stream = str(getattr(record, "stream", ""))
         now_ms = int(record.created * 1000)
-        # Numbers change from one time to the next: what is said is the same.
+        # Numbers vary between repetitions of a message.
         key = stream, _NUMBER.sub("#", message)
         with self._guard:
             before = self._seen.pop(key, None)
@@ -327,7 +327,7 @@ class RecentErrors(logging.Handler):
                 self._seen.popitem(last=False)
 
     def newest(self, limit: int = ERRORS_KEPT, *, stream: str | None = None) -> list[TroubleSeen]:
-        """The newest first; ``stream``: of that one only."""
+        """The newest first; ``stream``: only of that stream."""
         with self._guard:
             found = [each for each in reversed(self._seen.values()) if stream is None or each.stream == stream]
         return found[:limit]
@@ -344,11 +344,11 @@ ONE_AGE_S_MAX = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether the process does its work, and what keeps it from it.
+    """Readiness of the process, with its problems.
 
     Attributes:
         ready: whether no problem blocks it.
-        problems: all there are, those that block first.
+        problems: all of them, blocking ones first.
     """
 
     ready: bool
@@ -356,7 +356,7 @@ class Readiness:
 
 
 class ProcessState(Protocol):
-    """What is known in memory. Every answer is quick and asks nobody."""
+    """In-memory state of the process. Every method is fast and does no I/O."""
 
     @property
     def started_ms(self) -> int: ...
@@ -373,7 +373,7 @@ class ProcessState(Protocol):
     def recent(self) -> RecentErrors: ...
 
     def document(self) -> Mapping[str, Any]:
-        """The status document; its stream rows have ``feed``, ``active`` and ``method`` too."""
+        """The status document; its stream rows also have ``feed``, ``active`` and ``method``."""
         ...
 
     def problems(self) -> Sequence[ProviderProblem]: ...
@@ -384,12 +384,12 @@ class ProcessState(Protocol):
 
 
 class ServiceView:
-    """Thread-safe.
+    """Queries of a process and its store. Thread-safe.
 
     Args:
-        store: where the streams are; a view reads only.
+        store: of the streams; only read.
         clock: for ages.
-        process: what is known in memory.
+        process: its in-memory state.
     """
 
     def __init__(self, store: ObjectStore, *, clock: Clock, process: ProcessState) -> None:
@@ -403,7 +403,7 @@ class ServiceView:
     # --- the process ---------------------------------------------------------------------------------------------
 
     def overview(self) -> dict[str, Any]:
-        """The process in short: version, times, store, buffer, limits, how many streams are in which mode."""
+        """Overview of the process: version, times, store, buffer, limits, streams by mode."""
         document = self._process.document()
         rows: Sequence[Mapping[str, Any]] = document["streams"]
         modes: dict[str, int] = {}
@@ -434,7 +434,7 @@ class ServiceView:
         }
 
     def readiness(self) -> Readiness:
-        """What keeps the process, a feed or a stream from its work now."""
+        """Current problems of the process, its providers and streams."""
         found = sorted(self._process.problems(), key=lambda each: not each.blocks_ready)
         return Readiness(not any(each.blocks_ready for each in found), tuple(found))
 
@@ -443,11 +443,11 @@ class ServiceView:
         return [each.as_json() for each in self._process.recent.newest(limit, stream=stream)]
 
     def status(self) -> Mapping[str, Any]:
-        """The status document of the process (``offloader status --status-file`` reads the same)."""
+        """The status document of the process (as ``offloader status --status-file`` reads it)."""
         return self._process.document()
 
     def config(self, topic: str = "") -> list[dict[str, Any]]:
-        """Every effective setting of a topic, or of the process, and where it comes from."""
+        """Every effective setting of a topic, or of the process, with its source."""
         values = self._process.file.values_of(topic).values()
         return [asdict(each) for each in sorted(values, key=lambda each: ("." in each.name, each.name))]
 
@@ -462,11 +462,11 @@ class ServiceView:
         limit: int = 100,
         served_only: bool = False,
     ) -> Page[dict[str, Any]]:
-        """A page of the streams, those that only the store knows too, as status documents.
+        """A page of the streams as status documents, including those that only the store has.
 
         Args:
-            contains: only names with this in them, upper and lower case alike.
-            after: ``next_after`` of the page before.
+            contains: only names with this substring, case-insensitive.
+            after: ``next_after`` of the previous page.
 
         Raises:
             InvalidCall: ``after`` isn't one of this order.
@@ -483,12 +483,12 @@ class ServiceView:
         return Page(tuple(at_once(self._row, page.items)), page.next_after, page.total)
 
     def stream(self, name: str) -> dict[str, Any]:
-        """One stream's status document, with what its manifest said a moment ago; ``store_error`` where that couldn't
-        be asked for a stream that is served here.
+        """One stream's status document, with its manifest's recent state; with ``store_error`` if the store doesn't
+        respond for a stream that is served here.
 
         Raises:
             NotFound: neither served here nor in the store.
-            OffloaderError: it isn't served here, and the store can't be asked.
+            OffloaderError: it isn't served here, and the store doesn't respond.
         """
         row = self._served_row(name)
         try:
@@ -496,7 +496,7 @@ class ServiceView:
         except OffloaderError as error:
             if row is None:
                 raise
-            # What the process knows counts most when the store can't be asked.
+            # The process's own status matters most while the store doesn't respond.
             unknown = {} if isinstance(error, NotFound) else {"store_error": error.message}
             return self._labelled({**row, **unknown})
         return self._labelled(manifest if row is None else with_manifest(row, manifest))
@@ -505,7 +505,7 @@ class ServiceView:
         """A page of a stream's segments in the stream's order.
 
         Args:
-            after: ``next_after`` of the page before; empty: the first page.
+            after: ``next_after`` of the previous page; empty: the first page.
 
         Raises:
             NotFound: no such stream.
@@ -524,8 +524,8 @@ class ServiceView:
         return [] if source is None else [asdict(each) for each in source.ledgers()[-LIMIT_MAX:]]
 
     def shape(self, name: str) -> dict[str, Any]:
-        """The readable segments against the ledgers in them and time, for a picture (``shape_document``); empty lists
-        where nothing is readable yet.
+        """The readable segments over their ledgers and time, for a plot (``shape_document``); empty lists if no segment
+        is readable yet.
 
         Raises:
             NotFound: no such stream.
@@ -539,7 +539,7 @@ class ServiceView:
     # --- retention -----------------------------------------------------------------------------------------------
 
     def retention(self, name: str) -> dict[str, Any]:
-        """What the next cycle would do and why: facts, and the same as lines of text (``words``).
+        """The next cycle's decision with its reasons: facts, and the same as lines of text (``words``).
 
         Raises: as ``RetentionCycle.plan``.
         """
@@ -562,7 +562,7 @@ class ServiceView:
         return [dict(each) for each in read_decisions(retention, retention.place())]
 
     def recent_decisions(self, limit: int = 20) -> list[dict[str, Any]]:
-        """The newest cycles of all streams in this process, the newest first: what was decided, in words."""
+        """The newest cycles of all streams in this process, the newest first, as text."""
         latest = {} if self._process.upkeep is None else self._process.upkeep.retention.latest
         newest = sorted(latest.items(), key=lambda each: each[1].at_ms, reverse=True)[: min(limit, LIMIT_MAX)]
         found = []
@@ -582,7 +582,7 @@ class ServiceView:
         return found
 
     def subscribers(self, name: str) -> list[dict[str, object]]:
-        """Who consumes a stream, how far each is and whether it holds data back."""
+        """A stream's subscribers, with their positions and whether they hold data back."""
         settings = self._process.file.settings_of(name).retention
         retention = open_retention(self._store, name, source_of=self._process.source_of, clock=self._clock)
         timeout_ms = int(settings.subscriber_timeout_minutes * 60_000) or None
@@ -591,7 +591,7 @@ class ServiceView:
     # --- cleanup -------------------------------------------------------------------------------------------------
 
     def cleanup_plan(self, name: str, *, limit: int = LIMIT_MAX) -> dict[str, Any]:
-        """What the next round of cleanup would do to a stream, segment by segment."""
+        """The next cleanup run's effect on a stream, segment by segment."""
         settings = self._process.file.settings_of(name)
         report = cleanup_stream(self._store, name, clock=self._clock, settings=settings, dry_run=True)
         plan = report.plan
@@ -609,7 +609,7 @@ class ServiceView:
         }
 
     def orphans(self) -> dict[str, Any]:
-        """What the newest search of this process left, by owner, and when cleanup and that search ended last."""
+        """Orphans that this process's newest search left, by owner, and the ends of the last cleanup and search."""
         upkeep = self._process.upkeep
         if upkeep is None:
             return {"left": None, "jobs": {}}
@@ -620,28 +620,28 @@ class ServiceView:
         return {"left": {owner: asdict(left) for owner, left in upkeep.leftovers.items()}, "jobs": jobs}
 
     def orphans_of(self, name: str, *, limit: int = 100) -> list[dict[str, object]]:
-        """Things below a stream's name that no manifest needs, as a dry run finds them."""
+        """Orphaned objects under the stream's prefix, from a dry run."""
         search = Reconciliation(
             self._store, name, clock=self._clock, settings=self._process.file.settings_of(name).manifest, delete=False
         )
         now_ms = self._clock.now_ms()
         return [each.as_json(now_ms) for each in itertools.islice(search.leftovers(), min(limit, LIMIT_MAX))]
 
-    # --- inside --------------------------------------------------------------------------------------------------
+    # --- internals -----------------------------------------------------------------------------------------------
 
     def _served_row(self, name: str) -> dict[str, Any] | None:
         rows = self._process.document()["streams"]
         return next((dict(row) for row in rows if row["stream"] == name), None)
 
     def _row(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """A page's row; of what this process doesn't know itself, the manifest tells."""
+        """A page's row; the manifest fills in what this process doesn't know."""
         name: str = row["stream"]
         if row.get("bytes_offloaded") is not None:
             return self._labelled(row)
         try:
             stored = self._stored(name, age_s_max=ROW_AGE_S_MAX)
         except OffloaderError as error:
-            # One that is served and isn't in the store yet has nothing there.
+            # A served stream may not be in the store yet.
             found = row if "mode" in row else {"stream": name, "mode": None, "last_error": error.message}
             return self._labelled(found)
         return self._labelled(with_manifest(row, stored) if "mode" in row else stored)
@@ -656,5 +656,5 @@ class ServiceView:
         return {**served, **row}
 
     def _stored_names(self) -> list[str]:
-        """What the store's catalogue lists, at most ``NAMES_AGE_S_MAX`` old."""
+        """The streams in the store's catalog, at most ``NAMES_AGE_S_MAX`` old."""
         return self._names.get("", lambda: list(list_streams(self._store)))

@@ -1,4 +1,4 @@
-"""The streams of a serving process: each is offloaded here or on standby."""
+"""Streams of a serving process, each offloaded here or on standby."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ __all__ = ["LOOK_S", "RESTART_S_MIN", "ServedStreams", "StreamSupervisor"]
 
 _log = logging.getLogger("offloader.service")
 
-#: First wait before a stream that couldn't be started, or that stopped on an error, is started again; it doubles.
+#: First wait before a stream that failed is restarted; it doubles.
 RESTART_S_MIN = 1.0
-#: A stream that ran for so long before it stopped is started again as if it had never stopped.
+#: A stream that ran this long before it failed restarts with the first wait.
 RAN_WELL_S = 600.0
 
 
@@ -49,14 +49,14 @@ class StreamSupervisor:
     """See ``offloader.service.providers.base.StreamControl``. Thread-safe.
 
     Args:
-        name, feed: the stream's name, and who brought it.
+        name, feed: the stream's name, and its provider.
         source: its hot tier.
         settings: its own.
-        adjust: what its feed makes of its settings, these and later ones.
+        adjust: the provider's changes to its settings, these and later ones.
         offloader: of the process.
         workers: start and stop streams; not those that offload.
-        restart_s_max: longest wait before it is started again.
-        active: whether it is offloaded at once; ``None``: nobody knows yet whose turn it is, so it waits.
+        restart_s_max: longest wait before a restart.
+        active: whether it is offloaded at once; ``None``: the leader isn't known yet, so it waits.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class StreamSupervisor:
         self._offloader, self._workers, self._clock = offloader, workers, clock
         self._restart_s_max = restart_s_max
         self._task = SerialTask(workers, self._settle)
-        #: The first start was tried.
+        #: Set after the first attempt to start.
         self._begun = threading.Event()
-        # Guards what is wanted and what there is; nothing is started or stopped while it is held.
+        # Guards the wanted and the actual state; no start or stop while it is held.
         self._lock = threading.Lock()
         self._wanted = bool(active)
         self._is_decided = active is not None
@@ -91,13 +91,13 @@ class StreamSupervisor:
         self._started_s = 0.0
         self._timer: Timer | None = None
         self._error: OffloaderError | None = None
-        # Touched by the task only, read by anybody.
+        # Written by the task only.
         self._offload: StreamOffload | None = None
         self._trigger: LedgerTrigger | None = None
         self._hot_release: HotRelease | None = None
         self._running: Settings | None = None
 
-    # --- what a feed asks ----------------------------------------------------------------------------------------
+    # --- calls of the provider -----------------------------------------------------------------------------------
 
     @property
     def is_active(self) -> bool:
@@ -117,13 +117,13 @@ class StreamSupervisor:
         return None if offload is None else offload.status()
 
     def offload(self, until: Position | None = None, *, timeout_s: float | None = None) -> Position | None:
-        """Brings what the hot tier has now, or has up to ``until``, into the store and waits for it; for a start that
-        is under way too. Also what its source hasn't told of yet.
+        """Offloads everything in the hot tier, or up to ``until``, and waits for the commit, also of a stream that is
+        still starting. Includes entries that the source hasn't notified yet.
 
         Raises:
-            InvalidCall: its method is none; Fenced: it isn't this process's turn.
-            StoreUnavailable: not begun, nobody knows yet whose turn it is, or not committed within ``timeout_s``;
-                nobody knows what the hot tier has.
+            InvalidCall: its method is none; Fenced: another process is the leader.
+            StoreUnavailable: not started, the leader isn't known yet, or not committed within ``timeout_s``; the hot
+                tier's entries are unknown.
             As ``ManagedLedger.offload``.
         """
         if self.is_active and timeout_s is not None:
@@ -152,7 +152,7 @@ class StreamSupervisor:
     def _offload_all(self, offload: StreamOffload, until: Position | None, timeout_s: float | None) -> Position | None:
         wait_s = self._settings.offload.drain_seconds_max if timeout_s is None else timeout_s
         deadline_s = self._clock.monotonic_s() + wait_s
-        # What was told is brought at once, whatever becomes of the rest.
+        # Offload the notified entries at once, even if the others fail.
         offload.request_offload(until)
         newest = newest_given(self.source.ledgers())
         wanted = newest if until is None or newest is None else min(until, newest)
@@ -166,7 +166,7 @@ class StreamSupervisor:
         return offload.offload(until, timeout_s=max(deadline_s - self._clock.monotonic_s(), 0.0))
 
     def look_again(self) -> None:
-        """Sees soon whether the manifest says that it is paused."""
+        """Wakes it to check for a pause in the manifest."""
         for each in (self._offload, self._trigger):
             if each is not None:
                 each.look_again()
@@ -177,7 +177,7 @@ class StreamSupervisor:
         return self._error
 
     def begin(self) -> None:
-        """Does what is wanted, soon."""
+        """Schedules the transition to the wanted state."""
         self._task.schedule()
 
     def activate(self) -> None:
@@ -191,13 +191,13 @@ class StreamSupervisor:
         self._task.schedule()
 
     def use(self, settings: Settings) -> None:
-        """Offloads by other settings from here on, if they mean anything to a running stream."""
+        """Applies other settings; a running stream restarts if they concern it."""
         with self._lock:
             self._settings = self._adjust(settings)
         self._task.schedule()
 
     def look(self) -> None:
-        """Starts it again if it stopped on an error; for who looks at all streams now and then."""
+        """Restarts it after an error; for a periodic check of all streams."""
         if self._stopped_error() is not None:
             self._task.schedule()
 
@@ -205,24 +205,24 @@ class StreamSupervisor:
 
     @property
     def has_to_drain(self) -> bool:
-        """Whether there is something to be completed before it ends, as far as that can be known."""
+        """Whether it may have entries to complete before it ends."""
         return self.is_active and self._settings.offload.method == "streaming"
 
     def request_drain(self) -> None:
-        """Asks for everything up to the newest entry, where it is running by now."""
+        """Requests a flush up to the newest entry, if it is running."""
         offload = self._offload
         if offload is not None:
             offload.request_offload()
 
     def drain(self, within_s: float) -> None:
-        """Completes the current segment; waits for a start that is under way.
+        """Completes the current segment; waits for a current start.
 
         Raises:
-            OffloaderError: it didn't come to that.
+            OffloaderError: it couldn't be completed.
         """
         deadline_s = self._clock.monotonic_s() + within_s
         self._clock.wait(self._begun, within_s)
-        # Looked at in this order: ``end`` says that it is over before it takes away what there was.
+        # Read in this order: ``end`` sets its flag before it clears the offload.
         offload = self._offload
         if self._ended:
             raise Closed(f"stream {self.name} was stopped")
@@ -231,21 +231,20 @@ class StreamSupervisor:
         offload.offload(timeout_s=max(deadline_s - self._clock.monotonic_s(), 0.0))
 
     def end(self) -> None:
-        """Is offloaded no more, whatever is asked of it afterwards. Doesn't wait for the store; calling it twice is
-        fine."""
+        """Stops offloading for good, without waiting for the store. Idempotent."""
         with self._lock:
             self._ended = True
             if self._timer is not None:
                 self._timer.cancel()
         self._begun.set()
-        # Not through the task: nothing may be offered to a closed source after this returns.
+        # Not through the task: after this returns, a closed source gets no calls.
         self._stop()
         self._task.schedule()
 
-    # --- what it is doing ----------------------------------------------------------------------------------------
+    # --- status --------------------------------------------------------------------------------------------------
 
     def document(self) -> dict[str, Any] | None:
-        """Its row in the status document, where ``StreamOffload`` has none."""
+        """Its row in the status document, if ``StreamOffload`` has none."""
         if self._offload is not None:
             return None
         mode = "standby" if not self._wanted else self._settings.offload.method if self._running else "starting"
@@ -297,7 +296,7 @@ class StreamSupervisor:
             return
         self._running, self._error = settings, None
         self._started_s = self._clock.monotonic_s()
-        if self._ended:  # meanwhile
+        if self._ended:  # ended during the start
             self._stop()
 
     def _stop(self) -> None:
@@ -307,8 +306,8 @@ class StreamSupervisor:
         self._offload = self._trigger = self._hot_release = self._running = None
 
     def _stopped_error(self) -> OffloaderError | None:
-        """Why what should run doesn't any more. A fenced stream that is offloaded while it is written isn't started
-        again: it looks itself whether its successor is gone, and its feed says when it is its turn."""
+        """The error that stopped a running stream. A fenced streaming offload isn't restarted: it polls for its
+        successor itself, and its provider activates it."""
         offload, trigger = self._offload, self._trigger
         if offload is None:
             return None if trigger is None else trigger.stopped_by
@@ -338,13 +337,13 @@ class StreamSupervisor:
 
 
 def _differs(one: Settings, other: Settings) -> bool:
-    """Whether a running stream has to be started anew to obey."""
+    """Whether a running stream must restart to apply the settings."""
     return one.offload != other.offload
 
 
-#: Time between two looks for streams that stopped on an error.
+#: Interval of the check for streams that stopped on an error.
 LOOK_S = 5.0
-#: Threads that start and stop streams; a source may take its time to say which ledgers it has.
+#: Threads that start and stop streams; a source may take long to list its ledgers.
 STARTERS = 4
 #: Problems of streams that are named one by one; of more only the number is.
 PROBLEMS_NAMED_MAX = 20
@@ -367,16 +366,16 @@ class ServedStreams:
         # Guards the table.
         self._lock = threading.Lock()
         self._streams: dict[str, StreamSupervisor] = {}
-        #: Names above those of the streams, and how many streams are below each.
+        #: Prefixes of the streams' names, with the number of streams below each.
         self._levels = Counter[str]()
         self._closed = False
         self._aborted = threading.Event()
 
     def start(self) -> None:
-        """Looks after the streams from now on."""
+        """Starts the periodic check of the streams."""
         self._workers.call_after(LOOK_S, self._look)
 
-    # --- what feeds ask ------------------------------------------------------------------------------------------
+    # --- calls of providers --------------------------------------------------------------------------------------
 
     @property
     def file(self) -> SettingsFile:
@@ -439,14 +438,14 @@ class ServedStreams:
         return True
 
     def _require_own_level(self, name: str) -> None:
-        """Of two names of which one begins with the other only one can be kept; the store may know neither yet."""
+        """Refuses a name that is a prefix of another or the reverse; the store may know neither yet."""
         clash = next((each for each in levels_above(name) if each in self._streams), None)
         if clash is None and self._levels[name] > 0:
             clash = next(each for each in self._streams if each.startswith(f"{name}/"))
         if clash is not None:
             raise name_clash(name, clash)
 
-    # --- what the process asks -----------------------------------------------------------------------------------
+    # --- calls of the process ------------------------------------------------------------------------------------
 
     def get(self, name: str) -> StreamSupervisor | None:
         """The stream of that name."""
@@ -470,30 +469,30 @@ class ServedStreams:
             return list(self._streams.values())
 
     def source_of(self, name: str) -> LedgerSource | None:
-        """The hot tier of a stream, where it is served here."""
+        """The hot tier of a stream that is served here, if it is."""
         stream = self.get(name)
         return None if stream is None else stream.source
 
     def use(self, file: SettingsFile) -> None:
-        """Other settings from here on; streams whose own changed obey soon."""
+        """Replaces the settings; streams with changes of their own apply them soon."""
         with self._lock:
             self._file, self._serve = file, file.settings_of("").serve
         for stream in self.all():
             stream.use(file.settings_of(stream.name))
 
     def documents(self) -> list[dict[str, Any]]:
-        """Rows of streams that have none of a ``StreamOffload``."""
+        """Rows of the streams without one of a ``StreamOffload``."""
         return [row for stream in self.all() if (row := stream.document()) is not None]
 
     def labels(self) -> dict[str, dict[str, Any]]:
-        """Of each stream what its row in the status document says beside what it does."""
+        """Each stream's labels in the status document."""
         return {
             each.name: {"feed": each.feed, "active": each.is_active, "method": each.settings.offload.method}
             for each in self.all()
         }
 
     def problems(self) -> list[ProviderProblem]:
-        """Streams that aren't offloaded although they should be; they don't make the process unready: others are."""
+        """Streams that aren't offloaded although they should be; they don't block readiness: others are."""
         failing = [(each.name, each.error) for each in self.all() if each.error is not None]
         found = [
             ProviderProblem(where=f"stream {name}", what=error.message, hint=error.hint)
@@ -508,20 +507,20 @@ class ServedStreams:
     # --- the end -------------------------------------------------------------------------------------------------
 
     def abort(self) -> None:
-        """Whoever drains stops waiting, and no more is drained."""
+        """Ends a drain early, and prevents further ones."""
         self._aborted.set()
         for stream in self.all():
             stream.end()
 
     def close(self, *, drain: bool, on_drained: Callable[[int], object] = lambda _: None) -> int:
-        """Takes no further stream, completes the current segments all together within the longest of their
-        ``drain_seconds_max``, and ends every stream. Closing twice is fine.
+        """Accepts no further stream, completes all current segments within the longest of their ``drain_seconds_max``,
+        and ends every stream. Idempotent.
 
         Args:
-            on_drained: called with how many streams are left to be drained, now and then.
+            on_drained: called periodically with the number of streams still to drain.
 
         Returns:
-            How many streams weren't drained; what they have is left to the next start.
+            The number of streams that weren't drained; the next start offloads their rest.
         """
         with self._lock:
             self._closed = True
@@ -546,7 +545,7 @@ class ServedStreams:
         try:
             stream.drain(within_s)
         except (StreamPaused, Fenced):
-            pass  # as somebody wants it, or another process's by now: what isn't offloaded is the hot tier's
+            pass  # ended on request or by another process; the hot tier keeps the rest
         except OffloaderError as error:
             extra = {"event": "drain_failed", "stream": stream.name}
             _log.warning("stream %s isn't drained: %s", stream.name, error, extra=extra)

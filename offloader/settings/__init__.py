@@ -1,7 +1,7 @@
-"""Settings: frozen values with their defaults, limits and checks, a module for each few sections.
+"""Settings: frozen values with their defaults, limits and checks, in a few modules.
 
-Owns every tunable and its name. Must never hold a component (store, clock, pool) or read a file,
-an environment variable or the network.
+Every tunable and its name is here. Holds no component (store, clock, pool) and reads no file, environment variable or
+network.
 """
 
 from offloader.settings.fields import Pairs

@@ -1,7 +1,4 @@
-"""What a setting is: a field with its doc and what it may be.
-
-Owns the kinds of settings and the check of one value. Must never know a section.
-"""
+"""Setting fields: their kinds, and the check of one value. Knows no section."""
 
 from __future__ import annotations
 
@@ -28,18 +25,18 @@ __all__ = [
 KIB = 1024
 MIB = 1024 * KIB
 MBYTES_MAX = 2**40
-#: How a place begins where a secret is.
+#: Prefixes of a secret's source.
 _PLACES = ("file:", "env:")
 MINUTES_MAX = 100 * 365 * 24 * 60
 
 
 def setting(default: Any, doc: str, *, low: float, high: float) -> Any:
-    """A number between ``low`` and ``high``; its default says whether a whole one."""
+    """A number between ``low`` and ``high``; an integer if its default is."""
     return field(default=default, metadata={"doc": doc, "low": low, "high": high})
 
 
 def choice(default: str, doc: str, choices: tuple[str, ...]) -> Any:
-    """One of some words."""
+    """One of several words."""
     return field(default=default, metadata={"doc": doc, "choices": choices})
 
 
@@ -49,7 +46,7 @@ def text(default: str, doc: str) -> Any:
 
 
 class Pairs(tuple[tuple[str, str], ...]):
-    """A table of texts as a value: pairs in the names' order, made of a mapping or of pairs."""
+    """A table of texts: pairs sorted by name, from a mapping or pairs."""
 
     __slots__ = ()
 
@@ -57,7 +54,7 @@ class Pairs(tuple[tuple[str, str], ...]):
         return super().__new__(cls, sorted(dict(values).items()))
 
     def get(self, name: str) -> str | None:
-        """What stands for ``name``, if anything does."""
+        """The text of ``name``, if any."""
         return dict(self).get(name)
 
 
@@ -65,8 +62,8 @@ def pairs(doc: str, *, are_places: bool = False) -> Any:
     """A table of texts, empty by default.
 
     Args:
-        doc: what it is.
-        are_places: each text is where a secret is, as in ``places``.
+        doc: its description.
+        are_places: each text is the source of a secret, as in ``places``.
     """
     return field(default=Pairs(), metadata={"doc": doc, "pairs": True, "are_places": are_places})
 
@@ -77,7 +74,7 @@ def texts(doc: str) -> Any:
 
 
 def places(doc: str) -> Any:
-    """Where secrets are, a list of ``file:PATH`` and ``env:NAME``, empty by default; a tuple as a value."""
+    """Sources of secrets, a list of ``file:PATH`` and ``env:NAME``, empty by default; a tuple as a value."""
     return field(default=(), metadata={"doc": doc, "places": True})
 
 
@@ -87,7 +84,7 @@ def flag(default: bool, doc: str) -> Any:
 
 
 def problem(metadata: Mapping[str, Any], default: object, value: object) -> str:
-    """What is wrong with ``value`` for a field of this metadata and default; empty: nothing."""
+    """Why ``value`` is invalid for a field of this metadata and default; empty: it is valid."""
     if "choices" in metadata:
         return "" if value in metadata["choices"] else f"{value!r} is none of {', '.join(metadata['choices'])}"
     if "text" in metadata:
@@ -115,5 +112,5 @@ def problem(metadata: Mapping[str, Any], default: object, value: object) -> str:
 def _not_places(value: object) -> str:
     given = value if isinstance(value, (list, tuple)) else ("",)
     known = all(isinstance(each, str) and each.startswith(_PLACES) and not each.endswith(":") for each in given)
-    # What stands there instead may be the secret: it isn't repeated.
+    # The value may be the secret: don't repeat it.
     return "" if known else "not a list of places, each file:PATH or env:NAME; a secret itself never stands here"

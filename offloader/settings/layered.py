@@ -1,4 +1,4 @@
-"""Settings in layers, process, namespace and topic, from a TOML file, and where each value comes from."""
+"""Layered settings (process, namespace, topic) from a TOML file, with each value's source."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from offloader.settings import RetentionSettings, Settings
 
 __all__ = ["EffectiveValue", "SettingsFile", "read_settings_file", "settings_for"]
 
-#: The proposal's switch; on the topic level and the others.
+#: PIP-76's switch; on the topic level and the others.
 STREAMING = "streaming_offload"
-#: Sections that hold for the whole process: what they describe is shared by all streams.
+#: Sections of the whole process: all streams share what they describe.
 PROCESS_SECTIONS = frozenset(
     {"store", "limits", "telemetry", "manifest", "access", "http", "pulsar", "serve", "flight"}
 )
-#: Settings of other sections that do.
+#: Settings of other sections that apply to the whole process.
 PROCESS_SETTINGS = frozenset(
     {
         "cleanup.cycle_minutes",
@@ -29,14 +29,14 @@ PROCESS_SETTINGS = frozenset(
         "retention.cycle_minutes",
     }
 )
-#: Settings that only one method looks at.
+#: Settings of a single method.
 METHOD_OF = {
     "offload.offload_threshold_bytes": "ledger",
     "offload.offload_threshold_seconds": "ledger",
     "offload.max_offload_segment_rollover_time_minutes": "streaming",
     "offload.drain_seconds_max": "streaming",
 }
-#: Settings of a stream that count even while it isn't offloaded: it may be later, and what is appended must fit then.
+#: Settings that apply even to a stream that isn't offloaded: its entries must fit if it is later.
 NEEDS_NO_METHOD = frozenset(
     {
         "offload.method",
@@ -46,7 +46,7 @@ NEEDS_NO_METHOD = frozenset(
         *PROCESS_SETTINGS,
     }
 )
-#: The first is useless or harmful above the second (where 0 means no limit, it is none).
+#: The first is useless or harmful above the second (unless 0 means no limit).
 AT_MOST = (
     ("offload.entry_bytes_max", "offload.offload_buffer_bytes_max"),
     ("offload.offload_buffer_bytes_max", "offload.offload_memory_bytes_max"),
@@ -65,8 +65,8 @@ class EffectiveValue:
 
     Attributes:
         name: section and name, ``offload.block_bytes``.
-        value: what counts.
-        source: ``default``, or the file and the table that says so.
+        value: the effective value.
+        source: ``default``, or the file and its table.
     """
 
     name: str
@@ -76,7 +76,7 @@ class EffectiveValue:
 
 @dataclass(frozen=True, slots=True)
 class SettingsFile:
-    """A file whose every setting is known and has an effect.
+    """A checked file: every setting is known and has an effect.
 
     Attributes:
         name: of the file, for messages.
@@ -141,7 +141,7 @@ def read_settings_file(path: str) -> SettingsFile:
     layers, problems = _layers(given)
     wrong = list(_range_problems(layers))
     problems += [problem for _, _, problem in wrong]
-    # What is wrong by itself says nothing about what fits together; the rest does.
+    # Check combinations only of values that are valid by themselves.
     rest = {
         scope: {name: value for name, value in layer.items() if (scope, name) not in {each[:2] for each in wrong}}
         for scope, layer in layers.items()
@@ -155,9 +155,9 @@ def read_settings_file(path: str) -> SettingsFile:
 
 
 def settings_for(stream: str, given: Settings | str | Path | None) -> Settings:
-    """The settings of a stream out of what a caller gave: settings, a settings file's path, or nothing.
+    """The settings of a stream from a caller's settings, settings file path, or nothing.
 
-    A file's defaults are the proposal's: without ``streaming_offload = true`` a stream is offloaded ledger by ledger.
+    A file has PIP-76's defaults: without ``streaming_offload = true`` a stream is offloaded ledger by ledger.
 
     Raises:
         NotFound, InvalidCall: as ``read_settings_file``.
@@ -174,7 +174,7 @@ def _scopes_of(stream: str) -> list[str]:
 
 
 def _layers(given: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """The file's tables by scope, and what of it isn't one."""
+    """The file's tables by scope, and the rest."""
     problems: list[str] = []
     tables: dict[str, Any] = {"": {name: value for name, value in given.items() if name not in _SCOPES}}
     for kind in _SCOPES:
@@ -199,7 +199,7 @@ def _layers(given: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[s
 
 
 def _range_problems(layers: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
-    """Scope, name and problem: unknown names, wrong types, values out of range, what can't be set for some streams."""
+    """Scope, name and problem: unknown name, wrong type, value out of range, process setting in a narrower scope."""
     for scope, layer in layers.items():
         for name, value in layer.items():
             problem = _problem_of(scope, name, value)
@@ -223,7 +223,7 @@ def _problem_of(scope: str, name: str, value: object) -> str:
 
 
 def _conflicts(found: SettingsFile, *, methods_are_known: bool) -> Iterator[str]:
-    """Settings that contradict each other, and those that nothing looks at."""
+    """Contradictory and ineffective settings."""
     for scope, layer in found.layers.items():
         method = layer.get("offload.method")
         if STREAMING in layer and method is not None and layer[STREAMING] != (method == "streaming"):
@@ -236,7 +236,7 @@ def _conflicts(found: SettingsFile, *, methods_are_known: bool) -> Iterator[str]
 
 
 def _ineffective(scope: str, layer: Mapping[str, Any], methods: set[str]) -> Iterator[str]:
-    """Those of a layer that the methods of its streams don't look at."""
+    """Settings of a layer that none of its streams' methods uses."""
     for name in layer:
         wanted = METHOD_OF.get(name)
         if wanted is not None and wanted not in methods:
@@ -246,7 +246,7 @@ def _ineffective(scope: str, layer: Mapping[str, Any], methods: set[str]) -> Ite
 
 
 def _methods_below(found: SettingsFile, scope: str) -> set[str]:
-    """The methods of the streams for which a layer counts."""
+    """The methods of the streams in a layer."""
     kind, _, name = scope.partition(".")
     topics = [other.partition(".")[2] for other in found.layers if other.startswith("topics.")]
     namespaces = [other.partition(".")[2] for other in found.layers if other.startswith("namespaces.")]
@@ -260,14 +260,14 @@ def _methods_below(found: SettingsFile, scope: str) -> set[str]:
 
 
 def _size_conflicts(found: SettingsFile, scope: str) -> Iterator[str]:
-    """Values that are fine each, but not together; only those that this layer has a part in."""
+    """Values that are valid alone, but not together; only those with a part in this layer."""
     kind, _, name = scope.partition(".")
     stream = name if kind == "topics" else f"{name}/persistent/any" if kind else ""
     values, layer = found.values_of(stream), found.layers[scope]
     for key, limit in AT_MOST:
         value, most = values[key], values[limit]
         unlimited = limit.startswith("limits.") and not most.value
-        # A default that another setting cuts off contradicts nobody.
+        # A default cut off by another setting is no contradiction.
         said = value.source != "default" and (key in layer or limit in layer)
         if said and not unlimited and value.value > most.value:
             yield f"{_key(scope, key)} = {value.value:g} is above {limit} = {most.value:g}"
@@ -278,7 +278,7 @@ def _size_conflicts(found: SettingsFile, scope: str) -> Iterator[str]:
 
 
 def _retention_conflicts(found: SettingsFile, scope: str) -> Iterator[str]:
-    """What a layer makes of retention where it doesn't fit together."""
+    """Contradictions of a layer's retention settings."""
     if not any(name.startswith("retention.") for name in found.layers[scope]):
         return
     kind, _, name = scope.partition(".")

@@ -1,7 +1,4 @@
-"""A settings file with every setting, its default and what it means, made from the settings' own words.
-
-Owns how that file looks. Must never say anything of a setting that its definition doesn't.
-"""
+"""A sample settings file with every setting, its default and its definition's own description."""
 
 from __future__ import annotations
 
@@ -39,13 +36,13 @@ _TAIL = """\
 #policy = "time"
 #min_minutes = 10080
 """
-#: What a new file has to say in any case.
+#: Settings that a new file has to set.
 _EXAMPLES = {"serve.store": '"s3://BUCKET/ROOT"'}
 
 
 def sample_settings() -> str:
     """The text of the file."""
-    # What a new file has to say comes first.
+    # Sections with required settings first.
     names = sorted((section.name for section in fields(Settings)), key=lambda name: name != "serve")
     sections = ["\n".join(_section(name, getattr(Settings(), name))) + "\n" for name in names]
     return "\n".join([_HEAD, *sections, _TAIL])

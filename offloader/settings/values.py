@@ -136,7 +136,7 @@ class AccessSettings:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether some caller may show a token."""
+        """Whether any token is configured."""
         return bool(self.read_tokens or self.write_tokens or self.admin_tokens or self.subscriber_tokens)
 
 
@@ -239,7 +239,7 @@ class RetentionSettings:
     cycle_minutes: float = setting(30.0, "time between two decisions about a stream", low=0.001, high=MINUTES_MAX)
 
     def problems(self) -> list[str]:
-        """What of it contradicts itself, or has no effect; empty: nothing."""
+        """Contradictory or ineffective settings; empty: none."""
         found: list[str] = []
         if self.policy == "none":
             idle = [each.name for each in fields(self) if each.name not in _WITHOUT_POLICY]
@@ -263,7 +263,7 @@ class RetentionSettings:
     def _limit_problems(self, prefix: str, unit: str) -> list[str]:
         least, most = getattr(self, f"{prefix}min_{unit}"), getattr(self, f"{prefix}max_{unit}")
         if not least:
-            # All that was recorded would go as soon as nobody holds it back.
+            # Retention would delete all recorded data that no subscriber holds back.
             return [f"{prefix}min_{unit}: missing beside {prefix}max_{unit}; what is kept always?"]
         return [f"{prefix}min_{unit} = {least:g} is above {prefix}max_{unit} = {most:g}"] if 0 < most < least else []
 
@@ -281,7 +281,7 @@ class RetentionSettings:
         return [text for is_wrong, text in found if is_wrong]
 
 
-#: Settings of retention that mean something without a policy.
+#: Retention settings that apply without a policy.
 _WITHOUT_POLICY = frozenset({"policy", "record_minutes", "cycle_minutes"})
 
 
@@ -483,7 +483,7 @@ class TelemetrySettings:
     read_cost_per_1000: float = setting(0.0004, "price of 1000 GET-class requests, dollars", low=0, high=1000)
 
 
-#: Settings of earlier releases -> what is set instead.
+#: Settings of earlier releases -> their replacements.
 REPLACED = {
     "limits.upload_bytes_per_s": "limits.bytes_per_s",
     "limits.read_bytes_per_s": "limits.bytes_per_s",
@@ -514,11 +514,11 @@ class Settings:
 
     @classmethod
     def of(cls, values: Mapping[str, Mapping[str, Any]] | None = None, *, origin: str = "settings") -> Settings:
-        """Settings from nested mappings ``{"offload": {"block_bytes": 65536}}``; what isn't named keeps its default.
+        """Settings from nested mappings ``{"offload": {"block_bytes": 65536}}``; others keep their defaults.
 
         Args:
             values: section -> name -> value.
-            origin: where the values come from, for the error message.
+            origin: source of the values, for the error message.
 
         Raises:
             InvalidCall: unknown names, wrong types and values out of range, all of them at once.

@@ -1,6 +1,6 @@
 """Spark: the data source ``offloader``, and a local session to try it with.
 
-Owns the names users need, each loaded when it is first used. Must never load Spark by being imported.
+The public names, each loaded at first use. Importing this doesn't load Spark.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _HOMES = {"find_java": "offloader.spark.session", "local_session": "offloader.sp
 
 
 def register(spark: SparkSession) -> None:
-    """Makes ``spark.read.format("offloader")`` take pushed filters, which the option ``pruneByFilters`` makes use of.
+    """Enables pushed filters for ``spark.read.format("offloader")``, which the option ``pruneByFilters`` uses.
 
-    Without it Spark finds the data source by itself (module ``pyspark_offloader``), which can't push filters: a source
-    that defines them fails unless ``spark.sql.python.filterPushdown.enabled`` is on. This switches it on.
+    Without it Spark finds the data source by itself (module ``pyspark_offloader``), without filter pushdown: a source
+    that defines it fails unless ``spark.sql.python.filterPushdown.enabled`` is on. This switches it on.
     """
     from offloader.spark.source import OffloaderDataSource
 

@@ -1,6 +1,6 @@
-"""The questions that the demo asks Spark.
+"""The demo's two Spark queries, and a snippet to run the first by hand.
 
-Owns the two queries and the snippet that asks the first one by hand. Must never read anything but the data source.
+They read only the data source.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 __all__ = ["FLIGHT_FIELDS", "SPLIT_BYTES", "ScanResult", "delays_by_carrier_and_month", "entries_by_ledger", "snippet"]
 
-#: The fields of a flight that the question needs.
+#: The fields of a flight in the query.
 FLIGHT_FIELDS = "carrier STRING, month INT, dep_delay DOUBLE"
-#: Bytes of one Spark partition: less than a segment, so that the demo shows splits inside segments.
+#: Bytes of one Spark partition: less than a segment, to show splits inside segments.
 SPLIT_BYTES = 8 * 1024 * 1024
 
 #: ``open_store``'s name -> the data source's option.
@@ -27,7 +27,7 @@ _OPTIONS = {"endpoint_url": "endpointUrl", "region": "region"}
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """An answer: ``rows`` of ``columns``, from ``partitions`` scanned in parallel."""
+    """A query's result: ``rows`` of ``columns``, from ``partitions`` scanned in parallel."""
 
     question: str
     columns: tuple[str, ...]
@@ -39,8 +39,8 @@ def delays_by_carrier_and_month(store_url: str, stream: str, options: Mapping[st
     """Mean departure delay by carrier and month, over the flights that departed.
 
     Args:
-        store_url, stream: what to scan; payloads are flights as JSON.
-        options: what the store needs besides (``endpoint_url``, ``region``).
+        store_url, stream: to scan; payloads are flights as JSON.
+        options: further store options (``endpoint_url``, ``region``).
 
     Raises:
         Unsupported: no pyspark, or no Java.
@@ -62,7 +62,7 @@ def delays_by_carrier_and_month(store_url: str, stream: str, options: Mapping[st
 
 
 def entries_by_ledger(store_url: str, stream: str, options: Mapping[str, str]) -> ScanResult:
-    """Entries, payload bytes and publish times by ledger: a question that any input answers.
+    """Entries, payload bytes and publish times by ledger, for any input.
 
     Args and errors: as ``delays_by_carrier_and_month``.
     """

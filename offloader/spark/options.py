@@ -1,4 +1,4 @@
-"""Options and pushed filters of the data source, parsed and checked before anything is fetched."""
+"""Options and pushed filters of the data source, parsed and checked before the first fetch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["CONTENTS", "Predicate", "SourceOptions", "block_mask", "matches_valu
 CONTENTS = ("entries", "messages", "segments", "ledgers", "manifest", "anomalies")
 #: Target size of a partition.
 SPLIT_BYTES = 64 * 1024 * 1024
-#: A third of the shortest subscriber timeout that makes sense for queries with batches of a few seconds.
+#: A third of the shortest useful subscriber timeout for queries with batches of a few seconds.
 SUBSCRIBER_RENEW_S = 60
 _SKIP = ("error", "skip")
 _BAD_MESSAGE = ("error", "null")
@@ -48,31 +48,30 @@ STORES_KEPT_MAX = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What ``.option(...)`` said; picklable.
+    """The values of ``.option(...)``; picklable.
 
     Attributes:
         store: URL of the object store.
-        stream: name, or a pattern with ``*``, ``?``, ``[...]``; ``*`` also stands for ``/``.
-        content: what a row is.
-        columns: those a data frame has when no schema is given; none = all.
+        stream: name, or a pattern with ``*``, ``?``, ``[...]``; ``*`` also matches ``/``.
+        content: kind of row.
+        columns: of a data frame without a schema; empty = all.
         endpoint_url, region: of an S3 server.
-        start_position, end_position: both included.
-        start_ms, end_ms: publish times, the end excluded; entries without a publish time are left out when either is
-            given.
+        start_position, end_position: inclusive.
+        start_ms, end_ms: publish times, the end excluded; either excludes entries without a publish time.
         split_bytes: target size of a partition.
         as_of_manifest: manifest record to pin instead of the newest one.
-        bad_messages_are_rows: entries that can't be read as messages become rows that say why, instead of failing.
-        markers: whether entries that Pulsar's servers wrote for themselves are messages too.
-        message_bytes_max: most bytes of one entry's payload once it is decompressed.
-        skip_corrupt, skip_missing: leave damaged blocks, missing objects out instead of failing.
-        lease_seconds: keep cleanup away from what the query reads for so long, counted from its planning; 0: don't.
-        relocate: buckets that were moved, old and new.
-        start_latest: a streaming query that begins now leaves out what is there already.
-        max_bytes_per_trigger, max_entries_per_trigger: about how much one batch of a streaming query reads; none: all.
-        fail_on_data_loss: a streaming query ends with an error when entries that it didn't read were deleted.
-        subscriber: a streaming query's name as a subscriber of what it reads; none: it isn't one.
-        subscriber_renew_s: how often it says that it lives while it has nothing new to say.
-        prune_by_filters: let pushed filters spare blocks. Only for a data frame that is used in one query, once: see
+        bad_messages_are_rows: entries that can't be read as messages become rows with the reason, instead of failing.
+        markers: whether markers of Pulsar's servers are messages too.
+        message_bytes_max: most bytes of one entry's decompressed payload.
+        skip_corrupt, skip_missing: skip damaged blocks, missing objects instead of failing.
+        lease_seconds: lease of the query's segments against cleanup, from its planning on; 0: none.
+        relocate: moved buckets, old and new.
+        start_latest: a new streaming query skips existing entries.
+        max_bytes_per_trigger, max_entries_per_trigger: approximate size of a batch of a streaming query; none: all.
+        fail_on_data_loss: a streaming query fails when entries were deleted before it read them.
+        subscriber: a streaming query's name as a subscriber of its streams; none: it isn't one.
+        subscriber_renew_s: interval of its renewals without progress.
+        prune_by_filters: let pushed filters skip blocks. Only for a data frame that is used in one query, once: see
             ``offloader.spark.source.PushingReader``.
         access_key, secret_key, session_token: only if the user gave them; otherwise workers use their own chain.
     """
@@ -109,7 +108,7 @@ class SourceOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> SourceOptions:
-        """Options from Spark's map, whose names don't distinguish upper and lower case.
+        """Options from Spark's map, whose names are case-insensitive.
 
         Raises:
             InvalidCall: unknown names (all of them are named), missing or malformed values.
@@ -144,11 +143,11 @@ class SourceOptions:
         return options
 
     def require_batch(self) -> None:
-        """Raises ``InvalidCall`` for options that only ``readStream`` has a use for."""
+        """Raises ``InvalidCall`` for options of ``readStream`` only."""
         self._refuse(_STREAM_ONLY, "belongs to spark.readStream, not to spark.read")
 
     def require_stream(self) -> None:
-        """Raises ``InvalidCall`` for options that ``readStream`` has no use for, and for two beginnings at once."""
+        """Raises ``InvalidCall`` for options that ``readStream`` doesn't support, and for two start options."""
         self._refuse(_BATCH_ONLY, "belongs to spark.read, not to spark.readStream")
         if self.content not in ("entries", "messages"):
             raise InvalidCall(
@@ -268,7 +267,7 @@ def _similar(name: str) -> str:
     return f"did you mean {lowered[close[0]]}?" if close else f"options: {', '.join(_OPTIONS)}"
 
 
-#: Option -> attribute, and how its text is read.
+#: Option -> attribute, and the parser of its text.
 _OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "store": ("store", _text),
     "stream": ("stream", _text),
@@ -310,13 +309,13 @@ _US_PER_MS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Predicate:
-    """One pushed filter on one column; several are all required.
+    """One pushed filter on one column; several are combined with AND.
 
     Attributes:
         column: stream, ledger_id, entry_id or publish_time.
         operation: ``eq``, ``ne``, ``lt``, ``le``, ``gt``, ``ge``, ``in``, ``not_in``, ``not_null``, ``null``,
             ``prefix``.
-        values: what it compares with: text for stream, numbers for the ids, microseconds since 1970 UTC for the time.
+        values: to compare with: text for stream, numbers for the ids, microseconds since 1970 UTC for the time.
     """
 
     column: str
@@ -325,12 +324,12 @@ class Predicate:
 
 
 def microseconds(when: datetime) -> int | None:
-    """Microseconds since 1970 UTC; ``None`` for a time without a zone, whose meaning isn't certain."""
+    """Microseconds since 1970 UTC; ``None`` for an ambiguous time without a zone."""
     return None if when.tzinfo is None else (when - _EPOCH) // _MICROSECOND
 
 
 def matches_value(predicates: Iterable[Predicate], column: str, value: str) -> bool:
-    """Whether rows whose ``column`` is ``value`` may satisfy all predicates on it."""
+    """Whether rows with ``value`` in ``column`` may satisfy all predicates on it."""
     return all(_value_matches(p, value) for p in predicates if p.column == column)
 
 
@@ -344,10 +343,10 @@ def _value_matches(predicate: Predicate, value: str) -> bool:
 
 
 def block_mask(predicates: Iterable[Predicate], columns: Mapping[str, NDArray[np.int64]]) -> NDArray[np.bool_]:
-    """Which blocks (or other runs of entries) may hold rows that satisfy all predicates.
+    """Mask of the blocks (or other runs of entries) that may hold rows satisfying all predicates.
 
     Args:
-        predicates: those on other columns than the ones below are taken as satisfiable.
+        predicates: those on other columns than the ones below count as satisfiable.
         columns: ``ledger_id``; ``first_entry_id`` and ``last_entry_id`` (-1 unknown); ``publish_time_min_ms`` and
             ``publish_time_max_ms`` (-1 unknown, or no entry has a time). int64, shape (n,).
     """
@@ -371,16 +370,16 @@ def _matches(predicate: Predicate, low: NDArray[Any], high: NDArray[Any]) -> NDA
 
 
 def _time_matches(predicate: Predicate, low_ms: NDArray[np.int64], high_ms: NDArray[np.int64]) -> NDArray[np.bool_]:
-    # Comparisons are never true for a null time, so entries without one needn't be cared for. Where no time is known
-    # nothing is ruled out.
+    # Comparisons with a null time are never true, so entries without one don't matter. Blocks without a known time
+    # aren't excluded.
     unknown = np.asarray((low_ms == TIME_UNKNOWN_MS) | (high_ms == TIME_UNKNOWN_MS), dtype=bool)
-    # Object arrays: Python's integers don't overflow when ms become microseconds.
+    # Object arrays: Python's integers don't overflow in the conversion from ms to microseconds.
     low, high = low_ms.astype(object) * _US_PER_MS, high_ms.astype(object) * _US_PER_MS
     return unknown | _range_matches(predicate, low, high)
 
 
 def _range_matches(predicate: Predicate, low: NDArray[Any], high: NDArray[Any]) -> NDArray[np.bool_]:
-    """Whether a value between ``low`` and ``high``, both included, may satisfy the predicate."""
+    """Whether a value between ``low`` and ``high``, inclusive, may satisfy the predicate."""
     values = predicate.values
     found: Any
     match predicate.operation:

@@ -1,7 +1,6 @@
-"""Cutting a scan into partitions, on the driver: streams -> pinned manifests -> segments -> slices.
+"""Scan planning on the driver: streams -> pinned manifests -> segments -> slices, packed into partitions.
 
-Owns which slices of which segments a query reads and how they are packed. Must never read a data object, nor put a
-manifest into a partition.
+Reads no data object, and puts no manifest into a partition.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ __all__ = [
 
 #: Indexes that planning reads. Segments beyond that are cut by the number of blocks alone, and pruned by the tasks.
 INDEXES_READ_MAX = 1000
-#: What a row costs a task that fetches no payload, in bytes: the ids, and with them the publish time.
+#: Cost of a row in a task without payloads, in bytes: the ids, and with them the publish time.
 _ROW_BYTES = {Needs.INDEXES: 16, Needs.ENTRY_TABLES: 24}
-#: Manifests loaded at once.
+#: Manifests loaded concurrently.
 _LOADS_IN_FLIGHT_MAX = 8
 _PATTERN = frozenset("*?[")
 
@@ -59,7 +58,7 @@ class SegmentSlice:
     """Some blocks of one segment; small and picklable.
 
     Attributes:
-        objects: keys, and what the objects must be.
+        objects: keys and expected properties of the objects.
         blocks: ranges of block numbers, the end excluded.
         first, last: the wanted positions; a block may hold more.
     """
@@ -72,7 +71,7 @@ class SegmentSlice:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StreamRange:
-    """What is wanted of one stream: ``first`` .. ``last``, both included, as its manifest is in ``state``."""
+    """Wanted range of one stream: ``first`` .. ``last``, inclusive, with its manifest in ``state``."""
 
     state: ManifestState
     first: Position
@@ -95,9 +94,9 @@ class _Candidate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Piece:
-    """The wanted blocks of a segment: ``blocks`` of them, which cost ``cost`` bytes together.
+    """The wanted blocks of a segment: ``blocks`` of them, with a total cost of ``cost`` bytes.
 
-    ``numbers`` and ``costs`` say which and how much each; without them it is all blocks, each the same.
+    ``numbers`` and ``costs`` give the number and cost of each; without them all blocks are wanted, at equal cost.
     """
 
     candidate: _Candidate
@@ -107,14 +106,14 @@ class _Piece:
     costs: NDArray[np.float64] | None = None
 
     def homes(self, before: float, scale: float, count: int) -> Iterator[tuple[int, tuple[tuple[int, int], ...]]]:
-        """The partitions that these belong to, and the ranges of blocks in each.
+        """The partitions of these blocks, and the ranges of blocks in each.
 
-        A block belongs where its middle falls, so that neighbours share the rounding.
+        A block belongs to the partition of its middle, so that neighbours share the rounding.
 
         Args:
-            before: cost of everything in front.
-            scale: partitions for a byte of cost.
-            count: how many partitions there are.
+            before: total cost of the preceding blocks.
+            scale: partitions per byte of cost.
+            count: number of partitions.
         """
         if self.costs is None:
             each = self.cost / self.blocks
@@ -125,7 +124,7 @@ class _Piece:
             middles = before + (np.arange(self.blocks) + 0.5) * each
         else:
             middles = before + np.cumsum(self.costs) - self.costs / 2
-        # They never fall: no block costs less than nothing.
+        # Ascending: costs aren't negative.
         homes = np.minimum((middles * scale).astype(np.int64), count - 1)
         cuts = [0, *(np.flatnonzero(homes[1:] != homes[:-1]) + 1).tolist(), self.blocks]
         for start, stop in itertools.pairwise(cuts):
@@ -134,10 +133,10 @@ class _Piece:
 
 
 def pinned_states(options: SourceOptions, predicates: Sequence[Predicate], store: ObjectStore) -> list[ManifestState]:
-    """One view of each stream's manifest, which everything after this is planned from.
+    """One view of each stream's manifest, for all further planning.
 
     Raises:
-        NotFound: no such stream, or no stream fits the pattern.
+        NotFound: no such stream, or none matches the pattern.
         InvalidCall, Trimmed: ``asOfManifest`` can't be pinned.
     """
     names = streams_named(options, store)
@@ -145,7 +144,7 @@ def pinned_states(options: SourceOptions, predicates: Sequence[Predicate], store
         raise NotFound(f"no stream in {store.url} fits {options.stream}", hint="`offloader ls` lists the streams")
     names = [name for name in names if matches_value(predicates, "stream", name)]
     if options.lease_seconds:
-        # Before anything is loaded; nobody renews or ends them, they hold for as long as was asked for.
+        # Before loading; leases are neither renewed nor ended, and hold for the requested time.
         writable = options.open_store(read_only=False)
         for name in names:
             take_lease(writable, name, options.lease_seconds, clock=SystemClock(), reader="Spark")
@@ -159,15 +158,15 @@ def pinned_states(options: SourceOptions, predicates: Sequence[Predicate], store
 
 
 def load_streams(names: Iterable[str], store: ObjectStore, *, may_be_gone: bool = False) -> list[ManifestState]:
-    """The newest view of each stream, some loaded at once.
+    """The newest view of each stream, several loaded concurrently.
 
     Args:
         names: the streams'.
-        store: where they are.
-        may_be_gone: leave out streams that aren't there any more, instead of failing.
+        store: of the manifests.
+        may_be_gone: skip deleted streams instead of failing.
 
     Raises:
-        what ``load_stream`` raises.
+        the errors of ``load_stream``.
     """
     load = _load_or_none if may_be_gone else load_stream
     workers = Fetcher(store, ReadSettings(requests_in_flight_max=_LOADS_IN_FLIGHT_MAX)).workers
@@ -183,12 +182,12 @@ def _load_or_none(store: ObjectStore, name: str) -> ManifestState | None:
 
 
 def is_pattern(stream: str) -> bool:
-    """Whether the option ``stream`` means all streams that fit it, and not one of that name."""
+    """Whether the option ``stream`` is a pattern and not a name."""
     return bool(_PATTERN & set(stream))
 
 
 def streams_named(options: SourceOptions, store: ObjectStore) -> list[str]:
-    """The streams that the option ``stream`` means, sorted: the one it names, or all that fit it by now."""
+    """The streams of the option ``stream``, sorted: the named one, or all current matches."""
     pattern = options.stream
     if not is_pattern(pattern):
         return [pattern]
@@ -202,9 +201,9 @@ def plan_slices(
     """The partitions of a scan of entries, of about equal cost, each at most about ``splitBytes``.
 
     Raises:
-        what ``pinned_states`` raises;
-        Trimmed, BeyondEnd: ``startPosition`` or ``endPosition`` is outside of the one stream that is named. With a
-            pattern they are mere bounds.
+        the errors of ``pinned_states``;
+        Trimmed, BeyondEnd: ``startPosition`` or ``endPosition`` is outside of the one named stream. With a pattern they
+            are mere bounds.
     """
     states = pinned_states(options, predicates, store)
     ranges = [wanted for state in states if (wanted := _wanted_range(options, state)) is not None]
@@ -218,7 +217,7 @@ def plan_ranges(
     ranges: Iterable[StreamRange],
     store: ObjectStore,
 ) -> list[tuple[SegmentSlice, ...]]:
-    """As ``plan_slices``, of ranges that are chosen already; ``options`` bounds only times."""
+    """As ``plan_slices``, of given ranges; ``options`` bounds only times."""
     candidates = [candidate for wanted in ranges for candidate in _candidates(options, predicates, wanted, store)]
     maps = _indexes(options, predicates, candidates, store)
     pieces = [
@@ -229,7 +228,7 @@ def plan_ranges(
 
 
 def _wanted_range(options: SourceOptions, state: ManifestState) -> StreamRange | None:
-    """What the options want of a stream; ``None``: nothing."""
+    """The range of a stream by the options; ``None``: nothing."""
     ends = plan.whole_range(state)
     first, last = options.start_position, options.end_position
     if (first is not None or last is not None) and not is_pattern(options.stream):
@@ -272,7 +271,7 @@ def _segment_matches(options: SourceOptions, predicates: Sequence[Predicate], su
 
 
 def _prunes(options: SourceOptions, predicates: Sequence[Predicate]) -> bool:
-    """Whether statistics can rule anything out."""
+    """Whether statistics can exclude anything."""
     return options.start_ms is not None or options.end_ms is not None or bool(predicates)
 
 
@@ -289,7 +288,7 @@ def _in_time(options: SourceOptions, low_ms: NDArray[np.int64], high_ms: NDArray
 def _indexes(
     options: SourceOptions, predicates: Sequence[Predicate], candidates: Sequence[_Candidate], store: ObjectStore
 ) -> list[SegmentMap | None]:
-    """Indexes of the segments that have to be cut or may be pruned; ``None`` for others and for damaged ones."""
+    """Indexes of the segments to split or prune; ``None`` for others and for damaged ones."""
     prunes = _prunes(options, predicates)
     wanted = [c.summary.data_bytes > options.split_bytes or prunes or not c.is_whole for c in candidates]
     if sum(wanted) > INDEXES_READ_MAX:
@@ -309,7 +308,7 @@ def _index_or_none(fetcher: Fetcher, objects: SegmentObjects) -> SegmentMap | No
     except OffloaderError as error:
         if error.retryable:
             raise
-        return None  # the task that reads it says so, or skips it, as the options want
+        return None  # the task that reads it reports or skips it, by the options
 
 
 def _piece(
@@ -319,7 +318,7 @@ def _piece(
     candidate: _Candidate,
     segment_map: SegmentMap | None,
 ) -> _Piece:
-    """What a segment's blocks cost a task in bytes; all are alike where nobody looked at the index."""
+    """Costs of a segment's blocks for a task, in bytes; equal without the index."""
     summary = candidate.summary
     if segment_map is None:
         total = summary.data_bytes if needs is Needs.PAYLOADS else summary.entries * _ROW_BYTES[needs]
@@ -352,7 +351,7 @@ def wanted_blocks(
 
 
 def _packed(pieces: Sequence[_Piece], split_bytes: int) -> list[tuple[SegmentSlice, ...]]:
-    """Cuts the row of all blocks into partitions of equal cost, at block boundaries."""
+    """Splits the row of all blocks into partitions of equal cost, at block boundaries."""
     total = sum(piece.cost for piece in pieces)
     count = max(1, int(-(-total // split_bytes)))
     partitions: list[list[SegmentSlice]] = [[] for _ in range(count)]

@@ -36,7 +36,7 @@ _US_PER_MS = 1000
 
 
 def message_options(options: SourceOptions, schema: pa.Schema, *, rows_max: int, bytes_max: int) -> MessageOptions:
-    """How to decode for these columns; the stream's name isn't one that entries hold."""
+    """Decoder options for these columns; entries don't hold the stream's name."""
     names = tuple(name for name in schema.names if name != "stream")
     return MessageOptions(
         columns=names or ("batch_index",),
@@ -57,7 +57,7 @@ def _column(field: pa.Field, messages: pa.RecordBatch, stream: str) -> pa.Array:
     if field.name == "stream":
         return pa.repeat(pa.scalar(stream), messages.num_rows)
     column = messages.column(field.name)
-    if pa.types.is_timestamp(field.type):  # ms; the decoder lets no time through that overflows as us
+    if pa.types.is_timestamp(field.type):  # ms; the decoder excludes times that overflow as us
         return pc.multiply(column.view(pa.int64()), _US_PER_MS).view(field.type)
     return column
 
@@ -74,19 +74,19 @@ _REMEDY = (
 )
 #: Indexes that a Python worker keeps: of a hundred segments of 1 GiB.
 INDEXES_KEPT_BYTES_MAX = 16 * 1024 * 1024
-#: Blocks whose positions one step makes out of the index: enough to be worth a thread's attention.
+#: Blocks whose positions one step makes from the index: enough to be worth a thread switch.
 _BLOCKS_PER_STEP = 64
 
 
 @functools.cache
 def _indexes() -> Cache:
-    """Of this process: the next task that reads the same segment neither fetches its index nor parses it."""
+    """Process-wide: later tasks of the same segment neither fetch nor parse its index."""
     return Cache(INDEXES_KEPT_BYTES_MAX)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Rows:
-    """Entries of one ledger in columns, payloads only when they are wanted. Shapes as in ``EntryBatch``."""
+    """Entries of one ledger in columns, payloads only if wanted. Shapes as in ``EntryBatch``."""
 
     objects: plan.SegmentObjects
     ledger_id: int
@@ -100,12 +100,12 @@ class _Rows:
 
     @property
     def entries(self) -> EntryBatch:
-        """The same as a batch; times and payloads must be there."""
+        """As a batch; requires times and payloads."""
         assert self.publish_times_ms is not None
         return EntryBatch(self.ledger_id, self.entry_ids, self.payloads, self.publish_times_ms)
 
     def where(self, mask: NDArray[np.bool_]) -> _Rows:
-        """The rows for which ``mask`` is true."""
+        """The rows where ``mask`` is true."""
         if mask.all():
             return self
         times, payloads = self.publish_times_ms, self.payloads
@@ -137,16 +137,16 @@ def read_slices(
     """The rows of a partition, in the streams' order.
 
     Args:
-        slices: what to read.
-        options: bounds, and what happens to damage.
-        predicates: pushed filters; blocks that they rule out aren't fetched, rows aren't filtered by them.
+        slices: to read.
+        options: bounds, and the handling of damage.
+        predicates: pushed filters; blocks that they exclude aren't fetched, rows aren't filtered by them.
         projection: the columns.
-        store: where the objects are.
+        store: of the objects.
         settings: sizes and limits; ``None``: the defaults.
 
     Raises:
-        Corrupt, ObjectChanged, ObjectMissing, Trimmed: unless the options say to leave that out.
-        StoreUnavailable: the store doesn't answer; Spark runs the task again.
+        Corrupt, ObjectChanged, ObjectMissing, Trimmed: unless the options skip them.
+        StoreUnavailable: the store doesn't respond; Spark retries the task.
     """
     fetcher = Fetcher(store, settings or ReadSettings(), cache=_indexes())
     task = _Task(options, predicates, projection, fetcher)
@@ -163,7 +163,7 @@ def read_slices(
 
 @dataclass(slots=True)
 class _Done:
-    """What one task did. ``skipped`` pieces were damaged or missing, ``ruled_out`` blocks can't hold wanted rows."""
+    """Statistics of a task. ``skipped`` pieces were damaged or missing, ``ruled_out`` blocks can't hold wanted rows."""
 
     rows: int = 0
     payload_bytes: int = 0
@@ -172,7 +172,7 @@ class _Done:
     skipped: int = 0
 
     def said(self, slices: int, before: VerbCount, now: Mapping[str, VerbCount]) -> str:
-        """One line of the log: what was asked for, what came, what of it was used."""
+        """One log line: what was requested, received and used."""
         gets = now.get("get", VerbCount())
         return (
             f"read {slices} slices: {self.rows} rows with payload columns of {self.payload_bytes} bytes"
@@ -183,14 +183,14 @@ class _Done:
 
 
 class _Task:
-    """One Spark task's fetching, and what was ``done``."""
+    """Fetches of one Spark task, and its statistics ``done``."""
 
     def __init__(
         self, options: SourceOptions, predicates: Sequence[Predicate], projection: Projection, fetcher: Fetcher
     ) -> None:
         self._options = options
         self._predicates = predicates
-        # Time bounds are exact, so they need times even where the schema doesn't.
+        # Time bounds are exact, so they need times even if the schema doesn't.
         bounded = options.start_ms is not None or options.end_ms is not None
         self._needs = max(projection.needs, Needs.ENTRY_TABLES if bounded else Needs.INDEXES)
         self._fetcher = fetcher
@@ -198,7 +198,7 @@ class _Task:
         self.done = _Done()
 
     def rows(self, slices: Sequence[SegmentSlice]) -> Generator[_Rows, None, None]:
-        """The rows, one piece per block; everything is fetched ahead, across slices."""
+        """The rows, one piece per block; prefetches across slices."""
         workers = self._fetcher.workers
         maps = workers.in_order(partial(self._index, each) for each in slices)
         steps = (
@@ -222,7 +222,7 @@ class _Task:
             return None
 
     def _steps(self, piece: SegmentSlice, segment_map: SegmentMap) -> Iterator[Callable[[], list[_Rows]]]:
-        """What has to be done for a slice, in order: at most one storage call each."""
+        """The steps of a slice, in order: at most one storage call each."""
         numbers = wanted_blocks(self._options, self._predicates, segment_map, piece.first, piece.last)
         own = np.zeros(len(segment_map.blocks), dtype=bool)
         for start, stop in piece.blocks:
@@ -259,7 +259,7 @@ class _Task:
         return [replace(rows, publish_times_ms=table.publish_times_ms)]
 
     def _skip(self, error: OffloaderError) -> None:
-        """Leaves a piece out if the options say so, else raises."""
+        """Skips a piece if the options allow it, else raises."""
         corrupt = isinstance(error, (Corrupt, ObjectChanged)) and self._options.skip_corrupt
         missing = isinstance(error, (ObjectMissing, Trimmed)) and self._options.skip_missing
         missing = missing or (isinstance(error, Trimmed) and not self._options.fail_on_data_loss)
@@ -270,7 +270,7 @@ class _Task:
         _log.warning("left out: %s", error)
 
     def _bounded(self, piece: SegmentSlice, step: Callable[[], list[_Rows]]) -> list[_Rows]:
-        """What ``step`` answers, only between the positions and times that were asked for."""
+        """The result of ``step``, within the requested positions and times."""
         bounded = [self._in_time(_between(piece, rows)) for rows in step()]
         return [rows for rows in bounded if len(rows.entry_ids)]
 
@@ -289,7 +289,7 @@ class _Task:
 
 
 def _positions(piece: SegmentSlice, segment_map: SegmentMap, numbers: NDArray[np.int64]) -> list[_Rows]:
-    """The ids in extended blocks, which the index alone tells: they are consecutive there."""
+    """The ids in extended blocks, from the index alone: they are consecutive there."""
     blocks = segment_map.blocks
     return [
         _Rows(piece.objects, ledger_id, np.arange(first, last + 1, dtype=np.int64))
@@ -313,7 +313,7 @@ def _between(piece: SegmentSlice, rows: _Rows) -> _Rows:
 
 
 def _merged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Small batches put together until they are worth a trip to the JVM."""
+    """Merges small batches up to an efficient size for the JVM."""
     waiting: list[pa.RecordBatch] = []
     count = size = 0
     for batch in batches:
@@ -358,7 +358,7 @@ def _pieces(rows: _Rows) -> Iterator[_Rows]:
 
 
 class _Columns:
-    """Builds batches of one schema; keeps the constant column of the stream's name."""
+    """Builds batches of one schema; caches the constant column of the stream's name."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema

@@ -15,7 +15,7 @@ __all__ = ["AvroValues", "JsonValues", "Needs", "Projection", "SchemaField", "Va
 
 
 class Needs(enum.IntEnum):
-    """What has to be fetched for a row; each includes the ones before."""
+    """Data to fetch for a row; each includes the previous ones."""
 
     INDEXES = 0
     ENTRY_TABLES = 1
@@ -27,7 +27,7 @@ class _Type(Protocol):
 
 
 class SchemaField(Protocol):
-    """What is needed of Spark's ``StructField``."""
+    """The part of Spark's ``StructField`` in use."""
 
     name: str
     nullable: bool
@@ -163,7 +163,7 @@ _COLUMNS: dict[str, dict[str, tuple[str, pa.DataType]]] = {
         "advice": ("string", pa.string()),
     },
 }
-#: Columns that are null in some rows; a schema mustn't promise otherwise.
+#: Columns that are never null; for others a schema must not declare ``NOT NULL``.
 _NEVER_NULL = {
     "entries": {"stream", "ledger_id", "entry_id", "payload"},
     "messages": {"stream", "ledger_id", "entry_id", "batch_index"},
@@ -180,7 +180,7 @@ class Projection:
 
     Attributes:
         schema: names, types and nullability exactly as Spark expects the batches.
-        needs: what has to be fetched for them.
+        needs: data to fetch for them.
     """
 
     schema: pa.Schema
@@ -191,7 +191,7 @@ def ddl(content: str, names: Iterable[str] = ()) -> str:
     """Columns of a content as Spark's DDL: those of ``names`` in that order, or all.
 
     Raises:
-        InvalidCall: the content has no such column, or one is named twice.
+        InvalidCall: an unknown or duplicate column.
     """
     columns, wanted = _COLUMNS[content], tuple(names)
     unknown = [name for name in wanted if name not in columns]
@@ -205,7 +205,7 @@ def ddl(content: str, names: Iterable[str] = ()) -> str:
 
 
 def projection(fields: Iterable[SchemaField], content: str) -> Projection:
-    """What a schema asks for: Spark tells a Python data source of no other projection than the user's schema.
+    """The columns of a schema: Spark passes a Python data source no other projection than the user's schema.
 
     Raises:
         InvalidCall: a column that doesn't exist, of another type, or declared ``NOT NULL`` though it may be null.
@@ -226,7 +226,7 @@ def projection(fields: Iterable[SchemaField], content: str) -> Projection:
             raise InvalidCall(f"column {field.name} may be null, the schema says NOT NULL", hint="leave NOT NULL out")
         wanted.append(pa.field(field.name, arrow, nullable=field.nullable))
     names = {field.name for field in wanted}
-    # How many messages an entry holds is in the entry itself.
+    # Only the entry itself has its number of messages.
     whole = "payload" in names or content == "messages"
     needs = Needs.PAYLOADS if whole else Needs.ENTRY_TABLES if "publish_time" in names else Needs.INDEXES
     return Projection(pa.schema(wanted), needs)
@@ -236,7 +236,7 @@ def projection(fields: Iterable[SchemaField], content: str) -> Projection:
 class JsonValues:
     """Values are JSON objects with these fields, as Spark's DDL: ``id BIGINT, name STRING``.
 
-    A field that a value doesn't have is null, one that the schema doesn't name is left out.
+    A field missing in a value is null; one missing in the schema is left out.
     """
 
     fields: str
@@ -247,8 +247,8 @@ class AvroValues:
     """Values are Avro records, without a header.
 
     Attributes:
-        schema: of the columns, as JSON, or what Pulsar's admin interface answers.
-        versions: schemas that values were written with, by Pulsar's number; none: all with ``schema``.
+        schema: of the columns, as JSON, or a response of Pulsar's admin interface.
+        versions: schemas of the values, by Pulsar's number; empty: all with ``schema``.
     """
 
     schema: str

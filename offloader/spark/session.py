@@ -1,4 +1,4 @@
-"""A local Spark session and its Python workers, and Spark's errors as errors of this project."""
+"""A local Spark session and its Python workers, and translation of Spark's errors."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ _VERSION_TIMEOUT_S = 30.0
 
 
 def find_java(installed: Path = _JVMS) -> Path | None:
-    """The ``java`` executable that Spark should use, its real path; ``None`` when there is none of version 17 or later.
+    """The real path of a ``java`` executable for Spark; ``None`` without version 17 or later.
 
-    Looks at JAVA_HOME, then PATH, then ``/usr/lib/jvm`` (the lowest version first, which Spark has been tried with
-    longest). Each candidate is run to see its version, so that a broken installation isn't chosen.
+    Searches JAVA_HOME, then PATH, then ``/usr/lib/jvm`` (the lowest version first, which Spark has been tried with
+    longest). Runs each candidate to get its version, so that a broken installation isn't chosen.
 
     Args:
-        installed: where installations are looked for last.
+        installed: the folder searched last.
     """
     for java in _preferred():
         if (_version_of(java) or 0) >= JAVA_VERSION_MIN:
@@ -63,7 +63,7 @@ def find_java(installed: Path = _JVMS) -> Path | None:
 
 
 def require_java(installed: Path = _JVMS) -> Path:
-    """``find_java``, or ``Unsupported`` with what to install."""
+    """``find_java``, or ``Unsupported`` with installation advice."""
     java = find_java(installed)
     if java is None:
         raise Unsupported(
@@ -81,17 +81,17 @@ def local_session(
 ) -> SparkSession:
     """A Spark session in this process, on this machine only, with the data source registered.
 
-    Its workers run this very Python interpreter, it listens on the loopback address only, shows no web UI and logs
-    errors only. Sets PYSPARK_PYTHON, PYSPARK_DRIVER_PYTHON, JAVA_HOME and, unless it is set, SPARK_LOCAL_IP of this
-    process. When a session exists already in this process it is the one that is returned, as Spark does.
+    Its workers run this Python interpreter; it listens on the loopback address only, has no web UI and logs errors
+    only. Sets PYSPARK_PYTHON, PYSPARK_DRIVER_PYTHON, JAVA_HOME and, unless it is set, SPARK_LOCAL_IP of this process.
+    Returns an existing session of this process, as Spark does.
 
     Args:
         app_name: shown in Spark's logs.
         cores: threads for tasks, ``"*"`` = as many as the machine has cores.
-        config: more Spark settings; they win over the ones set here.
+        config: more Spark settings; they override the ones set here.
 
     Raises:
-        Unsupported: pyspark isn't installed, or no Java 17+ was found; the hint says what to install.
+        Unsupported: pyspark isn't installed, or no Java 17+ was found; the hint names what to install.
     """
     try:
         from pyspark.sql import SparkSession
@@ -100,13 +100,13 @@ def local_session(
     java = require_java()
     os.environ["JAVA_HOME"] = str(java.parent.parent)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    # Else the JVM looks its own host name up, and ends where that has no address (a fresh machine, a container).
+    # Otherwise the JVM resolves its host name, and exits if that has no address (a fresh machine, a container).
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     with tempfile.TemporaryDirectory(prefix="offloader-spark-") as folder, warnings.catch_warnings():
-        # The JVM reads this once, when it starts; a level that is set later comes after the first ten lines.
+        # The JVM reads this once at its start; a level set later misses the first ten lines.
         logging_file = Path(folder) / "log4j2.properties"
         logging_file.write_text(_LOGGING, encoding="ascii")
-        # Spark says that it hasn't been tried with this pandas; nothing of ours goes through pandas.
+        # Spark warns about this pandas version; none of our code uses pandas.
         warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
         java_options = f"-Dlog4j2.configurationFile={logging_file.as_uri()}"
         settings = {**_LOCAL_CONFIG, "spark.driver.extraJavaOptions": java_options, **(config or {})}
@@ -121,12 +121,12 @@ def local_session(
 
 @contextlib.contextmanager
 def command_session(app_name: str, master: str = "") -> Iterator[SparkSession]:
-    """The session that one command works with; ended after it, unless this process had one before.
+    """The session of one command; stopped after it, unless the process had one before.
 
     Args:
         app_name: shown in Spark's logs.
-        master: of a cluster, as Spark spells it; empty: ``local_session``. On a cluster the workers run the Python that
-            PYSPARK_PYTHON names, and where it isn't set, one at the path of this one.
+        master: of a cluster, in Spark's syntax; empty: ``local_session``. On a cluster the workers run the Python of
+            PYSPARK_PYTHON, by default one at this interpreter's path.
 
     Raises:
         Unsupported: as ``local_session``.
@@ -172,7 +172,7 @@ appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 
 
 def _preferred() -> Iterator[Path]:
-    """What the user chose, in the order of how clearly it was chosen."""
+    """The user's choices, the most explicit first."""
     home = os.environ.get("JAVA_HOME")
     if home:
         yield Path(home) / "bin" / "java"
@@ -196,21 +196,21 @@ def _version_of(java: Path) -> int | None:
 
 #: Characters of a telling line that are kept.
 LINE_MAX = 500
-#: How a traceback from a worker names an error of ours.
+#: An error of this package in a worker's traceback.
 _OURS = re.compile(r"^offloader\.errors\.(\w+): (.*)$")
-#: And any other error.
+#: Any other error.
 _RAISED = re.compile(r"^(?:[a-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt)\b(?:: .*)?$")
 _LOST = re.compile(r"Python worker exited unexpectedly|Python worker failed to connect back|ExecutorLostFailure")
 
 
 @contextlib.contextmanager
 def translated(what: str, *, hint: str) -> Iterator[None]:
-    """Lets no error of Spark out: one that a worker raised on purpose keeps its class, a worker that is gone is
-    ``ExecutorLost``, others are ``OffloaderError``.
+    """Translates Spark's errors: an intended error of a worker keeps its class, a lost worker is ``ExecutorLost``,
+    others are ``OffloaderError``.
 
     Args:
-        what: what failed if something does, for the message: "Spark's scan of orders".
-        hint: what to do about it, unless something better is known.
+        what: the operation, for the message: "Spark's scan of orders".
+        hint: the remedy, unless a better one is known.
 
     Raises:
         Unsupported: Spark isn't installed.
@@ -228,7 +228,7 @@ def translated(what: str, *, hint: str) -> Iterator[None]:
 
 def _ours(what: str, said: str, hint: str) -> OffloaderError:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
-    # Of a chain of causes the last is what was raised.
+    # The last error of a chain of causes is the one raised.
     for line in reversed(lines):
         match = _OURS.match(line)
         kind = None if match is None else getattr(errors, match[1], None)
@@ -239,7 +239,7 @@ def _ours(what: str, said: str, hint: str) -> OffloaderError:
         return ExecutorLost(
             f"{what} failed: an executor's process is gone: {' '.join(lines[:1])[:LINE_MAX]}", hint=hint
         )
-    # The end of the first traceback says it, before the JVM's frames; Spark's own first line doesn't.
+    # The end of the first traceback has the error, before the JVM's frames; Spark's own first line doesn't.
     start = next((number for number, line in enumerate(lines) if "Traceback (most recent" in line), len(lines))
     python = list(takewhile(lambda line: not line.startswith("at "), lines[start + 1 :]))
     telling = next((line for line in reversed(python) if _RAISED.match(line)), " ".join(lines[:1]))
@@ -252,9 +252,9 @@ _works = itertools.count()
 def work_begins() -> None:
     """Called before a source is made, a query is planned and a task reads; does nothing outside of Spark's processes.
 
-    After each of these PySpark collects garbage, which looks at all that was ever imported: 40 to 80 ms, as long as it
-    takes to read 64 MiB. So with the second time what is there is declared permanent: the first loaded all there is to
-    load, and the collection after it took its garbage. And threads take turns as in any process of ours.
+    After each of these PySpark collects garbage, which scans everything ever imported: 40 to 80 ms, as long as reading
+    64 MiB. The second call therefore freezes all objects: the first loaded everything needed, and the collection after
+    it took its garbage. Also sets the interpreter's switch interval as in our own processes.
     """
     started_as = getattr(sys.modules["__main__"], "__spec__", None)
     if started_as is None or started_as.name != "pyspark.daemon":
@@ -262,7 +262,7 @@ def work_begins() -> None:
     work = next(_works)
     if work == 0:
         sys.setswitchinterval(THREAD_SWITCH_S)
-        # Nobody shows such lines unless Spark was told to keep what its workers log.
+        # Hidden unless Spark is configured to keep its workers' logs.
         logging.getLogger("offloader.spark").setLevel(logging.INFO)
     if work == 1:
         gc.freeze()

@@ -1,4 +1,4 @@
-"""The Spark data source ``offloader``, and the contents that its driver produces itself."""
+"""The Spark data source ``offloader``, and the contents that its driver produces."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def driver_batch(
     Args:
         content: one of ``DRIVER_CONTENTS``.
         states: the pinned manifests.
-        store: where they are.
-        relocate: buckets that were moved.
+        store: of the manifests.
+        relocate: moved buckets.
         schema: the wanted columns.
     """
     settings = ReadSettings(relocate=relocate)
@@ -79,12 +79,12 @@ def driver_batch(
 
 
 def _segments(state: ManifestState, _: ObjectStore, __: ReadSettings) -> Iterator[_Row]:
-    """All segments, by position; assigned and retired ones too."""
+    """All segments, by position, including assigned and retired ones."""
     return (segment_row(state.stream, record) for record in state.segments.in_order())
 
 
 def segment_row(stream: str, record: SegmentRecord) -> Mapping[str, object]:
-    """One segment; what isn't known before it is offloaded is ``None``. Times in microseconds since 1970 UTC."""
+    """One segment; ``None`` for values unknown before it is offloaded. Times in microseconds since 1970 UTC."""
     summary, end = record.summary, record.end
     spans = summary.ledgers if summary else ()
     return {
@@ -125,7 +125,7 @@ def _micros(time_ms: int | None) -> int | None:
 
 
 def _ledgers(state: ManifestState, _: ObjectStore, __: ReadSettings) -> Iterator[_Row]:
-    """Every ledger that a segment holds or that the source said something of, by id."""
+    """Every ledger of a segment or of the source's facts, by id."""
     offloaded: dict[int, list[int]] = {}
     for record in state.offloaded():
         for span in record.summary.ledgers if record.summary else ():
@@ -156,7 +156,7 @@ def _ledgers(state: ManifestState, _: ObjectStore, __: ReadSettings) -> Iterator
 
 
 def _records(state: ManifestState, store: ObjectStore, _: ReadSettings) -> Iterator[_Row]:
-    """The manifest's records that are still kept, the oldest first."""
+    """The manifest's existing records, the oldest first."""
     for record in kept_records(store, state):
         yield {
             "stream": state.stream,
@@ -171,7 +171,7 @@ def _records(state: ManifestState, store: ObjectStore, _: ReadSettings) -> Itera
 
 
 def _anomalies(state: ManifestState, store: ObjectStore, settings: ReadSettings) -> Iterator[_Row]:
-    """What a shallow verify finds."""
+    """Findings of a shallow verify."""
     checks = check_segments(Fetcher(store, settings), state, deep=False)
     found = chain.from_iterable(check.findings for check in checks)
     for finding in chain(check_order(state), found, find_unexpected(store, state)):
@@ -210,7 +210,7 @@ class OffloaderReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition."""
         value = partition.value
-        if value is None:  # Spark makes one such partition when there is none
+        if value is None:  # Spark makes one such partition if there is none
             return iter(())
         if self.options.content in DRIVER_CONTENTS:
             return iter(value)
@@ -221,26 +221,25 @@ class OffloaderReader(DataSourceReader):
 class PushingReader(OffloaderReader):
     """Reads with pushed filters, which Spark allows only where its setting is on.
 
-    They spare blocks only with the option ``pruneByFilters``, and that is safe only for a data frame that takes part in
-    one query, once. Spark (4.1 to 4.3) keeps the partitions of the last filtered query with the *relation*, and reads a
-    later query that pushes nothing from them, and both sides of a union or a self-join: with pruned partitions those
-    would silently lose rows. ``startPosition``, ``endPosition``, ``startTime``, ``endTime`` and ``stream`` spare the
-    same blocks, belong to the relation, and are always safe.
+    They skip blocks only with the option ``pruneByFilters``, and that is safe only for a data frame that takes part in
+    one query, once. Spark (4.1 to 4.3) keeps the partitions of the last filtered query with the *relation*. It reads a
+    later query without filters from them, and both sides of a union or a self-join: with pruned partitions those would
+    silently lose rows. ``startPosition``, ``endPosition``, ``startTime``, ``endTime`` and ``stream`` skip the same
+    blocks, belong to the relation, and are always safe.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Takes notice of filters where that is safe, and leaves all of them to Spark: statistics rule out blocks, not
-        rows."""
+        """Records filters where that is safe, and leaves all of them to Spark: statistics exclude blocks, not rows."""
         if self.options.prune_by_filters:
             known = (p for p in map(_predicate, filters) if p is not None)
-            # A message's own publish time needn't be the one that was recorded for its entry, which statistics tell.
+            # A message's own publish time may differ from its entry's, which the statistics have.
             own_time = self.options.content == "messages"
             self.predicates = tuple(p for p in known if not (own_time and p.column == "publish_time"))
         return filters
 
 
 class PlainOffloaderDataSource(DataSource):
-    """The data source without filter pushdown: works whatever Spark's settings are."""
+    """The data source without filter pushdown: works with all of Spark's settings."""
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
@@ -277,7 +276,7 @@ class OffloaderDataSource(PlainOffloaderDataSource):
 
 
 _OPERATIONS: dict[type[Filter], tuple[str, str]] = {
-    # What a filter is called, and what its negation is for rows whose value isn't null.
+    # Operation of a filter, and its negation for non-null values.
     EqualTo: ("eq", "ne"),
     In: ("in", "not_in"),
     LessThan: ("lt", "ge"),
@@ -291,7 +290,7 @@ _OPERATIONS: dict[type[Filter], tuple[str, str]] = {
 
 
 def _predicate(given: Filter) -> Predicate | None:
-    """The filter as a value; ``None`` when it can't rule anything out."""
+    """The filter as a value; ``None`` when it can't exclude anything."""
     negated = isinstance(given, Not)
     inner: Any = given.child if isinstance(given, Not) else given
     names = _OPERATIONS.get(type(inner))
@@ -302,7 +301,7 @@ def _predicate(given: Filter) -> Predicate | None:
     if operation in ("null", "not_null"):
         return Predicate(column, operation)
     values = inner.value if isinstance(inner, In) else (inner.value,)
-    # A comparison with null is never true, so null adds nothing to a list of values.
+    # A comparison with null is never true, so a null in a list has no effect.
     known = [_value(column, value) for value in values if value is not None]
     if not known or any(value is None for value in known):
         return None
@@ -310,7 +309,7 @@ def _predicate(given: Filter) -> Predicate | None:
 
 
 def _value(column: str, value: object) -> str | int | None:
-    """A literal as ``Predicate`` wants it; ``None`` for one of a type that doesn't belong to the column."""
+    """A literal for ``Predicate``; ``None`` if its type doesn't fit the column."""
     match column, value:
         case "stream", str():
             return value

@@ -56,14 +56,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class StreamOffset:
-    """How far one stream was read.
+    """Read position of one stream.
 
     Attributes:
-        incarnation: the stream's; another one means that it was deleted and made again.
-        manifest: the manifest record that showed these entries; for people.
-        position: the last position that was read or passed over; ``None``: nothing yet, everything is wanted.
-        since: the position after which the query began. Spark asks anew for the beginning when a query ends before
-            its first batch was committed, and for ``latest`` the answer has moved on by then; a batch's end says it.
+        incarnation: the stream's; another one means that it was deleted and created again.
+        manifest: the manifest record with these entries; for people.
+        position: the last position read or skipped; ``None``: none yet, everything is wanted.
+        since: the position after which the query began. Spark requests the initial offset anew when a query ends before
+            its first batch was committed, and ``latest`` has moved by then; a batch's end keeps it.
     """
 
     incarnation: UUID
@@ -87,10 +87,10 @@ def _encoded(offset: StreamOffset) -> dict[str, object]:
 
 
 def decode_offsets(values: Mapping[str, Any]) -> dict[str, StreamOffset]:
-    """What ``encode_offsets`` made, back from the checkpoint.
+    """Decodes ``encode_offsets``' values from the checkpoint.
 
     Raises:
-        InvalidCall: it isn't that.
+        InvalidCall: invalid values.
     """
     return {name: _decoded(name, given) for name, given in values.items()}
 
@@ -110,7 +110,7 @@ def _decoded(name: str, given: Any) -> StreamOffset:
 
 
 def before(position: Position) -> Position:
-    """What was read when ``position`` is next; its entry id is -1 at the beginning of a ledger."""
+    """The position read last when ``position`` is next; its entry id is -1 at the beginning of a ledger."""
     return position.previous()
 
 
@@ -120,9 +120,9 @@ def first_unread(position: Position) -> Position:
 
 
 def begin_of_batch(start: StreamOffset | None, end: StreamOffset) -> Position | None:
-    """After which position the batch from ``start`` to ``end`` begins; ``None``: at the stream's beginning.
+    """The position after which the batch from ``start`` to ``end`` begins; ``None``: the stream's beginning.
 
-    Before anything was read ``start`` may be a new answer to where to begin; ``end`` tells the one it was made for.
+    Before the first read ``start`` may be a newer initial offset; ``end`` has the one it was made for.
     """
     if start is None or start.incarnation != end.incarnation or start.position == start.since:
         return end.since
@@ -130,9 +130,9 @@ def begin_of_batch(start: StreamOffset | None, end: StreamOffset) -> Position | 
 
 
 def is_lost(state: ManifestState, position: Position) -> bool:
-    """Whether entries right after ``position`` were deleted: the stream begins later than there.
+    """Whether entries right after ``position`` were deleted: the stream begins later.
 
-    A head that moved exactly to what comes next, over recorded gaps or into the next ledger, loses nothing.
+    A start position exactly at the next entry, after recorded gaps or in the next ledger, loses nothing.
     """
     committed, head = state.committed_end(), state.head
     if committed is None or position >= committed or head is None or head <= first_unread(position):
@@ -153,7 +153,7 @@ IndexOf = Callable[[str, SegmentRecord], SegmentMap | None]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Most of a batch. ``data_bytes`` are those of the blocks that are fetched; ``None``: no limit."""
+    """Limits of a batch. ``data_bytes`` are those of the fetched blocks; ``None``: no limit."""
 
     entries: int | None = None
     data_bytes: int | None = None
@@ -163,7 +163,7 @@ class Limits:
         return Limits(*(None if each is None else each // count for each in (self.entries, self.data_bytes)))
 
     def less(self, taken: _Taken) -> Limits:
-        """What is left."""
+        """The remainder."""
         return Limits(
             None if self.entries is None else self.entries - taken.entries,
             None if self.data_bytes is None else self.data_bytes - taken.data_bytes,
@@ -178,7 +178,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """What a stream gives to a batch: up to ``end``, included; ``None``: nothing."""
+    """A stream's part of a batch: up to ``end``, inclusive; ``None``: nothing."""
 
     end: Position | None = None
     entries: int = 0
@@ -186,15 +186,15 @@ class _Taken:
 
 
 def batch_ends(backlogs: Mapping[str, StreamRange], limits: Limits, index_of: IndexOf) -> dict[str, Position]:
-    """Where each stream's part of a batch ends; streams that give nothing are left out.
+    """The end of each stream's part of a batch; without streams that have no part.
 
-    Every stream gets an equal share, and what the short ones don't need goes to the others. A batch holds at least one
-    block or entry, so that a limit below a block's size slows a query down and doesn't stop it.
+    Every stream gets an equal share; the unused rest of short ones goes to the others. A batch holds at least one block
+    or entry, so that a limit below a block's size slows a query down and doesn't stop it.
 
     Args:
-        backlogs: name -> what isn't read yet.
+        backlogs: name -> its unread range.
         limits: of the whole batch.
-        index_of: indexes of segments that are cut.
+        index_of: indexes of segments that are split.
     """
     if limits == Limits():
         return {name: backlog.last for name, backlog in backlogs.items()}
@@ -227,7 +227,7 @@ def _size(backlog: StreamRange, limits: Limits) -> tuple[int, int]:
 
 
 def _cut(backlog: StreamRange, limits: Limits, index_of: IndexOf, *, at_least_one: bool) -> _Taken:
-    """As much of a stream as the limits hold."""
+    """As much of a stream as the limits allow."""
     taken = _Taken()
     for record in _segments(backlog):
         summary = _summary(record)
@@ -263,7 +263,7 @@ def _summary(record: SegmentRecord) -> SegmentSummary:
 
 
 def _ids_between(summary: SegmentSummary, first: Position, last: Position) -> int:
-    """Entry ids of a segment from ``first`` to ``last``, both included: the entries, unless ids are missing."""
+    """Entry ids of a segment from ``first`` to ``last``, inclusive: the entries, unless ids are missing."""
     return sum(
         max(
             0,
@@ -277,8 +277,8 @@ def _ids_between(summary: SegmentSummary, first: Position, last: Position) -> in
 
 
 def _first_inside(summary: SegmentSummary, first: Position) -> Position:
-    """The segment's lowest position from ``first`` on. A plain index doesn't say where its last block of a ledger ends,
-    and would name that block for a position behind it."""
+    """The segment's lowest position from ``first``. A plain index doesn't have the end of a ledger's last block, and
+    would return that block for a later position."""
     for span in summary.ledgers:
         if Position(span.ledger_id, span.last_entry_id) >= first:
             return max(first, Position(span.ledger_id, span.first_entry_id))
@@ -294,7 +294,7 @@ def _last_id(ledger_id: int, entry_id: int, last: Position) -> int:
 
 
 def _end_of_entries(summary: SegmentSummary, first: Position, last: Position, entries: int) -> Position | None:
-    """Where ``entries`` ids from ``first`` on end; ``None``: not even one."""
+    """The end of ``entries`` ids from ``first``; ``None``: none."""
     end = None
     for span in summary.ledgers:
         if entries <= 0 or not first.ledger_id <= span.ledger_id <= last.ledger_id:
@@ -327,7 +327,7 @@ def _end_of_bytes(
     *,
     at_least_one: bool,
 ) -> Position | None:
-    """The end of the last block that fits; ``None``: none does. Without an index it is all or nothing."""
+    """The end of the last block that fits; ``None``: none does. Without an index all or nothing."""
     if index is None:
         return last if at_least_one else None
     numbers = index.find(first, last)
@@ -348,7 +348,7 @@ def _end_of_bytes(
 
 _log = logging.getLogger("offloader.spark")
 
-#: How long a view of the manifests is new enough: a query that has nothing to do asks a hundred times a second.
+#: TTL of the manifests' views: an idle query polls a hundred times a second.
 POLL_SECONDS = 1.0
 _TO_GO_ON = "option failOnDataLoss=false goes on where the stream begins now; a new checkpoint begins anew"
 
@@ -356,7 +356,7 @@ _Json = dict[str, dict[str, object]]
 
 
 class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a stream, or all that fit a pattern, batch after batch. Pickled to the executors: holds no store."""
+    """Reads a stream, or all that match a pattern, in batches. Pickled to the executors: holds no store."""
 
     def __init__(self, options: SourceOptions, schema: StructType, *, clock: Clock | None = None) -> None:
         options.require_stream()
@@ -369,13 +369,13 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._subscription = self._new_subscription()
 
     def initialOffset(self) -> _Json:  # noqa: N802 - Spark's name
-        """Where a query without a checkpoint begins, by stream."""
+        """The initial offset of a query without a checkpoint, by stream."""
         begins = {name: self._initial(state) for name, state in self._look().items()}
         self._needs(begins)
         return encode_offsets({name: _offset(self._views[name], at, at) for name, at in begins.items()})
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """What ``latestOffset`` is to keep to, unless the trigger wants everything."""
+        """The limit for ``latestOffset``, unless the trigger wants everything."""
         if self.options.max_bytes_per_trigger is not None:
             return ReadMaxBytes(self.options.max_bytes_per_trigger)
         if self.options.max_entries_per_trigger is not None:
@@ -383,7 +383,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Where the next batch ends; ``start`` itself when there is nothing to read.
+        """The end of the next batch; ``start`` itself without unread entries.
 
         Raises:
             Trimmed: entries were deleted before they were read, unless ``failOnDataLoss`` is off.
@@ -394,7 +394,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for name in sorted(set(offsets) - set(views)):
             self._lost(f"stream {name} is gone, {offsets[name].position} was the last position read")
             del offsets[name]
-        # What comes before it is committed: Spark asks for what comes next when a batch is done.
+        # Earlier entries are committed: Spark requests the next offset when a batch is done.
         self._needs({name: offset.position for name, offset in offsets.items()})
         offsets.update({name: self._held(views[name], offset) for name, offset in offsets.items()})
         first = self.options.start_position
@@ -416,21 +416,21 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """From here on there is nothing but what is committed now."""
+        """Bounds the query by the currently committed ends."""
         self._targets = {name: state.committed_end() for name, state in self._look(anew=True).items()}
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> Sequence[InputPartition]:
-        """The partitions of one batch: the same rows whenever it is asked for, as positions name them.
+        """The partitions of one batch: always the same rows, as positions identify them.
 
         Raises:
-            what ``latestOffset`` raises;
-            BeyondEnd: a stream ends before ``end``: the checkpoint is another stream's, or the store was put back.
+            the errors of ``latestOffset``;
+            BeyondEnd: a stream ends before ``end``: the checkpoint is another stream's, or the store was restored.
         """
         starts, ends = decode_offsets(start), decode_offsets(end)
         views = self._look()
         if any(_is_short(views.get(name), offset) for name, offset in ends.items()):
             views = self._look(anew=True)
-        # Also of a batch that is read once more after a restart, before anything else is asked for.
+        # Also for a batch repeated after a restart, before any other call.
         self._needs({name: begin_of_batch(starts.get(name), offset) for name, offset in ends.items()})
         wanted = [self._range(views.get(name), name, starts.get(name), offset) for name, offset in ends.items()]
         ranges = [each for each in wanted if each is not None]
@@ -438,11 +438,11 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [InputPartition(each) for each in plan_ranges(self.options, (), self.projection.needs, ranges, store)]
 
     def commit(self, end: Mapping[str, Any]) -> None:
-        """A batch is done: what it read isn't needed any more."""
+        """Releases the entries of a finished batch."""
         self._needs({name: offset.position for name, offset in decode_offsets(end).items()})
 
     def stop(self) -> None:
-        """The query has ended; it stays a subscriber, for when it goes on."""
+        """Ends the query; it stays a subscriber for its restart."""
         if self._subscription is not None:
             self._subscription.stop()
 
@@ -468,10 +468,10 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _needs(self, read: Mapping[str, Position | None]) -> None:
-        """Tells retention what the query needs, before it reads it and after it has read more.
+        """Publishes the query's needs to retention, before and after it reads.
 
         Args:
-            read: by stream the last position that was read or passed over; ``None``: nothing was.
+            read: by stream the last position read or skipped; ``None``: none.
         """
         if self._subscription is None:
             return
@@ -482,7 +482,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._subscription.needs({name: at for name, at in first.items() if name in self._views})
 
     def _look(self, *, anew: bool = False) -> dict[str, ManifestState]:
-        """The streams and their manifests as they are, or were at most ``POLL_SECONDS`` ago."""
+        """The streams and their manifests, at most ``POLL_SECONDS`` old."""
         now_s = self._clock.monotonic_s()
         if anew or self._looked_s is None or now_s - self._looked_s >= POLL_SECONDS:
             store = self.options.open_store()
@@ -493,7 +493,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._views
 
     def _initial(self, state: ManifestState) -> Position | None:
-        """The position after which a new query begins; ``None``: at the stream's beginning."""
+        """The position after which a new query begins; ``None``: the stream's beginning."""
         options, committed = self.options, state.committed_end()
         if options.start_latest:
             return committed
@@ -503,15 +503,15 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 require_inside(state, whole_range(state), options.start_position, None)
             begins.append(before(options.start_position))
         if options.start_ms is not None:
-            # Rows are bounded by their times as well; this spares what lies before all of them.
+            # Rows are bounded by their times too; this skips everything before the first match.
             found = self._first_since(state, options.start_ms)
             begins += [before(found)] if found is not None else [committed] if committed is not None else []
         return max(begins, default=None)
 
     def _first_since(self, state: ManifestState, start_ms: int) -> Position | None:
-        """A position that no wanted row lies before; ``None``: no row that is there is wanted."""
+        """A position before all wanted rows; ``None``: no current row is wanted."""
         if self.options.content == "messages":
-            # Entries without a recorded time hold messages that have one of their own.
+            # Entries without a recorded time hold messages with their own.
             for record in readable_segments(state):
                 latest_ms = record.summary.publish_time_max_ms if record.summary else TIME_UNKNOWN_MS
                 if latest_ms == TIME_UNKNOWN_MS or latest_ms >= start_ms:
@@ -523,7 +523,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def _limits(self, limit: ReadLimit) -> Limits:
-        """Spark's limit is one of ours or none at all; Spark knows no two at once, so the other one is added here."""
+        """Spark passes one of our limits or none, never two, so the other one is added here."""
         match limit:
             case ReadMaxBytes() | ReadMaxRows():
                 return Limits(self.options.max_entries_per_trigger, self.options.max_bytes_per_trigger)
@@ -531,7 +531,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return Limits()
 
     def _backlog(self, state: ManifestState, reached: Position | None) -> StreamRange | None:
-        """What isn't read yet of a stream; ``None``: nothing."""
+        """The unread range of a stream; ``None``: nothing."""
         ends = whole_range(state)
         if ends is None:
             return None
@@ -546,7 +546,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return StreamRange(state, first, last) if first <= last and (reached is None or reached < last) else None
 
     def _held(self, state: ManifestState, offset: StreamOffset) -> StreamOffset:
-        """The offset, if what comes after it is still there; else an error or what is there instead."""
+        """The offset, if its next entries still exist; else an error or their replacement."""
         if state.incarnation != offset.incarnation:
             self._lost(f"stream {state.stream} was deleted and created again, {offset.position} was the last one read")
             return _offset(state, None, None)
@@ -559,7 +559,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _range(
         self, state: ManifestState | None, name: str, start: StreamOffset | None, end: StreamOffset
     ) -> StreamRange | None:
-        """What a batch reads of one stream."""
+        """The range of one stream in a batch."""
         begin = begin_of_batch(start, end)
         if end.position is None or (begin is not None and begin >= end.position):
             return None
@@ -587,13 +587,13 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._lost(f"stream {state.stream} begins at {begin} by now, the query has read it up to {position}", begin)
 
     def _lost(self, what: str, begin: Position | None = None) -> None:
-        """Entries that the query hasn't read are gone."""
+        """Reports unread entries that were deleted."""
         if self.options.fail_on_data_loss:
             raise Trimmed(what, first_available=begin, hint=_TO_GO_ON)
         _log.warning("%s; going on, as failOnDataLoss=false says", what)
 
     def _index(self, stream: str, record: SegmentRecord) -> SegmentMap | None:
-        """A segment's index; ``None`` for a damaged one: the task that reads it says so."""
+        """A segment's index; ``None`` for a damaged one: the task that reads it reports it."""
         store = self.options.open_store()
         try:
             return Fetcher(store, ReadSettings()).index(objects_of(stream, record, store, self.options.relocate))
@@ -608,6 +608,6 @@ def _offset(state: ManifestState, position: Position | None, since: Position | N
 
 
 def _is_short(state: ManifestState | None, end: StreamOffset) -> bool:
-    """Whether a view doesn't reach to where a batch ends."""
+    """Whether a view ends before a batch's end."""
     committed = None if state is None else state.committed_end()
     return end.position is not None and (committed is None or committed < end.position)

@@ -1,10 +1,9 @@
-"""A streaming query as a subscriber: what it still needs is told to the streams' retention.
+"""A streaming query as a retention subscriber: publishes what the query still needs.
 
-Owns registering, publishing and saying the same again as a sign of life. Must never fail the query, nor publish what
-the query hasn't committed.
+Registers, publishes and renews. Never fails the query, and publishes only what the query has committed.
 
-It works on a thread of its own: a batch may take hours, and a silent subscriber stops counting. Who reports progress
-waits for it to be published, but not for long.
+It has its own thread: a batch may take hours, and a silent subscriber expires. A progress report waits a limited time
+for its publication.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ __all__ = ["Subscription"]
 
 _log = logging.getLogger("offloader.spark")
 
-#: How long a query waits for its progress to be published before it goes on without.
+#: Longest wait of a query for the publication of its progress.
 PUBLISH_WAIT_S = 10.0
-#: Wait before what failed is tried again.
+#: Wait before a retry.
 RETRY_S = 5.0
 
 
 @dataclass(slots=True)
 class _Told:
-    """What the retention of a stream or topic was told.
+    """Last publication for a stream or topic.
 
     Attributes:
-        cut: what was to be published.
-        done: whether it was, or was refused; else the store failed.
-        again_s: when it is told next.
+        cut: the published cut.
+        done: whether it was accepted or refused; else the store failed.
+        again_s: when it is published next.
     """
 
     cut: Cut
@@ -49,12 +48,12 @@ class _Told:
 
 
 class Subscription:
-    """Publishes for one query. Its thread begins with the first call of ``needs``.
+    """Publishes for one query. The first call of ``needs`` starts its thread.
 
     Args:
         name: of the subscriber.
-        open_store: the store, for writing; asked for on the thread.
-        renew_s: say the same again after so long.
+        open_store: opens the store for writing; called on the thread.
+        renew_s: interval of renewals.
         clock: measures and waits.
     """
 
@@ -69,16 +68,17 @@ class Subscription:
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
-        # Of the thread alone:
+        # Used by the thread only:
         self._store: ObjectStore | None = None
         self._retentions: dict[str, StreamRetention] = {}
         self._told: dict[str, _Told] = {}
         self._homes: dict[str, tuple[str, int]] = {}
 
     def needs(self, first: Mapping[str, Position | None]) -> None:
-        """Says by stream what the query needs first from here on; ``None``: everything, of a stream without an entry.
+        """Sets by stream the first position that the query still needs; ``None``: everything, of a stream without an
+        entry.
 
-        Returns when that is published, or was refused, or failed and will be tried again, or after ``PUBLISH_WAIT_S``.
+        Returns after it is published or refused, or failed and will be retried, or after ``PUBLISH_WAIT_S``.
         """
         with self._condition:
             if self._thread is not None and first == self._wanted:
@@ -93,7 +93,7 @@ class Subscription:
             self._condition.wait_for(lambda: self._answered >= asked, PUBLISH_WAIT_S)
 
     def stop(self) -> None:
-        """Ends the thread, with what is under way."""
+        """Ends the thread after its current call."""
         self._stopping.set()
         self._wake.set()
         if self._thread is not None:
@@ -107,7 +107,7 @@ class Subscription:
             try:
                 wait_s = self._publish(wanted)
             except Exception:
-                # A query isn't ended by what is only told about it, whatever goes wrong.
+                # A publication error must not end the query.
                 _log.exception("subscriber %s couldn't publish", self._name)
                 wait_s = RETRY_S
             with self._condition:
@@ -116,12 +116,12 @@ class Subscription:
             self._clock.wait(self._wake, wait_s)
 
     def _publish(self, wanted: Mapping[str, Position | None]) -> float:
-        """Tells what is new or due; how long nothing is to be done then."""
+        """Publishes what is new or due; returns the seconds until the next publication."""
         store = self._writable()
         places = _by_place({stream: (self._home(store, stream), at) for stream, at in wanted.items()})
         for place, cut in places.items():
             told, now_s = self._told.get(place), self._clock.monotonic_s()
-            # What failed waits, also with something new: the store is asked to do less, not more.
+            # After a failure even a new cut waits: the store needs fewer requests.
             is_new = told is None or (told.done and told.cut != cut)
             if is_new or now_s >= self._told[place].again_s:
                 done = self._tell(store, place, cut)
@@ -130,11 +130,11 @@ class Subscription:
         return max(again_s - self._clock.monotonic_s(), 0.0) if places else self._renew_s
 
     def _tell(self, store: ObjectStore, place: str, cut: Cut) -> bool:
-        """Publishes a cut; whether there is no use in trying that again soon."""
+        """Publishes a cut; False: retry soon."""
         try:
             retention = self._retention(store, place)
             if not cut.offsets:
-                # Nothing of a stream without an entry can be deleted, and there is no position to publish.
+                # A stream without entries has nothing to delete and no position to publish.
                 retention.add(self._name)
                 return True
             outcome = retention.try_publish(self._name, cut)
@@ -142,7 +142,7 @@ class Subscription:
                 retention.add(self._name)
                 outcome = retention.try_publish(self._name, cut)
             if outcome.status is not PublishStatus.SUCCESS:
-                # For example a query that begins again before what it said it had read: it lives nevertheless.
+                # For example a restarted query that begins before its published position: renew it nevertheless.
                 retention.add(self._name)
                 _log.warning("subscriber %s of %s: %s", self._name, place, outcome.why)
         except (InvalidCall, NotFound) as error:
@@ -171,7 +171,7 @@ class Subscription:
 
 
 def _by_place(wanted: Mapping[str, tuple[tuple[str, int], Position | None]]) -> Mapping[str, Cut]:
-    """The cuts of streams, and of topics whose partitions these are."""
+    """The cuts of streams, and of topics with these partitions."""
     found: dict[str, dict[int, Position]] = {}
     for (place, number), position in wanted.values():
         positions = found.setdefault(place, {})

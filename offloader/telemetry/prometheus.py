@@ -18,26 +18,26 @@ from offloader.telemetry.recorder import METRICS, Metric, Reading, namespace_of
 
 __all__ = ["CONTENT_TYPE", "OTHER", "Metrics"]
 
-#: Of what ``exposition`` answers.
+#: Media type of ``exposition``.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: Upper bounds of the histograms, seconds.
 SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-#: Namespace and topic of what is above ``label_sets_max``.
+#: Namespace and topic above ``label_sets_max``.
 OTHER = "other"
 
 #: Text of one scrape above which topics are no labels any more, however few they are: names may be long.
 TOPICS_SCRAPE_BYTES_MAX = 5_000_000
-#: Of a sample besides its name, of a label besides its name and value: signs, and a short value.
+#: Extra bytes of a sample besides its name, and of a label besides its name and value.
 _SAMPLE_BYTES, _LABEL_BYTES = 6, 4
 
-#: When all label sets are taken, unused ones are looked for so often: a look costs as much as a thousand counts.
+#: Searches for unused label sets per lifetime while all are taken: one costs as much as a thousand counts.
 SWEEPS_PER_LIFETIME = 60
 
 _log = logging.getLogger("offloader.telemetry.prometheus")
 
 _PREFIX = "offloader"
 _STREAM = ("namespace", "topic")
-#: Verbs by how S3 bills them; deletes and aborts are free.
+#: Verbs by S3's billing classes; deletes and aborts are free.
 _WRITES = ("put", "begin_upload", "upload_part", "complete_upload", "list", "list_uploads", "list_parts")
 _READS = ("get", "head")
 _COST = "request_cost_estimate_dollars_total"
@@ -53,24 +53,23 @@ class _Series:
 
 
 class Metrics:
-    """Keeps measurements in memory and renders them. Thread-safe; give it to ``open_store(..., recorder=...)``.
+    """Keeps measurements in memory and renders them. Thread-safe; pass it to ``open_store(..., recorder=...)``.
 
-    With ``labels = "namespace"`` streams of one namespace are one label set: counters, histograms and most gauges are
-    sums, lag in seconds is the largest, the last progress the earliest. With ``"topic"`` each stream is one, but for
-    histograms, until there are more than ``topic_labels_max``, or a scrape would be larger than
-    ``TOPICS_SCRAPE_BYTES_MAX``: from then on the label is empty, and what was counted by topic goes on as the
-    namespace's.
+    With ``labels = "namespace"`` streams of one namespace share a label set: counters, histograms and most gauges are
+    summed, lag in seconds is the maximum, the last progress the minimum. With ``"topic"`` each stream has its own,
+    except for histograms, until there are more than ``topic_labels_max``, or a scrape exceeds
+    ``TOPICS_SCRAPE_BYTES_MAX``: from then on the label is empty, and the topics' counts continue as the namespace's.
 
-    Gauges of a stream that was closed are gone at once. Its counters stay for ``label_lifetime_s`` after their last
-    use, so that whoever scrapes sees their last value; those of streams that are open stay. Above ``label_sets_max``
-    new label sets are counted under the namespace ``other``.
+    A closed stream's gauges are dropped at once. Its counters stay for ``label_lifetime_s`` after their last use, so
+    that the next scrape gets their last value; those of open streams stay. Above ``label_sets_max`` new label sets are
+    counted under the namespace ``other``.
 
     Args:
         settings: labels, bounds and prices.
         clock: measures lifetimes.
 
     Attributes:
-        registry: of this object alone: what else a process wants to expose beside can be registered there.
+        registry: of this object alone: a process can register further metrics there.
     """
 
     def __init__(self, settings: TelemetrySettings | None = None, clock: Clock | None = None) -> None:
@@ -88,11 +87,11 @@ class Metrics:
         self._by_topic = self._settings.labels == "topic"
         self._costs = dict.fromkeys(_WRITES, self._settings.write_cost_per_1000 / 1000)
         self._costs |= dict.fromkeys(_READS, self._settings.read_cost_per_1000 / 1000)
-        # Guards the label sets. A leaf: nothing else is locked and nobody is asked while it is held.
+        # Guards the label sets. A leaf lock: no other lock or call is made while it is held.
         self._lock = threading.Lock()
         self._kept = {metric.name: self._new(metric) for metric in METRICS.values() if metric.kind != "gauge"}
         self._series: dict[tuple[str, tuple[str, ...]], _Series] = {}
-        #: Topic -> how many label sets are kept of it.
+        #: Topic -> number of its label sets.
         self._topics: dict[str, int] = {}
         self._sweep_due_s = 0.0
         self._watched: dict[object, Callable[[], Iterable[Reading]]] = {}
@@ -118,23 +117,23 @@ class Metrics:
 
     @property
     def label_sets(self) -> int:
-        """How many are kept, of all counters and histograms."""
+        """Number of label sets of all counters and histograms."""
         with self._lock:
             return len(self._series)
 
     def exposition(self) -> bytes:
-        """All of it in Prometheus' text format (``CONTENT_TYPE``); asks every stream for its state."""
+        """All metrics in Prometheus' text format (``CONTENT_TYPE``); queries every stream's state."""
         return generate_latest(self.registry)
 
     def describe(self) -> Iterable[Family]:
-        """The names that are taken in the registry."""
+        """The names taken in the registry."""
         return [
             Family(f"{_PREFIX}_{name.removesuffix('_total')}", metric.help, metric.kind)
             for name, metric in METRICS.items()
         ]
 
     def collect(self) -> Iterator[Family]:
-        """What ``registry`` asks for."""
+        """Called by ``registry``."""
         with self._lock:
             watched = list(self._watched.values())
         now = [reading for readings in watched for reading in readings()]
@@ -180,7 +179,7 @@ class Metrics:
         return (namespace, label) if labelled else (namespace,)
 
     def _child(self, name: str, stream: str, label: str) -> Counter | Histogram:
-        """Where a value goes; the lock is held."""
+        """The series of a value; the lock is held."""
         now_s = self._clock.monotonic_s()
         if self._by_topic and stream and self._shapes[name][1] and stream not in self._topics:
             self._expect_topic(now_s)
@@ -214,15 +213,15 @@ class Metrics:
                 del self._topics[labels[1]]
 
     def _expect_topic(self, now_s: float) -> None:
-        """There is room for one more topic, or there are none any more; the lock is held."""
+        """Makes room for one more topic, or drops topic labels; the lock is held."""
         if len(self._topics) >= self._settings.topic_labels_max and now_s >= self._sweep_due_s:
             self._drop_unused(set())
         if len(self._topics) >= self._settings.topic_labels_max:
             self._forget_topics(f"more than {self._settings.topic_labels_max} topics")
 
     def _forget_topics(self, why: str) -> None:
-        """No label set is one topic's any more; counters go on as their namespace's. For as long as the process lives:
-        labels that came and went would be worth nothing. The lock is held."""
+        """Merges topic label sets into their namespaces', for the life of the process: labels that appear and disappear
+        are useless. The lock is held."""
         if not self._by_topic:
             return
         self._by_topic = False
@@ -241,7 +240,7 @@ class Metrics:
         return tuple(OTHER if each in _STREAM else value for each, value in zip(self._names[name], labels, strict=True))
 
     def _drop_unused(self, live: set[tuple[str, ...]]) -> None:
-        """Label sets that nobody used for their lifetime, but for those of streams that are open."""
+        """Drops label sets unused for their lifetime, except those of open streams."""
         now_s, lifetime_s = self._clock.monotonic_s(), self._settings.label_lifetime_s
         self._sweep_due_s, oldest_s = now_s + lifetime_s / SWEEPS_PER_LIFETIME, now_s - lifetime_s
         for (name, labels), series in list(self._series.items()):
@@ -263,15 +262,15 @@ class Metrics:
             if self._shapes[name][0]:
                 if labels not in kept and len(kept) >= self._settings.label_sets_max:
                     labels = self._as_other(name, labels)
-                # For what is kept by topic, and for what is kept by namespace.
+                # Both for metrics by topic and for metrics by namespace.
                 live.update((labels[:1], labels[: 1 + self._shapes[name][1]]))
             kept[labels] = METRICS[name].merge(kept[labels], value) if labels in kept else value
         return gauges, live
 
     def _counted(self, metric: Metric, live: set[tuple[str, ...]]) -> Family:
-        """A counter or histogram as it is; the lock is held. Streams that are open have their zeros."""
+        """A counter or histogram, with zeros of open streams; the lock is held."""
         (family,) = self._kept[metric.name].collect()
-        # When a series began is known to Prometheus from its first scrape: one line in three would say that again.
+        # Prometheus knows a series' start from its first scrape: "_created" would be one line in three.
         family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
         names = self._names[metric.name]
         if metric.kind == "histogram" and not names and (metric.name, ()) not in self._series:
@@ -293,7 +292,7 @@ def _gauges(metric: Metric, names: tuple[str, ...], values: dict[tuple[str, ...]
 
 
 def _text_bytes(families: Iterable[Family]) -> int:
-    """About what they take as text."""
+    """Approximate size as text."""
     return sum(
         len(sample.name) + _SAMPLE_BYTES + sum(len(n) + len(value) + _LABEL_BYTES for n, value in sample.labels.items())
         for family in families

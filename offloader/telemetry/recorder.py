@@ -1,4 +1,4 @@
-"""Every metric's name, kind and labels, and the interface that components record measurements with."""
+"""Names, kinds and labels of all metrics, and the recorder interface of components."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["METRICS", "NO_TELEMETRY", "Metric", "NoTelemetry", "Reading", "Recor
 
 #: Levels of a Pulsar stream name: tenant, namespace, persistent, topic.
 _PULSAR_LEVELS = 4
-#: Stream names whose namespace is remembered; above it the oldest are computed again.
+#: Stream names whose namespace is cached; the oldest are evicted.
 _NAMESPACES_REMEMBERED_MAX = 4096
 
 _STREAM = ("namespace", "topic")
-#: Of histograms: sixteen lines for each topic would be most of what is scraped.
+#: For histograms: sixteen lines per topic would dominate a scrape.
 _NAMESPACE = ("namespace",)
 
 
@@ -26,7 +26,7 @@ class Metric:
     Attributes:
         begins_at_zero: of a counter: values of its last label that each stream has from the start, so that the first
             event is an increase and not a new series; ``("",)`` where it has no label but the stream's.
-        merge: of a gauge: how several streams become one namespace.
+        merge: of a gauge: merges several streams into one namespace.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Metric:
 
 
 _NO_LABEL = ("",)
-#: What stops all deletion, and is alerted on as soon as it happens.
+#: Errors that stop all deletion, with an immediate alert.
 _CLOCK = ("ClockSkew",)
 _ALL = (
     Metric(
@@ -158,32 +158,32 @@ class Reading(NamedTuple):
 
 
 class Recorder(Protocol):
-    """What takes measurements. Every method returns at once and never raises for what is measured."""
+    """Takes measurements. Every method returns at once and never raises for a measurement."""
 
     def add(self, name: str, amount: float = 1.0, *, stream: str = "", label: str = "") -> None:
-        """A counter grows."""
+        """Increases a counter."""
         ...
 
     def observe(self, name: str, seconds: float, *, stream: str = "") -> None:
-        """One more value of a histogram."""
+        """Adds a value to a histogram."""
         ...
 
     def watch(self, readings: Callable[[], Iterable[Reading]]) -> Callable[[], None]:
-        """Asks ``readings`` for gauges whenever somebody wants to know them; what is returned ends that."""
+        """Calls ``readings`` for gauges at every scrape; the returned function ends that."""
         ...
 
 
 class NoTelemetry:
-    """Forgets everything."""
+    """Discards all measurements."""
 
     def add(self, name: str, amount: float = 1.0, *, stream: str = "", label: str = "") -> None:
-        """Nothing."""
+        """Discards it."""
 
     def observe(self, name: str, seconds: float, *, stream: str = "") -> None:
-        """Nothing."""
+        """Discards it."""
 
     def watch(self, readings: Callable[[], Iterable[Reading]]) -> Callable[[], None]:  # noqa: ARG002
-        """Nothing."""
+        """Ignores it."""
         return lambda: None
 
 
@@ -192,6 +192,6 @@ NO_TELEMETRY: Recorder = NoTelemetry()
 
 @lru_cache(_NAMESPACES_REMEMBERED_MAX)
 def namespace_of(stream: str) -> str:
-    """``tenant/ns/persistent/topic`` -> ``tenant/ns``; of other names all but the last level."""
+    """``tenant/ns/persistent/topic`` -> ``tenant/ns``; other names lose their last level."""
     levels = stream.split("/")
     return "/".join(levels[:2] if len(levels) >= _PULSAR_LEVELS else levels[:-1])

@@ -1,7 +1,6 @@
-"""A store that fails where it is told to.
+"""Store wrapper with injected faults.
 
-Owns faults as data: which verb, which call of it, before or after the effect or in the middle, how late, as which
-error. Must never fail at random.
+Faults are data: which verb, which call, before or after the effect or midway, how late, as which error. Deterministic.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ class Fault:
     """One failure, or one delay.
 
     Attributes:
-        call: which call fails, from 1, counted among the calls that ``verb`` and ``key_part`` match.
+        call: number of the call that fails, from 1, counted among the calls that ``verb`` and ``key_part`` match.
         verb: name of the verb; ``*`` for any.
         key_part: only calls whose key (or prefix, or first key) contains this text.
         but: only calls whose key doesn't contain this text; empty: any.
-        after: whether the call takes effect before it fails: the lost answer.
-        torn: the connection breaks in the middle: of a delete half of the keys go, an upload doesn't count, a read is
-            done and not answered.
-        error: what is raised: an ``offloader.errors`` class; ``None``: the call is only late.
-        latency_s: seconds that pass on the store's clock first.
-        calls: how many calls fail in a row, beginning with ``call``.
+        after: whether the call takes effect before it fails: a lost response.
+        torn: the connection breaks midway: a delete removes half of the keys, an upload doesn't count, a read is done
+            without a response.
+        error: the ``offloader.errors`` class raised; ``None``: the call is only late.
+        latency_s: delay on the store's clock before the call.
+        calls: consecutive calls that fail, beginning with ``call``.
     """
 
     call: int
@@ -54,11 +53,11 @@ class Fault:
 
 
 class FaultyStore(StoreWrapper):
-    """``inner``, failing as ``faults`` say. ``calls`` lists verb and key of every call, in order.
+    """``inner`` with ``faults``. ``calls`` lists verb and key of every call, in order.
 
     Args:
         inner: the store.
-        faults: what goes wrong.
+        faults: to inject.
         clock: waits when a call is late.
     """
 
@@ -76,13 +75,13 @@ class FaultyStore(StoreWrapper):
             return list(self._calls)
 
     def set_faults(self, faults: Iterable[Fault]) -> None:
-        """Replaces the faults; counting begins anew."""
+        """Replaces the faults and restarts the counts."""
         with self._lock:
             self._faults = list(faults)
             self._seen = [0] * len(self._faults)
 
     def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
-        # An upload that breaks off never counts, a read that does has been done.
+        # A broken upload never counts; a broken read has happened.
         return self._failing(request, call, torn=call if request.traffic is Traffic.READ else None)
 
     def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
@@ -110,7 +109,7 @@ class FaultyStore(StoreWrapper):
         raise fault.error(f"fault before {verb} of {key}")
 
     def _next(self, verb: str, key: str) -> Fault | None:
-        """Counts the call; the first fault that is due."""
+        """Counts the call; returns the first due fault."""
         due = None
         with self._lock:
             self._calls.append((verb, key))

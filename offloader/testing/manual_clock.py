@@ -1,7 +1,4 @@
-"""A clock that a test moves.
-
-Owns time as a number. Must never read the machine's.
-"""
+"""Clock that tests set. Never reads the machine's time."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ import threading
 __all__ = ["ManualClock"]
 
 
-#: How often a wait that doesn't move the clock looks at it, in the machine's seconds.
+#: Polling interval of a wait that doesn't move the clock, in real seconds.
 _LOOK_S = 0.001
 
 
@@ -18,9 +15,9 @@ class ManualClock:
     """``Clock`` that only ``advance`` and, by default, waits move.
 
     Args:
-        now_ms: wall clock at the beginning, milliseconds since 1970 UTC.
-        waits_pass: a wait ends at once and moves the clock on by its length, as retries want it. Otherwise it ends when
-            its event is set or another thread has moved the clock far enough, as timers want it.
+        now_ms: initial wall clock, milliseconds since 1970 UTC.
+        waits_pass: a wait ends at once and advances the clock by its length, as retries need. Otherwise it ends when
+            its event is set or another thread has advanced the clock far enough, as timers need.
     """
 
     def __init__(self, now_ms: int = 1_700_000_000_000, *, waits_pass: bool = True) -> None:
@@ -32,7 +29,7 @@ class ManualClock:
 
     @property
     def waits_s(self) -> list[float]:
-        """How long was waited so far, in seconds, wait by wait."""
+        """All waits so far, in seconds."""
         with self._lock:
             return list(self._waits_s)
 
@@ -58,11 +55,11 @@ class ManualClock:
         return event.is_set()
 
     def advance(self, seconds: float) -> None:
-        """Lets ``seconds`` pass on both clocks."""
+        """Advances both clocks by ``seconds``."""
         with self._lock:
             self._monotonic_s += seconds
 
     def set_now_ms(self, now_ms: int) -> None:
-        """Sets the wall clock alone, also back."""
+        """Sets the wall clock alone, also backwards."""
         with self._lock:
             self._now_ms = now_ms - int(self._monotonic_s * 1000)

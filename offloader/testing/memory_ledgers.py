@@ -1,7 +1,7 @@
-"""A hot tier in memory: one stream's ledgers that outlive every writer over them.
+"""In-memory hot tier: one stream's ledgers, which outlive their writers.
 
-Owns what a ``LedgerSource`` promises, and a record of what was appended and acknowledged. Must never forget an entry
-unless a ledger is deleted.
+Keeps the contract of a ``LedgerSource`` and a record of appends and acknowledgements. Entries disappear only with a
+deleted ledger.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class MemoryLedgers:
     Attributes:
         stream: its name.
         appended: position and payload of every entry, in order.
-        released: what was acknowledged last.
+        released: the last acknowledgement.
     """
 
     def __init__(self, stream: str, clock: Clock) -> None:
@@ -55,7 +55,7 @@ class MemoryLedgers:
         return self.appended[-1][0] if self.appended else None
 
     def append(self, payloads: Sequence[bytes]) -> EntryBatch:
-        """Adds entries to the open ledger; opens one when there is none."""
+        """Appends entries to the open ledger; opens one if none is open."""
         with self._lock:
             newest = self._ledgers[max(self._ledgers)] if self._ledgers else None
             if newest is None or newest.info.closed:
@@ -76,7 +76,7 @@ class MemoryLedgers:
         return batch
 
     def close_ledger(self) -> LedgerInfo | None:
-        """Closes the open ledger, ``None`` when there is none."""
+        """Closes the open ledger, ``None`` if none is open."""
         with self._lock:
             newest = self._ledgers[max(self._ledgers)] if self._ledgers else None
             if newest is None or newest.info.closed:

@@ -1,8 +1,4 @@
-"""What every object store has to answer when a range is asked for; ``store_suite`` is the whole.
-
-Owns the obligations of ranges, and a receiver that keeps what it is given. Must never check a store with that store
-alone.
-"""
+"""Range-read obligations of every object store, and a receiver that keeps its body; part of ``store_suite``."""
 
 from __future__ import annotations
 
@@ -16,11 +12,11 @@ __all__ = ["KeptBody", "RangeSuite"]
 
 
 class KeptBody:
-    """A receiver that keeps what came and spoils the memory that it came in.
+    """A receiver that keeps the body and overwrites the memory it was received in.
 
     Attributes:
-        body: what came since ``begin``.
-        begun: how often a body began.
+        body: received since ``begin``.
+        begun: number of bodies begun.
     """
 
     def __init__(self, room_bytes: int = 7) -> None:
@@ -46,7 +42,7 @@ class KeptBody:
 
 
 class RangeSuite(UploadSuite):
-    """Ranges, answered or received."""
+    """Range reads, returned or received."""
 
     @pytest.mark.parametrize(
         ("start", "stop", "expected"),

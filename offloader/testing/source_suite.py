@@ -1,10 +1,9 @@
-"""What every source of ledgers has to do, as tests.
+"""Obligations of every ``LedgerSource``, as tests.
 
-Owns the obligations of ``LedgerSource``. Must never fill a source through the source: ``append`` and ``close_ledger``
-go around it, as whoever writes the hot tier does.
+``append`` and ``close_ledger`` bypass the source, like the hot tier's writer.
 
 Needs pytest. A run: ``class TestMine(SourceSuite)`` with a fixture ``source`` (a stream without entries for each test)
-and the two hooks. A source may tell its listeners later, and on other threads: the suite waits for what has to come.
+and the two hooks. A source may notify its listeners later, and on other threads: the suite waits for the notifications.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from offloader.ledgers.base import LedgerInfo, LedgerSource
 
 __all__ = ["SourceSuite"]
 
-#: How long a source may take to tell what happened.
+#: Maximum wait for a source's notification.
 PATIENCE_S = 120.0
 _EVERYTHING = 1 << 30
 
 
 class _Heard:
-    """What a listener was told, in order: batches, and ledgers that were closed."""
+    """A listener's notifications, in order: batches, and closed ledgers."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -55,12 +54,12 @@ def _entries(source: LedgerSource, start: Position = Position(0, 0), max_bytes: 
 class SourceSuite:
     """See the module."""
 
-    #: Whether ``delete`` removes entries at once; False: it only asks for it (a broker trims when it likes).
+    #: Whether ``delete`` removes entries at once; False: it only requests that (a broker trims later).
     deletes: ClassVar[bool] = True
 
     @pytest.fixture
     def source(self) -> Iterator[LedgerSource]:
-        """A stream without entries, for this test alone."""
+        """A stream without entries for each test."""
         raise NotImplementedError
 
     def append(self, source: LedgerSource, payloads: Sequence[bytes]) -> None:
@@ -72,7 +71,7 @@ class SourceSuite:
         raise NotImplementedError
 
     def _fill(self, source: LedgerSource, ledgers: int = 3, entries: int = 4) -> list[bytes]:
-        """Closed ledgers but for the last one; the payloads, in order."""
+        """Fills ledgers and closes all but the last; returns the payloads, in order."""
         payloads = []
         for ledger in range(ledgers):
             batch = [f"{ledger}-{entry}".encode().ljust(10, b".") for entry in range(entries)]
@@ -224,7 +223,7 @@ class SourceSuite:
         late.wait(lambda: late.payloads == [b"a", b"b"])
         assert early.payloads == [b"a"]
 
-    # -- letting go
+    # -- deletion
 
     def test_an_acknowledgement_deletes_nothing(self, source: LedgerSource) -> None:
         payloads = self._fill(source)

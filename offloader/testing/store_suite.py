@@ -1,10 +1,9 @@
-"""What every object store has to do, as tests.
+"""Obligations of every object store, as tests.
 
-Owns the obligations of the eight verbs. Must never check a store with that store alone: ``raw_put`` and ``raw_get`` go
-around it, so a broken write can't be hidden by an equally broken read.
+``raw_put`` and ``raw_get`` bypass the store under test, so that an equally broken read can't hide a broken write.
 
 Needs pytest. A run: ``class TestMine(StoreSuite)`` with a fixture ``store`` (an empty root for each test), ``raw_put``
-and ``raw_get``, and the class attributes that say where the store may differ.
+and ``raw_get``, and class attributes where the store differs.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from offloader.testing.range_suite import RangeSuite
 
 __all__ = ["ODD_KEYS", "StoreSuite", "all_keys"]
 
-#: For threads that begin together.
+#: For threads that start together.
 PATIENCE_S = 120.0
-#: Keys that a careless client or server mangles.
+#: Keys that a faulty client or server mangles.
 ODD_KEYS = (
     "with space/and two  spaces",
     "per%cent/%2F/%25",
@@ -53,14 +52,14 @@ def all_keys(store: ObjectStore, prefix: str = "", limit: int = 1000) -> list[st
 class StoreSuite(RangeSuite):
     """See the module."""
 
-    #: Whether a delete obeys If-Match, or removes whatever is there (MinIO).
+    #: Whether a delete obeys If-Match, or removes any object (MinIO).
     delete_conditions: Literal["kept", "ignored"] = "kept"
     #: Whether ``a`` and ``a/b`` can both be objects: ``kept``; ``refused``; or ``unlisted``, where both are kept and a
-    #: listing doesn't show the second (MinIO). Nobody may rely on it.
+    #: listing omits the second (MinIO). Don't rely on it.
     nested_keys: Literal["kept", "refused", "unlisted"] = "kept"
-    #: Whether ``head`` answers the CRC-32C that the put carried.
+    #: Whether ``head`` returns the put's CRC-32C.
     keeps_crc32c: bool = True
-    #: Objects of the test that reads several pages.
+    #: Objects in the test of several pages.
     many_keys: ClassVar[int] = 1050
 
     # -- put and get
@@ -345,7 +344,7 @@ class StoreSuite(RangeSuite):
 
 
 def _race(racers: int, write: object) -> list[bytes]:
-    """The bodies of those who were told that they won."""
+    """The bodies of the writers whose put succeeded."""
     start = threading.Barrier(racers)
 
     def run(body: bytes) -> bytes | None:

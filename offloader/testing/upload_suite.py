@@ -1,7 +1,6 @@
-"""The multipart half of what every object store has to do; ``store_suite`` is the whole.
+"""Multipart obligations of every object store, and the hooks of a store's test class; part of ``store_suite``.
 
-Owns the hooks that a store's test class fills in, and the obligations of uploads. Must never check a store with that
-store alone.
+The hooks bypass the store under test.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ __all__ = ["UploadSuite"]
 
 
 class UploadSuite:
-    """Uploads, their parts and their ends."""
+    """Uploads, their parts, completion and abort."""
 
-    #: Whether ``list_uploads`` finds uploads by a prefix of their key; all find the exact key.
+    #: Whether ``list_uploads`` finds uploads by a key prefix; every store finds the exact key.
     uploads_by_prefix: bool = True
-    #: Smallest part that isn't the last one.
+    #: Smallest part except the last one.
     part_bytes_min: ClassVar[int] = 1
-    #: Whether two uploads of one key at once can both become the object, one after the other; where not (Azure), the
-    #: first completion ends the other upload.
+    #: Whether two concurrent uploads of one key can both complete, one after the other; if not (Azure), the first
+    #: completion ends the other upload.
     uploads_side_by_side: bool = True
-    #: Whether ``list_parts`` answers the parts' CRC-32C.
+    #: Whether ``list_parts`` returns the parts' CRC-32C.
     keeps_part_crc32c: bool = True
 
     @pytest.fixture
     def store(self) -> Iterator[ObjectStore]:
-        """An empty root, for this test alone."""
+        """An empty root for each test."""
         raise NotImplementedError
 
     def raw_put(self, store: ObjectStore, key: str, body: bytes) -> None:
@@ -43,7 +42,7 @@ class UploadSuite:
         raise NotImplementedError
 
     def raw_get(self, store: ObjectStore, key: str) -> bytes | None:
-        """Reads an object without the store under test; ``None`` when it isn't there."""
+        """Reads an object without the store under test; ``None`` if it doesn't exist."""
         raise NotImplementedError
 
     def _upload(self, store: ObjectStore, key: str, upload_id: str, numbers: list[int]) -> list[PartInfo]:
@@ -127,7 +126,7 @@ class UploadSuite:
         assert store.head("k").etag == done.etag
 
     def test_an_upload_that_never_was_does_not_pass_for_complete(self, store: ObjectStore) -> None:
-        """versitygw answers 200 to any completion of a key that is there."""
+        """versitygw answers 200 to any completion of an existing key."""
         upload_id = store.begin_upload("k")
         parts = self._upload(store, "k", upload_id, [1, 2])
         done = store.complete_upload("k", upload_id, parts)

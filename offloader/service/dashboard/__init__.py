@@ -1,4 +1,4 @@
-"""The page for people: what is served at ``/``.
+"""The dashboard at ``/`` and its files (``files``).
 
-Owns the files of the page (``files``). Must never hold data of a stream: the page asks ``/v1/...`` for it.
+It holds no stream's data: the page requests ``/v1/...``.
 """

@@ -1,4 +1,4 @@
-"""The dashboard's files, their paths, and the rules under which a browser may run them."""
+"""The dashboard's files, their paths, and their browser security headers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ _TYPES = {
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-#: Of every answer that is one of the files. No script, style, picture or address but our own, nothing inline, and
-#: nobody may put the page into a frame.
+#: Headers of every file. Only our own scripts, styles, images and addresses, nothing inline, no framing.
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -29,7 +28,7 @@ HEADERS: Mapping[str, str] = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    # Another release has other files under the same names.
+    # Another release has other files of the same names.
     "Cache-Control": "no-cache",
 }
 
@@ -62,12 +61,12 @@ def page_files() -> Mapping[str, PageFile]:
 
 
 def is_page(path: str) -> bool:
-    """Whether somebody who isn't known may have it: the page's files, which hold nothing of anybody."""
+    """Whether the path needs no authentication: the page's files, which hold no data."""
     return path in page_files()
 
 
 def page_routes() -> APIRouter:
-    """``/`` and what it needs."""
+    """``/`` and its files."""
     router = APIRouter()
     for path, file in page_files().items():
         router.add_api_route(path, _answering(file), methods=["GET", "HEAD"], include_in_schema=False)

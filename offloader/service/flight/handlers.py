@@ -61,7 +61,7 @@ __all__ = [
 OFFLOAD_WAIT_S_MAX = 3600.0
 
 
-#: What each takes; who may ask is in the table of operations.
+#: Arguments of each action; the table of operations has the roles.
 ACTIONS = {
     "status": 'what streams that come in do: {"stream": NAME}, or all of them',
     "offload": 'close the current segment and wait until it is durable: {"stream", "until", "timeout_s"}',
@@ -73,13 +73,13 @@ ACTIONS = {
 
 
 class Actions:
-    """Thread-safe.
+    """Executes Flight actions. Thread-safe.
 
     Args:
-        store: where the manifests are.
-        seats: streams that come in.
-        control: takes commands for every stream that is served.
-        clock: of times that are recorded.
+        store: of the manifests.
+        seats: the pushed streams' producer sessions.
+        control: executes commands for every served stream.
+        clock: for recorded times.
     """
 
     def __init__(
@@ -96,18 +96,18 @@ class Actions:
         }
 
     def run(self, name: str, body: bytes, caller: Caller) -> bytes:
-        """Does it, if ``caller`` may, and answers with a document.
+        """Executes an action, if ``caller`` may, and returns a document.
 
         Raises:
-            NotAuthenticated, NotAllowed: who may not.
-            InvalidCall: no such action; and what it is refused for.
+            NotAuthenticated, NotAllowed: the caller may not.
+            InvalidCall: no such action, or the action's own error.
         """
         caller.require_known()
         if name not in ACTIONS:
             raise InvalidCall(f"no such action: {ascii(name)[:80]}", hint=f"there are {', '.join(ACTIONS)}")
         operation = OPERATION_OF_ACTION[name]
         if operation.is_of_subscriber and caller.subscribers:
-            # Whose token it is, only the body tells.
+            # Only the body names the token's subscriber.
             caller.may(operation, subscriber=fields_of(body, f"action {name}").text("subscriber"))
         else:
             caller.may(operation)
@@ -155,7 +155,7 @@ class Actions:
         if before is None:
             raise InvalidCall("action truncate: before is missing", hint="the first position that stays")
         stream = self._seats.find(name)
-        # What is pushed has no hot tier here whose ledgers could be deleted.
+        # A pushed stream has no hot tier here whose ledgers could be deleted.
         source = stream.source if stream is not None and isinstance(stream.source, AppendedLedgers) else None
         log = ManifestLog(self._store, name, clock=self._clock)
         method = "streaming" if stream is None else stream.settings.offload.method
@@ -190,20 +190,20 @@ def _document(stream: FlightStream) -> dict[str, Any]:
     }
 
 
-#: What is pushed and what is read; times are milliseconds, null where nobody knows.
+#: Schema of pushed and read entries; times are milliseconds, null if unknown.
 ENTRY_SCHEMA: pa.Schema = EntryBatch.build(0, 0, []).to_arrow().schema
 _NEEDED = {"push": ("ledger_id", "entry_id", "payload"), "append": ("payload",)}
 _KNOWN = {"push": ("ledger_id", "entry_id", "publish_time", "payload"), "append": ("publish_time", "payload")}
 
 
 def require_columns(schema: pa.Schema, mode: str) -> None:
-    """Checks the columns that a call announces.
+    """Checks the announced columns of a call.
 
     Args:
         mode: ``push`` or ``append``.
 
     Raises:
-        InvalidCall: a column is missing, unknown, named twice, or of another type.
+        InvalidCall: a column is missing, unknown, duplicate, or of another type.
     """
     try:
         names = list(schema.names)
@@ -224,10 +224,10 @@ def require_columns(schema: pa.Schema, mode: str) -> None:
 
 
 def pushed_batches(batch: pa.RecordBatch, *, bytes_max: int, entry_bytes_max: int) -> list[EntryBatch]:
-    """The entries of a pushed batch, cut where another ledger begins; shares its memory.
+    """The entries of a pushed batch, split at ledger boundaries; shares its memory.
 
     Raises:
-        InvalidCall: damaged, or a null where none may be.
+        InvalidCall: damaged, or a null where none is allowed.
         LimitReached: the batch or an entry is too large.
     """
     payloads, times = _checked(batch, bytes_max, entry_bytes_max)
@@ -244,14 +244,14 @@ def pushed_batches(batch: pa.RecordBatch, *, bytes_max: int, entry_bytes_max: in
 def sent_payloads(
     batch: pa.RecordBatch, *, bytes_max: int, entry_bytes_max: int
 ) -> tuple[pa.BinaryArray, NDArray[np.int64] | None]:
-    """Payloads and times of a batch to be appended; no times: now. Raises as ``pushed_batches``."""
+    """Payloads and times of an append's batch; no times: now. Raises as ``pushed_batches``."""
     payloads, times = _checked(batch, bytes_max, entry_bytes_max)
     return payloads, times if "publish_time" in batch.schema.names else None
 
 
 def _checked(batch: pa.RecordBatch, bytes_max: int, entry_bytes_max: int) -> tuple[pa.BinaryArray, NDArray[np.int64]]:
     _require_sound(batch, full=False)
-    # Arrow looks at offsets to tell how large a batch is: only where there are some. Without rows it has none.
+    # Arrow reads offsets to size a batch, and a batch without rows has none.
     if len(batch) and batch.nbytes > bytes_max:
         raise LimitReached(
             f"a batch of {batch.nbytes} bytes is above {bytes_max} (flight.batch_bytes_max)", hint="send smaller ones"
@@ -271,7 +271,7 @@ def _checked(batch: pa.RecordBatch, bytes_max: int, entry_bytes_max: int) -> tup
 
 
 def _require_sound(batch: pa.RecordBatch, *, full: bool) -> None:
-    """Checks the batch's structure, with ``full`` its values too, which takes as long as the batch is large."""
+    """Checks the batch's structure; with ``full`` also its values, in time linear to its size."""
     try:
         batch.validate(full=full)
     except pa.ArrowException as error:
@@ -297,9 +297,9 @@ def _whole(batch: pa.RecordBatch, name: str) -> NDArray[np.int64]:
     return found
 
 
-#: Cleanup stays away for so long from what a DoGet began to read; renewed while it reads.
+#: Lease of a DoGet against cleanup; renewed while it reads.
 LEASE_S = 3600
-#: Rows and bytes of which nobody has counted how many there are.
+#: Rows and bytes that haven't been counted.
 _UNKNOWN = -1
 
 
@@ -309,7 +309,7 @@ class Gets:
     Args:
         store: open for writing, for the leases.
         settings: of readers.
-        source_of: the hot tier of a stream whose ledgers are ours: its newest entries are read from there.
+        source_of: the hot tier of a stream with local ledgers: its newest entries are read from there.
     """
 
     def __init__(
@@ -321,7 +321,7 @@ class Gets:
         """The entries of a ticket, a batch at a time.
 
         Raises:
-            NotFound, Trimmed, BeyondEnd, InvalidCall and what else a reader raises: at once where that is known.
+            NotFound, Trimmed, BeyondEnd, InvalidCall and other errors of a reader: at once where possible.
         """
         source = self._source_of(request.stream)
         reader = open_reader(self._store, request.stream, settings=self._settings, source=source, lease_seconds=LEASE_S)
@@ -333,7 +333,7 @@ class Gets:
         return fl.GeneratorStream(ENTRY_SCHEMA, _sent(reader, batches))
 
     def info(self, name: str) -> fl.FlightInfo:
-        """What is known of one stream: first and last position, entries and bytes in the cold tier.
+        """One stream's first and last position, entries and bytes in the cold tier.
 
         Raises:
             NotFound: no such stream.
@@ -346,7 +346,7 @@ class Gets:
         return _info(name, state.sums.entries, state.sums.payload_bytes, encoded(known))
 
     def infos(self, prefix: str) -> Iterator[fl.FlightInfo]:
-        """All streams whose names begin so, without a look at each."""
+        """All streams with a name prefix, without reading their manifests."""
         with refusing("ListFlights"):
             for name in list_streams(self._store):
                 if name.startswith(prefix):
@@ -382,13 +382,13 @@ def take_batches(
     writer: fl.FlightMetadataWriter,
     settings: FlightSettings,
 ) -> None:
-    """Takes what comes until the producer ends the call, or somebody takes its seat.
+    """Receives batches until the producer ends the call, or loses its session.
 
     Raises:
-        InvalidCall, LimitReached: a batch is wrong; nothing of it was taken, all before it was.
-        SourceMismatch: what is pushed isn't the log that is stored; nothing of the batch was taken.
+        InvalidCall, LimitReached: an invalid batch; none of it was accepted, all earlier ones were.
+        SourceMismatch: the pushed log isn't the stored one; none of the batch was accepted.
         StoreUnavailable: no room for it in time.
-        Closed: the seat is somebody else's. Fenced, Corrupt and others: the stream was stopped.
+        Closed: another producer took over the session. Fenced, Corrupt and others: the stream was stopped.
     """
     stream = seat.stream
     require_columns(reader.schema, stream.mode)
@@ -458,7 +458,7 @@ def _batches(
             chunk = reader.read_chunk()
         except StopIteration:
             return
-        except OSError as error:  # what Arrow calls bytes that are no message of its own
+        except OSError as error:  # Arrow's error for bytes that are no Arrow message
             raise InvalidCall(f"a batch can't be read: {str(error)[:200]}", hint="send Arrow's own messages") from error
         seat.require_held()
         metadata = None if chunk.app_metadata is None else chunk.app_metadata.to_pybytes()

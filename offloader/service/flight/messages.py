@@ -1,4 +1,4 @@
-"""Messages of the Arrow Flight protocol beside entries, and its errors."""
+"""Arrow Flight protocol messages other than entries, and its errors."""
 
 from __future__ import annotations
 
@@ -48,21 +48,21 @@ class Fields:
 
     Args:
         values: the document.
-        what: what it is, for errors.
+        what: its name, for errors.
     """
 
     def __init__(self, values: Mapping[str, Any], what: str) -> None:
         self._values, self._what = dict(values), what
 
     def text(self, name: str, default: str | None = None, *, chars_max: int = 1024) -> str:
-        """A text; without a default it has to be there."""
+        """A text; required without a default."""
         value = self._take(name, default)
         if not isinstance(value, str) or len(value) > chars_max or (value and not value.isprintable()):
             raise self._wrong(name, value, f"a text of up to {chars_max} characters")
         return value
 
     def whole(self, name: str, default: int | None = None) -> int | None:
-        """A whole number from 0 on."""
+        """An integer from 0."""
         value = self._take(name, default, required=False)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63):
             raise self._wrong(name, value, "a whole number")
@@ -87,7 +87,7 @@ class Fields:
         return None if value is None else self._made(name, value, UUID, "a uuid")
 
     def any(self, name: str) -> object:
-        """Whatever is there, ``None``: nothing is."""
+        """Any value, ``None`` if absent."""
         return self._take(name, None, required=False)
 
     def end(self) -> None:
@@ -136,14 +136,14 @@ def encoded(document: Mapping[str, Any]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class PutRequest:
-    """What a DoPut is about.
+    """Descriptor of a DoPut.
 
     Attributes:
         stream: its name.
-        mode: ``push``: the broker has ledgers, and says which entry is which; ``append``: the sidecar has them.
-        producer: who sends, so that the same one can come back before its last call is over; may be empty.
-        source: push: which log the entries are of, made with it; ``None``: the producer doesn't say.
-        last, crc32: push: the newest entry that the producer heard to be durable, and its payload's CRC-32 (zlib's).
+        mode: ``push``: the broker has ledgers and assigns positions; ``append``: the sidecar has them.
+        producer: its name, so that it can reconnect before its last call ends; may be empty.
+        source: push: id of the entries' log, made with it; ``None``: unknown.
+        last, crc32: push: the newest entry acknowledged to the producer as durable, and its payload's CRC-32 (zlib's).
     """
 
     stream: str
@@ -155,7 +155,7 @@ class PutRequest:
 
 
 def put_request(path: list[bytes] | None, command: bytes | None) -> PutRequest:
-    """Of a descriptor: a path of one element is a stream to push; a command is a document.
+    """From a descriptor: a path of one element is a stream to push; a command is a document.
 
     Raises:
         InvalidCall: neither.
@@ -182,13 +182,13 @@ def put_request(path: list[bytes] | None, command: bytes | None) -> PutRequest:
 
 @dataclass(frozen=True, slots=True)
 class GetRequest:
-    """Which entries a DoGet is about: all of a stream, or from a position or a time on, up to a position.
+    """Range of a DoGet: all of a stream, or from a position or a time up to a position.
 
     Attributes:
         stream: its name.
-        first, last: both included; ``None``: the first and the last there are.
+        first, last: inclusive; ``None``: the first and the last available.
         from_time_ms: instead of ``first``: the first entry published then or later.
-        batch_bytes: payload bytes of one batch; ``None``: as the settings say.
+        batch_bytes: payload bytes of one batch; ``None``: by the settings.
     """
 
     stream: str
@@ -209,10 +209,10 @@ class GetRequest:
 
 
 def get_request(ticket: bytes) -> GetRequest:
-    """Of a ticket.
+    """From a ticket.
 
     Raises:
-        InvalidCall: it isn't one.
+        InvalidCall: an invalid one.
     """
     fields = fields_of(ticket, "ticket")
     request = GetRequest(
@@ -232,11 +232,11 @@ def get_request(ticket: bytes) -> GetRequest:
 
 @dataclass(frozen=True, slots=True)
 class BatchNote:
-    """What a producer says with a batch.
+    """A producer's metadata of a batch.
 
     Attributes:
         ends: push: ledgers that are closed.
-        sequence: append: the number of this batch, ascending; what was appended under it or a later one is passed over.
+        sequence: append: the number of this batch, ascending; numbers up to the last appended one are skipped.
     """
 
     ends: tuple[LedgerEnd, ...] = ()
@@ -244,10 +244,10 @@ class BatchNote:
 
 
 def batch_note(metadata: bytes | None, mode: Literal["push", "append"]) -> BatchNote:
-    """Of a batch's application metadata.
+    """From a batch's application metadata.
 
     Raises:
-        InvalidCall: it isn't one, or one of the other mode.
+        InvalidCall: an invalid one, or of the other mode.
     """
     if not metadata:
         return BatchNote()
@@ -275,16 +275,16 @@ def _ledger_end(name: str, last: object) -> LedgerEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a producer hears: at the beginning, of each batch, and when something changed.
+    """A message to the producer: at the beginning, for each batch, and at changes.
 
     Attributes:
-        batch: of which batch of this call, from 1 on; ``None``: of none, news by themselves.
-        entries, repeated: of that batch: taken now, and there already.
-        taken: go on after this position; push: it may go back.
+        batch: number of the batch in this call, from 1; ``None``: a change without a batch.
+        entries, repeated: of that batch: accepted now, and duplicates.
+        taken: continue after this position; push: it may move back.
         durable: the newest entry that is committed in the cold tier.
-        positions: append: where the batch's entries are, as first and last position of each ledger.
+        positions: append: the batch's first and last position in each ledger.
         sequence: append: the newest one of this producer that is durable in the hot tier.
-        error: why the producer should end this call and begin another; empty: it needn't.
+        error: why the producer should end this call and begin another; empty: no need.
     """
 
     batch: int | None = None
@@ -320,16 +320,16 @@ _log = logging.getLogger("offloader.service.flight")
 
 
 def refusal(error: OffloaderError) -> fl.FlightError:
-    """What is raised to the caller: ``Kind: what, where, why (what to do)``, and the same as JSON in ``extra_info``.
+    """The error raised to the caller: ``Kind: what, where, why (what to do)``, and the same as JSON in ``extra_info``.
 
     | error               | gRPC code         | in Python                      |
     | ------------------- | ----------------- | ------------------------------ |
-    | nobody known        | UNAUTHENTICATED   | ``FlightUnauthenticatedError`` |
+    | unknown caller      | UNAUTHENTICATED   | ``FlightUnauthenticatedError`` |
     | not allowed         | PERMISSION_DENIED | ``FlightUnauthorizedError``    |
     | try again later     | UNAVAILABLE       | ``FlightUnavailableError``     |
     | everything else     | UNKNOWN           | ``FlightServerError``          |
 
-    Only Flight's own errors: of any other one pyarrow tells the caller the whole traceback.
+    Only Flight's own errors: for any other, pyarrow sends the caller the whole traceback.
     """
     kind = _KINDS.get(error.kind, fl.FlightServerError)
     if isinstance(error, NotAuthenticated):
@@ -340,7 +340,7 @@ def refusal(error: OffloaderError) -> fl.FlightError:
 
 @contextlib.contextmanager
 def refusing(what: str) -> Iterator[None]:
-    """Around everything that is done for a caller.
+    """Translates errors of a call.
 
     Args:
         what: the call, for the log.

@@ -1,4 +1,4 @@
-"""The Arrow Flight server: dispatch, callers and their limits."""
+"""The Arrow Flight server: dispatch, authentication and call limits."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from offloader.settings import FlightSettings
 
 __all__ = ["CALL", "Calls", "FlightServer", "ServerParts", "caller_of", "cut_connections", "require_free"]
 
-#: Names of the process's open files, on Linux and elsewhere.
+#: The process's open files, on Linux and elsewhere.
 _OPEN_FILES = Path("/dev/fd")
 
 
 def require_free(address: ListenAddress) -> None:
-    """Checks that nobody listens there: gRPC would share the port silently, and calls would go to either.
+    """Checks that the address is free: gRPC would share the port silently, and calls would reach either process.
 
     Raises:
-        StoreUnavailable: somebody does, perhaps a process that is ending.
-        InvalidCall: it is no address of this machine.
+        StoreUnavailable: another process listens there, perhaps one that is ending.
+        InvalidCall: no address of this machine.
     """
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -51,7 +51,7 @@ def require_free(address: ListenAddress) -> None:
 
 
 def cut_connections(port: int) -> int:
-    """Ends every connection that was accepted on ``port``, in both directions; how many there were."""
+    """Shuts down every connection accepted on ``port``, in both directions; returns their number."""
     count = 0
     for connection in _accepted(port):
         with contextlib.suppress(OSError):
@@ -63,23 +63,23 @@ def cut_connections(port: int) -> int:
 def _accepted(port: int) -> Iterator[socket.socket]:
     for name in os.listdir(_OPEN_FILES):  # noqa: PTH208 - one name after another may be gone by now
         try:
-            # A copy: closing it leaves the server's own open.
+            # A duplicate: closing it leaves the server's own open.
             candidate = socket.socket(fileno=os.dup(int(name)))
         except (OSError, ValueError):
-            continue  # no socket, or closed meanwhile
+            continue  # not a socket, or already closed
         with candidate, contextlib.suppress(OSError):
             if candidate.family in (socket.AF_INET, socket.AF_INET6) and candidate.getsockname()[1] == port:
-                candidate.getpeername()  # fails for the one that listens
+                candidate.getpeername()  # fails for the listening socket
                 yield candidate
 
 
-#: The name of the middleware.
+#: Name of the middleware.
 CALL = "call"
-#: Health checks of load balancers and the like look for it.
+#: Header of the token.
 _AUTHORIZATION = "authorization"
-#: What begins a call that isn't one of ours, and what has the same answer for all.
+#: Methods without a role: the handshake, which begins no call of ours, and a response that is the same for all.
 _FOR_EVERYBODY = frozenset({fl.FlightMethod.HANDSHAKE, fl.FlightMethod.GET_SCHEMA})
-#: What each call is. Of actions only their names tell.
+#: The operation of each call. Actions have their own.
 _OPERATIONS = {
     fl.FlightMethod.DO_PUT: OPERATION_OF_ACTION["DoPut"],
     fl.FlightMethod.DO_GET: OPERATION_OF_ACTION["DoGet"],
@@ -91,14 +91,14 @@ _OPERATIONS = {
 
 
 class Calls(fl.ServerMiddlewareFactory):  # type: ignore[misc]
-    """Lets calls in.
+    """Middleware that admits calls.
 
     Args:
-        guard: knows whose token or certificate it is.
-        calls_max: more at once are refused.
+        guard: authenticates.
+        calls_max: concurrent calls; further ones are refused.
 
     Attributes:
-        open: calls under way.
+        open: current calls.
     """
 
     def __init__(self, guard: Guard, calls_max: int) -> None:
@@ -109,12 +109,12 @@ class Calls(fl.ServerMiddlewareFactory):  # type: ignore[misc]
         self._closing = False
 
     def close(self) -> None:
-        """No call is let in any more."""
+        """Refuses all further calls."""
         self._closing = True
 
     def start_call(self, info: fl.CallInfo, headers: Mapping[str, Sequence[str]]) -> _Call:
-        """Called before anything of a stream is read: whom it refuses, no message is taken in from. (What comes as a
-        single message, a ticket or an action, gRPC has taken in by now.)"""
+        """Called before any message of a stream is read, so that a refused caller's data isn't received. (gRPC has
+        received single messages, tickets and actions by now.)"""
         given = next((values for name, values in headers.items() if name.lower() == _AUTHORIZATION and values), None)
         text = None if given is None else given[0]
         with refusing(info.method.name):
@@ -127,17 +127,17 @@ class Calls(fl.ServerMiddlewareFactory):  # type: ignore[misc]
         return _Call(self, caller)
 
     def _known(self, method: fl.FlightMethod, authorization: str | None) -> Caller | None:
-        """Who calls, as far as the headers tell; ``None``: a certificate may say, which only the call itself shows.
+        """The caller, by the headers; ``None``: a certificate may identify it, which only the call itself has.
 
         Raises:
-            NotAuthenticated, NotAllowed: nobody known, or the role doesn't reach.
+            NotAuthenticated, NotAllowed: an unknown caller, or an insufficient role.
         """
         if method in _FOR_EVERYBODY or (authorization is None and self.guard.credentials.has_certificates):
             return None
         try:
             caller = self.guard.caller(authorization)
         except OffloaderError as error:
-            raise error from None  # what was compared isn't anybody's business
+            raise error from None  # without its cause, which has the compared values
         caller.require_known()
         if method in _OPERATIONS:
             caller.may(_OPERATIONS[method])
@@ -157,15 +157,15 @@ class _Call(fl.ServerMiddleware):  # type: ignore[misc]
         self._calls.ended()
 
     def caller(self, identity: str) -> Caller:
-        """Who calls; ``identity``: of the client's certificate, empty: none was shown."""
+        """The caller; ``identity``: of the client's certificate, empty: it presented none."""
         return self._caller or self._calls.guard.caller(None, [identity] if identity else None)
 
 
 def caller_of(context: fl.ServerCallContext, name: str = "") -> Caller:
-    """Who makes this call, who may make the one of that name; without one, who is known at all.
+    """The caller of this call, checked for operation ``name``, or to be known.
 
     Raises:
-        NotAuthenticated, NotAllowed: nobody known, or the role doesn't reach.
+        NotAuthenticated, NotAllowed: an unknown caller, or an insufficient role.
     """
     call = context.get_middleware(CALL)
     identity = context.peer_identity()
@@ -173,7 +173,7 @@ def caller_of(context: fl.ServerCallContext, name: str = "") -> Caller:
     try:
         caller: Caller = call.caller(text)
     except OffloaderError as error:
-        raise error from None  # what was compared isn't anybody's business
+        raise error from None  # without its cause, which has the compared values
     caller.require_known()
     if name:
         caller.may(OPERATION_OF_ACTION[name])
@@ -185,7 +185,7 @@ _log = logging.getLogger("offloader.service.flight")
 
 @dataclass(frozen=True, slots=True)
 class ServerParts:
-    """What a server is made of."""
+    """Parts of a server."""
 
     calls: Calls
     seats: ProducerSessions
@@ -195,12 +195,12 @@ class ServerParts:
 
 
 class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
-    """Serves from its construction on, on threads of gRPC's.
+    """Serves from its construction on, on gRPC's threads.
 
     Args:
         location: ``grpc://`` or ``grpc+tls://``, host and port.
-        parts: do the work.
-        tls: what ``FlightServerBase`` wants to know for TLS.
+        parts: handle the calls.
+        tls: TLS options of ``FlightServerBase``.
     """
 
     def __init__(self, location: str, parts: ServerParts, **tls: object) -> None:
@@ -241,7 +241,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
             return self._parts.gets.info(put_request(descriptor.path, descriptor.command).stream)
 
     def get_schema(self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor) -> fl.SchemaResult:  # noqa: ARG002
-        # The same for everybody and every stream: of this call alone pyarrow tells whom we refuse our traceback.
+        # The same for every caller and stream: an error in this call would show our traceback to refused callers.
         return fl.SchemaResult(ENTRY_SCHEMA)
 
     def list_actions(self, context: fl.ServerCallContext) -> list[tuple[str, str]]:

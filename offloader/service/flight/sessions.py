@@ -58,29 +58,29 @@ __all__ = [
 
 
 class Proof:
-    """Of one call; also the call's news.
+    """Verifies that one call pushes the stored log; also limits the call's news.
 
     Args:
         source: the stream.
-        store: has the entries that are durable.
+        store: has the durable entries.
         settings: of readers.
-        is_named: whether the producer named its log; else only what it pushes again is compared.
+        is_named: whether the producer named its log; otherwise only entries pushed again are compared.
     """
 
     def __init__(self, source: PushedLedgers, store: ObjectStore, settings: ReadSettings, *, is_named: bool) -> None:
         self._source, self._store, self._settings = source, store, settings
         committed = source.news().durable
-        #: What has to be proven before the producer hears of all there is.
+        #: Must be verified before the producer gets all news.
         self._wanted = committed if is_named else None
         self._proven: Position | None = None
         self._reader: Reader | None = None
         self._seen = PushNews(None, None)
 
     def begin(self, last: Position, crc32: int) -> None:
-        """Compares the newest entry that the producer heard to be durable.
+        """Compares the newest entry acknowledged to the producer as durable.
 
         Raises:
-            SourceMismatch: it isn't durable, or another entry is.
+            SourceMismatch: it isn't durable, or differs.
         """
         durable = self._source.news().durable
         if durable is None or last > durable:
@@ -94,17 +94,17 @@ class Proof:
         self._proven = last
 
     def compare(self, batches: Sequence[EntryBatch]) -> None:
-        """Compares what was pushed again of what is durable.
+        """Compares entries pushed again with the durable ones.
 
         Raises:
             SourceMismatch: a durable entry has other bytes.
-            NotNext: entries come before the producer has proven that they follow what is there.
+            OutOfOrder: new entries before the producer's log was verified.
         """
         durable = self._source.news().durable
         for batch in batches:
             first, last = batch.first, batch.last
             if len(batch) != last.entry_id + 1 - first.entry_id:
-                continue  # a hole: refused when it is taken
+                continue  # a gap: refused when it is accepted
             if durable is not None and first <= durable:
                 again = batch
                 if last > durable:
@@ -120,7 +120,7 @@ class Proof:
                 )
 
     def close(self) -> None:
-        """Reads nothing more."""
+        """Closes the reader."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None
@@ -128,16 +128,16 @@ class Proof:
     # -- news
 
     def news(self) -> PushNews:
-        """How far entries are taken and durable, as far as the producer may hear of it."""
+        """Accepted and durable positions, as far as the log is verified."""
         return self._limited(self._source.news())
 
     def wait_for_news(self, seen: PushNews, within_s: float) -> PushNews:  # noqa: ARG002 - what was told may be limited
-        """The news when there are other ones than at the last call, when something happened, or after ``within_s``."""
+        """The news after a change since the last call, a wake-up, or ``within_s``."""
         self._seen = self._source.wait_for_news(self._seen, within_s)
         return self._limited(self._seen)
 
     def wake(self) -> None:
-        """Lets everybody who waits look again."""
+        """Wakes all waiting threads."""
         self._source.wake()
 
     @property
@@ -164,7 +164,7 @@ class Proof:
                 raise another_log(self._source.stream, f"{other} was pushed again with other bytes")
 
     def _stored(self, first: Position, last: Position) -> list[EntryBatch]:
-        """What is stored of a range; less where retention deleted some of it, or a gap was recorded."""
+        """The stored entries of a range; fewer where retention deleted some, or a gap was recorded."""
         if self._reader is None or self._reader.last_position is None or self._reader.last_position < last:
             self.close()
             self._reader = open_reader(self._store, self._source.stream, settings=self._settings)
@@ -175,7 +175,7 @@ class Proof:
 
 
 def another_log(stream: str, why: str, known: UUID | None = None) -> SourceMismatch:
-    """The producer's log isn't the one that was pushed before."""
+    """The error for a producer whose log isn't the stored one."""
     of = "" if known is None else f" of log {known}"
     return SourceMismatch(
         f"stream {stream}: what is stored{of} isn't this producer's: {why}. Nothing was taken",
@@ -185,22 +185,22 @@ def another_log(stream: str, why: str, known: UUID | None = None) -> SourceMisma
 
 #: Producers of one stream that number their batches; the numbers are kept for ever.
 PRODUCERS_MAX = 256
-#: The note that has them.
+#: The note of these numbers.
 _NOTE = "flight-producers"
-#: Longest sleep of who waits for news before they look again.
+#: Longest sleep of a waiter for news between polls.
 _WAIT_S_MAX = 0.5
 
 
 class AppendedLedgers:
-    """An embedded stream as a ``LedgerSource``, and its producers' way in. Thread-safe.
+    """An embedded stream as a ``LedgerSource``, with appends of its producers. Thread-safe.
 
     Args:
-        inner: the stream, open to append to.
+        inner: the stream, open for appends.
         tail_bytes_max: newest entries kept in memory.
         clock: for waiting.
 
     Attributes:
-        offered: asks what became of entries; set before the first append.
+        offered: returns the state of the entries' offload; set before the first append.
     """
 
     def __init__(self, inner: EmbeddedStream, tail_bytes_max: int, clock: Clock) -> None:
@@ -212,19 +212,19 @@ class AppendedLedgers:
         self._sequences: dict[str, int] = json.loads(inner.get_note(_NOTE) or b"{}")
         self._end = inner.last_position()
 
-    # -- the producer's side
+    # -- appends
 
     def sequence(self, producer: str) -> int | None:
-        """The newest number of a producer's batch that is durable."""
+        """The newest durable batch number of a producer."""
         return self._sequences.get(producer)
 
     def append(
         self, payloads: pa.BinaryArray, times_ms: NDArray[np.int64] | None, *, producer: str, sequence: int | None
     ) -> list[EntryBatch]:
-        """Adds a batch; what was written where, nothing where the producer repeats one.
+        """Appends a batch; returns what was written, empty if the producer repeats one.
 
         Args:
-            producer, sequence: whose, and its number; without both nothing is known of repetitions.
+            producer, sequence: its name and the batch's number; repetitions are detected only with both.
 
         Raises:
             InvalidCall: a number without a producer.
@@ -244,11 +244,11 @@ class AppendedLedgers:
         return written
 
     def news(self) -> PushNews:
-        """The newest entry there is, and the newest that is committed in the cold tier."""
+        """The newest entry, and the newest that is committed in the cold tier."""
         return PushNews(self._end, self.offered().committed)
 
     def wait_for_news(self, seen: PushNews, within_s: float) -> PushNews:
-        """The news when it isn't ``seen`` any more, when something happened, or after ``within_s``."""
+        """The news after it differs from ``seen``, a wake-up, or ``within_s``."""
         deadline_s = self._clock.monotonic_s() + within_s
         happened = False
         while True:
@@ -260,7 +260,7 @@ class AppendedLedgers:
                 happened = self._changed.wait(min(left_s, _WAIT_S_MAX))
 
     def wake(self) -> None:
-        """Lets everybody who waits look again."""
+        """Wakes all waiting threads."""
         with self._changed:
             self._changed.notify_all()
 
@@ -269,7 +269,7 @@ class AppendedLedgers:
         return self._inner.close_ledger()
 
     def end(self) -> None:
-        """Keeps nothing in memory any more. Calling it twice is fine."""
+        """Frees the entries in memory. Idempotent."""
         self._tail.close()
 
     # -- LedgerSource
@@ -308,21 +308,21 @@ class AppendedLedgers:
 
 _log = logging.getLogger("offloader.service.flight")
 
-#: What these streams are said to be brought by.
+#: Provider name of these streams.
 FEED = "flight"
-#: Locks around the opening of streams: two of different names rarely wait for each other.
+#: Striped locks for opening streams: different names rarely share one.
 _OPENING_LOCKS = 64
 
 
 @dataclass(slots=True)
 class FlightStream:
-    """One stream that came in.
+    """One stream with producers.
 
     Attributes:
         settings: its effective ones.
-        seat: who sends now, ``None``: nobody.
-        left_s: when the last one left, by the monotonic clock.
-        is_warned: whether it was said that its producer doesn't name its log.
+        seat: the current producer session, ``None``: none.
+        left_s: when the last session ended, by the monotonic clock.
+        is_warned: whether a warning was logged that its producer doesn't name its log.
     """
 
     name: str
@@ -343,12 +343,12 @@ class FlightStream:
 
     @property
     def is_done(self) -> bool:
-        """Whether nobody sends and everything is committed."""
+        """Whether it has no producer and everything is committed."""
         news = self.source.news()
         return self.seat is None and news.taken == news.durable
 
     def offered(self) -> Offered:
-        """What became of its entries."""
+        """State of the entries' offload."""
         status = self.control.status()
         if status is None:
             return Offered(None, self.control.committed)
@@ -357,10 +357,10 @@ class FlightStream:
 
 
 class ProducerSession:
-    """A producer at a stream, for as long as its call is open.
+    """A producer at a stream, while its call is open.
 
     Attributes:
-        proof: whether what it pushes is what is stored; ``None``: it appends.
+        proof: verifies that it pushes the stored log; ``None``: it appends.
     """
 
     def __init__(
@@ -375,22 +375,22 @@ class ProducerSession:
         return self.stream.seat is self
 
     def trouble(self) -> str:
-        """Why the call is of no use any more; empty: it is."""
+        """Why the call should end; empty: it needn't."""
         if not self.is_held:
             return str(self._over())
         error = self.stream.offered().error
         return "" if error is None else str(error)
 
     def require_held(self) -> None:
-        """Raises ``Closed`` when somebody else sits here, or nobody may any more."""
+        """Raises ``Closed`` if another producer took over, or the stream was closed."""
         if not self.is_held:
             raise self._over()
 
     def take_away(self, by: str) -> None:
-        """The call is over, whatever it still sends.
+        """Ends the session, whatever its call still sends.
 
         Args:
-            by: who or what did that, for the error.
+            by: the cause, for the error.
         """
         self._moved_by = by
         if self.stream.seat is self:
@@ -398,7 +398,7 @@ class ProducerSession:
         self.stream.source.wake()
 
     def leave(self) -> None:
-        """The call has ended."""
+        """Ends the session with its call."""
         if self.proof is not None:
             self.proof.close()
         if self.is_held:
@@ -410,13 +410,13 @@ class ProducerSession:
 
 
 class ProducerSessions:
-    """All of them. Thread-safe.
+    """The producer sessions of all streams. Thread-safe.
 
     Args:
-        streams: where streams are added.
-        store: has their manifests.
+        streams: the process's.
+        store: of their manifests.
         settings: limits.
-        ledgers: of streams that are appended to, ``None``: there are none.
+        ledgers: for streams in mode append, ``None``: not supported.
         clock: for times.
     """
 
@@ -437,7 +437,7 @@ class ProducerSessions:
         self._closing = False
 
     def held(self) -> list[FlightStream]:
-        """The streams that came in, by name."""
+        """The open streams, by name."""
         with self._lock:
             return [self._held[name] for name in sorted(self._held)]
 
@@ -446,13 +446,13 @@ class ProducerSessions:
             return self._held.get(name)
 
     def take(self, request: PutRequest, peer: str) -> ProducerSession:
-        """A seat at a stream, which is opened if need be.
+        """Opens a session at a stream, and the stream if needed.
 
         Raises:
-            InvalidCall: no stream's name, or one that can't stand beside another's; somebody else sits there; it is
-                offloaded by another method, or sent in the other mode.
+            InvalidCall: an invalid or conflicting stream name; another producer has the session; the stream has another
+                offload method or mode.
             LimitReached: too many streams.
-            SourceMismatch: what is stored is of another log than the producer's.
+            SourceMismatch: the stored log isn't the producer's.
             Closed: the process is stopping.
             StoreUnavailable, Corrupt: the stream's manifest can't be read.
         """
@@ -467,7 +467,7 @@ class ProducerSessions:
                 self._free(stream, request, peer)
                 is_new_log = request.source is not None and log is None
                 if stream.offered().error is not None or stream.mode != request.mode or is_new_log:
-                    # A stopped one begins again from the manifest: who is connected is the one to offload it.
+                    # A stopped stream restarts from the manifest: the producer's process is the one to offload it.
                     self._wind_down(stream, drain=stream.offered().error is None)
                     stream = None
             if stream is None:
@@ -480,7 +480,7 @@ class ProducerSessions:
             return seat
 
     def _proof(self, stream: FlightStream, request: PutRequest) -> Proof | None:
-        """Raises ``SourceMismatch`` when the producer's log isn't the one that is stored."""
+        """Raises ``SourceMismatch`` if the producer's log isn't the stored one."""
         if isinstance(stream.source, AppendedLedgers):
             return None
         proof = Proof(stream.source, self._store, stream.settings.read, is_named=request.source is not None)
@@ -500,7 +500,7 @@ class ProducerSessions:
         return proof
 
     def open_appended(self) -> None:
-        """Opens every stream of the ledger database: what was appended before the last end may not be offloaded yet."""
+        """Opens every stream of the ledger database: entries of the last run may not be offloaded yet."""
         for name in [] if self._ledgers is None else self._ledgers.streams():
             try:
                 with self._opening[hash(name) % _OPENING_LOCKS]:
@@ -511,22 +511,22 @@ class ProducerSessions:
                 _log.warning("stream %s isn't offloaded until somebody appends to it: %s", name, error, extra=extra)
 
     def stop(self) -> None:
-        """Nobody sits anywhere any more, and nobody takes a seat."""
+        """Ends all sessions, and refuses new ones."""
         self._closing = True
         for stream in self.held():
             if stream.seat is not None:
                 stream.seat.take_away("the process is stopping")
             if isinstance(stream.source, PushedLedgers) and stream.source.waits_for_broker:
-                # Nobody brings what it would need to be drained.
+                # Without producers it couldn't be drained.
                 self._streams.remove(stream.name, drain=False)
 
     def close(self) -> None:
-        """Closes the sources: the streams were wound down."""
+        """Closes the sources, after the streams were wound down."""
         for stream in self.held():
             stream.source.end()
 
     def _free(self, stream: FlightStream, request: PutRequest, peer: str) -> None:
-        """Makes the seat free for who comes again before its last call is over; nobody else."""
+        """Ends the previous session of a producer that reconnects early; not another producer's."""
         seat = stream.seat
         if seat is None:
             return
@@ -564,7 +564,7 @@ class ProducerSessions:
                 hint="set offload.method, or append instead of pushing",
             )
         state = load_stream(self._store, name, may_be_absent=True)
-        # A manifest that knows its hot tier has it as ``source``.
+        # A manifest with a known hot tier has it as ``source``.
         known = state.source
         _require_log(request, None if known is None else known.uuid)
         kind = PushedLedgers if request.source is None else partial(IdentifiedLedgers, source=request.source)
@@ -587,7 +587,7 @@ class ProducerSessions:
         return AppendedLedgers(self._ledgers.open_stream(name), settings.offload.tail_cache_bytes_max, self._clock)
 
     def _close_one(self) -> None:
-        """Closes the stream that nobody has sent for longest and that has nothing left to do."""
+        """Closes the stream that has been without a producer longest, of those fully committed."""
         done = sorted((each for each in self.held() if each.is_done), key=lambda each: each.left_s)
         if not done:
             raise LimitReached(
@@ -603,44 +603,44 @@ class ProducerSessions:
 
 
 def _require_log(request: PutRequest, log: UUID | None) -> None:
-    """Raises ``SourceMismatch`` when the producer names another log than the one that is known."""
+    """Raises ``SourceMismatch`` if the producer names another log than the known one."""
     if request.source is not None and log is not None and request.source != log:
         raise another_log(request.stream, f"it sends log {request.source}", known=log)
 
 
 def _error_of(kind: str, text: str) -> OffloaderError:
-    """The error that a status names."""
+    """The error of a status."""
     found: Callable[[str], OffloaderError] = getattr(errors, kind, OffloaderError)
     return found(text)
 
 
-#: Longest sleep of the thread that tells news before it looks whether the call is still open.
+#: Longest sleep of the news thread before it checks whether the call is still open.
 _NEWS_WAIT_S_MAX = 1.0
 
 
 class NewsSource(Protocol):
-    """A stream, as far as its producer wants to hear of it."""
+    """A stream's news for its producer."""
 
     def news(self) -> PushNews:
-        """How far entries are taken and durable now."""
+        """Current accepted and durable positions."""
         ...
 
     def wait_for_news(self, seen: PushNews, within_s: float) -> PushNews:
-        """The news when it isn't ``seen`` any more, when something happened, or after ``within_s``."""
+        """The news after it differs from ``seen``, a wake-up, or ``within_s``."""
         ...
 
     def wake(self) -> None:
-        """Lets everybody who waits look again."""
+        """Wakes all waiting threads."""
         ...
 
 
 class Answers:
-    """A context: after the first answer and while it is open, a thread tells what changes between the batches.
+    """A context: after the first answer, while it is open, a thread sends changes between the batches.
 
     Args:
         writer: of the call.
         source: the stream.
-        trouble: what the producer should end its call for; empty: nothing. It is told once.
+        trouble: why the producer should end its call; empty: it needn't. Sent once.
     """
 
     def __init__(self, writer: fl.FlightMetadataWriter, source: NewsSource, trouble: Callable[[], str]) -> None:
@@ -663,7 +663,7 @@ class Answers:
             self._thread.join()
 
     def write(self, answer: Answer) -> None:
-        """Answers a batch, with the newest there is to say; waits until the producer has room for it."""
+        """Answers a batch, with the newest state; waits until the producer has room for it."""
         with self._lock:
             self._told = self._source.news()
             self._writer.write(
@@ -687,4 +687,4 @@ class Answers:
                         pa.py_buffer(Answer(taken=found.taken, durable=found.durable, error=trouble).encode())
                     )
                 except (pa.ArrowException, fl.FlightError, OSError):
-                    return  # nobody is there any more; the reading side hears of it
+                    return  # the client is gone; the reading side notices it

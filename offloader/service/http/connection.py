@@ -1,7 +1,6 @@
-"""One connection of a client: uvicorn's HTTP/1.1 with deadlines, and the names in the client's certificate.
+"""A client's connection: uvicorn's HTTP/1.1 with deadlines, and the names in the client's certificate.
 
-Owns how long a client may take to send a request and to take an answer, and what a broken request is answered. Must
-never let a client hold a connection by sending or reading slowly.
+Bounds the time to send a request and to read a response: slow clients don't keep a connection.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from offloader.service.listen import certificate_names
 
 __all__ = ["CERTIFICATE_NAMES", "Connection", "ConnectionLimits"]
 
-#: Where in a request's state the names of the client's certificate are; ``None`` there: it showed none.
+#: Key of the client's certificate names in a request's state; ``None`` there: it presented none.
 CERTIFICATE_NAMES = "certificate_names"
 _HEAD_TOO_LONG = 431
-#: uvicorn tells of every odd request: anybody could fill the log. What matters is counted.
+#: uvicorn logs every malformed request, so any client could fill the log. They are counted instead.
 _wire_log = logging.getLogger("offloader.service.http.wire")
 
 
@@ -35,7 +34,7 @@ class ConnectionLimits:
     """Seconds, see ``HttpSettings``.
 
     Attributes:
-        told: hears the reason whenever a connection is cut: ``slow_request``, ``slow_reader``, ``broken_request``.
+        told: called with the reason of each cut: ``slow_request``, ``slow_reader``, ``broken_request``.
     """
 
     request_s: float
@@ -44,12 +43,12 @@ class ConnectionLimits:
 
 
 class Connection(H11Protocol):
-    """Of one client; lives on the loop's thread.
+    """One client's connection; runs on the loop's thread.
 
     Args:
         config: uvicorn's.
-        server_state: where uvicorn lists its connections and tasks.
-        limits: what the client may take.
+        server_state: uvicorn's list of connections and tasks.
+        limits: of the client.
     """
 
     def __init__(self, config: Config, server_state: ServerState, limits: ConnectionLimits) -> None:
@@ -61,7 +60,7 @@ class Connection(H11Protocol):
         self._receiving: asyncio.TimerHandle | None = None
         self._sending: asyncio.TimerHandle | None = None
 
-    # --- what asyncio calls --------------------------------------------------------------------------------------
+    # --- asyncio callbacks ---------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -88,19 +87,19 @@ class Connection(H11Protocol):
         self._answer_went()
         super().resume_writing()
 
-    # --- what uvicorn calls --------------------------------------------------------------------------------------
+    # --- uvicorn callbacks ---------------------------------------------------------------------------------------
 
     def handle_events(self) -> None:
         try:
             super().handle_events()
         except h11.LocalProtocolError:
-            # A broken request behind one whose answer is under way: there is no way to say so.
+            # A broken request after one whose response is under way: no response is possible.
             self._cut("broken_request")
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._request_came()
 
     def _get_upgrade(self) -> bytes | None:
-        return None  # to nothing: the request is answered as it is
+        return None  # no upgrade: the request is answered as it is
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - ours says more
         self._limits.told("broken_request")
@@ -127,7 +126,7 @@ class Connection(H11Protocol):
     # --- deadlines -----------------------------------------------------------------------------------------------
 
     def _expect_request(self) -> None:
-        """From the first byte on a request has so long to come, however many bytes it comes in."""
+        """Starts the deadline of a whole request, independent of its number of chunks."""
         self._request_came()
         self._receiving = self.loop.call_later(self._limits.request_s, self._request_is_late)
 
@@ -139,15 +138,15 @@ class Connection(H11Protocol):
     def _request_is_late(self) -> None:
         self._receiving = None
         if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
-            self._close()  # nothing came at all
+            self._close()  # no byte was received
             return
         self._limits.told("slow_request")
         self._give_up(408, f"the request didn't come within {self._limits.request_s:g} s")
 
     def _give_up(self, status: int, detail: str) -> None:
-        """Answers half a request, if it isn't answered yet, and closes."""
+        """Answers a partial request, unless it is answered already, and closes."""
         if self.cycle is not None and not self.cycle.response_complete:
-            # The application, which waits for the rest of it, hears that the client is gone.
+            # Disconnects the application, which waits for the rest.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
@@ -155,7 +154,7 @@ class Connection(H11Protocol):
         self._close()
 
     def _expect_reading(self) -> None:
-        """What is sent has so long to be taken."""
+        """Starts the deadline for reading the response."""
         if self._sending is None:
             self._sending = self.loop.call_later(self._limits.answer_s, self._cut, "slow_reader")
 

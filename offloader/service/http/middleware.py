@@ -1,4 +1,4 @@
-"""Checks of every request before the application, and headers of every response."""
+"""Request checks before the application, and headers of every response."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from offloader.telemetry.recorder import Recorder
 
 __all__ = ["CALLER", "SHORT", "Gate", "Head", "HeadRules", "is_other_site", "is_our_host"]
 
-#: Answered shortly and to everybody.
+#: Short responses without authentication.
 SHORT = frozenset({"/healthz", "/readyz"})
 _READ_ONLY = frozenset({"GET", "HEAD", "OPTIONS"})
-#: Of these there can be one.
+#: Headers that may appear only once.
 _SINGLE = frozenset({"authorization", "content-length", "content-type", "host", "origin"})
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What came before the body.
+    """A request's head.
 
     Attributes:
-        path: percent-encoded, as it was sent.
-        headers: by their names in lower case; of several the last.
-        doubled: whether there were two of which there can be one.
-        size_bytes: of all of it.
+        path: percent-encoded, as sent.
+        headers: by lower-case name; of several the last.
+        doubled: whether a header that may appear once was repeated.
+        size_bytes: of the whole head.
     """
 
     method: str
@@ -49,7 +49,7 @@ class Head:
 
     @classmethod
     def of(cls, scope: Mapping[str, Any]) -> Head:
-        """Out of what uvicorn found."""
+        """From uvicorn's scope."""
         pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         names = [name for name, _ in pairs if name in _SINGLE]
         size_bytes = sum(len(name) + len(value) + len(": \r\n") for name, value in pairs)
@@ -67,19 +67,19 @@ class Head:
 
     @property
     def body_bytes(self) -> int:
-        """As it says; 0 where it doesn't."""
+        """Announced length; 0 if absent."""
         return int(self.headers.get("content-length") or 0)
 
 
 class HeadRules:
-    """What a door takes.
+    """Rules of a listener.
 
     Args:
         settings: sizes.
-        address: where the door is.
-        is_trusting: whether somebody may do something there without being known.
+        address: of the listener.
+        is_trusting: whether unknown callers have any permission.
         is_page: whether a path is one of the page's own files.
-        names: by which others reach it, beside IP addresses, ``localhost`` and the name in ``address``.
+        names: further host names, besides IP addresses, ``localhost`` and the name in ``address``.
     """
 
     def __init__(
@@ -95,12 +95,12 @@ class HeadRules:
         self._names = frozenset(name.lower() for name in (*names, address.host) if name)
 
     def is_open(self, path: str) -> bool:
-        """Whether nobody has to be known for it."""
+        """Whether the path needs no authentication."""
         return path in SHORT or self._is_page(path)
 
     def problem(self, head: Head) -> dict[str, Any] | None:
-        """What is wrong with a head; ``None``: nothing."""
-        # uvicorn looks only at heads that come in pieces.
+        """The problem of a head; ``None``: none."""
+        # uvicorn checks only heads that arrive in pieces.
         if head.size_bytes > self._settings.header_bytes_max:
             return problem_document(431, f"a head of more than {self._settings.header_bytes_max} bytes")
         if head.doubled:
@@ -108,7 +108,7 @@ class HeadRules:
         if "content-length" in head.headers and "transfer-encoding" in head.headers:
             return problem_document(400, "the body's length is said in two ways")
         if self._is_trusting and not is_our_host(head.headers.get("host", ""), self._names):
-            # A web page whose name resolves to our address may do what anyone may who reaches us.
+            # DNS rebinding: a web page whose name resolves to our address would have an anonymous caller's permissions.
             hint = "ask by this process's address, or list the name in access.hosts"
             return problem_document(421, "the header Host names somebody else", hint=hint)
         changes = head.method not in _READ_ONLY
@@ -120,12 +120,12 @@ class HeadRules:
         return self.too_long() if head.body_bytes > self._settings.body_bytes_max else None
 
     def too_long(self) -> dict[str, Any]:
-        """Of a body."""
+        """The problem of a body that is too long."""
         return problem_document(413, f"a body of more than {self._settings.body_bytes_max} bytes")
 
 
 def is_our_host(host: str, names: Collection[str]) -> bool:
-    """Whether ``Host: host`` is an IP address, ``localhost``, or one of ``names``, which are in small letters."""
+    """Whether ``Host: host`` is an IP address, ``localhost``, or one of ``names`` (lower case)."""
     name = _name_of(f"http://{host}") if host else None
     if name is None:
         return False
@@ -139,7 +139,7 @@ def is_our_host(host: str, names: Collection[str]) -> bool:
 
 
 def is_other_site(headers: Mapping[str, str]) -> bool:
-    """Whether a browser says that another site's page sent this. What isn't a browser says nothing."""
+    """Whether a browser marks the request as cross-site. Other clients send no mark."""
     if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         return True
     origin = headers.get("origin")
@@ -166,12 +166,12 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-#: Where in a request's state its ``Caller`` is.
+#: Key of the ``Caller`` in a request's state.
 CALLER = "caller"
-#: Asked by machines that watch the process: they have turns of their own, so that it looks alive when it is busy.
+#: Monitoring paths: they have their own concurrency limit, so that a busy process still responds.
 PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 PROBES_MAX = 4
-#: Refusals of callers, as they are counted.
+#: Status of a refused caller -> label of its metric.
 _REFUSALS = {401: "unknown", 403: "role"}
 _HEADERS = (
     (b"cache-control", b"no-store"),
@@ -182,18 +182,18 @@ _HEADERS = (
 
 
 class Gate:
-    """An ASGI application around another one.
+    """ASGI middleware.
 
     Args:
-        app: what is behind it.
-        guard: who comes in.
+        app: the application.
+        guard: authenticates.
         settings: sizes, numbers and times.
-        address: where the door is.
-        clock: for the date of an answer.
-        recorder: counts answers and refusals.
-        is_page: paths that need nobody to be known: the page's own files.
-        unsent_bytes: of all answers that clients haven't taken yet.
-        names: by which others reach the door, see ``HeadRules``.
+        address: of the listener.
+        clock: for the date of a response.
+        recorder: counts responses and refusals.
+        is_page: paths without authentication: the page's own files.
+        unsent_bytes: of all responses that clients haven't read yet.
+        names: further host names, see ``HeadRules``.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = _Answer(send, self._clock)
         started_s = self._clock.monotonic_s()
-        # Still percent-encoded: a slash within a stream's name must not become one between parts of the path.
+        # Still percent-encoded: a slash in a stream's name must not separate parts of the path.
         scope["path"] = scope["raw_path"].decode("ascii")
         try:
             await self._pass(scope, receive, answer)
@@ -255,7 +255,7 @@ class Gate:
         await self._work(scope, _replay(body, receive), answer, is_probe=is_probe)
 
     async def _work(self, scope: Scope, receive: Receive, answer: _Answer, *, is_probe: bool) -> None:
-        """Runs the application for at most as long as an answer may take; a thread that goes on keeps its turn."""
+        """Runs the application up to the response deadline; a thread that continues keeps its slot."""
         self._working[is_probe] += 1
         task = asyncio.ensure_future(self._app(scope, receive, answer))
 
@@ -290,7 +290,7 @@ class Gate:
     async def _failed(self, scope: Scope, answer: _Answer, error: Exception) -> None:
         problem = problem_of(error)
         if problem is None:
-            # The path may hold anything; its name is enough to find the rest.
+            # The path may contain anything; the method and the time identify the request.
             extra = {"event": "http_failed", "method": scope["method"]}
             _log.error("a request failed unexpectedly", exc_info=error, extra=extra)
             problem = BUG
@@ -301,7 +301,7 @@ class Gate:
 
 
 class _Answer:
-    """Where an application sends its answer: adds the headers, and can be closed."""
+    """Receives an application's response: adds the headers, and can be closed."""
 
     def __init__(self, send: Send, clock: Clock) -> None:
         self._send, self._clock = send, clock
@@ -320,7 +320,7 @@ class _Answer:
         await self._send(message)
 
     async def problem(self, document: Mapping[str, Any]) -> None:
-        """Answers with a problem."""
+        """Responds with a problem."""
         body = json.dumps(document, ensure_ascii=False).encode()
         headers = [(b"content-type", PROBLEM_JSON.encode()), (b"content-length", str(len(body)).encode())]
         headers += [(name.encode(), value.encode()) for name, value in problem_headers(document).items()]
@@ -328,16 +328,16 @@ class _Answer:
         await self({"type": "http.response.body", "body": body})
 
     def close(self) -> None:
-        """Drops what an application still sends."""
+        """Drops the rest of the application's response."""
         self._closed = True
 
     def cut(self) -> None:
-        """The answer began and can't be finished: uvicorn closes the connection of one that ends early."""
+        """Aborts a begun response: uvicorn closes the connection of one that ends early."""
         self._closed = True
 
 
 async def _body(receive: Receive, bytes_max: int) -> bytes | None:
-    """The whole body, or as much as shows that it is too long; ``None``: the client went away."""
+    """The whole body, or enough to see that it is too long; ``None``: the client disconnected."""
     found = bytearray()
     while True:
         message = await receive()
@@ -349,7 +349,7 @@ async def _body(receive: Receive, bytes_max: int) -> bytes | None:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Gives an application the body that was read already."""
+    """Replays a body that was already read."""
     left = [body]
 
     async def replayed() -> Message:
@@ -361,7 +361,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 def _forget(task: asyncio.Future[None]) -> None:
-    """Takes the error of a task that nobody waits for any more."""
+    """Consumes the error of an abandoned task."""
     with contextlib.suppress(asyncio.CancelledError):
         if task.exception() is not None:
             _log.warning("a request failed after its client was told that it takes too long: %s", task.exception())

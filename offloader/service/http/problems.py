@@ -1,7 +1,7 @@
-"""Errors as problem details (RFC 9457): one shape for whatever goes wrong.
+"""Errors as problem details (RFC 9457), with their status.
 
-Owns which status an error has. Must never show a traceback, a path of our machine's code, or what a client sent as a
-secret: unknown errors say nothing but that they are logged.
+A response never contains a traceback, a code path of this machine or a client's secret: unknown errors only refer to
+the log.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ __all__ = ["BUG", "PROBLEM_JSON", "RETRY_AFTER_S", "problem_document", "problem_
 
 #: Media type of every error.
 PROBLEM_JSON = "application/problem+json"
-#: When a client may come again where waiting helps.
+#: Retry-After where a retry helps.
 RETRY_AFTER_S = 1
 
-#: The first that fits counts. A store that refuses us is not the caller's fault.
+#: The first match counts. A store that denies us access isn't the caller's fault.
 _STATUS: tuple[tuple[type[OffloaderError], int], ...] = (
     (NotAuthenticated, 401),
     (NotAllowed, 403),
@@ -59,10 +59,10 @@ def problem_document(
     """The members of a problem.
 
     Args:
-        status: of the answer.
+        status: of the response.
         detail: one line: what, where, why.
-        kind: what the caller should do; default: what the status says.
-        hint: what to do about it, one line.
+        kind: the caller's remedy; default: by the status.
+        hint: the remedy in words, one line.
         more: further members.
     """
     found = kind or {401: ErrorKind.DENIED, 403: ErrorKind.DENIED, 404: ErrorKind.NOT_FOUND}.get(status)
@@ -81,14 +81,14 @@ def problem_document(
 
 
 def problem_headers(document: Mapping[str, Any]) -> dict[str, str]:
-    """Headers that belong to a problem's status."""
+    """Headers for a problem's status."""
     if document["status"] == HTTPStatus.UNAUTHORIZED:
         return {"www-authenticate": "Bearer"}
     return {"retry-after": str(RETRY_AFTER_S)} if document["status"] == HTTPStatus.SERVICE_UNAVAILABLE else {}
 
 
 def problem_of(error: Exception) -> dict[str, Any] | None:
-    """The problem that an error of ours is; ``None``: it isn't one of ours, so a bug."""
+    """The problem of a package error; ``None``: another error, so a bug."""
     if isinstance(error, Inconsistent) and str(error).startswith("stream name"):
         return problem_document(400, str(error), hint="`/v1/streams` lists the streams")
     if isinstance(error, FormatError):
@@ -104,5 +104,5 @@ def problem_of(error: Exception) -> dict[str, Any] | None:
     return problem_document(status, error.message, kind=error.kind, hint=error.hint, error=type(error).__name__, **more)
 
 
-#: Of an error that nobody expected: what it was is nobody's business but the log's.
+#: For an unexpected error; its details are only in the log.
 BUG = problem_document(500, "this is a bug; the process's log has it", hint="report what the log says")

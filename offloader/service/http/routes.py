@@ -1,4 +1,4 @@
-"""All routes of the HTTP interface and their description."""
+"""All routes of the HTTP interface, and their description."""
 
 from __future__ import annotations
 
@@ -69,16 +69,16 @@ _PART_CHARS_MAX = 3 * STREAM_BYTES_MAX
 
 
 def caller_of(request: Request) -> Caller:
-    """Who calls, as the gate found."""
+    """The caller, set by the middleware."""
     caller: Caller = request.scope["state"][CALLER]
     return caller
 
 
 def require_allowed(request: Request) -> None:
-    """Passes whoever may do what the request's path and method are, by the table of operations.
+    """Checks the caller against the table of operations, by the request's path and method.
 
     Raises:
-        NotAuthenticated, NotAllowed: who may not.
+        NotAuthenticated, NotAllowed: the caller may not.
     """
     operation = OPERATION_OF_ROUTE[f"{request.method} {request.scope['route'].path}"]
     subscriber = request.path_params.get("subscriber")
@@ -120,16 +120,16 @@ StreamName = Annotated[str, Depends(_stream_name)]
 SubscriberName = Annotated[str, Depends(_subscriber_name)]
 
 
-#: Of the time for an answer, what is left for everything but waiting.
+#: Share of the response deadline that a command may wait.
 _WAIT_SHARE = 0.8
 
 
 def command_routes(control: ServiceControl, *, answer_s: float) -> APIRouter:
-    """The paths.
+    """Routes of the commands.
 
     Args:
-        control: carries them out.
-        answer_s: seconds within which there has to be an answer.
+        control: executes them.
+        answer_s: response deadline, seconds.
     """
     router = APIRouter(prefix="/v1/streams/{stream}", tags=["commands"])
 
@@ -184,10 +184,10 @@ NameQuery = Annotated[str, Query(max_length=_NAME_CHARS_MAX)]
 
 
 def process_routes(view: ServiceView, exposition: Callable[[], bytes]) -> APIRouter:
-    """The paths.
+    """Routes of the process.
 
     Args:
-        view: answers.
+        view: answers queries.
         exposition: the metrics in Prometheus' format.
     """
     router = APIRouter(tags=["process"])
@@ -252,7 +252,7 @@ _Page = TypeVar("_Page", bound=BaseModel)
 
 
 def stream_routes(view: ServiceView) -> APIRouter:
-    """The paths; ``view`` answers."""
+    """Routes of the streams; ``view`` answers."""
     router = APIRouter(prefix="/v1/streams", tags=["streams"])
 
     @router.get("", response_model_exclude_unset=True)
@@ -321,12 +321,12 @@ def stream_routes(view: ServiceView) -> APIRouter:
 
 
 def _page(shape: type[_Page], page: Page[_Row], of: tuple[str, ...]) -> _Page:
-    """A page of the list that ``of`` says."""
+    """A page of the list ``of``."""
     next_cursor = write_cursor(page.next_after, *of)
     return shown(shape, {"items": list(page.items), "next_cursor": next_cursor, "total": page.total})
 
 
-#: Where the interface describes itself (OpenAPI).
+#: Path of the OpenAPI description.
 DESCRIPTION = "/v1/openapi.json"
 _PROBLEMS_MAX = 20
 _ABOUT = """Looks into a serving process and asks it for things (docs/HTTP.md).
@@ -345,8 +345,8 @@ def make_application(
     """The application.
 
     Args:
-        view, control, exposition: what it shows, does and measures.
-        answer_s: seconds within which there has to be an answer.
+        view, control, exposition: queries, commands and metrics.
+        answer_s: response deadline, seconds.
     """
     from offloader import __version__
 
@@ -379,7 +379,7 @@ def make_application(
 
 
 def _description(app: FastAPI) -> dict[str, Any]:
-    """OpenAPI, with how callers show who they are."""
+    """OpenAPI, with the authentication schemes."""
     found = {**app.openapi(), "security": [{"token": []}]}
     token = {
         "type": "http",
@@ -391,7 +391,7 @@ def _description(app: FastAPI) -> dict[str, Any]:
 
 
 def _http_problem(_: Request, error: Exception) -> JSONResponse:
-    """No such path, or not with this method."""
+    """Unknown path or method."""
     assert isinstance(error, HTTPException)
     hint = f"{DESCRIPTION} describes what there is" if error.status_code in (404, 405) else ""
     document = problem_document(error.status_code, str(error.detail), hint=hint)
@@ -408,7 +408,7 @@ def _bug(_: Request, error: Exception) -> JSONResponse:  # noqa: ARG001 - the ga
 
 
 def _invalid(_: Request, error: Exception) -> JSONResponse:
-    """A parameter or a body that isn't what is described: every problem with its place, none with what was sent."""
+    """Invalid parameters or body: every problem with its place, without the values sent."""
     assert isinstance(error, RequestValidationError)
     problems: list[dict[str, Any]] = [
         {"where": ".".join(map(str, each["loc"]))[:200], "what": each["msg"]} for each in error.errors()[:_PROBLEMS_MAX]

@@ -242,9 +242,8 @@ class Overview(_Answer):
 
 
 def shown(shape: type[_Shape], document: Mapping[str, Any]) -> _Shape:
-    """A document in the shape that is promised. One that hasn't it is shown as it is: what there is to see matters
-    more than its description. The log has the difference.
-    """
+    """A document in its schema. A document that violates it is returned as it is: the data matters more than its
+    description. The log has the difference."""
     try:
         return shape.model_validate(document)
     except ValidationError as error:
@@ -260,17 +259,17 @@ _CHECK_BYTES = 6
 
 
 def write_cursor(place: str | None, *of: str) -> str | None:
-    """The cursor of a place in the list that ``of`` says: its path, order and filters; ``None``: the list ends."""
+    """The cursor of a place in the list ``of``: its path, order and filters; ``None``: the list ends."""
     if place is None:
         return None
     return base64.urlsafe_b64encode(_check(of) + place.encode()).rstrip(b"=").decode()
 
 
 def place_of(cursor: str, *of: str) -> str:
-    """The place where a page begins; empty for an empty cursor: the first one.
+    """The place where a page begins; empty for an empty cursor: the first page.
 
     Raises:
-        InvalidCall: it isn't a cursor of this list.
+        InvalidCall: not a cursor of this list.
     """
     if not cursor:
         return ""

@@ -35,13 +35,13 @@ __all__ = ["OffloadHttp", "client_of"]
 
 _log = logging.getLogger("offloader.service.http")
 
-#: Connections that wait to be accepted.
+#: Connections waiting to be accepted.
 BACKLOG = 128
-#: What connections that were cut have to be gone; those that are still in their handshake are given up then.
+#: Time for cut connections to close; unfinished handshakes are then abandoned.
 _CUT_S = 0.5
-#: How long accepting rests when the process has no file descriptors left.
+#: Pause of accepting when the process has no file descriptors left.
 _REST_S = 0.2
-#: Of an IPv6 address, what a provider gives to one customer at least.
+#: The smallest IPv6 network that a provider assigns to one customer.
 _NETWORK_BITS = 64
 
 
@@ -49,15 +49,15 @@ class OffloadHttp:
     """Serves until it is stopped.
 
     Args:
-        view, control: what is shown, and what may be asked for.
+        view, control: queries and commands.
         settings: of the process: ``http`` and ``access``.
-        credentials: who is known.
+        credentials: accepted tokens and certificates.
         clock: for dates.
         exposition: the metrics in Prometheus' format.
         recorder: counts requests.
 
     Raises:
-        InvalidCall, AccessDenied: settings that aren't safe or don't fit, see ``guard_for`` and ``server_tls``.
+        InvalidCall, AccessDenied: unsafe or contradictory settings, see ``guard_for`` and ``server_tls``.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class OffloadHttp:
 
     @property
     def address(self) -> ListenAddress:
-        """Where it listens, with the port that was free.
+        """Its listen address, with the actual port.
 
         Raises:
             InvalidCall: it wasn't started.
@@ -132,11 +132,11 @@ class OffloadHttp:
 
     @property
     def url(self) -> str:
-        """What to put before a path."""
+        """The prefix of every path."""
         return f"{'http' if self._tls is None else 'https'}://{self.address}"
 
     def start(self) -> None:
-        """Listens; connections are accepted when this returns.
+        """Listens; connections are accepted on return.
 
         Raises:
             InvalidCall: the address can't be listened on.
@@ -151,35 +151,35 @@ class OffloadHttp:
         _log.info("HTTP is served at %s", self.url, extra={"event": "http_started", "url": self.url})
 
     def stop(self, within_s: float = 5.0) -> None:
-        """Accepts no more, lets requests end, cuts those that take longer. Never raises; stopping twice is fine.
+        """Accepts no more connections, lets requests end, and cuts late ones. Idempotent; never raises.
 
         Args:
-            within_s: seconds that requests have.
+            within_s: seconds for requests to end.
         """
         thread, loop, stopping = self._thread, self._loop, self._stopping
         if thread is None or loop is None or stopping is None:
             return
         self._within_s = within_s
-        with contextlib.suppress(RuntimeError):  # it ended by itself meanwhile
+        with contextlib.suppress(RuntimeError):  # the loop has ended already
             loop.call_soon_threadsafe(stopping.set)
         thread.join()
         self._thread = None
 
     def reload(self) -> None:
-        """Reads tokens and certificate again, for connections and requests from now on.
+        """Reloads tokens and certificate for new connections and requests.
 
         Raises:
-            InvalidCall, AccessDenied: what is wrong with them; those before stay.
+            InvalidCall, AccessDenied: invalid ones; the old ones stay.
         """
         use_tokens = self._credentials.read()
         if self._tls is not None:
             renew_certificate(self._tls, self._settings.access)
         use_tokens()
 
-    # --- on the thread -------------------------------------------------------------------------------------------
+    # --- loop thread ---------------------------------------------------------------------------------------------
 
     def _serve(self, listener: socket.socket, began: threading.Event) -> None:
-        # uvicorn tells of each odd request; what matters is counted, and the gate tells of errors.
+        # uvicorn logs each malformed request; these are counted, and the middleware logs errors.
         logging.getLogger("offloader.service.http.wire").setLevel(logging.CRITICAL)
         try:
             with listener, asyncio.Runner() as runner:
@@ -213,7 +213,7 @@ class OffloadHttp:
                 task.cancel()
 
     def _accept(self, listener: socket.socket) -> None:
-        # At once, and not as a task: one that is cancelled loses the connection that it was about to get.
+        # Accept in the loop, not in a task: a cancelled task would lose an accepted connection.
         loop = asyncio.get_running_loop()
         try:
             accepted, address = listener.accept()
@@ -259,7 +259,7 @@ class OffloadHttp:
             await loop.connect_accepted_socket(
                 lambda: connection, accepted, ssl=self._tls, ssl_handshake_timeout=timeout_s
             )
-        except (OSError, TimeoutError):  # ssl.SSLError is the first
+        except (OSError, TimeoutError):  # includes ssl.SSLError
             self._refused("handshake")
             return
         await connection.lost
@@ -286,7 +286,7 @@ def _listener(address: ListenAddress) -> socket.socket:
 
 
 def client_of(host: str) -> str:
-    """Who counts as one client: an address, and of IPv6 its network, of which a client may have all addresses."""
+    """Key of a client for its limits: an IPv4 address or an IPv6 network, as a client may use all of its addresses."""
     address = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(address, ipaddress.IPv4Address):
         return str(address)
@@ -295,7 +295,7 @@ def client_of(host: str) -> str:
 
 
 def _own_names(settings: Settings) -> Collection[str]:
-    """By which others reach this process: those that the settings say, and the machine's, which a manifest names."""
+    """Host names of this process: the settings' ones, and the machine's, which manifests contain."""
     try:
         served = urlsplit(settings.serve.url).hostname or ""
     except ValueError:

@@ -16,13 +16,13 @@ __all__ = ["ProviderProblem", "StreamControl", "StreamProvider", "Streams"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderProblem:
-    """Something that keeps the process, a feed or a stream from its work now; over when nobody names it any more.
+    """A current problem of the process, a provider or a stream; over when no component reports it.
 
     Attributes:
         where: ``feed pulsar``, ``stream a/b/persistent/c``, ``store s3://bucket/root``.
         what: one line, without a secret.
-        hint: what to do about it, one line; may be empty.
-        since_ms: since when, ms since 1970 UTC; ``None``: unknown.
+        hint: the remedy, one line; may be empty.
+        since_ms: its start, ms since 1970 UTC; ``None``: unknown.
         blocks_ready: whether the process isn't ready while it lasts.
     """
 
@@ -34,14 +34,14 @@ class ProviderProblem:
 
 
 class StreamControl(Protocol):
-    """A stream that was added, for the feed that added it. Thread-safe; no call but ``offload`` waits for the store."""
+    """A stream, for the provider that added it. Thread-safe; no call but ``offload`` waits for the store."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def is_active(self) -> bool:
-        """Whether it is offloaded here, or is going to be as soon as that works."""
+        """Whether it is offloaded here, or will be as soon as possible."""
         ...
 
     @property
@@ -50,11 +50,11 @@ class StreamControl(Protocol):
         ...
 
     def status(self) -> StreamStatus | None:
-        """What its streaming offload is doing, as in memory; ``None``: it isn't offloaded that way here, or not yet."""
+        """Cached status of its streaming offload; ``None``: not offloaded that way here, or not yet."""
         ...
 
     def offload(self, *, timeout_s: float | None = None) -> Position | None:
-        """Closes the current segment and waits until what the hot tier has now is committed.
+        """Closes the current segment and waits until the hot tier's entries are committed.
 
         Returns:
             The committed end, ``None`` when the stream has no entries.
@@ -64,20 +64,20 @@ class StreamControl(Protocol):
         ...
 
     def activate(self) -> None:
-        """It is this process's turn: the stream is taken, whoever had it (its epoch is fenced), and offloaded. Calling
-        it again takes the stream back after somebody else fenced it."""
+        """Makes this process the leader: takes over the stream (fences the owner's epoch) and offloads it. A repeated
+        call takes it back after another process fenced it."""
         ...
 
     def stand_by(self) -> None:
-        """It isn't any more: nothing further is offered or uploaded; what isn't committed is the next owner's."""
+        """Makes this process a standby: offers and uploads nothing further; the next owner commits the rest."""
         ...
 
 
 class Streams(Protocol):
-    """Where a feed brings its streams. Thread-safe."""
+    """The process's streams, for its providers. Thread-safe."""
 
     def settings_of(self, name: str) -> Settings:
-        """The effective settings of a stream, or of a topic; of ``""``: of the process."""
+        """The effective settings of a stream, or of a topic; of the process for ``""``."""
         ...
 
     def add(
@@ -89,37 +89,37 @@ class Streams(Protocol):
         adjust: Callable[[Settings], Settings] = lambda settings: settings,
         active: bool | None = True,
     ) -> StreamControl:
-        """Offloads a stream from now on, by its method; returns at once, trouble is retried and shown.
+        """Offloads a stream from now on, by its method; returns at once; errors are retried and reported.
 
         Args:
             name: the stream's.
-            source: its hot tier; it stays the feed's: who removes the stream closes the source afterwards.
-            feed: who brings it, for people.
-            adjust: what the feed makes of ``settings_of(name)``, now and after a reload.
-            active: False: stands by until ``StreamControl.activate``; ``None``: likewise, and says that it isn't known
-                yet whose turn it is, until ``activate`` or ``stand_by``.
+            source: its hot tier; the provider owns it, and closes it after ``remove``.
+            feed: the provider's name, for people.
+            adjust: the provider's changes to ``settings_of(name)``, now and after a reload.
+            active: False: stands by until ``StreamControl.activate``; ``None``: likewise, and reports that the leader
+                isn't known yet, until ``activate`` or ``stand_by``.
 
         Raises:
-            InvalidCall: not a stream's name, or there is one of that name already (it names who brought that).
+            InvalidCall: not a stream's name, or a duplicate (it names the first one's provider).
             LimitReached: more streams than ``serve.streams_max``.
             Closed: the process is stopping.
         """
         ...
 
     def remove(self, name: str, *, drain: bool = True, within_s: float | None = None) -> bool:
-        """Winds a stream down; deletes nothing. False: there was none of that name.
+        """Winds a stream down; deletes nothing. False: no such stream.
 
         Args:
             drain: first complete the current segment.
-            within_s: seconds that may take; default: ``offload.drain_seconds_max``.
+            within_s: time limit, seconds; default: ``offload.drain_seconds_max``.
 
-        What isn't committed then is left to the next start: it is logged, not raised.
+        The next start offloads what isn't committed then: that is logged, not raised.
         """
         ...
 
 
 class StreamProvider(Protocol):
-    """Something that brings streams. One that fails keeps no other from its work."""
+    """A provider of streams. Its failure doesn't affect other providers."""
 
     @property
     def name(self) -> str:
@@ -127,14 +127,12 @@ class StreamProvider(Protocol):
         ...
 
     def start(self, streams: Streams) -> None:
-        """Begins to bring streams, on threads or timers of its own; returns at once. What may be mended by waiting is
-        retried and told by ``problems``; only what is wrong for good (settings) raises, and ends the start.
-        """
+        """Starts to add streams, on its own threads or timers; returns at once. Transient errors are retried and
+        reported by ``problems``; only permanent ones (settings) raise, and end the start."""
         ...
 
     def stop(self, within_s: float) -> None:
-        """Brings and takes no further streams. Those that were added stay: the process winds them down next. Never
-        raises.
+        """Adds and removes no further streams. The added ones stay: the process winds them down next. Never raises.
 
         Args:
             within_s: seconds it may take.
@@ -142,9 +140,9 @@ class StreamProvider(Protocol):
         ...
 
     def close(self) -> None:
-        """Closes what it opened, the sources too: all streams are wound down. Never raises."""
+        """Closes everything it opened, including the sources, after all streams are wound down. Never raises."""
         ...
 
     def problems(self) -> Sequence[ProviderProblem]:
-        """What is wrong now; quick, asks nobody."""
+        """Current problems; fast, without I/O."""
         ...

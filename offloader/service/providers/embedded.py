@@ -27,11 +27,11 @@ RETRY_S_MAX = 30.0
 class EmbeddedProvider:
     """See ``offloader.service.providers.base.StreamProvider``.
 
-    Which streams (``serve.streams``) and how often (``serve.follow_seconds``) is looked up at each look: a reload of
-    the settings counts at once. A stream that doesn't match any more is wound down.
+    Each poll reads which streams (``serve.streams``) and how often (``serve.follow_seconds``): a settings reload
+    applies at once. A stream that no longer matches is wound down.
 
     Args:
-        url: of the database; it is made when it isn't there.
+        url: of the database; created if missing.
         clock: for waits.
     """
 
@@ -39,14 +39,14 @@ class EmbeddedProvider:
 
     def __init__(self, url: str, *, clock: Clock) -> None:
         self._url, self._clock = url, clock
-        # One looks; another may be winding a stream down.
+        # One polls; the other may be winding a stream down.
         self._workers = Workers(2, clock)
-        # Guards what ``problems`` reads.
+        # Guards the state behind ``problems``.
         self._lock = threading.Lock()
         self._problem: ProviderProblem | None = None
         self._failures = 0
         self._stopped = False
-        # Touched by looks only.
+        # Used by polls only.
         self._database: EmbeddedLedgers | None = None
         self._turn: ProcessLock | None = None
         self._version: object = None
@@ -65,7 +65,7 @@ class EmbeddedProvider:
     def stop(self, within_s: float) -> None:
         self._stopped = True
         self._workers.close()
-        # What was appended until now is to be drained too.
+        # Entries appended until now are drained too.
         deadline_s = self._clock.monotonic_s() + within_s
         if self._turn is None or self._turn.is_held:
             for name, (source, _) in self._followed.items():
@@ -88,10 +88,10 @@ class EmbeddedProvider:
         return found
 
     def look(self, streams: Streams) -> None:
-        """Looks once.
+        """Polls once.
 
         Raises:
-            OffloaderError: the database can't be used; the next look tries again.
+            OffloaderError: the database can't be used; the next poll retries.
         """
         database = self._open()
         if self._turn is not None and not self._turn.is_held:
@@ -103,7 +103,7 @@ class EmbeddedProvider:
                 what = f"stands by: {self._turn.holder() or 'another process'} has {self._turn.path}"
                 self._say(ProviderProblem(where=f"feed {self.name}", what=what))
         patterns = streams.settings_of("").serve.streams
-        # Read before anything is looked at: what comes meanwhile makes it another one.
+        # Read the version first: later changes give another one.
         version = (database.version(), patterns)
         if version == self._version:
             return
@@ -156,7 +156,7 @@ class EmbeddedProvider:
         except OffloaderError as error:
             wait_s = self._failed(error)
         except Exception as error:
-            # Following must outlive whatever is wrong with one stream.
+            # An error in one stream must not end the polling.
             _log.exception("feed %s: a look failed", self.name)
             wait_s = self._failed(StoreUnavailable(f"{type(error).__name__}: {error}"))
         else:
@@ -183,5 +183,5 @@ class EmbeddedProvider:
         with self._lock:
             before = self._problem
             if problem is not None and before is not None and before.what == problem.what:
-                return  # since when stays
+                return  # keeps its start time
             self._problem = problem

@@ -39,13 +39,13 @@ class FlightProvider:
     Args:
         settings: of the process: ``flight``, ``access``, ``ledgers`` and ``read``.
         store: of the streams, open for writing.
-        credentials: tokens and certificates that count. Those of the server itself are read at the start only: gRPC
-            keeps what it began with.
-        control: takes commands for every stream that is served; asked when there is one.
+        credentials: accepted tokens and certificates. The server's own are read at the start only: gRPC can't replace
+            them.
+        control: executes commands for every served stream; called on demand.
         clock: for times and waits.
 
     Raises:
-        InvalidCall, AccessDenied: settings that aren't safe or don't fit, see ``guard_for`` and ``server_tls``.
+        InvalidCall, AccessDenied: unsafe or contradictory settings, see ``guard_for`` and ``server_tls``.
     """
 
     name = FEED
@@ -66,7 +66,7 @@ class FlightProvider:
                 hint="give Flight a database of its own",
             )
         self._wanted = parse_listen(settings.flight.listen, setting="flight.listen")
-        # Also finds out whether the files are what they should be: gRPC doesn't say.
+        # Also validates the files, which gRPC doesn't report.
         has_tls = server_tls(settings.access) is not None
         guard = guard_for(self._wanted, credentials, settings.access, has_tls=has_tls, setting="flight.listen")
         self._calls = Calls(guard, settings.flight.calls_max)
@@ -76,7 +76,7 @@ class FlightProvider:
 
     @property
     def address(self) -> ListenAddress:
-        """Where it listens; port 0 until it does, where any will do."""
+        """Its listen address; port 0 until it listens, if any port will do."""
         server = self._server
         return self._wanted if server is None else ListenAddress(self._wanted.host, server.port)
 
@@ -84,8 +84,8 @@ class FlightProvider:
         """Listens.
 
         Raises:
-            InvalidCall: it can't be listened there, or the ledger database is none.
-            StoreUnavailable: somebody else listens there.
+            InvalidCall: the address can't be used, or the file is no ledger database.
+            StoreUnavailable: another process listens there.
         """
         flight = self._settings.flight
         require_free(self._wanted)
@@ -118,7 +118,7 @@ class FlightProvider:
             server.shutdown()
             ended.set()
 
-        # It waits for every call, however long; a call that isn't ended by then is cut.
+        # Waits for every call without a limit; calls that haven't ended by then are cut.
         threading.Thread(target=shut_down, name="offloader-flight-end", daemon=True).start()
         deadline_s = self._clock.monotonic_s() + within_s
         if not ended.wait(min(within_s / 2, GRACE_S_MAX)):
@@ -133,7 +133,7 @@ class FlightProvider:
             self._ledgers.close()
 
     def problems(self) -> Sequence[ProviderProblem]:
-        """Pushed streams that wait for their broker with entries that aren't durable."""
+        """Pushed streams whose broker is disconnected while entries aren't durable."""
         found = []
         for stream in () if self._seats is None else self._seats.held():
             news = stream.source.news()
@@ -149,15 +149,15 @@ class FlightProvider:
 
 
 def _hot_tier(seats: ProducerSessions, name: str) -> LedgerSource | None:
-    """Where newest entries are read: of streams whose ledgers are ours."""
+    """Source of the newest entries, for streams with local ledgers."""
     stream = seats.find(name)
     return stream.source if stream is not None and isinstance(stream.source, AppendedLedgers) else None
 
 
 def _tls_of(settings: AccessSettings) -> dict[str, Any]:
-    """TLS as ``FlightServerBase`` wants it: a client has to show a certificate, or none is asked for one.
+    """TLS options of ``FlightServerBase``: a client certificate is required, or none is requested.
 
-    Where tokens count as well nobody is asked: gRPC's Python interface knows no certificate that may be left out.
+    With tokens none is requested: gRPC's Python interface can't make it optional.
     """
     if not settings.certificate_file:
         return {}

@@ -37,7 +37,7 @@ __all__ = ["PREFIX", "PulsarProvider", "PulsarSubscribers", "StoreOutageFailover
 
 _log = logging.getLogger("offloader.service")
 
-#: Of the names of subscribers that follow a subscription.
+#: Prefix of subscribers that mirror a subscription.
 PREFIX = "pulsar:"
 #: Looks in a row that must not show a subscription before it counts as removed.
 MISSES_MAX = 2
@@ -46,7 +46,7 @@ _HASH_CHARS = 16
 
 
 def subscriber_name(subscription: str) -> str:
-    """What the subscriber of a subscription is called; different ones differ."""
+    """The subscriber name of a subscription; unique."""
     shown = "".join(each if each.isprintable() and each != "%" else f"%{ord(each):02X}" for each in subscription)
     name = PREFIX + (shown if shown == shown.strip() else shown.replace(" ", "%20"))
     if len(name) <= SUBSCRIBER_NAME_CHARS_MAX:
@@ -57,18 +57,18 @@ def subscriber_name(subscription: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """One partition as its broker says."""
+    """State of one partition at its broker."""
 
     internals: TopicInternals
     stats: TopicStats
 
 
 class PulsarSubscribers:
-    """Thread-safe, as long as one call at a time is about a topic.
+    """Mirrors subscriptions as retention subscribers. Thread-safe for one call per topic at a time.
 
     Args:
         admin: of the cluster.
-        own_subscription: the name of ours, which isn't anybody's need.
+        own_subscription: the offloader's own subscription, which needs no data.
         retention_of: the retention of a stream or topic, by its name.
     """
 
@@ -87,16 +87,16 @@ class PulsarSubscribers:
         timeout_ms: int | None,
         is_ours: Callable[[str], bool] = lambda _: True,
     ) -> None:
-        """Looks at one topic's subscriptions, of all its partitions, and tells its retention.
+        """Copies a topic's subscriptions, of all its partitions, to its retention.
 
         Args:
-            topic: ``persistent://...``; of a partitioned one not the partitions.
-            timeout_ms: how long a subscriber may be silent; who is connected gives signs of life often enough.
-            is_ours: whether a topic is this process's; it does nothing unless the first partition is.
+            topic: ``persistent://...``; of a partitioned topic without the partition.
+            timeout_ms: how long a subscriber may be silent; a connected one is renewed in time.
+            is_ours: whether this process leads a topic; nothing is done unless it leads the first partition.
 
         Raises:
-            NotFound: nothing is offloaded yet, or a partition isn't there any more: nothing was changed.
-            OffloaderError: the broker or the store doesn't answer; nothing was changed then.
+            NotFound: nothing is offloaded yet, or a partition was deleted: nothing was changed.
+            OffloaderError: the broker or the store doesn't respond; nothing was changed.
         """
         place = stream_of_topic(topic)
         retention = self._retention_of(place)
@@ -104,7 +104,7 @@ class PulsarSubscribers:
         topics = {number: f"{topic}-partition-{number}" if found.is_topic else topic for number in found.partitions}
         if not is_ours(topics[min(topics)]):
             return
-        # The broker first: what it says is consumed by then is known here, or counts up to what is.
+        # Query the broker first: its acknowledged positions are then in the cuts, or rounded down to them.
         seen = {number: _Seen(self._admin.internals(each), self._admin.stats(each)) for number, each in topics.items()}
         own = retention.cuts(found, ahead=topics)
         wanted: dict[str, Followed] = {}
@@ -125,7 +125,7 @@ class PulsarSubscribers:
             _log.info("stream %s: subscription %s is gone", place, name, extra={"stream": place})
 
     def _subscriptions(self, seen: Mapping[int, _Seen]) -> Sequence[str]:
-        """Durable ones of any partition that somebody else needs."""
+        """Durable subscriptions of any partition, except the offloader's and the broker's own."""
         return sorted(
             {
                 each.name
@@ -155,9 +155,9 @@ def _consumers(seen: _Seen, subscription: str) -> int:
 
 
 def _cut_of(subscription: str, seen: Mapping[int, _Seen], own: OwnCuts) -> Cut | None:
-    """What a subscription has consumed of our streams; ``None``: the broker is changing it just now.
+    """A subscription's position in the streams; ``None``: the broker is changing it.
 
-    A partition of which there is no entry isn't in it; one where there is no such subscription counts as unread.
+    A partition without entries isn't in it; one without the subscription counts as unread.
     """
     begin = own.begin()
     positions: dict[int, Position] = {}
@@ -183,20 +183,20 @@ def _cut_of(subscription: str, seen: Mapping[int, _Seen], own: OwnCuts) -> Cut |
 
 
 class StoreOutageFailover:
-    """Thread-safe; one look at a time.
+    """Hands topics to a standby while the store is unreachable. Thread-safe; one check at a time.
 
     Args:
         store: of the streams.
-        admin: of the cluster: says who waits for a topic.
-        subscription: the name of ours.
-        clock: of times.
+        admin: of the cluster: counts a topic's candidates.
+        subscription: the offloader's own.
+        clock: for times.
     """
 
     def __init__(self, store: ObjectStore, admin: AdminClient, subscription: str, clock: Clock) -> None:
         self._admin, self._subscription, self._clock = admin, subscription, clock
         self._url = store.url
         self._reach = StoreReach(store, clock)
-        # Guards what is shown.
+        # Guards the reported state.
         self._lock = threading.Lock()
         self._aside = 0
         self._since_ms: int | None = None
@@ -208,16 +208,16 @@ class StoreOutageFailover:
         ours: Callable[[], Sequence[PulsarSource]],
         aside: Callable[[], Sequence[PulsarSource]],
     ) -> None:
-        """Looks once whether the store answers, and leaves topics or comes back.
+        """Checks the store once, and hands over or takes back topics.
 
         Args:
-            after_s: how long it must have been silent before a topic is left, and have answered before one is wanted
-                again that somebody else has; 0: nothing is ever left.
-            ours: topics that are this process's turn.
-            aside: those that it has left.
+            after_s: how long the store must have been unreachable before a topic is handed over, and reachable before
+                the process competes again for a topic with another candidate; 0: never hand over.
+            ours: topics that this process leads.
+            aside: topics that it handed over.
 
         Raises:
-            OffloaderError: the first of the topics that couldn't be asked about; they stay as they are.
+            OffloaderError: the first error of a query for a topic; such topics stay unchanged.
         """
         self._reach.look()
         silent_s = self._reach.silent_s
@@ -236,7 +236,7 @@ class StoreOutageFailover:
             raise first
 
     def problems(self) -> list[ProviderProblem]:
-        """That topics were left, while they are."""
+        """Reports handed-over topics."""
         with self._lock:
             if not self._aside:
                 return []
@@ -279,12 +279,12 @@ class StoreOutageFailover:
         return None
 
     def _candidates(self, source: PulsarSource) -> int:
-        """How many processes are subscribed."""
+        """Number of subscribed processes."""
         found = self._admin.stats(source.topic).subscriptions.get(self._subscription)
         return 0 if found is None else found.consumers
 
 
-#: How often namespaces' policies are looked at.
+#: Interval of checks of namespace policies.
 POLICIES_S = 600.0
 #: Problems of topics that are named one by one.
 PROBLEMS_NAMED_MAX = 20
@@ -293,7 +293,7 @@ _MS_PER_MINUTE = 60_000
 
 @dataclass(frozen=True, slots=True)
 class _Topic:
-    """One that is open."""
+    """An open topic."""
 
     source: PulsarSource
     control: StreamControl
@@ -302,14 +302,13 @@ class _Topic:
 class PulsarProvider:
     """See ``offloader.service.providers.base.StreamProvider``.
 
-    Which topics (``pulsar.topics``, ``pulsar.exclude``) and how often is looked up at each look: a reload counts at
-    once.
+    Each poll reads which topics (``pulsar.topics``, ``pulsar.exclude``) and how often: a reload applies at once.
 
     Args:
-        settings: the section ``[pulsar]``: where the cluster is.
+        settings: the section ``[pulsar]``: the cluster's address.
         store: of the streams, for retention's subscribers.
         clock: for waits.
-        cluster: instead of the one that the settings name; it is closed with the feed.
+        cluster: instead of the settings' one; closed with the provider.
 
     Raises:
         InvalidCall, AccessDenied: the settings can't be used.
@@ -323,7 +322,7 @@ class PulsarProvider:
         TopicPatterns.of(settings.topics, settings.exclude)
         self._cluster = cluster or PulsarCluster(settings, clock=clock)
         self._clock = clock
-        # Looks at the cluster, at subscriptions, at the store, and two that wind streams down.
+        # Polls of the cluster, of subscriptions, of the store, and two that wind streams down.
         self._workers = Workers(5, clock)
         self._turns = StoreOutageFailover(store, self._cluster.admin, settings.subscription, clock)
         self._subscribers = PulsarSubscribers(
@@ -331,7 +330,7 @@ class PulsarProvider:
             settings.subscription,
             lambda place: open_retention(store, place, source_of=self._source_of, clock=clock),
         )
-        # Guards what other threads read or tell.
+        # Guards the state shared between threads.
         self._lock = threading.RLock()
         self._topics: dict[str, _Topic] = {}
         self._told: dict[str, bool] = {}
@@ -339,13 +338,13 @@ class PulsarProvider:
         self._problems: dict[str, ProviderProblem] = {}
         self._warnings: dict[str, tuple[str, ...]] = {}
         self._stopped = threading.Event()
-        # Touched by looks only.
+        # Used by polls only.
         self._roster = Roster()
         self._policies_due_s = 0.0
-        #: Topics that were fenced in our turn, and when that was seen.
+        #: Topics that were fenced while this process leads them, and when that was noticed.
         self._fenced_s: dict[str, float] = {}
 
-    # --- Feed ----------------------------------------------------------------------------------------------------
+    # --- StreamProvider ------------------------------------------------------------------------------------------
 
     def start(self, streams: Streams) -> None:
         self._every(lambda: streams.settings_of("").pulsar.topics_seconds, lambda: self.look(streams), "topics")
@@ -356,7 +355,7 @@ class PulsarProvider:
 
     def stop(self, within_s: float) -> None:
         self._stopped.set()
-        # A look may be waiting for an admin interface that doesn't answer.
+        # A poll may be waiting for an unresponsive admin interface.
         ending = threading.Thread(target=self._workers.close, name="offloader-pulsar-stop", daemon=True)
         ending.start()
         ending.join(within_s)
@@ -385,10 +384,10 @@ class PulsarProvider:
     # --- topics --------------------------------------------------------------------------------------------------
 
     def look(self, streams: Streams) -> None:
-        """Looks once which topics there are: new ones are offloaded from now on, those that are gone wound down.
+        """Polls the cluster's topics once: offloads new ones, winds down deleted ones.
 
         Raises:
-            OffloaderError: part of the cluster couldn't be asked; what could be is acted on.
+            OffloaderError: part of the cluster didn't respond; the rest is applied.
         """
         settings = streams.settings_of("").pulsar
         patterns = TopicPatterns.of(settings.topics, settings.exclude)
@@ -438,7 +437,8 @@ class PulsarProvider:
             _log.warning("topic %s isn't offloaded: %s", topic, error, extra={"event": "topic_refused"})
 
     def _turn_changed(self, source: PulsarSource) -> None:
-        """The broker has chosen, or can't be heard: then it stays as it was, and the manifest fences who is wrong."""
+        """Applies the broker's choice of a leader. Without one the state stays, and the manifest fences the wrong
+        process."""
         with self._lock:
             found = self._topics.get(source.topic)
             active = source.active
@@ -452,10 +452,10 @@ class PulsarProvider:
         _log.info("topic %s: %s", source.topic, "it is our turn" if active else "another process works on it")
 
     def _take_back(self) -> None:
-        """Takes back what was fenced in our turn, by one who didn't know yet that it wasn't theirs any more.
+        """Takes back topics of this process that a former leader fenced, unaware of the new choice.
 
-        Or the one who doesn't know is this process: behind a broken network the broker's last word stays. So it has to
-        be heard again first, or two processes would fence each other until the connection is given up.
+        This process may itself be the unaware one: behind a broken network the broker's last choice persists. So it
+        waits for a new choice; otherwise two processes would fence each other until the connection is given up.
         """
         with self._lock:
             ours = {topic: each for topic, each in self._topics.items() if self._told.get(topic)}
@@ -484,7 +484,7 @@ class PulsarProvider:
         if found is None:
             return
         try:
-            # While it is open, nobody opens it a second time.
+            # Remove before closing, so that the topic isn't opened twice.
             streams.remove(found.source.stream)
         finally:
             with self._lock:
@@ -501,7 +501,7 @@ class PulsarProvider:
             try:
                 found[namespace] = policy_warnings(self._cluster.admin.policies(namespace))
             except OffloaderError as error:
-                # Few tokens may read them, and nothing depends on it.
+                # Few tokens may read policies, and no function depends on them.
                 _log.debug("policies of namespace %s: %s", namespace, error)
                 found[namespace] = self._warnings.get(namespace, ())
             for each in set(found[namespace]) - set(self._warnings.get(namespace, ())):
@@ -512,11 +512,10 @@ class PulsarProvider:
     # --- subscriptions -------------------------------------------------------------------------------------------
 
     def tell(self, streams: Streams) -> None:
-        """Tells retention once what the topics' subscriptions need, of the topics that are this process's; of some
-        topics at a time.
+        """Copies the subscriptions of this process's topics to retention once, several topics at a time.
 
         Raises:
-            OffloaderError: the first of those that couldn't be told; the others were.
+            OffloaderError: the first error of a topic; the others were copied.
         """
         errors = at_once(lambda topic: self._tell_one(streams, topic), self._bases())
         first = next((error for error in errors if error is not None), None)
@@ -538,7 +537,7 @@ class PulsarProvider:
         return None
 
     def _bases(self) -> Sequence[str]:
-        """Topics, partitioned ones once, of which something is this process's."""
+        """Topics with a part that this process leads, partitioned ones once."""
         with self._lock:
             ours = [topic for topic, is_active in self._told.items() if is_active]
         return sorted({(partition_number(topic) or (topic, 0))[0] for topic in ours})
@@ -551,7 +550,7 @@ class PulsarProvider:
         with self._lock:
             return next((each.source for each in self._topics.values() if each.source.stream == stream), None)
 
-    # --- again and again -----------------------------------------------------------------------------------------
+    # --- polling -------------------------------------------------------------------------------------------------
 
     def _every(self, period_s: Callable[[], float], run: Callable[[], None], what: str) -> None:
         def again() -> None:
@@ -561,7 +560,7 @@ class PulsarProvider:
             except OffloaderError as error:
                 problem = error
             except Exception as error:
-                # The feed must outlive whatever is wrong with one topic.
+                # An error in one topic must not end the provider.
                 _log.exception("feed %s: looking at %s failed", self.name, what)
                 problem = StoreUnavailable(f"{type(error).__name__}: {error}")
             self._say(what, problem)
@@ -577,7 +576,7 @@ class PulsarProvider:
                 return
             text = f"{what}: {error.message}"
             since_ms = self._clock.now_ms() if before is None else before.since_ms
-            # Topics that are known go on without.
+            # Known topics are still offloaded.
             blocks = what == "topics" and not self._roster.topics
             self._problems[what] = ProviderProblem(
                 where=f"feed {self.name}", what=text, hint=error.hint, since_ms=since_ms, blocks_ready=blocks
@@ -591,6 +590,6 @@ def _is_fenced(status: StreamStatus | None) -> bool:
 
 
 def _with_gap_policy(streams: Streams, settings: Settings) -> Settings:
-    """Topics have a policy of their own: waiting would only let the broker's expiry take more."""
+    """Topics have their own policy: waiting would only let the broker expire more."""
     on_gap = streams.settings_of("").pulsar.on_gap
     return replace(settings, offload=replace(settings.offload, on_gap=on_gap))

@@ -1,6 +1,6 @@
-"""Jobs that a Spark cluster runs over many streams; as commands: ``offloader spark backfill | export | verify``.
+"""Spark jobs over many streams; as commands: ``offloader spark backfill | export | verify``.
 
-Owns the list of jobs. Must never start a session: who calls a job has one.
+The caller provides the session.
 """
 
 from __future__ import annotations

@@ -49,12 +49,12 @@ _log = logging.getLogger("offloader.spark")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadTask:
-    """What an executor needs to upload a segment; small and picklable.
+    """An executor's upload of a segment; small and picklable.
 
     Attributes:
         order: the segment.
         ledgers: that hold it, as the driver sees them.
-        hot_url: where the hot tier is.
+        hot_url: of the hot tier.
         open_hot: opens it.
         place: the store.
         store, limits, offload: settings.
@@ -71,9 +71,9 @@ class UploadTask:
 
 
 def carry_out(task: UploadTask) -> SegmentSummary | OffloaderError | None:
-    """Uploads the segment; ``None`` when Spark tried it before: nobody knows what that attempt still writes.
+    """Uploads the segment; ``None`` if this is a retry by Spark: the earlier attempt may still be writing.
 
-    Runs on an executor. An error is an answer like any other: if it were raised, Spark would try again, and hide it.
+    Runs on an executor. Returns an error as a result: if it were raised, Spark would retry and hide it.
     """
     from pyspark import TaskContext
 
@@ -105,7 +105,7 @@ _SHARED = "the driver and all executors must see the same ledgers under this URL
 
 
 def _require_same(order: SegmentJob, expected: Sequence[LedgerInfo], found: Sequence[LedgerInfo]) -> None:
-    """Refuses a file that happens to lie at the same path on another machine: an old copy, another database."""
+    """Refuses a different file at the same path on another machine: an old copy, another database."""
     here = {info.ledger_id: info for info in found}
     for info in expected:
         own = here.get(info.ledger_id)
@@ -129,16 +129,16 @@ COMMITTERS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backfilled:
-    """What a run did for one stream.
+    """Result of a run for one stream.
 
     Attributes:
         stream: its name.
-        planned: of a dry run: what would be offloaded, sizes inside ledgers estimated.
+        planned: of a dry run: segments to offload, sizes inside ledgers estimated.
         offloaded: name and summary of each segment that is in the manifest now.
         trimmed: segments whose ledger left the hot tier meanwhile.
         committed: the committed end afterwards.
-        skipped: why nothing was to be done, empty: that wasn't so.
-        error: why something is still missing, ``None``: nothing is.
+        skipped: why the stream was skipped, else empty.
+        error: why segments are still missing, ``None``: complete.
     """
 
     stream: str
@@ -151,7 +151,7 @@ class Backfilled:
 
 
 def _embedded(url: str) -> Ledgers:
-    """The ledger database at ``url``, which has to be there."""
+    """The existing ledger database at ``url``."""
     return EmbeddedLedgers(url, create=False)
 
 
@@ -167,24 +167,24 @@ def backfill(
     segments_at_once: int | None = None,
     open_hot: Callable[[str], Ledgers] = _embedded,
 ) -> list[Backfilled]:
-    """Offloads what the hot tier holds of streams and the store doesn't; interrupted, it goes on when called again.
+    """Offloads the part of streams that is only in the hot tier; a repeated call resumes after an interruption.
 
     Args:
         spark: a classic session (not Spark Connect).
         streams: names or patterns, of streams in the hot tier.
-        options: ``STORE_OPTIONS`` of the data source; ``store`` is needed.
+        options: ``STORE_OPTIONS`` of the data source; ``store`` is required.
         ledgers: URL of the hot tier, the same for the driver and all executors: ``sqlite:////absolute/file.db``.
         config: settings, by stream.
-        take_over: take streams from writers that give signs of life.
+        take_over: take over streams from active writers.
         dry_run: only plan.
         segments_at_once: default: as many tasks as the cluster runs at once (``defaultParallelism``).
         open_hot: opens ``ledgers``, here and on executors; picklable.
 
     Returns:
-        One value per stream, in order of names. One that couldn't be offloaded doesn't keep the others.
+        One value per stream, ordered by name. A failed stream doesn't affect the others.
 
     Raises:
-        InvalidCall: an option, or Spark is set to run copies of tasks that take long (speculation).
+        InvalidCall: an option, or Spark's speculation is on (it runs copies of slow tasks).
         NotFound: no such stream in the hot tier, or no such hot tier.
         Unsupported: the store lets two writers create one object.
     """
@@ -209,7 +209,7 @@ def backfill(
 
 
 def _absolute(url: str) -> str:
-    """The URL of an embedded database, as it also holds in another working directory."""
+    """The URL of an embedded database with an absolute path."""
     path = database_path(url)
     if path == ":memory:":
         raise InvalidCall("executors can't see a database in memory", hint="name a file: sqlite:////absolute/file.db")
@@ -217,7 +217,7 @@ def _absolute(url: str) -> str:
 
 
 def _named(wanted: Sequence[str], known: Sequence[str], ledgers: str) -> list[str]:
-    """The streams of the hot tier that are meant, ascending."""
+    """The matching streams of the hot tier, ascending."""
     if isinstance(wanted, str) or not wanted:
         raise InvalidCall("the streams are a list of names or patterns", hint='for example ["public/default/*"]')
     found: set[str] = set()
@@ -233,7 +233,7 @@ def _named(wanted: Sequence[str], known: Sequence[str], ledgers: str) -> list[st
 
 
 def _require_single_copies(spark: SparkSession) -> None:
-    """A copy of a running task makes Spark end the original, and neither uploads: it would go on like that."""
+    """Refuses speculation: a copy makes Spark end the original task, and neither uploads, repeatedly."""
     conf = spark.sparkContext.getConf()
     if (conf.get("spark.speculation") or "").lower() == "true" and conf.get(
         "spark.speculation.task.duration.threshold"
@@ -245,7 +245,7 @@ def _require_single_copies(spark: SparkSession) -> None:
 
 
 class _Executors:
-    """Has segments uploaded by Spark's tasks, and looks at what they left."""
+    """Uploads segments in Spark's tasks, and verifies the objects."""
 
     def __init__(
         self,
@@ -264,12 +264,12 @@ class _Executors:
     def upload(
         self, settings: Settings, source: LedgerSource, order: SegmentJob, is_stopped: Callable[[], bool]
     ) -> SegmentSummary:
-        """Uploads a segment; called by a thread of the driver, which waits for the task.
+        """Uploads a segment; runs on a driver thread, which waits for the task.
 
         Raises:
-            ExecutorLost: nobody knows what was written: it needs another uuid.
-            ObjectMissing, ObjectChanged: an executor says that it is uploaded, and the driver doesn't see it.
-            OffloaderError: what the task raised.
+            ExecutorLost: the outcome is unknown: retry under another uuid.
+            ObjectMissing, ObjectChanged: an executor reports the upload, and the driver doesn't find it.
+            OffloaderError: the task's error.
         """
         if is_stopped():
             raise Closed(f"the backfill of {order.stream} was stopped")
@@ -307,12 +307,12 @@ class _Executors:
         return summary
 
     def cancel(self) -> None:
-        """Tasks under way end soon."""
+        """Cancels the current tasks."""
         self._context.cancelJobGroup(self._group)
 
 
 class _Run:
-    """Several streams at once, each by one thread that waits for its segments."""
+    """Several concurrent streams, each on a thread that waits for its segments."""
 
     def __init__(
         self,
@@ -336,7 +336,7 @@ class _Run:
         self._streams = Workers(min(slots, STREAMS_AT_ONCE_MAX), self._clock)
 
     def all(self, streams: Sequence[str]) -> list[Backfilled]:
-        """Works on all of them; interrupted, it stops what is under way first."""
+        """Runs all streams; an interruption first stops the current uploads."""
         done: list[Future[Backfilled]] = []
         try:
             for stream in streams:

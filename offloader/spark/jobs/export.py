@@ -1,4 +1,4 @@
-"""The job ``export``: streams as Parquet by stream and date; a second run adds what is new."""
+"""The job ``export``: streams as Parquet by stream and date, incrementally."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ __all__ = [
     "planned_ranges",
 ]
 
-#: Beginning with an underscore: readers of Parquet pass it over.
+#: The underscore makes readers of Parquet skip it.
 LOG_FOLDER = "_export"
 _NUMBERED = re.compile(r"^(\d{8})\.json$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedRange:
-    """One range of a stream, exported whole.
+    """One completely exported range of a stream.
 
     Attributes:
         number: 1, 2, 3, ...; also in the name of the range's folder.
-        stream, incarnation: whose entries.
+        stream, incarnation: of the entries.
         manifest: record that the range was planned from.
-        first, last: positions, both included.
-        entries: in the range, as the manifest says; ``None`` when it begins or ends inside a segment.
+        first, last: positions, inclusive.
+        entries: in the range, by the manifest; ``None`` when it begins or ends inside a segment.
         rows: written as data.
         bad_rows: written to the side folder.
-        lost: whether retention took entries between the range before and this one.
+        lost: whether retention deleted entries between the previous range and this one.
     """
 
     number: int
@@ -76,7 +76,7 @@ class ExportedRange:
         """From JSON.
 
         Raises:
-            ValueError, TypeError, KeyError: it isn't such a text.
+            ValueError, TypeError, KeyError: an invalid text.
         """
         given = json.loads(text)
         ends = {name: Position.parse(given[name]) for name in ("first", "last")}
@@ -87,7 +87,7 @@ class ExportLog:
     """The ranges of one stream in one export.
 
     Args:
-        spark: whose file systems and credentials are used.
+        spark: provides file systems and credentials.
         to: the export's folder.
         content: entries or messages.
         stream: its name.
@@ -103,18 +103,18 @@ class ExportLog:
         self._files = self._path(self.folder).getFileSystem(settings)
 
     def data_folder(self, number: int) -> str:
-        """Where a range's rows are; partitioned by date below."""
+        """Folder of a range's rows, partitioned by date."""
         return f"{self._to}/{self._own}/range={number:08d}"
 
     def bad_folder(self, number: int) -> str:
-        """Where a range's bad rows are."""
+        """Folder of a range's bad rows."""
         return f"{self._to}/bad/{self._own}/range={number:08d}"
 
     def newest(self) -> ExportedRange | None:
-        """The range that was exported last.
+        """The newest exported range.
 
         Raises:
-            Corrupt: its file isn't what this class writes.
+            Corrupt: its file wasn't written by this class.
         """
         folder = self._path(self.folder)
         if not self._files.exists(folder):
@@ -135,7 +135,7 @@ class ExportLog:
         return found
 
     def add(self, done: ExportedRange) -> None:
-        """Records a range whose files are written.
+        """Records a range after its files are written.
 
         Raises:
             OutcomeUnknown: the number is taken: another export to this folder ran meanwhile.
@@ -154,7 +154,7 @@ class ExportLog:
             )
 
     def delete_folder(self, folder: str) -> None:
-        """What a run that died left there, if it did."""
+        """Deletes the leftovers of a crashed run, if any."""
         self._files.delete(self._path(folder), True)
 
     def _read(self, name: str) -> str:
@@ -171,22 +171,22 @@ class ExportLog:
 _log = logging.getLogger("offloader.spark")
 
 CONTENTS = ("entries", "messages")
-#: Of the data source, that this job passes on.
+#: Options of the data source that this job passes on.
 OPTIONS = (*PLACE_OPTIONS, "columns", "markers", "messageBytesMax", "onCorrupt", "onMissing")
-#: Bytes of data objects in one range: what a run that dies has to do again at most.
+#: Bytes of data objects in one range: the most that a crashed run has to repeat.
 RANGE_BYTES = 16 * 1024**3
-#: Columns that the files need: where a row is from, and its day.
+#: Columns that the files need: a row's origin and its day.
 _NEEDED = {
     "entries": ("ledger_id", "entry_id", "publish_time"),
     "messages": ("ledger_id", "entry_id", "batch_index", "publish_time"),
 }
-#: The day of the publish time in UTC, whatever the session's time zone is.
+#: The UTC day of the publish time, independent of the session's time zone.
 _DAY = "date_from_unix_date(CAST(floor(unix_micros(publish_time) / 86400000000) AS INT))"
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRange:
-    """Positions to export together, both included; ``entries`` is ``None`` when the manifest doesn't tell."""
+    """Positions to export together, inclusive; ``entries`` is ``None`` if the manifest doesn't have the number."""
 
     first: Position
     last: Position
@@ -195,12 +195,12 @@ class PlannedRange:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What a run did for one stream.
+    """Result of a run for one stream.
 
     Attributes:
         stream: its name.
-        ranges: that this run added, in order; none when nothing is new.
-        end: last position that is exported now, ``None`` when there is none.
+        ranges: added by this run, in order; empty without new entries.
+        end: last exported position, ``None``: none.
     """
 
     stream: str
@@ -220,30 +220,30 @@ def export(
     skip_lost: bool = False,
     range_bytes: int = RANGE_BYTES,
 ) -> list[Exported]:
-    """Writes what isn't in ``to`` yet.
+    """Exports everything that isn't in ``to`` yet.
 
     Args:
         spark: a classic session (not Spark Connect).
         streams: names or patterns.
-        options: ``OPTIONS`` of the data source; ``store`` is needed.
+        options: ``OPTIONS`` of the data source; ``store`` is required.
         to: a folder on any file system that Spark writes to.
         content: entries or messages.
-        values: what messages' values are: decoded in the column ``decoded``; ``None``: they stay bytes.
+        values: type of the messages' values, decoded in the column ``decoded``; ``None``: they stay bytes.
         put_bad_aside: write messages that can't be read or decoded, with the reason, to ``<to>/bad``; don't fail.
-        skip_lost: go on where entries were deleted by retention before they were exported, instead of failing.
+        skip_lost: skip entries that retention deleted before their export, instead of failing.
         range_bytes: most bytes of segments in one range; a larger segment is a range of its own.
 
     Returns:
-        One value per stream, in the order in which they were named.
+        One value per stream, in the given order.
 
     Raises:
         InvalidCall: an option or value is wrong, or the folder holds another stream of that name.
         NotFound: no such stream.
-        Unsupported: a stream's own name has one of the signs that make a pattern.
+        Unsupported: a stream's own name contains a pattern's character.
         Corrupt: values can't be decoded, and ``put_bad_aside`` isn't set; the first of them is named.
-        Trimmed: entries were deleted before they were exported, and ``skip_lost`` isn't set.
+        Trimmed: entries were deleted before their export, and ``skip_lost`` isn't set.
         OutcomeUnknown: another export wrote there meanwhile, or the files don't hold the rows that were written.
-        OffloaderError: what reading raises, or Spark failed. Ranges that are recorded stay; run it again.
+        OffloaderError: a read error, or Spark failed. Recorded ranges stay; run it again.
     """
     require_known(options, OPTIONS, job="export")
     columns = [name.strip() for name in options.get("columns", "").split(",") if name.strip()]
@@ -282,11 +282,11 @@ def _require_sense(
 
 
 def planned_ranges(state: ManifestState, after: Position | None, range_bytes: int) -> Iterator[PlannedRange]:
-    """What is readable after a position, cut at segments' ends.
+    """The readable part after a position, split at segments' ends.
 
     Args:
         state: the manifest's view.
-        after: last position that is exported already.
+        after: last exported position.
         range_bytes: most bytes of data objects in a range.
     """
     ends = whole_range(state)
@@ -313,14 +313,14 @@ def planned_ranges(state: ManifestState, after: Position | None, range_bytes: in
 
 
 def _has_lost(state: ManifestState, after: Position, first: Position) -> bool:
-    """Whether entries may have been between the last exported position and the first one that is still readable."""
+    """Whether entries between the last exported and the first readable position may have been deleted."""
     if first <= after or state.follows(after, first):
         return False
     return not any(after < gap.last and gap.first < first for gap in state.gaps)
 
 
 class _StreamExport:
-    """The export of one stream; see the module's text."""
+    """The export of one stream."""
 
     def __init__(
         self,
@@ -387,7 +387,7 @@ class _StreamExport:
         return True
 
     def _write(self, planned: PlannedRange, number: int) -> tuple[int, int]:
-        """Rows written as data, and put aside."""
+        """Rows written as data, and bad rows."""
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
@@ -421,7 +421,7 @@ class _StreamExport:
         return rows, bad_rows
 
     def _require_rows(self, frame: DataFrame, folder: str, rows: int, planned: PlannedRange, number: int) -> None:
-        """Counts in the files, of which only the footers are read."""
+        """Checks the row counts in the files' footers."""
         found = self._spark.read.schema(frame.schema).parquet(folder).count()
         if found != rows:
             raise self._unequal(planned, number, f"{rows} rows", f"{found} in {folder}")
@@ -445,6 +445,6 @@ class _StreamExport:
 
 
 def _replace(frame: DataFrame, folder: str, *partitions: str) -> None:
-    """Writes the folder anew: all of it, also where the session replaces single partitions only."""
+    """Replaces the whole folder, even where the session replaces single partitions only."""
     writer = frame.write.mode("overwrite").option("partitionOverwriteMode", "static")
     (writer.partitionBy(*partitions) if partitions else writer).parquet(folder)

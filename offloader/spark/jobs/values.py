@@ -26,7 +26,7 @@ _PRIMITIVES: dict[str, pa.DataType] = {
     "bytes": pa.binary(),
     "string": pa.string(),
 }
-#: Others are read as what they are stored as.
+#: Other logical types are read as their stored type.
 _LOGICAL: dict[str, pa.DataType] = {
     "date": pa.date32(),
     "timestamp-millis": pa.timestamp("us", tz="UTC"),
@@ -46,8 +46,8 @@ def arrow_type(schema: Any) -> pa.DataType:
         schema: of a record, decoded from JSON.
 
     Raises:
-        Unsupported: it isn't a record, refers to itself, or has a part that is no column: a union of several types, a
-            record without fields, nothing but null.
+        Unsupported: not a record, recursive, or with a part that can't be a column: a union of several types, a record
+            without fields, only null.
     """
     if not isinstance(schema, dict) or schema.get("type") != "record":
         raise Unsupported("the Avro schema isn't that of a record", hint="columns need names: wrap it in a record")
@@ -84,7 +84,7 @@ def _type_of(schema: Any, known: dict[str, pa.DataType | None], place: str) -> p
 
 def _record(schema: Mapping[str, Any], known: dict[str, pa.DataType | None], place: str) -> pa.DataType:
     name = _full_name(schema)
-    known[name] = None  # until it is whole, whoever names it refers to itself
+    known[name] = None  # a reference before its completion is recursive
     fields = [
         pa.field(field["name"], _type_of(field["type"], known, f"{place}.{field['name']}"))
         for field in schema.get("fields", [])
@@ -127,19 +127,19 @@ def _known(name: Any, known: Mapping[str, pa.DataType | None], place: str) -> pa
 
 
 def _full_name(schema: Mapping[str, Any]) -> str:
-    """As fastavro's parsed schemas spell all names: with the namespace."""
+    """Full name with namespace, as in fastavro's parsed schemas."""
     return str(schema.get("name", ""))
 
 
 class AvroDecoder:
-    """Decodes values by the schema they were written with, into the shape of one reader's schema.
+    """Decodes values by their writer's schema, into one reader's schema.
 
     Args:
-        reader: the schema that columns come from, as JSON.
-        versions: of the writers: version -> schema as JSON; none: all values were written with ``reader``.
+        reader: the schema of the columns, as JSON.
+        versions: of the writers: version -> schema as JSON; empty: all values were written with ``reader``.
 
     Raises:
-        InvalidCall: a schema isn't one.
+        InvalidCall: an invalid schema.
         Unsupported: fastavro isn't installed, or ``arrow_type`` refuses the reader's.
     """
 
@@ -155,11 +155,11 @@ class AvroDecoder:
         """The record as a dictionary.
 
         Args:
-            value: as the message has it.
-            version: as the message names it: 8 bytes, big-endian.
+            value: from the message.
+            version: from the message: 8 bytes, big-endian.
 
         Raises:
-            ValueError: in words, what is wrong.
+            ValueError: the reason, in words.
         """
         writer = self._reader
         if self._writers:
@@ -172,7 +172,7 @@ class AvroDecoder:
         data = BytesIO(value)
         try:
             record = self._read(data, writer, self._reader if writer is not self._reader else None)
-        except Exception as error:  # fastavro raises whatever the bytes lead it to
+        except Exception as error:  # damaged bytes make fastavro raise any error
             raise ValueError(f"it isn't Avro of the schema: {type(error).__name__}: {error}") from error
         left = len(value) - data.tell()
         if left:
@@ -189,18 +189,18 @@ def _fastavro() -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def _parsed(text: str, what: str, parse: Callable[..., Any]) -> Any:
-    """A schema, also out of what Pulsar's admin interface answers, whose ``data`` is the schema's text."""
+    """A schema, or a response of Pulsar's admin interface with the schema in ``data``."""
     try:
         given = json.loads(text)
         if isinstance(given, dict) and isinstance(given.get("data"), str) and "fields" not in given:
             given = json.loads(given["data"])
         return parse(_without_unknown(given))
-    except Exception as error:  # of JSON and of fastavro, which has no base for its own
+    except Exception as error:  # JSON's errors and fastavro's, which have no common base
         raise InvalidCall(f"{what} isn't one: {type(error).__name__}: {error}") from error
 
 
 def _without_unknown(schema: Any) -> Any:
-    """The schema without the logical types that no column has: their values are left as they are stored."""
+    """The schema without unsupported logical types: their values keep the stored type."""
     if isinstance(schema, list):
         return [_without_unknown(each) for each in schema]
     if not isinstance(schema, dict):
@@ -213,20 +213,20 @@ def _without_unknown(schema: Any) -> Any:
     }
 
 
-#: The column that is added.
+#: The added column.
 DECODED = "decoded"
-#: Columns that say whether there is a value to be decoded, and how.
+#: Columns that decide whether and how a value is decoded.
 NEEDED = ("value", "error", "schema_version", "marker_type", "chunk_uuid", "encryption_keys")
-#: Of Spark's JSON: where it puts what doesn't fit.
+#: Spark's JSON puts unparsable text there.
 _REST = "_offloader_rest"
 _WHY = "_offloader_why"
 _BOTH = "_offloader_decoded"
 
 
 def with_decoded(frame: DataFrame, values: Values) -> DataFrame:
-    """``frame`` with the column ``decoded``; where that can't be, ``error`` says why.
+    """``frame`` with the column ``decoded``; ``error`` has the reason if decoding fails.
 
-    Null where there is nothing to decode: no value, a part of a chunked message, an encrypted one, a server's marker.
+    Null without a value to decode: no value, a part of a chunked message, an encrypted one, a server's marker.
 
     Args:
         frame: messages, with all columns of ``NEEDED``.
@@ -284,7 +284,7 @@ def _avro(frame: DataFrame, values: AvroValues) -> DataFrame:
     from pyspark.sql.pandas.types import from_arrow_type
     from pyspark.sql.types import StringType, StructType
 
-    # Here too, so that a bad schema costs no job.
+    # Checked on the driver too, before a job runs.
     here = AvroDecoder(values.schema, dict(values.versions))
     answer = StructType().add(DECODED, from_arrow_type(here.arrow_type)).add(_WHY, StringType())
 
@@ -293,14 +293,14 @@ def _avro(frame: DataFrame, values: AvroValues) -> DataFrame:
         for columns in batches:
             yield _decoded(columns, decoder)
 
-    # Of Spark's ways to run Python on columns the one that needs no pandas. Its stubs forget that it can give structs.
+    # Spark's only Python columns without pandas. Its stubs lack struct results.
     decoded = arrow_udf(decode, answer)  # type: ignore[call-overload]
     both = frame.withColumn(_BOTH, decoded(_has_value(), f.col("value"), f.col("schema_version")))
     return both.withColumns({name: f.col(_BOTH)[name] for name in (DECODED, _WHY)}).drop(_BOTH)
 
 
 def _decoded(columns: tuple[pa.Array, ...], decoder: AvroDecoder) -> pa.Array:
-    """Records and reasons of the messages that have a value; runs on an executor."""
+    """Records and errors of the messages with a value; runs on an executor."""
     records: list[Any] = []
     reasons: list[str | None] = []
     for has_value, value, version in zip(*(column.to_pylist() for column in columns), strict=True):
@@ -310,7 +310,7 @@ def _decoded(columns: tuple[pa.Array, ...], decoder: AvroDecoder) -> pa.Array:
     try:
         decoded = pa.array(records, decoder.arrow_type)
     except (ValueError, TypeError, OverflowError, pa.ArrowException):
-        # One that Arrow can't hold, a date too far away or too many digits, spoils no other row.
+        # A record that Arrow can't hold (a date too far away, too many digits) must not fail other rows.
         for number, record in enumerate(records):
             reasons[number] = reasons[number] or _unfit(decoder, record)
             records[number] = None if reasons[number] else record
@@ -319,7 +319,7 @@ def _decoded(columns: tuple[pa.Array, ...], decoder: AvroDecoder) -> pa.Array:
 
 
 def _one(decoder: AvroDecoder, value: bytes, version: bytes | None) -> tuple[Any, str | None]:
-    """The record, or why there is none."""
+    """The record, or the error."""
     try:
         return decoder.decode(value, version), None
     except ValueError as error:

@@ -35,17 +35,17 @@ __all__ = [
     "verify",
 ]
 
-#: Options that say where the store is and how to get at it; every job takes them.
+#: Options of the store's location and credentials; every job takes them.
 STORE_OPTIONS = ("store", "endpointUrl", "region", "accessKey", "secretKey", "sessionToken")
-#: And how streams are read there.
+#: With the options of reading streams there.
 PLACE_OPTIONS = (*STORE_OPTIONS, "relocate", "splitBytes", "leaseSeconds")
 
 
 def require_known(options: Mapping[str, str], known: Iterable[str], *, job: str) -> None:
-    """Refuses options of the data source that the job decides by itself, or has no use for.
+    """Refuses options of the data source that the job sets itself or doesn't use.
 
     Raises:
-        InvalidCall: names them, and the ones there are.
+        InvalidCall: names them, and the known ones.
     """
     names = {name.lower() for name in known}
     wrong = sorted(name for name in options if name.lower() not in names)
@@ -54,15 +54,15 @@ def require_known(options: Mapping[str, str], known: Iterable[str], *, job: str)
 
 
 def pinned_streams(streams: Sequence[str], options: Mapping[str, str]) -> list[tuple[ManifestState, SourceOptions]]:
-    """One view of the manifest of each stream that ``streams`` names, and the options to read it with.
+    """One pinned manifest of each stream that matches ``streams``, and the options to read it with.
 
     Args:
-        streams: names or patterns, as the option ``stream`` takes them; a stream that several of them name is one.
+        streams: names or patterns, as in the option ``stream``; duplicates count once.
         options: of the data source, without ``stream``.
 
     Raises:
         InvalidCall: no stream is named.
-        NotFound: one of them isn't there, or no stream fits a pattern.
+        NotFound: a stream doesn't exist, or none matches a pattern.
     """
     if isinstance(streams, str) or not streams:
         raise InvalidCall("the streams are a list of names or patterns", hint='for example ["public/default/*"]')
@@ -82,7 +82,7 @@ _COLUMNS = ddl("anomalies")
 
 @dataclass(frozen=True, slots=True)
 class StreamVerdict:
-    """One stream: the manifest record that was compared with, the sums, and what is wrong."""
+    """Result of one stream: the manifest record compared with, the sums, and the findings."""
 
     stream: str
     manifest: int
@@ -92,10 +92,10 @@ class StreamVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Scrub:
-    """What ``verify`` found.
+    """Result of ``verify``.
 
     Attributes:
-        streams: in the order in which they were named.
+        streams: in the given order.
         frame: all findings as rows; columns as with ``content=anomalies``.
     """
 
@@ -110,7 +110,7 @@ class Scrub:
 
 @dataclass(frozen=True, slots=True)
 class SegmentTask:
-    """A segment to be checked; small and picklable."""
+    """A segment to check; small and picklable."""
 
     stream: str
     record: SegmentRecord
@@ -123,17 +123,17 @@ def verify(spark: SparkSession, streams: Sequence[str], options: Mapping[str, st
     Args:
         spark: a classic session (not Spark Connect).
         streams: names or patterns.
-        options: ``PLACE_OPTIONS`` of the data source; ``store`` is needed.
+        options: ``PLACE_OPTIONS`` of the data source; ``store`` is required.
 
     Raises:
         InvalidCall, NotFound: an option, a name.
-        OffloaderError: what says nothing of the objects (the store is away, access is denied), or Spark failed.
+        OffloaderError: an error that isn't about the objects (store unreachable, access denied), or Spark failed.
     """
     require_known(options, PLACE_OPTIONS, job="verify")
     pinned = pinned_streams(streams, options)
     tasks = [
         SegmentTask(state.stream, record, read) for state, read in pinned for record in state.offloaded()
-    ]  # the manifests stay here: a task is a record
+    ]  # []] # manifests stay on the driver: a task has one record
     with translated("Spark's verify", hint="run it again: nothing was changed"):
         checks = _checked(spark, packed(tasks, pinned[0][1].split_bytes))
     verdicts = []
@@ -151,7 +151,7 @@ def verify(spark: SparkSession, streams: Sequence[str], options: Mapping[str, st
 
 
 def packed(tasks: Iterable[SegmentTask], split_bytes: int) -> list[tuple[SegmentTask, ...]]:
-    """Neighbours put together until another one would exceed ``split_bytes``; a larger segment is alone."""
+    """Merges neighbours up to ``split_bytes``; a larger segment is alone."""
     packs: list[list[SegmentTask]] = []
     size = 0
     for task in tasks:
@@ -166,7 +166,7 @@ def packed(tasks: Iterable[SegmentTask], split_bytes: int) -> list[tuple[Segment
 
 
 def _checked(spark: SparkSession, packs: Sequence[tuple[SegmentTask, ...]]) -> dict[str, list[SegmentCheck]]:
-    """Stream -> its segments' checks, in its order."""
+    """Stream -> its segments' checks, in order."""
     found: dict[str, list[SegmentCheck]] = {}
     if packs:
         for stream, check in spark.sparkContext.parallelize(packs, len(packs)).mapPartitions(_check_packs).collect():
