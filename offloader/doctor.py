@@ -122,7 +122,7 @@ def run_checks(checks: Iterable[Check]) -> Iterator[Finding]:
 
 #: A disk with fewer free bytes is reported as nearly full.
 DISK_BYTES_MIN = 1024**3
-#: Part of the machine's memory above which buffers leave too little for the rest.
+#: Share of the machine's memory above which buffers leave too little for the rest.
 MEMORY_SHARE_MAX = 0.5
 #: Open files that a process needs besides the store's connections.
 FILES_BESIDE = 256
@@ -194,7 +194,7 @@ class LocalChecks:
             yield fine("open files", "unlimited" if limit == resource.RLIM_INFINITY else f"{limit} are allowed")
 
 
-#: Topics whose subscriptions are looked at; of more, the first ones.
+#: Topics whose subscriptions are checked; further topics are skipped.
 TOPICS_LOOKED_AT_MAX = 100
 
 
@@ -439,7 +439,7 @@ def _hint(verb: str, error: OffloaderError) -> str:
     return f"allow {_PERMISSIONS[verb]}" if isinstance(error, AccessDenied) and not error.hint else error.hint
 
 
-#: Streams whose manifests are loaded; of more the rest is counted.
+#: Streams whose manifests are loaded; the rest is only counted.
 STREAMS_MAX = 200
 
 

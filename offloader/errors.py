@@ -118,7 +118,7 @@ class InvalidCall(OffloaderError):
 
 
 class Unsupported(InvalidCall):
-    """The store or source can't do what was asked of it."""
+    """The store or source doesn't support the operation."""
 
 
 class LimitReached(InvalidCall):
@@ -130,14 +130,13 @@ class Closed(InvalidCall):
 
 
 class NotFound(OffloaderError):
-    """A stream, bucket, object or file isn't there."""
+    """A stream, bucket, object or file doesn't exist."""
 
     kind = ErrorKind.NOT_FOUND
 
 
 class BucketMissing(OffloaderError):
-    """The store itself isn't there: no such bucket or directory. Not a ``NotFound``, so that who handles an absent
-    object doesn't take an absent store for one."""
+    """No such bucket or directory. Not a ``NotFound``, so that handlers of an absent object don't catch it."""
 
     kind = ErrorKind.NOT_FOUND
 
@@ -149,69 +148,69 @@ class AccessDenied(OffloaderError):
 
 
 class StoreUnavailable(OffloaderError):
-    """The store didn't answer usefully, and nothing was changed by the call."""
+    """The store gave no usable response, and the call changed nothing."""
 
     kind = ErrorKind.RETRY_LATER
 
 
 class Throttled(StoreUnavailable):
-    """The store asks for fewer requests (503 SlowDown and its kin)."""
+    """The store asks for fewer requests (503 SlowDown and similar)."""
 
 
 class ExecutorLost(OffloaderError):
-    """A process that did part of a job is gone; what it did isn't known and doesn't count."""
+    """A process of a job was lost; its work is unknown and doesn't count."""
 
     kind = ErrorKind.RETRY_LATER
 
 
 class OutcomeUnknown(OffloaderError):
-    """A write was sent and nobody knows whether it happened. Look before deciding anything."""
+    """A write was sent and its outcome is unknown. Read the state before deciding."""
 
     kind = ErrorKind.OUTCOME_UNKNOWN
 
 
 class Overloaded(OutcomeUnknown):
-    """A write was answered with 503: it may have happened, and the store asks for fewer requests."""
+    """A write got a 503 response: it may have happened, and the store asks for fewer requests."""
 
 
 class PreconditionFailed(OffloaderError):
-    """A conditional put found another state: the key exists, or its ETag is another."""
+    """The precondition of a conditional put failed: the key exists, or its ETag is another."""
 
     kind = ErrorKind.FIX_CALL
 
 
 class Fenced(OffloaderError):
-    """A newer owner has the stream: stop, delete nothing."""
+    """A newer owner has the stream: stop, and delete nothing."""
 
     kind = ErrorKind.FENCED
 
 
 class Corrupt(OffloaderError):
-    """Stored bytes are damaged: object, range, expected and found are in the message."""
+    """Stored bytes are damaged; the message has object, range, expected and found."""
 
     kind = ErrorKind.REPAIR_DATA
 
 
 class SourceMismatch(OffloaderError):
-    """A hot tier isn't the one that acknowledged what was recorded of it, or has lost entries of it."""
+    """A hot tier isn't the recorded source, or has lost entries."""
 
     kind = ErrorKind.REPAIR_DATA
 
 
 class ObjectMissing(OffloaderError):
-    """An object that the manifest names isn't in the store."""
+    """An object of the manifest isn't in the store."""
 
     kind = ErrorKind.REPAIR_DATA
 
 
 class ObjectChanged(OffloaderError):
-    """An object isn't the one the manifest recorded."""
+    """An object differs from the manifest's record."""
 
     kind = ErrorKind.REPAIR_DATA
 
 
 class Trimmed(OffloaderError):
-    """The position was deleted by retention; ``first_available`` is where the stream begins now."""
+    """Retention deleted the position; the stream begins at ``first_available``."""
 
     kind = ErrorKind.NOT_FOUND
 

@@ -32,10 +32,10 @@ _log = logging.getLogger("offloader.maintenance")
 
 CLEANUP = "cleanup"
 ORPHANS = "orphans"
-#: Threads that ``Upkeep.start`` keeps busy at most: retention, cleanup and the search for orphans, one each. A search
-#: may list for minutes, and cleanup comes round meanwhile.
+#: Maximum threads of ``Upkeep.start``: retention, cleanup and orphan search, one each. A search may list for minutes,
+#: and cleanup stays on schedule meanwhile.
 JOBS_AT_ONCE_MAX = 3
-#: The first turn comes after a part of the period, but not later than this: processes that live shorter have one too.
+#: The first run starts after a part of the period, at most after this time, so that short-lived processes run it too.
 FIRST_S_MAX = 3600.0
 _KEPT = ": nothing was deleted, cleanup.delete is false"
 

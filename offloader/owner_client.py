@@ -55,7 +55,7 @@ _URL = re.compile(
 
 
 class OwnerUnreachable(StoreUnavailable):
-    """Nobody answers at the address: the process is gone, or can't be reached from here."""
+    """No response from the address: the process has ended or is unreachable."""
 
 
 class OwnerClient:

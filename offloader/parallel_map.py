@@ -9,9 +9,9 @@ from typing import TypeVar
 
 __all__ = ["IN_FLIGHT_MAX", "at_once"]
 
-#: Calls in flight of one caller.
+#: Concurrent calls of one caller.
 IN_FLIGHT_MAX = 8
-#: A few are made one after the other: threads cost more than they save.
+#: Up to this number calls run sequentially: threads would cost more than they save.
 SEQUENTIAL_MAX = 4
 
 _Given = TypeVar("_Given")

@@ -237,7 +237,7 @@ class Rate:
 
 _READER = "offloader-replay-looks"
 _EARLIEST = Position(-1, -1)
-#: How long a broker may send nothing of what it says it has.
+#: How long a broker may withhold an entry that it lists.
 SILENCE_S_MAX = 30.0
 _TAKE_S = 1.0
 

@@ -36,7 +36,7 @@ __all__ = [
     "program_name",
 ]
 
-#: Rows that a table holds before it begins to print: columns are as wide as their widest cell.
+#: Rows buffered before a table is printed: a column is as wide as its widest cell.
 TABLE_ROWS_MAX = 10_000
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
@@ -270,7 +270,7 @@ def _bar(out: TextIO) -> Progress:
     )
 
 
-#: Signs of a value that a line for people shows.
+#: Characters of a value in a line for people.
 VALUE_SIGNS_MAX = 200
 #: Enough for so many UTF-8 characters.
 _PREVIEW_BYTES = 4 * VALUE_SIGNS_MAX

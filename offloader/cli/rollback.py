@@ -25,7 +25,7 @@ from offloader.write.rollback import RewriteResult, StreamedLedger, streamed_led
 
 __all__ = ["Action", "run"]
 
-#: Ledgers that an error names.
+#: Ledgers named in an error.
 NAMED_MAX = 10
 
 

@@ -36,7 +36,7 @@ EVENTS_PER_BATCH = 8192
 #: Number of flights in the data set.
 FLIGHTS = 336_776
 FORMATS = ("ndjson", "csv", "parquet", "lines")
-#: Longest line, so that a file without line ends isn't read into memory.
+#: Longest line; bounds the memory for a file without line ends.
 LINE_BYTES_MAX = 16 * 1024 * 1024
 #: Payload bytes that fill a batch before it has ``EVENTS_PER_BATCH`` events.
 _BATCH_BYTES = 4 * 1024 * 1024

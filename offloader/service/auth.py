@@ -42,7 +42,7 @@ __all__ = [
 #: Token length: shorter ones can be guessed, longer ones don't fit into a header.
 TOKEN_BYTES_MIN = 16
 TOKEN_BYTES_MAX = 4096
-#: Larger files hold something else.
+#: Larger files aren't token files.
 TOKEN_FILE_BYTES_MAX = 256 * 1024
 
 #: RFC 6750, b64token: the characters allowed in a header.
@@ -128,11 +128,11 @@ class Role(enum.IntEnum):
 
 
 class NotAuthenticated(AccessDenied):
-    """Nobody known: neither token nor certificate, or a wrong one."""
+    """Unknown caller: no or a wrong token or certificate."""
 
 
 class NotAllowed(AccessDenied):
-    """Somebody known, whose role doesn't reach."""
+    """A known caller with an insufficient role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +272,7 @@ def operations_table() -> Iterator[tuple[str, str, str, str]]:
         yield each.about, each.who, http, ", ".join(f"`{name}`" for name in each.flight)
 
 
-#: Of one process; a caller's token is compared with each of them.
+#: Maximum of a process; a caller's token is compared with each.
 TOKENS_MAX = 64
 #: In ``certificates``: any certificate signed by the configured authorities.
 ANY_CERTIFICATE = "*"

@@ -99,15 +99,15 @@ def _place(scope: str, name: str) -> str:
 
 _log = logging.getLogger("offloader.service")
 
-#: How old the status document may be that somebody gets who asks.
+#: Maximum age of the status document in a response.
 DOCUMENT_AGE_S_MAX = 1.0
-#: How long who asks waits for a newer one.
+#: Maximum wait of a request for a newer one.
 LOOK_WAIT_S_MAX = 2.0
 #: Seconds for a provider or listener to end.
 CLOSE_S = 5.0
 #: First and longest wait before a provider that couldn't be started is started again; doubles.
 FEED_RETRY_S, FEED_RETRY_S_MAX = 1.0, 60.0
-#: Stalled streams that are named one by one among the problems.
+#: Stalled streams listed one by one among the problems.
 STALLED_NAMED_MAX = 20
 
 

@@ -163,11 +163,11 @@ def start_after(segments: Sequence[SegmentRecord], after: str) -> int:
     return start
 
 
-#: Ledgers, and segments; where there are more, neighbours are told as one.
+#: Bars of ledgers, and of segments; above it neighbours are merged.
 BARS_MAX = 400
-#: Points between entries and time.
+#: Points of entries over time.
 POINTS_MAX = 800
-#: Gaps that are told.
+#: Gaps listed.
 GAPS_MAX = 200
 
 
@@ -241,7 +241,7 @@ class KeptAnswers(Generic[_Answer]):
 
 #: Distinct messages kept; above it the least recent is evicted.
 ERRORS_KEPT = 200
-#: Longest text that is kept of one.
+#: Longest text of a message.
 TEXT_CHARS_MAX = 2000
 _NUMBER = re.compile(r"\d+")
 
@@ -335,9 +335,9 @@ class RecentErrors(logging.Handler):
 
 #: Most items of one page.
 LIMIT_MAX = 500
-#: How long the list of the store's streams is used before it is asked for again.
+#: Maximum age of the cached list of the store's streams.
 NAMES_AGE_S_MAX = 10.0
-#: The same for what a manifest says of a stream in a list, and of one that is asked for by name.
+#: The same for a manifest's status of a stream in a list, and of a single one.
 ROW_AGE_S_MAX = 30.0
 ONE_AGE_S_MAX = 3.0
 

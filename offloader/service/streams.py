@@ -345,7 +345,7 @@ def _differs(one: Settings, other: Settings) -> bool:
 LOOK_S = 5.0
 #: Threads that start and stop streams; a source may take long to list its ledgers.
 STARTERS = 4
-#: Problems of streams that are named one by one; of more only the number is.
+#: Problems of streams listed one by one; of further ones only the number.
 PROBLEMS_NAMED_MAX = 20
 
 

@@ -42,7 +42,7 @@ _STREAM_ONLY = (
     "subscriberRenewSeconds",
 )
 _BATCH_ONLY = ("endPosition", "endTime", "asOfManifest", "leaseSeconds", "pruneByFilters")
-#: Open stores that one Python worker keeps: tasks of one query use the same one after another.
+#: Open stores cached by a Python worker: tasks of one query share one.
 STORES_KEPT_MAX = 4
 
 

@@ -44,7 +44,7 @@ __all__ = [
     "wanted_blocks",
 ]
 
-#: Indexes that planning reads. Segments beyond that are cut by the number of blocks alone, and pruned by the tasks.
+#: Indexes that planning reads. Further segments are split by their number of blocks alone, and pruned by the tasks.
 INDEXES_READ_MAX = 1000
 #: Cost of a row in a task without payloads, in bytes: the ids, and with them the publish time.
 _ROW_BYTES = {Needs.INDEXES: 16, Needs.ENTRY_TABLES: 24}

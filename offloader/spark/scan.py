@@ -64,7 +64,7 @@ def _column(field: pa.Field, messages: pa.RecordBatch, stream: str) -> pa.Array:
 
 _log = logging.getLogger("offloader.spark")
 
-#: The pipe to the JVM likes batches of about 10,000 rows and 1 to 4 MiB.
+#: The pipe to the JVM is efficient with batches of about 10,000 rows and 1 to 4 MiB.
 BATCH_ROWS_MAX = 16_384
 BATCH_BYTES_MAX = 4 * 1024 * 1024
 _BATCH_ROWS = 8_192
@@ -72,7 +72,7 @@ _BATCH_BYTES = 1024 * 1024
 _REMEDY = (
     "option onBadMessage=null makes rows of bad entries that say what is wrong, messageBytesMax allows larger ones"
 )
-#: Indexes that a Python worker keeps: of a hundred segments of 1 GiB.
+#: Index cache of a Python worker: a hundred segments of 1 GiB.
 INDEXES_KEPT_BYTES_MAX = 16 * 1024 * 1024
 #: Blocks whose positions one step makes from the index: enough to be worth a thread switch.
 _BLOCKS_PER_STEP = 64

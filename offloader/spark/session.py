@@ -194,7 +194,7 @@ def _version_of(java: Path) -> int | None:
     return None if match is None else int(match[1])
 
 
-#: Characters of a telling line that are kept.
+#: Characters of the significant line that are kept.
 LINE_MAX = 500
 #: An error of this package in a worker's traceback.
 _OURS = re.compile(r"^offloader\.errors\.(\w+): (.*)$")

@@ -25,7 +25,7 @@ SECONDS_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0
 #: Namespace and topic above ``label_sets_max``.
 OTHER = "other"
 
-#: Text of one scrape above which topics are no labels any more, however few they are: names may be long.
+#: Size of a scrape above which topic labels are dropped, however few they are: names may be long.
 TOPICS_SCRAPE_BYTES_MAX = 5_000_000
 #: Extra bytes of a sample besides its name, and of a label besides its name and value.
 _SAMPLE_BYTES, _LABEL_BYTES = 6, 4

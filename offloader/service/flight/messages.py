@@ -33,9 +33,9 @@ __all__ = [
     "refusing",
 ]
 
-#: No descriptor, ticket or note is longer.
+#: Longest descriptor, ticket or note.
 DOCUMENT_BYTES_MAX = 64 * 1024
-#: Ledgers that can be said to be closed with one batch.
+#: Most ledgers closed with one batch.
 ENDS_MAX = 1024
 #: Longest name of a producer.
 PRODUCER_CHARS_MAX = 200

@@ -183,7 +183,7 @@ def another_log(stream: str, why: str, known: UUID | None = None) -> SourceMisma
     )
 
 
-#: Producers of one stream that number their batches; the numbers are kept for ever.
+#: Producers of one stream that number their batches; the numbers are kept forever.
 PRODUCERS_MAX = 256
 #: The note of these numbers.
 _NOTE = "flight-producers"

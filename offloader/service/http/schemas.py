@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 POSITION = "A position is LEDGER:ENTRY."
-#: Longest text that a client may give for people to read.
+#: Longest text from a client for people to read.
 TEXT_CHARS_MAX = 1000
 _At = str | dict[str, str]
 
@@ -253,7 +253,7 @@ def shown(shape: type[_Shape], document: Mapping[str, Any]) -> _Shape:
         return shape.model_construct(**document)
 
 
-#: A place holds a stream's name.
+#: A place contains a stream's name.
 CURSOR_CHARS_MAX = 4096
 _CHECK_BYTES = 6
 

@@ -20,7 +20,7 @@ __all__ = ["EmbeddedProvider"]
 
 _log = logging.getLogger("offloader.service")
 
-#: Waits after a look that failed, at most.
+#: Longest wait after a failed poll.
 RETRY_S_MAX = 30.0
 
 

@@ -29,7 +29,7 @@ __all__ = ["FlightProvider"]
 
 _log = logging.getLogger("offloader.service.flight")
 
-#: Callers are told that the process stops, and have so long to end their calls before their connections are cut.
+#: On a stop, callers get this long to end their calls before their connections are closed.
 GRACE_S_MAX = 1.0
 
 

@@ -39,7 +39,7 @@ _log = logging.getLogger("offloader.service")
 
 #: Prefix of subscribers that mirror a subscription.
 PREFIX = "pulsar:"
-#: Looks in a row that must not show a subscription before it counts as removed.
+#: Consecutive polls without a subscription before it counts as removed.
 MISSES_MAX = 2
 _BROKERS_OWN = ("__compaction", "pulsar.")
 _HASH_CHARS = 16
@@ -286,7 +286,7 @@ class StoreOutageFailover:
 
 #: Interval of checks of namespace policies.
 POLICIES_S = 600.0
-#: Problems of topics that are named one by one.
+#: Problems of topics listed one by one.
 PROBLEMS_NAMED_MAX = 20
 _MS_PER_MINUTE = 60_000
 

@@ -119,9 +119,9 @@ def _require_same(order: SegmentJob, expected: Sequence[LedgerInfo], found: Sequ
             )
 
 
-#: Segments on their way at once, each a thread of the driver that waits for its task.
+#: Concurrent segments, each with a driver thread that waits for its task.
 SEGMENTS_AT_ONCE_MAX = 256
-#: Streams that are worked on at once, each a thread that waits for its segments.
+#: Concurrent streams, each with a thread that waits for its segments.
 STREAMS_AT_ONCE_MAX = 16
 #: Threads that plan and commit.
 COMMITTERS = 8

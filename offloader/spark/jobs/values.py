@@ -35,7 +35,7 @@ _LOGICAL: dict[str, pa.DataType] = {
     "local-timestamp-micros": pa.timestamp("us"),
 }
 _DECIMAL = "decimal"
-#: Most digits that Spark's decimals have.
+#: Maximum precision of Spark's decimals.
 DIGITS_MAX = 38
 
 

@@ -74,7 +74,7 @@ def pinned_streams(streams: Sequence[str], options: Mapping[str, str]) -> list[t
     return list(found.values())
 
 
-#: Findings of one segment that come to the driver; the last one says how many more there are.
+#: Findings of one segment returned to the driver; the last one has the number of further ones.
 FINDINGS_PER_SEGMENT_MAX = 100
 
 _COLUMNS = ddl("anomalies")
