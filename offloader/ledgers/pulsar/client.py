@@ -96,7 +96,7 @@ class PulsarClient:
         self.close()
 
     def greet(self) -> str:
-        """Connects and authenticates to a broker or proxy; returns its address.
+        """Connects and authenticates to a broker or proxy; returns its name.
 
         Raises:
             AccessDenied, StoreUnavailable: to none.

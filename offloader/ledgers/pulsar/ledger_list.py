@@ -211,7 +211,7 @@ class LedgerList:
         return self._shown(self._current())
 
     def known(self) -> list[LedgerInfo]:
-        """The same from the cache, without a query; ``None`` if a query is needed."""
+        """The same from the cache, without a query; empty if a query is needed."""
         with self._lock:
             answer = self._answer if self._answer is not None and self._answer.doubts == self._doubts else None
         return [] if answer is None else self._shown(answer)

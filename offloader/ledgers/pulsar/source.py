@@ -334,7 +334,7 @@ def _contradiction(internals: TopicInternals, known: AskKnown) -> str | None:
 
 
 class _Heard:
-    """A subscription that stops the tail reader when the last listener ends."""
+    """A subscription whose cancellation wakes the tail reader, which stops without listeners."""
 
     def __init__(self, inner: Subscription, ended: Callable[[], object]) -> None:
         self._inner, self._ended = inner, ended
