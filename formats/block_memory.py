@@ -57,9 +57,7 @@ class BlockMemory:
         return len(self._unused) * self.buffer_bytes
 
     def take(self) -> Bytes:
-        """A buffer, uint8, shape (``buffer_bytes``,), uninitialised; returns to the pool when its last view is
-        released.
-        """
+        """A buffer, uint8, shape (``buffer_bytes``,), uninitialised; released with its last view."""
         for buffers in (self._unused, self._empty):
             with contextlib.suppress(IndexError):
                 return np.asarray(_Loan(self, buffers.pop()))

@@ -274,7 +274,7 @@ def require_sizes(data: bytes, limits: ColumnLimits, *, object_name: str = "") -
     """Refuses a file whose decoded size exceeds ``limits``; returns its number of rows.
 
     Raises:
-        LimitExceeded: it would.
+        LimitExceeded: it does.
         FormatError: it isn't Parquet, or its footer and its page headers contradict each other.
     """
     try:

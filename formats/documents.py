@@ -409,9 +409,8 @@ class Records:
     Attributes:
         records: ascending by time.
         head_ms: time of the newest record at or before the head; ``None``: nothing was truncated yet.
-        sizes: of one position in partitions that were truncated, as a base for other sizes: the manifest drops what
-            lies
-            before it.
+        sizes: of one position in partitions that were truncated, the base of other sizes: the manifest drops earlier
+            segments.
     """
 
     name: str

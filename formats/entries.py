@@ -277,11 +277,7 @@ class EntryBatch:
         return EntryBatch(self.ledger_id, self.entry_ids.copy(), payloads, self.publish_times_ms.copy())
 
     def compact(self) -> EntryBatch:
-        """The same entries without much unused memory: this batch if it fills at least four fifths of its buffer, else
-        a copy.
-
-        For a batch whose memory is immutable.
-        """
+        """This batch if it fills at least four fifths of its buffer, else a copy. Its memory must be immutable."""
         buffer = self.payloads.buffers()[2] if len(self) else None
         shared = buffer is not None and buffer.size > self.payload_bytes + self.payload_bytes // 4
         return self.copy() if shared else self

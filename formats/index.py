@@ -372,8 +372,7 @@ class InOrder:
 
     Attributes:
         numbers: of the blocks, int64, shape (n,). The other columns are n Python numbers in their order: bisecting
-            those
-            takes a fifth of the time of one NumPy lookup.
+            those takes a fifth of the time of one NumPy lookup.
         ledger_id: ascending.
         first_entry_id: ascending in each ledger.
         upper: largest entry id that a block may hold; ascending in each ledger.

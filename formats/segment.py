@@ -103,8 +103,8 @@ class SegmentBuilder:
         block_bytes: target length of a block, header and tail included.
         part_bytes: length of every part but the last.
         codec: tried on each block; a block that doesn't get 10 % smaller stays as it is.
-        extension: whether to write our extension; without it, objects are exactly Pulsar's (and V1 blocks are
-            padded to ``block_bytes``, as Pulsar does).
+        extension: whether to write our extension; without it, objects are exactly Pulsar's (and V1 blocks are padded to
+            ``block_bytes``, as Pulsar does).
         memory: buffers for blocks, shared with other builders; ``None``: new memory for each.
     """
 

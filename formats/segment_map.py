@@ -283,8 +283,7 @@ class SegmentMap:
         return encode_index(self._index)
 
     def summary(self, data_crc32c: int) -> SegmentSummary:
-        """The segment's summary from an index with our extension; the index object's own length and checksum are 0 in
-        it.
+        """The summary from an index with our extension; the index object's own length and checksum are 0 in it.
 
         Args:
             data_crc32c: CRC-32C of the data object, which isn't in the index.
@@ -337,8 +336,8 @@ class SegmentMap:
 
         Args:
             number: index into ``blocks``.
-            data: the data object's bytes from the block's offset on, at least ``read_bytes`` of them; for a
-                block that is followed by a block header, ``length`` of them are enough.
+            data: the data object's bytes from the block's offset on, at least ``read_bytes`` of them; for a block that
+                is followed by a block header, ``length`` of them are enough.
             block_bytes_max: limit of a block's size.
             decompressed_bytes_max: limit of a run of entries.
 

@@ -140,9 +140,8 @@ class LedgerSource(Protocol):
     def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> Subscription:
         """Calls ``listener`` for each batch appended after this returns; ``None`` if the entries aren't wanted.
 
-        ``closed`` is called at the end of each ledger, before ``listener`` gets the next one's first batch. A source
-        that learns of ledger ends only from entries calls ``closed`` only if ``listener`` is set; ``ledgers`` reports
-        them anyway.
+        ``closed`` is called at the end of each ledger, before the next one's first batch. Without ``listener``, a
+        source that learns of ledger ends from entries doesn't call it; ``ledgers`` reports them anyway.
         """
         ...
 
@@ -208,10 +207,9 @@ class IdentifiedSource(Protocol):
         ...
 
     def seed_ledgers(self, above: int) -> None:
-        """Gives every new ledger of this hot tier an id above ``above``; closes this stream's open ledger if its id
-        isn't.
+        """Gives new ledgers of this hot tier ids above ``above``; closes this stream's open one if it isn't.
 
-        A view that may delete can call this too.
+        Also allowed for a view that may delete.
         """
         ...
 

@@ -384,8 +384,7 @@ class PushedLedgers:
         committed: the manifest's committed end, ``None``: nothing is committed.
         closed: closed ledgers in the manifest: id -> last entry id.
         promised: the highest position that the manifest ever promised. Until the broker has pushed up to it, this
-            source
-            raises ``StoreUnavailable``: entries that it doesn't have yet aren't lost.
+            source raises ``StoreUnavailable``: entries that it doesn't have yet aren't lost.
         window_bytes_max: memory for entries that are in no segment yet; one more push may be held.
         push_bytes_max: size of the largest push.
         memory: of all such streams of the process.
@@ -582,9 +581,7 @@ class PushedLedgers:
     def _add(
         self, piece: PushedPiece, turns: int, deadline_s: float, is_wanted: Callable[[], bool]
     ) -> list[LedgerInfo] | None:
-        """Adds a piece once there is room; returns the ledgers that end with it, or ``None`` if the broker was sent
-        back meanwhile.
-        """
+        """Adds a piece once there is room; returns the ledgers it ends, ``None`` if the broker was sent back."""
         size_bytes = 0 if piece.batch is None else kept_bytes(piece.batch)
         while True:
             offered = self.offered()

@@ -158,9 +158,7 @@ class Listeners:
         self._subscriptions: tuple[ListenerSubscription, ...] = ()
 
     def add(self, listener: Listener | None, closed: ClosedListener | None = None) -> ListenerSubscription:
-        """Subscribes to each ``tell`` (``listener``) and ``tell_closed`` (``closed``) that begins after this
-        returns.
-        """
+        """Subscribes to calls of ``tell`` (``listener``) and ``tell_closed`` (``closed``) from now on."""
         subscription = ListenerSubscription(self, listener, closed)
         with self._lock:
             self._subscriptions = (*self._subscriptions, subscription)
@@ -172,9 +170,7 @@ class Listeners:
         return any(subscription.wants_entries for subscription in self._subscriptions)
 
     def tell(self, batch: EntryBatch) -> bool:
-        """Calls every listener; returns whether all accepted the batch. Logs exceptions: the entries are durable
-        regardless.
-        """
+        """Calls every listener and logs exceptions; returns whether all accepted the batch."""
         taken = True
         for subscription in self._subscriptions:
             taken = subscription.call(batch) and taken

@@ -39,7 +39,7 @@ __all__ = [
 
 #: Content of a tombstone: what a released object is replaced by.
 VOID = b""
-#: Age after which another process may clear a removal mark: its writer has sent its DELETE by then, or never will.
+#: Age after which another removal may take over a mark: its writer has sent its DELETE by then, or never will.
 MARK_MS_MIN = 3_600_000
 #: Time limit between deciding to set a removal mark and sending the request; a slower process clears its mark.
 REMOVAL_S_MAX = 60.0
@@ -53,9 +53,7 @@ def is_void_size(size_bytes: int) -> bool:
 
 
 def read_shared(store: ObjectStore, key: str) -> tuple[bytes, ObjectInfo | None]:
-    """Reads a shared key; returns ``VOID`` for a tombstone, a mark or nothing, and the object's description if it
-    exists.
-    """
+    """The object (``VOID`` for a tombstone, a mark or nothing), and its description if it exists."""
     try:
         data, info = store.get(key)
     except NotFound:
@@ -226,8 +224,7 @@ def create_entry(
 
 
 def replace_entry(store: ObjectStore, entry: CatalogEntry, *, expected: CatalogEntry | None) -> bool:
-    """Replaces the stream's entry ``expected`` (``None``: nothing readable) by ``entry``; False if it is another one
-    now.
+    """Replaces the entry ``expected`` (``None``: nothing readable) by ``entry``; False if it changed.
 
     Raises:
         InvalidCall: there is no entry, and another stream's name begins with this one's levels, or the other way round.

@@ -16,8 +16,8 @@ __all__ = ["CheckedSource", "checked"]
 class CheckedSource:
     """A ``LedgerSource`` whose ``ledgers`` raises ``SourceMismatch`` if it contradicts the manifest.
 
-    Skipping, releasing, truncating and acknowledging entries all list the ledgers first, so a wrong source is never
-    changed. A source without an identity compares itself if it can: a Pulsar topic. Thread-safe.
+    Skipping, releasing, truncating and acknowledging entries all list the ledgers first, so none of it happens to a
+    wrong source. A source without an identity compares itself if it can: a Pulsar topic. Thread-safe.
 
     Args:
         inner: the hot tier.

@@ -67,7 +67,7 @@ class ExpiredObjects:
     Attributes:
         first_kept_id: of the boundary now.
         records, checkpoints, runs: how many objects.
-        unknown: foreign keys; they stay.
+        unknown: unrecognised keys; they stay.
     """
 
     first_kept_id: int
@@ -143,9 +143,7 @@ def expire_history(
 def _raised(
     store: ObjectStore, state: ManifestState, old_checkpoints: list[int], *, dry_run: bool
 ) -> tuple[StoredBoundary, int]:
-    """Raises the first kept id past the newest old checkpoint; returns the boundary and that checkpoint's id (0:
-    none).
-    """
+    """Raises the first kept id past the newest old checkpoint; returns the boundary and the latter's id (0: none)."""
     for _ in range(ATTEMPTS_MAX):
         stored = read_boundary(store, state.stream, state.incarnation)
         boundary = stored.boundary
@@ -173,9 +171,7 @@ def runs_named_by(store: ObjectStore, state: ManifestState, checkpoint_id: int) 
 
 
 def _is_garbage(name: str, info: ObjectInfo, base_id: int, old_ms: int) -> bool:
-    """Whether no later checkpoint can name a run that neither checkpoint names (see
-    ``offloader.manifest.checkpoint``).
-    """
+    """Whether a run that neither checkpoint names can't be named later (see ``offloader.manifest.checkpoint``)."""
     return (run_record_id(name) or 0) <= base_id and info.modified_ms <= old_ms
 
 
@@ -187,7 +183,7 @@ class StreamDeletion:
         incarnation: what was deleted.
         is_finished: whether nothing of it is left, and the stream may be created again.
         deleted_objects: of the manifest, by this call.
-        unknown: foreign keys under the manifest's prefix; they stay.
+        unknown: unrecognised keys under the manifest's prefix; they stay.
     """
 
     incarnation: UUID
@@ -202,7 +198,7 @@ class DeadIncarnation:
 
     Attributes:
         objects: how many were deleted.
-        unknown: foreign keys; they stay.
+        unknown: unrecognised keys; they stay.
     """
 
     objects: int

@@ -319,7 +319,7 @@ class Rebuild:
         state: the new manifest's view; ``None`` in a dry run.
         chosen: the segments by outcome.
         problems: key and reason of each object that isn't part of a whole segment.
-        unknown: foreign keys under the stream's prefix; they stay untouched.
+        unknown: unrecognised keys under the stream's prefix; they stay untouched.
         missing: ranges that no segment holds and that a record, a checkpoint or an index names, or that lie between two
             segments of one ledger: recorded as gaps.
         attached: a readable manifest without a catalogue entry, which got a new one; nothing else was done.
@@ -518,10 +518,7 @@ def _give_up(store: ObjectStore, stream: str, incarnation: UUID) -> None:
 def _segments(
     store: ObjectStore, stream: str
 ) -> tuple[list[FoundSegment], list[tuple[str, str]], list[str], Mapping[UUID, Range]]:
-    """Whole segments directly under the stream's prefix, problems of other segments' objects, and foreign keys.
-
-    Also returns the ranges in indexes without whole data.
-    """
+    """Whole segments under the stream's prefix, others' problems, unrecognised keys, and ranges without whole data."""
     data: dict[tuple[UUID, int | None], str] = {}
     indexes: dict[tuple[UUID, int | None], str] = {}
     unknown = []

@@ -104,9 +104,7 @@ class SegmentRecord:
         return self.begin.ledger_id if self.layout == 1 else None
 
     def object_keys(self, stream: str) -> tuple[str, str]:
-        """Keys of the data object and of the index object. Always use this: adopted objects have other keys than our
-        own.
-        """
+        """Keys of the data object and of the index object; adopted objects have other keys than our own."""
         folder = "" if is_at_root(self.driver) else stream
         return data_key(folder, self.uuid, self.v1_ledger_id), index_key(folder, self.uuid, self.v1_ledger_id)
 
@@ -373,9 +371,7 @@ class SealedSegments:
         return Position(self.columns.end_ledger_id.item(row), self.columns.end_entry_id.item(row))
 
     def bounds(self, first: Position | None, last: Position | None) -> tuple[int, int]:
-        """Rows ``start`` to ``stop`` hold every segment with a position in ``first`` .. ``last``, tombstoned ones
-        too.
-        """
+        """Rows ``start`` to ``stop`` hold every segment in ``first`` .. ``last``, tombstoned ones too."""
         start, stop = 0, len(self.columns)
         if first is not None:
             start = rows_not_after(self.columns, first)
@@ -560,9 +556,7 @@ class SegmentSlice(Sequence[SegmentRecord]):
         return found
 
     def _gather(self, found: NDArray[Any], column: str, own: Sequence[int]) -> None:
-        """Fills ``found`` with a column, some rows at a time, so that temporary memory is independent of the slice's
-        size.
-        """
+        """Fills ``found`` with a column, some rows at a time to bound temporary memory."""
         values = [getattr(part.columns, column) for part in self._sealed] + [np.array(own, dtype=found.dtype)]
         for start in range(0, len(self), _GATHER_ROWS):
             stop = start + _GATHER_ROWS

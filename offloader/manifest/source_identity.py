@@ -270,9 +270,7 @@ def _known(state: ManifestState, ledger_id: int) -> KnownLedger | None:
 
 
 def _reached(segment: SegmentRecord, ledger_id: int) -> int:
-    """The newest entry of a ledger that a segment is known to hold; -1: none. A segment may also span the ledger
-    without entries of it.
-    """
+    """The newest entry of a ledger that a segment is known to hold; -1: none is known."""
     spans = () if segment.summary is None else segment.summary.ledgers
     held = [span.last_entry_id for span in spans if span.ledger_id == ledger_id]
     ends = [each for each in (segment.begin, segment.end) if each is not None]

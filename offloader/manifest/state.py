@@ -90,9 +90,7 @@ def first_begin(segments: SegmentTable, gaps: Sequence[Gap]) -> Position | None:
 def _next_steps(
     reached: Position | None, segments: SegmentTable, gaps: Sequence[Gap], begins: list[Position]
 ) -> list[_Step]:
-    """Of each source the first range after ``reached``: begin, end (``None``: assigned), number of the compacted
-    one.
-    """
+    """Each source's first range after ``reached``: begin, end (``None``: assigned), number of the compacted one."""
     steps: list[_Step] = []
     for number, part in enumerate(segments.sealed):
         row = 0 if reached is None else rows_not_after(part.columns, reached)

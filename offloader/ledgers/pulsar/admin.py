@@ -41,7 +41,7 @@ RETRIES_MAX = 3
 #: Redirects to another broker before a request fails.
 REDIRECTS_MAX = 5
 CONNECTIONS_MAX = 8
-#: A namespace of a million topics responds with 60 MB.
+#: The response for a namespace of a million topics has 60 MB.
 ANSWER_BYTES_MAX = 128 * 1024 * 1024
 ANSWER_SHOWN_CHARS = 200
 _PIECE_BYTES = 256 * 1024

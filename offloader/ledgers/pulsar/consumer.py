@@ -269,8 +269,7 @@ class Consumer:
         return found if found.ledger_id >= 0 and found.entry_id >= 0 else None
 
     def acknowledge(self, position: Position) -> None:
-        """Acknowledges everything up to ``position``, so that the broker may delete it. Sends nothing if that was done
-        already.
+        """Acknowledges everything up to ``position``: the broker may delete it. Sends nothing if it was done before.
 
         Raises:
             InvalidCall: it is a reader, or ``position`` is after the last taken entry.

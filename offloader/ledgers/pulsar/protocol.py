@@ -239,8 +239,10 @@ class ConnectionLimits:
 
 
 class ConsumerListener(Protocol):
-    """Receives one consumer's or producer's commands. Called by the receiving thread: return quickly, and don't wait
-    for a response on the same connection.
+    """Receives one consumer's or producer's commands, on the receiving thread.
+
+    Return quickly, and don't wait for a response on the same connection.
+
     """
 
     def received(self, command: Command) -> None:

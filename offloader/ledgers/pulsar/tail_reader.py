@@ -1,4 +1,4 @@
-"""Delivers a topic's new entries as fast as they are accepted, and reads older ones."""
+"""Delivers a topic's new entries no faster than they are accepted, and reads older ones."""
 
 from __future__ import annotations
 
@@ -243,8 +243,7 @@ class TailReader:
     def _start(self, begin: Position) -> Position:
         """The start position, after the known undelivered entries that follow ``begin``.
 
-        A broker that reads across undelivered entries also skips later ones; a reader that begins after them gets
-        these.
+        Reading across undelivered entries, a broker also skips later ones; a reader that begins there gets these.
         """
         infos = self._ledgers.known()
         first = first_from(infos, begin.next())
@@ -268,7 +267,7 @@ class TailReader:
         _log.warning("%s: %s; again in %.1f s", self._ledgers.topic, error, delay_s)
 
     def _read_again(self) -> None:
-        """Opens another reader, after the last delivered entry."""
+        """Closes the reader; the next one begins after the last delivered entry."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()

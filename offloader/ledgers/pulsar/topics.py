@@ -313,8 +313,7 @@ def policy_warnings(document: object) -> tuple[str, ...]:
 
     Args:
         document: the parsed response of ``/admin/v2/namespaces/TENANT/NAMESPACE``. Unset policies come from the
-            broker's
-            configuration, which isn't checked.
+            broker's configuration, which isn't checked.
     """
     if not isinstance(document, dict):
         return ()

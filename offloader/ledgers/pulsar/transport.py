@@ -89,8 +89,7 @@ class Security:
     """Credentials and TLS of connections.
 
     Attributes:
-        token: returns the token, at each connection and whenever a broker asks for a fresh one; ``None``: no
-            authentication.
+        token: called at each connection and when a broker asks for a fresh one; ``None``: no authentication.
         tls: checks the broker's certificate and name; ``None``: the system's authorities.
     """
 

@@ -130,9 +130,7 @@ class AckedFile:
             os.close(folder)
 
     def replace(self, stream: str, source_id: UUID, end: Position | None, owner: int) -> AckedSlot:
-        """Writes the value to all slots of a stream, or to a new one; returns the slot that the owner continues
-        with.
-        """
+        """Writes the value to all slots of a stream, or to a new one; returns the owner's slot."""
         assert self._fd is not None, "made or loaded before"
         acked = AckedEnd(digest_of(stream), source_id, end or Position(-1, -1), owner)
         starts = self._slots.setdefault(acked.digest, [])

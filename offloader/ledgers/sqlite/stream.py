@@ -251,9 +251,7 @@ class StreamHandle:
         return found is not None
 
     def record_start(self, token: str) -> None:
-        """Records the token of a start durably; keeps the newest ``STARTS_KEPT`` and the one that ``has_start``
-        found.
-        """
+        """Records the token of a start durably; keeps the newest ``STARTS_KEPT`` and ``has_start``'s."""
         with self._changing() as connection:
             connection.execute(
                 "INSERT OR IGNORE INTO starts (stream_id, token) VALUES (?, ?)", (self._stream_id, token)
@@ -337,9 +335,7 @@ class StreamHandle:
         return None if row is None or row.ids_end is None else max(0, row.ids_end - row.ids_next)
 
     def seed_ledgers(self, above: int) -> None:
-        """Gives every new ledger of the database an id above ``above``; closes this stream's open ledger if its id
-        isn't.
-        """
+        """Gives new ledgers of the database ids above ``above``; closes this stream's open one if it isn't."""
         if not 0 <= above < LEDGER_ID_MAX:
             raise InvalidCall(f"stream {self._stream!r}: no ledger has an id above {above}")
         with self._append_lock:
@@ -623,9 +619,7 @@ class EmbeddedStream(StreamHandle):
     def _write(
         self, connection: sqlite3.Connection, row: StreamRow, given: EntryBatch
     ) -> tuple[list[EntryBatch], list[LedgerInfo]]:
-        """Writes entries to the open ledger and, as it fills up, the next ones; returns the batches and closed
-        ledgers.
-        """
+        """Writes entries to the open ledger and the next ones; returns the batches and closed ledgers."""
         now_ms = self._clock.now_ms()
         written: list[EntryBatch] = []
         closed: list[LedgerInfo] = []
