@@ -30,7 +30,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerInfo:
-    """What a source knows of one ledger.
+    """A source's facts of one ledger.
 
     Attributes:
         ledger_id: ascends along the stream.
@@ -277,7 +277,7 @@ class KnownLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownLedgers:
-    """What a manifest knows of the requested ledgers.
+    """The manifest's facts of the requested ledgers.
 
     Attributes:
         newest: the newest position in the manifest; ``None``: none yet.

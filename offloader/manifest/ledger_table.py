@@ -21,7 +21,7 @@ Int64s = NDArray[np.int64]
 
 
 class LedgerFact(NamedTuple):
-    """What is known of one ledger."""
+    """Facts of one ledger."""
 
     last_entry_id: int = LAST_UNKNOWN
     flags: int = 0

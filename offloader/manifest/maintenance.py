@@ -126,7 +126,7 @@ def expire_history(
             stream.
 
     Raises:
-        ClockSkew, Corrupt: likewise; and Corrupt, Unsupported if the manifest is unreadable.
+        ClockSkew, Corrupt: as ``expire_records``; Corrupt, Unsupported if the manifest is unreadable.
     """
     entry = None if settings.history_days_min < 0 else read_entry(store, stream)
     if entry is None:
@@ -260,7 +260,7 @@ def sweep_dead_incarnations(
     entry: that may be lost, and `manifest rebuild` then needs these objects.
 
     Args:
-        but: incarnations to keep: the only record of what is left of their segments.
+        but: incarnations to keep: the only record of their remaining segments.
 
     Raises:
         InvalidCall: the stream has no catalogue entry.

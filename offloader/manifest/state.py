@@ -196,7 +196,7 @@ class ManifestState:
         committed_from: where the committed run begins, while ranges in front of it are incomplete; ``None``: with the
             first range.
         newest_end: the highest position any range ever claimed; a live segment begins right after it.
-        head: what lies before it is truncated.
+        head: entries before it are truncated.
         assigning: the epochs that assigned segments, oldest first; see ``offloader.manifest.state``.
         paused: no segment may be assigned.
         source: the ledger database that the stream's positions belong to; ``None`` if unknown.

@@ -102,7 +102,7 @@ def read_topic_entry(store: ObjectStore, topic: str) -> tuple[TopicEntry | None,
 
 
 def read_intent(store: ObjectStore, topic: str) -> tuple[TruncationIntent | None, ObjectInfo | None]:
-    """A topic's last truncation likewise."""
+    """A topic's last truncation; as ``read_topic_entry``."""
     data, info = read_shared(store, intent_key(topic))
     if not data:
         return None, info

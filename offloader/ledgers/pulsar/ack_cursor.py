@@ -1,4 +1,4 @@
-"""The acknowledgement cursor of a topic: what its broker retains and what it may delete."""
+"""The acknowledgement cursor of a topic: limits what its broker may delete."""
 
 from __future__ import annotations
 

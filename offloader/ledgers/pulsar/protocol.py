@@ -242,7 +242,6 @@ class ConsumerListener(Protocol):
     """Receives one consumer's or producer's commands, on the receiving thread.
 
     Return quickly, and don't wait for a response on the same connection.
-
     """
 
     def received(self, command: Command) -> None:

@@ -236,7 +236,7 @@ class StreamHandle:
     # -- identity
 
     def source_id(self) -> UUID:
-        """The database's own uuid, made with it."""
+        """The database's own uuid, created with it."""
         with self._database.reading() as connection:
             return UUID(bytes=source_id_of(connection))
 
