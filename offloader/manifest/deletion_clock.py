@@ -13,7 +13,7 @@ __all__ = ["TIME_KEY", "ClockSkew", "DeletionClock", "store_time_ms", "time_for_
 
 #: A scratch object whose modification time is read; no stream can have this name.
 TIME_KEY = "_time/now"
-#: Attempts to read it back while other processes remove it.
+#: Attempts to read the scratch object while other processes remove it.
 ATTEMPTS_MAX = 10
 #: Time after which a ``DeletionClock`` queries the store again.
 ASK_AGAIN_S = 10.0

@@ -55,7 +55,7 @@ __all__ = [
 
 #: Concurrent GETs of tail records: initially, then doubling up to the maximum.
 WINDOW_MIN, WINDOW_MAX = 1, 16
-#: Fewer records than this are read sequentially: threads would cost more than they save.
+#: Up to this many records are read sequentially: threads would cost more than they save.
 SEQUENTIAL_RECORDS_MAX = 4
 #: Listed names checked after the last record: the first decides, the others are for stores that don't sort.
 LISTED_MAX = 10

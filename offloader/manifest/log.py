@@ -51,7 +51,7 @@ from offloader.stream_names import require_stream_name
 
 __all__ = ["ManifestLog", "NotWritten", "list_streams", "load_manifest", "put_record", "stands_there"]
 
-#: Attempts of one commit to repeat a record whose outcome is unknown.
+#: Repeats of a record whose outcome is unknown, in one commit.
 UNKNOWN_REPEATS_MAX = 5
 
 

@@ -432,7 +432,7 @@ class SegmentSlice(Sequence[SegmentRecord]):
     ) -> None:
         self._sealed = sealed
         self._tail = tail
-        # Index in ``sealed``, or one more for the tail; and the row there.
+        #: Index in ``sealed``, or one more for the tail; and the row there.
         self._source = source
         self._rows = rows
 

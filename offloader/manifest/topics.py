@@ -213,7 +213,7 @@ class TopicState:
 
 
 def topic_state(store: ObjectStore, topic: str) -> TopicState:
-    """Reads a topic's state; an unreadable object is never over."""
+    """Reads a topic's state; an unreadable object doesn't count as over."""
     incarnation, is_damaged, entry_is_over, intent_is_over = None, False, False, False
     entry, of_entry, intent, of_intent = None, None, None, None
     try:

@@ -29,7 +29,7 @@ __all__ = [
 
 #: Scheme -> default port, whether it uses TLS.
 _SCHEMES = {"pulsar": (6650, False), "pulsar+ssl": (6651, True)}
-#: More than any cluster lists; bounds a URL from a broker's response.
+#: Addresses in one service URL: more than any cluster lists; the URL may come from a broker.
 ADDRESSES_MAX = 100
 
 
