@@ -40,13 +40,13 @@ __all__ = [
 
 #: First four bytes of a block: V1's, V2's.
 BLOCK_MAGICS = (bytes.fromhex("fbdbabcb"), bytes.fromhex("26a66d32"))
-#: What the end of a block is filled with, over and over.
+#: Repeated to fill the end of a block.
 PADDING = bytes.fromhex("fedcdead")
 #: Bytes of one run: Arrow counts offsets in 32 bits. An entry's own limit follows: 12 bytes less.
 RUN_BYTES_MAX = 2**31 - 1
 
 _HEADER = np.dtype([("length", ">i4"), ("entry_id", ">i8")])
-#: Flipped bits with which padding still counts as padding. A length whose sign was flipped differs in at least 11.
+#: Flipped bits with which padding still counts as padding. A length with a flipped sign differs in at least 11.
 _PADDING_BITS_MAX = 4
 #: Below this many entries, building Arrow arrays costs more than a loop.
 _FEW_ENTRIES = 8
@@ -55,11 +55,11 @@ _UNPACK_LENGTH = struct.Struct(">i").unpack_from
 
 
 def interleave(batch: EntryBatch, out: Bytes | None = None) -> Bytes:
-    """The entries as they stand in a block: uint8, shape (``batch.wire_bytes``,).
+    """The entries as encoded in a block: uint8, shape (``batch.wire_bytes``,).
 
     Args:
         batch: the entries.
-        out: where to write them, exactly as long; ``None``: new memory.
+        out: destination of exactly this length; ``None``: new memory.
 
     Raises:
         LimitExceeded: more than ``RUN_BYTES_MAX`` bytes.
@@ -89,7 +89,7 @@ def interleave(batch: EntryBatch, out: Bytes | None = None) -> Bytes:
 
 
 def _interleave_equal(batch: EntryBatch, headers: NDArray[np.void], length: int, run: Bytes) -> Bytes:
-    """All payloads have one length: header and payload are the columns of a table."""
+    """For payloads of one length: header and payload are the columns of a table."""
     rows = run.reshape(len(batch), ENTRY_HEADER_BYTES + length)
     rows[:, :ENTRY_HEADER_BYTES] = headers.view(np.uint8).reshape(len(batch), ENTRY_HEADER_BYTES)
     if length:
@@ -138,7 +138,7 @@ def split_payloads(run: Bytes, lengths: NDArray[np.int64]) -> pa.BinaryArray:
 
 
 def _split_equal(run: Bytes, count: int, step: int) -> pa.BinaryArray:
-    """All payloads have one length: a column of a table."""
+    """For payloads of one length: a column of a table."""
     length = step - ENTRY_HEADER_BYTES
     data = pa.allocate_buffer(length * count)
     if length:
@@ -148,7 +148,7 @@ def _split_equal(run: Bytes, count: int, step: int) -> pa.BinaryArray:
 
 
 def _equal_step(lengths: NDArray[np.int64]) -> int:
-    """From one header to the next where all entries have one length; 0 where they differ."""
+    """Distance between headers if all entries have one length; 0 if they differ."""
     first = int(lengths[0])
     return first + ENTRY_HEADER_BYTES if (lengths == first).all() else 0
 
@@ -161,7 +161,7 @@ def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _gather(run: Bytes, at: NDArray[np.int64], kind: str) -> NDArray[np.int64]:
-    """Big-endian integers that begin at the byte positions ``at``, wherever those are aligned."""
+    """Big-endian integers at the byte positions ``at``, whatever their alignment."""
     dtype = np.dtype(kind)
     # One overlapping value per byte of the run; NumPy reads unaligned memory correctly.
     windows: NDArray[np.int64] = np.ndarray(
@@ -181,7 +181,7 @@ def entry_ids_at(run: Bytes, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 def check_entry_headers(
     run: Bytes, lengths: NDArray[np.int64], first_entry_id: int, *, object_name: str = "", offset: int = 0
 ) -> None:
-    """Checks that the entry headers in a run say what the entry table says.
+    """Checks that the entry headers in a run match the entry table.
 
     Args:
         run: exactly the run's bytes; the lengths, with 12 bytes each, fill it.
@@ -220,13 +220,13 @@ def walk(
 ) -> tuple[NDArray[np.int64], int]:
     """Finds the entries of a run from their headers alone.
 
-    The run ends at ``stop``, at a negative length (padding), or at ``barrier`` when a block's magic stands there.
+    The run ends at ``stop``, at a negative length (padding), or at a block's magic at ``barrier``.
 
     Args:
         data: bytes that hold the run.
-        start: where the first entry header is, in ``data``.
-        stop: no entry goes past this; ``stop <= len(data)``.
-        barrier: where a block header may stand, in ``data``; -1 for nowhere.
+        start: offset of the first entry header in ``data``.
+        stop: limit of all entries; ``stop <= len(data)``.
+        barrier: offset of a possible block header in ``data``; -1 for none.
         object_name: for error messages.
         offset: of ``data`` in its object, for error messages.
 
@@ -234,7 +234,7 @@ def walk(
         The lengths, int64, shape (n,), and where the run ends in ``data``.
 
     Raises:
-        Truncated: an entry goes past ``stop``.
+        Truncated: an entry exceeds ``stop``.
         Inconsistent: a negative length that isn't padding.
     """
     lengths = _equal_lengths(data, start, stop, barrier)
@@ -267,7 +267,7 @@ def walk(
 
 
 def _check_padding(end: memoryview, object_name: str, offset: int) -> None:
-    """A damaged length may be negative, and would hide the entries after it."""
+    """Checks the padding: a damaged negative length would hide the entries after it."""
     found = bytes(end[: len(PADDING)])
     differing = int.from_bytes(found, "big") ^ int.from_bytes(PADDING[: len(found)], "big")
     if differing.bit_count() > _PADDING_BITS_MAX:
@@ -277,7 +277,7 @@ def _check_padding(end: memoryview, object_name: str, offset: int) -> None:
 
 
 def _equal_lengths(data: Bytes, start: int, stop: int, barrier: int) -> list[int]:
-    """Lengths of the leading entries that are all as long as the first one, found without a walk."""
+    """Lengths of the leading entries that are as long as the first one, found without a walk."""
     if barrier >= 0:
         stop = min(stop, barrier)
     if stop - start < 2 * ENTRY_HEADER_BYTES:
@@ -291,19 +291,19 @@ def _equal_lengths(data: Bytes, start: int, stop: int, barrier: int) -> list[int
     return [first] * (count if same.all() else int(np.argmin(same)))
 
 
-#: Length of every block header that anyone writes; readers go by the length in the header.
+#: Length of the block headers of all known writers; readers use the length in the header.
 BLOCK_HEADER_BYTES = 128
-#: What must follow the last entry of a V2 block, so that Pulsar's reader sees a negative length there.
+#: Bytes after the last entry of a V2 block, where Pulsar's reader expects a negative length.
 END_MARKER_BYTES = 4
 
-#: What a compressed payload begins with, before its one zstd frame: to Pulsar's readers the end of the entries.
+#: Prefix of a compressed payload, before its one zstd frame: to Pulsar's readers the end of the entries.
 COMPRESSED_PREFIX = PADDING
 _FIXED = struct.Struct(">4sQQqq")
 _FIXED_BYTES = 36
 
 
 class Layout(IntEnum):
-    """Which of Pulsar's layouts: V1 has one ledger per object, V2 runs of any ledgers."""
+    """Pulsar's layouts: V1 has one ledger per object, V2 runs of any ledgers."""
 
     V1 = 1
     V2 = 2
@@ -315,14 +315,14 @@ _LAYOUT = {magic: layout for layout, magic in _MAGIC.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockHeader:
-    """What a block's header says.
+    """A decoded block header.
 
     Attributes:
         layout: V1 or V2.
         header_bytes: where the payload begins.
         block_bytes: of the whole block, header and padding included.
         first_entry_id: id of the first entry.
-        ledger_id: the ledger; ``None`` in V1, whose headers don't say it.
+        ledger_id: the ledger; ``None`` in V1, whose headers don't contain it.
         extension: ours; ``None`` in a plain Pulsar block.
     """
 
@@ -342,12 +342,12 @@ def encode_plain_header(layout: Layout, block_bytes: int, first_entry_id: int, l
 
 
 def padding(length: int) -> bytes:
-    """``length`` bytes of end padding: ``FE DC DE AD`` over and over, cut at the end."""
+    """``length`` bytes of end padding: repeated ``FE DC DE AD``, cut at the end."""
     return (PADDING * (length // 4 + 1))[:length]
 
 
 def decode_block_header(data: Buffer, *, object_name: str = "", offset: int = 0) -> BlockHeader:
-    """The header at the start of ``data``; what follows it isn't looked at.
+    """Decodes the header at the start of ``data``; ignores what follows.
 
     Raises:
         Truncated: fewer bytes than the header has.
@@ -424,17 +424,17 @@ def decode_block(
 ) -> EntryBatch:
     """The entries of the whole block at the start of ``data``; bytes after the block are ignored.
 
-    With our extension every checksum is checked and the entry table gives the lengths; without it the entries
-    are found one after the other. The header's own length is honoured; ``header_bytes`` is what the index says.
+    With our extension, verifies every checksum and takes lengths from the entry table; without it, scans the entries.
+    The header's own length applies; ``header_bytes`` is the index's.
 
     Args:
-        data: the block, and whatever follows it.
+        data: the block, and any bytes after it.
         object_name: for error messages.
         offset: of the block in its object, for error messages.
-        header_bytes: the data header length in the object's index; a header that says otherwise is damaged.
-        block_bytes_max: largest block the caller takes.
-        decompressed_bytes_max: largest run of entries the caller takes.
-        ledger_id: the ledger the block should be of; needed for V1, whose blocks don't say it (-1 when absent).
+        header_bytes: the data header length in the object's index; a header with another length is damaged.
+        block_bytes_max: limit of a block's size.
+        decompressed_bytes_max: limit of a run of entries.
+        ledger_id: the expected ledger; needed for V1, whose blocks don't contain it (-1 when absent).
 
     Raises:
         FormatError: of every kind; nothing else, whatever the bytes are.
@@ -568,8 +568,8 @@ def decode_run(
     """The entries from one index entry of a plain Pulsar object to the next.
 
     An index entry may point 128 bytes before any entry, not only at block headers. So the entries begin at
-    ``header_bytes`` and end where those of the next index entry begin, at ``length + header_bytes``; or earlier,
-    at padding or at a block header that stands at ``length``.
+    ``header_bytes`` and end where those of the next index entry begin, at ``length + header_bytes``; or earlier, at
+    padding or at a block header at ``length``.
 
     Args:
         data: the object's bytes from the index entry's offset on; up to ``length + header_bytes`` are used.
@@ -577,12 +577,12 @@ def decode_run(
         length: from this index entry's offset to the next one's, or to the end of the object.
         first_entry_id: id in the index entry.
         ledger_id: the ledger.
-        run_bytes_max: most bytes the entries may take.
+        run_bytes_max: limit of the entries' bytes.
         object_name: for error messages.
         offset: of the index entry, for error messages.
 
     Raises:
-        FormatError: entries that go too far, or whose ids don't ascend from ``first_entry_id``.
+        FormatError: entries that exceed the range, or whose ids don't ascend from ``first_entry_id``.
     """
     view = byte_array(data)
     stop = min(len(view), length + header_bytes)

@@ -1,4 +1,4 @@
-"""Builds one block: entries in, the bytes of a block out."""
+"""Builder of one block's bytes from entries."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from formats.extension import (
 
 __all__ = ["BlockBuilder", "EncodedBlock", "Stretch"]
 
-#: Compression that saves less than a tenth costs readers more than it gives.
+#: Compression that saves less than a tenth costs readers more than it saves.
 _COMPRESSED_SHARE_MAX = 0.9
-#: A buffer that is less full is left for a copy of what is in it.
+#: The content of a less filled buffer is copied and the buffer released.
 _FILLED_SHARE_MIN = 7 / 8
 
 
 class Stretch(NamedTuple):
-    """Bytes of a block that follow each other, and the CRC-32C of all of them, ``None``: nobody knows it yet."""
+    """Contiguous bytes of a block, and their CRC-32C (``None`` if not computed yet)."""
 
     pieces: list[Bytes]
     crc32c: int | None = None
@@ -48,7 +48,7 @@ class Stretch(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class EncodedBlock:
-    """A block that is done. ``row`` is its ``formats.extension.ROW``, ``None`` without the extension."""
+    """A finished block. ``row`` is its ``formats.extension.ROW``, ``None`` without the extension."""
 
     ledger_id: int
     first_entry_id: int
@@ -59,13 +59,13 @@ class EncodedBlock:
     stretches: list[Stretch] = field(repr=False)
 
     def take_stretches(self) -> list[Stretch]:
-        """The block's bytes, in order; handed out once, so that a finished block holds no payload."""
+        """The block's bytes, in order; callable once, so that a finished block holds no payload."""
         stretches, self.stretches = self.stretches, []
         return stretches
 
 
 class BlockBuilder:
-    """Fills one block after the other; see ``SegmentBuilder`` for the arguments."""
+    """Builds one block after the other; see ``SegmentBuilder`` for the arguments."""
 
     def __init__(
         self, *, layout: Layout, block_bytes: int, codec: Codec, extension: bool, memory: BlockMemory | None
@@ -105,11 +105,11 @@ class BlockBuilder:
         return self._run_bytes + 16 * self.entries
 
     def continues(self, position: Position) -> bool:
-        """Whether an entry there may stand in this block, for its ids."""
+        """Whether the entry id continues this block."""
         return self.entries == 0 or position == (self._ledger_id, self._first_entry_id + self.entries)
 
     def take(self, batch: EntryBatch) -> int:
-        """Adds as many leading entries as fit, at least one to an empty block; answers how many.
+        """Adds as many leading entries as fit, at least one to an empty block; returns their number.
 
         Args:
             batch: not empty, ids consecutive, continuing this block.
@@ -140,7 +140,7 @@ class BlockBuilder:
     def _room_for(self, size_bytes: int) -> Bytes | None:
         """Where to write the next entries; ``None``: into memory of their own.
 
-        A buffer as long as a block is worth it when the block will fill it: who has little to say holds little.
+        A full-size buffer is used only once the block will fill it, so that slow streams hold little memory.
         """
         filled = self._run_bytes + size_bytes
         if self._memory is None or filled > self._memory.buffer_bytes:
@@ -155,15 +155,15 @@ class BlockBuilder:
         return self._buffer[self._run_bytes : filled]
 
     def _run(self) -> list[Bytes]:
-        """The entries so far, as they stand in the block."""
+        """The entries so far, as encoded in the block."""
         if self._buffer is None:
             return self._runs
         run = self._buffer[: self._run_bytes]
-        # Small entries, whose table takes room in the block: the rest of a buffer would be held and not counted.
+        # Small entries, whose table takes room in the block: the rest of the buffer would be held uncounted.
         return [run if self._run_bytes >= _FILLED_SHARE_MIN * len(self._buffer) else run.copy()]
 
     def finish(self, *, is_last: bool) -> EncodedBlock:
-        """The block; the builder is empty afterwards."""
+        """Returns the block and empties the builder."""
         times = np.concatenate(self._times)
         earliest, latest, flags = time_range(times)
         block = EncodedBlock(
@@ -223,7 +223,7 @@ class BlockBuilder:
             return self._run(), Codec.NONE, self._run_crc32c
         runs = self._run()
         run = runs[0] if len(runs) == 1 else np.concatenate(runs)
-        # Begins like padding: a reader that doesn't know the extension sees no entries instead of wrong ones.
+        # Begins like padding: a reader without the extension finds no entries instead of wrong ones.
         stored = byte_array(COMPRESSED_PREFIX + compress(self._codec, run))
         if len(stored) > _COMPRESSED_SHARE_MAX * len(run):
             return [run], Codec.NONE, crc32c(run)

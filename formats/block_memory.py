@@ -1,9 +1,7 @@
-"""Memory for the entries of blocks, used again as soon as nobody looks at it any more.
+"""Pool of equal buffers for the entries of blocks, bounded in unused memory.
 
-Owns a bounded number of buffers of one length. Must never give out a buffer that anybody still has a view of.
-
-Fresh memory is expensive: the system clears each page before it gives it, which takes longer than filling it with
-entries. What was sent is given back by the last view of it that goes, so an attempt that timed out keeps its bytes.
+A buffer is reused only after its last view is released: an upload attempt that timed out keeps its bytes. Reuse avoids
+fresh memory, which the system clears page by page in more time than filling it takes.
 """
 
 from __future__ import annotations
@@ -19,35 +17,35 @@ from formats.entries import Bytes
 
 __all__ = ["BlockMemory"]
 
-#: Buffers are cut from stretches of this size, which the system fills with a few huge pages instead of thousands.
+#: Buffers are cut from mappings of this size, which the system backs with a few huge pages instead of thousands.
 _STRETCH_BYTES = 8 * 1024 * 1024
 
 
 class _Buffer(NamedTuple):
-    """One buffer, and where it lies in its stretch."""
+    """One buffer, and its place in its mapping."""
 
     data: Bytes
     stretch: mmap.mmap
     offset: int
 
     def empty(self) -> None:
-        """Gives its pages back to the system; the addresses stay."""
+        """Returns its pages to the system; the addresses stay reserved."""
         self.stretch.madvise(mmap.MADV_DONTNEED, self.offset, _paged(len(self.data)))
 
 
 class BlockMemory:
-    """Buffers of ``buffer_bytes``. Thread-safe.
+    """Pool of buffers of ``buffer_bytes``. Thread-safe.
 
     Args:
         buffer_bytes: length of each.
-        kept_bytes_max: unused buffers that are kept, together; the memory of more is given back to the system.
+        kept_bytes_max: total of unused buffers that are kept; the memory of others is returned to the system.
     """
 
     def __init__(self, buffer_bytes: int, kept_bytes_max: int) -> None:
         self.buffer_bytes = buffer_bytes
         self._kept_max = kept_bytes_max // buffer_bytes
         self._unused: deque[_Buffer] = deque()
-        #: Without memory: addresses only, as many as there ever were buffers at once.
+        #: Buffers without memory: addresses only, as many as were ever in use at once.
         self._empty: deque[_Buffer] = deque()
 
     def __repr__(self) -> str:
@@ -59,18 +57,18 @@ class BlockMemory:
         return len(self._unused) * self.buffer_bytes
 
     def take(self) -> Bytes:
-        """A buffer, uint8, shape (``buffer_bytes``,), with whatever it holds; back in here when its last view goes."""
+        """A buffer, uint8, shape (``buffer_bytes``,), uninitialised; released with its last view."""
         for buffers in (self._unused, self._empty):
             with contextlib.suppress(IndexError):
                 return np.asarray(_Loan(self, buffers.pop()))
-        # Two threads may both find none and make more: those are addresses, and get memory when they are used.
+        # Two threads may both find none and map more: those are addresses, which get memory on use.
         first, *others = self._made()
         self._empty.extend(reversed(others))
         return np.asarray(_Loan(self, first))
 
     def give_back(self, buffer: _Buffer) -> None:
-        """Takes a buffer that nobody looks at any more; called by itself."""
-        # Two threads may both find room for the last one: that is one buffer above the limit, for a moment.
+        """Returns a buffer without views to the pool; called automatically."""
+        # Two threads may both take the last place: the limit is exceeded by one buffer for a moment.
         if len(self._unused) < self._kept_max:
             self._unused.append(buffer)
             return
@@ -78,11 +76,10 @@ class BlockMemory:
         self._empty.append(buffer)
 
     def _made(self) -> list[_Buffer]:
-        """A stretch of new buffers.
+        """Maps new buffers.
 
-        From the system itself: in between the small things of the heap, large ones leave holes when they go. And
-        private: what Python maps by default is shared with forked processes, which would write into each other's
-        blocks, and can't be had in huge pages.
+        Mapped directly, because freed large buffers would fragment the heap. Private, because Python's default mapping
+        is shared with forked processes, which would write into each other's blocks, and can't use huge pages.
         """
         step = _paged(self.buffer_bytes)
         count = max(1, _STRETCH_BYTES // step)
@@ -98,7 +95,7 @@ class BlockMemory:
 
 
 class _Loan:
-    """What every view of a buffer refers to, through NumPy: when nobody does any more, the buffer is free again."""
+    """Base object of all views of a buffer, through NumPy; its destruction frees the buffer."""
 
     __slots__ = ("__array_interface__", "_buffer", "_memory")
 
@@ -112,5 +109,5 @@ class _Loan:
 
 
 def _paged(size_bytes: int) -> int:
-    """In whole pages."""
+    """Rounds up to whole pages."""
     return -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -24,11 +24,11 @@ from formats.errors import (
 
 __all__ = ["ABSENT_BY_DEFAULT", "DOCUMENT_BYTES_MAX", "from_json", "opened", "sealed", "to_json"]
 
-#: Metadata of a dataclass's field that a document lacks while it has its default: so that what an earlier release wrote
-#: can be read, and an earlier release reads what says nothing new.
+#: Field metadata: a document omits the field while it has its default. Documents of earlier releases stay readable, and
+#: earlier releases read documents without new values.
 ABSENT_BY_DEFAULT: Mapping[str, bool] = {"absent_by_default": True}
 
-#: Of a document that has no smaller limit of its own. Parsed, JSON may take thirty times its bytes.
+#: Limit of a document without a smaller one. Parsed JSON may take thirty times its bytes.
 DOCUMENT_BYTES_MAX = 256 * 1024 * 1024
 
 _CRC_SUFFIX = b',"crc32c":"%08x"}'
@@ -36,15 +36,15 @@ _CRC_SUFFIX_BYTES = len(_CRC_SUFFIX % 0)
 _AS_THEY_ARE = frozenset({str, bool, type(None)})
 _SEQUENCES = frozenset({tuple, list})
 
-#: Turns a value, of the named object, at a place in it, into what its field holds.
+#: Converts a value, of the named object, at a place in it, to its field's type.
 _Decoder = Callable[[object, str, str], Any]
 
 
 def sealed(body: Mapping[str, Any], *, bytes_max: int = DOCUMENT_BYTES_MAX) -> bytes:
-    """JSON with a CRC-32C at its end; the same body always gives the same bytes.
+    """Encodes JSON with a CRC-32C at its end; deterministic.
 
     Raises:
-        Inconsistent: a text in it can't be written; whatever is written can be read.
+        Inconsistent: a text that can't be encoded; everything encoded can be decoded.
         LimitExceeded: more than ``bytes_max`` bytes, which ``opened`` would refuse.
     """
     text = json.dumps(body, separators=(",", ":"), sort_keys=True, ensure_ascii=False, allow_nan=False)
@@ -60,8 +60,8 @@ def sealed(body: Mapping[str, Any], *, bytes_max: int = DOCUMENT_BYTES_MAX) -> b
 def opened(data: bytes, version: int, object_name: str, *, bytes_max: int = DOCUMENT_BYTES_MAX) -> dict[str, Any]:
     """The body in ``data``, of the format ``version`` and of at most ``bytes_max`` bytes; raises ``FormatError``."""
     _require_size(data, bytes_max, object_name)
-    # The CRC stands at a fixed distance from the end and covers the raw bytes before it, so that checking it depends
-    # on no JSON library writing the same text twice.
+    # The CRC is at a fixed distance from the end and covers the raw bytes before it, so checking it doesn't depend on
+    # JSON libraries producing identical text.
     if len(data) < _CRC_SUFFIX_BYTES + 1:
         raise Truncated("too short", object_name=object_name, expected=f"> {_CRC_SUFFIX_BYTES}", found=len(data))
     if data[:1] != b"{":
@@ -88,10 +88,10 @@ def _require_size(data: bytes, bytes_max: int, object_name: str) -> None:
 
 
 def to_json(value: object) -> Any:
-    """A value of the manifest as what JSON has: dataclasses become objects, positions pairs, uuids text.
+    """Converts a manifest value to JSON types: dataclasses to objects, positions to pairs, uuids to text.
 
     Raises:
-        Inconsistent: a number that no field holds, so that whatever is written can be read.
+        Inconsistent: a number that no field holds; everything encoded can be decoded.
     """
     kind: Any = type(value)
     if kind is int:
@@ -124,13 +124,13 @@ def _checked(value: int) -> int:
 
 
 def from_json(kind: Any, value: object, object_name: str, path: str = "") -> Any:
-    """``value`` as ``kind``; every mismatch is a ``FormatError`` that names the place."""
+    """Converts ``value`` to ``kind``; every mismatch is a ``FormatError`` that names the place."""
     return _decoder(kind)(value, object_name, path)
 
 
 @functools.cache
 def _decoder(kind: Any) -> _Decoder:
-    """How a value becomes ``kind``. Looking at types takes longer than the values: once for each kind there is."""
+    """The converter to ``kind``; cached, because inspecting types takes longer than converting."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return _optional(_decoder(next(option for option in arguments if option is not type(None))))
@@ -184,7 +184,7 @@ def _scalar(kind: Any) -> _Decoder:
         if isinstance(kind, type) and _is_scalar(kind, value):
             try:
                 return kind(value)
-            except ValueError as error:  # a number that is no member of an enumeration
+            except ValueError as error:  # not a member of the enumeration
                 raise _mismatch(kind.__name__, value, object_name, path) from error
         raise _mismatch(getattr(kind, "__name__", str(kind)), value, object_name, path)
 
@@ -205,7 +205,7 @@ def _is_int64(value: int) -> bool:
 
 @functools.cache
 def _field_kinds(kind: Any) -> Mapping[str, Any]:
-    """Name -> type of each field. There are as many entries as kinds of documents."""
+    """Name -> type of each field. One cache entry per kind of document."""
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 

@@ -1,4 +1,4 @@
-"""Manifest checkpoints: the file that names a manifest's runs, and its ledgers in columns."""
+"""Manifest checkpoints: the header file that names a manifest's runs, and its ledgers in columns."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ LAST_UNKNOWN = -2
 #: Bits of ``flags``.
 DELETED = 1
 HOT_RELEASED = 2
-#: Of an accepted source whose ledger contradicts the manifest: nothing touches its hot copy.
+#: Of an accepted source whose ledger contradicts the manifest: its hot copy stays untouched.
 ASIDE = 4
 
 _FORMAT_KEY, _FORMAT = b"offloader.format", b"1"
@@ -63,9 +63,9 @@ _FORMAT_KEY, _FORMAT = b"offloader.format", b"1"
 FILE_LEDGERS_MAX = 2_097_152
 #: Rows of a Parquet row group.
 GROUP_LEDGERS_MAX = 1_048_576
-#: Rows that are taken over at once.
+#: Rows that are processed at once.
 _BATCH_ROWS = 65_536
-#: A page ends at 1 MiB, but for the last numbers put into it.
+#: A page ends at 1 MiB, plus the last values added to it.
 PAGE_BYTES_MAX = 2 * 1024 * 1024
 _SCHEMA = pa.schema(
     [
@@ -75,7 +75,7 @@ _SCHEMA = pa.schema(
     ],
     metadata={_FORMAT_KEY: _FORMAT},
 )
-#: With columns that a file has only if any of its ledgers has such a fact: earlier releases read the others.
+#: Optional columns, present only if any ledger of the file has such a fact: earlier releases read the others.
 _FACTS = ("payload_bytes", "created_ms")
 _SCHEMA_WITH_FACTS = pa.schema(
     [*_SCHEMA, *(pa.field(name, pa.int64(), nullable=False) for name in _FACTS)], metadata={_FORMAT_KEY: _FORMAT}
@@ -97,7 +97,7 @@ class LedgerColumns:
         ledger_id: int64.
         last_entry_id: int64; -1 the ledger is empty, ``LAST_UNKNOWN`` it isn't known to be closed.
         flags: uint8, of ``DELETED``, ``HOT_RELEASED`` and ``ASIDE``.
-        payload_bytes, created_ms: int64, ``FACT_UNKNOWN`` where the source didn't tell.
+        payload_bytes, created_ms: int64, ``FACT_UNKNOWN`` if not reported by the source.
     """
 
     ledger_id: NDArray[np.int64]
@@ -111,7 +111,7 @@ class LedgerColumns:
 
     @classmethod
     def merged(cls, parts: Sequence[LedgerColumns]) -> LedgerColumns:
-        """The ledgers of all parts; of a ledger in several, what the last one says."""
+        """The ledgers of all parts; of a ledger in several, the last part's facts."""
         ids = np.concatenate([part.ledger_id for part in parts])
         # A stable sort keeps the order of the parts within a ledger: the last row of each is the newest.
         order = np.argsort(ids, kind="stable")
@@ -127,7 +127,7 @@ class LedgerColumns:
 
     @property
     def has_facts(self) -> bool:
-        """Whether any source told more than where its ledger ends."""
+        """Whether any source reported more than where its ledger ends."""
         return bool((self.payload_bytes != FACT_UNKNOWN).any() or (self.created_ms != FACT_UNKNOWN).any())
 
 
@@ -135,7 +135,7 @@ def encode_ledgers(ledgers: LedgerColumns) -> bytes:
     """A Parquet file of ledger facts.
 
     Raises:
-        LimitExceeded: nobody could read it.
+        LimitExceeded: it is too large to be read.
     """
     schema = _SCHEMA_WITH_FACTS if ledgers.has_facts else _SCHEMA
     arrays = [pa.array(getattr(ledgers, name), type=schema.field(name).type) for name in schema.names]
@@ -186,9 +186,9 @@ def decode_ledgers(data: bytes, *, object_name: str = "") -> LedgerColumns:
 
 
 CHECKPOINT_FORMAT = 1
-#: Bytes of the header. Most are dead rows, gaps, and segments that were replaced and aren't deleted yet.
+#: Limit of the header. Most of it is tombstoned rows, gaps, and replaced segments that aren't deleted yet.
 HEADER_BYTES_MAX = 32 * 1024 * 1024
-#: Ledgers in all runs together. A run of ledgers whose ids follow one another is small, however many there are.
+#: Ledgers in all runs together. A run of consecutive ledger ids is small, however many there are.
 LEDGERS_MAX = 8 * FILE_LEDGERS_MAX
 _HEADER_KEY = b"offloader.checkpoint"
 _RUN_NAME = re.compile(r"([0-9]{20})-([0-9a-f]{16})\.(segments|ledgers)\.parquet")
@@ -204,13 +204,13 @@ class RowRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRef:
-    """A sealed run: an immutable object of segments or of ledgers beside the checkpoint.
+    """An immutable object of segments or of ledgers beside the checkpoint.
 
     Attributes:
         name: of the object, below the manifest's prefix; see ``run_name``.
         rows: how many it has.
         object_bytes, crc32c: of the object.
-        dead: rows that don't count any more: removed, or newer in the checkpoint or in a later run.
+        dead: tombstoned rows: removed, or newer in the checkpoint or in a later run.
     """
 
     name: str
@@ -222,7 +222,7 @@ class RunRef:
 
 @dataclass(frozen=True, slots=True)
 class LedgerRow:
-    """What is known of a ledger; ``last_entry_id``: -1 empty, -2 not known to be closed; others: ``FACT_UNKNOWN``."""
+    """Facts of a ledger; ``last_entry_id``: -1 empty, -2 not known to be closed; others: ``FACT_UNKNOWN``."""
 
     ledger_id: int
     last_entry_id: int
@@ -238,7 +238,7 @@ class KnownSource:
     Attributes:
         uuid: of the database.
         token: of the newest start; the database has it.
-        reserved: no ledger id up to here is given to a later start.
+        reserved: later starts get ledger ids above this one.
         reach: the newest position that the source had when its owner wrote last; ``None``: it was empty.
     """
 
@@ -250,7 +250,7 @@ class KnownSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssignedSegment:
-    """A segment that is promised and not there yet."""
+    """A segment that is assigned and not offloaded yet."""
 
     uuid: UUID
     epoch: int
@@ -263,7 +263,7 @@ class AssignedSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplacedSegment:
-    """A segment whose entries are in others since record ``retire_record``; its objects are deleted after the grace.
+    """A segment that record ``retire_record`` replaced by others; its objects are deleted after the grace period.
 
     Attributes:
         ledger_id: in the keys of a V1 segment; ``None`` for V2.
@@ -291,16 +291,16 @@ class Checkpoint:
     Attributes:
         record_id: the newest record in it.
         base_id: the checkpoint it was built upon, 0 for none.
-        owner: who opened the current epoch.
+        owner: the writer that opened the current epoch.
         writer, time_ms: of record ``record_id``.
-        runs, ledger_runs: sealed runs of segments, and of ledgers from the oldest to the newest.
+        runs, ledger_runs: runs of segments, and of ledgers from the oldest to the newest.
         ledgers: newer than the ledger runs.
         assigned: segments without objects.
         rewrites: likewise, but of entries that others hold.
         replaced: segments whose entries are in others, and whose objects aren't deleted yet.
-        committed_from: where the run begins that ends at ``committed_end``, while ranges in front of it aren't all
-            there; ``None``: with the first range there is.
-        source: the ledger database that the stream's positions belong to; ``None``: none is known.
+        committed_from: where the run begins that ends at ``committed_end``, while ranges in front of it are incomplete;
+            ``None``: with the first range.
+        source: the ledger database that the stream's positions belong to; ``None`` if unknown.
         assigning: the epochs that assigned segments, from the oldest on.
         base_crc32c: of the checkpoint it was built upon; 0: not known.
     """
@@ -334,15 +334,15 @@ class Checkpoint:
 
 
 def run_name(record_id: int, nonce: int, content: str) -> str:
-    """Name of a run sealed at record ``record_id``.
+    """Name of a run written at record ``record_id``.
 
-    Two checkpointers at once never share one: ``nonce`` is 64 random bits. ``content``: ``segments`` or ``ledgers``.
+    ``nonce``, 64 random bits, keeps concurrent checkpointers' names distinct. ``content``: ``segments`` or ``ledgers``.
     """
     return f"{record_id:020d}-{nonce:016x}.{content}.parquet"
 
 
 def run_record_id(name: str) -> int | None:
-    """The record at which a run was sealed; ``None`` when ``name`` isn't a run's."""
+    """The record at which a run was written; ``None`` when ``name`` isn't a run's."""
     match = _RUN_NAME.fullmatch(name)
     return None if match is None else int(match[1])
 
@@ -351,7 +351,7 @@ def encode_checkpoint(header: Checkpoint, segments: SegmentColumns) -> bytes:
     """The checkpoint object; ``segments`` are those that are in no run.
 
     Raises:
-        LimitExceeded: nobody could read it.
+        LimitExceeded: it is too large to be read.
     """
     body = sealed({"format": CHECKPOINT_FORMAT, **to_json(header)}, bytes_max=HEADER_BYTES_MAX)
     _require_ledgers(header, "")
@@ -371,7 +371,7 @@ def decode_checkpoint(data: bytes, *, object_name: str = "") -> tuple[Checkpoint
 
 
 def _require_runs(header: Checkpoint, object_name: str) -> None:
-    """Refuses what room would be made for before the runs are read: rows that a run can't have, runs named twice."""
+    """Checks runs before memory is allocated for them: impossible row counts, and runs named twice."""
     runs = (*header.runs, *header.ledger_runs)
     for run in runs:
         if run_record_id(run.name) is None:

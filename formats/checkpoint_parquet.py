@@ -35,7 +35,7 @@ __all__ = [
 
 #: Numbers of one ledger span: ledger id, first and last entry id, entries, payload bytes.
 SPAN_NUMBERS = 5
-#: The same of a segment whose one span is all of it: these columns say them.
+#: The columns that imply the span of a segment with a single one.
 PLAIN_SPAN_COLUMNS = ("begin_ledger_id", "begin_entry_id", "end_entry_id", "entries", "payload_bytes")
 
 Numbers = NDArray[Any]
@@ -85,7 +85,7 @@ class SegmentColumns:
         data_bytes, index_bytes, data_crc32c, index_crc32c: the two objects.
         entries, payload_bytes, blocks: what is in them.
         publish_time_min_ms, publish_time_max_ms: -1 where none is known.
-        span_rows: int64, ascending: rows whose ledgers can't be told from the other columns.
+        span_rows: int64, ascending: rows whose ledgers the other columns don't imply.
         span_offsets: int64, shape (len(span_rows) + 1,): where the spans of each such row begin in ``spans``.
         spans: int64, shape (m, 5): ledger id, first and last entry id, entries, payload bytes.
         drivers: where the objects are.
@@ -167,7 +167,7 @@ class SegmentColumns:
         )
 
     def narrowed(self) -> SegmentColumns:
-        """The same values in as few bytes as they need."""
+        """The same values in as few bytes as possible."""
         values = {name: _narrowed(getattr(self, name)) for name in NUMBER_COLUMNS}
         return replace(self, **values)  # type: ignore[arg-type]
 
@@ -218,9 +218,9 @@ def _narrowed(values: Numbers) -> Numbers:
 
 _MAGIC = b"PAR1"
 _TAIL_BYTES = 4 + len(_MAGIC)
-#: Structures within structures; Parquet's own have no more than eight.
+#: Nesting limit of structures; Parquet's own have no more than eight.
 _DEPTH_MAX = 16
-#: Bytes of the longest number: 64 bits, 7 in each byte.
+#: Longest varint: 64 bits, 7 in each byte.
 _VARINT_BYTES_MAX = 10
 
 #: Types of the compact protocol.
@@ -229,7 +229,7 @@ _WHOLE = frozenset({_I16, _I32, _I64})
 
 
 def _key(number: int, kind: int) -> int:
-    """Of a field in ``_Fields``: with its type, because Thrift passes over a field of another type than it expects."""
+    """Key of a field in ``_Fields``: includes its type, because Thrift skips a field of an unexpected type."""
     return kind << 16 | number
 
 
@@ -251,10 +251,10 @@ _Fields = Mapping[int, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnLimits:
-    """What the columns of a file may be.
+    """Limits of a file's columns.
 
     Attributes:
-        columns: how many there may be, leaves counted.
+        columns: maximum number, leaves counted.
         rows_max: rows of the file.
         group_rows_max: rows of a row group, which is what is decoded at once.
         list_values_max: values of all lists; columns that are no lists have as many values as there are rows.
@@ -271,20 +271,20 @@ class ColumnLimits:
 
 
 def require_sizes(data: bytes, limits: ColumnLimits, *, object_name: str = "") -> int:
-    """Refuses a file that would become more than ``limits`` say; how many rows it has.
+    """Refuses a file whose decoded size exceeds ``limits``; returns its number of rows.
 
     Raises:
-        LimitExceeded: it would.
+        LimitExceeded: it does.
         FormatError: it isn't Parquet, or its footer and its page headers contradict each other.
     """
     try:
         return _Sizes(data, limits, object_name).rows()
-    except (LookupError, TypeError, AttributeError) as error:  # a field that isn't there, or is of another type
+    except (LookupError, TypeError, AttributeError) as error:  # a missing field, or one of another type
         raise Inconsistent("a Parquet header lacks a field", object_name=object_name) from error
 
 
 class _Sizes:
-    """One file."""
+    """Sizes of one file."""
 
     def __init__(self, data: bytes, limits: ColumnLimits, object_name: str) -> None:
         self._data, self._limits, self._name = data, limits, object_name
@@ -335,7 +335,7 @@ class _Sizes:
             raise Inconsistent("values of a column's pages", object_name=self._name, expected=values, found=found)
 
     def _pages(self, column: _Fields, values: int) -> Iterator[int]:
-        """How many values each page of data has."""
+        """Number of values in each data page."""
         if not values:
             return
         at = column[_DATA_AT]
@@ -371,11 +371,11 @@ class _Sizes:
 
 
 def _struct(data: bytes, at: int, stop: int, depth: int) -> tuple[_Fields, int]:
-    """A structure's fields by their keys: numbers, and structures and lists of them; ``None`` for what is neither.
+    """A structure's fields by key: numbers, structures and lists of them; ``None`` for other types.
 
     Raises:
         IndexError: it doesn't end before ``stop``.
-        ValueError: it is none.
+        ValueError: it isn't a structure.
     """
     if not depth:
         raise ValueError("too deep")
@@ -393,7 +393,7 @@ def _struct(data: bytes, at: int, stop: int, depth: int) -> tuple[_Fields, int]:
             number += head >> 4
         else:
             number, at = _zigzag(data, at, stop)
-        # Thrift cuts numbers off, and puts two structures of one number into each other.
+        # Thrift truncates numbers, and merges two structures of one number.
         if number in numbers or not 0 <= number <= _FIELD_NUMBER_MAX:
             raise ValueError(f"field {number}")
         numbers.add(number)
@@ -430,7 +430,7 @@ def _items(data: bytes, at: int, stop: int, depth: int) -> tuple[Sequence[Any], 
         raise IndexError
     head = data[at]
     size, at = (head >> 4, at + 1) if head >> 4 < 15 else _varint(data, at + 1, stop)
-    if size > stop - at:  # none takes less than a byte
+    if size > stop - at:  # each takes at least a byte
         raise IndexError
     found = []
     for _ in range(size):
@@ -466,16 +466,16 @@ def _zigzag(data: bytes, at: int, stop: int) -> tuple[int, int]:
 RUN_FORMAT = 1
 #: Rows of a Parquet row group: what is decoded at once while a file is loaded.
 ROW_GROUP_ROWS = 16_384
-#: Files of fewer rows aren't compressed: setting up a compressor for each column takes longer than it saves bytes.
+#: Files of fewer rows aren't compressed: setting up a compressor per column costs more than it saves.
 COMPRESSED_ROWS_MIN = 256
 #: Most rows of one file.
 FILE_ROWS_MAX = 4_194_304
-#: A row has at least the bytes of its uuid in the file, which no encoding makes fewer.
+#: Least bytes of a row: its uuid, which no encoding shortens.
 ROW_BYTES_MIN = 16
-#: Numbers in the ledgers of all segments: so many whatever the file's size, and so many more for each byte of it. Of
-#: ledgers that are all alike but for their ids, Zstandard keeps more than two bytes each, for five numbers.
+#: Limit of numbers in all ledger spans: a base, and more for each byte of the file. Zstandard needs more than two bytes
+#: for a ledger (five numbers) even if ledgers differ by id only.
 SPAN_VALUES_MIN, SPAN_VALUES_PER_BYTE = 65_536, 16
-#: A page ends at 1 MiB, but for the last numbers put into it; one of lists may hold all of a row's.
+#: A page ends at 1 MiB, plus the last values added to it; a page of lists may hold all of a row's.
 PAGE_BYTES_MIN = 2 * 1024 * 1024
 #: JSON texts beside the columns: where objects are, and the smallest and largest numbers of the columns.
 DRIVERS_BYTES_MAX, RANGES_BYTES_MAX = 1024 * 1024, 16 * 1024
@@ -496,7 +496,7 @@ def encode_columns(columns: SegmentColumns, metadata: Mapping[bytes, bytes]) -> 
     """A Parquet file of the segments; ``metadata`` goes into the file's own.
 
     Raises:
-        LimitExceeded: nobody could read it.
+        LimitExceeded: it is too large to be read.
     """
     count = len(columns)
     uuids = np.empty((count, 2), dtype=">u8")
@@ -535,12 +535,12 @@ def decode_columns(data: bytes, *, object_name: str = "") -> SegmentColumns:
 
 
 def decode_file(data: bytes, *, object_name: str = "") -> tuple[Mapping[bytes, bytes], Callable[[], SegmentColumns]]:
-    """The metadata that ``encode_columns`` was given, with its own, and what decodes the segments.
+    """The metadata given to ``encode_columns``, with the file's own, and a function that decodes the segments.
 
-    Decodes one row group at a time into columns that are as narrow as what the file says of its numbers allows.
+    Decodes one row group at a time into columns as narrow as the recorded ranges allow.
 
     Raises:
-        FormatError: anything else, from either; what a caller knows the checksum of, it checks before.
+        FormatError: any problem, from either; check known checksums before.
     """
     file, metadata = _opened(data, object_name)
     return metadata, lambda: _columns(file, metadata, object_name)
@@ -557,11 +557,10 @@ def _columns(file: pq.ParquetFile, metadata: Mapping[bytes, bytes], object_name:
 
 
 def decode_names(data: bytes, *, object_name: str = "") -> Iterator[tuple[Numbers, Numbers, Numbers]]:
-    """Only ``uuid_high``, ``uuid_low`` and ``status`` of the segments in a file of ``encode_columns``, one row group
-    after the other.
+    """Only ``uuid_high``, ``uuid_low`` and ``status`` of the segments in a file of ``encode_columns``, per row group.
 
     Raises:
-        FormatError: anything else.
+        FormatError: any problem.
     """
     file, _ = _opened(data, object_name)
     try:
@@ -574,7 +573,7 @@ def decode_names(data: bytes, *, object_name: str = "") -> Iterator[tuple[Number
 
 
 def _limits_of(data: bytes) -> ColumnLimits:
-    """What a file of these bytes may become."""
+    """Limits of a file of these bytes."""
     span_values_max = SPAN_VALUES_MIN + SPAN_VALUES_PER_BYTE * len(data)
     return ColumnLimits(
         columns=(len(_SCHEMA),),
@@ -587,7 +586,7 @@ def _limits_of(data: bytes) -> ColumnLimits:
 
 
 def _require_texts(metadata: Mapping[bytes, bytes], object_name: str) -> None:
-    """Refuses JSON of the file's metadata that is too long to be parsed."""
+    """Refuses JSON metadata of the file that is too long to parse."""
     for key, most in ((_DRIVERS_KEY, DRIVERS_BYTES_MAX), (_RANGES_KEY, RANGES_BYTES_MAX)):
         found = len(metadata.get(key, b""))
         if found > most:
@@ -597,7 +596,7 @@ def _require_texts(metadata: Mapping[bytes, bytes], object_name: str) -> None:
 
 
 def _opened(data: bytes, object_name: str) -> tuple[pq.ParquetFile, Mapping[bytes, bytes]]:
-    """The file and its metadata; refused by its sizes before Arrow sees it."""
+    """The file and its metadata; checks sizes before Arrow opens it."""
     require_sizes(data, _limits_of(data), object_name=object_name)
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
@@ -658,10 +657,10 @@ def _numbers(columns: SegmentColumns) -> Iterator[tuple[str, Numbers]]:
 
 
 def _ranges(file: pq.ParquetFile, metadata: Mapping[bytes, bytes], count: int) -> Mapping[str, tuple[int, int]]:
-    """What ``_ranges_of`` said when the file was written; read from the columns where it didn't say.
+    """The recorded result of ``_ranges_of``; computed from the columns if it is missing.
 
-    Parquet's own statistics say it too, but asking a damaged file for them ends the process: Arrow's metadata classes
-    throw what Python can't catch, while reading columns reports it.
+    Parquet's own statistics aren't used: reading them from a damaged file ends the process, because Arrow's metadata
+    classes throw what Python can't catch, while reading columns reports it.
     """
     given = metadata.get(_RANGES_KEY)
     if not count:
@@ -676,7 +675,7 @@ def _ranges(file: pq.ParquetFile, metadata: Mapping[bytes, bytes], count: int) -
 
 
 def _copy(values: Numbers, into: Numbers, limits: tuple[int, int]) -> None:
-    """Into a column that is only as wide as ``limits`` need."""
+    """Copies into a column only as wide as ``limits`` require."""
     if len(values) and not limits[0] <= int(values.min()) <= int(values.max()) <= limits[1]:
         raise ValueError(f"a number outside of {limits}")
     np.copyto(into, values, casting="unsafe")
@@ -693,7 +692,7 @@ def _uuid_halves(column: pa.ChunkedArray) -> Numbers:
 
 
 def _span_lists(columns: SegmentColumns) -> pa.Array:
-    """One list of span numbers for each segment; null where the other columns say the same."""
+    """One list of span numbers for each segment; null where the other columns imply it."""
     count = len(columns)
     lengths = np.zeros(count, dtype=np.int64)
     lengths[columns.span_rows] = np.diff(columns.span_offsets) * SPAN_NUMBERS

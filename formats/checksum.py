@@ -1,7 +1,6 @@
 """CRC-32C (Castagnoli), the checksum of every block, part and index.
 
-Owns the choice between ``google-crc32c`` and the portable ``crcmod``. Must never use another
-polynomial or let the two implementations differ.
+Uses ``google-crc32c`` or the portable ``crcmod``, with identical results.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from formats.entries import Buffer, byte_array
 
 __all__ = ["crc32c", "crc32c_combine", "implementation"]
 
-#: The polynomial x^32 + ... with bits reversed, as CRC-32C is computed.
+#: The polynomial of CRC-32C, bits reversed.
 _POLYNOMIAL = 0x82F63B78
 
 
@@ -24,7 +23,7 @@ def _google_extend() -> Callable[[int, Any], int] | None:
         import google_crc32c
     except ImportError:
         return None
-    # Without its C part that package is a pure Python loop, slower than crcmod.
+    # Without its C extension that package is a pure Python loop, slower than crcmod.
     extend: Callable[[int, Any], int] = google_crc32c.extend
     return extend if google_crc32c.implementation == "c" else None
 
@@ -86,7 +85,7 @@ def _power(exponent_log2: int) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _shift(length_bytes: int) -> int:
-    """x^(8 * length_bytes) modulo the polynomial: what appending that many bytes does to a CRC."""
+    """x^(8 * length_bytes) modulo the polynomial: the effect of appending that many bytes on a CRC."""
     result = 1 << 31
     position = 3
     while length_bytes:

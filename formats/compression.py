@@ -1,6 +1,6 @@
-"""Codec ids and the two functions behind each: compress, and decompress with a cap.
+"""Codecs of blocks: compress, and decompress within the caller's limit.
 
-Owns which codecs a block may name. Must never allocate more than the caller's limit.
+Allocates no more than the caller's limit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["ZSTD_LEVEL", "Codec", "codec_of", "compress", "decompress"]
 
 #: zstd's own default: the best ratio that still keeps up with an upload.
 ZSTD_LEVEL = 3
-#: Largest window a frame may ask for: 128 MiB, zstd's own limit for streams.
+#: Largest window of a frame: 128 MiB, zstd's own limit for streams.
 _WINDOW_BYTES_MAX = 1 << 27
 
 
@@ -28,7 +28,7 @@ class Codec(IntEnum):
 
 
 def codec_of(number: int, *, object_name: str = "", offset: int | None = None) -> Codec:
-    """The codec with this number; ``UnsupportedVersion`` for one that this release doesn't know."""
+    """The codec with this number; ``UnsupportedVersion`` for an unknown one."""
     try:
         return Codec(number)
     except ValueError as cause:
@@ -52,8 +52,8 @@ def decompress(
     Args:
         codec: how ``data`` is stored.
         data: exactly the stored bytes, nothing after them.
-        length: how many bytes must come out, as the block header declares.
-        limit: most bytes the caller allows.
+        length: decompressed length, as declared in the block header.
+        limit: the caller's maximum.
         object_name: for error messages.
         offset: for error messages.
 
@@ -80,7 +80,7 @@ def decompress(
 def _unzstd(data: Buffer, length: int, object_name: str, offset: int | None) -> bytes:
     try:
         view = byte_array(data).data
-        # The library allocates what the frame declares, whatever max_output_size says: so look first.
+        # The library allocates what the frame declares, regardless of max_output_size: so check first.
         declared = zstandard.frame_content_size(view)
         if declared != length:
             raise Inconsistent(

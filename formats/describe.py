@@ -1,7 +1,6 @@
-"""What the bytes of an object say, piece by piece, for people who look at them.
+"""Describes the bytes of an object, piece by piece, for display.
 
-Owns the step from bytes to named pieces with their places. Must never raise on damaged bytes: a piece says what is
-wrong with it, and the pieces before it are still there.
+Doesn't raise on damaged bytes: a piece contains its problem, and the pieces before it are kept.
 """
 
 from __future__ import annotations
@@ -47,14 +46,14 @@ _GROUP_HEAD_BYTES = {Layout.V1: 8, Layout.V2: 16}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DescribedBytes:
-    """Some bytes of an object and what they are.
+    """Some bytes of an object and their meaning.
 
     Attributes:
         start: of the first byte, in the object.
         length: how many bytes.
         what: the piece's name, in the words of docs/FORMAT.md.
-        facts: what it says, by name.
-        problem: what is wrong with it; empty when nothing is.
+        facts: its values by name.
+        problem: what is wrong with it; empty if valid.
     """
 
     start: int
@@ -70,9 +69,9 @@ def describe_block(
     """The pieces of the block at the start of ``data``: header, entries, end marker, entry table, padding.
 
     Args:
-        data: the block, and whatever follows it.
+        data: the block, and any bytes after it.
         offset: of the block in its object.
-        ledger_id: of a V1 block, which doesn't say it.
+        ledger_id: of a V1 block, which doesn't contain it.
         block_bytes_max, decompressed_bytes_max: as for ``decode_block``.
     """
     view = byte_array(data)
@@ -210,7 +209,7 @@ def _metadata_facts(group: IndexGroup, layout: Layout) -> Mapping[str, object]:
 
 
 def describe_record(data: bytes) -> Iterator[DescribedBytes]:
-    """A manifest record: who wrote it, and each edit."""
+    """A manifest record: its writer, and each edit."""
     yield from _document(data, "record", decode_record)
 
 
@@ -234,7 +233,7 @@ def _document(data: bytes, what: str, decode: Callable[[bytes], object]) -> Iter
     yield DescribedBytes(start=0, length=len(data), what=what, facts=facts, problem=problem)
     at = 0
     for edit in edits if isinstance(edits, list) else []:
-        # Edits stand in the document in this order; where each begins is only shown when it can be found.
+        # Edits appear in the document in this order; the start of each is only shown if it is found.
         text = json.dumps(edit, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()
         found = data.find(text, at)
         start, length = (found, len(text)) if found >= 0 else (0, len(data))
@@ -269,12 +268,12 @@ def describe_checkpoint(data: bytes) -> Iterator[DescribedBytes]:
 
 
 def describe_segment_run(data: bytes) -> Iterator[DescribedBytes]:
-    """A sealed run of segments."""
+    """A run of segments."""
     yield from _run(data, "sealed run of segments", decode_columns)
 
 
 def describe_ledger_run(data: bytes) -> Iterator[DescribedBytes]:
-    """A sealed run of ledgers."""
+    """A run of ledgers."""
     yield from _run(data, "sealed run of ledgers", decode_ledgers)
 
 

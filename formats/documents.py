@@ -81,7 +81,7 @@ LEASE_FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Who reads, and for how long after the object was last written."""
+    """A reader's lease, and its length, counted from the last write of the object."""
 
     uuid: UUID
     stream: str
@@ -90,7 +90,7 @@ class Lease:
 
 
 def lease_prefix(stream: str) -> str:
-    """What the keys of a stream's leases begin with."""
+    """Prefix of a stream's lease keys."""
     return f"{stream_prefix(stream)}leases/"
 
 
@@ -100,7 +100,7 @@ def lease_key(stream: str, uuid: UUID) -> str:
 
 
 def lease_uuid(key: str, stream: str) -> UUID | None:
-    """The lease that a key is of; ``None`` for any other key."""
+    """The lease of a key; ``None`` for any other key."""
     name = key.removeprefix(lease_prefix(stream))
     try:
         found = UUID(name)
@@ -120,13 +120,13 @@ def decode_lease(data: bytes, *, object_name: str = "") -> Lease:
 
 
 GLOBAL_HOLD_FORMAT = 1
-#: No stream's name begins like this.
+#: No stream's name can begin like this.
 GLOBAL_HOLD_KEY = "_hold"
 
 
 @dataclass(frozen=True, slots=True)
 class GlobalHold:
-    """Who stopped all deletion, when (ms since 1970 UTC) and why."""
+    """A global hold: who set it, when (ms since 1970 UTC) and why."""
 
     by: str
     since_ms: int
@@ -151,10 +151,10 @@ _SUFFIX = ".json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletedSegment:
-    """One segment of a batch.
+    """One segment of a deletion batch.
 
     Attributes:
-        keys: of its objects; empty: they stay, only the manifest forgot them.
+        keys: of its objects; empty if they stay and only the manifest dropped them.
         first, last: its range; ``None``: it had none any more.
         object_bytes: of all its objects.
     """
@@ -169,18 +169,18 @@ class DeletedSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletionRecord:
-    """One batch.
+    """One deletion batch.
 
     Attributes:
         name: of the object, in the order of time.
         action: ``purge`` or ``release``.
         by: who ran it.
-        rule: why its segments may go.
+        rule: why its segments may be deleted.
         retire_record: the record that retired them; 0: none did.
         planned_ms: when it was written first, ms since 1970 UTC by the earlier clock.
-        done_ms: when everything was gone; ``None``: not yet.
-        attempts: how often deleting failed.
-        tried_ms: when that was last, 0: never.
+        done_ms: when everything was deleted; ``None``: not yet.
+        attempts: number of failed attempts.
+        tried_ms: time of the last attempt, 0: none.
         problem: why the last attempt failed.
     """
 
@@ -201,7 +201,7 @@ class DeletionRecord:
 
 @dataclass(frozen=True, slots=True)
 class AwaitedReaders:
-    """The leases that were there after record ``retire_record`` was durable: they are waited for, later ones aren't."""
+    """The leases that existed after record ``retire_record`` was durable: the purge waits for these only."""
 
     incarnation: UUID
     retire_record: int
@@ -209,7 +209,7 @@ class AwaitedReaders:
 
 
 def deletion_prefix(stream: str, *, done: bool) -> str:
-    """What the keys of a stream's deletion records begin with: of those that are done, or of those under way."""
+    """Prefix of a stream's deletion record keys: of finished ones, or of unfinished ones."""
     return f"{stream_prefix(stream)}retention/{'deleted' if done else 'deleting'}/"
 
 
@@ -235,7 +235,7 @@ def decode_deletion(data: bytes, *, object_name: str = "") -> DeletionRecord:
 
 
 def awaited_prefix(stream: str) -> str:
-    """What the keys of the lists of awaited readers begin with."""
+    """Prefix of the keys of lists of awaited readers."""
     return f"{stream_prefix(stream)}retention/awaited/"
 
 
@@ -245,7 +245,7 @@ def awaited_key(stream: str, retire_record: int) -> str:
 
 
 def awaited_number(key: str, stream: str) -> int | None:
-    """The retire record that a key is for; ``None`` for any other key."""
+    """The retire record of a key; ``None`` for any other key."""
     number = key.removeprefix(awaited_prefix(stream)).removesuffix(_SUFFIX)
     return int(number) if _NUMBER.fullmatch(number) and awaited_key(stream, int(number)) == key else None
 
@@ -265,7 +265,7 @@ INTENT_FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class PartitionHead:
-    """The first position that stays of one partition's stream, in that incarnation of it and no later one."""
+    """The first kept position of one partition's stream, in that incarnation only."""
 
     stream: str
     incarnation: UUID
@@ -279,8 +279,8 @@ class TruncationIntent:
     Attributes:
         topic: the name above the partitions.
         heads: of each partition.
-        forced: also where something before it isn't offloaded.
-        by: who wants it.
+        forced: also where earlier entries aren't offloaded.
+        by: who requested it.
         time_ms: since when, ms since 1970 UTC.
         is_done: every partition begins there by now.
     """
@@ -309,20 +309,20 @@ def decode_intent(data: bytes, *, object_name: str = "") -> TruncationIntent:
 
 
 RETENTION_FORMAT = 1
-#: Nonces of earlier changes that a document remembers: who lost an answer finds its own among them.
+#: Nonces of earlier changes kept in a document: a writer whose response was lost finds its own among them.
 NONCES_KEPT = 128
 _GROUPS = "_groups/"
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """Which change of a document this is.
+    """Version of a document.
 
     Attributes:
         revision: counts the changes, from 1.
         nonce: of this change alone.
         before: the nonces of the changes before it, the newest first, ``NONCES_KEPT`` at most.
-        written_ms: by the clock of who wrote it, ms since 1970 UTC.
+        written_ms: by the writer's clock, ms since 1970 UTC.
     """
 
     revision: int
@@ -331,13 +331,13 @@ class Version:
     written_ms: int
 
 
-#: Of a document that nobody wrote yet.
+#: Of a document that isn't written yet.
 NO_VERSION = Version(0, "", (), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionRow:
-    """A partition's number and the incarnation of its stream that positions in this document are of."""
+    """A partition's number and the incarnation of its stream to which positions in this document refer."""
 
     number: int
     incarnation: UUID
@@ -353,7 +353,7 @@ class CutRow:
 
 @dataclass(frozen=True, slots=True)
 class SizeRow:
-    """What lies before ``position``, and before its ledger, in one partition since the stream was created."""
+    """Bytes before ``position``, and before its ledger, in one partition since the stream was created."""
 
     partition: int
     position: Position
@@ -369,8 +369,8 @@ class SubscriberRow:
 
     Attributes:
         name: of the subscriber.
-        generation: only a publish of this one counts.
-        updated_ms: when its row was changed last; ``active_ms``: when it gave the last sign of life.
+        generation: only positions published with this generation count.
+        updated_ms: when its row was changed last; ``active_ms``: when it was last active.
         cut: what it has consumed; ``None``: it has never published.
         start: where it began; ``None``: at the stream's beginning.
     """
@@ -395,7 +395,7 @@ class Subscribers:
 
 @dataclass(frozen=True, slots=True)
 class RecordRow:
-    """A cut at the tail as it was at ``time_ms``, and the bytes before it since creation, ``None`` where unknown."""
+    """A cut at the tail at ``time_ms``, and the bytes before it since creation, ``None`` where unknown."""
 
     time_ms: int
     payload_bytes: int | None
@@ -409,8 +409,8 @@ class Records:
     Attributes:
         records: ascending by time.
         head_ms: time of the newest record at or before the head; ``None``: nothing was truncated yet.
-        sizes: of one position in partitions that were truncated, from which other sizes are counted: what lies before
-            it leaves the manifest.
+        sizes: of one position in partitions that were truncated, the base of other sizes: the manifest drops earlier
+            segments.
     """
 
     name: str
@@ -423,7 +423,7 @@ class Records:
 
 @dataclass(frozen=True, slots=True)
 class DecisionRow:
-    """One decision; ``record`` is its JSON text, whose layout is its maker's."""
+    """One decision; ``record`` is its JSON text, in the layout of its writer."""
 
     time_ms: int
     record: str
@@ -440,7 +440,7 @@ class Decisions:
 
 @dataclass(frozen=True, slots=True)
 class StreamCutRow:
-    """A cut of one of a group's streams; ``partitions``: of which incarnations its positions are, as far as known."""
+    """A cut of one of a group's streams; ``partitions``: the incarnations of its positions, as far as known."""
 
     stream: str
     cut: tuple[CutRow, ...]
@@ -453,12 +453,12 @@ class CheckpointRow:
 
     Attributes:
         name: its name, unique in the group.
-        kept: whether it stays until it expires; others go when a later one is complete.
+        kept: whether it stays until it expires; others are removed when a later one is complete.
         created_ms: ms since 1970 UTC.
-        waiting: readers that haven't said where they were at it.
+        waiting: readers that haven't reported their position at it.
         behind: readers that haven't read anything after it.
-        cuts: where the readers were, ascending by stream.
-        released: whether all have passed it and an automatic group has seen to its publication.
+        cuts: positions of the readers, ascending by stream.
+        released: whether all have passed it and an automatic group has published it.
     """
 
     name: str
@@ -472,8 +472,10 @@ class CheckpointRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToDoRow:
-    """A change of a stream's registry that a group owes. ``action``: ``add``, ``remove`` or ``publish``; ``partitions``
-    as of ``StreamCutRow``."""
+    """A pending change of a stream's registry by a group.
+
+    ``action``: ``add``, ``remove`` or ``publish``; ``partitions`` as of ``StreamCutRow``.
+    """
 
     action: str
     stream: str
@@ -488,21 +490,21 @@ class GroupState:
 
     Attributes:
         name: its name, and that of its subscribers.
-        generation: raised by each change of the configuration; -1: the group was never made.
+        generation: raised by each change of the configuration; -1: the group was never created.
         retention: ``none``, ``manual`` or ``automatic``.
         streams: names, ascending.
         starts, ends: where it begins and ends reading, of streams where that isn't their beginning and end.
         automatic_checkpoint_ms: time between two automatic checkpoints.
         outstanding_checkpoints_max: checkpoints that may wait for readers at once.
-        refresh_ms: how old a view of this document may be that a reader acts on.
-        readers: names of those that read, ascending.
+        refresh_ms: maximum age of a reader's view of this document.
+        readers: names of the active ones, ascending.
         checkpoints: in the order of their creation.
-        to_do: what the group owes to the streams' registries, in order.
+        to_do: pending changes of the streams' registries, in order.
         published: the cuts that were published last, ascending by stream.
         published_ms: when that was; 0: never.
         checkpoint_ms: when the last automatic checkpoint was begun; 0: never.
-        deleted: whether the group is gone. Its generation stays, so that what an earlier group of the name still does
-            never meets a later one.
+        deleted: whether the group is deleted. Its generation stays, so that late writes of an earlier group of the name
+            don't affect a later one.
     """
 
     name: str
@@ -526,7 +528,7 @@ class GroupState:
 
 @dataclass(frozen=True, slots=True)
 class TopicEntry:
-    """Says that a partitioned topic has a retention state, and for which incarnations of its partitions."""
+    """A partitioned topic with a retention state, and the incarnations of its partitions."""
 
     topic: str
     incarnation: UUID
@@ -540,33 +542,33 @@ _KEY = re.compile(rf"([0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})/(?:{'
 
 
 def retention_prefix(name: str) -> str:
-    """What the keys of everything that retention keeps of a stream or topic begin with."""
+    """Prefix of all retention documents of a stream or topic."""
     return f"{stream_prefix(name)}retention/"
 
 
 def document_key(kind: type[Document], name: str, incarnation: UUID) -> str:
-    """Key of a document of one incarnation of a stream or topic; two incarnations share none."""
+    """Key of a document of one incarnation of a stream or topic; incarnations share no keys."""
     return f"{retention_prefix(name)}{incarnation}/{_NAMES[kind]}"
 
 
 def document_keys(name: str, incarnation: UUID) -> list[str]:
-    """The keys of all documents that one incarnation of a stream or topic may have."""
+    """The keys of all possible documents of one incarnation of a stream or topic."""
     return [f"{retention_prefix(name)}{incarnation}/{last}" for last in _NAMES.values()]
 
 
 def incarnation_of_retention_key(key: str, name: str) -> UUID | None:
-    """The incarnation whose document a key is of; ``None`` for any other key."""
+    """The incarnation of a document's key; ``None`` for any other key."""
     match = _KEY.fullmatch(key.removeprefix(retention_prefix(name)))
     return None if match is None or not key.startswith(retention_prefix(name)) else UUID(match[1])
 
 
 def topic_key(topic: str) -> str:
-    """Key of a partitioned topic's entry, which lies under one key for all its incarnations."""
+    """Key of a partitioned topic's entry, shared by all its incarnations."""
     return f"{retention_prefix(topic)}topic"
 
 
 def group_prefix() -> str:
-    """What the keys of all reader groups begin with: no stream's name begins like this."""
+    """Prefix of the keys of all reader groups: no stream's name can begin like this."""
     return _GROUPS
 
 
@@ -576,7 +578,7 @@ def group_key(name: str) -> str:
 
 
 def group_of_key(key: str) -> str | None:
-    """The group whose key it is; ``None`` for any other key."""
+    """The group of a key; ``None`` for any other key."""
     name = unquote(key.removeprefix(_GROUPS))
     return name if group_key(name) == key else None
 

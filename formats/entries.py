@@ -30,7 +30,7 @@ __all__ = [
     "views_of",
 ]
 
-#: Anything that holds bytes in one piece.
+#: Any contiguous byte buffer.
 Buffer: TypeAlias = bytes | bytearray | memoryview | NDArray[np.uint8] | pa.Buffer
 #: uint8, shape (n,).
 Bytes: TypeAlias = NDArray[np.uint8]
@@ -44,12 +44,12 @@ def byte_array(data: Buffer) -> Bytes:
 
 
 class Pieces:
-    """Bytes in several places that are one body: whoever sends them needs no copy in one piece.
+    """A body of several byte pieces, sent without a copy into one.
 
-    Its length is that of all bytes; ``bytes(pieces)`` is the copy in one piece. Compares with any bytes.
+    Its length is that of all bytes; ``bytes(pieces)`` copies them into one. Compares with any bytes.
 
     Args:
-        pieces: in order; not changed by anybody from here on.
+        pieces: in order; immutable from here on.
     """
 
     __slots__ = ("_size_bytes", "views")
@@ -76,15 +76,15 @@ class Pieces:
 
 
 def views_of(body: Buffer | Pieces) -> Sequence[memoryview]:
-    """The bytes of ``body`` where they lie, in order."""
+    """The pieces of ``body`` in order, without a copy."""
     if isinstance(body, Pieces):
         return body.views
     return (byte_array(body).data,) if len(body) else ()
 
 
-#: Publish time of an entry whose publish time nobody recorded.
+#: Publish time of an entry without a recorded one.
 TIME_UNKNOWN_MS = -1
-#: Publish times that every format keeps: the least int64 is no time, but Arrow's, NumPy's and Java's word for none.
+#: Lower limit of publish times in every format: the least int64 means "none" in Arrow, NumPy and Java.
 TIME_MS_MIN = -(2**63) + 1
 TIME_MS_MAX = 2**63 - 1
 #: ``[entry_len int32][entry_id int64]`` before each payload in a block (PIP-17, PIP-76).
@@ -104,7 +104,7 @@ _SCHEMA = pa.schema(
 
 
 class Position(NamedTuple):
-    """A place in a stream: (ledger id, entry id). Orders like the stream does."""
+    """A position in a stream: (ledger id, entry id). Ordered as in the stream."""
 
     ledger_id: int
     entry_id: int
@@ -130,7 +130,7 @@ class Position(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One opaque record of a stream.
+    """One opaque entry of a stream.
 
     ``publish_time_ms`` is milliseconds since 1970 UTC, or ``TIME_UNKNOWN_MS``.
     """
@@ -173,7 +173,7 @@ class EntryBatch:
 
         Args:
             ledger_id: the ledger.
-            first_entry_id: id of the first entry; the others follow without holes.
+            first_entry_id: id of the first entry; the others follow without gaps.
             payloads: n byte strings, or an Arrow binary array without nulls.
             publish_times_ms: n times in ms, or one time for all.
 
@@ -260,16 +260,16 @@ class EntryBatch:
             low = int(ids.searchsorted(first.entry_id))
         high = count if last.ledger_id > self.ledger_id else 0
         if last.ledger_id == self.ledger_id:
-            # A read of one entry: what follows is either the entry or nothing of the range.
+            # A read of one entry: the next one is either it, or outside the range.
             is_one = first == last and low < count
             high = low + int(ids[low] == last.entry_id) if is_one else int(ids.searchsorted(last.entry_id, "right"))
         return self if high - low == count else self._part(low, max(low, high))
 
     def copy(self) -> EntryBatch:
-        """The same entries in memory of their own, as small as they need."""
+        """A copy of the entries in memory of its own, as small as possible."""
         offsets = self.offsets
         held = byte_array(self.data)[int(offsets[0]) : int(offsets[-1])]
-        # Arrow's memory and not the heap: there, large batches between small things leave holes when they go.
+        # Arrow's memory, because freed large batches would fragment the heap.
         data = pa.allocate_buffer(len(held))
         byte_array(data)[:] = held
         own = (offsets - offsets[0]).astype(np.int32)
@@ -277,14 +277,13 @@ class EntryBatch:
         return EntryBatch(self.ledger_id, self.entry_ids.copy(), payloads, self.publish_times_ms.copy())
 
     def compact(self) -> EntryBatch:
-        """The same entries without memory that other entries pay for: themselves where they fill the buffer that they
-        lie in (but for a fifth), else a copy. For a batch whose memory nobody changes."""
+        """This batch if it fills at least four fifths of its buffer, else a copy. Its memory must be immutable."""
         buffer = self.payloads.buffers()[2] if len(self) else None
         shared = buffer is not None and buffer.size > self.payload_bytes + self.payload_bytes // 4
         return self.copy() if shared else self
 
     def entries(self) -> Iterator[Entry]:
-        """The entries one by one (a convenience; hot paths use the columns)."""
+        """Iterates over the entries (a convenience; hot paths use the columns)."""
         for entry_id, payload, time_ms in zip(
             self.entry_ids.tolist(), self.payloads.to_pylist(), self.publish_times_ms.tolist(), strict=True
         ):

@@ -1,7 +1,6 @@
-"""The one family of errors that bad bytes raise.
+"""Exceptions for undecodable bytes.
 
-Owns the kinds a decoder may report. Must never let another exception type stand in for bad input:
-callers catch ``FormatError`` and nothing else.
+Decoders raise only subclasses of ``FormatError`` for bad input.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ __all__ = [
 
 
 def one_line(text: str) -> str:
-    """``text`` as one line of printable characters: bytes from strangers, and other people's messages, may hold more.
+    """``text`` as one line of printable characters, for untrusted bytes and messages of other programs.
 
-    Line ends and tabs become spaces, other characters that can't be shown an escape.
+    Line ends and tabs become spaces, other unprintable characters an escape.
     """
     if text.isprintable():
         return text
@@ -35,9 +34,9 @@ class FormatError(Exception):
     Args:
         problem: what is wrong, in a few words.
         object_name: the object or file the bytes came from, empty when unknown.
-        offset: where in that object, in bytes; ``None`` when it isn't one place.
-        expected: what should be there.
-        found: what is there.
+        offset: where in that object, in bytes; ``None`` without a single place.
+        expected: the expected value.
+        found: the actual value.
     """
 
     def __init__(
@@ -77,23 +76,23 @@ def _rebuild(
 
 
 class Truncated(FormatError):
-    """The bytes end before the thing they describe does."""
+    """The bytes end too early."""
 
 
 class BadMagic(FormatError):
-    """The first bytes are not those of the thing that should be here."""
+    """The first bytes are not those of the expected format."""
 
 
 class UnsupportedVersion(FormatError):
-    """Well-formed, but of a version this release doesn't know."""
+    """A well-formed object of a version that this release doesn't know."""
 
 
 class ChecksumMismatch(FormatError):
-    """A CRC disagrees with the bytes it covers."""
+    """A CRC doesn't match the bytes it covers."""
 
 
 class LimitExceeded(FormatError):
-    """A declared size is above what the caller allows."""
+    """A declared size is above the caller's limit."""
 
 
 class Inconsistent(FormatError):

@@ -1,8 +1,7 @@
 """Our extension of Pulsar's blocks and indexes, in bytes that Pulsar ignores.
 
-Owns three layouts: the block header's bytes 36..127, the entry table after a payload's end marker, and the
-rows with which an index describes its blocks. Must never be needed to read a plain Pulsar object.
-Byte by byte in docs/FORMAT.md.
+Three layouts: the block header's bytes 36..127, the entry table after a payload's end marker, and the rows with which
+an index describes its blocks. Plain Pulsar objects are readable without it. Byte by byte in docs/FORMAT.md.
 """
 
 from __future__ import annotations
@@ -50,8 +49,8 @@ _MAGIC = b"OFFL"
 _MAGIC_AT = 36
 _PLAIN = bytes(4)
 _KNOWN_FLAGS = FLAG_INDEXED | FLAG_TIMES_INCOMPLETE
-#: magic, version, codec, flags, entries, last entry id, stored bytes, uncompressed bytes, payload CRC,
-#: table bytes, table CRC, first and last publish time, reserved zeros; then the CRC of all bytes before it.
+#: magic, version, codec, flags, entries, last entry id, stored bytes, uncompressed bytes, payload CRC, table bytes,
+#: table CRC, first and last publish time, reserved zeros; then the CRC of all bytes before it.
 _HEADER = struct.Struct(">4sBBHIqIIIIIqq32s")
 _HEADER_CRC_AT = 124
 assert _MAGIC_AT + _HEADER.size == _HEADER_CRC_AT
@@ -59,7 +58,7 @@ assert _MAGIC_AT + _HEADER.size == _HEADER_CRC_AT
 #: width of a length, width of a time, zero, smallest length, earliest time.
 _TABLE_HEADER = struct.Struct(">BBHIq")
 ENTRY_TABLE_HEADER_BYTES = _TABLE_HEADER.size
-#: Most bytes that one entry takes in an entry table: four for its length, eight for its time.
+#: Largest size of an entry in an entry table: four bytes for its length, eight for its time.
 TABLE_ENTRY_BYTES_MAX = 12
 _WIDTHS = (0, 1, 2, 4, 8)
 _UNSIGNED: dict[int, Any] = {1: np.dtype(">u1"), 2: np.dtype(">u2"), 4: np.dtype(">u4"), 8: np.dtype(">u8")}
@@ -87,7 +86,7 @@ ROW = np.dtype(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockExtension:
-    """What a block header's extension says.
+    """The extension of a block header.
 
     Attributes:
         codec: how the payload is stored.
@@ -127,7 +126,7 @@ def encode_block_extension(plain_header: bytes, extension: BlockExtension) -> by
 
     Args:
         plain_header: the first 36 bytes.
-        extension: what to say.
+        extension: its values.
     """
     e = extension
     counts = (e.entries, e.last_entry_id, e.stored_bytes, e.uncompressed_bytes, e.payload_crc32c)
@@ -224,7 +223,7 @@ def _width(span: int) -> int:
 
 
 def encode_entry_table(lengths: NDArray[np.int64], publish_times_ms: NDArray[np.int64]) -> bytes:
-    """The entry table of a block: both columns as differences to their smallest value, in as few bytes as they need.
+    """The entry table of a block: both columns as differences to their smallest value, in as few bytes as possible.
 
     Args:
         lengths: int64, shape (n,), n > 0, each 0 <= length < 2**32.
@@ -249,9 +248,9 @@ def decode_entry_table(
     """Lengths and publish times of a block's entries, from the table alone.
 
     Args:
-        data: exactly the table: ``table_bytes`` bytes, as the block header or the index says.
+        data: exactly the ``table_bytes`` bytes of the table.
         entries: how many entries the block has.
-        table_crc32c: what the header or the index says.
+        table_crc32c: from the header or the index.
         object_name: for error messages.
         offset: of the table in its object, for error messages.
 
@@ -295,7 +294,7 @@ def _column(data: Bytes, width: int, count: int, base: int) -> NDArray[np.int64]
 
 
 def time_range(publish_times_ms: NDArray[np.int64]) -> tuple[int, int, int]:
-    """Earliest and latest known time, ``TIME_UNKNOWN_MS`` twice when none is, and the flag for unknown ones."""
+    """Earliest and latest known time, ``TIME_UNKNOWN_MS`` twice if none is known, and the flag for unknown ones."""
     known = publish_times_ms[publish_times_ms != TIME_UNKNOWN_MS]
     flag = 0 if len(known) == len(publish_times_ms) else FLAG_TIMES_INCOMPLETE
     if len(known) == 0:
@@ -315,7 +314,7 @@ def decode_index_rows(
 
     Args:
         data: the extension's bytes.
-        ledger_id: of the group; ``None`` in V1, whose index doesn't say it.
+        ledger_id: of the group; ``None`` in V1, whose index doesn't contain it.
         rows: how many index entries the group has.
         object_name: for error messages.
 

@@ -44,7 +44,7 @@ __all__ = [
 
 #: One block index entry, 20 bytes.
 INDEX_ENTRY = np.dtype([("first_entry_id", ">i8"), ("part", ">i4"), ("offset", ">i8")])
-#: BookKeeper custom metadata in which a V1 index carries our extension.
+#: BookKeeper custom metadata key of our extension in a V1 index.
 BLOCKS_KEY = "offloader.blocks"
 INDEX_CRC_KEY = "offloader.index-crc32c"
 
@@ -63,11 +63,11 @@ class IndexGroup:
     """One ledger's part of an index.
 
     Attributes:
-        ledger_id: the ledger; -1 when unknown (V1 doesn't say it).
+        ledger_id: the ledger; -1 when unknown (V1 doesn't contain it).
         metadata: the ledger metadata, protobuf, untouched.
         entries: ``INDEX_ENTRY``, shape (n,).
-        last_entry_id: what the metadata says; -1 when it doesn't.
-        closed: whether the metadata says that the ledger is closed.
+        last_entry_id: from the metadata; -1 if missing.
+        closed: whether the ledger is closed according to the metadata.
         blocks: our extension's rows for ``entries``, undecoded; ``None`` in a plain index.
     """
 
@@ -97,10 +97,10 @@ class ObjectIndex:
 
 
 def encode_index(index: ObjectIndex) -> bytes:
-    """The index object's bytes; metadata is written as it is.
+    """The index object's bytes; metadata is written unchanged.
 
     Raises:
-        LimitExceeded: the index would be longer than its own length field can say.
+        LimitExceeded: the index exceeds its own length field.
     """
     body = b"".join(_encode_group(index.layout, group) for group in index.groups)
     total = _FIXED.size + len(body)
@@ -116,7 +116,7 @@ def _encode_group(layout: Layout, group: IndexGroup) -> bytes:
 
 
 class IndexHeader(NamedTuple):
-    """What an index begins with: layout, its own length, that of the data object, that of the block headers."""
+    """The start of an index: layout, its own length, that of the data object, that of the block headers."""
 
     layout: Layout
     index_bytes: int
@@ -125,15 +125,15 @@ class IndexHeader(NamedTuple):
 
 
 def is_index(data: Buffer) -> bool:
-    """Whether an index begins with these bytes, four of them are enough."""
+    """Whether an index begins with these bytes; needs four of them."""
     return byte_array(data)[:4].tobytes() in _MAGIC.values()
 
 
 def decode_index_header(data: Buffer, *, object_name: str = "") -> IndexHeader:
-    """The first ``INDEX_HEADER_BYTES`` bytes of an index; what follows isn't looked at.
+    """Decodes the first ``INDEX_HEADER_BYTES`` bytes of an index; ignores what follows.
 
     Raises:
-        FormatError: too short, no index, or lengths that can't be.
+        FormatError: too short, no index, or impossible lengths.
     """
     view = byte_array(data)
     if len(view) < _FIXED.size:
@@ -159,12 +159,12 @@ def decode_index_header(data: Buffer, *, object_name: str = "") -> IndexHeader:
 
 
 def decode_index(data: Buffer, *, object_name: str = "", ledger_id: int | None = None) -> ObjectIndex:
-    """The index at the start of ``data``; bytes after its own length are ignored.
+    """Decodes the index at the start of ``data``; ignores bytes after its own length.
 
     Args:
         data: the index object.
         object_name: for error messages.
-        ledger_id: the ledger of a V1 index, which doesn't say it.
+        ledger_id: the ledger of a V1 index, which doesn't contain it.
 
     Raises:
         FormatError: of every kind; nothing else, whatever the bytes are.
@@ -182,7 +182,7 @@ def decode_index(data: Buffer, *, object_name: str = "", ledger_id: int | None =
 def _decode_groups(
     whole: bytes, layout: Layout, ledger_id: int | None, object_name: str
 ) -> tuple[tuple[IndexGroup, ...], list[tuple[int, int]]]:
-    """The groups, and for each one that has a CRC of the index where that stands and what it says."""
+    """The groups, and the offset and value of each one's CRC of the index, if present."""
     groups: list[IndexGroup] = []
     seals: list[tuple[int, int]] = []
     head = _V1_COUNTS if layout is Layout.V1 else _V2_GROUP
@@ -249,7 +249,7 @@ def _v2_group(
 
 
 def _check_seal(whole: bytes, groups: Sequence[IndexGroup], seals: list[tuple[int, int]], object_name: str) -> None:
-    """An index has the extension in all groups, sealed in all, or in none."""
+    """Checks the CRC: an index has the extension, with a CRC, in all groups or in none."""
     extended = sum(group.blocks is not None for group in groups)
     if extended == 0 and not seals:
         return
@@ -294,20 +294,20 @@ def seal_index(index: ObjectIndex) -> bytes:
 
 
 Int64s = NDArray[np.int64]
-#: Upper bound of a block's entry ids when nothing says where it ends.
+#: Upper bound of a block's entry ids if its end is unknown.
 ENTRY_ID_UNKNOWN_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerGroup:
-    """What an index says of one ledger.
+    """One ledger of an index.
 
     Attributes:
         ledger_id: the ledger; -1 in a V1 index parsed without it.
         metadata: the ledger metadata, protobuf, untouched.
         first_entry_id: first entry in the object; -1 when the group has no blocks.
-        last_entry_id: last entry that the metadata knows (of the ledger, or of the ledger in this segment); -1 unknown.
-        closed: whether the metadata says that the ledger is closed.
+        last_entry_id: last entry in the metadata (of the ledger, or of the ledger in this segment); -1 unknown.
+        closed: whether the ledger is closed according to the metadata.
     """
 
     ledger_id: int
@@ -368,11 +368,11 @@ class BlockTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InOrder:
-    """Blocks in the order of their positions, where no block reaches into the next one: found by halving.
+    """Non-overlapping blocks in the order of their positions, for binary search.
 
     Attributes:
-        numbers: of the blocks, int64, shape (n,); the other columns are n numbers in their order, as Python's own:
-            halving those takes a fifth of what asking NumPy for one place does.
+        numbers: of the blocks, int64, shape (n,). The other columns are n Python numbers in their order: bisecting
+            those takes a fifth of the time of one NumPy lookup.
         ledger_id: ascending.
         first_entry_id: ascending in each ledger.
         upper: largest entry id that a block may hold; ascending in each ledger.
@@ -385,7 +385,7 @@ class InOrder:
 
     @classmethod
     def of(cls, blocks: BlockTable, by_position: Int64s, upper: Int64s) -> InOrder | None:
-        """The blocks of a table; ``None`` when they overlap."""
+        """The blocks of a table; ``None`` if they overlap."""
         ledger, first = blocks.ledger_id[by_position], blocks.first_entry_id[by_position]
         ordered = upper[by_position]
         if ((ordered[1:] < ordered[:-1]) & (ledger[1:] == ledger[:-1])).any():
@@ -428,7 +428,7 @@ def rows_of(
 def build_block_table(
     index: ObjectIndex, ledgers: Sequence[int], rows: list[NDArray[np.void]] | None, object_name: str
 ) -> BlockTable:
-    """The table of an index; ``ledgers`` and ``rows`` are what ``rows_of`` answered for it.
+    """The table of an index; ``ledgers`` and ``rows`` are the result of ``rows_of``.
 
     Raises:
         Inconsistent: index entries that don't ascend, or an extension that contradicts them.
@@ -443,7 +443,7 @@ def build_block_table(
     ledger_id, first, offset = ledger_id[order], first[order], offset[order]
     length = np.maximum(np.append(offset[1:], index.data_bytes) - offset, 0)
     if rows is None:
-        # What a run needs beyond the next offset, but not beyond the object.
+        # Bytes that a run needs beyond the next offset, within the object.
         beyond = np.minimum(length, ENTRY_ID_UNKNOWN_MAX - index.header_bytes) + index.header_bytes
         read_bytes = np.minimum(beyond, np.maximum(index.data_bytes - offset, length))
         unknown = np.full(len(offset), -1, dtype=np.int64)
@@ -481,7 +481,7 @@ def _check_ascending(group: IndexGroup, object_name: str) -> None:
 
 
 def _check_extended(table: BlockTable, index: ObjectIndex, reserved: Int64s, object_name: str) -> None:
-    """What planning relies on without looking at the data object."""
+    """Checks what read planning relies on without the data object."""
     for codec in np.unique(table.codec).tolist():
         codec_of(codec, object_name=object_name)
     needed = BLOCK_HEADER_BYTES + table.stored_bytes + END_MARKER_BYTES + table.table_bytes
@@ -509,7 +509,7 @@ def upper_bounds(
     if has_extension:
         return blocks.last_entry_id
     ledger, first = blocks.ledger_id[by_position], blocks.first_entry_id[by_position]
-    # What the metadata of a ledger says that was open when the index was written may be too little.
+    # The metadata of a ledger that was open when the index was written may be outdated.
     ends = {group.ledger_id: group.last_entry_id if group.closed else -1 for group in ledgers}
     upper = np.array([ends[each] for each in ledger.tolist()], dtype=np.int64)
     upper[upper < 0] = ENTRY_ID_UNKNOWN_MAX

@@ -46,24 +46,24 @@ __all__ = [
     "stream_prefix",
 ]
 
-#: Levels that a stream name may not have: they are folders of the stream itself.
+#: Levels that a stream name can't have: they are folders of the stream itself.
 RESERVED_LEVELS = frozenset({"manifest", "retention", "leases"})
-#: First level that a stream name may not have: the folder that a local store keeps beside its objects.
+#: First level that a stream name can't have: the folder that a local store keeps beside its objects.
 RESERVED_FIRST_LEVEL = ".offloader"
-#: File systems take 255 bytes per name.
+#: File systems' limit of a name.
 LEVEL_BYTES_MAX = 255
-#: Keys end at 1,024 bytes in S3; the rest is for what comes after the stream.
+#: S3's limit of a key is 1,024 bytes; the rest is for what follows the stream's name.
 STREAM_BYTES_MAX = 800
-#: Every key begins with a name, and a process has few of them.
+#: Every key begins with a name, and a process uses few of them.
 _NAMES_CACHED = 4096
 
 
 @lru_cache(_NAMES_CACHED)
 def encode_stream(stream: str) -> str:
-    """A stream's name as the beginning of its keys: levels between ``/``, each percent-encoded.
+    """A stream's name as the prefix of its keys: levels between ``/``, each percent-encoded.
 
-    Letters, digits and ``_ . - ~`` stay, so that Pulsar's names stay as they are; a level of dots only is
-    encoded too, because a file system would take it for a folder of its own.
+    Letters, digits and ``_ . - ~`` stay, so Pulsar's names are unchanged; a level of dots only is encoded too, because
+    it is special in file systems.
 
     Raises:
         Inconsistent: an empty name or level, a reserved level, a first level that begins with ``_`` or is
@@ -81,7 +81,7 @@ def encode_stream(stream: str) -> str:
 
 
 def levels_above(stream: str) -> list[str]:
-    """The names above a stream's: their streams' keys would lie around its own, so only one of two such can exist."""
+    """The names above a stream's: their keys would overlap its own, so only one of two such streams can exist."""
     levels = stream.split("/")
     return ["/".join(levels[:count]) for count in range(1, len(levels))]
 
@@ -118,7 +118,7 @@ def decode_stream(encoded: str) -> str:
     return stream
 
 
-#: Content type we write for data and index; ignored on reading.
+#: Content type of written data and index objects; ignored on reading.
 CONTENT_TYPE = "application/octet-stream"
 
 _FORMAT_VERSION = "s3managedledgeroffloaderformatversion"
@@ -131,7 +131,7 @@ _ASSIGNING_RECORD = "offloaderrecord"
 
 @dataclass(frozen=True, slots=True)
 class ObjectOwner:
-    """Who wrote an object: the stream's incarnation and the writer's epoch."""
+    """The writer of an object: the stream's incarnation and the writer's epoch."""
 
     incarnation: UUID
     epoch: int
@@ -139,7 +139,7 @@ class ObjectOwner:
 
 @dataclass(frozen=True, slots=True)
 class Testimony:
-    """What an object tells of the manifest: the record that assigned it, or a later one of its epoch that assigned.
+    """Assignment evidence of an object: the record that assigned it, or a later assigning one of its epoch.
 
     Attributes:
         epoch_nonce: of the record that opened the epoch.
@@ -196,7 +196,7 @@ def check_object_version(metadata: Mapping[str, str], object_name: str) -> int:
 
 
 def object_owner(metadata: Mapping[str, str]) -> ObjectOwner | None:
-    """Who wrote the object; ``None`` when it carries no marker of ours, or a damaged one."""
+    """The object's writer; ``None`` if our marker is missing or damaged."""
     values = _lower(metadata)
     try:
         return ObjectOwner(UUID(values[_INCARNATION]), int(values[_EPOCH]))
@@ -205,7 +205,7 @@ def object_owner(metadata: Mapping[str, str]) -> ObjectOwner | None:
 
 
 def object_testimony(metadata: Mapping[str, str]) -> Testimony | None:
-    """Which record assigned the object; ``None`` when it doesn't say, or not in our words."""
+    """The record that assigned the object; ``None`` if it is missing or invalid."""
     values = _lower(metadata)
     try:
         return Testimony(values[_EPOCH_NONCE], int(values[_ASSIGNING_RECORD]))
@@ -214,7 +214,7 @@ def object_testimony(metadata: Mapping[str, str]) -> Testimony | None:
 
 
 def _lower(metadata: Mapping[str, str]) -> dict[str, str]:
-    # Stores differ in how they give back the case of metadata names.
+    # Stores differ in the case of returned metadata names.
     return {name.lower(): value for name, value in metadata.items()}
 
 
@@ -230,7 +230,7 @@ _DIGEST_DOMAIN = b"offloader segment uuid 1"
 
 @lru_cache(maxsize=4096)
 def stream_prefix(stream: str) -> str:
-    """What all keys of a stream begin with; empty for the stream ``""``, which is Pulsar's own layout."""
+    """Prefix of all keys of a stream; empty for the stream ``""``, which is Pulsar's own layout."""
     return f"{encode_stream(stream)}/" if stream else ""
 
 
@@ -247,7 +247,7 @@ def index_key(stream: str, uuid: UUID, ledger_id: int | None = None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ObjectKey:
-    """What the name of a data or index object says. ``ledger_id`` is ``None`` in V2."""
+    """The parsed name of a data or index object. ``ledger_id`` is ``None`` in V2."""
 
     stream: str
     uuid: UUID
@@ -256,7 +256,7 @@ class ObjectKey:
 
 
 def parse_object_key(key: str, stream: str) -> ObjectKey | None:
-    """What a listed key of this stream is; ``None`` when it is no data or index object directly under the stream."""
+    """Parses a listed key of this stream; ``None`` unless it is a data or index object directly under the stream."""
     prefix = stream_prefix(stream)
     match = _OBJECT.fullmatch(key[len(prefix) :]) if key.startswith(prefix) else None
     if match is None:
@@ -268,7 +268,7 @@ def parse_object_key(key: str, stream: str) -> ObjectKey | None:
 
 
 def catalog_prefix() -> str:
-    """What the keys of all catalogue entries begin with."""
+    """Prefix of all catalogue keys."""
     return _CATALOG
 
 
@@ -278,14 +278,14 @@ def catalog_key(stream: str) -> str:
 
 
 def stream_of_catalog_key(key: str) -> str:
-    """The stream a catalogue entry is for; ``Inconsistent`` when the key is none."""
+    """The stream of a catalogue key; ``Inconsistent`` for any other key."""
     if not key.startswith(_CATALOG):
         raise Inconsistent("not a catalogue key", expected=f"{_CATALOG}...", found=ascii(key))
     return decode_stream(key[len(_CATALOG) :])
 
 
 def manifest_prefix(stream: str, incarnation: UUID) -> str:
-    """What the keys of one incarnation's manifest begin with."""
+    """Prefix of one incarnation's manifest keys."""
     return f"{encode_stream(stream)}/manifest/{incarnation}/"
 
 
@@ -312,16 +312,16 @@ def checkpoint_number(key: str) -> int | None:
 
 
 def boundary_key(stream: str, incarnation: UUID) -> str:
-    """Key of the object that says which records may be deleted."""
+    """Key of the boundary, which limits the deletable records."""
     return f"{manifest_prefix(stream, incarnation)}boundary"
 
 
 def new_segment_uuid(incarnation: UUID, random_bits: int) -> UUID:
-    """A version 8 uuid that proves which incarnation it was made for.
+    """A version 8 uuid that proves its incarnation.
 
-    A listing of unfinished uploads carries no metadata, so ownership must show in the key alone.
-    Its 122 free bits are 64 random bits followed by the first 58 bits of
-    SHA-256(``"offloader segment uuid 1"`` + incarnation, 16 bytes + the random bits, 8 bytes).
+    A listing of unfinished uploads carries no metadata, so the key alone must prove ownership. Its 122 free bits are 64
+    random bits followed by the first 58 bits of SHA-256(``"offloader segment uuid 1"`` + incarnation, 16 bytes + the
+    random bits, 8 bytes).
 
     Args:
         incarnation: of the stream.
@@ -335,7 +335,7 @@ def new_segment_uuid(incarnation: UUID, random_bits: int) -> UUID:
 
 
 def is_segment_uuid_of(uuid: UUID, incarnation: UUID) -> bool:
-    """Whether ``new_segment_uuid`` made this uuid for this incarnation."""
+    """Whether ``new_segment_uuid`` created this uuid for this incarnation."""
     number = uuid.int
     if number >> 76 & 0xF != 8 or number >> 62 & 0b11 != 0b10:
         return False

@@ -61,27 +61,27 @@ __all__ = [
     "encode_record",
 ]
 
-#: ``payload_bytes`` or ``created_ms`` of a ledger whose source doesn't tell them.
+#: ``payload_bytes`` or ``created_ms`` of a ledger whose source doesn't report them.
 FACT_UNKNOWN = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Base of everything a record can say happened."""
+    """Base of all edits in a record."""
 
     kind: ClassVar[str]
 
 
 @dataclass(frozen=True, slots=True)
 class OpenEpoch(Edit):
-    """A writer took the stream; lower epochs are fenced from here on.
+    """A writer took over the stream; lower epochs are fenced from here on.
 
     Attributes:
         source: uuid of the ledger database that the writer offloads; ``None``: it has no identity, or the writer
-            offloads none. The one that was known stays the stream's then.
-        token: random; the database has it since before this record.
-        reserved: no ledger id up to here is given to a later start; ``None``: nothing more is reserved.
-        accepted: an operator declared this source the stream's, whatever was known of the one before.
+            offloads none. The stream's known source is then kept.
+        token: random; the database has had it since before this record.
+        reserved: later starts get ledger ids above this one; ``None``: nothing more is reserved.
+        accepted: an operator declared this source the stream's, whatever the previous one.
     """
 
     kind = "open_epoch"
@@ -94,7 +94,7 @@ class OpenEpoch(Edit):
 
 @dataclass(frozen=True, slots=True)
 class ReserveLedgers(Edit):
-    """The source may give ledger ids up to ``reserved``, and no later start gives them again."""
+    """The source may assign ledger ids up to ``reserved``; later starts get ids above."""
 
     kind = "reserve_ledgers"
     reserved: int
@@ -102,10 +102,10 @@ class ReserveLedgers(Edit):
 
 @dataclass(frozen=True, slots=True)
 class LedgerClosed(Edit):
-    """A fact from the source: ``ledger_id`` ends at ``last_entry_id`` (-1: it is empty).
+    """The source closed ``ledger_id`` at ``last_entry_id`` (-1: it is empty).
 
-    ``payload_bytes`` and ``created_ms`` show whether a ledger of that id is still the same one; ``FACT_UNKNOWN``: the
-    source doesn't tell.
+    ``payload_bytes`` and ``created_ms`` distinguish different ledgers of one id; ``FACT_UNKNOWN``: the source doesn't
+    report them.
     """
 
     kind = "ledger_closed"
@@ -117,7 +117,7 @@ class LedgerClosed(Edit):
 
 @dataclass(frozen=True, slots=True)
 class Assign(Edit):
-    """A segment exists from now on, before its first byte is uploaded. ``end`` is known for historical ones only."""
+    """A segment is assigned, before its first byte is uploaded. ``end`` is known for historical ones only."""
 
     kind = "assign"
     uuid: UUID
@@ -130,7 +130,7 @@ class Assign(Edit):
 
 @dataclass(frozen=True, slots=True)
 class Offloaded(Edit):
-    """Both objects of an assigned segment are in the store, as ``summary`` says."""
+    """Both objects of an assigned segment are in the store; ``summary`` describes them."""
 
     kind = "offloaded"
     uuid: UUID
@@ -140,7 +140,7 @@ class Offloaded(Edit):
 
 @dataclass(frozen=True, slots=True)
 class Failed(Edit):
-    """An assigned segment will never be offloaded under this uuid; whatever it left may be swept."""
+    """An assigned segment won't be offloaded under this uuid; its objects may be deleted."""
 
     kind = "failed"
     uuid: UUID
@@ -149,7 +149,7 @@ class Failed(Edit):
 
 @dataclass(frozen=True, slots=True)
 class Gap(Edit):
-    """Entries that were, provably, nowhere to be read."""
+    """Entries that provably no tier has."""
 
     kind = "gap"
     first: Position
@@ -159,7 +159,7 @@ class Gap(Edit):
 
 @dataclass(frozen=True, slots=True)
 class Adopt(Edit):
-    """Objects that somebody else wrote become part of the stream. ``owned``: we may delete them."""
+    """Objects of another writer become part of the stream. ``owned``: this project may delete them."""
 
     kind = "adopt"
     uuid: UUID
@@ -178,7 +178,7 @@ class Release(Edit):
 
 @dataclass(frozen=True, slots=True)
 class Truncate(Edit):
-    """The stream begins at ``head`` now."""
+    """The stream now begins at ``head``."""
 
     kind = "truncate"
     head: Position
@@ -186,7 +186,7 @@ class Truncate(Edit):
 
 @dataclass(frozen=True, slots=True)
 class LedgersDeleted(Edit):
-    """These ledgers are gone from the stream: the only mark that makes segments deletable."""
+    """These ledgers are deleted from the stream: the only mark that makes segments deletable."""
 
     kind = "ledgers_deleted"
     ledger_ids: tuple[int, ...]
@@ -194,7 +194,7 @@ class LedgersDeleted(Edit):
 
 @dataclass(frozen=True, slots=True)
 class HotReleased(Edit):
-    """The hot copies of these ledgers may go; nothing in the cold tier becomes deletable."""
+    """The hot copies of these ledgers may be deleted; nothing in the cold tier becomes deletable."""
 
     kind = "hot_released"
     ledger_ids: tuple[int, ...]
@@ -210,7 +210,7 @@ class SetAside(Edit):
 
 @dataclass(frozen=True, slots=True)
 class Retire(Edit):
-    """These segments will be deleted after the grace period; readers don't see them any more."""
+    """These segments will be deleted after the grace period; readers no longer see them."""
 
     kind = "retire"
     uuids: tuple[UUID, ...]
@@ -218,7 +218,7 @@ class Retire(Edit):
 
 @dataclass(frozen=True, slots=True)
 class Purged(Edit):
-    """The objects of segments retired by record ``retire_record`` are deleted next. No way back."""
+    """The objects of segments retired by record ``retire_record`` are deleted next. Irreversible."""
 
     kind = "purged"
     uuids: tuple[UUID, ...]
@@ -227,7 +227,7 @@ class Purged(Edit):
 
 @dataclass(frozen=True, slots=True)
 class UndoRetire(Edit):
-    """Segments retired by record ``retire_record`` are back."""
+    """Segments retired by record ``retire_record`` are readable again."""
 
     kind = "undo_retire"
     uuids: tuple[UUID, ...]
@@ -236,7 +236,7 @@ class UndoRetire(Edit):
 
 @dataclass(frozen=True, slots=True)
 class Restore(Edit):
-    """The stream begins at ``head`` again (``None``: as before), and these ledgers aren't gone from it after all."""
+    """The stream begins at ``head`` again (``None``: as before), and these ledgers are no longer deleted from it."""
 
     kind = "restore"
     head: Position | None
@@ -245,7 +245,7 @@ class Restore(Edit):
 
 @dataclass(frozen=True, slots=True)
 class Rewrite(Edit):
-    """A segment of entries that others hold already exists from now on; it counts only once it has replaced them."""
+    """Assigns a segment for entries that others already hold; it counts only once it has replaced them."""
 
     kind = "rewrite"
     uuid: UUID
@@ -258,7 +258,7 @@ class Rewrite(Edit):
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """A segment promised by ``rewrite`` whose objects are in the store, as ``summary`` says."""
+    """A segment assigned by ``rewrite`` is in the store; ``summary`` describes it."""
 
     uuid: UUID
     summary: SegmentSummary
@@ -266,7 +266,7 @@ class Rewritten:
 
 @dataclass(frozen=True, slots=True)
 class Replace(Edit):
-    """The segments ``by`` hold now what ``uuids`` held, entry by entry; those are retired and can't come back."""
+    """The segments ``by`` now hold the entries of ``uuids``, which are retired for good."""
 
     kind = "replace"
     uuids: tuple[UUID, ...]
@@ -276,7 +276,7 @@ class Replace(Edit):
 
 @dataclass(frozen=True, slots=True)
 class SetMethod(Edit):
-    """How the stream is offloaded from here on: ``streaming``, ``ledger`` or ``none``."""
+    """Offload method of the stream from here on: ``streaming``, ``ledger`` or ``none``."""
 
     kind = "set_method"
     method: str
@@ -292,14 +292,14 @@ class Pause(Edit):
 
 @dataclass(frozen=True, slots=True)
 class Resume(Edit):
-    """Offloading goes on."""
+    """Offloading continues."""
 
     kind = "resume"
 
 
 @dataclass(frozen=True, slots=True)
 class Hold(Edit):
-    """``on``: nothing of the stream is deleted until it is off again."""
+    """``on``: nothing of the stream is deleted until the hold is off."""
 
     kind = "hold"
     on: bool
@@ -320,17 +320,17 @@ EDIT_KINDS: Mapping[str, type[Edit]] = {kind.kind: kind for kind in Edit.__subcl
 RECORD_FORMAT = 1
 BOUNDARY_FORMAT = 1
 CATALOG_FORMAT = 1
-#: Bytes of a record: those of a hundred thousand ledgers or segments; one more has to be two.
+#: Limit of a record: about a hundred thousand ledgers or segments; larger ones have to be split.
 RECORD_BYTES_MAX = 16 * 1024 * 1024
-#: Bytes of a boundary: three numbers.
+#: Limit of a boundary: three numbers.
 BOUNDARY_BYTES_MAX = 4 * 1024
-#: Bytes of a catalogue entry: a stream's name, escaped, a uuid and a time.
+#: Limit of a catalogue entry: a stream's name, escaped, a uuid and a time.
 CATALOG_BYTES_MAX = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Who wrote a record: a name for people, a URL where it can be asked (empty: none), a nonce of this record."""
+    """The writer of a record: a display name, its URL (empty: none), a nonce of this record."""
 
     name: str
     url: str
@@ -339,7 +339,7 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over the committed segments after the record's edits, for people and as a check of the fold."""
+    """Sums over the committed segments after the record's edits, for display and as a check of the fold."""
 
     segments: int
     entries: int
@@ -355,8 +355,8 @@ class Record:
 
     ``source_end``: the newest position that the owner's source had before this record; ``None``: the record isn't the
     owner's, or its source is empty or has no identity.
-    ``previous_nonce`` is that of the record before, so that a lost record whose number is created again is noticed;
-    empty: there is none before, or an earlier release wrote this one.
+    ``previous_nonce``: nonce of the record before, which detects a lost record whose number is created again; empty:
+    there is none before, or an earlier release wrote this one.
     """
 
     record_id: int
@@ -372,11 +372,11 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """Records below ``first_kept_id`` may be gone; the newest checkpoint is ``checkpoint_id`` (0: none).
+    """Records below ``first_kept_id`` may be deleted; the newest checkpoint is ``checkpoint_id`` (0: none).
 
-    ``checkpoint_crc32c`` is of that checkpoint's object, which names the checksums of its runs: so a flipped bit
-    anywhere in a manifest is noticed. Record ``newest_id`` certainly existed and has ``newest_nonce`` (0 and empty:
-    nobody relied on one yet); nothing is destroyed on the word of a later one.
+    ``checkpoint_crc32c`` is of that checkpoint's object, which holds the checksums of its runs: so a flipped bit
+    anywhere in a manifest is detected. Record ``newest_id`` certainly existed and has ``newest_nonce`` (0 and empty:
+    not set yet); no deletion relies on a later record.
     """
 
     first_kept_id: int
@@ -388,7 +388,7 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """Says that a stream exists and which incarnation of it is the living one."""
+    """Names a stream and its living incarnation."""
 
     stream: str
     incarnation: UUID

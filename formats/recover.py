@@ -1,7 +1,6 @@
-"""A segment's index and summary, recovered from its data object alone.
+"""Recovers a segment's index and summary from its data object alone.
 
-Owns checking every block of a data object with our extension, and describing it as its writer would have. Must never
-hold more of the object than one block and what was fed last.
+Checks every block of a data object with our extension. Holds at most one block and the last input in memory.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ __all__ = ["SegmentRecovery"]
 
 
 class SegmentRecovery:
-    """Reads a data object from its first byte to its last and says what its index is.
+    """Reads a data object from its first byte to its last and rebuilds its index.
 
     With the same part size and the same facts the index is the writer's own, byte for byte. Not thread-safe.
 
     Args:
         layout: V1 or V2.
-        part_bytes: length of the parts it was uploaded in (an index names part numbers).
+        part_bytes: length of the uploaded parts, whose numbers are in an index.
         object_name: for error messages.
-        block_bytes_max: largest block that is taken.
-        decompressed_bytes_max: largest run of entries that is taken.
-        ledger_id: the ledger of a V1 object, whose blocks don't say it.
+        block_bytes_max: limit of a block's size.
+        decompressed_bytes_max: limit of a run of entries.
+        ledger_id: the ledger of a V1 object, whose blocks don't contain it.
     """
 
     def __init__(
@@ -58,11 +57,11 @@ class SegmentRecovery:
 
     @property
     def entries(self) -> int:
-        """How many entries were found so far."""
+        """Entries found so far."""
         return sum(span.entries for span in self._spans.values())
 
     def feed(self, data: Buffer) -> None:
-        """Takes the object's next bytes and checks the blocks that are complete now.
+        """Reads the object's next bytes and checks the blocks that they complete.
 
         Raises:
             FormatError: of every kind; nothing else, whatever the bytes are. The object isn't a whole segment of ours.
@@ -83,7 +82,7 @@ class SegmentRecovery:
         """The index object and the summary.
 
         Args:
-            facts: what the source knows of the ledgers; ledgers that are missing count as open.
+            facts: the source's facts of the ledgers; missing ledgers count as open.
 
         Raises:
             Truncated: the object ends within a block, or has none.

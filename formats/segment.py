@@ -49,18 +49,18 @@ ENTRY_BYTES_MAX = (
     - ENTRY_TABLE_HEADER_BYTES
     - TABLE_ENTRY_BYTES_MAX
 )
-#: A shorter piece of a part is copied to its neighbours: sending it by itself would cost more.
+#: A shorter piece of a part is copied to its neighbours: sending it separately would cost more.
 _KEPT_BYTES_MIN = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of the data object, ready to be sent.
+    """A piece of the data object, ready to be uploaded.
 
     Attributes:
         number: from 1.
         offset: in the data object.
-        body: the bytes; nobody changes them any more.
+        body: the bytes, immutable.
         crc32c: their CRC-32C.
     """
 
@@ -75,13 +75,13 @@ class Part:
 
     @property
     def data(self) -> bytes:
-        """The bytes in one piece: a copy."""
+        """A contiguous copy of the bytes."""
         return bytes(self.body)
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedSegment:
-    """The end of a segment: parts not handed out yet (the last may be short), the index object, the summary."""
+    """The end of a segment: remaining parts (the last may be short), the index object, the summary."""
 
     parts: list[Part]
     index: bytes
@@ -91,21 +91,21 @@ class FinishedSegment:
 class SegmentBuilder:
     """Turns batches into parts of exactly ``part_bytes`` bytes and, at the end, an index.
 
-    Blocks are cut before the entry that would make one longer than ``block_bytes``, at a change of ledger, and at a
-    gap in the entry ids: so the ids in a block are consecutive, and a table of blocks says exactly which entries an
-    object has. An entry that alone is longer than ``block_bytes`` gets a block of its own. Where blocks are cut
-    depends only on the entries, not on the batches they come in.
+    Blocks are cut before the entry that would make one longer than ``block_bytes``, at a change of ledger, and at a gap
+    in the entry ids. So the ids in a block are consecutive, and a table of blocks lists exactly the object's entries. A
+    single entry longer than ``block_bytes`` gets a block of its own. Cuts depend only on the entries, not on their
+    batches.
 
-    Not thread-safe. What is appended is copied.
+    Not thread-safe. Copies what is appended.
 
     Args:
         layout: V2, or V1 for one whole ledger (from entry 0, without gaps).
         block_bytes: target length of a block, header and tail included.
         part_bytes: length of every part but the last.
         codec: tried on each block; a block that doesn't get 10 % smaller stays as it is.
-        extension: whether to write our extension; without it, objects are exactly Pulsar's (and V1 blocks are
-            padded to ``block_bytes``, as Pulsar does).
-        memory: where blocks are written, shared with other builders; ``None``: new memory for each.
+        extension: whether to write our extension; without it, objects are exactly Pulsar's (and V1 blocks are padded to
+            ``block_bytes``, as Pulsar does).
+        memory: buffers for blocks, shared with other builders; ``None``: new memory for each.
     """
 
     def __init__(
@@ -152,20 +152,20 @@ class SegmentBuilder:
 
     @property
     def data_bytes(self) -> int:
-        """Length of the data object if it ended here; the block being filled is counted with its longest tail."""
+        """Length of the data object if it ended here, with the longest possible tail of the current block."""
         return self._parts.total_bytes + self._block.bytes_max
 
     @property
     def held_bytes(self) -> int:
-        """Bytes in memory: what is filled of the current part, and the block being filled."""
+        """Bytes in memory: the filled section of the current part, and the block being filled."""
         return self._parts.held_bytes + self._block.held_bytes
 
     def append(self, batch: EntryBatch) -> list[Part]:
-        """Takes the entries of a batch; answers the parts that became full.
+        """Appends the entries of a batch; returns the completed parts.
 
         Raises:
-            Inconsistent: entries that don't come after the last one, or in V1 not directly after it; nothing is taken.
-            LimitExceeded: an entry above ``ENTRY_BYTES_MAX``; nothing is taken.
+            Inconsistent: entries that don't follow the last one, or in V1 not directly; nothing is appended.
+            LimitExceeded: an entry above ``ENTRY_BYTES_MAX``; nothing is appended.
         """
         self._check(batch)
         if len(batch) == 0:
@@ -188,7 +188,7 @@ class SegmentBuilder:
         """Ends the segment.
 
         Args:
-            ledgers: what the source knows of the ledgers, by ledger id; ledgers that are missing count as open.
+            ledgers: the source's facts by ledger id; missing ledgers count as open.
 
         Raises:
             Inconsistent: nothing was appended, or the segment is finished already.
@@ -252,7 +252,7 @@ class SegmentBuilder:
 
 
 class _PartCutter:
-    """Bytes in, parts of one length out. Long pieces are passed on as they are, short ones joined."""
+    """Cuts bytes into parts of one length. Passes long pieces on without a copy, joins short ones."""
 
     def __init__(self, part_bytes: int) -> None:
         self.part_bytes = part_bytes
@@ -272,7 +272,7 @@ class _PartCutter:
 
     def write(self, stretch: Stretch) -> list[Part]:
         size_bytes = sum(map(len, stretch.pieces))
-        # Hashed already, and not cut: then nobody has to read it again.
+        # Hashed already and not cut: no need to read it again.
         if stretch.crc32c is not None and self.held_bytes + size_bytes < self.part_bytes:
             for piece in stretch.pieces:
                 self._hold(piece)

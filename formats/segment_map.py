@@ -1,4 +1,4 @@
-"""Which blocks of a data object a range of entries needs, and the summary of a finished segment."""
+"""Locates the blocks of a data object for a range of entries; summary of a finished segment."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ __all__ = ["BlockTable", "LedgerFacts", "LedgerGroup", "LedgerSpan", "SegmentMap
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerFacts:
-    """What the source knows of a ledger and an index says beyond what the builder saw.
+    """The source's facts of a ledger, beyond what the builder saw, for an index.
 
     Attributes:
         ledger_id: the ledger.
-        closed: whether no entry will be added to it.
-        size_bytes: payload bytes of the whole ledger; 0 = say those of this segment.
+        closed: whether it takes no more entries.
+        size_bytes: payload bytes of the whole ledger; 0: use those of this segment.
         closed_ms: when it was closed, ms since 1970 UTC.
         created_ms: when it was opened, ms since 1970 UTC.
     """
@@ -70,7 +70,7 @@ class LedgerSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentSummary:
-    """What is known of a finished segment.
+    """Summary of a finished segment.
 
     Attributes:
         layout: V1 or V2.
@@ -78,7 +78,7 @@ class SegmentSummary:
         end: position of the last entry.
         data_bytes: length of the data object.
         index_bytes: length of the index object.
-        data_crc32c: CRC-32C of the data object; 0 when nobody ever read it (adopted by its index alone).
+        data_crc32c: CRC-32C of the data object; 0 if it was never read (adopted by its index alone).
         index_crc32c: CRC-32C of the index object.
         entries: how many.
         payload_bytes: their payloads together.
@@ -120,11 +120,11 @@ def describe_segment(
 
     Args:
         layout: V1 or V2.
-        part_bytes: length of the upload's parts, whose numbers an index names.
+        part_bytes: length of the upload's parts, whose numbers are in an index.
         data_bytes, data_crc32c: length and CRC-32C of the data object.
         spans: the segment's ledgers, ascending; at least one.
         blocks: offset in the data object and description of each block, in order.
-        facts: what the source knows of the ledgers; ledgers that are missing count as open.
+        facts: the source's facts of the ledgers; missing ledgers count as open.
         extension: whether blocks and index have our extension.
     """
     of_ledger: dict[int, list[tuple[int, EncodedBlock]]] = {span.ledger_id: [] for span in spans}
@@ -192,8 +192,8 @@ def _v1_metadata(span: LedgerSpan, facts: LedgerFacts, rows: bytes | None) -> by
 
 
 def _v2_metadata(span: LedgerSpan, facts: LedgerFacts, rows: bytes | None) -> bytes:
-    # Pulsar takes a ledger's last readable entry from the metadata of its last segment: so this says where
-    # the segment ends, not where the ledger does.
+    # Pulsar takes a ledger's last readable entry from the metadata of its last segment: so this is where the segment
+    # ends, not the ledger.
     return PulsarLedger(
         ledger_id=span.ledger_id,
         entries=span.last_entry_id + 1,
@@ -232,17 +232,17 @@ class SegmentMap:
     _upper: Int64s
     #: Numbers of the blocks in the order of their positions.
     _by_position: Int64s
-    #: The same for looking up by halving; ``None`` where blocks overlap, which only damage makes.
+    #: The same for binary search; ``None`` where blocks overlap, which only damage causes.
     _in_order: InOrder | None
 
     @classmethod
     def parse(cls, index: Buffer, *, object_name: str = "", ledger_id: int | None = None) -> SegmentMap:
-        """The map in an index object; bytes after the index's own length are ignored.
+        """Parses an index object; ignores bytes after the index's own length.
 
         Args:
             index: the index object.
             object_name: for error messages.
-            ledger_id: the ledger of a V1 index without our extension, which doesn't say it.
+            ledger_id: the ledger of a V1 index without our extension, which doesn't contain it.
 
         Raises:
             FormatError: of every kind; nothing else, whatever the bytes are.
@@ -279,14 +279,14 @@ class SegmentMap:
         )
 
     def encode(self) -> bytes:
-        """The index object this was parsed from, byte for byte, built again from its values."""
+        """Rebuilds the parsed index object from its values, byte for byte."""
         return encode_index(self._index)
 
     def summary(self, data_crc32c: int) -> SegmentSummary:
-        """What an index with our extension adds up to; the index object's own length and checksum are 0 in it.
+        """The summary from an index with our extension; the index object's own length and checksum are 0 in it.
 
         Args:
-            data_crc32c: CRC-32C of the data object, which the index doesn't say.
+            data_crc32c: CRC-32C of the data object, which isn't in the index.
         """
         blocks = self.blocks
         payload = blocks.uncompressed_bytes - ENTRY_HEADER_BYTES * blocks.entries
@@ -328,18 +328,18 @@ class SegmentMap:
     def stored_bytes(self, numbers: Int64s) -> int:
         """Bytes of the data object that the blocks ``numbers`` take."""
         length = self.blocks.length
-        # NumPy's sum of one number takes longer than all of the rest of finding one entry.
+        # NumPy's sum of one number takes longer than the rest of a single-entry lookup.
         return int(length[numbers[0]]) if len(numbers) == 1 else int(length[numbers].sum())
 
     def decode(self, number: int, data: Buffer, *, block_bytes_max: int, decompressed_bytes_max: int) -> EntryBatch:
-        """The entries of block ``number``, checked against everything the index says of it.
+        """The entries of block ``number``, checked against the index.
 
         Args:
             number: index into ``blocks``.
-            data: the data object's bytes from the block's offset on, at least ``read_bytes`` of them; for a
-                block that is followed by a block header, ``length`` of them are enough.
-            block_bytes_max: largest block the caller takes.
-            decompressed_bytes_max: largest run of entries the caller takes.
+            data: the data object's bytes from the block's offset on, at least ``read_bytes`` of them; for a block that
+                is followed by a block header, ``length`` of them are enough.
+            block_bytes_max: limit of a block's size.
+            decompressed_bytes_max: limit of a run of entries.
 
         Raises:
             FormatError: of every kind; nothing else, whatever the bytes are.
@@ -399,7 +399,7 @@ class SegmentMap:
         )
 
     def _begins_extended(self, number: int, view: NDArray[np.uint8]) -> bool:
-        """Whether a block header with our extension stands where this plain index points."""
+        """Whether a block header with our extension is where this plain index points."""
         magic = view[:4].tobytes()
         if len(view) < BLOCK_HEADER_BYTES or magic not in BLOCK_MAGICS:
             return False
@@ -440,7 +440,7 @@ class SegmentMap:
             )
 
     def _check_complete(self, number: int, batch: EntryBatch) -> None:
-        """What structure alone can tell of a plain block, which has no checksum: whether a damaged length hid entries.
+        """Checks the structure of a plain block, which has no checksum: a damaged length could hide entries.
 
         No known writer leaves a gap inside a block or lets a block reach into the next one; and a V1 object, which
         holds a whole ledger, has no gap at all.

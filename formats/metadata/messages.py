@@ -1,7 +1,7 @@
 """Ledger metadata as values: Pulsar's LedgerInfo and OffloadContext, BookKeeper's LedgerMetadataFormat.
 
-Owns the only use of the generated protobuf code. Must never lose a field it doesn't know: a value keeps the
-message it was decoded from, and encoding writes what that message had besides.
+The only user of the generated protobuf code. A value keeps the message it was decoded from, so encoding preserves
+unknown fields.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _bad_message(kind: Any, found: str, object_name: str, offset: int | None) ->
 
 
 def _text(value: str | bytes) -> str:
-    """A string field: protobuf hands out bytes when they aren't UTF-8."""
+    """A string field; protobuf returns bytes if it isn't UTF-8."""
     if isinstance(value, bytes):
         raise Inconsistent("ledger metadata", expected="UTF-8 text", found=value[:100].hex())
     return value
@@ -82,7 +82,7 @@ class PulsarLedger:
         entries: last entry id (in the segment, or of the ledger) + 1; ``None`` when absent.
         size_bytes: payload bytes of the ledger.
         closed_ms: when it was closed; 0 or ``None`` while it is open.
-        context: where Pulsar offloaded the ledger to, if it says so.
+        context: where Pulsar offloaded the ledger to, if present.
         blocks: our index extension for the group, see ``formats.extension``.
         index_crc32c: our checksum of the whole index.
         message: the protobuf message this was decoded from, empty for a new one.
@@ -163,7 +163,7 @@ class BookKeeperLedger:
         )
 
     def encode(self) -> bytes:
-        """The message, fields in the order of their numbers; a new one says quorum 1, ensemble 1, CRC-32C."""
+        """The message, fields in the order of their numbers; a new one has quorum 1, ensemble 1, CRC-32C."""
         message = _BOOKKEEPER.LedgerMetadataFormat()
         if self.message:
             message.CopyFrom(_parse(_BOOKKEEPER.LedgerMetadataFormat, self.message, "", None))
@@ -195,7 +195,7 @@ class OffloadSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadContext:
-    """Where a ledger was offloaded to, in Pulsar's words; times in ms since 1970 UTC."""
+    """Where a ledger was offloaded to, in Pulsar's terms; times in ms since 1970 UTC."""
 
     uuid: UUID | None = None
     complete: bool = False

@@ -1,4 +1,1 @@
-"""What Pulsar stored in an entry: metadata and messages.
-
-Owns the bytes inside of an entry's payload. Must never know how entries got there (blocks, segments, ledgers).
-"""
+"""Decoders of the bytes inside an entry's payload: Pulsar's metadata and messages."""

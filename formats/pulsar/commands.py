@@ -1,7 +1,6 @@
 """Commands of Pulsar's binary protocol, in frames: ``[total size][command size][command][entry]``.
 
-Owns the bytes between a client and a broker, both ways, and their limits. Must never look into an entry: that is
-``formats.pulsar.entry``.
+Both directions, with size limits. Entries are opaque here: ``formats.pulsar.entry`` decodes them.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ __all__ = [
 _PROTOCOL: Any = pulsar_protocol_pb2
 _BaseCommand: Any = _PROTOCOL.BaseCommand
 
-#: What a frame may be longer than the largest message, as brokers have it.
+#: Bytes by which a frame may exceed the largest message, as in brokers.
 FRAME_PADDING_BYTES = 10 * 1024
-#: The largest frame of a broker that isn't configured otherwise, without the size in front of it.
+#: The largest frame of a broker with default settings, without its size field.
 FRAME_BYTES_MAX = 5 * 1024 * 1024 + FRAME_PADDING_BYTES
 
 _SIZE = struct.Struct(">I")
@@ -43,7 +42,7 @@ _SIZES = struct.Struct(">II")
 
 
 class CommandType(enum.IntEnum):
-    """The commands this project speaks; numbers of Pulsar's ``BaseCommand.Type``, also of the fields they lie in."""
+    """The supported commands; numbers of Pulsar's ``BaseCommand.Type``, and of the fields that hold them."""
 
     CONNECT = 2
     CONNECTED = 3
@@ -81,10 +80,10 @@ _FIELDS = {kind: kind.name.lower() for kind in CommandType}
 
 
 class Command(NamedTuple):
-    """What a frame holds.
+    """A decoded frame.
 
     Attributes:
-        type: which command; ``None``: one that this project doesn't speak, and may ignore.
+        type: which command; ``None``: an unsupported one, which may be ignored.
         body: the protobuf message of that command, complete; ``None`` where the type is.
         entry: the bytes after the command: of ``MESSAGE`` and ``SEND`` an entry as it is stored, otherwise usually
             none.
@@ -96,12 +95,12 @@ class Command(NamedTuple):
 
 
 def encode_command(kind: CommandType, entry: bytes = b"", **fields: Any) -> bytes:
-    """One frame.
+    """Encodes one frame.
 
     Args:
         kind: the command.
         entry: what comes after it.
-        fields: of the command; fields that are messages as mappings. ``None`` leaves one out.
+        fields: of the command; message fields as mappings. ``None`` leaves one out.
 
     Raises:
         Inconsistent: a field's value isn't of its type, or a required one is missing.
@@ -117,7 +116,7 @@ def encode_command(kind: CommandType, entry: bytes = b"", **fields: Any) -> byte
 
 
 def decode_command(frame: bytes) -> Command:
-    """What is in a frame, without the total size in front of it.
+    """Decodes a frame, without its leading total size.
 
     Raises:
         Inconsistent: sizes contradict each other, or the command isn't one, or lacks a required field.
@@ -145,9 +144,9 @@ def _bad_command(found: str) -> Inconsistent:
 
 
 class FrameSplitter:
-    """Cuts what a connection receives into commands, however the bytes arrive.
+    """Splits a connection's byte stream into commands.
 
-    After an error it is of no use any more: nobody knows where the next frame begins.
+    Unusable after an error: the start of the next frame is unknown.
 
     Args:
         frame_bytes_max: longer frames are refused before they are received; may be changed at any time.
@@ -159,14 +158,14 @@ class FrameSplitter:
 
     @property
     def waiting_bytes(self) -> int:
-        """Received, and not a whole frame yet; never more than a frame and what was fed last."""
+        """Bytes of the incomplete frame; at most a frame and the last input."""
         return len(self._received)
 
     def feed(self, data: bytes) -> Iterator[Command]:
-        """The commands that ``data`` completes; to be used up before more is fed.
+        """The commands that ``data`` completes; consume them before feeding more.
 
         Raises:
-            LimitExceeded: a frame says that it is longer than ``frame_bytes_max``.
+            LimitExceeded: a frame declares more than ``frame_bytes_max``.
             Inconsistent: as ``decode_command``.
         """
         received = self._received
@@ -193,5 +192,5 @@ def message_id(position: Position) -> dict[str, int]:
 
 
 def position_of(body: Any) -> Position:
-    """The position in a ``MessageId``; -1 where Pulsar says "none" or "before the first"."""
+    """The position in a ``MessageId``; -1 for Pulsar's "none" or "before the first"."""
     return Position(signed64(body.ledger_id), signed64(body.entry_id))

@@ -1,4 +1,4 @@
-"""An entry as a Pulsar producer wrote it: metadata, checksum, compression, batch."""
+"""Decodes an entry as a Pulsar producer wrote it: metadata, checksum, compression, batch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _U32 = struct.Struct(">I").unpack_from
 
 
 class Frame(NamedTuple):
-    """Where things are in one entry.
+    """Offsets and metadata of one entry.
 
     Attributes:
         metadata: protobuf ``MessageMetadata``, complete.
@@ -59,7 +59,7 @@ def decode_frame(entry: bytes) -> Frame:
     """Reads the frame of one entry; offsets in errors count from its first byte.
 
     Raises:
-        Truncated: a declared length is more than there is.
+        Truncated: a declared length exceeds the data.
         ChecksumMismatch: metadata and payload aren't what the producer sent.
         Inconsistent: the metadata isn't a protobuf message of that kind, or lacks a required field.
     """
@@ -81,7 +81,7 @@ def decode_frame(entry: bytes) -> Frame:
 
 
 def _length(entry: bytes, at: int, what: str) -> int:
-    """A length field at ``at`` whose bytes are there too."""
+    """Reads a length field at ``at`` and checks that its bytes exist."""
     left = len(entry) - at - 4
     if left < 0:
         raise Truncated(f"length of {what}", offset=at, expected="4 bytes", found=max(left + 4, 0))
@@ -100,7 +100,7 @@ def _check_crc(entry: bytes, at: int) -> None:
 
 
 def parse_message(kind: Any, data: bytes, offset: int) -> Any:
-    """The protobuf message in ``data``; ``Inconsistent`` when it isn't one, or lacks a required field."""
+    """Parses a protobuf message; ``Inconsistent`` when it isn't one, or lacks a required field."""
     try:
         message = kind.FromString(data)
     except DecodeError as cause:
@@ -116,23 +116,23 @@ def parse_message(kind: Any, data: bytes, offset: int) -> Any:
 
 
 def signed64(value: int) -> int:
-    """An unsigned 64-bit field as Pulsar's code, which has no unsigned numbers, reads it."""
+    """An unsigned 64-bit field as Pulsar's code (Java, signed) reads it."""
     return value - 2**64 if value >= 2**63 else value
 
 
 _SingleMessageMetadata: Any = _PROTOCOL.SingleMessageMetadata
-#: A message of a batch takes at least that much: its metadata's length, and in that its own size.
+#: Least size of a message in a batch: its metadata's length, and in that its own size.
 MESSAGE_BYTES_MIN = 6
 
 
 class BatchPart:
-    """Some messages of a batch, in order, as far as they could be read.
+    """Consecutive messages of a batch, up to the first unreadable one.
 
     Attributes:
         singles: protobuf ``SingleMessageMetadata`` of each.
         starts, ends: where each message's bytes are in the decompressed payload.
         end: where the next message begins, if there is no error.
-        error: why the messages after these couldn't be read, or what is behind the last one; ``None`` when all is well.
+        error: why the messages after these couldn't be read, or what follows the last one; ``None`` if valid.
     """
 
     __slots__ = ("end", "ends", "error", "singles", "starts")
@@ -146,11 +146,11 @@ class BatchPart:
 
 
 def split_batch(payload: bytes, start: int, first: int, stop: int, count: int) -> BatchPart:
-    """Takes messages ``first`` to ``stop`` (excluded) out of a batch of ``count``.
+    """Extracts messages ``first`` to ``stop`` (excluded) from a batch of ``count``.
 
     Args:
         payload: the whole batch, decompressed; offsets in errors count from its first byte.
-        start: where message ``first`` begins: 0, or where the part before ended.
+        start: where message ``first`` begins: 0, or the end of the part before.
         first, stop, count: ``0 <= first < stop <= count``.
     """
     part = BatchPart(start)
@@ -212,23 +212,23 @@ _NAMES = {codec: codec.name.lower() for codec in PayloadCodec}
 
 
 def codec_name(number: int) -> str:
-    """``1`` -> ``"lz4"``; a number that this release doesn't know stays one."""
+    """``1`` -> ``"lz4"``; an unknown number stays one."""
     return _NAMES.get(number, str(number))  # type: ignore[call-overload,no-any-return]
 
 
 def decompress_payload(codec: int, data: bytes, size: int, limit: int) -> bytes:
-    """The payload as it was before it was compressed.
+    """Decompresses a payload.
 
     Args:
         codec: number from the metadata.
         data: exactly the stored payload.
-        size: how many bytes must come out, as the metadata declares; not used for ``NONE``.
-        limit: most bytes the caller allows to come out.
+        size: decompressed size, as declared in the metadata; not used for ``NONE``.
+        limit: the caller's maximum of decompressed bytes.
 
     Raises:
         UnsupportedVersion: an unknown codec.
         LimitExceeded: ``size`` is above ``limit``.
-        Inconsistent: ``data`` isn't compressed in that way, or another number of bytes comes out.
+        Inconsistent: ``data`` isn't compressed in that way, or has another decompressed size.
     """
     if codec == PayloadCodec.NONE:
         return data
@@ -251,15 +251,16 @@ def decompress_payload(codec: int, data: bytes, size: int, limit: int) -> bytes:
 
 
 def _lz4(data: bytes, size: int) -> bytes:
-    # Arrow has this codec too, but can't say how much came out: what a too large size leaves would be old memory.
+    # Arrow has this codec too, but doesn't report the decompressed size: a too large declaration would expose old
+    # memory.
     plain: bytes = lz4.block.decompress(data, uncompressed_size=max(size, 1))
     return plain
 
 
 def _zlib(data: bytes, size: int) -> bytes:
     stream = zlib.decompressobj()
-    plain = stream.decompress(data, size + 1)  # 0 would mean no limit, and one more shows that there is more
-    # Pulsar's Java client flushes the stream and doesn't end it, so its end, and zlib's checksum, may be missing.
+    plain = stream.decompress(data, size + 1)  # 0 would mean no limit, and the extra byte reveals a longer output
+    # Pulsar's Java client flushes the stream without ending it, so its end and zlib's checksum may be missing.
     if stream.unused_data:
         raise Inconsistent("zlib payload", expected="one stream", found=f"{len(stream.unused_data)} bytes after it")
     return plain
@@ -271,7 +272,7 @@ def _zstd(data: bytes, size: int) -> bytes:
 
 
 def _snappy(data: bytes, size: int) -> bytes:
-    # Arrow fills as many bytes as the data says and leaves the rest as it was: so the two must agree.
+    # Arrow fills as many bytes as the data declares and leaves the rest uninitialised, so the two must agree.
     declared = _varint32(data)
     if declared != size:
         raise Inconsistent("snappy payload's own size", expected=size, found=declared)
@@ -298,18 +299,18 @@ _CODECS: dict[int, Callable[[bytes, int], bytes]] = {
 
 _CHECKSUM = struct.Struct(">HI")
 _SIZE = struct.Struct(">I")
-#: Fields that are of the place where an entry was stored.
+#: Fields specific to the topic and cluster where an entry was stored.
 _OF_THE_PLACE = ("replicated_from", "txnid_least_bits", "txnid_most_bits", "highest_sequence_id")
 
 
 class Resent(NamedTuple):
-    """What to send.
+    """An entry prepared for sending.
 
     Attributes:
-        entry: what follows the command ``SEND``, with its checksum; nothing, if the entry is a marker of the broker's
-            own, which isn't for consumers.
+        entry: the bytes after the command ``SEND``, with their checksum; empty for a broker's own marker, which isn't
+            for consumers.
         messages: how many are in it.
-        is_of_transaction: whether it was sent within a transaction, of which an entry doesn't tell how it ended.
+        is_of_transaction: whether it was sent within a transaction, whose outcome an entry doesn't contain.
     """
 
     entry: bytes
@@ -318,11 +319,11 @@ class Resent(NamedTuple):
 
 
 def resent(entry: bytes, producer_name: str, sequence_id: int) -> Resent:
-    """A stored entry for another producer.
+    """Rewrites a stored entry for another producer.
 
     Args:
         entry: as it is stored.
-        producer_name, sequence_id: of the producer that is to send it.
+        producer_name, sequence_id: of the sending producer.
 
     Raises:
         FormatError: it isn't what Pulsar stores, or damaged.

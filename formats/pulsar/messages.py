@@ -56,26 +56,26 @@ __all__ = [
     "time_column",
 ]
 
-#: ``batch_index`` of a message that is an entry of its own: what Pulsar's message ids have there.
+#: ``batch_index`` of a message that is an entry of its own, as in Pulsar's message ids.
 NOT_IN_A_BATCH: Final = -1
 
 _PROTOCOL: Any = pulsar_message_pb2
-#: Stands for the metadata of a message that couldn't be read.
+#: Placeholder for the metadata of an unreadable message.
 NOTHING: Final[Any] = _PROTOCOL.SingleMessageMetadata()
 
 
 class Piece(NamedTuple):
-    """Rows of one entry: all of them, or some neighbours of a large batch.
+    """Rows of one entry: all of them, or a section of a large batch.
 
     Attributes:
         entry_id: the entry.
         metadata, broker: protobuf; ``None`` where it couldn't be read, the broker's also where there is none.
         first: index in the batch of the first row, or ``NOT_IN_A_BATCH``.
         rows: how many.
-        singles: the messages' own metadata (protobuf), of as many rows as could be read; none when nobody wants them.
+        singles: the messages' own metadata (protobuf), of as many rows as could be read; none if not requested.
         payload: bytes that hold them all; of a message that isn't in a batch, its own.
-        starts, ends: where the bytes of messages of a batch are in ``payload``, before ``shift`` is taken off.
-        shift: what is to be taken off.
+        starts, ends: where the bytes of messages of a batch are in ``payload``, before ``shift`` is subtracted.
+        shift: subtracted from ``starts`` and ``ends``.
         error: why the other rows, or if there is no other something in the last row, couldn't be read.
         more_bytes: about how much memory the rows take besides their payload.
     """
@@ -150,14 +150,14 @@ class MessageRows:
             self._add_unread(piece.rows - len(piece.singles), piece.error)
 
     def _add_unread(self, unread: int, reason: str) -> None:
-        """The last ``unread`` rows have no content; the reason is on them, or on the last row."""
+        """Marks the last ``unread`` rows as without content; the reason goes to them, or to the last row."""
         self.singles += [NOTHING] * unread
         self.starts += [self.payload_bytes] * unread
         self.ends += [self.payload_bytes] * unread
         self.errors.update(dict.fromkeys(range(self.count - max(unread, 1), self.count), reason))
 
 
-#: Last millisecond of the year 9999: later "times" are something else, and Python and Spark can't show them.
+#: Last millisecond of the year 9999: later values aren't times, and Python and Spark can't show them.
 TIME_MS_MAX: Final = 253_402_300_799_999
 
 _TIME = pa.timestamp("ms", tz="UTC")
@@ -166,7 +166,7 @@ _ENCRYPTION_KEY = pa.struct(
     [pa.field("name", pa.string()), pa.field("value", pa.binary()), pa.field("metadata", _PROPERTIES)]
 )
 
-#: Column -> type, in the order of ``COLUMNS``. These are known without looking into the payload.
+#: Column -> type, in the order of ``COLUMNS``. Available without reading the payload.
 ENTRY_COLUMNS: Final[dict[str, pa.DataType]] = {
     "ledger_id": pa.int64(),
     "entry_id": pa.int64(),
@@ -192,7 +192,7 @@ ENTRY_COLUMNS: Final[dict[str, pa.DataType]] = {
     "broker_time": _TIME,
     "broker_index": pa.int64(),
 }
-#: These come from each message of a batch, so the payload has to be decompressed and taken apart.
+#: Columns of each message of a batch: the payload has to be decompressed and split.
 ROW_COLUMNS: Final[dict[str, pa.DataType]] = {
     "key": pa.string(),
     "key_is_base64": pa.bool_(),
@@ -205,7 +205,7 @@ ROW_COLUMNS: Final[dict[str, pa.DataType]] = {
     "compacted_out": pa.bool_(),
     "error": pa.string(),
 }
-#: All columns that a decoder can make.
+#: All columns of a decoder.
 COLUMNS: Final[dict[str, pa.DataType]] = ENTRY_COLUMNS | ROW_COLUMNS
 
 
@@ -247,7 +247,7 @@ def _encryption_keys(m: Any) -> object:
     ]
 
 
-#: How a column is made of an entry's ``MessageMetadata``.
+#: How each column is derived from an entry's ``MessageMetadata``.
 _OF_METADATA: Final[dict[str, Callable[[Any], object]]] = {
     "batch_size": _optional("num_messages_in_batch"),
     "producer_name": lambda m: m.producer_name,
@@ -270,7 +270,7 @@ _OF_METADATA: Final[dict[str, Callable[[Any], object]]] = {
 
 
 def entry_column(name: str, metadata: Iterable[Any], brokers: Iterable[Any]) -> pa.Array:
-    """One value per entry; null where the metadata is ``None`` (couldn't be read) or doesn't say."""
+    """One value per entry; null where the metadata is ``None`` (couldn't be read) or lacks the field."""
     if name == "broker_time":
         return pa.array([None if b is None else _time_or_none(b.broker_timestamp) for b in brokers], _TIME)
     make = _OF_METADATA[name]
@@ -280,7 +280,7 @@ def entry_column(name: str, metadata: Iterable[Any], brokers: Iterable[Any]) -> 
 
 
 def text_column(values: Sequence[Any]) -> pa.Array:
-    """Text fields; a byte that isn't UTF-8 becomes ``\\xff``: Pulsar's producers need not send UTF-8."""
+    """Text fields; a byte that isn't UTF-8 becomes ``\\xff``: Pulsar doesn't enforce UTF-8."""
     try:
         return pa.array(values, pa.string())
     except pa.ArrowInvalid:
@@ -288,12 +288,12 @@ def text_column(values: Sequence[Any]) -> pa.Array:
 
 
 def _text(value: str | bytes) -> str:
-    """protobuf hands out bytes where a text field isn't UTF-8."""
+    """A text field; protobuf returns bytes if it isn't UTF-8."""
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
 
 
 def key_column(keys: list[Any], is_base64: list[bool], is_null: NDArray[np.bool_] | None) -> tuple[pa.Array, pa.Array]:
-    """Keys and whether each is base64 of the real key: those that aren't UTF-8 become so, and lose nothing."""
+    """Keys, and whether each is base64 of the real key; keys that aren't UTF-8 are base64-encoded without loss."""
     try:
         return pa.array(keys, pa.string()), pa.array(is_base64, pa.bool_(), mask=is_null)
     except pa.ArrowInvalid:
@@ -364,7 +364,7 @@ def record_batch(rows: MessageRows, names: Sequence[str]) -> pa.RecordBatch:
 
 
 class _Table:
-    """Makes the columns of collected rows; ``owners`` is each row's piece."""
+    """Builds the columns of collected rows; ``owners`` is each row's piece."""
 
     def __init__(self, rows: MessageRows) -> None:
         self.rows = rows
@@ -384,7 +384,7 @@ class _Table:
         return self.expanded(entry_column(name, self.rows.metadata, self.rows.brokers))
 
     def expanded(self, of_entries: pa.Array) -> pa.Array:
-        """A value per entry -> a value per row."""
+        """Expands a value per entry to a value per row."""
         return of_entries if len(of_entries) == len(self.owners) else of_entries.take(pa.array(self.owners))
 
     @functools.cached_property
@@ -395,7 +395,7 @@ class _Table:
 
     @functools.cached_property
     def event_times_ms(self) -> NDArray[np.uint64]:
-        """Of each message, else of its batch; 0 where there is none."""
+        """Event time of each message, else of its batch; 0 if not set."""
         own = np.array([single.event_time for single in self.rows.singles], dtype=np.uint64)
         return np.where(own == 0, self.of_entries("event_time")[self.owners], own)
 
@@ -407,7 +407,7 @@ class _Table:
 
     @functools.cached_property
     def compacted_out(self) -> list[bool]:
-        """Only messages of a batch can be: the field isn't one of an entry's metadata."""
+        """Only for messages of a batch: the field isn't one of an entry's metadata."""
         is_batch = self.is_batch[self.owners].tolist()
         return [inside and single.compacted_out for single, inside in zip(self.rows.singles, is_batch, strict=True)]
 
@@ -433,7 +433,7 @@ def _batch_index(table: _Table) -> pa.Array:
 
 
 def _broker_index(table: _Table) -> pa.Array:
-    """The broker counts messages, and an entry has the number of its last one."""
+    """Computed from the broker's index of the entry, which is that of its last message."""
     brokers = table.rows.brokers
     known = np.array([broker is not None and broker.HasField("index") for broker in brokers], dtype=bool)
     last = np.array([broker.index if there else 0 for broker, there in zip(brokers, known, strict=True)], np.uint64)
@@ -453,7 +453,7 @@ def _event_time(table: _Table) -> pa.Array:
 
 
 def _sequence_id(table: _Table) -> pa.Array:
-    """Of each message, else of its batch, as in Pulsar."""
+    """Sequence id of each message, else of its batch, as in Pulsar."""
     singles, metadata = table.rows.singles, table.rows.metadata
     ids = [single.sequence_id for single in singles]
     for row, number in enumerate(ids):
@@ -493,7 +493,7 @@ def _value(table: _Table) -> pa.Array:
 
 
 def _error(table: _Table) -> pa.Array:
-    """Why a row couldn't be read, or which of its times isn't one."""
+    """Why a row couldn't be read, or which of its times is invalid."""
     reasons = dict(table.rows.errors)
     beyond = {
         "publish_time": table.of_entries("publish_time")[table.owners],
@@ -527,19 +527,19 @@ _MAKERS: Final[dict[str, Callable[[_Table], pa.Array]]] = {
 assert set(_MAKERS) <= set(COLUMNS)
 
 
-#: Default for the most bytes that one payload may have once it is decompressed. Pulsar's brokers take 5 MiB.
+#: Default limit of a payload's decompressed bytes. Pulsar's brokers accept 5 MiB.
 PAYLOAD_BYTES_MAX = 128 * 1024 * 1024
-#: Messages that one entry may claim. Pulsar's producers send 1,000 unless told otherwise.
+#: Limit of the declared messages of an entry. Pulsar's producers send 1,000 by default.
 BATCH_MESSAGES_MAX = 1_000_000
 #: Defaults of a record batch's size.
 ROWS_MAX = 16_384
 BYTES_MAX = 4 * 1024 * 1024
-#: Most that may be allowed: one entry's bytes come on top of a batch's, and Arrow counts both in 31 bits.
+#: Upper bound of that limit: one entry's bytes come on top of a batch's, and Arrow counts both in 31 bits.
 PAYLOAD_BYTES_LIMIT = 1 << 30
 
 
 class BadEntry(enum.Enum):
-    """What to do about an entry that isn't a message, or is damaged."""
+    """How to handle an entry that isn't a message, or is damaged."""
 
     ERROR = "error"
     NULL = "null"
@@ -547,16 +547,16 @@ class BadEntry(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageOptions:
-    """How to decode.
+    """Decoder options.
 
     Attributes:
         columns: the wanted ones of ``COLUMNS``, in that order, at least one. Without one of ``ROW_COLUMNS`` nothing is
             decompressed.
-        bad_entries: ``ERROR`` raises; ``NULL`` makes a row whose columns are null as far as they couldn't be read, with
-            the reason in the column ``error``.
-        markers: whether entries that Pulsar's servers wrote for themselves are rows too.
-        payload_bytes_max: most bytes of one entry's payload after decompression; at most 1 GiB.
-        batch_messages_max: most messages of one entry.
+        bad_entries: ``ERROR`` raises; ``NULL`` makes a row whose unreadable columns are null, with the reason in the
+            column ``error``.
+        markers: whether to return entries that Pulsar's servers wrote for themselves.
+        payload_bytes_max: limit of one entry's decompressed payload; at most 1 GiB.
+        batch_messages_max: limit of messages of one entry.
         rows_max, bytes_max: a record batch ends with the entry, or the ``rows_max`` messages of a batch, that reach one
             of them.
     """
@@ -589,7 +589,7 @@ class MessageDecoder:
     """Decodes the entries of one stream.
 
     Args:
-        options: what is wanted.
+        options: of the decoder.
         source: where the entries come from, for error messages: ``"orders"`` gives "orders entry 7:12".
     """
 
@@ -616,20 +616,20 @@ class MessageDecoder:
                         yield record_batch(rows, options.columns)
                         rows = MessageRows(batch.ledger_id)
         except FormatError:
-            if rows.count:  # what comes before the damage is whole
+            if rows.count:  # rows before the damage are valid
                 yield record_batch(rows, options.columns)
             raise
         if rows.count:
             yield record_batch(rows, options.columns)
 
     def _pieces(self, ledger_id: int, entry_id: int, entry: bytes) -> Iterable[Piece]:
-        """The rows of one entry; bad ones too, unless they raise."""
+        """The rows of one entry; bad entries too, unless they raise."""
         try:
             frame = decode_frame(entry)
             metadata = frame.metadata
             if not self._options.markers and metadata.HasField("marker_type"):
                 return ()
-            # Part of a message, or encrypted: such a payload can be neither decompressed nor taken apart.
+            # A chunk of a message, or encrypted: such a payload can be neither decompressed nor split.
             opaque = metadata.num_chunks_from_msg > 1 or len(metadata.encryption_keys) > 0
             is_batch = not opaque and metadata.HasField("num_messages_in_batch")
             count = self._batch_count(frame, len(entry)) if is_batch else 0
@@ -651,7 +651,7 @@ class MessageDecoder:
         return (Piece(entry_id, metadata, broker, singles=singles, payload=payload, error=reason, more_bytes=more),)
 
     def _batch_pieces(self, ledger_id: int, whole: Piece, count: int, payload: bytes) -> Iterator[Piece]:
-        """A batch, at most ``rows_max`` messages at a time: parsed, a message takes a hundred times its bytes."""
+        """A batch, at most ``rows_max`` messages at a time: a parsed message takes a hundred times its bytes."""
         repeated, start = _repeated_bytes(whole.metadata), 0
         for first in range(0, count, self._options.rows_max):
             stop = min(first + self._options.rows_max, count)
@@ -674,14 +674,14 @@ class MessageDecoder:
             start = part.end
 
     def _rows_without_content(self, whole: Piece, first: int, count: int, reason: str | None) -> Iterator[Piece]:
-        """Messages of a batch from ``first`` on whose payload can't be read, or isn't wanted (no reason)."""
+        """Messages of a batch from ``first`` on whose payload is unreadable, or not requested (no reason)."""
         repeated = _repeated_bytes(whole.metadata)
         for begin in range(first, count, self._options.rows_max):
             rows = min(self._options.rows_max, count - begin)
             yield whole._replace(first=begin, rows=rows, error=reason, more_bytes=whole.more_bytes + rows * repeated)
 
     def _batch_count(self, frame: Frame, entry_bytes: int) -> int:
-        """How many messages a batch holds, if that is possible."""
+        """The number of messages in a batch, if plausible."""
         options, metadata = self._options, frame.metadata
         count = int(metadata.num_messages_in_batch)
         stored = entry_bytes - frame.payload_start
@@ -712,7 +712,7 @@ class MessageDecoder:
             raise
 
     def _refused(self, ledger_id: int, entry_id: int, error: FormatError) -> str:
-        """What is wrong, and where, for rows; raised unless bad entries are rows."""
+        """The error and its place, for rows; raises it unless bad entries become rows."""
         where = f"entry {ledger_id}:{entry_id}"
         error.object_name = f"{self._source} {where}" if self._source else where
         if self._options.bad_entries is BadEntry.ERROR:
@@ -721,21 +721,21 @@ class MessageDecoder:
 
 
 def _repeated_bytes(metadata: Any) -> int:
-    """Bytes of a batch's metadata that each of its rows has a copy of."""
+    """Bytes of a batch's metadata that each of its rows copies."""
     return len(metadata.producer_name) + len(metadata.replicated_from) + len(metadata.schema_version)
 
 
 def messages(batch: EntryBatch, options: MessageOptions | None = None, *, source: str = "") -> pa.Table:
-    """All messages of ``batch`` as one table; what ``MessageDecoder.decode`` says of errors holds here too.
+    """All messages of ``batch`` as one table; raises as ``MessageDecoder.decode``.
 
-    The whole of it is in memory, decompressed: for a long scan use a decoder, and batch after batch.
+    Holds the whole decompressed table in memory: for a long scan use a decoder, batch by batch.
     """
     options = options or MessageOptions()
     return pa.Table.from_batches(MessageDecoder(options, source=source).decode(batch), schema_of(options.columns))
 
 
 def publish_times_ms(batch: EntryBatch) -> NDArray[np.int64]:
-    """When each entry was published, by its own metadata where the batch doesn't know.
+    """When each entry was published, from its own metadata if the batch has no time.
 
     Returns:
         int64, shape (n,): milliseconds since 1970 UTC, ``TIME_UNKNOWN_MS`` where the metadata can't be read either.

@@ -1,4 +1,4 @@
-"""Protocol of the hot tier: where a stream's entries come from, and what is known of its ledgers."""
+"""Protocols of the hot tier: a stream's ledgers and entries."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerInfo:
-    """What a source knows of one ledger.
+    """A source's facts of one ledger.
 
     Attributes:
         ledger_id: ascends along the stream.
-        closed: whether no entry will ever be added.
-        entries: how many entries it holds now; the ids are 0 .. entries - 1.
+        closed: whether the ledger takes no more entries.
+        entries: number of entries now; the ids are 0 .. entries - 1.
         size_bytes: payload bytes of those entries.
         created_ms: when it was opened, ms since 1970 UTC.
         closed_ms: when it was closed, ``None`` while open.
-        holes: runs of ids, first and last, ascending, that the source stores and will never give to anybody (a broker's
-            markers, aborted transactions); they count in ``entries``.
-        lost: runs of ids that the source lists and has no more itself (a broker whose bookies lost them); likewise.
-        unconfirmed: runs of ids that the source lists, gives to nobody and doesn't explain, so that they may be lost;
+        holes: runs of ids, first and last, ascending, that the source stores and never delivers (a broker's markers,
+            aborted transactions); they count in ``entries``.
+        lost: runs of ids that the source lists and no longer stores (a broker whose bookies lost them); likewise.
+        unconfirmed: runs of ids that the source lists, doesn't deliver and doesn't explain, so that they may be lost;
             likewise.
-        is_exact: whether ``size_bytes`` and ``created_ms`` are the ledger's own, the same at each look. False: the
-            source has seen a part of it only, and nothing of this may be compared with what is recorded.
+        is_exact: whether ``size_bytes`` and ``created_ms`` are the ledger's own and stable. False: the source has seen
+            only part of the ledger; don't compare these values with recorded ones.
     """
 
     ledger_id: int
@@ -74,13 +74,13 @@ class LedgerInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostRange:
-    """Entries of a stream that a hot tier acknowledged and doesn't have.
+    """Entries of a stream that a hot tier acknowledged and no longer has.
 
     Attributes:
         stream: its name.
-        first, last: of the range; how many entries ledgers between them had isn't known.
+        first, last: of the range; the number of entries in ledgers between them isn't known.
         source_id: the hot tier that acknowledged them.
-        is_other: whether that is another one than the one that was asked. Then ``first`` isn't known, and is 0:0.
+        is_other: whether that is a different hot tier than the queried one. Then ``first`` isn't known, and is 0:0.
     """
 
     stream: str
@@ -91,7 +91,7 @@ class LostRange:
 
 
 def newest_given(infos: Sequence[LedgerInfo]) -> Position | None:
-    """The newest entry that somebody gets; ``None``: there is none.
+    """The newest entry that readers receive; ``None`` if there is none.
 
     Args:
         infos: all ledgers, ascending.
@@ -106,9 +106,9 @@ def newest_given(infos: Sequence[LedgerInfo]) -> Position | None:
     return None
 
 
-#: Called after entries became durable in the hot tier, in order, once per appended batch. Must return quickly and
-#: must not call back into the source. Nobody changes the batch's memory afterwards: who hears of it may keep it.
-#: False: it wasn't taken as it came and will be read, so that a source which can hold entries back may do so.
+#: Called after entries became durable in the hot tier, in order, once per appended batch. Return quickly and don't call
+#: back into the source. The batch's memory is immutable: the listener may keep it. Return False if the batch wasn't
+#: accepted and will be read later: a source that can hold entries back then may do so.
 Listener = Callable[[EntryBatch], bool | None]
 
 
@@ -132,58 +132,57 @@ class LedgerSource(Protocol):
     def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
         """Entries of one ledger, from the first one at or after ``start`` on.
 
-        At least one entry (even above ``max_bytes``), then as many as fit into ``max_bytes`` of payload.
-        ``None``: nothing at or after ``start`` now. Only durable entries are answered, in memory that nobody changes
-        afterwards.
+        Returns at least one entry (even above ``max_bytes``), then as many as fit into ``max_bytes`` of payload.
+        ``None``: nothing at or after ``start`` yet. Returns only durable entries, in immutable memory.
         """
         ...
 
     def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> Subscription:
-        """Calls ``listener`` for each batch appended after this returns; ``None``: nobody wants the entries.
+        """Calls ``listener`` for each batch appended after this returns; ``None`` if the entries aren't wanted.
 
-        ``closed`` hears of the end of each ledger, before ``listener`` hears of the next one's first batch. A source
-        that only learns of ends from entries tells them only to who wants those; ``ledgers`` has them anyway.
+        ``closed`` is called at the end of each ledger, before the next one's first batch. Without ``listener``, a
+        source that learns of ledger ends from entries doesn't call it; ``ledgers`` reports them anyway.
         """
         ...
 
     def release(self, position: Position) -> None:
-        """Everything up to ``position`` is committed in the cold tier (an acknowledgement; deletes nothing).
+        """Acknowledges that everything up to ``position`` is committed in the cold tier; deletes nothing.
 
         Raises:
-            Fenced: the source knows that another writer is the active one.
+            Fenced: the source knows that another writer is active.
         """
         ...
 
     def delete(self, ledger_id: int) -> None:
-        """Removes a closed ledger's entries; one that isn't there counts as removed."""
+        """Removes a closed ledger's entries; a missing ledger counts as removed."""
         ...
 
 
 @runtime_checkable
 class IdentifiedSource(Protocol):
-    """A hot tier that knows which one it is, for one stream. All methods are thread-safe.
+    """A hot tier with an identity, for one stream. All methods are thread-safe.
 
-    A ``LedgerSource`` without this has only the facts of its ledgers. What is recorded is durable when the call
-    returns. A handle that another owner replaced raises ``Fenced``, one that may only read ``Unsupported``.
+    Without this, a ``LedgerSource`` is identified only by its ledgers. What is recorded is durable when the call
+    returns. A handle that another owner replaced raises ``Fenced``, a read-only one ``Unsupported``.
     """
 
     def source_id(self) -> UUID:
-        """The hot tier's own, made with it; a copy has the same one."""
+        """The hot tier's own id, created with it; a copy has the same one."""
         ...
 
     def has_start(self, token: str) -> bool:
         """Whether ``record_start`` recorded this token in this hot tier for this stream.
 
-        A token that was found stays as long as this handle is used, however many starts are recorded after it.
+        A token that was found stays for the life of this handle, however many starts are recorded after it.
         """
         ...
 
     def record_start(self, token: str) -> None:
-        """Records the random token of a start, before the manifest gets it. Twice the same counts once."""
+        """Records the random token of a start, before it is written to the manifest. Idempotent."""
         ...
 
     def reached(self) -> Position | None:
-        """The newest position that was ever appended here, whether or not its ledger still exists."""
+        """The newest position ever appended here, whether or not its ledger still exists."""
         ...
 
     def next_ledger(self) -> int:
@@ -191,11 +190,11 @@ class IdentifiedSource(Protocol):
         ...
 
     def grant_ledgers(self, first: int, end: int) -> None:
-        """New ledgers of this handle take their ids from ``first`` up to before ``end`` only.
+        """Restricts new ledgers of this handle to ids from ``first`` up to before ``end``.
 
-        The first grant of a handle begins a new ledger there. Later ones extend the range, or replace what is left of
-        it. Ids that the hot tier used or granted already are left out. While no id is left, the open ledger stays open
-        instead of rolling over.
+        The first grant of a handle begins a new ledger there. Later grants extend the range, or replace what is left of
+        it. Ids that the hot tier has used or granted already are skipped. While no id is left, the open ledger stays
+        open instead of rolling over.
 
         Raises:
             InvalidCall: an empty range, or ids that no ledger can have.
@@ -204,16 +203,18 @@ class IdentifiedSource(Protocol):
         ...
 
     def ledgers_left(self) -> int | None:
-        """Granted ids that no ledger has taken yet; ``None``: this handle takes any id above all others."""
+        """Granted ids that no ledger has taken yet; ``None`` if this handle takes any id above all others."""
         ...
 
     def seed_ledgers(self, above: int) -> None:
-        """Every new ledger of this hot tier gets an id above ``above``; an open one of this stream that hasn't is
-        closed (also a view that may delete can do this)."""
+        """Gives new ledgers of this hot tier ids above ``above``; closes this stream's open one if it isn't.
+
+        Also allowed for a view that may delete.
+        """
         ...
 
     def note_manifest(self, incarnation: UUID, record_id: int) -> None:
-        """Records how much of the manifest the stream's writer has seen; the newest word counts."""
+        """Records how much of the manifest the stream's writer has seen; the last call wins."""
         ...
 
     def noted_manifest(self) -> tuple[UUID, int] | None:
@@ -230,7 +231,7 @@ class WrappedSource(Protocol):
 
 
 def identified(source: LedgerSource) -> IdentifiedSource | None:
-    """The source's identity, through whatever is in front of it; ``None``: it has none."""
+    """The source's identity, unwrapped; ``None`` if it has none."""
     while not isinstance(source, IdentifiedSource):
         if not isinstance(source, WrappedSource):
             return None
@@ -239,17 +240,17 @@ def identified(source: LedgerSource) -> IdentifiedSource | None:
 
 
 class Ledgers(Protocol):
-    """A hot tier: many streams, each a ``LedgerSource`` to be read."""
+    """A hot tier: many streams, each readable as a ``LedgerSource``."""
 
     def streams(self) -> list[str]:
         """Names of all streams, ascending."""
         ...
 
     def view_stream(self, stream: str, *, may_delete: bool = False) -> LedgerSource:
-        """The stream, to read only; disturbs no owner.
+        """Opens a stream read-only, without disturbing its owner.
 
         Args:
-            may_delete: closed ledgers can be deleted and starts recorded nevertheless: for who opens an epoch.
+            may_delete: allow deleting closed ledgers and recording starts: for a process that opens an epoch.
 
         Raises:
             NotFound: no such stream.
@@ -257,13 +258,13 @@ class Ledgers(Protocol):
         ...
 
     def close(self) -> None:
-        """Nothing is read any more."""
+        """Stops all reads."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class KnownLedger:
-    """One ledger that a manifest knows of.
+    """One ledger as the manifest knows it.
 
     Attributes:
         last_entry_id: where it ended, -1: empty; ``None``: its end was never recorded.
@@ -276,13 +277,12 @@ class KnownLedger:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownLedgers:
-    """What a manifest knows of the ledgers that it was asked about.
+    """The manifest's facts of the requested ledgers.
 
     Attributes:
-        newest: the newest position that it knows of; ``None``: none yet.
-        whole: ledger ids, first and last, between which every ledger with entries is known: nothing is missing between
-            the ranges there.
-        ledgers: those of the ones asked about that it knows.
+        newest: the newest position in the manifest; ``None``: none yet.
+        whole: first and last ledger id of a range in which every ledger with entries is known.
+        ledgers: the requested ledgers that the manifest knows.
     """
 
     newest: Position | None = None
@@ -290,19 +290,19 @@ class KnownLedgers:
     ledgers: Mapping[int, KnownLedger] = field(default_factory=dict)
 
 
-#: What is known of some ledgers, by a manifest that was read before they were listed.
+#: Returns what is known of some ledgers, from a manifest that was read before they were listed.
 AskKnown = Callable[[Sequence[int]], KnownLedgers]
 
 
 @runtime_checkable
 class ComparedSource(Protocol):
-    """A ``LedgerSource`` without an identity that can tell by its ledgers that it isn't the one that is known."""
+    """A ``LedgerSource`` without an identity that detects by its ledgers that it isn't the known one."""
 
     def require_same(self, known: AskKnown) -> None:
-        """Compares what the source lists with what is known.
+        """Compares the source's ledgers with the known ones.
 
         Raises:
-            SourceMismatch: they contradict each other, and a second look didn't change that.
-            StoreUnavailable: they contradict each other, and there was no second look yet: nothing may be deleted.
+            SourceMismatch: they contradict each other, and a second check confirmed that.
+            StoreUnavailable: they contradict each other, and the second check is pending: delete nothing.
         """
         ...

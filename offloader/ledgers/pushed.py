@@ -1,4 +1,4 @@
-"""A hot tier elsewhere: a broker pushes entries and keeps its own copy until they are durable."""
+"""Hot tier at a remote broker, which pushes entries and keeps its own copy until they are durable."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """What became of entries, as the one who offloads them knows it.
+    """Offload progress of the pushed entries.
 
     Attributes:
-        offered: the newest that a segment took; goes back when one failed.
-        committed: the newest that is durable.
-        error: why the stream was stopped, ``None``: it wasn't.
+        offered: the newest entry in a segment; moves back when a segment failed.
+        committed: the newest durable entry.
+        error: why the stream was stopped, ``None`` if it wasn't.
     """
 
     offered: Position | None = None
@@ -55,11 +55,11 @@ class Offered:
 
 @dataclass(frozen=True, slots=True)
 class PushNews:
-    """What a broker wants to know.
+    """Progress reported to the broker.
 
     Attributes:
-        taken: the newest entry that needn't be pushed again as it stands: go on after it. Goes back when it has to be.
-        durable: the newest entry that is committed in the cold tier: the broker's copy up to it may go.
+        taken: the newest accepted entry: continue after it. Moves back when entries have to be pushed again.
+        durable: the newest entry committed in the cold tier: the broker may delete its copy up to it.
     """
 
     taken: Position | None
@@ -68,19 +68,19 @@ class PushNews:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """What became of one push: entries taken, and entries that were there already."""
+    """Result of one push: entries accepted, and entries that were there already."""
 
     taken: int
     repeated: int
 
 
 class OutOfOrder(InvalidCall):
-    """Pushed entries don't follow what is there; nothing of them was taken."""
+    """The pushed entries don't follow the accepted ones; none of them were accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerEnd:
-    """The broker's word that a ledger is closed at ``last_entry_id`` (-1: it holds nothing)."""
+    """A ledger that the broker closed at ``last_entry_id`` (-1: empty)."""
 
     ledger_id: int
     last_entry_id: int
@@ -88,7 +88,7 @@ class LedgerEnd:
 
 @dataclass(frozen=True, slots=True)
 class PushedPiece:
-    """What comes next: first a ledger ends (``None``: none does), then these entries of one ledger come (or none)."""
+    """One step of a push: first the end of a ledger (or ``None``), then entries of one ledger (or none)."""
 
     closed: LedgerEnd | None
     batch: EntryBatch | None
@@ -101,17 +101,17 @@ def new_pieces(
     batches: Sequence[EntryBatch],
     ends: Sequence[LedgerEnd],
 ) -> list[PushedPiece]:
-    """What of a push is new, in order; empty: all of it is there already.
+    """The new pieces of a push, in order; empty if all of it is there already.
 
     Args:
         stream: its name, for errors.
-        end: the newest entry there is, ``None``: none yet.
+        end: the newest accepted entry, ``None``: none yet.
         closed: ledgers known to be closed -> last entry id.
         batches: pushed entries, each batch of one ledger and not empty.
-        ends: ledgers that the broker says are closed.
+        ends: ledgers that the broker closed.
 
     Raises:
-        NotNext: entries are missing before them, or between them; a ledger's end wasn't told.
+        OutOfOrder: entries are missing before them or between them, or a ledger's end wasn't pushed.
         InvalidCall: ids descend or are negative, or the broker contradicts itself.
     """
     told = _told(stream, closed, ends)
@@ -139,7 +139,7 @@ def new_pieces(
 
 
 def new_size(pieces: Sequence[PushedPiece]) -> int:
-    """How many entries they have."""
+    """Number of entries in the pieces."""
     return sum(len(piece.batch) for piece in pieces if piece.batch is not None)
 
 
@@ -192,7 +192,7 @@ def _rest_of_ledger(stream: str, at: Position, batch: EntryBatch, told: Mapping[
 def _end_before(
     stream: str, at: Position, first: Position, told: Mapping[int, int], closed: Mapping[int, int]
 ) -> LedgerEnd | None:
-    """The end of the ledger of ``at``, if it wasn't known yet; another ledger begins with ``first``."""
+    """The end of the ledger of ``at``, unless known already; ``first`` begins another ledger."""
     last = told.get(at.ledger_id)
     if last is None:
         raise OutOfOrder(
@@ -221,7 +221,7 @@ def _last_end(
     ends: Sequence[LedgerEnd],
     pieces: Sequence[PushedPiece],
 ) -> list[PushedPiece]:
-    """The end of the ledger that the newest entry is in, if that is told now; checks what else was told."""
+    """The end of the newest entry's ledger, if pushed now; checks the other pushed ends."""
     said = {piece.closed.ledger_id for piece in pieces if piece.closed is not None}
     found: list[PushedPiece] = []
     for each in ends:
@@ -229,14 +229,14 @@ def _last_end(
             continue
         if at is None or each.ledger_id > at.ledger_id:
             if each.last_entry_id < 0:
-                continue  # empty: nothing of it will come
+                continue  # empty: no entries of it will follow
             raise OutOfOrder(
                 f"stream {stream}: ledger {each.ledger_id} ends at entry {each.last_entry_id}, says the broker; "
                 "none of it was pushed",
                 hint=f"push {each.ledger_id}:0 first",
             )
         if each.ledger_id < at.ledger_id:
-            continue  # its entries are committed, or this was said before and forgotten with them
+            continue  # its entries are committed, or the repeated end was forgotten with them
         if each.last_entry_id < at.entry_id:
             raise InvalidCall(
                 f"stream {stream}: ledger {each.ledger_id} ends at entry {each.last_entry_id}, says the broker, and "
@@ -254,13 +254,13 @@ def _last_end(
 
 
 class PushMemory:
-    """Bytes in the windows of a process. Thread-safe.
+    """Bytes in all push windows of a process. Thread-safe.
 
     Args:
-        limit_bytes: more is taken only by streams that have nothing else to go on with, one push each.
+        limit_bytes: above it, only streams that can't progress otherwise get memory, for one push each.
 
     Attributes:
-        held_bytes: counted now.
+        held_bytes: reserved now.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -269,7 +269,7 @@ class PushMemory:
         self._lock = threading.Lock()
 
     def take(self, size_bytes: int, *, must: bool) -> bool:
-        """Counts ``size_bytes`` more; False: there is no room, and the stream can wait (``must`` is off)."""
+        """Reserves ``size_bytes``; False if there is no room and the stream can wait (``must`` is off)."""
         with self._lock:
             if not must and self.held_bytes + size_bytes > self.limit_bytes:
                 return False
@@ -277,21 +277,21 @@ class PushMemory:
             return True
 
     def give_back(self, size_bytes: int) -> None:
-        """Counts ``size_bytes`` less."""
+        """Releases ``size_bytes``."""
         with self._lock:
             self.held_bytes -= size_bytes
             assert self.held_bytes >= 0, "more bytes given back than were held"
 
 
 class PushWindow:
-    """The window of one stream: batches in order. Its caller holds the stream's lock.
+    """The window of one stream: batches in order. The caller holds the stream's lock.
 
     Args:
         limit_bytes: of this stream.
         memory: of the process.
 
     Attributes:
-        held_bytes: taken of the memory now.
+        held_bytes: reserved in the memory now.
     """
 
     def __init__(self, limit_bytes: int, memory: PushMemory) -> None:
@@ -304,11 +304,11 @@ class PushWindow:
         return not self._batches
 
     def take(self, size_bytes: int, *, must: bool) -> bool:
-        """Takes the bytes of what is added next; False: no room.
+        """Reserves memory for the next batch; False if there is no room.
 
         Args:
-            size_bytes: as ``kept_bytes`` says.
-            must: whether there is room in any case.
+            size_bytes: as computed by ``kept_bytes``.
+            must: reserve above the limit.
         """
         if not must and self.held_bytes + size_bytes > self._limit_bytes:
             return False
@@ -318,7 +318,7 @@ class PushWindow:
         return True
 
     def add(self, batch: EntryBatch) -> None:
-        """Adds what room was taken for. Small batches are joined: each costs more than what is in it."""
+        """Adds a batch whose memory is reserved. Joins small batches, whose overhead exceeds their payload."""
         newest = self._batches[-1] if self._batches else None
         apart_bytes = kept_bytes(batch) + (0 if newest is None else kept_bytes(newest))
         if newest is None or newest.ledger_id != batch.ledger_id or apart_bytes > CHUNK_BYTES:
@@ -332,7 +332,7 @@ class PushWindow:
         return next((batch for batch in self._batches if batch.last >= start), None)
 
     def other_entry(self, batch: EntryBatch) -> Position | None:
-        """The first entry of ``batch`` that is held with other bytes."""
+        """The first entry of ``batch`` that the window holds with different bytes."""
         for held in self._batches:
             first = max(held.first.entry_id, batch.first.entry_id)
             count = min(held.last.entry_id, batch.last.entry_id) + 1 - first
@@ -345,7 +345,7 @@ class PushWindow:
         return None
 
     def drop_up_to(self, position: Position) -> Position | None:
-        """Lets go of whole batches up to ``position``; the newest entry of them, ``None``: there were none."""
+        """Drops whole batches up to ``position``; returns the newest dropped entry, ``None`` if none."""
         last: Position | None = None
         while self._batches and self._batches[0].last <= position:
             last = self._batches[0].last
@@ -353,7 +353,7 @@ class PushWindow:
         return last
 
     def clear(self) -> None:
-        """Lets go of everything."""
+        """Drops everything."""
         self._batches.clear()
         self._give_back(self.held_bytes)
 
@@ -363,35 +363,35 @@ class PushWindow:
 
 
 def first_difference(one: pa.BinaryArray, other: pa.BinaryArray) -> int | None:
-    """The number of the first value that isn't the same in two arrays of one length."""
+    """Index of the first value that differs between two arrays of the same length."""
     if one.equals(other):
         return None
     return int(pc.index(pc.not_equal(one, other), True).as_py())
 
 
-#: How many times a window and a push may be held until the broker has pushed what the manifest promised. It was held
-#: once before, in a window and two pushes; these may have been cut otherwise.
+#: While the broker pushes what the manifest promised, the limit is this many times a window and a push. These entries
+#: fitted into one window and two pushes before, but may have been batched differently.
 _PROMISED_FACTOR = 4
-#: Longest sleep of who waits for room or news before they look again whether the stream was stopped.
+#: Longest wait for room or news before checking again whether the stream was stopped.
 _WAIT_S_MAX = 0.5
 
 
 class PushedLedgers:
-    """One stream whose entries are pushed: a ``LedgerSource``. One broker pushes at a time.
+    """One stream of pushed entries: a ``LedgerSource``. One broker pushes at a time.
 
     Args:
         stream: its name.
-        committed: the manifest's committed end, ``None``: nothing is.
-        closed: what the manifest knows of closed ledgers: id -> last entry id.
-        promised: the highest position that the manifest ever promised: until the broker pushed up to it this source
-            can't be reached, because what it doesn't have yet must not look lost.
-        window_bytes_max: memory for entries that no segment took yet; one push more may be held.
-        push_bytes_max: the largest push there is.
+        committed: the manifest's committed end, ``None``: nothing is committed.
+        closed: closed ledgers in the manifest: id -> last entry id.
+        promised: the highest position that the manifest ever promised. Until the broker has pushed up to it, this
+            source raises ``StoreUnavailable``: entries that it doesn't have yet aren't lost.
+        window_bytes_max: memory for entries that are in no segment yet; one more push may be held.
+        push_bytes_max: size of the largest push.
         memory: of all such streams of the process.
         clock: for times of ledgers.
 
     Attributes:
-        offered: asks what became of entries; set before the first push. Called without locks of this object.
+        offered: returns the offload progress; set before the first push. Called without locks of this object.
     """
 
     def __init__(
@@ -418,10 +418,10 @@ class PushedLedgers:
         self._ledgers: dict[int, LedgerInfo] = {}
         self._window = PushWindow(window_bytes_max, memory)
         self._promised_bytes_max = _PROMISED_FACTOR * (window_bytes_max + push_bytes_max)
-        #: The newest entry that was let go of because a segment took it.
+        #: The newest entry that was dropped because a segment took it.
         self._let_go: Position | None = None
         self._all_read = False
-        #: Grows when the broker goes on elsewhere than after what it pushed last.
+        #: Incremented when the broker has to continue elsewhere than after its last push.
         self._turns = 0
         self._must_push_again = False
         self._ended = False
@@ -437,14 +437,14 @@ class PushedLedgers:
             return self._must_push_again
 
     def news(self) -> PushNews:
-        """How far entries are taken and durable now."""
+        """The accepted and durable ends now."""
         offered = self.offered()
         with self._changed:
             self._note(offered)
             return PushNews(self._end, self._committed)
 
     def wait_for_news(self, seen: PushNews, within_s: float) -> PushNews:
-        """The news when it isn't ``seen`` any more, when something happened, or after ``within_s``."""
+        """Returns the news when it differs from ``seen``, after an event, or after ``within_s``."""
         deadline_s = self._clock.monotonic_s() + within_s
         happened = False
         while True:
@@ -457,7 +457,7 @@ class PushedLedgers:
                     happened = self._changed.wait(min(left_s, _WAIT_S_MAX))
 
     def wake(self) -> None:
-        """Lets everybody who waits look again."""
+        """Wakes all waiting threads."""
         with self._changed:
             self._changed.notify_all()
 
@@ -469,25 +469,25 @@ class PushedLedgers:
         within_s: float,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> Pushed:
-        """Takes what is new of a push, all of it or its beginning: ``news`` says where to go on.
+        """Accepts the new entries of a push, or a prefix of them: ``news`` tells where to continue.
 
         Waits for room: that is the back-pressure.
 
         Args:
-            batches: each of one ledger, in memory that nobody changes any more.
-            ends: ledgers that are closed, as the broker says with these entries.
+            batches: each of one ledger, in immutable memory.
+            ends: ledgers that the broker closed with these entries.
             within_s: longest wait.
-            is_wanted: whether whoever pushes still may.
+            is_wanted: whether the producer may still push.
 
         Raises:
-            NotNext, InvalidCall: as ``new_pieces``; nothing was taken.
-            SourceMismatch: an entry that is held has other bytes; nothing was taken.
+            OutOfOrder, InvalidCall: as ``new_pieces``; nothing was accepted.
+            SourceMismatch: a held entry has different bytes; nothing was accepted.
             StoreUnavailable: no room within that time.
-            what stopped the stream: Fenced, Corrupt, Closed and others.
+            the error that stopped the stream: Fenced, Corrupt, Closed and others.
         """
         deadline_s = self._clock.monotonic_s() + within_s
         given = sum(map(len, batches))
-        self.news()  # what an earlier owner's segment brought may be ahead of the broker
+        self.news()  # an earlier owner's segment may be ahead of the broker
         with self._changed:
             self._require_same(batches)
             turns = self._turns
@@ -495,7 +495,7 @@ class PushedLedgers:
                 pieces = new_pieces(self.stream, self._end, self._closed, batches, ends)
             except OutOfOrder:
                 if self._must_push_again:
-                    return Pushed(0, 0)  # pushed before the broker heard that it has to go back
+                    return Pushed(0, 0)  # pushed before the broker received the order to go back
                 raise
         taken = 0
         for piece in pieces:
@@ -507,7 +507,7 @@ class PushedLedgers:
         return Pushed(taken, given - new_size(pieces))
 
     def end(self) -> None:
-        """Nothing is taken any more; lets go of everything. Calling it twice is fine."""
+        """Accepts no more entries and drops the window. Idempotent."""
         with self._changed:
             self._ended = True
             self._forget_window()
@@ -516,7 +516,7 @@ class PushedLedgers:
     # -- LedgerSource
 
     def ledgers(self) -> list[LedgerInfo]:
-        """From the committed end's ledger on.
+        """All ledgers from the committed end's on.
 
         Raises:
             StoreUnavailable: something that only the broker has is missing.
@@ -548,7 +548,7 @@ class PushedLedgers:
             self._note(Offered(committed=position))
 
     def delete(self, ledger_id: int) -> None:
-        """Lists a closed and durable ledger no more; the broker decides about its copy, by what it hears."""
+        """Stops listing a closed, durable ledger; the broker decides about its copy from the news."""
         with self._changed:
             info = self._ledgers.get(ledger_id)
             if info is None or not info.closed or self._committed is None:
@@ -559,7 +559,7 @@ class PushedLedgers:
     # -- what is held
 
     def _begin_after(self, committed: Position | None, closed: Mapping[int, int]) -> None:
-        """Entries come after ``committed`` next, as far as anybody here knows."""
+        """Expects the next entries after ``committed``."""
         self._end = committed
         self._closed, self._ledgers = {}, {}
         if committed is None:
@@ -581,8 +581,7 @@ class PushedLedgers:
     def _add(
         self, piece: PushedPiece, turns: int, deadline_s: float, is_wanted: Callable[[], bool]
     ) -> list[LedgerInfo] | None:
-        """Adds a piece as soon as there is room; which ledgers end with it. ``None``: it wasn't added, where the broker
-        goes on has changed meanwhile."""
+        """Adds a piece once there is room; returns the ledgers it ends, ``None`` if the broker was sent back."""
         size_bytes = 0 if piece.batch is None else kept_bytes(piece.batch)
         while True:
             offered = self.offered()
@@ -604,8 +603,10 @@ class PushedLedgers:
                 self._changed.wait(min(left_s, _WAIT_S_MAX))
 
     def _has_room(self, size_bytes: int) -> bool:
-        """Takes the bytes; an empty window, and one that was read to its end, always takes one push more: the writer
-        has nothing else to go on with. So does one that lacks what was promised: without that nothing goes on either.
+        """Reserves memory for a piece.
+
+        An empty window, and one read to its end, always accepts one more push: the writer has no other entries. So does
+        a window that lacks promised entries: the stream can't progress without them.
         """
         must = self._window.is_empty or self._all_read
         if self._is_owed() and self._window.held_bytes < self._promised_bytes_max:
@@ -644,7 +645,7 @@ class PushedLedgers:
             info, entries=batch.last.entry_id + 1, size_bytes=info.size_bytes + batch.payload_bytes
         )
         if self._closed.get(batch.ledger_id) == batch.last.entry_id:
-            closed.append(self._close(batch.ledger_id))  # known from the manifest, or from before it was pushed again
+            closed.append(self._close(batch.ledger_id))  # known from the manifest, or before it was pushed again
         self._window.add(batch)
         self._end = batch.last
         self._must_push_again = self._all_read = False
@@ -657,7 +658,7 @@ class PushedLedgers:
         return info
 
     def _note(self, offered: Offered) -> None:
-        """Lets go of what a segment took and of what is committed; under the lock."""
+        """Drops entries that are in segments or committed. Call with the lock held."""
         if offered.committed is not None and (self._committed is None or offered.committed > self._committed):
             self._commit(offered.committed)
         known = _newest(offered.offered, self._committed)
@@ -672,7 +673,7 @@ class PushedLedgers:
         if self._let_go is not None and self._let_go <= committed:
             self._let_go = None
         if self._end is None or self._end < committed:
-            # An earlier owner's segment was complete after all: the broker may go on behind it.
+            # An earlier owner's segment turned out complete: the broker may continue after it.
             self._turns += 1
             self._forget_window()
             self._begin_after(committed, self._closed)
@@ -683,12 +684,12 @@ class PushedLedgers:
 
     @contextlib.contextmanager
     def _reachable(self) -> Iterator[None]:
-        """The lock, while nothing is missing that only the broker has.
+        """Holds the lock, provided that no entries are missing that only the broker has.
 
         Raises:
             StoreUnavailable: the broker has to push again first.
         """
-        # In this order: what was let go of had been offered, so that less offered afterwards means a segment failed.
+        # Read in this order: if less is offered than was dropped, a segment failed in between.
         let_go = self._let_go
         offered = self.offered()
         with self._changed:
@@ -705,7 +706,7 @@ class PushedLedgers:
             yield
 
     def _push_again(self) -> None:
-        """A segment failed that had taken entries which aren't here any more."""
+        """Handles the failure of a segment whose entries were dropped from the window."""
         self._turns += 1
         self._must_push_again = True
         self._forget_window()
@@ -725,8 +726,8 @@ def _newest(*positions: Position | None) -> Position | None:
 class IdentifiedLedgers(PushedLedgers):
     """Pushed ledgers with the identity of the producer's log: an ``IdentifiedSource``.
 
-    The log is somewhere else: it records no starts, and its producer picks the ledger ids. That it is the log which
-    was stored is proven by its entries, before anything is taken.
+    The log is remote: it records no starts, and its producer picks the ledger ids. Its entries are compared with the
+    stored ones before any are accepted.
 
     Args:
         source: the log's own uuid.
@@ -737,18 +738,18 @@ class IdentifiedLedgers(PushedLedgers):
         self._source = source
 
     def source_id(self) -> UUID:
-        """The producer's log."""
+        """The id of the producer's log."""
         return self._source
 
     def has_start(self, token: str) -> bool:  # noqa: ARG002 - nothing is recorded here
-        """Always: the entries are the proof."""
+        """Always true: the entries identify the log."""
         return True
 
     def record_start(self, token: str) -> None:
-        """Nothing: see ``has_start``."""
+        """Does nothing: see ``has_start``."""
 
     def reached(self) -> Position | None:
-        """Not known: the producer's log may have more than was pushed."""
+        """``None``: the producer's log may have more than was pushed."""
         return None
 
     def next_ledger(self) -> int:
@@ -767,8 +768,8 @@ class IdentifiedLedgers(PushedLedgers):
         """Nothing: the producer picks the ids."""
 
     def note_manifest(self, incarnation: UUID, record_id: int) -> None:
-        """Nothing: a producer keeps no notes for its consumer."""
+        """Does nothing: a producer keeps no notes for its consumer."""
 
     def noted_manifest(self) -> tuple[UUID, int] | None:
-        """Nothing is noted."""
+        """``None``: nothing is noted."""
         return None

@@ -14,40 +14,40 @@ from offloader.ledgers.base import ClosedListener, LedgerInfo, LedgerSource, Lis
 
 __all__ = ["ListenerSubscription", "Listeners", "TailingSource", "kept_bytes"]
 
-#: Appended batches are joined into chunks of about this size: thousands of one-entry batches would cost more than what
-#: they hold, and be read one entry at a time.
+#: Appended batches are joined into chunks of about this size: thousands of one-entry batches would cost more memory
+#: than their payload, and be read one entry at a time.
 CHUNK_BYTES = 64 * 1024
 #: Batches that wait to be joined.
 FRESH_BATCHES_MAX = 256
-#: What a chunk takes beside its columns: the objects of the batch.
+#: Overhead of a chunk: the batch's objects.
 _CHUNK_OVERHEAD_BYTES = 4096
-#: What an entry takes beside its payload: its id, its time, its offset.
+#: Overhead of an entry: its id, time and offset.
 _ENTRY_OVERHEAD_BYTES = 8 + 8 + 4
 
 
 def kept_bytes(batch: EntryBatch) -> int:
-    """What a batch of its own memory takes, payloads and all."""
+    """Memory that a batch with its own buffers takes, overhead included."""
     return batch.payload_bytes + _ENTRY_OVERHEAD_BYTES * len(batch) + _CHUNK_OVERHEAD_BYTES
 
 
 class TailingSource:
-    """A ``LedgerSource`` that reads from memory what was appended last, and the rest from ``inner``.
+    """A ``LedgerSource`` that reads the newest entries from memory and the rest from ``inner``.
 
-    Correct for a source whose only writer appends through ``inner``: then what was heard is everything there is after
-    the oldest entry kept.
+    Requires that the source's only writer appends through ``inner``: then the buffer has every entry after its oldest
+    one.
 
     Args:
         inner: the hot tier.
-        bytes_max: memory for entries, payloads and what they cost beside; 0: none.
+        bytes_max: memory for entries, payloads and overhead; 0: none.
     """
 
     def __init__(self, inner: LedgerSource, bytes_max: int) -> None:
         self._inner = inner
         self._bytes_max = bytes_max
-        self._chunk_bytes = min(CHUNK_BYTES, bytes_max // 8)  # the oldest go a chunk at a time
+        self._chunk_bytes = min(CHUNK_BYTES, bytes_max // 8)  # the oldest are evicted a chunk at a time
         self._lock = threading.Lock()
         self._chunks: deque[EntryBatch] = deque()
-        #: Appended after the last chunk, all of one ledger, and what they will take in a chunk.
+        #: Appended after the last chunk, all of one ledger, and their size once joined into a chunk.
         self._fresh: list[EntryBatch] = []
         self._fresh_bytes = 0
         self._held_bytes = 0
@@ -55,17 +55,17 @@ class TailingSource:
 
     @property
     def inner(self) -> LedgerSource:
-        """The hot tier behind it."""
+        """The wrapped hot tier."""
         return self._inner
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that kept entries take now, at most ``bytes_max``."""
+        """Bytes that buffered entries take now, at most ``bytes_max``."""
         with self._lock:
             return self._held_bytes
 
     def close(self) -> None:
-        """Keeps nothing any more; reads go to the hot tier. Closing twice is fine."""
+        """Drops the buffer; reads are passed to the hot tier. Idempotent."""
         if self._subscription is not None:
             self._subscription.cancel()
         with self._lock:
@@ -98,7 +98,7 @@ class TailingSource:
             self._held_bytes = sum(map(kept_bytes, self._chunks))
 
     def _find(self, start: Position) -> EntryBatch | None:
-        """The chunk that a read from ``start`` on begins in, ``None`` when that isn't known here."""
+        """The chunk in which a read from ``start`` begins, ``None`` if it isn't buffered."""
         self._join()
         if not self._chunks or start < self._chunks[0].first:
             return None
@@ -129,7 +129,7 @@ class TailingSource:
                 self._held_bytes -= kept_bytes(self._chunks.popleft())
 
     def _join(self) -> None:
-        """Makes one chunk of the fresh batches and, when that is small and of their ledger, the one before."""
+        """Joins the fresh batches into one chunk, with the previous chunk if that is small and of the same ledger."""
         if not self._fresh:
             return
         parts, self._fresh, self._fresh_bytes = self._fresh, [], 0
@@ -158,7 +158,7 @@ class Listeners:
         self._subscriptions: tuple[ListenerSubscription, ...] = ()
 
     def add(self, listener: Listener | None, closed: ClosedListener | None = None) -> ListenerSubscription:
-        """``listener`` hears of each ``tell``, ``closed`` of each ``tell_closed``, that begins after this returns."""
+        """Subscribes to calls of ``tell`` (``listener``) and ``tell_closed`` (``closed``) from now on."""
         subscription = ListenerSubscription(self, listener, closed)
         with self._lock:
             self._subscriptions = (*self._subscriptions, subscription)
@@ -166,19 +166,18 @@ class Listeners:
 
     @property
     def want_entries(self) -> bool:
-        """Whether anybody wants to hear of entries."""
+        """Whether any listener wants entries."""
         return any(subscription.wants_entries for subscription in self._subscriptions)
 
     def tell(self, batch: EntryBatch) -> bool:
-        """Calls every listener; whether all of them took it. What one raises is logged: the entries are durable
-        whatever it does."""
+        """Calls every listener and logs exceptions; returns whether all accepted the batch."""
         taken = True
         for subscription in self._subscriptions:
             taken = subscription.call(batch) and taken
         return taken
 
     def tell_all(self, batches: Sequence[EntryBatch], closed: Sequence[LedgerInfo]) -> None:
-        """Tells everybody of what one append wrote, and of each ledger it closed before the next one's first batch."""
+        """Reports what one append wrote, and each ledger it closed before the next one's first batch."""
         waiting = list(closed)
         for batch in batches:
             while waiting and waiting[0].ledger_id < batch.ledger_id:
@@ -188,7 +187,7 @@ class Listeners:
             self.tell_closed(info)
 
     def tell_closed(self, info: LedgerInfo) -> None:
-        """Tells everybody who wants to know that a ledger was closed."""
+        """Calls every ``closed`` listener."""
         for subscription in self._subscriptions:
             subscription.call_closed(info)
 
@@ -214,14 +213,14 @@ class ListenerSubscription:
     def cancel(self) -> None:
         """No call of the listener begins after this returns.
 
-        Waits for a call that is running, so hold no lock here that the listener takes.
+        Waits for a running call, so don't hold a lock here that the listener takes.
         """
         with self._calling:
             self._listener = self._closed = None
         self._listeners.remove(self)
 
     def call(self, batch: EntryBatch) -> bool:
-        """False: the listener will read it."""
+        """False: the listener will read the batch later."""
         with self._calling:
             if self._listener is None:
                 return True

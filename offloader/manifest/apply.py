@@ -1,4 +1,4 @@
-"""The effect of each edit and when it is allowed; pure."""
+"""Preconditions and effect of each edit. Does no I/O."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ __all__ = [
 
 
 def is_applied(state: ManifestState, record: Record) -> bool:
-    """Whether everything that ``record`` says is so in ``state``, and by this very writer's epoch."""
+    """Whether ``state`` contains everything in ``record``, committed by this writer's epoch."""
     if record.incarnation != state.incarnation or record.epoch != state.epoch or record.record_id > state.record_id:
         return False
     return all(_SAYS[type(edit)](state, edit, record) for edit in record.edits)
 
 
 def are_applied(state: ManifestState, edits: Sequence[Edit]) -> bool:
-    """Whether all that an owner wants to commit is so in ``state``, which has its epoch.
+    """Whether ``state``, which has the owner's epoch, contains all of the owner's edits.
 
-    Only a segment of its own proves that: uuids are used once. What others may say too, they may have said.
+    Only a segment of its own proves that: uuids are used once. Other edits may have been committed by another writer.
     """
     if not any(isinstance(edit, Assign | Offloaded | Failed) for edit in edits):
         return False
@@ -148,7 +148,7 @@ NO_LEDGER = -1
 
 
 def open_source(draft: RecordBuilder, edit: OpenEpoch) -> None:
-    """Takes note of the source that a new epoch's owner offloads, if it has an identity."""
+    """Records the source that a new epoch's owner offloads, if it has an identity."""
     known: KnownSource | None = draft.now("source")
     if edit.source is not None:
         goes_on = known is not None and known.uuid == edit.source and not edit.accepted
@@ -163,7 +163,7 @@ def open_source(draft: RecordBuilder, edit: OpenEpoch) -> None:
 
 
 def reserve(draft: RecordBuilder, edit: Edit, reserved: int) -> None:
-    """Keeps ledger ids up to ``reserved`` from later starts."""
+    """Reserves ledger ids up to ``reserved``."""
     known: KnownSource | None = draft.now("source")
     if known is None:
         raise draft.refused(edit, "no source is known that could give ledger ids")
@@ -171,14 +171,14 @@ def reserve(draft: RecordBuilder, edit: Edit, reserved: int) -> None:
 
 
 def reach_source(draft: RecordBuilder, source_end: Position | None) -> None:
-    """Takes note of how far the owner's source reached."""
+    """Records the newest position of the owner's source."""
     known: KnownSource | None = draft.now("source")
     if known is not None and source_end is not None and (known.reach is None or source_end > known.reach):
         draft.changes["source"] = replace(known, reach=source_end)
 
 
 def closed_fact(draft: RecordBuilder, edit: LedgerClosed, fact: LedgerFact) -> LedgerFact:
-    """What is known of a ledger once its source has said how it ended.
+    """The fact of a ledger whose end its source reported.
 
     Raises:
         EditRefused: another payload size or creation time was recorded of it: it is another ledger.
@@ -196,8 +196,8 @@ def fold(state: ManifestState, record: Record) -> ManifestState:
     """The view after ``record``, which must be the next one.
 
     Raises:
-        EditRefused: the record doesn't follow, or an edit of it isn't allowed here. A record in a manifest was checked
-            when it was written, so this means damage.
+        EditRefused: the record doesn't follow, or one of its edits isn't allowed here. Records are checked when
+            written, so in a manifest this means damage.
     """
     if record.record_id != state.record_id + 1 or record.incarnation != state.incarnation:
         raise EditRefused(
@@ -228,9 +228,9 @@ def fold(state: ManifestState, record: Record) -> ManifestState:
 
 
 def require_follows(stream: str, nonce: str, record: Record) -> None:
-    """Raises ``EditRefused`` when a record names another one before it than the one with that nonce.
+    """Raises ``EditRefused`` unless the record names the nonce of the record before it.
 
-    A lost record whose number was created again is noticed by it.
+    This detects a lost record whose number was created again.
     """
     if record.previous_nonce and record.previous_nonce != nonce:
         raise EditRefused(
@@ -240,7 +240,7 @@ def require_follows(stream: str, nonce: str, record: Record) -> None:
 
 
 def apply_edits(state: ManifestState, edits: Iterable[Edit], *, record_id: int) -> ManifestState:
-    """The view after ``edits``, in order; ``state`` itself stays as it is.
+    """The view after ``edits``, in order; ``state`` isn't changed.
 
     Raises:
         EditRefused: an edit isn't allowed; which one and why.
@@ -252,7 +252,7 @@ def apply_edits(state: ManifestState, edits: Iterable[Edit], *, record_id: int) 
 
 
 class _Rules(RecordBuilder):
-    """What each kind of edit does to a draft, and when it may."""
+    """Effect and precondition of each kind of edit."""
 
     def apply(self, edit: Edit) -> None:
         if self.now("stream_deleted"):
@@ -281,7 +281,7 @@ class _Rules(RecordBuilder):
         self.require_free(edit, edit.begin, edit.end)
         self.require_after_head(edit, edit.end)
         newest, head = self.now("newest_end"), self.now("head")
-        # After a truncation past everything the stream goes on at its head.
+        # After a truncation past the end the stream continues at its head.
         is_head = head is not None and newest is not None and head > newest and edit.begin == head
         is_free_live = newest is None or is_head or follows(newest, edit.begin, self.ledgers().closed)
         if edit.end is None and not is_free_live:
@@ -331,7 +331,7 @@ class _Rules(RecordBuilder):
     def gap(self, edit: Gap) -> None:
         self.require_free(edit, edit.first, edit.last)
         head, committed = self.now("head"), self.state().committed
-        # What was truncated while the stream wasn't offloaded is a gap before the head that joins two ends.
+        # Entries truncated while the stream wasn't offloaded form a gap before the head that joins two ends.
         joins = head is not None and (edit.last.ledger_id, edit.last.entry_id + 1) == head
         if not joins and not (committed is not None and follows(committed, edit.first, self.ledgers().closed)):
             self.require_after_head(edit, edit.last)
@@ -378,14 +378,14 @@ class _Rules(RecordBuilder):
         self.changes["head"] = edit.head
         if self.now("method") == "none":
             return
-        # Otherwise the hot copy of an assigned range goes with its ledger, and the range can never be offloaded. Who
-        # forces it says so with a gap, which takes the committed end along, in the same record.
+        # Otherwise the hot copy of an assigned range is deleted with its ledger, and the range can never be offloaded.
+        # A forced truncation adds a gap in the same record, which advances the committed end.
         state = self.state()
         end = state.committed
         if end is None or not (edit.head <= end or follows(end, edit.head, self.ledgers().closed)):
             raise self.refused(edit, f"the head {edit.head} is past the committed end {end or '(none)'}")
         promised = next((each for each in state.assigned() if each.begin < edit.head), None)
-        if promised is not None:  # in front of what is committed
+        if promised is not None:  # in front of the committed range
             raise self.refused(edit, f"segment {promised.uuid} at {promised.begin} is on its way before {edit.head}")
 
     def ledgers_deleted(self, edit: LedgersDeleted) -> None:
@@ -400,7 +400,7 @@ class _Rules(RecordBuilder):
                 raise self.refused(edit, f"ledger {ledger_id} isn't known to be closed")
             if last >= 0 and (end is None or Position(ledger_id, last) > end):
                 raise self.refused(edit, f"ledger {ledger_id} ends at {last}, committed is only {end or '(nothing)'}")
-            # The prefix begins with the first range there is: a ledger before that was never offloaded.
+            # The prefix begins with the first range: a ledger before that was never offloaded.
             missing = self.first_not_held(ledger_id, last)
             if missing is not None:
                 raise self.refused(edit, f"entry {missing} is neither in an offloaded segment nor before the head")
@@ -420,7 +420,7 @@ class _Rules(RecordBuilder):
             self.segments.put(replace(segment, status=SegmentStatus.RETIRED, retire_record=self.record_id))
 
     def _is_deletable(self, segment: SegmentRecord) -> bool:
-        # That the hot copy of a ledger was released says nothing: its entries live on in the segment.
+        # The release of a ledger's hot copy is irrelevant: its entries live on in the segment.
         assert segment.end is not None
         assert segment.summary is not None
         head = self.now("head")
@@ -455,7 +455,8 @@ class _Rules(RecordBuilder):
         self.mark(edit.ledger_ids, ASIDE)
 
     def _retired_by(self, edit: Edit, uuid: UUID, retire_record: int) -> SegmentRecord:
-        # Naming the record keeps a sweeper with an old list of leases from purging what was undone and retired again.
+        # Naming the record keeps a sweeper with an old list of leases from purging a segment that was restored and
+        # retired again.
         segment = self.segment(edit, uuid, SegmentStatus.RETIRED)
         if segment.retire_record != retire_record:
             raise self.refused(

@@ -61,19 +61,19 @@ __all__ = [
 
 #: Keys of one delete request.
 DELETE_KEYS_MAX = 1000
-#: Of the uuids that this project makes for segments.
+#: Version of the uuids that this project generates for segments.
 _OWN_UUID_VERSION = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestObjects:
-    """What lies under one incarnation's prefix.
+    """Objects under one incarnation's prefix.
 
     Attributes:
         records, checkpoints: by number.
         runs: by name.
-        boundary: ``None`` where there is none.
-        unknown: keys of everything else.
+        boundary: ``None`` if there is none.
+        unknown: all other keys.
     """
 
     records: Mapping[int, ObjectInfo]
@@ -83,7 +83,7 @@ class ManifestObjects:
     unknown: Sequence[str]
 
     def known(self) -> list[ObjectInfo]:
-        """All but the unknown ones, in the order in which they may go: the boundary last."""
+        """All but the unknown ones, in a safe order of deletion: the boundary last."""
         found = [*(self.records[number] for number in sorted(self.records)), *self.checkpoints.values()]
         found += self.runs.values()
         return found if self.boundary is None else [*found, self.boundary]
@@ -117,13 +117,13 @@ def list_manifest(store: ObjectStore, stream: str, incarnation: UUID) -> Manifes
 
 
 def is_manifest_object(name: str) -> bool:
-    """Whether an object of that name, below an incarnation's prefix, is one that this project gives."""
+    """Whether this project writes objects of that name below an incarnation's prefix."""
     given = number_in(name) is not None or run_record_id(name) is not None
     return name == "boundary" or (given and "/" not in name)
 
 
 def number_in(name: str) -> int | None:
-    """The record that the name of a record or a checkpoint says existed; ``None``: any other name."""
+    """The record number in the name of a record or a checkpoint; ``None`` for any other name."""
     record = record_number(name)
     return checkpoint_number(name) if record is None else record
 
@@ -135,7 +135,7 @@ def has_segment_of(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
 
 
 def unlisted_segment(store: ObjectStore, stream: str) -> UUID | None:
-    """A segment with both objects whose name is one that this project gives, of whatever incarnation."""
+    """A segment with both objects whose name this project generated, of any incarnation."""
     seen: set[tuple[UUID, int | None, bool]] = set()
     for info in listed(store, stream_prefix(stream)):
         found = parse_object_key(info.key, stream)
@@ -148,17 +148,17 @@ def unlisted_segment(store: ObjectStore, stream: str) -> UUID | None:
 
 
 def incarnations_in(store: ObjectStore, stream: str) -> list[UUID]:
-    """Every incarnation under whose prefix anything lies."""
+    """Every incarnation with objects under its prefix."""
     prefix = f"{stream_prefix(stream)}manifest/"
     found = {_incarnation(info.key[len(prefix) :]) for info in listed(store, prefix)}
     return sorted(each for each in found if each is not None)
 
 
 def unlisted_incarnation(store: ObjectStore, stream: str) -> UUID | None:
-    """An incarnation that has a boundary and a record or checkpoint. Where no catalogue entry names it, that is lost.
+    """An incarnation with a boundary and a record or checkpoint. If no catalogue entry names it, its entry is lost.
 
-    A boundary alone is of somebody who began to create a stream and was overtaken, records alone of a writer whose
-    stream was deleted long ago.
+    A boundary alone is from an overtaken creation of a stream, records alone from a writer of a stream deleted long
+    ago.
     """
     found: dict[UUID, set[bool]] = {}
     prefix = f"{stream_prefix(stream)}manifest/"
@@ -188,7 +188,7 @@ def listed(store: ObjectStore, prefix: str) -> Iterator[ObjectInfo]:
 
 
 def delete_keys(store: ObjectStore, keys: Sequence[str]) -> None:
-    """Deletes objects, one request after the other.
+    """Deletes objects, in sequential requests.
 
     Raises:
         StoreUnavailable: one of them wasn't deleted.
@@ -200,12 +200,12 @@ def delete_keys(store: ObjectStore, keys: Sequence[str]) -> None:
 
 
 REBUILD = "`offloader manifest rebuild` makes a new manifest from the objects"
-#: What ``unreadable`` answers.
+#: Errors that ``unreadable`` returns.
 Unreadable = (Corrupt, Unsupported)
 
 
 class LostRecords(Corrupt):
-    """Records of a manifest certainly existed and aren't there."""
+    """Records of a manifest that certainly existed are missing."""
 
 
 def unreadable(what: str, error: Exception, *, hint: str = REBUILD) -> OffloaderError:
@@ -214,35 +214,35 @@ def unreadable(what: str, error: Exception, *, hint: str = REBUILD) -> Offloader
     Args:
         what: the object and its stream, for people.
         error: why it can't be read.
-        hint: what to do where it is damaged.
+        hint: what to do if it is damaged.
     """
     if isinstance(error, UnsupportedVersion):
         return Unsupported(f"{what}: {error}", hint="a later release wrote this: use that one. Nothing was changed")
     return Corrupt(f"{what}: {error}", hint=hint)
 
 
-#: First kept id of a manifest that was given up: no number of it counts any more.
+#: First kept id of an abandoned manifest: none of its numbers is valid any more.
 GIVEN_UP_ID = 2**62
 FIRST_BOUNDARY = Boundary(first_kept_id=1, checkpoint_id=0, checkpoint_crc32c=0)
 
 
 class StoredBoundary(NamedTuple):
-    """A boundary as it was read, and the ETag that a change must match."""
+    """A boundary as read, and the ETag that a change must match."""
 
     boundary: Boundary
     etag: str
 
     def contradicts(self, record_id: int, nonce: str) -> bool:
-        """Whether it names this record's number, or a later one, and doesn't say that the record was this one."""
+        """Whether it names this record's number, or a later one, and not this record."""
         newest = self.boundary.newest_id, self.boundary.newest_nonce
         return 0 < record_id <= newest[0] and newest != (record_id, nonce)
 
 
 def read_boundary(store: ObjectStore, stream: str, incarnation: UUID) -> StoredBoundary:
-    """The boundary now.
+    """Reads the boundary.
 
     Raises:
-        NotFound: there is none: the stream is only being created, or was deleted.
+        NotFound: there is none: the stream is being created, or was deleted.
         Corrupt: it is damaged.
         Unsupported: a later release wrote it.
     """
@@ -255,13 +255,13 @@ def read_boundary(store: ObjectStore, stream: str, incarnation: UUID) -> StoredB
 
 
 def create_boundary(store: ObjectStore, stream: str, incarnation: UUID, *, is_new: bool = False) -> bool:
-    """Creates the first boundary unless there is one; whether there was none.
+    """Creates the first boundary unless there is one; returns whether there was none.
 
     Args:
-        is_new: the caller made this incarnation: it can't have lost a boundary, so that nobody has to look for one.
+        is_new: the caller created this incarnation: it can't have lost a boundary, so the check is skipped.
 
     Raises:
-        Corrupt: there is none, and yet there are records: it was lost, and a first one would forget what they say.
+        Corrupt: there are records without a boundary: it was lost, and a new one would hide them.
     """
     key = boundary_key(stream, incarnation)
     if not is_new:
@@ -279,7 +279,7 @@ def create_boundary(store: ObjectStore, stream: str, incarnation: UUID, *, is_ne
 
 
 def put_given_up(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
-    """Makes a boundary that says that the manifest was given up, where none is; False: there is one by now."""
+    """Creates a boundary that marks the manifest as abandoned; False if there is one by now."""
     given_up = replace(FIRST_BOUNDARY, first_kept_id=GIVEN_UP_ID)
     try:
         store.put(boundary_key(stream, incarnation), encode_boundary(given_up), mode=CREATE)
@@ -289,13 +289,13 @@ def put_given_up(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
 
 
 def require_no_records(store: ObjectStore, stream: str, incarnation: UUID) -> ManifestObjects:
-    """After a boundary wasn't there: nothing else of the manifest is either. What is there, where a boundary is.
+    """After a missing boundary: requires that no other manifest object exists. Returns what exists beside a boundary.
 
-    A stream is created boundary first and deleted boundary last. The listing only tells loss from creation; what it
-    doesn't show is never taken for gone.
+    A stream is created boundary first and deleted boundary last. The listing only distinguishes loss from creation; an
+    object that it omits is never assumed deleted.
 
     Raises:
-        Corrupt: something is, and no boundary appeared meanwhile.
+        Corrupt: there is an object, and no boundary appeared meanwhile.
     """
     found = list_manifest(store, stream, incarnation)
     if found.boundary is None and found.known():
@@ -304,10 +304,10 @@ def require_no_records(store: ObjectStore, stream: str, incarnation: UUID) -> Ma
 
 
 def require_never_begun(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
-    """Of the living incarnation, in which no record was found: True: none ever was; False: there is one by now.
+    """Whether the living incarnation, in which no record was found, never had one; False if it has one by now.
 
-    Objects of segments come after the records that assign them. So when there are objects, listed first, and still no
-    record and no checkpoint, read after, then these are lost.
+    Objects of segments are written after the records that assign them. If objects, listed first, exist, and a later
+    read still finds neither record nor checkpoint, then these are lost.
 
     Raises:
         Corrupt: there are records and no boundary.
@@ -325,17 +325,17 @@ def require_never_begun(store: ObjectStore, stream: str, incarnation: UUID) -> b
 
 
 def naming(boundary: Boundary, record_id: int, nonce: str) -> Boundary:
-    """The boundary that says that a record certainly existed, unless it names a later one already."""
+    """The boundary that names a record as committed, unless it names a later one already."""
     if record_id < boundary.newest_id:
         return boundary
     return replace(boundary, newest_id=record_id, newest_nonce=nonce)
 
 
 def name_record(store: ObjectStore, state: ManifestState, stored: StoredBoundary) -> bool:
-    """Makes the boundary name the newest record of a view; False: it is another one by now.
+    """Makes the boundary name the newest record of a view; False if it was replaced meanwhile.
 
     Raises:
-        OutcomeUnknown: the store doesn't tell.
+        OutcomeUnknown: the outcome is unknown.
     """
     wanted = naming(stored.boundary, state.record_id, state.nonce)
     if wanted == stored.boundary:
@@ -346,10 +346,10 @@ def name_record(store: ObjectStore, state: ManifestState, stored: StoredBoundary
 def raise_boundary(
     store: ObjectStore, stream: str, incarnation: UUID, stored: StoredBoundary, wanted: Boundary
 ) -> StoredBoundary | None:
-    """Replaces ``stored`` by ``wanted``; ``None`` when something else stands there by now.
+    """Replaces ``stored`` by ``wanted``; ``None`` if it was replaced meanwhile.
 
     Raises:
-        OutcomeUnknown: the store doesn't tell. Harmless: the request can only land on ``stored``.
+        OutcomeUnknown: the outcome is unknown. Harmless: the request can only land on ``stored``.
     """
     assert wanted.first_kept_id >= stored.boundary.first_kept_id, "a boundary is never lowered"
     assert wanted.checkpoint_id >= stored.boundary.checkpoint_id, "a boundary is never lowered"
@@ -362,7 +362,7 @@ def raise_boundary(
         except NotFound:
             return None
         if found.boundary == wanted:
-            return found  # ours: the answer was lost
+            return found  # ours: the response was lost
         if found.etag == stored.etag and isinstance(error, OutcomeUnknown):
             raise
         return None

@@ -1,4 +1,4 @@
-"""The catalogue of a store's streams, and keys that all incarnations of a stream share."""
+"""The catalogue of a store's streams, and tombstones at keys that all incarnations of a stream share."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ __all__ = [
     "unused_void",
 ]
 
-#: What an object is after it was let go of.
+#: Content of a tombstone: what a released object is replaced by.
 VOID = b""
-#: Age after which a mark may be another removal's: whoever set it has long sent its request, or never will.
+#: Age after which another removal may take over a mark: its writer has sent its DELETE by then, or never will.
 MARK_MS_MIN = 3_600_000
-#: Time between deciding to set a mark and sending the request; whoever takes longer takes the mark back.
+#: Time limit between deciding to set a removal mark and sending the request; a slower process clears its mark.
 REMOVAL_S_MAX = 60.0
 _MARK = re.compile(rb"gone [0-9a-f]{11}")
 _MARK_BYTES = 16
 
 
 def is_void_size(size_bytes: int) -> bool:
-    """Whether a listed object of that size is a void or a mark: no entry is that small."""
+    """Whether a listed object of that size is a tombstone or a removal mark: no entry is that small."""
     return size_bytes in (len(VOID), _MARK_BYTES)
 
 
 def read_shared(store: ObjectStore, key: str) -> tuple[bytes, ObjectInfo | None]:
-    """What stands there, ``VOID`` for nothing that counts; and its description where there is an object."""
+    """The object (``VOID`` for a tombstone, a mark or nothing), and its description if it exists."""
     try:
         data, info = store.get(key)
     except NotFound:
@@ -62,10 +62,10 @@ def read_shared(store: ObjectStore, key: str) -> tuple[bytes, ObjectInfo | None]
 
 
 def mode_of_new(store: ObjectStore, key: str, info: ObjectInfo | None) -> PutMode:
-    """How something new is written where ``info`` was read, be that nothing, a void or what it takes the place of.
+    """The PUT condition for a new object where ``info`` was read: nothing, a tombstone, or the object to replace.
 
     Raises:
-        StoreUnavailable: the void there is just being removed.
+        StoreUnavailable: the tombstone there is being removed.
     """
     if info is None:
         return CREATE
@@ -78,7 +78,7 @@ def mode_of_new(store: ObjectStore, key: str, info: ObjectInfo | None) -> PutMod
 
 
 def let_go(store: ObjectStore, key: str, etag: str) -> bool:
-    """Replaces what has that ETag by a void; False: something else stands there by now."""
+    """Replaces the object with that ETag by a tombstone; False if another object is there now."""
     try:
         store.put(key, VOID, mode=IfMatch(etag))
     except PreconditionFailed:
@@ -95,18 +95,18 @@ def remove_void(
     is_unused: Callable[[], bool],
     entropy: Callable[[int], bytes] = os.urandom,
 ) -> bool:
-    """Removes a void that nobody needs; whether nothing is there any more.
+    """Removes an unneeded tombstone; returns whether nothing is there any more.
 
-    A mark that an interrupted removal left becomes a void again where the void is needed after all: while the mark
-    stands, nobody can make the name anew.
+    A mark left by an interrupted removal becomes a tombstone again if the tombstone is still needed: while the mark
+    stands, the name can't be created.
 
     Args:
         clock: measures how long this takes.
-        now_ms: the earlier of both clocks, for the age of a mark that somebody left.
-        is_unused: whether nothing is left that the void has to tell about; asked before and after the mark is set.
+        now_ms: the earlier of both clocks, for the age of an abandoned mark.
+        is_unused: whether nothing is left that needs the tombstone; called before and after the mark is set.
 
     Raises:
-        OutcomeUnknown, StoreUnavailable: a mark may stand there; an hour later another call removes it.
+        OutcomeUnknown, StoreUnavailable: a mark may be left; another call removes it an hour later.
     """
     data, info = read_shared(store, key)
     if info is None:
@@ -121,26 +121,26 @@ def remove_void(
         began_s = clock.monotonic_s()
         marked = store.put(key, b"gone " + entropy(6).hex()[:11].encode(), mode=IfMatch(info.etag))
         if not is_unused() or clock.monotonic_s() - began_s > REMOVAL_S_MAX:
-            # Nobody writes below a name that can't be made, but who is late by days: then the void has to stay.
+            # Only a process delayed by days writes below a name that can't be created: then the tombstone has to stay.
             store.put(key, VOID, mode=IfMatch(marked.etag))
             return False
         store.delete_if_match(key, marked.etag)
     except PreconditionFailed:
-        return False  # made anew, or somebody else removes it
+        return False  # created anew, or another process removes it
     return True
 
 
-#: Times a stream is tried to be created while others create, delete and remove it.
+#: Attempts to create a stream while others create, delete and remove it.
 ATTEMPTS_MAX = 10
-#: What can be left below a name only as long as an entry, or a void, tells of what stream.
+#: Folders that are left below a name only while an entry or a tombstone names their stream.
 _FOLDERS = ("manifest/", "retention/", "leases/")
 
 
 def read_entry(store: ObjectStore, stream: str) -> CatalogEntry | None:
-    """The stream's entry; ``None`` when there is no such stream.
+    """Reads the stream's entry; ``None`` if there is no such stream.
 
     Raises:
-        InvalidCall: ``stream`` is no stream's name.
+        InvalidCall: ``stream`` isn't a valid stream name.
         Corrupt: the entry is damaged.
         Unsupported: a later release wrote it.
     """
@@ -151,7 +151,7 @@ def list_streams(store: ObjectStore, *, prefix: str = "", released: bool = False
     """Names of the streams in a store that begin with ``prefix``, sorted. One listing of the catalogue.
 
     Args:
-        released: also names whose entry was let go: streams of that name were deleted.
+        released: also names of deleted streams, whose entries are tombstones.
     """
     found: list[str] = []
     after: str | None = ""
@@ -164,13 +164,13 @@ def list_streams(store: ObjectStore, *, prefix: str = "", released: bool = False
 
 
 def require_free_name(store: ObjectStore, stream: str) -> None:
-    """Refuses a name that no stream of the store has, and none can get: before an entry is taken that can't be kept.
+    """Refuses a name that no stream of the store can have, before an entry is accepted that can't be stored.
 
-    A catalogue entry that can't be read is one: what is appended to such a stream stays in its hot tier.
+    An unreadable catalogue entry is accepted: what is appended to such a stream stays in its hot tier.
 
     Raises:
         InvalidCall: as ``create_entry``.
-        StoreUnavailable: the store doesn't answer.
+        StoreUnavailable: the store doesn't respond.
     """
     with suppress(Corrupt, Unsupported):
         if read_entry(store, stream) is None:
@@ -178,7 +178,7 @@ def require_free_name(store: ObjectStore, stream: str) -> None:
 
 
 def is_released(store: ObjectStore, stream: str) -> bool:
-    """Whether the stream had an entry that was let go, and its void is still there."""
+    """Whether the stream's entry was replaced by a tombstone that is still there."""
     existing, info = _read(store, stream)
     return existing is None and info is not None
 
@@ -191,22 +191,22 @@ def create_entry(
     *,
     over_segments: bool = False,
 ) -> tuple[CatalogEntry, bool]:
-    """Creates the stream's entry, unless there is one: then that one. Whether it was created.
+    """Creates the stream's entry unless one exists; returns the entry and whether it was created.
 
     Args:
-        over_segments: also where segments lie below that name and no entry, nor what is left of one, tells of them.
+        over_segments: also if segments lie below that name without an entry or a tombstone.
 
     Raises:
         InvalidCall: another stream's name begins with this one's levels, or the other way round.
-        Corrupt: there is no entry, and yet a manifest: a new one would hide what that says.
-        LostRecords: there is no entry, and yet whole segments.
-        StoreUnavailable: what was left of a stream of that name is just being removed.
+        Corrupt: there is a manifest without an entry: a new entry would hide it.
+        LostRecords: there are whole segments without an entry.
+        StoreUnavailable: the tombstone of a stream of that name is being removed.
     """
     entry: CatalogEntry | None = None
     for _ in range(ATTEMPTS_MAX):
         existing, info = _read(store, stream)
         if existing is not None:
-            # A lost answer to our own creation looks the same.
+            # Our own PUT whose response was lost looks the same.
             return existing, existing == entry
         _require_own_level(store, stream)
         if info is None:
@@ -218,16 +218,16 @@ def create_entry(
         try:
             store.put(catalog_key(stream), encode_catalog_entry(entry), mode=mode)
         except PreconditionFailed:
-            continue  # somebody else created it, or removed what was left of one that was deleted
+            continue  # another process created it, or removed a tombstone
         return entry, True
     raise StoreUnavailable(f"stream {stream} appears and vanishes in {store.url}")
 
 
 def replace_entry(store: ObjectStore, entry: CatalogEntry, *, expected: CatalogEntry | None) -> bool:
-    """Makes ``entry`` the stream's, where ``expected`` (``None``: nothing readable) stands now; whether that was so.
+    """Replaces the entry ``expected`` (``None``: nothing readable) by ``entry``; False if it changed.
 
     Raises:
-        InvalidCall: there is nothing, and another stream's name begins with this one's levels, or the other way round.
+        InvalidCall: there is no entry, and another stream's name begins with this one's levels, or the other way round.
     """
     key = catalog_key(entry.stream)
     try:
@@ -246,7 +246,7 @@ def replace_entry(store: ObjectStore, entry: CatalogEntry, *, expected: CatalogE
 
 
 def release_entry(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
-    """Lets go of the entry of one incarnation; whether it doesn't stand any more."""
+    """Replaces one incarnation's entry by a tombstone; returns whether that entry is gone."""
     existing, info = _read(store, stream)
     if existing is None or existing.incarnation != incarnation or info is None:
         return True
@@ -257,7 +257,7 @@ def release_entry(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
 
 
 def forget_name(store: ObjectStore, stream: str, *, clock: Clock, now_ms: int) -> bool:
-    """Removes the void of a stream of which nothing is left; whether its name isn't known any more.
+    """Removes the tombstone of a fully deleted stream; returns whether its name is free.
 
     Args:
         now_ms: the earlier of both clocks.
@@ -272,7 +272,7 @@ def forget_name(store: ObjectStore, stream: str, *, clock: Clock, now_ms: int) -
 
 
 def unused_void(store: ObjectStore, stream: str) -> ObjectInfo | None:
-    """The void that ``forget_name`` would remove, be it too early; ``None``: there is none."""
+    """The tombstone that ``forget_name`` would remove, ignoring its age; ``None`` if there is none."""
     existing, info = _read(store, stream)
     return info if existing is None and info is not None and _is_unused(store, stream) else None
 
@@ -283,7 +283,7 @@ def _is_unused(store: ObjectStore, stream: str) -> bool:
 
 
 def _read(store: ObjectStore, stream: str) -> tuple[CatalogEntry | None, ObjectInfo | None]:
-    """The entry, and the description of its object where there is one, be it a void."""
+    """The entry, and the description of its object or tombstone if there is one."""
     require_stream_name(stream)
     key = catalog_key(stream)
     data, info = read_shared(store, key)
@@ -299,15 +299,15 @@ def _read(store: ObjectStore, stream: str) -> tuple[CatalogEntry | None, ObjectI
 
 
 def _require_no_manifest(store: ObjectStore, stream: str) -> None:
-    """Where no entry is and none was let go of: it may be lost, or have been deleted by hand."""
+    """Without an entry or a tombstone, requires that no manifest exists: the entry may be lost or deleted by hand."""
     found = unlisted_incarnation(store, stream)
-    # Read again: somebody may have begun the stream between the first look and the listing.
+    # Read again: another process may have created the stream between the first read and the listing.
     if found is not None and read_entry(store, stream) is None:
         raise Corrupt(f"stream {stream} has a manifest, {found}, and no catalogue entry: it may be lost", hint=REBUILD)
 
 
 def _require_no_segments(store: ObjectStore, stream: str) -> None:
-    """Likewise: the entry, and all of the manifest, may be lost."""
+    """Likewise for segments: the entry and the whole manifest may be lost."""
     found = unlisted_segment(store, stream)
     if found is not None and read_entry(store, stream) is None:
         raise LostRecords(
@@ -318,7 +318,7 @@ def _require_no_segments(store: ObjectStore, stream: str) -> None:
 
 
 def _require_own_level(store: ObjectStore, stream: str) -> None:
-    """No stream's name may be the beginning of another's levels: their keys would lie in each other's place."""
+    """Requires that no stream's name is the beginning of another's levels: their keys would overlap."""
     clash = next((name for name in levels_above(stream) if read_entry(store, name) is not None), None)
     after: str | None = ""
     while clash is None and after is not None:
@@ -334,4 +334,4 @@ def _stream_named_by(key: str) -> str | None:
     try:
         return stream_of_catalog_key(key)
     except FormatError:
-        return None  # something else that lies in the catalogue's place: not ours to judge
+        return None  # a foreign object under the catalogue's prefix

@@ -1,4 +1,4 @@
-"""A hot tier as its manifest allows it to be used: checked whenever it is listed, without the ledgers set aside."""
+"""A hot tier checked against its manifest at each listing, without the ledgers set aside."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["CheckedSource", "checked"]
 
 
 class CheckedSource:
-    """A ``LedgerSource`` whose ``ledgers`` raises ``SourceMismatch`` where it contradicts the manifest.
+    """A ``LedgerSource`` whose ``ledgers`` raises ``SourceMismatch`` if it contradicts the manifest.
 
-    Whatever skips, releases, truncates or acknowledges entries lists the ledgers first, so none of it happens to a
-    source that isn't the stream's. A source without an identity compares itself if it can: a Pulsar topic. Thread-safe.
+    Skipping, releasing, truncating and acknowledging entries all list the ledgers first, so none of it happens to a
+    wrong source. A source without an identity compares itself if it can: a Pulsar topic. Thread-safe.
 
     Args:
         inner: the hot tier.
-        view: the manifest as it was loaded last, ``None`` before that: then nothing can be compared.
+        view: the last loaded manifest, ``None`` before that: then nothing is compared.
     """
 
     def __init__(self, inner: LedgerSource, view: Callable[[], ManifestState | None]) -> None:
@@ -33,7 +33,7 @@ class CheckedSource:
         return self._inner
 
     def ledgers(self) -> list[LedgerInfo]:
-        # The view first: an entry that is recorded after the list was made isn't missing in it.
+        # The view first: an entry that is recorded after the listing isn't missing in it.
         state = self._view()
         infos = self._inner.ledgers()
         if state is None:
@@ -64,5 +64,5 @@ class CheckedSource:
 
 
 def checked(source: LedgerSource, log: ManifestLog) -> CheckedSource:
-    """A stream's source, compared with the view that ``log`` has."""
+    """A stream's source, compared with the view of ``log``."""
     return CheckedSource(source, lambda: log.state if log.is_loaded else None)

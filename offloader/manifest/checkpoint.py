@@ -22,7 +22,7 @@ from offloader.store.base import CREATE, IfMatch, ObjectStore
 
 __all__ = ["Shortening", "checkpoint_now", "write_checkpoint"]
 
-#: How often a checkpoint is tried while others change the boundary.
+#: Attempts to write a checkpoint while others change the boundary.
 ATTEMPTS_MAX = 10
 
 
@@ -37,7 +37,7 @@ def checkpoint_now(
 
     Args:
         entropy: random bytes, for the names of runs.
-        requests_max: records asked for at once where others wrote a checkpoint meanwhile.
+        requests_max: concurrent GETs of records if another process wrote a checkpoint meanwhile.
 
     Raises:
         NotFound: the stream was deleted.
@@ -62,7 +62,7 @@ def checkpoint_now(
 def write_checkpoint(
     store: ObjectStore, state: ManifestState, stored: StoredBoundary, entropy: Callable[[int], bytes]
 ) -> LoadedManifest | None:
-    """Writes a checkpoint of ``state`` and raises the boundary to it; ``None`` when the boundary changed meanwhile.
+    """Writes a checkpoint of ``state`` and raises the boundary to it; ``None`` if the boundary changed meanwhile.
 
     Args:
         state: built on the checkpoint that ``stored`` names.
@@ -70,7 +70,7 @@ def write_checkpoint(
         entropy: random bytes, for the names of runs.
 
     Raises:
-        LimitReached: nobody could read it.
+        LimitReached: it is too large to be read.
     """
     assert state.checkpoint_id == stored.boundary.checkpoint_id, "built on another checkpoint"
     try:
@@ -88,12 +88,12 @@ def write_checkpoint(
     raised = raise_boundary(store, state.stream, state.incarnation, stored, wanted)
     if raised is None:
         return None
-    # Another checkpointer's object says the same with other runs: then this view's own runs are nobody's.
+    # Another checkpointer's object holds the same view with other runs: then this view's own runs are garbage.
     return LoadedManifest(plan.state if checksum == plan.crc32c else state, raised)
 
 
 def _put_checkpoint(store: ObjectStore, state: ManifestState, plan: CheckpointPlan) -> int:
-    """Creates the checkpoint object, or takes the one that is there; its CRC-32C."""
+    """Creates the checkpoint object, or uses the existing one; returns its CRC-32C."""
     key = checkpoint_key(state.stream, state.incarnation, state.record_id)
     try:
         store.put(key, plan.body, mode=CREATE)
@@ -101,7 +101,7 @@ def _put_checkpoint(store: ObjectStore, state: ManifestState, plan: CheckpointPl
         found, info = store.get(key)
         if _is_sound(found, key, state):
             return crc32c(found)
-        # Left by a checkpointer that stalled while the boundary moved on: nobody can name it any more.
+        # Left by a checkpointer that stalled while the boundary advanced: it can't be named any more.
         try:
             store.put(key, plan.body, mode=IfMatch(info.etag))
         except PreconditionFailed as error:
@@ -110,9 +110,9 @@ def _put_checkpoint(store: ObjectStore, state: ManifestState, plan: CheckpointPl
 
 
 def _is_sound(data: bytes, key: str, state: ManifestState) -> bool:
-    """Whether every run of a checkpoint found in our place is sure to be there as long as it is named.
+    """Whether every run of an existing checkpoint of this number stays as long as the checkpoint is named.
 
-    Runs sealed after the boundary's checkpoint are: nothing of them is deleted before the boundary passes them.
+    Runs written after the boundary's checkpoint do: none of them is deleted before the boundary passes them.
     """
     try:
         header, _ = decode_checkpoint(data, object_name=key)
@@ -126,7 +126,7 @@ def _is_sound(data: bytes, key: str, state: ManifestState) -> bool:
     return all(name in kept or (run_record_id(name) or 0) > state.checkpoint_id for name in names)
 
 
-#: Records kept to bring the view of a checkpoint up to date; one that takes longer has its view loaded anew.
+#: Records kept to update a checkpoint's view; after more of them, the view is loaded anew.
 RECORDS_MEANWHILE_MAX = 1000
 
 _log = logging.getLogger(__name__)
@@ -134,12 +134,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Aside:
-    """A checkpoint under way beside the commits.
+    """A checkpoint written concurrently with commits.
 
     Attributes:
-        records: committed since it began; ``None``: others' records came in between, which nobody kept.
-        view: what it was made of, naming its runs; ``None``: there is none.
-        is_over: set last, by the thread that writes.
+        records: committed since it began; ``None`` if other writers' records came in between, which aren't kept.
+        view: the checkpointed view with its runs' names; ``None`` if there is none.
+        is_over: set last, by the writing thread.
     """
 
     records: list[Record] | None = field(default_factory=list)
@@ -148,12 +148,12 @@ class _Aside:
 
 
 class Shortening:
-    """Called by one log, under its lock.
+    """Schedules checkpoints. Called by one log, under its lock.
 
     Args:
         store: where the manifest is.
         entropy: random bytes, for the names of runs.
-        settings: after how many records a checkpoint is due, and how many are asked for at once.
+        settings: records per checkpoint, and concurrent GETs.
         run_aside: runs a call on another thread soon, or never; ``None``: checkpoints are written within the commit.
     """
 
@@ -174,7 +174,7 @@ class Shortening:
         self._aside: _Aside | None = None
 
     def after_commit(self, state: ManifestState, record: Record, stored: StoredBoundary) -> ManifestState:
-        """The view to go on with after ``record`` was committed: it says what ``state`` says.
+        """The view to continue with after ``record`` was committed: equal to ``state``.
 
         Args:
             state: with ``record`` in it.
@@ -186,11 +186,11 @@ class Shortening:
                 self._aside.records = None
         state = self._back(state)
         if len(state.segments.tail) > RUN_ROWS_MIN and state.checkpoint_id != stored.boundary.checkpoint_id:
-            state = compacted(state)  # somebody else writes the checkpoints: keep the copies small all the same
+            state = compacted(state)  # another process writes the checkpoints: keep the copies small anyway
         is_due = state.record_id - stored.boundary.checkpoint_id >= self._records
         if not is_due or state.record_id < self._next_from or self._aside is not None:
             return state
-        # Next time after as many records again: a store that refuses one isn't asked with every commit.
+        # Retry after as many records again, so that a refusing store isn't called with every commit.
         self._next_from = state.record_id + self._records
         if self._run_aside is None:
             return self._written(state, stored) or compacted(state)
@@ -199,12 +199,12 @@ class Shortening:
         return state
 
     def lose_track(self) -> None:
-        """The log's view has moved on by records that it didn't commit itself."""
+        """Notes that the log's view includes records of other writers."""
         if self._aside is not None:
             self._aside.records = None
 
     def _back(self, state: ManifestState) -> ManifestState:
-        """``state`` as the checkpoint that is over has it: what was sealed isn't sealed again."""
+        """``state`` with the runs of the finished checkpoint, so that nothing is compacted twice."""
         aside = self._aside
         if aside is None or not aside.is_over:
             return state
@@ -224,13 +224,13 @@ class Shortening:
             aside.is_over = True
 
     def _written(self, state: ManifestState, stored: StoredBoundary) -> ManifestState | None:
-        """Writes a checkpoint; the view with its runs' names, ``None`` where nothing came of it."""
+        """Writes a checkpoint; returns the view with its runs' names, ``None`` if it failed."""
         try:
             if state.checkpoint_id != stored.boundary.checkpoint_id:
                 return checkpoint_now(self._store, state, self._entropy, requests_max=self._requests_max).state
             written = write_checkpoint(self._store, state, stored, self._entropy)
         except (OffloaderError, MemoryError) as error:
-            # The record stands: a commit that fails here would be made again.
+            # The record is committed: an error here would make the caller repeat it.
             _log.warning("stream %s: no checkpoint of record %d: %s", state.stream, state.record_id, error)
             return None
         return state if written is None else written.state

@@ -1,4 +1,4 @@
-"""Which segments and facts become immutable runs, and what a checkpoint of a view holds; pure."""
+"""Compaction of segments and facts into immutable runs, and the content of checkpoints. Does no I/O."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from offloader.manifest.state import ManifestState, SegmentSums
 
 __all__ = ["RUN_ROWS_MIN", "CheckpointPlan", "compacted", "plan_checkpoint", "restored"]
 
-#: Fewer rows than this stay in the checkpoint itself and are written again with the next one.
+#: Smaller parts stay in the checkpoint itself and are written again with the next one.
 RUN_ROWS_MIN = 4096
-#: So many runs of about one size are merged into one of the next size ...
+#: Number of runs of similar size that are merged into one of the next size.
 MERGED_RUNS = 8
-#: ... so many times; the runs of then are never merged again, so a row is written three times in all.
+#: Merges of a row; after them its run is never merged again, so a row is written three times in all.
 MERGES_MAX = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPlan:
-    """What has to be written for a checkpoint, in this order.
+    """Objects to write for a checkpoint, in this order.
 
     Attributes:
-        state: the view, saying the same, with the runs' names in it.
+        state: an equal view with the runs' names in it.
         runs: name and bytes of each new run.
         body: the checkpoint's bytes.
         crc32c: of ``body``.
@@ -60,7 +60,7 @@ class CheckpointPlan:
 
 
 def compacted(state: ManifestState, *, run_rows_min: int = RUN_ROWS_MIN) -> ManifestState:
-    """The same view with its small parts put together; what it says doesn't change.
+    """An equal view with its small parts merged.
 
     Args:
         run_rows_min: rows from which on a part is a run of its own.
@@ -75,7 +75,7 @@ def compacted(state: ManifestState, *, run_rows_min: int = RUN_ROWS_MIN) -> Mani
 def plan_checkpoint(
     state: ManifestState, nonce: Callable[[], int], *, run_rows_min: int = RUN_ROWS_MIN, base_crc32c: int = 0
 ) -> CheckpointPlan:
-    """A checkpoint of ``state``.
+    """Plans a checkpoint of ``state``.
 
     Args:
         state: whose runs are those of checkpoint ``state.checkpoint_id``.
@@ -216,7 +216,7 @@ def _compacted_segments(table: SegmentTable, run_rows_min: int) -> SegmentTable:
         if len(part) < run_rows_min and part.run is None:
             loose.append(_live(part))
         elif 2 * len(part.dead) > len(part.columns):
-            # More dead than alive: rewritten without the dead, or too small for a run of its own by now.
+            # Mostly tombstoned: rewritten without those rows, or too small for a run of its own by now.
             if len(part) >= run_rows_min:
                 sealed.append(SealedSegments(_live(part)))
             else:
@@ -247,7 +247,7 @@ def _compacted_ledgers(table: LedgerTable, run_rows_min: int) -> LedgerTable:
 
 
 def _merge_from(rows: Sequence[int], run_rows_min: int) -> int | None:
-    """From which run on all are merged into one, given their rows from the oldest to the newest; ``None``: not now."""
+    """The first run to merge with all later ones, given their rows from oldest to newest; ``None``: no merge now."""
     for merges in range(1, MERGES_MAX + 1):
         limit = run_rows_min * MERGED_RUNS**merges
         small = 0

@@ -11,16 +11,16 @@ from offloader.store.base import ObjectStore
 
 __all__ = ["TIME_KEY", "ClockSkew", "DeletionClock", "store_time_ms", "time_for_deletion_ms"]
 
-#: A scratch object whose modification time is read: no stream's name begins like this.
+#: A scratch object whose modification time is read; no stream can have this name.
 TIME_KEY = "_time/now"
-#: How often it is written again because somebody else who wanted to know the time removed it.
+#: Attempts to read the scratch object while other processes remove it.
 ATTEMPTS_MAX = 10
-#: Time after which a ``DeletionClock`` asks the store again.
+#: Time after which a ``DeletionClock`` queries the store again.
 ASK_AGAIN_S = 10.0
 
 
 class ClockSkew(OffloaderError):
-    """The local clock and the store's differ too much to call anything old."""
+    """The local clock and the store's differ too much to trust any age."""
 
     kind = ErrorKind.RETRY_LATER
 
@@ -34,7 +34,7 @@ def store_time_ms(store: ObjectStore) -> int:
         except NotFound:
             continue
         finally:
-            # What can't be removed stays as one empty object.
+            # If it can't be removed, one empty object stays.
             with contextlib.suppress(OffloaderError):
                 store.delete([TIME_KEY])
     raise StoreUnavailable(f"{TIME_KEY} vanished {ATTEMPTS_MAX} times from {store.url} before its time could be read")
@@ -45,7 +45,7 @@ def time_for_deletion_ms(store: ObjectStore, clock: Clock, *, skew_ms_max: float
 
     Args:
         skew_ms_max: by which they may differ.
-        ask_store: False: only the local one, for who deletes nothing and so may write nothing either.
+        ask_store: False: only the local one, for a caller that neither deletes nor writes.
 
     Raises:
         ClockSkew: they differ by more than ``skew_ms_max``.
@@ -66,10 +66,10 @@ def time_for_deletion_ms(store: ObjectStore, clock: Clock, *, skew_ms_max: float
 
 
 class DeletionClock:
-    """Says what time it is for whatever deletes, as long as time goes on as it should.
+    """The time for deletions, checked against the monotonic clock.
 
-    A clock that jumps makes everything look old at once, also where it is the store's as well (a local directory). So
-    what both clocks say is compared with what has passed since the first question. Keep one for the whole process.
+    A clock that jumps makes every object look old, also if it is the store's as well (a local directory). So both
+    clocks are compared with the time passed since the first call. Keep one instance for the whole process.
     """
 
     def __init__(self, store: ObjectStore, clock: Clock, *, skew_ms_max: float) -> None:
@@ -82,7 +82,7 @@ class DeletionClock:
         """The earlier of both clocks.
 
         Args:
-            newest_ms: a time that has passed already, by any clock; 0: none is known.
+            newest_ms: a time that is known to have passed, by any clock; 0: none.
             ask_store: as for ``time_for_deletion_ms``.
 
         Raises:
@@ -94,7 +94,7 @@ class DeletionClock:
                 self._base = now_ms, passed_s
             base_ms, base_s = self._base
         jump_ms = now_ms - base_ms - (passed_s - base_s) * 1000
-        # The store's clock may count whole seconds, and be asked once and not asked the other time.
+        # The store's clock may count whole seconds, and only some calls query it.
         if abs(jump_ms) > self._skew_ms_max + 1000:
             raise ClockSkew(
                 f"the clock jumped by {jump_ms / 1000:+.0f} s since this process began: nothing is deleted",
@@ -108,7 +108,7 @@ class DeletionClock:
         return now_ms
 
     def _ask(self, *, ask_store: bool) -> int:
-        """What both clocks say; the store's costs three requests, so that it is asked now and then only."""
+        """Reads both clocks; the store's takes three requests, so it is read only now and then."""
         passed_s = self._clock.monotonic_s()
         if ask_store and self._asked is not None and passed_s - self._asked[1] <= ASK_AGAIN_S:
             expected_ms = self._asked[0] + int((passed_s - self._asked[1]) * 1000)

@@ -1,4 +1,4 @@
-"""Protection against deletion: readers' leases, holds on a stream and on a whole store."""
+"""Protection against deletion: readers' leases, holds on a stream and the global hold on a store."""
 
 from __future__ import annotations
 
@@ -46,20 +46,20 @@ __all__ = [
     "user_at_host",
 ]
 
-#: A reader that needs longer than this renews.
+#: Longest lease; a reader that needs more time renews it.
 LEASE_SECONDS_MAX = 7 * 24 * 3600
-#: A lease is written again when this part of it is over.
+#: Fraction of a lease after which it is renewed.
 RENEW_AFTER = 1 / 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseInfo:
-    """One lease as it is in the store.
+    """One lease as stored.
 
     Attributes:
         uuid: its name.
-        reader: who holds it; empty for one that can't be read.
-        ends_ms: by the store's clock, ms since 1970 UTC; ``None`` for one that can't be read: it never ends by itself.
+        reader: its holder; empty if unreadable.
+        ends_ms: by the store's clock, ms since 1970 UTC; ``None`` if unreadable: such a lease doesn't expire.
     """
 
     uuid: UUID
@@ -68,7 +68,7 @@ class LeaseInfo:
 
 
 class HeldLease:
-    """A lease that this process holds. Thread-safe; as a context it ends with the block."""
+    """A lease that this process holds. Thread-safe; as a context manager it ends with the block."""
 
     def __init__(self, store: ObjectStore, lease: Lease, clock: Clock) -> None:
         self.lease = lease
@@ -85,10 +85,10 @@ class HeldLease:
         self.end()
 
     def renew_if_due(self) -> None:
-        """Writes the lease again when a third of it is over; call it now and then while reading.
+        """Renews the lease after a third of its time; call it regularly while reading.
 
         Raises:
-            OffloaderError: it couldn't be written, and it has ended meanwhile.
+            OffloaderError: it couldn't be renewed and has expired.
         """
         with self._lock:
             age_s = self._clock.monotonic_s() - self._written_s
@@ -101,18 +101,18 @@ class HeldLease:
                     raise
 
     def another(self) -> HeldLease:
-        """A new lease on the same stream for as long, for a reader that loads the manifest anew."""
+        """A new lease of the same length on the same stream, for a reader that reloads the manifest."""
         return take_lease(
             self._store, self.lease.stream, self.lease.seconds, clock=self._clock, reader=self.lease.reader
         )
 
     def end(self) -> None:
-        """Removes the lease; one that can't be removed ends by itself."""
+        """Removes the lease; one that can't be removed expires."""
         with suppress(OffloaderError):
             self._store.delete([lease_key(self.lease.stream, self.lease.uuid)])
 
     def _write(self) -> None:
-        # The time before the call: the store's is then never earlier than what this side believes.
+        # Measured before the call, so that this side never assumes a later end than the store.
         began_s = self._clock.monotonic_s()
         self._store.put(lease_key(self.lease.stream, self.lease.uuid), encode_lease(self.lease))
         self._written_s = began_s
@@ -127,13 +127,13 @@ def take_lease(
     reader: str = "",
     entropy: Callable[[int], bytes] = os.urandom,
 ) -> HeldLease:
-    """Writes a lease. Load the manifest afterwards, never before.
+    """Writes a lease. Load the manifest only after this.
 
     Args:
         store: must be open for writing.
         stream: its name.
-        seconds: how long it holds without being renewed.
-        reader: who reads, for people; default: user and machine.
+        seconds: how long it protects without renewal.
+        reader: identifies the reader to operators; default: user and machine.
 
     Raises:
         InvalidCall: not between 1 second and ``LEASE_SECONDS_MAX``.
@@ -148,7 +148,7 @@ def take_lease(
 
 
 def leases_of(store: ObjectStore, stream: str) -> Sequence[LeaseInfo]:
-    """Every lease on a stream, ended ones too."""
+    """Every lease on a stream, expired ones included."""
     found = []
     for info in listed(store, lease_prefix(stream)):
         uuid = lease_uuid(info.key, stream)
@@ -167,7 +167,7 @@ def leases_of(store: ObjectStore, stream: str) -> Sequence[LeaseInfo]:
 
 
 def user_at_host() -> str:
-    """Who runs this, for people."""
+    """This process's user and machine, for display."""
     try:
         return f"{getpass.getuser()}@{socket.gethostname()}"
     except (OSError, KeyError):
@@ -175,13 +175,13 @@ def user_at_host() -> str:
 
 
 class DeletionStopped(OffloaderError):
-    """Somebody stopped all deletion in the store. Nothing was deleted."""
+    """A global hold stops all deletion in the store. Nothing was deleted."""
 
     kind = ErrorKind.FIX_CALL
 
 
 def global_hold(store: ObjectStore) -> GlobalHold | None:
-    """The stop, ``None``: there is none. One that can't be read counts."""
+    """The global hold, ``None`` if there is none. An unreadable one counts."""
     try:
         data, info = store.get(GLOBAL_HOLD_KEY)
     except NotFound:
@@ -193,7 +193,7 @@ def global_hold(store: ObjectStore) -> GlobalHold | None:
 
 
 def require_no_global_hold(store: ObjectStore) -> None:
-    """Raises ``DeletionStopped`` while there is a stop."""
+    """Raises ``DeletionStopped`` while the global hold is set."""
     found = global_hold(store)
     if found is not None:
         raise DeletionStopped(
@@ -203,33 +203,33 @@ def require_no_global_hold(store: ObjectStore) -> None:
 
 
 def set_global_hold(store: ObjectStore, *, by: str, reason: str, now_ms: int) -> None:
-    """Stops all deletion from now on; what is under way ends before its next step."""
+    """Sets the global hold; running deletions stop before their next step."""
     store.put(GLOBAL_HOLD_KEY, encode_global_hold(GlobalHold(by, now_ms, reason)))
 
 
 def lift_global_hold(store: ObjectStore) -> None:
-    """Lifts the stop, if there is one."""
+    """Lifts the global hold, if there is one."""
     failures = store.delete([GLOBAL_HOLD_KEY])
     if failures:
         raise StoreUnavailable(f"{GLOBAL_HOLD_KEY} in {store.url} wasn't deleted: {failures[0].reason}")
 
 
 def set_hold(store: ObjectStore, stream: str, *, on: bool, reason: str, clock: Clock) -> bool:
-    """Holds everything of a stream, or lets go of it; False: it was so already.
+    """Sets or lifts a stream's hold; False if it was so already.
 
     Args:
         reason: for people.
 
     Raises:
         NotFound: no such stream.
-        Fenced: it was deleted.
-        OutcomeUnknown, StoreUnavailable: call it again.
+        Fenced: it was deleted. OutcomeUnknown, StoreUnavailable: call again.
     """
     log = ManifestLog(store, stream, clock=clock)
     was = log.load().held
     if was != on:
         log.commit_as_maintainer([Hold(on, reason)])
-    # Also where it was so: who set it may not have come as far. If the record is lost then, everybody notices.
+    # Also if it was so already: the call that set it may have failed before this step. A later loss of the record is
+    # then detected.
     if log.name_newest().held != on:
         raise StoreUnavailable(f"stream {stream}: somebody else changed its hold meanwhile", hint="look again")
     return was != on

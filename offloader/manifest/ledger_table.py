@@ -1,7 +1,6 @@
-"""What the source said of ledgers: closed, gone, released; pure.
+"""Facts that the source reported of ledgers: closed, deleted, released. Does no I/O.
 
-Owns the facts and the question whether two positions follow each other. Must never forget a fact, nor walk over all
-of them to answer.
+Answers whether two positions follow each other without scanning all facts.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Int64s = NDArray[np.int64]
 
 
 class LedgerFact(NamedTuple):
-    """What is known of one ledger."""
+    """Facts of one ledger."""
 
     last_entry_id: int = LAST_UNKNOWN
     flags: int = 0
@@ -34,7 +33,7 @@ _NOTHING = LedgerFact()
 
 
 class SealedLedgers(NamedTuple):
-    """Facts in columns, and the object that holds them, ``None`` when none does yet."""
+    """Facts in columns, and the object that holds them, ``None`` if none does yet."""
 
     columns: LedgerColumns
     run: RunRef | None = None
@@ -46,7 +45,7 @@ class SealedLedgers(NamedTuple):
 
 
 class LedgerTable:
-    """ledger id -> fact. A value.
+    """ledger id -> fact. Immutable.
 
     Attributes:
         sealed: facts in columns, the newest last; of a ledger in several, the last one counts.
@@ -78,12 +77,12 @@ class LedgerTable:
         return _NOTHING
 
     def newest_id(self) -> int:
-        """The highest ledger that anything is known of; -1: none."""
+        """The highest ledger with a fact; -1: none."""
         ids = [*self.tail, *(int(part.columns.ledger_id[-1]) for part in self.sealed if len(part.columns))]
         return max(ids, default=-1)
 
     def changed(self, facts: Mapping[int, LedgerFact]) -> LedgerTable:
-        """The same facts, and ``facts`` for their ledgers."""
+        """A copy with ``facts`` replaced for their ledgers."""
         return LedgerTable(self.sealed, {**self.tail, **facts})
 
     def tail_columns(self) -> LedgerColumns:
@@ -122,7 +121,7 @@ class LedgerTable:
         return FlaggedLedgers(self, ASIDE)
 
     def follow(self, ends: tuple[Int64s, Int64s], begins: tuple[Int64s, Int64s]) -> NDArray[np.bool_]:
-        """For n pairs, whether no entry can lie between an end and a begin: ``follows``, in columns.
+        """``follows`` for n pairs: whether no entry can lie between an end and a begin.
 
         Args:
             ends, begins: ledger ids and entry ids, each int64, shape (n,).
@@ -142,7 +141,7 @@ class LedgerTable:
 
 
 class ClosedLedgers(Mapping[int, int]):
-    """Ledger id -> last entry id (-1: empty), of the ledgers that the source said are closed."""
+    """Ledger id -> last entry id (-1: empty), of the ledgers that the source closed."""
 
     __slots__ = ("_table",)
 
@@ -203,12 +202,12 @@ class FlaggedLedgers(Set[int]):
 def follows(end: Position, begin: Position, closed_ledgers: Mapping[int, int]) -> bool:
     """Whether no entry can lie between ``end`` and ``begin``.
 
-    True for the next entry of a ledger, and for the first entry of a later ledger when the source said that the earlier
-    one ends at ``end`` and that all between are empty (else an entry lost at a rollover could never be noticed).
+    True for the next entry of a ledger, and for the first entry of a later ledger when the source reported that the
+    earlier one ends at ``end`` and that all between are empty (else an entry lost at a rollover would go unnoticed).
 
     Args:
         end, begin: the two positions.
-        closed_ledgers: ledger id -> last entry id (-1: empty), as the source said.
+        closed_ledgers: ledger id -> last entry id (-1: empty), as reported by the source.
     """
     if begin.ledger_id == end.ledger_id:
         return begin.entry_id == end.entry_id + 1
@@ -216,7 +215,7 @@ def follows(end: Position, begin: Position, closed_ledgers: Mapping[int, int]) -
         return False
     if closed_ledgers.get(end.ledger_id) != end.entry_id:
         return False
-    # Ledger ids aren't dense (BookKeeper hands them out over all topics): only known ledgers can lie between.
+    # Ledger ids aren't dense (BookKeeper assigns them across topics): only known ledgers can lie between.
     if isinstance(closed_ledgers, ClosedLedgers):
         return not closed_ledgers.has_entries_between(end.ledger_id, begin.ledger_id)
     return all(last == -1 for ledger, last in closed_ledgers.items() if end.ledger_id < ledger < begin.ledger_id)

@@ -41,7 +41,7 @@ __all__ = ["LiveUuids", "Words", "load_live_uuids", "refreshed_live_uuids"]
 #: One half of each of some uuids.
 Words = NDArray[np.uint64]
 
-#: Purged segments of a checkpoint that are remembered one by one; further ones stay named until the next checkpoint.
+#: Purged segments of a checkpoint remembered individually; further ones stay named until the next checkpoint.
 GONE_MAX = 65_536
 _HALF = (1 << 64) - 1
 
@@ -58,7 +58,7 @@ class _Part(NamedTuple):
         return _Part(self.high[start:stop], self.low[start:stop], self.retired[start:stop])
 
     def put_in_order(self, dead: Sequence[tuple[int, int]]) -> int:
-        """Puts the rows in order, in place; the dead ones come last. How many are alive."""
+        """Sorts the rows in place, the tombstoned ones last; returns how many are live."""
         alive = np.ones(len(self.high), dtype=bool)
         for start, stop in dead:
             alive[start:stop] = False
@@ -69,10 +69,10 @@ class _Part(NamedTuple):
         return int(alive.sum())
 
     def rows_of(self, high: Words, low: Words) -> NDArray[np.int64]:
-        """The row of each uuid, -1 where it isn't here."""
+        """The row of each uuid, -1 if it isn't here."""
         rows = np.full(len(high), -1, dtype=np.int64)
         at = np.searchsorted(self.high, high)
-        # Upper halves are random: two of one value next to never follow each other, and yet it must be right.
+        # Upper halves are random: adjacent duplicates are improbable, and handled correctly anyway.
         pending = np.flatnonzero(at < len(self.high))
         while len(pending):
             here = at[pending]
@@ -93,14 +93,14 @@ def _part_of(numbers: Iterable[int]) -> _Part:
 
 
 class LiveUuids:
-    """The uuids that a manifest names, at one record. Changes while it is read; after an error it is worth nothing.
+    """The uuids that a manifest names, at one record. Mutable while loading; discard it after an error.
 
     Attributes:
         stream, incarnation, record_id: of which manifest, up to which record.
         nonce: of that record.
         assigning: as in ``ManifestState``.
         held: whether nothing of the stream may be deleted.
-        stream_deleted: whether it is deleted: then what it names is doomed.
+        stream_deleted: whether it is deleted: then all it names is garbage.
     """
 
     def __init__(self, stream: str, incarnation: UUID) -> None:
@@ -117,27 +117,27 @@ class LiveUuids:
         self._gone: set[int] = set()
         #: Named outside of the parts.
         self._loose: set[int] = set()
-        #: Of the loose ones those whose objects may still be on their way.
+        #: Loose ones whose objects may still be in flight.
         self._open: set[int] = set()
         #: uuid -> the record after which it may be purged.
         self._retired: dict[int, int] = {}
-        #: Retired in a part and not any more.
+        #: Retired in a part and restored since.
         self._undone: set[int] = set()
-        #: ``_gone`` and ``_loose`` for lookups, made when they are needed.
+        #: ``_gone`` and ``_loose`` for lookups, built on demand.
         self._small: tuple[_Part, _Part] | None = None
 
     @classmethod
     def restored(cls, store: ObjectStore, stream: str, header: Checkpoint, own: SegmentColumns) -> LiveUuids:
-        """What a checkpoint names, given its header and its own segments; one run after the other is read."""
+        """The uuids in a checkpoint, given its header and its own segments; reads one run at a time."""
         names = cls(stream, header.incarnation)
         names.record_id = header.record_id
         names.nonce, names.assigning, names._epoch_nonce = header.writer.nonce, header.assigning, header.owner.nonce
         names.held, names.stream_deleted = header.held, header.stream_deleted
         prefix = manifest_prefix(stream, header.incarnation)
-        # Room for all of them before a run is read: what stays would otherwise lie between what comes and goes.
+        # Allocated before a run is read: otherwise permanent and temporary memory would interleave.
         rows = len(own) + sum(run.rows for run in header.runs)
         room = _Part(np.empty(rows, np.uint64), np.empty(rows, np.uint64), np.empty(rows, np.bool_))
-        # The largest first: what a run needs while it is read is over before most of the room is used.
+        # The largest first: its temporary memory is freed before most of the room is used.
         for run in sorted(header.runs, key=lambda run: -run.rows):
             part = room.rows(0, run.rows)
             _read_into(part, store, f"{prefix}{run.name}", read_run(store, prefix, run))
@@ -155,14 +155,14 @@ class LiveUuids:
         return names
 
     def __len__(self) -> int:
-        """How many there are; one that a part and a record name counts once for each."""
+        """Number of uuids; one in both a part and a record counts twice."""
         return sum(len(part.high) for part in self._parts) - len(self._gone) + len(self._loose)
 
     def __contains__(self, uuid: UUID) -> bool:
         return uuid.int in self._loose or (uuid.int not in self._gone and self._row_of(uuid.int) is not None)
 
     def is_open(self, uuid: UUID) -> bool:
-        """Whether a writer may still send objects of this uuid: it is promised, and neither there nor given up."""
+        """Whether a writer may still upload objects of this uuid: it is assigned, and neither offloaded nor failed."""
         return uuid.int in self._open
 
     def named(self, high: Words, low: Words) -> NDArray[np.bool_]:
@@ -178,7 +178,7 @@ class LiveUuids:
         return found
 
     def fold(self, record: Record) -> LiveUuids:
-        """Takes one more record into account.
+        """Applies one more record.
 
         Raises:
             EditRefused: it isn't the next one.
@@ -222,7 +222,7 @@ class LiveUuids:
                 case StreamDeleted():
                     self.stream_deleted = True
                 case _:
-                    # Also ``release``: what was adopted stays where it is, so its name may as well.
+                    # Also ``release``: adopted objects stay, so their names may as well.
                     pass
         self.record_id, self.nonce = record.record_id, record.writer.nonce
         return self
@@ -258,7 +258,7 @@ def _read_into(part: _Part, store: ObjectStore, key: str, data: bytes) -> None:
     """Fills ``part`` from a run's bytes.
 
     Raises:
-        Corrupt: it isn't a run, or hasn't as many rows as its checkpoint says.
+        Corrupt: it isn't a run, or has another number of rows than in its checkpoint.
     """
     start = 0
     try:
@@ -275,11 +275,11 @@ def _read_into(part: _Part, store: ObjectStore, key: str, data: bytes) -> None:
 
 
 def load_live_uuids(store: ObjectStore, stream: str, incarnation: UUID) -> LiveUuids:
-    """What one incarnation's manifest names now.
+    """The uuids that one incarnation's manifest names now.
 
     Raises:
-        NotFound: it has no boundary: it is only being created, or was deleted.
-        Corrupt: it is damaged, or was given up to be rebuilt.
+        NotFound: it has no boundary: it is being created, or was deleted.
+        Corrupt: it is damaged, or was abandoned for a rebuild.
         Unsupported: a later release wrote it.
     """
     names, boundary = load_view(store, stream, incarnation, _NAMES)
@@ -289,7 +289,7 @@ def load_live_uuids(store: ObjectStore, stream: str, incarnation: UUID) -> LiveU
 
 
 def refreshed_live_uuids(store: ObjectStore, names: LiveUuids) -> LiveUuids:
-    """What the same manifest names now: tail and boundary are read again. ``names`` isn't to be used any more.
+    """Reads tail and boundary again; returns the current uuids. Don't use ``names`` afterwards.
 
     Raises:
         NotFound: the stream was deleted.

@@ -1,4 +1,4 @@
-"""Loads a stream's manifest: checkpoint, then the records after it, and the proof of the log's end."""
+"""Loads a stream's manifest: checkpoint, later records, and the proof of the log's end."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ __all__ = [
     "with_tail",
 ]
 
-#: Records of the tail asked for together: the first time, then doubling up to this many.
+#: Concurrent GETs of tail records: initially, then doubling up to the maximum.
 WINDOW_MIN, WINDOW_MAX = 1, 16
-#: A few are asked for one after the other: threads cost more than they save.
+#: Up to this many records are read sequentially: threads would cost more than they save.
 SEQUENTIAL_RECORDS_MAX = 4
-#: Names looked at that come behind the last record: the first decides, the others are for stores that don't sort.
+#: Listed names checked after the last record: the first decides, the others are for stores that don't sort.
 LISTED_MAX = 10
 
 
 class View(Protocol):
-    """What a manifest's records add up to, up to one of them."""
+    """The fold of a manifest's records up to one of them."""
 
     @property
     def stream(self) -> str: ...
@@ -79,13 +79,13 @@ _View = TypeVar("_View", bound=View)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading(Generic[_View]):
-    """What is made of a manifest while it is read: all that it says, or a part.
+    """How to build a view from a manifest: a complete or a partial one.
 
     Attributes:
         begin: the view of an incarnation without records.
-        restore: the view that a checkpoint holds, given its header and its own segments; reads the runs that it needs.
+        restore: the view in a checkpoint, given its header and its own segments; reads the runs that it needs.
         fold: the view after one more record; raises ``EditRefused`` when the record doesn't follow.
-        settle: called now and then between records.
+        settle: called occasionally between records.
     """
 
     begin: Callable[[str, UUID], _View]
@@ -101,15 +101,15 @@ class Passed(Exception):
 def with_tail(
     store: ObjectStore, view: _View, reading: Reading[_View], requests_max: int, records_max: int | None = None
 ) -> tuple[_View, StoredBoundary | None]:
-    """``view`` and every record after it, and the boundary after that; ``None``: there is none.
+    """``view`` with every later record, and the boundary read after that; ``None``: there is none.
 
     Args:
-        requests_max: records asked for at once; 1: one after the other, on this thread.
+        requests_max: concurrent GETs of records; 1: sequential, on this thread.
         records_max: more of them raise ``Passed``.
 
     Raises:
-        Passed: the boundary has left some of them behind.
-        LostRecords: a record existed and isn't there.
+        Passed: the boundary has passed some of them.
+        LostRecords: a record existed and is missing.
         Corrupt, Unsupported: one can't be read, or doesn't follow.
     """
     first = view.record_id + 1
@@ -121,11 +121,11 @@ def with_tail(
             view = _tail(store, view, reading, requests_max, records_max, nonces)
             listed = _highest_listed(store, view)
         except Unreadable as error:
-            problem = error  # or only a record that was deleted, or deleted and created again: the boundary knows
+            problem = error  # or it was deleted, or deleted and created again: the boundary decides
         stored = _boundary(store, view, first)
         if problem is not None:
             if stored is None:
-                raise Passed from problem  # the stream was deleted while it was read
+                raise Passed from problem  # the stream was deleted meanwhile
             raise problem
         if stored is None:
             return view, None
@@ -147,7 +147,7 @@ def with_tail(
 
 
 def _boundary(store: ObjectStore, view: View, first: int) -> StoredBoundary | None:
-    """The boundary now; raises ``Passed`` when it doesn't keep record ``first`` any more."""
+    """The boundary now; raises ``Passed`` if it doesn't keep record ``first`` any more."""
     try:
         stored = read_boundary(store, view.stream, view.incarnation)
     except NotFound:
@@ -158,7 +158,7 @@ def _boundary(store: ObjectStore, view: View, first: int) -> StoredBoundary | No
 
 
 def _highest_listed(store: ObjectStore, view: View) -> int:
-    """The highest number among the names that come behind the last record read; 0: there is none."""
+    """The highest number among the names listed after the last record read; 0: there is none."""
     prefix = manifest_prefix(view.stream, view.incarnation)
     after = record_key(view.stream, view.incarnation, view.record_id)
     page = store.list(prefix, after=after, limit=LISTED_MAX)
@@ -181,7 +181,7 @@ def _tail(
     records_max: int | None,
     nonces: dict[int, str],
 ) -> _View:
-    """Record after record until one isn't there; the nonce of each goes into ``nonces``."""
+    """Reads records until one is missing; adds the nonce of each to ``nonces``."""
     start = view.record_id
     window = WINDOW_MIN
     while True:
@@ -190,7 +190,7 @@ def _tail(
         bodies = _records(store, keys, requests_max)
         absent = bodies.index(None) if None in bodies else len(bodies)
         while any(body is not None for body in bodies[absent:]):
-            # Created after it was asked for, like the ones behind it; or lost.
+            # Created after the GET, like the following ones; or lost.
             again = _record(store, keys[absent])
             if again is None:
                 behind = max(number for number, body in enumerate(bodies) if body is not None)
@@ -210,14 +210,14 @@ def _tail(
 
 
 def _records(store: ObjectStore, keys: Sequence[str], requests_max: int) -> list[bytes | None]:
-    """The records under the keys; of a few only up to the first that isn't there."""
+    """The records under the keys; of a few only up to the first missing one."""
     if len(keys) <= SEQUENTIAL_RECORDS_MAX or requests_max == 1:
         found: list[bytes | None] = []
         while len(found) < len(keys) and (not found or found[-1] is not None):
             found.append(_record(store, keys[len(found)]))
         return found
     with ThreadPoolExecutor(min(len(keys), requests_max)) as threads:
-        # Whatever this thread's requests are marked with (their priority) goes with them.
+        # Passes this thread's context (such as request priority) on.
         return list(threads.map(lambda pair: pair[0].run(_record, store, pair[1]), [(copy_context(), k) for k in keys]))
 
 
@@ -236,16 +236,16 @@ def folded(view: _View, body: bytes, key: str, reading: Reading[_View]) -> _View
         raise unreadable(f"manifest of stream {view.stream}, record {view.record_id + 1}", error) from error
 
 
-#: How often a load starts over because the boundary passed it.
+#: Restarts of a load because the boundary passed it.
 RESTARTS_MAX = 20
-#: Records after which an old view isn't brought up to date but loaded anew, from the newest checkpoint.
+#: Records after which an old view is loaded anew from the newest checkpoint instead of updated.
 REFRESHED_RECORDS_MAX = 256
-#: GETs of records in flight of one load.
+#: Concurrent GETs of records in one load.
 RECORD_REQUESTS_MAX = 8
 
 
 class LoadedManifest(NamedTuple):
-    """A view, and the boundary as it was after the view was read; ``None``: the stream has none."""
+    """A view, and the boundary read after it; ``None`` if the stream has none."""
 
     state: ManifestState
     boundary: StoredBoundary | None
@@ -258,7 +258,7 @@ def load_manifest(store: ObjectStore, stream: str) -> ManifestState:
         NotFound: no such stream.
         Corrupt: a record, a checkpoint, the boundary or the catalogue entry is damaged or missing.
         Unsupported: a later release wrote one of them.
-        StoreUnavailable: the store doesn't answer.
+        StoreUnavailable: the store doesn't respond.
     """
     entry = read_entry(store, stream)
     if entry is None:
@@ -269,18 +269,18 @@ def load_manifest(store: ObjectStore, stream: str) -> ManifestState:
 def load_manifest_view(
     store: ObjectStore, empty: ManifestState, *, requests_max: int = RECORD_REQUESTS_MAX
 ) -> LoadedManifest:
-    """The newest view of the incarnation that ``empty`` names, from its newest checkpoint on.
+    """The newest view of the incarnation in ``empty``, loaded from its newest checkpoint.
 
-    Requests: boundary, checkpoint, its runs, the records since (two absent ones end them), boundary.
+    Requests: boundary, checkpoint, its runs, the records since (two missing ones end them), boundary.
 
     Args:
-        requests_max: records asked for at once; 1: one after the other, on this thread.
+        requests_max: concurrent GETs of records; 1: sequential, on this thread.
     """
     return LoadedManifest(*load_view(store, empty.stream, empty.incarnation, _WHOLE, requests_max=requests_max))
 
 
 def refreshed(store: ObjectStore, state: ManifestState, *, requests_max: int = RECORD_REQUESTS_MAX) -> LoadedManifest:
-    """The newest view, from ``state`` on where that is still possible."""
+    """The newest view, updated from ``state`` if possible."""
     return LoadedManifest(*refreshed_view(store, state, _WHOLE, requests_max=requests_max))
 
 
@@ -297,7 +297,8 @@ def load_view(
         try:
             stored = read_boundary(store, stream, incarnation)
         except NotFound:
-            # Created before the first record, deleted after the last. Where the catalogue names it, it may be lost.
+            # The boundary is created before the first record and deleted after the last. If the catalogue names the
+            # incarnation, it may be lost.
             if _is_empty(store, stream, incarnation):
                 return reading.begin(stream, incarnation), None
             continue
@@ -310,14 +311,14 @@ def load_view(
             continue
         if after is not None and (view.record_id or _is_empty(store, stream, incarnation)):
             return view, after
-        # The stream was deleted while it was read: its newest records may have gone before they were asked for.
+        # The stream was deleted meanwhile: its newest records may have been deleted before the GETs.
     raise StoreUnavailable(f"stream {stream}: its boundary moved {RESTARTS_MAX} times while it was loaded")
 
 
 def _is_empty(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
-    """Whether an incarnation without a record never had one; False: it has one by now, look again.
+    """Whether an incarnation without a record never had one; False if it has one by now: read again.
 
-    Only the incarnation that the catalogue names can have lost its records; what others left is reported by who looks.
+    Only the incarnation in the catalogue can have lost its records; orphan searches report what others left.
 
     Raises:
         Corrupt: there are records without a boundary.
@@ -326,7 +327,7 @@ def _is_empty(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
     try:
         entry = read_entry(store, stream)
     except Unreadable:
-        return True  # a manifest is rebuilt without one
+        return True  # a rebuild works without one
     if entry is None or entry.incarnation != incarnation:
         return True
     return require_never_begun(store, stream, incarnation)
@@ -335,10 +336,10 @@ def _is_empty(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
 def refreshed_view(
     store: ObjectStore, view: _View, reading: Reading[_View], *, requests_max: int = RECORD_REQUESTS_MAX
 ) -> tuple[_View, StoredBoundary | None]:
-    """The newest view and its boundary, from ``view`` on where that is still possible.
+    """The newest view and its boundary, updated from ``view`` if possible.
 
     Raises:
-        LostRecords: what is there ends before ``view`` does, or with another record.
+        LostRecords: the manifest ends before ``view`` does, or with another record.
     """
     seen_id, seen_nonce = view.record_id, view.nonce
     if view.record_id:
@@ -358,7 +359,7 @@ def refreshed_view(
 
 
 def load_manifest_view_at(store: ObjectStore, newest: ManifestState, record_id: int) -> ManifestState:
-    """The view after record ``record_id``, and nothing later.
+    """The view exactly at record ``record_id``.
 
     Args:
         newest: the newest view.
@@ -387,7 +388,7 @@ def load_manifest_view_at(store: ObjectStore, newest: ManifestState, record_id: 
 
 
 def _checkpoint_at(store: ObjectStore, empty: ManifestState, stored: StoredBoundary, record_id: int) -> ManifestState:
-    """The newest view at most at ``record_id`` that a checkpoint holds; each checkpoint names the one before it."""
+    """The newest checkpointed view at or before ``record_id``; each checkpoint names the one before it."""
     checkpoint_id, checksum = stored.boundary.checkpoint_id, stored.boundary.checkpoint_crc32c or None
     while checkpoint_id > record_id:
         header, _ = _checkpoint(store, empty.stream, empty.incarnation, checkpoint_id, checksum)
@@ -399,10 +400,10 @@ def _checkpoint_at(store: ObjectStore, empty: ManifestState, stored: StoredBound
 
 
 def view_in_checkpoint(store: ObjectStore, stream: str, incarnation: UUID, checkpoint_id: int) -> ManifestState:
-    """The view that one checkpoint holds, whether or not a boundary names it.
+    """The view in one checkpoint, whether or not a boundary names it.
 
     Raises:
-        NotFound: it, or a run of it, isn't there.
+        NotFound: it, or a run of it, is missing.
         Corrupt, Unsupported: one of them can't be read.
     """
     return _restored(store, stream, *_checkpoint(store, stream, incarnation, checkpoint_id, None))
@@ -411,7 +412,7 @@ def view_in_checkpoint(store: ObjectStore, stream: str, incarnation: UUID, check
 def check_checkpoints(
     store: ObjectStore, state: ManifestState, stored: StoredBoundary
 ) -> Iterator[tuple[str, OffloaderError]]:
-    """What is wrong with the kept checkpoints and their runs, from the newest back: key and reason.
+    """Checks the kept checkpoints and their runs, from the newest back; returns key and reason of each problem.
 
     Each names the one it was built on, and that one's checksum.
     """
@@ -442,7 +443,7 @@ def _from_checkpoint(
         header, own = _checkpoint(store, stream, incarnation, boundary.checkpoint_id, boundary.checkpoint_crc32c)
         return reading.restore(store, stream, header, own)
     except (NotFound, *Unreadable) as error:
-        # A newer checkpoint may have come, and this one's runs have gone, while it was read.
+        # A newer checkpoint may have been written, and this one's runs deleted, meanwhile.
         if read_boundary(store, stream, incarnation).boundary != boundary:
             raise Passed from error
         if isinstance(error, NotFound):
@@ -455,10 +456,10 @@ def _from_checkpoint(
 
 
 def _restored(store: ObjectStore, stream: str, header: Checkpoint, own: SegmentColumns) -> ManifestState:
-    """The whole view in one checkpoint; ``NotFound`` when a run of it isn't there."""
+    """The whole view in one checkpoint; ``NotFound`` if a run of it is missing."""
     prefix = manifest_prefix(stream, header.incarnation)
     try:
-        # One run after the other: the bytes of one are gone before the next one's come.
+        # One run at a time: the bytes of one are freed before the next one is read.
         runs = [decode_columns(read_run(store, prefix, run), object_name=run.name) for run in header.runs]
         ledgers = [decode_ledgers(read_run(store, prefix, run), object_name=run.name) for run in header.ledger_runs]
     except FormatError as error:
@@ -473,7 +474,7 @@ def _restored(store: ObjectStore, stream: str, header: Checkpoint, own: SegmentC
 def _checkpoint(
     store: ObjectStore, stream: str, incarnation: UUID, checkpoint_id: int, checksum: int | None
 ) -> tuple[Checkpoint, SegmentColumns]:
-    """One checkpoint's object, decoded; ``checksum``: what the boundary, or the checkpoint built on it, says of it."""
+    """Reads and decodes one checkpoint; ``checksum``: from the boundary, or from the checkpoint built on it."""
     key = checkpoint_key(stream, incarnation, checkpoint_id)
     data = store.get(key)[0]
     found = crc32c(data)
@@ -499,7 +500,7 @@ def read_run(store: ObjectStore, prefix: str, run: RunRef) -> bytes:
     """The bytes of a run below the manifest's ``prefix``.
 
     Raises:
-        NotFound: it isn't there.
+        NotFound: it is missing.
         Corrupt: it isn't what the checkpoint names.
     """
     data = store.get(f"{prefix}{run.name}")[0]
@@ -525,13 +526,13 @@ _WHOLE = Reading(begin=_empty, restore=_restored, fold=fold, settle=_settled)
 def kept_records(
     store: ObjectStore, state: View, *, newest_first: bool = False, count: int | None = None
 ) -> Iterator[Record]:
-    """Records of a manifest up to the one ``state`` ends at, as far as they are kept.
+    """Kept records of a manifest up to the one at which ``state`` ends.
 
     Args:
         store: where it is.
-        state: the view, which says how far.
+        state: the last record to return.
         newest_first: the order; default: the oldest first.
-        count: at most so many, the newest.
+        count: limit, the newest ones.
 
     Raises:
         Corrupt: one of them is damaged.

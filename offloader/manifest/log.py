@@ -51,12 +51,12 @@ from offloader.stream_names import require_stream_name
 
 __all__ = ["ManifestLog", "NotWritten", "list_streams", "load_manifest", "put_record", "stands_there"]
 
-#: Times one commit repeats a record whose outcome is unknown before it reports that.
+#: Repeats of a record whose outcome is unknown, in one commit.
 UNKNOWN_REPEATS_MAX = 5
 
 
 class NotWritten(Exception):
-    """A record was refused before anything was written, with ``error``."""
+    """The store refused a record without writing it, with ``error``."""
 
     def __init__(self, error: OffloaderError) -> None:
         super().__init__(str(error))
@@ -64,14 +64,14 @@ class NotWritten(Exception):
 
 
 def put_record(store: ObjectStore, key: str, body: bytes, *, repeated: bool) -> bool:
-    """Creates the record ``body`` under ``key``; False when another one is there.
+    """Creates the record ``body`` under ``key``; False if another one is there.
 
     Args:
         repeated: an earlier call sent the same bytes and may have written them.
 
     Raises:
         NotWritten: it was refused, and isn't there.
-        OffloaderError: any other: it may be there, or come yet.
+        OffloaderError: any other error: it may be there, or appear later.
     """
     for attempt in range(UNKNOWN_REPEATS_MAX + 1):
         try:
@@ -79,17 +79,17 @@ def put_record(store: ObjectStore, key: str, body: bytes, *, repeated: bool) -> 
         except PreconditionFailed:
             return stands_there(store, key, body)
         except OutcomeUnknown:
-            # Neither building another record nor believing a 404 is safe: the PUT may still land.
+            # Neither building another record nor trusting a 404 is safe: the PUT may still land.
             if attempt == UNKNOWN_REPEATS_MAX:
                 raise
             repeated = True
         except OffloaderError as error:
-            # An answer that says no may be wrong: of a server in conflict with itself, of a gateway that sent it twice.
+            # A refusal may be wrong: from a store with conflicting requests, or a gateway that sent it twice.
             found = None if isinstance(error, Throttled) else _found(store, key)
             if found is not None:
                 return found == body
             if isinstance(error, NotFound) or repeated:
-                raise  # no server refuses a PUT so: it stays in doubt
+                raise  # not a refusal of a PUT: the outcome stays unknown
             raise NotWritten(error) from error
         else:
             return True
@@ -105,34 +105,34 @@ def stands_there(store: ObjectStore, key: str, body: bytes) -> bool:
 
 
 def _found(store: ObjectStore, key: str) -> bytes | None:
-    """What stands there; ``None``: nothing, or nobody says."""
+    """The object under the key; ``None`` if there is none, or the store doesn't respond."""
     with suppress(OffloaderError):
         return store.get(key)[0]
     return None
 
 
-#: Records that somebody else may create ahead of us during one commit before it gives up.
+#: Records of other writers that one commit yields to before it fails.
 CONFLICTS_MAX = 100
 
-#: What makes or ends a segment: only the owner of its epoch knows what is on its way to the store. Only an owner's
-#: ``failed`` makes an assigned uuid sweepable.
+#: Edits that begin or end a segment: only the owner of its epoch knows which uploads are in flight. Only an owner's
+#: ``failed`` lets garbage collection delete an assigned uuid's objects.
 _OWNERS_EDITS = (Assign, Offloaded, Failed, Rewrite, Replace)
 
 
 class ManifestLog:
-    """One writer's hold on a stream's manifest. Thread-safe: commits of one log happen one after another.
+    """One writer's access to a stream's manifest. Thread-safe: commits of one log are sequential.
 
     Args:
         store: where the manifest is.
         stream: the stream's name.
         clock: for the records' times.
-        writer_name: for people, who is asked about a record; default host and process.
+        writer_name: identifies the writer to operators; default host and process.
         writer_url: where that writer can be reached, empty when it can't.
         entropy: source of random bytes for nonces, incarnations and names of runs.
         settings: when a checkpoint is written.
-        incarnation: only this one, whatever the catalogue says: for who deletes or rebuilds. It has its boundary.
-        checkpoint_aside: runs a call on another thread soon, so that no commit waits for a checkpoint; ``None``: a
-            checkpoint is written within the commit that is due.
+        incarnation: use this one, whatever the catalogue's; for deletion and rebuild. It has its boundary.
+        checkpoint_aside: runs a call on another thread soon, so that no commit waits for a checkpoint; ``None``: the
+            commit at which it is due writes the checkpoint.
     """
 
     def __init__(
@@ -183,14 +183,14 @@ class ManifestLog:
         return self._epoch
 
     def testimony(self) -> Testimony | None:
-        """What a data object says that is written now under a uuid that this log's epoch assigned before."""
+        """The assignment evidence for data objects written now under a uuid that this log's epoch assigned before."""
         return newest_of(self.state.assigning, self._epoch_nonce)
 
     def load(self, *, create: bool = False) -> ManifestState:
         """Reads what is new since the last load.
 
         Args:
-            create: make the stream when it doesn't exist (a catalogue entry and a boundary, no record).
+            create: create a missing stream (a catalogue entry and a boundary, no record).
 
         Raises:
             NotFound: no such stream, and ``create`` is off.
@@ -208,7 +208,7 @@ class ManifestLog:
             return self._state
 
     def _found(self, *, create: bool) -> tuple[UUID, bool]:
-        """The stream's incarnation, made when it isn't there; whether it had no record a moment ago, for sure."""
+        """The stream's incarnation, created if missing; whether it certainly had no record just now."""
         if not create:
             entry, is_new = read_entry(self.store, self.stream), False
         else:
@@ -226,10 +226,10 @@ class ManifestLog:
         return entry.incarnation, True  # there never was a boundary, and no record is created before it
 
     def _require_alive(self, entry: CatalogEntry) -> None:
-        """After creating a boundary: nobody deleted the stream since its entry was read.
+        """After creating a boundary: checks that the stream wasn't deleted since its entry was read.
 
-        A deletion lets go of the entry before it deletes the boundary. So where there was no boundary and the entry
-        stands, there never was one; where it doesn't, the new boundary would make a dead incarnation look alive.
+        A deletion removes the entry before the boundary. If the entry still exists, there never was a boundary.
+        Otherwise the new boundary would make a deleted incarnation look alive.
         """
         if read_entry(self.store, self.stream) != entry:
             raise NotFound(f"stream {self.stream} was deleted meanwhile", hint="open it again to create it anew")
@@ -237,16 +237,16 @@ class ManifestLog:
     def open_epoch(
         self, source: IdentifiedSource | None = None, *, reserve: bool = False, accept: Accept | None = None
     ) -> int:
-        """Takes the stream: commits the next epoch, which fences whoever had the one before.
+        """Takes over the stream: commits the next epoch, which fences the previous owner.
 
         Args:
-            source: what this writer offloads. It is compared with the manifest before, and again after every record
-                that came in between: so that nobody with another one slips in.
+            source: what this writer offloads. It is compared with the manifest before the commit, and again after every
+                record that another writer committed meanwhile.
             reserve, accept: see ``OwnersSource``.
 
         Raises:
-            SourceMismatch: ``source`` isn't the stream's.
-            OutcomeUnknown, StoreUnavailable: the store doesn't tell; call again.
+            SourceMismatch: ``source`` isn't the stream's. OutcomeUnknown, StoreUnavailable: outcome unknown; call
+                again.
         """
         if (settled := self._opened_in_doubt()) is not None:
             return settled
@@ -262,13 +262,13 @@ class ManifestLog:
             try:
                 self._commit(Requirement(incarnation=state.incarnation, epoch=state.epoch), edits)
             except EditRefused:
-                continue  # another writer opened an epoch in between: ours is the one after it
+                continue  # another writer opened an epoch meanwhile: ours is the next one
             self._epoch, self._epoch_nonce = wanted, self.state.owner.nonce
             return wanted
         raise StoreUnavailable(f"stream {self.stream}: {CONFLICTS_MAX} other writers opened epochs meanwhile")
 
     def _opened_in_doubt(self) -> int | None:
-        """The epoch that an earlier call opened without hearing of it."""
+        """The epoch that an earlier call opened without receiving the response."""
         with self._lock:
             settled = self._settle()
         if settled is None or settled.epoch != self.state.epoch or not isinstance(settled.edits[-1], OpenEpoch):
@@ -282,7 +282,7 @@ class ManifestLog:
         Raises:
             Fenced: another epoch was opened since, or the stream was deleted. Nothing was committed.
             EditRefused: the edits don't fit the manifest. Nothing was committed.
-            OutcomeUnknown: the store doesn't tell; commit the same edits again, or nothing.
+            OutcomeUnknown: the outcome is unknown; commit the same edits again, or nothing.
         """
         if self._epoch is None:
             raise InvalidCall(f"stream {self.stream}: no epoch is open", hint="call open_epoch() first")
@@ -290,7 +290,7 @@ class ManifestLog:
         try:
             return self._commit(requirement, edits)
         except EditRefused as error:
-            # Read back before it is believed: the view may be an old one, or a record that was refused may have landed.
+            # Read back first: the view may be old, or a refused record may have landed.
             known = self.state.record_id
             self.load()
             try:
@@ -304,15 +304,15 @@ class ManifestLog:
             return self._commit(requirement, edits)
 
     def commit_as_maintainer(self, edits: Sequence[Edit]) -> ManifestState:
-        """Commits edits as somebody who isn't the owner: retention, cleanup, commands.
+        """Commits edits without owning the stream: retention, cleanup, commands.
 
-        The record carries whatever epoch is current; its owner goes on with the number after it.
+        The record carries the current epoch; its owner continues with the next number.
 
         Raises:
-            InvalidCall: edits that are the owner's: who else would fail a segment that its owner is just completing?
-            EditRefused: the edits don't fit the manifest as it is by now. Nothing was committed: look, plan anew.
+            InvalidCall: edits reserved to the owner, such as failing a segment that it may be completing.
+            EditRefused: the edits don't fit the current manifest. Nothing was committed: reload and plan again.
             Fenced: the stream was deleted.
-            OutcomeUnknown: the store doesn't tell; commit the same edits again, or nothing.
+            OutcomeUnknown: the outcome is unknown; commit the same edits again, or nothing.
         """
         opens = any(isinstance(edit, OpenEpoch) for edit in edits) and not any(
             isinstance(edit, StreamDeleted) for edit in edits
@@ -328,7 +328,7 @@ class ManifestLog:
         return self._commit(Requirement(incarnation=self.state.incarnation, epoch=None), edits)
 
     def _require_begun(self) -> None:
-        """Before the first record: there is a boundary. Whoever began the stream may not have come as far."""
+        """Ensures a boundary before the first record: the stream's creator may have crashed before writing it."""
         entry = read_entry(self.store, self.stream)
         if entry is None or entry.incarnation != self.state.incarnation:
             raise NotFound(f"stream {self.stream} was deleted meanwhile")
@@ -336,7 +336,7 @@ class ManifestLog:
             self._require_alive(entry)
 
     def checkpoint(self) -> ManifestState:
-        """Writes a checkpoint of the newest view now, unless there is one."""
+        """Writes a checkpoint of the newest view, unless there is one."""
         self.load()
         with self._lock:
             self._shortening.lose_track()
@@ -349,7 +349,7 @@ class ManifestLog:
             settled = self._settle()
             owners = self._source if requirement.epoch is not None else None
             if settled is not None and own_edits(settled) == tuple(edits):
-                return self.state  # the caller repeats what turned out to be committed already
+                return self.state  # the caller repeats edits that were committed already
             for _ in range(CONFLICTS_MAX):
                 self.state.check(requirement)
                 record = self._record(edits, owners)
@@ -390,14 +390,14 @@ class ManifestLog:
         )
 
     def _settle(self) -> Record | None:
-        """Finds out what became of a record that was in doubt; the record if it is committed."""
+        """Resolves a record with an unknown outcome; returns it if it is committed."""
         if self._in_doubt is None:
             return None
         record, body = self._in_doubt
         return record if self._create(record, body, repeated=True) else None
 
     def _create(self, record: Record, body: bytes, *, repeated: bool = False) -> bool:
-        """Whether ``record`` is the one under its id. On False the view is loaded up to date.
+        """Creates ``record``; returns whether it is the one under its id. On False the view is loaded up to date.
 
         ``repeated``: an earlier call sent the same bytes and may have written them.
         """
@@ -417,13 +417,14 @@ class ManifestLog:
         except OffloaderError as error:
             if self._in_doubt is None:
                 raise
-            # The record may be there: to the caller this is not "nothing happened", whatever the call that failed.
+            # The record may exist: the caller can't treat this as a failure without effect, whatever the failed call
+            # was.
             raise OutcomeUnknown(
                 f"stream {self.stream}: record {record.record_id} may be committed: {error.message}", hint=error.hint
             ) from error
 
     def _confirm(self, record: Record) -> bool:
-        """Reads the boundary after creating a record: a number below it was deleted, so creating it is nothing."""
+        """Reads the boundary after creating a record: one below it isn't committed, because its number was deleted."""
         try:
             stored = read_boundary(self.store, self.stream, record.incarnation)
         except NotFound as error:
@@ -434,7 +435,7 @@ class ManifestLog:
         ):
             return self._look_for(record)
         self._in_doubt = None
-        if record.record_id > self.state.record_id:  # else a load has met it already
+        if record.record_id > self.state.record_id:  # else a load has folded it already
             self._state = fold(self.state, record)
         self._state = self._shortening.after_commit(self.state, record, stored)
         return True
@@ -446,10 +447,10 @@ class ManifestLog:
         return loaded
 
     def _look_for(self, record: Record) -> bool:
-        """Loads, and answers whether what ``record`` says is in the manifest after all.
+        """Loads, and returns whether the manifest contains ``record`` after all.
 
-        It lost its number, or its number was deleted: perhaps after it had been won, and folded into a checkpoint. Or
-        the boundary names a later record, which follows this one or a lost one of that number.
+        Its number has another record or was deleted, perhaps after a checkpoint folded the record. Or the boundary
+        names a later record, which follows this one or a lost one of that number.
         """
         self._state, boundary = self._refreshed()
         self._in_doubt = None
@@ -466,14 +467,13 @@ class ManifestLog:
     def name_newest(self) -> ManifestState:
         """Makes the boundary name the newest record of this log's view, or one that follows it.
 
-        Whoever destroys something on the word of a record, or promises that something is not destroyed, calls this
-        before, and looks at the view that it answers: if that record is lost from here on, everybody notices. Requests:
-        GET and PUT of the boundary.
+        Call this before deleting data because of a record, or promising that data is kept, and check the returned view:
+        if that record is lost later, every reader detects it. Requests: GET and PUT of the boundary.
 
         Raises:
             NotFound: the stream was deleted.
-            Corrupt: the boundary names another record under the number of ours, or later ones that aren't there.
-            OutcomeUnknown, StoreUnavailable: the store doesn't tell; nothing may be destroyed. Call again.
+            Corrupt: the boundary names another record under the number of ours, or later ones that don't exist.
+                OutcomeUnknown, StoreUnavailable: outcome unknown; delete nothing and call again.
         """
         with self._lock:
             for _ in range(CONFLICTS_MAX):

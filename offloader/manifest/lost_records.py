@@ -1,4 +1,4 @@
-"""What is still known of a stream whose manifest lost records."""
+"""Recovers what is still known of a stream whose manifest lost records."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ Range = tuple[Position, Position]
 
 @dataclass(slots=True)
 class Survivors:
-    """What the records and checkpoints that are there say, each for itself.
+    """Facts in the surviving records and checkpoints, each read for itself.
 
     Attributes:
-        ranges: uuid -> range, of segments that were offloaded or assigned with an end, and weren't let go of.
+        ranges: uuid -> range, of segments that were offloaded or assigned with an end, and weren't released.
         gone: segments that failed, were purged, released or replaced.
         gaps: that were recorded.
         closed: ledger id -> last entry id.
         head: the furthest one.
-        unreadable: keys of records and checkpoints that can't be read.
-        numbers: of the records that are there, ascending, of the incarnation looked at last.
+        unreadable: keys of unreadable records and checkpoints.
+        numbers: of the existing records, ascending, of the incarnation read last.
     """
 
     ranges: dict[UUID, Range] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Survivors:
     numbers: Sequence[int] = ()
 
     def absent(self, first: int) -> list[tuple[int, int]]:
-        """Runs of numbers from ``first`` on below the highest that is there, none of which is."""
+        """Runs of missing numbers from ``first`` up to the highest existing one."""
         found, expected = [], first
         for number in self.numbers:
             if number > expected:
@@ -79,7 +79,7 @@ class Survivors:
         return found
 
     def add_view(self, state: ManifestState) -> None:
-        """Adds what a checkpoint says; later records change it."""
+        """Adds a checkpoint's facts; later records change them."""
         for segment in state.segments.in_order():
             if segment.end is not None:
                 self.ranges[segment.uuid] = segment.begin, segment.end
@@ -88,7 +88,7 @@ class Survivors:
         self.head = _further(self.head, state.head)
 
     def add(self, edit: Edit) -> None:
-        """Adds what a record says."""
+        """Adds a record's facts."""
         match edit:
             case Assign() if edit.end is not None:
                 self.ranges[edit.uuid] = edit.begin, edit.end
@@ -123,7 +123,7 @@ def _further(head: Position | None, other: Position | None) -> Position | None:
 
 
 def survivors_of(store: ObjectStore, stream: str, incarnations: Iterable[UUID] | None = None) -> Survivors:
-    """Reads every record and the newest checkpoint that can be read, of the named incarnations; default: of all."""
+    """Reads every record and the newest readable checkpoint of the named incarnations; default: of all."""
     found = Survivors()
     for incarnation in incarnations_in(store, stream) if incarnations is None else incarnations:
         objects = list_manifest(store, stream, incarnation)
@@ -153,7 +153,7 @@ def _record(store: ObjectStore, key: str, found: Survivors) -> Record | None:
 
 
 def missing_ranges(named: Iterable[Range], held: Iterable[Range], head: Position | None) -> list[Range]:
-    """What of the named ranges no held one has, from ``head`` on; ascending, and disjoint.
+    """Parts of the named ranges after ``head`` that no held range has; ascending, and disjoint.
 
     Args:
         named: any ranges.
@@ -184,8 +184,8 @@ class Unnamed:
     """A data object of the stream's incarnation that its manifest doesn't name.
 
     Attributes:
-        testimony: what it says; ``None``: nothing.
-        tells_of_loss: whether the manifest hasn't the record that assigned it.
+        testimony: its assignment evidence; ``None``: none.
+        tells_of_loss: whether the manifest lacks the record that assigned it.
     """
 
     info: ObjectInfo
@@ -195,9 +195,9 @@ class Unnamed:
 
 
 def newest_ms(store: ObjectStore, view: View) -> int:
-    """The store's time of a view's newest record, or of its checkpoint; 0: neither is there.
+    """The store's time of a view's newest record, or of its checkpoint; 0 if neither exists.
 
-    As a listing has it, to be compared with that of listed objects: a HEAD knows whole seconds only.
+    From a listing, to be compared with times of listed objects: a HEAD has whole seconds only.
     """
     for key_of in (record_key, checkpoint_key):
         key = key_of(view.stream, view.incarnation, view.record_id)
@@ -210,7 +210,7 @@ def newest_ms(store: ObjectStore, view: View) -> int:
 def unnamed_objects(
     store: ObjectStore, state: ManifestState, infos: Iterable[ObjectInfo] | None = None
 ) -> Iterator[Unnamed]:
-    """Data objects that prove to be of this incarnation and that the manifest doesn't name; a HEAD of each.
+    """Data objects that prove to be of this incarnation and that the manifest doesn't name; one HEAD each.
 
     Args:
         infos: of a listing below the stream's name; default: lists it.

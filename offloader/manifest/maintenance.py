@@ -54,7 +54,7 @@ __all__ = [
     "sweep_late_writes",
 ]
 
-#: How often raising the boundary is tried while checkpointers raise it too.
+#: Attempts to raise the boundary while checkpointers raise it too.
 ATTEMPTS_MAX = 10
 _MS_PER_HOUR = 3_600_000
 _HOURS_PER_DAY = 24
@@ -62,12 +62,12 @@ _HOURS_PER_DAY = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpiredObjects:
-    """What was deleted, or in a dry run would be.
+    """Deleted objects, or in a dry run those to delete.
 
     Attributes:
         first_kept_id: of the boundary now.
         records, checkpoints, runs: how many objects.
-        unknown: keys that this project doesn't give; they stay.
+        unknown: unrecognised keys; they stay.
     """
 
     first_kept_id: int
@@ -88,7 +88,7 @@ def expire_records(
     """Deletes the records, checkpoints and runs of a stream's manifest that are folded, unnamed and old enough.
 
     Raises:
-        ClockSkew: the clocks differ too much to call anything old.
+        ClockSkew: the clocks differ too much to trust any age.
         NotFound: the stream was deleted.
         Corrupt: a checkpoint is damaged; nothing was deleted.
     """
@@ -101,7 +101,7 @@ def expire_records(
     if base_id == 0:
         return ExpiredObjects(first_kept_id=stored.boundary.first_kept_id, unknown=found.unknown)
     named = runs_named_by(store, state, base_id) | runs_named_by(store, state, stored.boundary.checkpoint_id)
-    # Only now, below a boundary that is raised. From the oldest on, so that what is left has no hole.
+    # Only after the boundary is raised, oldest first, so that the rest has no gap.
     records = [found.records[number].key for number in sorted(found.records) if number <= base_id]
     checkpoints = [info.key for number, info in found.checkpoints.items() if number < base_id]
     runs = [i.key for name, i in found.runs.items() if name not in named and _is_garbage(name, i, base_id, old_ms)]
@@ -119,14 +119,14 @@ def expire_records(
 def expire_history(
     store: ObjectStore, stream: str, *, clock: Clock, settings: ManifestSettings, dry_run: bool = False
 ) -> ExpiredObjects | None:
-    """What ``expire_records`` does, of what is older than ``history_days_min`` too; the manifest is read first.
+    """Runs ``expire_records`` on what is older than ``history_days_min``; reads the manifest first.
 
     Returns:
-        What was deleted, or in a dry run would be; ``None``: nothing may be, as the settings or a hold say, or there is
-        no such stream.
+        What was deleted, or in a dry run would be; ``None`` if settings or a hold forbid it, or there is no such
+            stream.
 
     Raises:
-        ClockSkew, Corrupt: likewise; and Corrupt, Unsupported where the manifest can't be read.
+        ClockSkew, Corrupt: as ``expire_records``; Corrupt, Unsupported if the manifest is unreadable.
     """
     entry = None if settings.history_days_min < 0 else read_entry(store, stream)
     if entry is None:
@@ -143,11 +143,11 @@ def expire_history(
 def _raised(
     store: ObjectStore, state: ManifestState, old_checkpoints: list[int], *, dry_run: bool
 ) -> tuple[StoredBoundary, int]:
-    """Raises the first kept id past the newest old checkpoint; the boundary now, and that checkpoint's id (0: none)."""
+    """Raises the first kept id past the newest old checkpoint; returns the boundary and the latter's id (0: none)."""
     for _ in range(ATTEMPTS_MAX):
         stored = read_boundary(store, state.stream, state.incarnation)
         boundary = stored.boundary
-        # A checkpoint that the boundary hasn't reached may never be named: nothing hangs on it yet.
+        # A checkpoint that the boundary hasn't reached may never be named: nothing depends on it yet.
         base_id = max((number for number in old_checkpoints if number <= boundary.checkpoint_id), default=0)
         if dry_run or boundary.first_kept_id > base_id:
             return stored, max(base_id, boundary.first_kept_id - 1)
@@ -159,7 +159,7 @@ def _raised(
 
 
 def runs_named_by(store: ObjectStore, state: ManifestState, checkpoint_id: int) -> set[str]:
-    """The names of the runs that a checkpoint of the stream has."""
+    """The names of the runs in a checkpoint of the stream."""
     key = checkpoint_key(state.stream, state.incarnation, checkpoint_id)
     try:
         header, _ = decode_checkpoint(store.get(key)[0], object_name=key)
@@ -171,19 +171,19 @@ def runs_named_by(store: ObjectStore, state: ManifestState, checkpoint_id: int) 
 
 
 def _is_garbage(name: str, info: ObjectInfo, base_id: int, old_ms: int) -> bool:
-    """Of a run that neither checkpoint names: whether no later one will (see ``offloader.manifest.checkpoint``)."""
+    """Whether a run that neither checkpoint names can't be named later (see ``offloader.manifest.checkpoint``)."""
     return (run_record_id(name) or 0) <= base_id and info.modified_ms <= old_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamDeletion:
-    """How far a deletion is.
+    """Progress of a deletion.
 
     Attributes:
         incarnation: what was deleted.
         is_finished: whether nothing of it is left, and the stream may be created again.
         deleted_objects: of the manifest, by this call.
-        unknown: keys under the manifest's prefix that this project doesn't give; they stay.
+        unknown: unrecognised keys under the manifest's prefix; they stay.
     """
 
     incarnation: UUID
@@ -194,11 +194,11 @@ class StreamDeletion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadIncarnation:
-    """What was swept of an incarnation that no entry names, or in a dry run would be.
+    """Objects deleted of an incarnation that no entry names, or in a dry run those to delete.
 
     Attributes:
         objects: how many were deleted.
-        unknown: keys that this project doesn't give; they stay.
+        unknown: unrecognised keys; they stay.
     """
 
     objects: int
@@ -214,17 +214,17 @@ def delete_stream(
     settings: ManifestSettings | None = None,
     entropy: Callable[[int], bytes] = os.urandom,
 ) -> StreamDeletion:
-    """Deletes a stream as far as that is safe now; call it again after ``orphan_age_hours_min`` to finish.
+    """Deletes a stream as far as that is safe now; call again after ``orphan_age_hours_min`` to finish.
 
     Args:
-        delete_objects: deletes the data of the view it gets (segments, index objects, unfinished uploads) and returns
-            when nothing of it is left; it is called again when a call was interrupted.
+        delete_objects: deletes the data of the given view (segments, index objects, unfinished uploads) and returns
+            when nothing of it is left; called again after an interruption.
 
     Raises:
         NotFound: no such stream.
         EditRefused: the stream is on hold.
-        DeletionStopped: all deletion in the store was stopped meanwhile.
-        ClockSkew: the clocks differ too much to call anything old.
+        DeletionStopped: a global hold was set meanwhile.
+        ClockSkew: the clocks differ too much to trust any age.
     """
     chosen = settings or ManifestSettings()
     entry = read_entry(store, stream)
@@ -232,7 +232,7 @@ def delete_stream(
         raise NotFound(f"stream {stream} isn't in {store.url}", hint="`offloader ls` lists the streams")
     if create_boundary(store, stream, entry.incarnation) and read_entry(store, stream) != entry:
         raise NotFound(f"stream {stream} isn't in {store.url} any more")
-    # Whoever stalls here and wakes up after a re-creation must go on with the incarnation that it meant.
+    # A process that stalls here until the stream is recreated still deletes the incarnation that it read.
     log = ManifestLog(store, stream, clock=clock, entropy=entropy, settings=chosen, incarnation=entry.incarnation)
     state = _marked(log)
     try:
@@ -240,7 +240,7 @@ def delete_stream(
         _raise_past(store, state)
         delete_objects(state)
     except NotFound:
-        # Another deleter has got further: what remains is the same for both.
+        # Another deleter has got further: the remaining work is the same for both.
         return _finish(store, state, clock, chosen)
     return _finish(store, state, clock, chosen)
 
@@ -256,20 +256,20 @@ def sweep_dead_incarnations(
 ) -> Mapping[UUID, DeadIncarnation]:
     """Deletes manifests of the stream's incarnations that its catalogue entry doesn't name.
 
-    Only where every object of one is older than ``orphan_age_hours_min``, and never while the stream has no catalogue
-    entry at all: that one may be lost, and `manifest rebuild` then needs what is here.
+    Only if every object of one is older than ``orphan_age_hours_min``, and never while the stream has no catalogue
+    entry: that may be lost, and `manifest rebuild` then needs these objects.
 
     Args:
-        but: incarnations that stay: what is left of their segments can be told by them only.
+        but: incarnations to keep: the only record of their remaining segments.
 
     Raises:
         InvalidCall: the stream has no catalogue entry.
-        DeletionStopped: all deletion in the store is stopped.
-        ClockSkew: the clocks differ too much to call anything old.
+        DeletionStopped: a global hold is set.
+        ClockSkew: the clocks differ too much to trust any age.
     """
     chosen = settings or ManifestSettings()
     now_ms = time_for_deletion_ms(store, clock, skew_ms_max=chosen.clock_skew_seconds_max * 1000, ask_store=not dry_run)
-    # Listed first, looked up after: an entry is created before the first object of its incarnation.
+    # Listed before the lookup: an entry is created before the first object of its incarnation.
     old_ms = now_ms - int(chosen.orphan_age_hours_min * _MS_PER_HOUR)
     found = {each: list_manifest(store, stream, each) for each in incarnations_in(store, stream)}
     entry = read_entry(store, stream)
@@ -294,22 +294,21 @@ def sweep_dead_incarnations(
 def sweep_late_writes(
     store: ObjectStore, stream: str, incarnation: UUID, *, old_ms: int, dry_run: bool = False
 ) -> DeadIncarnation | None:
-    """Deletes what a stalled process wrote into a manifest after its stream was deleted and its name forgotten.
+    """Deletes what a stalled process wrote into a manifest after its stream was deleted and its name freed.
 
-    A manifest without a boundary is one whose deletion was complete: the boundary is created before the first record
-    and deleted after the last. A boundary alone is one that a stalled process created again after that. Both stay
-    while a segment of the incarnation is left, because then boundary and catalogue entry may both be lost, and
-    `manifest rebuild` needs the records.
+    A manifest without a boundary was deleted completely: the boundary is created before the first record and deleted
+    after the last. A boundary alone was created again by a stalled process after that. Both stay while a segment of the
+    incarnation is left: then boundary and catalogue entry may both be lost, and `manifest rebuild` needs the records.
 
     Args:
-        incarnation: one that no catalogue entry names, and of whose stream there is no entry.
-        old_ms: what is younger stays.
+        incarnation: named by no catalogue entry, and its stream has none.
+        old_ms: younger objects stay.
 
     Returns:
-        What was deleted, or would be; ``None``: it isn't such a manifest, or is too young.
+        What was deleted, or would be; ``None`` if it isn't such a manifest, or is too young.
 
     Raises:
-        DeletionStopped: all deletion in the store is stopped.
+        DeletionStopped: a global hold is set.
     """
     found = list_manifest(store, stream, incarnation)
     known = found.known()
@@ -328,7 +327,7 @@ def sweep_late_writes(
 
 
 def _marked(log: ManifestLog) -> ManifestState:
-    """The view with ``stream_deleted`` in it, committed unless somebody has."""
+    """The view with ``stream_deleted`` in it, committed unless it was before."""
     for _ in range(ATTEMPTS_MAX):
         state = log.load()
         if state.stream_deleted:
@@ -359,7 +358,7 @@ def _finish(store: ObjectStore, state: ManifestState, clock: Clock, settings: Ma
     stream, incarnation = state.stream, state.incarnation
     found = list_manifest(store, stream, incarnation)
     tombstone = found.checkpoints.get(state.record_id)
-    # The boundary needs its checkpoint, so that who opens the stream learns that it is deleted and not damaged.
+    # The boundary needs its checkpoint, so that readers find the stream deleted and not damaged.
     kept = {
         boundary_key(stream, incarnation),
         checkpoint_key(stream, incarnation, state.record_id),
@@ -379,11 +378,11 @@ def _finish(store: ObjectStore, state: ManifestState, clock: Clock, settings: Ma
     if now_ms - born_ms < settings.orphan_age_hours_min * _MS_PER_HOUR:
         return deletion
     require_no_global_hold(store)
-    # The entry first, if it is still this incarnation's: from here on the stream may be created again, under other
-    # keys; what a crash leaves is of an incarnation that no entry names.
+    # The entry first, if it is still this incarnation's: after this the stream may be created again under other keys. A
+    # crash then leaves an incarnation that no entry names.
     release_entry(store, stream, incarnation)
     rest = [info.key for info in found.known() if info.key in kept]
     delete_keys(store, rest)
-    # What a crash leaves from here on is a void; so does anything of ours that still lies below the name.
+    # A crash after this leaves a tombstone; so do other objects of this project below the name.
     forget_name(store, stream, clock=clock, now_ms=now_ms)
     return replace(deletion, is_finished=True, deleted_objects=len(doomed) + len(rest))

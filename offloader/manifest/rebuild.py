@@ -1,4 +1,4 @@
-"""Writes a new manifest from a stream's objects where the old one can't be read."""
+"""Rebuilds an unreadable manifest from a stream's objects."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ __all__ = ["LOST", "ChosenSegments", "FoundSegment", "Rebuild", "choose_segments
 
 #: Bytes of one GET of a data object.
 READ_BYTES = 8 * 1024 * 1024
-#: Largest block that is taken: what its own length field can say.
+#: Largest accepted block: the maximum of its length field.
 _BLOCK_BYTES_MAX = 2**31 - 1
 
 
@@ -62,11 +62,11 @@ class FoundSegment:
 
     Attributes:
         uuid, ledger_id: as in its keys.
-        epoch: of its writer, 0 when nobody recorded it.
-        owned: whether its metadata and its uuid show that this project wrote it for a stream of this name.
+        epoch: of its writer, 0 if not recorded.
+        owned: whether its metadata and its uuid prove that this project wrote it for a stream of this name.
         summary: what it holds.
-        closed_bytes: of each ledger that its index says is closed the payload bytes of the whole ledger.
-        index: an index object to be written, when there is none.
+        closed_bytes: payload bytes of each whole ledger that its index marks as closed.
+        index: an index object to write if there is none.
     """
 
     uuid: UUID
@@ -81,17 +81,17 @@ class FoundSegment:
 def read_segment(
     store: ObjectStore, stream: str, uuid: UUID, ledger_id: int | None, *, has_index: bool, part_bytes: int
 ) -> FoundSegment:
-    """The facts of one segment.
+    """Reads the facts of one segment.
 
-    The data object is read whole unless its index describes every block and the store vouches for its checksum.
+    Reads the whole data object, unless its index describes every block and the store has its checksum.
 
     Args:
-        has_index: whether an index object is there; else one is made from the blocks.
-        part_bytes: named by an index that has to be made.
+        has_index: whether an index object exists; else one is built from the blocks.
+        part_bytes: part size for a built index.
 
     Raises:
         FormatError: its objects are damaged, contradict each other, or aren't of a segment.
-        NotFound: the data object is gone.
+        NotFound: the data object is missing.
     """
     key = data_key(stream, uuid, ledger_id)
     info = store.head(key)
@@ -154,13 +154,13 @@ def _facts(
 
 
 def _of_plain(store: ObjectStore, key: str, info: ObjectInfo, segment_map: SegmentMap) -> SegmentSummary:
-    """The summary of an object in Pulsar's own layout: its blocks are decoded, nothing else says what is in them."""
+    """The summary of an object in Pulsar's own layout: decodes its blocks, the only source of its content."""
     spans: dict[int, LedgerSpan] = {}
     blocks, checksum = segment_map.blocks, 0
     for number in range(len(blocks)):
         offset = int(blocks.offset[number])
         body = store.get(key, ByteRange(offset, offset + int(blocks.read_bytes[number])))[0]
-        # Blocks reach to the next one's offset, the last one to the end: together they are the object.
+        # A block reaches to the next one's offset, the last one to the end: together they are the object.
         checksum = crc32c(memoryview(body)[: int(blocks.length[number])], checksum)
         batch = segment_map.decode(
             number, body, block_bytes_max=_BLOCK_BYTES_MAX, decompressed_bytes_max=_BLOCK_BYTES_MAX
@@ -201,7 +201,7 @@ def _pieces(store: ObjectStore, key: str, size_bytes: int) -> Iterator[tuple[int
 
 
 def _closed_bytes(segment_map: SegmentMap, summary: SegmentSummary) -> dict[int, int]:
-    """Payload bytes of the whole ledger, of each ledger that the index says is closed."""
+    """Payload bytes of each whole ledger that the index marks as closed."""
     if segment_map.layout is Layout.V1:
         return {span.ledger_id: span.payload_bytes for span in summary.ledgers}
     found = {}
@@ -216,7 +216,7 @@ def _closed_bytes(segment_map: SegmentMap, summary: SegmentSummary) -> dict[int,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenSegments:
-    """What a rebuilt manifest records.
+    """Segments for a rebuilt manifest.
 
     Attributes:
         recorded: disjoint, in the stream's order.
@@ -236,12 +236,12 @@ class ChosenSegments:
 def choose_segments(
     found: Sequence[FoundSegment], head: Position | None, closed_ledgers: Mapping[int, int]
 ) -> ChosenSegments:
-    """Of overlapping attempts those that together hold the most entries, of equals the later epochs'.
+    """Chooses the non-overlapping segments with the most entries; of equals the later epochs'.
 
     Args:
         found: any segments, each whole.
-        head: what lies before it is left out; ``None``: nothing is.
-        closed_ledgers: what is known of ledgers' ends from elsewhere.
+        head: segments before it are left out; ``None``: none are.
+        closed_ledgers: ledgers' ends known from elsewhere.
     """
     before = [s for s in found if head is not None and s.summary.end < head]
     rest = [s for s in found if head is None or s.summary.end >= head]
@@ -263,7 +263,7 @@ def choose_segments(
 
 
 def _most_entries(found: Sequence[FoundSegment]) -> list[FoundSegment]:
-    """Weighted interval scheduling: the best choice among the first n, by where they end."""
+    """Weighted interval scheduling: the best choice among the first n, by their ends."""
     ordered = sorted(found, key=lambda s: (s.summary.end, s.summary.begin, s.uuid))
     ends = [s.summary.end for s in ordered]
     best: list[tuple[int, int]] = [(0, 0)]
@@ -288,7 +288,7 @@ def _proven_ends(recorded: Sequence[FoundSegment]) -> dict[int, int]:
     whole: dict[int, int] = {}
     for segment in recorded:
         spans = segment.summary.ledgers
-        # Its writer went on to the next ledger because the source said that this one ends here.
+        # Its writer continued with the next ledger because the source reported this end.
         ends |= {span.ledger_id: span.last_entry_id for span in spans[:-1]}
         if segment.summary.layout is Layout.V1:
             ends |= {span.ledger_id: span.last_entry_id for span in spans}
@@ -303,26 +303,26 @@ def _proven_ends(recorded: Sequence[FoundSegment]) -> dict[int, int]:
     return ends
 
 
-#: Why a gap is one that a rebuild records.
+#: Reason of gaps that a rebuild records.
 LOST = "lost"
 #: Segments of one record.
 RECORD_SEGMENTS_MAX = 500
-#: How often the old boundary is tried while others raise it.
+#: Attempts to replace the old boundary while others raise it.
 ATTEMPTS_MAX = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuild:
-    """What was found and recorded, or in a dry run would be.
+    """Result of a rebuild or its dry run.
 
     Attributes:
         state: the new manifest's view; ``None`` in a dry run.
-        chosen: the segments, by what became of them.
+        chosen: the segments by outcome.
         problems: key and reason of each object that isn't part of a whole segment.
-        unknown: keys under the stream that this project doesn't give; nobody touches them.
-        missing: ranges that a record, a checkpoint or an index that is there names, or that lie between two segments of
-            one ledger, and that no segment holds: recorded as gaps.
-        attached: a readable manifest that only lacked its catalogue entry and got one; nothing else was done.
+        unknown: unrecognised keys under the stream's prefix; they stay untouched.
+        missing: ranges that no segment holds and that a record, a checkpoint or an index names, or that lie between two
+            segments of one ledger: recorded as gaps.
+        attached: a readable manifest without a catalogue entry, which got a new one; nothing else was done.
     """
 
     state: ManifestState | None
@@ -344,18 +344,18 @@ def rebuild_manifest(
     entropy: Callable[[int], bytes] = os.urandom,
     settings: ManifestSettings | None = None,
 ) -> Rebuild:
-    """Records what is in the store under a new incarnation of the stream.
+    """Records the objects in the store under a new incarnation of the stream.
 
     Args:
-        head: where the stream begins; nothing in the store tells what was truncated. ``None``: the first entry found.
+        head: start position of the stream, because no object records truncations. ``None``: the first entry found.
         closed_ledgers: ledger id -> last entry id, of ledgers whose end the objects don't prove.
-        dry_run: look only; nothing is written.
+        dry_run: write nothing.
 
     Raises:
-        InvalidCall: the manifest can be read, and no object tells of records that it lost; or the stream is deleted:
-            nothing was changed.
+        InvalidCall: the manifest is readable and no object proves a lost record; or the stream is deleted: nothing was
+            changed.
         NotFound: there is no such stream: neither a manifest nor objects.
-        EditRefused: the head lies past what is there without a hole.
+        EditRefused: the head lies past the end of the gapless range.
     """
     entry, lost = _require_unreadable(store, stream)
     if lost is not None:
@@ -391,7 +391,7 @@ def rebuild_manifest(
     if head is not None:
         log.commit([Truncate(head)])
     state = log.checkpoint()
-    # Last of all: until here the old entry stands, and what was written is of an incarnation that nobody names.
+    # Last step: until here the old entry is valid, and no entry names the new incarnation.
     if not replace_entry(store, CatalogEntry(stream, incarnation, clock.now_ms()), expected=entry):
         raise StoreUnavailable(
             f"stream {stream}: its catalogue entry changed meanwhile", hint="somebody else rebuilds it too: look again"
@@ -402,14 +402,14 @@ def rebuild_manifest(
 def _missing(
     chosen: ChosenSegments, known: Survivors, indexed: Mapping[UUID, Range], head: Position | None
 ) -> list[tuple[Position, Position]]:
-    """What is named somewhere, or must have been between two segments of a ledger, and isn't among the chosen."""
+    """Ranges that are named somewhere, or lie between two segments of a ledger, and aren't in the chosen ones."""
     held = [(s.summary.begin, s.summary.end) for s in chosen.recorded]
     between = [
         (before[1].next(), after[0].previous())
         for before, after in pairwise(held)
         if before[1].ledger_id == after[0].ledger_id and before[1].entry_id + 1 < after[0].entry_id
     ]
-    # What was truncated is rightly gone, wherever the stream is said to begin now.
+    # Truncated entries aren't missing, wherever the stream begins now.
     first = min((begin for begin, _ in held), default=None)
     begins = [each for each in (head, min(known.head, first) if known.head and first else known.head) if each]
     gaps = [(gap.first, gap.last) for gap in known.gaps]
@@ -418,7 +418,7 @@ def _missing(
 
 
 def _joined(ranges: Iterable[Range]) -> list[Range]:
-    """The same positions in ranges that don't overlap."""
+    """Merges overlapping ranges."""
     found: list[Range] = []
     for first, last in sorted(ranges):
         if found and first <= found[-1][1]:
@@ -429,7 +429,7 @@ def _joined(ranges: Iterable[Range]) -> list[Range]:
 
 
 def _kept_gaps(chosen: ChosenSegments, known: Survivors, head: Position | None) -> list[Gap]:
-    """The gaps that records name, where no segment is after all."""
+    """The recorded gaps that no segment fills."""
     held = [(s.summary.begin, s.summary.end) for s in chosen.recorded]
     return [
         Gap(first, last, gap.reason)
@@ -439,7 +439,7 @@ def _kept_gaps(chosen: ChosenSegments, known: Survivors, head: Position | None) 
 
 
 def _unproven(chosen: ChosenSegments, gaps: Sequence[Gap]) -> list[Position]:
-    """Of the ledgers that others follow and whose end nothing proves, the last position that is known."""
+    """The last known position of ledgers that others follow, and whose end nothing proves."""
     ends = {position.ledger_id: position for position in chosen.unproven}
     last = max([s.summary.end for s in chosen.recorded] + [gap.last for gap in gaps], default=None)
     for gap in gaps:
@@ -450,10 +450,10 @@ def _unproven(chosen: ChosenSegments, gaps: Sequence[Gap]) -> list[Position]:
 
 
 def _require_unreadable(store: ObjectStore, stream: str) -> tuple[CatalogEntry | None, UUID | None]:
-    """The catalogue's entry, and the readable manifest that only lacks one.
+    """The catalogue's entry, and the readable manifest that has no entry.
 
     Raises:
-        InvalidCall: the entry's manifest can be read, or more than one manifest without an entry can.
+        InvalidCall: the entry's manifest is readable, or more than one manifest without an entry is.
     """
     try:
         entry = read_entry(store, stream)
@@ -478,7 +478,7 @@ def _require_unreadable(store: ObjectStore, stream: str) -> tuple[CatalogEntry |
 
 
 def _attached(store: ObjectStore, stream: str, incarnation: UUID, clock: Clock, *, dry_run: bool) -> Rebuild:
-    """A readable manifest whose catalogue entry was lost gets a new one; that is all."""
+    """Creates a new catalogue entry for a readable manifest that lost its own."""
     nothing = choose_segments([], None, {})
     if dry_run:
         return Rebuild(state=None, chosen=nothing, problems=(), attached=incarnation)
@@ -496,17 +496,17 @@ def _readable(store: ObjectStore, stream: str, incarnation: UUID) -> ManifestSta
 
 
 def _give_up(store: ObjectStore, stream: str, incarnation: UUID) -> None:
-    """Makes every number of an old incarnation worthless, so that a writer that still runs there stops."""
+    """Invalidates every number of an old incarnation, which stops a writer that still runs there."""
     for _ in range(ATTEMPTS_MAX):
         try:
             stored = read_boundary(store, stream, incarnation)
         except NotFound:
-            # Else whoever returns, and finds neither boundary nor record, begins anew.
+            # Otherwise a returning writer that finds neither boundary nor record would begin anew.
             if put_given_up(store, stream, incarnation):
                 return
             continue
         except Corrupt:
-            return  # no writer gets past a boundary that it can't read
+            return  # an unreadable boundary stops every writer
         if stored.boundary.first_kept_id >= GIVEN_UP_ID:
             return
         wanted = replace(stored.boundary, first_kept_id=GIVEN_UP_ID)
@@ -518,8 +518,7 @@ def _give_up(store: ObjectStore, stream: str, incarnation: UUID) -> None:
 def _segments(
     store: ObjectStore, stream: str
 ) -> tuple[list[FoundSegment], list[tuple[str, str]], list[str], Mapping[UUID, Range]]:
-    """Whole segments directly under the stream's prefix, what is wrong with other objects of segments, unknown keys,
-    and the ranges that indexes name without whole data."""
+    """Whole segments under the stream's prefix, others' problems, unrecognised keys, and ranges without whole data."""
     data: dict[tuple[UUID, int | None], str] = {}
     indexes: dict[tuple[UUID, int | None], str] = {}
     unknown = []
@@ -546,7 +545,7 @@ def _segments(
 
 
 def _range_of(store: ObjectStore, key: str, ledger_id: int | None) -> Range | None:
-    """The range that an index names; ``None``: it can't be read, or is of Pulsar's own layout, which names none."""
+    """The range in an index; ``None`` if it is unreadable, or in Pulsar's own layout, which has none."""
     try:
         segment_map = SegmentMap.parse(store.get(key)[0], object_name=key, ledger_id=ledger_id)
         if not segment_map.has_extension:
@@ -560,7 +559,7 @@ def _range_of(store: ObjectStore, key: str, ledger_id: int | None) -> Range | No
 def _put_indexes(
     store: ObjectStore, stream: str, recorded: Sequence[FoundSegment], incarnation: UUID, epoch: int
 ) -> None:
-    """Writes the indexes that are missing."""
+    """Writes the missing indexes."""
     from offloader import __version__
 
     for segment in recorded:

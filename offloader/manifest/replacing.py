@@ -1,4 +1,4 @@
-"""When segments may replace others, and when a truncation may be undone; pure."""
+"""Rules for replacing segments and for undoing a truncation. Does no I/O."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _Run = tuple[int, int, int, int]
 
 
 def promise(draft: RecordBuilder, edit: Rewrite) -> None:
-    """Takes note of a segment on its way; its range stays with those that hold it.
+    """Adds a segment in flight; its range stays with the segments that hold it.
 
     Raises:
         EditRefused: the name is known, or the range lies in several ledgers.
     """
     draft.require_new(edit, edit.uuid)
-    # Within a ledger, so that what follows what is told by the same facts as before.
+    # Within a ledger, so that the neighbours follow each other by the same facts as before.
     if edit.begin.ledger_id != edit.end.ledger_id or edit.end < edit.begin:
         raise draft.refused(edit, f"{edit.begin}..{edit.end} isn't a part of one ledger")
     promised = AssignedSegment(
@@ -43,7 +43,7 @@ def promise(draft: RecordBuilder, edit: Rewrite) -> None:
 
 
 def without_promise(draft: RecordBuilder, uuid: UUID) -> bool:
-    """Forgets a promise; False: there was none of that name."""
+    """Removes a segment in flight; False if there was none of that name."""
     left = tuple(each for each in draft.now("rewrites") if each.uuid != uuid)
     found = len(left) < len(draft.now("rewrites"))
     draft.changes["rewrites"] = left
@@ -51,14 +51,15 @@ def without_promise(draft: RecordBuilder, uuid: UUID) -> bool:
 
 
 def replace_segments(draft: RecordBuilder, edit: Replace) -> None:
-    """The new segments count from here on, the old ones don't.
+    """Replaces the old segments by the new ones.
 
     Raises:
-        EditRefused: an old one isn't readable or isn't ours, a new one wasn't promised, or together they don't hold the
-            same. Ledgers that are marked as deleted needn't be held any more.
+        EditRefused: an old one isn't readable or isn't ours, a new one wasn't promised, or together they hold different
+            entries. Ledgers marked as deleted may be left out.
     """
     old = [draft.segment(edit, uuid, SegmentStatus.OFFLOADED) for uuid in edit.uuids]
-    # Nor are objects at the store's root, where Pulsar puts its own: what is to be deleted must be told by its name.
+    # Objects at the store's root, where Pulsar puts its own, aren't ours either: deletable objects are identified by
+    # name.
     foreign = next((each.uuid for each in old if not each.owned or is_at_root(each.driver)), None)
     if foreign is not None:
         raise draft.refused(edit, f"segment {foreign} isn't ours")
@@ -125,7 +126,7 @@ def _require_same_entries(
 
 
 def _runs(draft: RecordBuilder, records: Iterable[SegmentRecord]) -> dict[int, list[_Run]]:
-    """Ledger -> runs of entries that follow each other; what is gone from the stream doesn't count."""
+    """Ledger -> runs of consecutive entries, without entries deleted from the stream."""
     found: dict[int, list[_Run]] = {}
     for record in sorted(records, key=lambda each: each.begin):
         for span in _summary(record).ledgers:
@@ -149,7 +150,7 @@ def _text(runs: list[_Run] | None) -> str:
 def _require_known_borders(
     draft: RecordBuilder, edit: Replace, old: Iterable[SegmentRecord], new: Iterable[SegmentRecord]
 ) -> None:
-    """Where an old segment went from one ledger into the next, new ones meet: the manifest must know that they do."""
+    """Requires known ledger ends where new segments meet at a ledger change within an old one."""
     inside = {
         (Position(one.ledger_id, one.last_entry_id), Position(two.ledger_id, two.first_entry_id))
         for each in old
@@ -168,10 +169,10 @@ def _summary(record: SegmentRecord) -> SegmentSummary:
 
 
 def restore_range(draft: RecordBuilder, edit: Restore) -> None:
-    """Moves the head back, and takes marks off ledgers.
+    """Moves the head back, and unmarks deleted ledgers.
 
     Raises:
-        EditRefused: the head would move on, or something between would be held by no offloaded segment and no gap.
+        EditRefused: the head would advance, or no offloaded segment and no gap would hold something between.
     """
     head: Position | None = draft.now("head")
     for ledger_id in edit.ledger_ids:
@@ -192,7 +193,7 @@ def restore_range(draft: RecordBuilder, edit: Restore) -> None:
 
 
 def _require_chain(draft: RecordBuilder, edit: Restore, first: Position, head: Position) -> None:
-    """Ranges that follow each other hold everything from ``first`` to the head."""
+    """Requires consecutive ranges from ``first`` to the head."""
     if first == head:
         return
     closed = draft.ledgers().closed
@@ -203,7 +204,7 @@ def _require_chain(draft: RecordBuilder, edit: Restore, first: Position, head: P
             raise draft.refused(edit, f"segment {segment.uuid} at {segment.begin} is {segment.status.value}")
         spans = () if segment.summary is None else segment.summary.ledgers
         if spans and all(draft.fact(span.ledger_id).flags & DELETED for span in spans):
-            # A truncation that came in between: with the marks cleanup would retire it again, behind the head.
+            # A concurrent truncation: with the marks cleanup would retire it again, after the head.
             raise draft.refused(edit, f"ledger {spans[0].ledger_id} is still marked as gone from the stream")
         ranges.append((segment.begin, segment.end))
     reached: Position | None = None

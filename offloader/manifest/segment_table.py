@@ -1,4 +1,4 @@
-"""A stream's segments: immutable columns and a small table of the newest; pure."""
+"""A stream's segments: immutable columns and a small table of the newest. Does no I/O."""
 
 from __future__ import annotations
 
@@ -42,25 +42,24 @@ __all__ = [
 
 _HALF = (1 << 64) - 1
 
-#: Added to the driver metadata of a segment whose objects lie at the store's root, where Pulsar puts them, and not
-#: below the stream's name.
+#: Driver metadata of a segment whose objects lie at the store's root, as Pulsar's do, and not below the stream's name.
 AT_ROOT: Mapping[str, str] = {"objectKeys": "root"}
 
 
 def is_at_root(driver: Mapping[str, str]) -> bool:
-    """Whether driver metadata says that the objects lie at the store's root."""
+    """Whether driver metadata marks the objects as lying at the store's root."""
     return all(driver.get(name) == value for name, value in AT_ROOT.items())
 
 
 class SegmentStatus(Enum):
-    """Where a segment is in its life. Failed and purged segments leave the manifest."""
+    """Status of a segment. Failed and purged segments leave the manifest."""
 
     ASSIGNED = "assigned"
     OFFLOADED = "offloaded"
     RETIRED = "retired"
 
 
-#: Numbers of the statuses that segments in columns have.
+#: Numbers of the statuses of segments in columns.
 _STATUS_NUMBERS = {SegmentStatus.OFFLOADED: 1, SegmentStatus.RETIRED: 2}
 _STATUSES = {number: status for status, number in _STATUS_NUMBERS.items()}
 OFFLOADED = _STATUS_NUMBERS[SegmentStatus.OFFLOADED]
@@ -70,12 +69,12 @@ RETIRED = _STATUS_NUMBERS[SegmentStatus.RETIRED]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentRecord:
-    """One offload segment as the manifest knows it.
+    """One offload segment in the manifest.
 
     Attributes:
         uuid: its name, and its objects' key.
         status: assigned, offloaded or retired.
-        epoch: the writer generation that assigned it; nobody else ever writes under this uuid.
+        epoch: the writer generation that assigned it; only this one writes under the uuid.
         layout: 1 (one ledger per object) or 2.
         begin: first position, never changed.
         end: last position; ``None`` while a live segment is being filled.
@@ -105,8 +104,7 @@ class SegmentRecord:
         return self.begin.ledger_id if self.layout == 1 else None
 
     def object_keys(self, stream: str) -> tuple[str, str]:
-        """Keys of the data object and of the index object. The only right way to find the objects of a record: adopted
-        ones aren't where our own would be."""
+        """Keys of the data object and of the index object; adopted objects have other keys than our own."""
         folder = "" if is_at_root(self.driver) else stream
         return data_key(folder, self.uuid, self.v1_ledger_id), index_key(folder, self.uuid, self.v1_ledger_id)
 
@@ -120,7 +118,7 @@ class SegmentSums(NamedTuple):
     object_bytes: int = 0
 
     def plus(self, record: SegmentRecord, sign: int) -> SegmentSums:
-        """With (``sign`` 1) or without (-1) one segment."""
+        """Adds (``sign`` 1) or subtracts (-1) one segment."""
         summary = record.summary
         assert summary is not None, "only offloaded segments are counted"
         return SegmentSums(
@@ -139,7 +137,7 @@ def record_of(columns: SegmentColumns, row: int) -> SegmentRecord:
 
 
 def records_of(columns: SegmentColumns, rows: NDArray[np.int32]) -> list[SegmentRecord]:
-    """The segments in some rows, in their order; of many a third of the work of one after the other."""
+    """The segments in some rows, in their order; three times as fast as one by one for many."""
     taken = [getattr(columns, name)[rows].tolist() for name in NUMBER_COLUMNS]
     halves = zip(columns.uuid_high[rows].tolist(), columns.uuid_low[rows].tolist(), strict=True)
     spanned = np.isin(rows, columns.span_rows).tolist()
@@ -188,7 +186,7 @@ def _record(
 
 
 def columns_of(records: Iterable[SegmentRecord]) -> SegmentColumns:
-    """Offloaded and retired segments, which are in the order of their begins, in columns."""
+    """Offloaded and retired segments, in the order of their begins, as columns."""
     taken = list(records)
     drivers: list[Mapping[str, str]] = []
     rows: list[dict[str, int]] = []
@@ -250,7 +248,7 @@ def _numbers(record: SegmentRecord, driver: int) -> dict[str, int]:
 
 
 def _spans(record: SegmentRecord) -> list[list[int]] | None:
-    """The ledger spans, ``None`` when the other columns say the same."""
+    """The ledger spans, ``None`` when the other columns imply them."""
     summary = record.summary
     assert summary is not None
     found = [[s.ledger_id, s.first_entry_id, s.last_entry_id, s.entries, s.payload_bytes] for s in summary.ledgers]
@@ -260,7 +258,7 @@ def _spans(record: SegmentRecord) -> list[list[int]] | None:
 
 
 def assigned_record(assigned: AssignedSegment) -> SegmentRecord:
-    """The record of a segment that a checkpoint has as assigned."""
+    """The record of a segment that is assigned in a checkpoint."""
     return SegmentRecord(
         uuid=assigned.uuid,
         status=SegmentStatus.ASSIGNED,
@@ -277,14 +275,14 @@ def assigned_record(assigned: AssignedSegment) -> SegmentRecord:
 
 Rows = NDArray[np.int64]
 
-#: Rows looked at together when the first of a kind is wanted.
+#: Rows scanned together for the first of a kind.
 _LOOK_ROWS = 1024
 NO_ROWS: Rows = np.empty(0, np.int64)
 
 
 def rows_not_after(columns: SegmentColumns, position: Position) -> int:
     """How many segments begin at or before ``position``."""
-    # By hand: NumPy's own search knows no pairs, and copies columns that are narrower than what it looks for.
+    # Binary search by hand: NumPy's has no pairs, and copies columns that are narrower than the key.
     ledger_id, entry_id = columns.begin_ledger_id.item, columns.begin_entry_id.item
     low, high = 0, len(columns)
     while low < high:
@@ -297,7 +295,7 @@ def rows_not_after(columns: SegmentColumns, position: Position) -> int:
 
 
 class _UuidOrder:
-    """Row numbers in the order of the uuids, made when the first uuid is looked up."""
+    """Row numbers in the order of the uuids, built at the first lookup."""
 
     __slots__ = ("_columns", "_order")
 
@@ -325,12 +323,12 @@ class _UuidOrder:
 
 
 class SealedSegments:
-    """Segments in columns, some of them dead. A value.
+    """Segments in columns, some tombstoned. Immutable.
 
     Attributes:
         columns: ascending by begin, disjoint.
-        dead: row numbers that don't count any more, ascending.
-        run: the object that holds the columns; ``None`` when they are in none yet.
+        dead: tombstoned row numbers, ascending.
+        run: the object that holds the columns; ``None`` if no run does yet.
     """
 
     __slots__ = ("_first_offloaded", "_order", "columns", "dead", "run")
@@ -348,7 +346,7 @@ class SealedSegments:
         return len(self.columns) - len(self.dead)
 
     def without(self, rows: Rows) -> SealedSegments:
-        """The same segments, ``rows`` dead as well."""
+        """The same segments, with ``rows`` tombstoned as well."""
         return SealedSegments(self.columns, np.union1d(self.dead, rows), self.run, self._order)
 
     def in_run(self, run: RunRef) -> SealedSegments:
@@ -360,7 +358,7 @@ class SealedSegments:
         return at < len(self.dead) and int(self.dead[at]) == row
 
     def row_of(self, uuid: UUID) -> int | None:
-        """The row of a segment, also of a dead one."""
+        """The row of a segment, also of a tombstoned one."""
         return self._order.row(uuid)
 
     def record(self, row: int) -> SegmentRecord:
@@ -373,7 +371,7 @@ class SealedSegments:
         return Position(self.columns.end_ledger_id.item(row), self.columns.end_entry_id.item(row))
 
     def bounds(self, first: Position | None, last: Position | None) -> tuple[int, int]:
-        """Rows ``start`` to ``stop`` hold every segment with a position in ``first`` .. ``last``, dead ones too."""
+        """Rows ``start`` to ``stop`` hold every segment in ``first`` .. ``last``, tombstoned ones too."""
         start, stop = 0, len(self.columns)
         if first is not None:
             start = rows_not_after(self.columns, first)
@@ -384,7 +382,7 @@ class SealedSegments:
         return start, max(start, stop)
 
     def live_rows(self, start: int, stop: int) -> Rows:
-        """The rows of ``start`` to ``stop`` that count."""
+        """The rows of ``start`` to ``stop`` that aren't tombstoned."""
         rows = np.arange(start, stop, dtype=np.int64)
         low, high = np.searchsorted(self.dead, (start, stop))
         return np.delete(rows, self.dead[low:high] - start) if high > low else rows
@@ -396,7 +394,7 @@ class SealedSegments:
         return readable
 
     def retired_rows(self) -> Rows:
-        """All rows that count and are retired."""
+        """All rows that are retired and not tombstoned."""
         retired = np.flatnonzero(self.columns.status == RETIRED)
         return np.setdiff1d(retired, self.dead, assume_unique=True) if len(self.dead) else retired
 
@@ -414,9 +412,9 @@ class SealedSegments:
         return len(self.columns)
 
 
-#: Records that an iterator makes together, and holds, once more than a few were taken.
+#: Records that an iterator builds and holds together, after the first few.
 _RECORDS_AT_ONCE_MAX = 256
-#: Rows of one column that are looked up together.
+#: Rows of one column that are gathered together.
 _GATHER_ROWS = 4096
 
 
@@ -434,7 +432,7 @@ class SegmentSlice(Sequence[SegmentRecord]):
     ) -> None:
         self._sealed = sealed
         self._tail = tail
-        #: Which of ``sealed``, or one more for the tail; and the row there.
+        #: Index in ``sealed``, or one more for the tail; and the row there.
         self._source = source
         self._rows = rows
 
@@ -442,7 +440,7 @@ class SegmentSlice(Sequence[SegmentRecord]):
     def merged(
         cls, sealed: tuple[SealedSegments, ...], rows: Sequence[Rows], tail: Sequence[SegmentRecord]
     ) -> SegmentSlice:
-        """Those rows of each of ``sealed``, and ``tail``, each ascending by begin, as one."""
+        """Merges those rows of each of ``sealed``, and ``tail``, each ascending by begin."""
         counts = [*map(len, rows), len(tail)]
         source = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         row = np.concatenate([*(each.astype(np.int32) for each in rows), np.arange(len(tail), dtype=np.int32)])
@@ -495,7 +493,7 @@ class SegmentSlice(Sequence[SegmentRecord]):
         return f"SegmentSlice({list(self[:3])}{', ...' if len(self) > 3 else ''})"
 
     def published_from(self, publish_time_ms: int) -> SegmentSlice:
-        """Those that may hold an entry published at that time or later, by what is recorded of each."""
+        """Segments that may hold an entry published at that time or later, by their recorded times."""
         keep = np.empty(len(self), dtype=bool)
         for number, part in enumerate(self._sealed):
             mine = self._source == number
@@ -508,7 +506,7 @@ class SegmentSlice(Sequence[SegmentRecord]):
         return SegmentSlice(self._sealed, self._tail, self._source[keep], self._rows[keep])
 
     def sums(self) -> SegmentSums:
-        """How many segments, entries and bytes these are."""
+        """Number of segments, entries and bytes."""
         sums = SegmentSums()
         for number, part in enumerate(self._sealed):
             rows = self._rows[self._source == number]
@@ -545,7 +543,7 @@ class SegmentSlice(Sequence[SegmentRecord]):
         return found
 
     def owned(self) -> NDArray[np.bool_]:
-        """Of each whether its objects are ours to delete, bool, shape (n,)."""
+        """Whether each segment's objects are ours to delete, bool, shape (n,)."""
         found = np.empty(len(self), dtype=bool)
         self._gather(found, "owned", [record.owned for record in self._tail])
         return found
@@ -558,7 +556,7 @@ class SegmentSlice(Sequence[SegmentRecord]):
         return found
 
     def _gather(self, found: NDArray[Any], column: str, own: Sequence[int]) -> None:
-        """Fills ``found`` with a column, a few rows at a time: what it takes besides doesn't grow with the slice."""
+        """Fills ``found`` with a column, some rows at a time to bound temporary memory."""
         values = [getattr(part.columns, column) for part in self._sealed] + [np.array(own, dtype=found.dtype)]
         for start in range(0, len(self), _GATHER_ROWS):
             stop = start + _GATHER_ROWS
@@ -568,11 +566,11 @@ class SegmentSlice(Sequence[SegmentRecord]):
                 target[mine] = values[number][rows[mine]]
 
     def where(self, keep: NDArray[np.bool_] | NDArray[np.int32]) -> SegmentSlice:
-        """Those that ``keep`` says: bool, shape (n,), or their numbers, ascending."""
+        """Selects segments by ``keep``: bool, shape (n,), or their numbers, ascending."""
         return SegmentSlice(self._sealed, self._tail, self._source[keep], self._rows[keep])
 
     def not_in(self, other: SegmentSlice) -> SegmentSlice:
-        """Those that aren't in ``other``."""
+        """Segments that aren't in ``other``."""
         keep = ~np.isin(self._uuids(), other._uuids())
         return SegmentSlice(self._sealed, self._tail, self._source[keep], self._rows[keep])
 
@@ -597,7 +595,7 @@ class SegmentSlice(Sequence[SegmentRecord]):
 
 
 class SegmentTable(Mapping[UUID, SegmentRecord]):
-    """uuid -> segment. A value: it never changes.
+    """uuid -> segment. Immutable.
 
     Attributes:
         sealed: segments in columns.
@@ -697,7 +695,7 @@ def _begin(item: tuple[Position, UUID]) -> Position:
 
 
 class SegmentDraft:
-    """A table being changed, for the length of one record."""
+    """A mutable table, for building one record."""
 
     def __init__(self, base: SegmentTable) -> None:
         self._base = base
@@ -706,7 +704,7 @@ class SegmentDraft:
         self._dead: list[set[int]] = [set() for _ in base.sealed]
 
     def table(self) -> SegmentTable:
-        """What it is now, as a value."""
+        """The current table as an immutable value."""
         sealed = tuple(
             part.without(np.array(sorted(rows), dtype=np.int64)) if rows else part
             for part, rows in zip(self._base.sealed, self._dead, strict=True)
@@ -735,7 +733,7 @@ class SegmentDraft:
             del self._order[bisect_left(self._order, (record.begin, uuid))]
 
     def overlapping(self, begin: Position, end: Position | None, *, but: UUID | None = None) -> SegmentRecord | None:
-        """A segment that shares a position with ``begin`` .. ``end``; without an end a range goes on for ever."""
+        """A segment that shares a position with ``begin`` .. ``end``; a range without an end is unbounded."""
         at = len(self._order) if end is None else bisect_right(self._order, end, key=_begin)
         # Ranges are disjoint, so of those that begin before ``end`` the last one reaches furthest.
         for _, uuid in reversed(self._order[max(at - 2, 0) : at]):

@@ -51,18 +51,18 @@ __all__ = [
 ]
 
 _ENTRY_ID_MAX = 2**63 - 1
-#: Contradicting ledgers that a message names.
+#: Contradicting ledgers that an error names.
 NAMED_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFacts:
-    """What a hot tier says of itself.
+    """Identity of a hot tier.
 
     Attributes:
         uuid: of the database.
         has_token: whether it has the newest token that the manifest knows.
-        reached: the newest position that was ever appended to it.
+        reached: the newest position ever appended to it.
     """
 
     uuid: UUID
@@ -71,13 +71,13 @@ class SourceFacts:
 
 
 def facts_now(state: ManifestState, source: IdentifiedSource) -> SourceFacts:
-    """Asks a source, after ``state`` was read: what it had when that was recorded, it must have now."""
+    """Queries a source after ``state`` was read: it must still have what was recorded then."""
     has_token = state.source is not None and source.has_start(state.source.token)
     return SourceFacts(source.source_id(), has_token, source.reached())
 
 
 def source_mismatch(known: KnownSource | None, facts: SourceFacts) -> str | None:
-    """Why a source isn't the one that is known; ``None``: it is, or none is known yet. Pure."""
+    """Why a source isn't the known one; ``None`` if it is, or none is known yet. Does no I/O."""
     if known is None:
         return None
     if facts.uuid != known.uuid:
@@ -90,9 +90,9 @@ def source_mismatch(known: KnownSource | None, facts: SourceFacts) -> str | None
 
 
 def contradictions(state: ManifestState, ledgers: Iterable[LedgerInfo]) -> dict[int, str]:
-    """Ledgers of which the manifest and the source say different things, ascending, and what; pure.
+    """Ledgers whose facts in the manifest and the source differ, ascending, and how. Does no I/O.
 
-    Ledgers that were set aside aren't compared, nor those of which the source knows only a part.
+    Skips ledgers that were set aside, and those that the source knows only in part.
 
     Args:
         ledgers: of the source, ascending, listed after ``state`` was read.
@@ -133,7 +133,7 @@ def _contradiction(state: ManifestState, info: LedgerInfo, fact: LedgerFact) -> 
 
 
 def require_same_source(state: ManifestState, source: IdentifiedSource) -> SourceFacts:
-    """What the source says of itself.
+    """The source's identity, compared with the manifest.
 
     Raises:
         SourceMismatch: it isn't the one that ``state`` knows.
@@ -146,12 +146,12 @@ def require_same_source(state: ManifestState, source: IdentifiedSource) -> Sourc
 
 
 def require_noted(state: ManifestState, source: IdentifiedSource) -> None:
-    """Compares the manifest with what the source noted of it at its newest start or hot release.
+    """Compares the manifest with the source's note of it at its newest start or hot release.
 
-    A manifest of another incarnation isn't compared: the stream was deleted and made again, or rebuilt.
+    Skips a manifest of another incarnation: the stream was deleted and recreated, or rebuilt.
 
     Raises:
-        LostRecords: the manifest ends before that, as one of a restored bucket does.
+        LostRecords: the manifest ends before that, as in a restored bucket.
     """
     noted = source.noted_manifest()
     if noted is not None and noted[0] == state.incarnation and noted[1] > state.record_id:
@@ -163,7 +163,7 @@ def require_noted(state: ManifestState, source: IdentifiedSource) -> None:
 
 
 def require_same_ledgers(state: ManifestState, ledgers: Iterable[LedgerInfo]) -> None:
-    """Compares what a source lists with what is recorded of its ledgers.
+    """Compares a source's listed ledgers with the recorded facts.
 
     Raises:
         SourceMismatch: there are ``contradictions``.
@@ -175,7 +175,7 @@ def require_same_ledgers(state: ManifestState, ledgers: Iterable[LedgerInfo]) ->
 
 
 def mismatch_error(state: ManifestState, why: str) -> SourceMismatch:
-    """Names what the manifest has, what the source is, and the ways on."""
+    """The error with the manifest's source, the actual source and possible remedies."""
     known, newest = state.source, newest_known(state)
     when = datetime.fromtimestamp(state.time_ms / 1000, UTC).isoformat(timespec="seconds")
     database = f"ledger database {known.uuid}, " if known else ""
@@ -188,13 +188,13 @@ def mismatch_error(state: ManifestState, why: str) -> SourceMismatch:
 
 
 def newest_known(state: ManifestState) -> Position | None:
-    """The newest position that the manifest knows of."""
+    """The newest position in the manifest."""
     reach = None if state.source is None else state.source.reach
     return max((each for each in (state.newest_end, reach) if each is not None), default=None)
 
 
 def first_free_ledger(state: ManifestState) -> int:
-    """The first ledger id above all that any start may have given, and that any range or fact names."""
+    """The first ledger id above all that any start was granted, and that any range or fact names."""
     known = [each.ledger_id for each in (newest_known(state), state.head) if each is not None]
     known += [segment.begin.ledger_id for segment in state.assigned()]
     known += [state.ledgers.newest_id()]
@@ -204,10 +204,10 @@ def first_free_ledger(state: ManifestState) -> int:
 
 
 def first_not_held(state: ManifestState, info: LedgerInfo) -> Position | None:
-    """The first entry of a listed ledger that somebody may get and that neither a segment nor a gap has; pure."""
+    """The first deliverable entry of a listed ledger that neither a segment nor a gap has. Does no I/O."""
     wanted, last = Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)
     if state.head is not None and wanted < state.head <= last:
-        wanted = state.head  # what is before it in this ledger may be in segments that are deleted by now
+        wanted = state.head  # earlier entries of this ledger may have been in deleted segments
     segments = (each for each in state.segments.in_order(wanted, last) if each.status is not SegmentStatus.ASSIGNED)
     held = [(each.begin, each.end or each.begin) for each in segments]
     held += [(gap.first, gap.last) for gap in state.gaps if gap.first <= last and gap.last >= wanted]
@@ -219,14 +219,14 @@ def first_not_held(state: ManifestState, info: LedgerInfo) -> Position | None:
 
 
 def closed_edit(info: LedgerInfo, source: LedgerSource | None) -> LedgerClosed:
-    """The fact that a ledger of ``source`` is closed; with what a source with an identity knows exactly of it."""
+    """The fact that a ledger of ``source`` is closed; with its exact size and times if the source has an identity."""
     if source is None or not info.is_exact or identified(source) is None:
         return LedgerClosed(info.ledger_id, info.last_entry_id)
     return LedgerClosed(info.ledger_id, info.last_entry_id, info.size_bytes, info.created_ms)
 
 
 def with_facts(edits: Sequence[Edit], source: LedgerSource) -> list[Edit]:
-    """``edits``, those about closed ledgers with what the source knows of them beside their ends."""
+    """``edits``, with the source's other facts added to those about closed ledgers."""
     bare = {edit.ledger_id for edit in edits if isinstance(edit, LedgerClosed) and edit.created_ms == FACT_UNKNOWN}
     if not bare or identified(source) is None:
         return list(edits)
@@ -239,7 +239,7 @@ def with_facts(edits: Sequence[Edit], source: LedgerSource) -> list[Edit]:
 
 
 def known_ledgers(state: ManifestState, ledger_ids: Sequence[int]) -> KnownLedgers:
-    """What ``state`` knows of some ledgers: their facts, segments and gaps."""
+    """Facts, segments and gaps of some ledgers in ``state``."""
     found = {each: known for each in ledger_ids if (known := _known(state, each)) is not None}
     first, last = state.segments.in_order()[:1], state.prefix_end()
     begins = [segment.begin for segment in first] + [gap.first for gap in state.gaps[:1]]
@@ -248,7 +248,7 @@ def known_ledgers(state: ManifestState, ledger_ids: Sequence[int]) -> KnownLedge
 
 
 def compare_source(source: LedgerSource, state: ManifestState) -> None:
-    """Has a source that can compare itself do so with ``state``; before its ledgers are listed for anything else.
+    """Makes a comparable source compare itself with ``state``; call before listing its ledgers.
 
     Raises: as ``ComparedSource.require_same``.
     """
@@ -270,7 +270,7 @@ def _known(state: ManifestState, ledger_id: int) -> KnownLedger | None:
 
 
 def _reached(segment: SegmentRecord, ledger_id: int) -> int:
-    """The newest entry of a ledger that a segment is known to hold; -1: none. It may only pass over the ledger."""
+    """The newest entry of a ledger that a segment is known to hold; -1: none is known."""
     spans = () if segment.summary is None else segment.summary.ledgers
     held = [span.last_entry_id for span in spans if span.ledger_id == ledger_id]
     ends = [each for each in (segment.begin, segment.end) if each is not None]
@@ -279,18 +279,18 @@ def _reached(segment: SegmentRecord, ledger_id: int) -> int:
 
 _log = logging.getLogger("offloader.manifest")
 
-#: Ledger ids that one record reserves. Ids are plenty; few records and short names of positions are what counts.
+#: Ledger ids that one record reserves. Ids are plentiful; this keeps records few and positions short.
 LEDGERS_RESERVED = 1000
 #: With fewer ids left the owner's next record reserves more.
 LEDGERS_LEFT_MIN = LEDGERS_RESERVED // 2
 
-#: What a record says when an operator accepts a source, from the view and a ledger id above all that anybody knows of;
-#: new ledgers get later ones.
+#: Edits by which an operator accepts a source, from the view and a ledger id above all known ones; new ledgers get
+#: later ids.
 Accept = Callable[[ManifestState, int], Sequence[Edit]]
 
 
 class OwnersSource:
-    """The hot tier of the log that opened an epoch for it. The log's lock is held around every call.
+    """The hot tier of the log that opened an epoch for it. Call with the log's lock held.
 
     Args:
         source: the hot tier.
@@ -305,7 +305,7 @@ class OwnersSource:
         self._can_grant, self._has_granted, self._has_noted = True, False, False
 
     def check(self, state: ManifestState) -> Position | None:
-        """How far the source reaches now.
+        """The newest position of the source.
 
         Raises:
             SourceMismatch: it isn't the one that ``state`` knows.
@@ -315,7 +315,7 @@ class OwnersSource:
         return require_same_source(state, self._source).reached
 
     def opening(self, state: ManifestState) -> list[Edit]:
-        """What the record says that opens the next epoch; the source has the token when this returns.
+        """The edits of the record that opens the next epoch; the source has the token when this returns.
 
         Raises:
             SourceMismatch: as ``check``.
@@ -338,7 +338,7 @@ class OwnersSource:
         return [*said, OpenEpoch(state.epoch + 1, self._source.source_id(), self._token, reserved, bool(self._accept))]
 
     def recorded(self, state: ManifestState, edits: Sequence[Edit]) -> tuple[Position | None, Sequence[Edit]]:
-        """How far the source reaches, and the edits of a record that is to follow ``state``.
+        """The newest position of the source, and the edits of a record that follows ``state``.
 
         Raises:
             SourceMismatch: as ``check``.
@@ -357,10 +357,10 @@ class OwnersSource:
         return [ReserveLedgers(first + LEDGERS_RESERVED - 1)]
 
     def committed(self, state: ManifestState) -> None:
-        """Hands the ids over that a record has reserved.
+        """Grants the source the ids that a record has reserved.
 
         Raises:
-            OffloaderError: the source doesn't take the range of a start; it has no ids to give then.
+            OffloaderError: the source refuses the range of a start, and so has no ids.
         """
         self._accept = None
         if not self._has_noted:
@@ -372,7 +372,7 @@ class OwnersSource:
         try:
             self._source.grant_ledgers(first, end)
         except Unsupported:
-            self._can_grant = False  # a view: the one who appends gives the ids
+            self._can_grant = False  # a view: the appending process grants the ids
         except OffloaderError as error:
             if self._reserves and not self._has_granted:
                 raise
@@ -383,5 +383,5 @@ class OwnersSource:
 
 
 def own_edits(record: Record) -> tuple[Edit, ...]:
-    """A record's edits without what the log added by itself."""
+    """A record's edits without those that the log added."""
     return tuple(edit for edit in record.edits if not isinstance(edit, ReserveLedgers))

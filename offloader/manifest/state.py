@@ -1,4 +1,4 @@
-"""The view of a stream that its manifest's records add up to, and changes to it; pure."""
+"""Immutable view of a stream's manifest at one record, and changes to it. Does no I/O."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ __all__ = [
     "tells_of_loss",
 ]
 
-#: Sealed rows looked at together, at first and at most.
+#: Compacted rows processed together, at first and at most.
 _STRIDE_ROWS = 64
 _STRIDE_ROWS_MAX = 65_536
 
@@ -58,10 +58,10 @@ _Step = tuple[Position, Position | None, int]
 def committed_end_from(
     reached: Position | None, segments: SegmentTable, gaps: Sequence[Gap], ledgers: LedgerTable
 ) -> Position | None:
-    """End of the longest run of offloaded ranges and gaps that goes on from ``reached``.
+    """End of the longest contiguous run of offloaded ranges and gaps after ``reached``.
 
     Args:
-        reached: everything up to here is accounted for; ``None``: begin with the first range there is.
+        reached: everything up to here is accounted for; ``None``: begin with the first range.
         segments: offloaded and retired ones count, an assigned one ends the run.
         gaps: recorded gaps, in the stream's order.
         ledgers: which ledgers end where.
@@ -82,7 +82,7 @@ def committed_end_from(
 
 
 def first_begin(segments: SegmentTable, gaps: Sequence[Gap]) -> Position | None:
-    """Where the first range begins, whatever became of it; ``None``: there is none."""
+    """Where the first range begins, whatever its status; ``None`` if there is none."""
     begins = [begin for begin, _, _ in _next_steps(None, segments, gaps, [gap.first for gap in gaps[:1]])]
     return min(begins, default=None)
 
@@ -90,7 +90,7 @@ def first_begin(segments: SegmentTable, gaps: Sequence[Gap]) -> Position | None:
 def _next_steps(
     reached: Position | None, segments: SegmentTable, gaps: Sequence[Gap], begins: list[Position]
 ) -> list[_Step]:
-    """Of each source the first range after ``reached``: begin, end (``None``: assigned), number of the sealed one."""
+    """Each source's first range after ``reached``: begin, end (``None``: assigned), number of the compacted one."""
     steps: list[_Step] = []
     for number, part in enumerate(segments.sealed):
         row = 0 if reached is None else rows_not_after(part.columns, reached)
@@ -110,7 +110,7 @@ def _next_steps(
 
 
 def _along(part: SealedSegments, begin: Position, others: Position | None, ledgers: LedgerTable) -> Position:
-    """The end of the run of sealed ranges that starts at ``begin`` and stays before ``others``."""
+    """The end of the run of compacted ranges that starts at ``begin`` and stays before ``others``."""
     columns, stride = part.columns, _STRIDE_ROWS
     start = rows_not_after(columns, begin) - 1
     limit = len(columns) if others is None else rows_not_after(columns, others)
@@ -134,20 +134,20 @@ def _along(part: SealedSegments, begin: Position, others: Position | None, ledge
         start, stride = int(rows[-1]), min(stride * 4, _STRIDE_ROWS_MAX)
 
 
-#: Writer of no record.
+#: Writer of the empty manifest.
 NOBODY = Writer("", "", "")
-#: Method of a stream that no ``set_method`` edit named.
+#: Method of a stream without a ``set_method`` edit.
 METHOD_DEFAULT = "streaming"
 
 
 class EditRefused(OffloaderError):
-    """An edit or a requirement doesn't fit the manifest as it is now. Nothing was written."""
+    """An edit or a requirement doesn't fit the current manifest. Nothing was written."""
 
     kind = ErrorKind.FIX_CALL
 
 
 class StreamPaused(EditRefused):
-    """No segment may be assigned while the stream is paused. Nothing was written.
+    """The stream is paused: no segment may be assigned. Nothing was written.
 
     Args:
         stream: its name.
@@ -162,10 +162,10 @@ class StreamPaused(EditRefused):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requirement:
-    """What must be true of the manifest for a commit to count.
+    """Condition on the manifest for a commit.
 
     Attributes:
-        incarnation: the stream's; another one means the stream was deleted and made again.
+        incarnation: the stream's; another one means that the stream was deleted and recreated.
         epoch: the owner's own epoch for owner's edits; ``None`` for edits by others (retention, cleanup).
     """
 
@@ -178,29 +178,30 @@ NOTHING = SegmentSums()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestState:
-    """Everything a manifest says, at one record. A value: sharing it is safe, it never changes.
+    """The whole manifest at one record. Immutable, so safe to share.
 
     Attributes:
         record_id: the newest record in it; 0: none yet.
         epoch: the writer generation that owns the stream.
-        owner: who opened that epoch; its nonce is the one of the record that did.
+        owner: the writer that opened that epoch; its nonce is that record's.
         writer, time_ms: of the newest record; times never go back.
         segments: uuid -> segment.
-        ledgers: what the source said of ledgers.
-        gaps: entries that were nowhere to be read, in the stream's order.
-        rewrites: segments on their way that are to replace others; their ranges aren't claimed, and objects under these
-            names are nobody's garbage.
-        replaced: segments whose entries are in others; no range is theirs any more, their objects await deletion.
+        ledgers: facts that the source reported of ledgers.
+        gaps: entries that no tier had, in the stream's order.
+        rewrites: segments in flight that are to replace others; they claim no range, and objects under these names
+            aren't garbage.
+        replaced: segments whose entries are in others; they claim no range, and their objects await deletion.
         sums: over the offloaded segments.
         committed: see ``committed_end``.
-        committed_from: where the run begins that ends there, while ranges in front of it aren't all there; ``None``:
-            with the first range there is.
+        committed_from: where the committed run begins, while ranges in front of it are incomplete; ``None``: with the
+            first range.
         newest_end: the highest position any range ever claimed; a live segment begins right after it.
-        head: what lies before it is truncated.
-        assigning: the epochs that assigned segments, from the oldest on; see ``offloader.manifest.state``.
+        head: entries before it are truncated.
+        assigning: the epochs that assigned segments, oldest first; see ``offloader.manifest.state``.
         paused: no segment may be assigned.
-        source: the ledger database that the stream's positions belong to; ``None``: none is known.
-        checkpoint_id: the checkpoint that the sealed parts' runs belong to, 0 for none; says nothing of the stream.
+        source: the ledger database that the stream's positions belong to; ``None`` if unknown.
+        checkpoint_id: the checkpoint that the compacted parts' runs belong to, 0 for none; not a property of the
+            stream.
     """
 
     stream: str
@@ -242,38 +243,38 @@ class ManifestState:
 
     @property
     def nonce(self) -> str:
-        """Of the newest record; empty: there is none."""
+        """Of the newest record; empty if there is none."""
         return self.writer.nonce
 
     @property
     def closed_ledgers(self) -> ClosedLedgers:
-        """Ledger id -> last entry id (-1: empty), as the source said."""
+        """Ledger id -> last entry id (-1: empty), as reported by the source."""
         return self.ledgers.closed
 
     @property
     def deleted_ledgers(self) -> Set[int]:
-        """Ledgers that are gone from the stream."""
+        """Ledgers that are deleted from the stream."""
         return self.ledgers.deleted
 
     @property
     def hot_released_ledgers(self) -> Set[int]:
-        """Ledgers whose hot copies may go."""
+        """Ledgers whose hot copies may be deleted."""
         return self.ledgers.hot_released
 
     @property
     def aside_ledgers(self) -> Set[int]:
-        """Ledgers of the hot tier that are left alone: they contradict what is known of those ids."""
+        """Ledgers of the hot tier that are ignored: they contradict the recorded facts of those ids."""
         return self.ledgers.aside
 
     def offloaded(self, first: Position | None = None, last: Position | None = None) -> SegmentSlice:
         """Readable segments, in the stream's order; with bounds only those with a position in ``first`` .. ``last``.
 
-        Records are made when they are asked for: a stream may have a million.
+        Records are built on access: a stream may have a million.
         """
         return self.segments.offloaded(first, last)
 
     def assigned(self) -> list[SegmentRecord]:
-        """Segments that are promised and not there yet, in the stream's order."""
+        """Segments that are assigned and not offloaded yet, in the stream's order."""
         return self.segments.assigned()
 
     def find(self, position: Position) -> SegmentRecord | None:
@@ -285,17 +286,17 @@ class ManifestState:
         return follows(end, begin, self.closed_ledgers)
 
     def committed_end(self) -> Position | None:
-        """End of the longest run of offloaded ranges and recorded gaps; what readers may be told is there.
+        """End of the longest run of offloaded ranges and recorded gaps: the end of what readers see.
 
-        It never goes back: neither what retention removes nor what is added in front of it changes that.
+        It never goes back: neither retention nor ranges added in front change that.
         """
         return self.committed
 
     def prefix_end(self) -> Position | None:
-        """As ``committed_end``, but of the run that begins with the first range there is.
+        """As ``committed_end``, but of the run that begins with the first range.
 
-        The two differ only while older entries are added in front of what is committed. Who tells a source what is
-        safe, or looks for what is missing, asks for this one.
+        The two differ only while older entries are added in front of the committed ones. Use this one to release
+        entries of a source, or to find missing ones.
         """
         if self.committed_from is None:
             return self.committed
@@ -316,15 +317,15 @@ class ManifestState:
 
 
 def first_of(gap: Gap) -> Position:
-    """What gaps are ordered by."""
+    """Sort key of gaps."""
     return gap.first
 
 
 class RecordBuilder:
-    """A mutable copy of a view, for the length of one record.
+    """A mutable copy of a view, for building one record.
 
     Args:
-        state: the view, which stays as it is.
+        state: the view, which isn't changed.
         record_id: the record that changes it.
     """
 
@@ -356,7 +357,7 @@ class RecordBuilder:
         base, gaps, head = self.base, self.now("gaps"), self.now("head")
         committed, begin = committed_end_from(base.committed, segments, gaps, ledgers), base.committed_from
         if base.committed is not None and begin is None and self.earliest is not None:
-            # Whoever was told of the committed end keeps it: a range in front of it waits until the two meet.
+            # The committed end never goes back: a range in front of it doesn't count until the two meet.
             first = first_begin(base.segments, base.gaps)
             start = base.committed if first is None else min(first, base.committed)
             begin = start if self.earliest < start else None
@@ -378,7 +379,7 @@ class RecordBuilder:
         return EditRefused(f"stream {self.base.stream}: {edit.kind} in record {self.record_id}: {why}")
 
     def require_new(self, edit: Edit, uuid: UUID) -> None:
-        """A name is used once: for a range, for a rewrite, and not again while objects of that name await deletion."""
+        """Requires an unused uuid: unique over ranges, rewrites, and objects that await deletion."""
         aside = (each.uuid for name in ("rewrites", "replaced") for each in self.now(name))
         if self.segments.get(uuid) is not None or uuid in aside:
             raise self.refused(edit, f"segment {uuid} exists already")
@@ -391,7 +392,7 @@ class RecordBuilder:
         return found
 
     def require_free(self, edit: Edit, begin: Position, end: Position | None, *, but: UUID | None = None) -> None:
-        """Ranges never overlap; a live one (no end yet) claims everything after its begin."""
+        """Requires that ranges don't overlap; a live one (no end yet) claims everything after its begin."""
         if end is not None and end < begin:
             raise self.refused(edit, f"{begin}..{end} ends before it begins")
         other = self.segments.overlapping(begin, end, but=but)
@@ -405,13 +406,13 @@ class RecordBuilder:
             raise self.refused(edit, f"{begin}..{end or ''} overlaps the gap {gaps[at - 1].first}..{gaps[at - 1].last}")
 
     def require_after_head(self, edit: Edit, end: Position | None) -> None:
-        """What lies before the head is gone: a range there would begin a prefix that its neighbours can't continue."""
+        """Requires a range after the head: one before it would begin a prefix that can't be continued."""
         head = self.now("head")
         if head is not None and end is not None and end < head:
             raise self.refused(edit, f"{end} lies before the head {head}")
 
     def claim(self, begin: Position, end: Position | None) -> None:
-        """Takes note of a new range."""
+        """Adds a new range."""
         self.earliest = begin if self.earliest is None else min(self.earliest, begin)
         self.reach(end)
 
@@ -458,14 +459,14 @@ _ENTRY_ID_MAX = 2**63 - 1
 
 
 def offload_context(state: ManifestState, ledger_id: int) -> OffloadContext:
-    """Where the entries of a ledger are, in Pulsar's words (PIP-76, metadata changes).
+    """Where the entries of a ledger are, in Pulsar's terms (PIP-76, metadata changes).
 
     A ledger in one V1 object has the attempt's uuid and ``complete``. A ledger in V2 segments lists them in order, each
-    with the ledger's last entry in it; ``uuid`` is the first one's, ``complete`` stays false: so says the proposal.
+    with the ledger's last entry in it; ``uuid`` is the first one's, ``complete`` stays false, as in the proposal.
 
     Args:
         state: the manifest's view.
-        ledger_id: the ledger; one that the manifest doesn't know has an empty context.
+        ledger_id: the ledger; an unknown one has an empty context.
     """
     ends = Position(ledger_id, 0), Position(ledger_id, _ENTRY_ID_MAX)
     found = [s for s in state.segments.in_order(*ends) if s.status is not SegmentStatus.RETIRED]
@@ -512,15 +513,15 @@ def _end_in(segment: SegmentRecord, ledger_id: int) -> int | None:
 
 
 def require_takeable(state: ManifestState, now_ms: int, takeover_after_s: float, *, take_over: bool) -> None:
-    """Refuses to take a stream whose owner gave a sign of life less than ``takeover_after_s`` ago.
+    """Refuses to take over a stream whose owner was active less than ``takeover_after_s`` ago.
 
     Args:
-        state: the manifest as it is now.
-        now_ms: ms since 1970 UTC. Clocks only decide how polite this is: fencing doesn't depend on them.
-        take_over: take it nevertheless.
+        state: the current manifest.
+        now_ms: ms since 1970 UTC. Fencing doesn't depend on clocks; they only decide whether to wait.
+        take_over: take over anyway.
 
     Raises:
-        Fenced: there is such an owner; names it, and its URL where it gave one.
+        Fenced: there is such an owner; names it, and its URL if known.
     """
     age_s = (now_ms - state.time_ms) / 1000
     if take_over or state.epoch == 0 or age_s >= takeover_after_s:
@@ -538,9 +539,9 @@ def assigning_after(
     """The epochs that assigned segments, after a record of the epoch that ``epoch_nonce`` opened.
 
     Args:
-        assigning: before it, from the oldest on.
+        assigning: before it, oldest first.
         edits: the record's.
-        epoch_nonce: of the current epoch; empty: an earlier release's manifest doesn't say.
+        epoch_nonce: of the current epoch; empty in a manifest of an earlier release.
         record_id: the record's.
     """
     kept = tuple(assigning)
@@ -552,13 +553,13 @@ def assigning_after(
 
 
 def newest_of(assigning: Sequence[AssigningEpoch], epoch_nonce: str) -> Testimony | None:
-    """What an object says that is written now under a uuid of that epoch; ``None``: it assigned nothing."""
+    """The assignment evidence for objects written now under a uuid of that epoch; ``None`` if it assigned nothing."""
     known = _known(assigning, epoch_nonce)
     return None if known is None else Testimony(epoch_nonce=epoch_nonce, record_id=known.record_id)
 
 
 def tells_of_loss(assigning: Sequence[AssigningEpoch], testimony: Testimony) -> bool:
-    """Whether an object was assigned by a record that the manifest hasn't."""
+    """Whether an object was assigned by a record that the manifest lacks."""
     known = _known(assigning, testimony.epoch_nonce)
     return known is None or testimony.record_id > known.record_id
 

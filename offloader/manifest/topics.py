@@ -1,7 +1,6 @@
-"""Partitioned topics: which streams make one up, and what is kept under its name beside their manifests.
+"""Partitioned topics: their streams, and the documents under their names.
 
-Owns telling whether that still is of streams that live, and letting go of what isn't. Must never let go of a topic's
-state while one of the streams that it names lives, or may come back.
+A topic's documents stay while one of the streams that they name lives, or may be restored.
 
 A partitioned topic is the streams ``<topic>-partition-0``, ``-1``, ...; it has no manifest and no catalogue entry of
 its own. Its entry and its last truncation lie under keys that all its incarnations share (``shared_keys``).
@@ -57,13 +56,13 @@ _PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,8})")
 
 
 def partition_of(stream: str) -> tuple[str, int] | None:
-    """Topic and number of a stream that is named like a partition; ``None`` for any other name."""
+    """Topic and number of a stream named like a partition; ``None`` for any other name."""
     match = _PARTITION.fullmatch(stream)
     return None if match is None else (match[1], int(match[2]))
 
 
 def partition_streams(store: ObjectStore, topic: str) -> Mapping[int, str]:
-    """Number -> stream of a topic's partitions, ascending; empty: it has none here. One listing.
+    """Number -> stream of a topic's partitions, ascending; empty if it has none here. One listing.
 
     Raises:
         InvalidCall: not a stream's name, or more than ``PARTITIONS_MAX`` partitions.
@@ -87,7 +86,7 @@ def partition_streams(store: ObjectStore, topic: str) -> Mapping[int, str]:
 
 
 def read_topic_entry(store: ObjectStore, topic: str) -> tuple[TopicEntry | None, ObjectInfo | None]:
-    """A topic's entry, and the description of its object where there is one, be it a void.
+    """A topic's entry, and the description of its object or tombstone if there is one.
 
     Raises:
         Corrupt, Unsupported: it can't be read.
@@ -103,7 +102,7 @@ def read_topic_entry(store: ObjectStore, topic: str) -> tuple[TopicEntry | None,
 
 
 def read_intent(store: ObjectStore, topic: str) -> tuple[TruncationIntent | None, ObjectInfo | None]:
-    """A topic's last truncation likewise."""
+    """A topic's last truncation; as ``read_topic_entry``."""
     data, info = read_shared(store, intent_key(topic))
     if not data:
         return None, info
@@ -114,7 +113,7 @@ def read_intent(store: ObjectStore, topic: str) -> tuple[TruncationIntent | None
 
 
 def forget_documents(store: ObjectStore, name: str, incarnation: UUID) -> None:
-    """Deletes what retention keeps of one incarnation that is gone, of a stream or of a topic.
+    """Deletes the retention documents of one deleted incarnation, of a stream or of a topic.
 
     Raises:
         StoreUnavailable: not all of it was deleted; call again.
@@ -123,10 +122,10 @@ def forget_documents(store: ObjectStore, name: str, incarnation: UUID) -> None:
 
 
 def release_topic(store: ObjectStore, topic: str) -> bool:
-    """Lets go of a topic's entry when none of the partitions it names is left; its documents go with it.
+    """Replaces a topic's entry by a tombstone when none of its partitions is left; deletes its documents.
 
     Returns:
-        Whether no entry stands for partitions that are gone.
+        Whether no entry names deleted partitions only.
 
     Raises:
         Corrupt, Unsupported: it can't be read.
@@ -142,10 +141,10 @@ def release_topic(store: ObjectStore, topic: str) -> bool:
 
 
 def release_intent(store: ObjectStore, topic: str) -> bool:
-    """Lets go of a topic's last truncation when none of the partitions that it names is left.
+    """Replaces a topic's last truncation by a tombstone when none of its partitions is left.
 
     Returns:
-        Whether none stands for partitions that are gone.
+        Whether none names deleted partitions only.
 
     Raises:
         Corrupt, Unsupported: it can't be read.
@@ -157,10 +156,10 @@ def release_intent(store: ObjectStore, topic: str) -> bool:
 
 
 def release_topics_of(store: ObjectStore, streams: Iterable[str], *, clock: Clock, now_ms: int) -> None:
-    """After streams were deleted: lets go of what is kept under the names of topics that they were the last ones of.
+    """After streams were deleted: releases the documents of topics whose last streams they were.
 
-    Also under the streams' own names, which may have been those of topics once. What a crash before leaves is found by
-    ``cleanup orphans`` later.
+    Also under the streams' own names, which may have been topics' names once. After a crash before this, ``cleanup
+    orphans`` finds the documents.
     """
     names = {name for stream in streams for name in (stream, (partition_of(stream) or (stream,))[0])}
     for topic in sorted(names):
@@ -169,7 +168,7 @@ def release_topics_of(store: ObjectStore, streams: Iterable[str], *, clock: Cloc
 
 
 def forget_topic(store: ObjectStore, topic: str, *, clock: Clock, now_ms: int) -> bool:
-    """Removes the voids of a topic of which nothing is left; whether none stands there any more.
+    """Removes the tombstones of a fully deleted topic; returns whether none is left.
 
     Args:
         now_ms: the earlier of both clocks.
@@ -189,20 +188,20 @@ def _shared_keys(topic: str) -> tuple[str, str]:
 
 
 def is_topic_unused(store: ObjectStore, topic: str) -> bool:
-    """Whether nothing is left of a topic but its voids, which tell of what a document is as long as there is one."""
+    """Whether only tombstones are left of a topic; they name the topic of any remaining document."""
     return all(info.key in _shared_keys(topic) for info in listed(store, retention_prefix(topic)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicState:
-    """What is kept under a topic's name now.
+    """Objects under a topic's name.
 
     Attributes:
-        incarnation: of the documents in use; ``None``: none are.
-        is_there: whether there is an entry, or was one that was let go of.
-        is_damaged: whether it can't be read: an earlier version of it may be put back.
-        entry_is_over, intent_is_over: every partition that is named is gone for good.
-        voids: what was let go of and not removed yet.
+        incarnation: of the documents in use; ``None`` if none are.
+        is_there: whether there is an entry or its tombstone.
+        is_damaged: whether it can't be read: an earlier version of it may be restored.
+        entry_is_over, intent_is_over: every named partition is deleted for good.
+        voids: tombstones that are not removed yet.
     """
 
     incarnation: UUID | None = None
@@ -214,7 +213,7 @@ class TopicState:
 
 
 def topic_state(store: ObjectStore, topic: str) -> TopicState:
-    """Reads it; what can't be read is never over."""
+    """Reads a topic's state; an unreadable object doesn't count as over."""
     incarnation, is_damaged, entry_is_over, intent_is_over = None, False, False, False
     entry, of_entry, intent, of_intent = None, None, None, None
     try:
@@ -239,7 +238,7 @@ def topic_state(store: ObjectStore, topic: str) -> TopicState:
 
 
 def doubtful_rows(store: ObjectStore, entry: TopicEntry) -> tuple[PartitionRow, ...]:
-    """The partitions of an entry that live, or may come back: what is kept of the topic is still theirs."""
+    """The partitions of an entry that live, or may be restored: the topic's documents are still theirs."""
     return tuple(
         row for row in entry.partitions if not _is_gone(store, f"{entry.topic}-partition-{row.number}", row.incarnation)
     )
@@ -254,9 +253,10 @@ def _are_gone(store: ObjectStore, streams: Iterable[tuple[str, UUID]]) -> bool:
 
 
 def _is_gone(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
-    """Whether an incarnation was let go of. A catalogue entry that is lost can be brought back with the same one."""
+    """Whether an incarnation was deleted. A lost catalogue entry can be restored with the same one."""
     entry = read_entry(store, stream)
     if entry is not None:
         return entry.incarnation != incarnation
-    # A void goes last: without one either all of the stream is gone, or its entry is lost and its manifest is there.
+    # A tombstone goes last: without one either all of the stream is deleted, or its entry is lost and its manifest
+    # exists.
     return is_released(store, stream) or not store.list(manifest_prefix(stream, incarnation), limit=1).objects

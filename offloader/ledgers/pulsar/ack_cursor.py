@@ -1,4 +1,4 @@
-"""The acknowledgement cursor of a topic: what its broker retains and what it may delete."""
+"""The acknowledgement cursor of a topic: limits what its broker may delete."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _log = logging.getLogger("offloader.ledgers.pulsar")
 
 
 class AckCursor:
-    """Thread-safe.
+    """Acknowledges released ledgers of a topic. Thread-safe.
 
     Args:
         standing: our subscription.
         subscription: its name.
-        trim: makes the broker look what it may delete; ``None``: it looks when it likes.
+        trim: makes the broker trim at once; ``None``: it trims periodically.
     """
 
     def __init__(self, standing: FailoverSubscription, subscription: str, *, trim: Callable[[], object] | None) -> None:
@@ -33,16 +33,16 @@ class AckCursor:
         self._acknowledged: Position | None = None
         self._given_up: set[int] = set()
         self._passed: Position | None = None
-        #: What was seen when nobody had said yet what is committed.
+        #: The internals seen before ``committed`` was first called.
         self._seen: TopicInternals | None = None
 
     @property
     def passed(self) -> Position | None:
-        """Where the subscription stands although not everything before is committed; ``None``: it doesn't."""
+        """The subscription's position if it is beyond the committed end; ``None`` if it isn't."""
         return self._passed
 
     def committed(self, position: Position) -> None:
-        """Everything up to ``position`` is in the cold tier."""
+        """Notes that everything up to ``position`` is in the cold tier."""
         with self._lock:
             self._committed = position if self._committed is None else max(self._committed, position)
             seen, self._seen = self._seen, None
@@ -50,17 +50,17 @@ class AckCursor:
             self.look(seen)
 
     def give_up(self, ledger_id: int, infos: Sequence[LedgerInfo]) -> list[int]:
-        """Acknowledges the leading ledgers that were all given up, this one among them.
+        """Releases a ledger; acknowledges the leading ledgers that are all released.
 
         Args:
-            ledger_id: not needed any more; one that isn't listed is gone already.
-            infos: all that there are, ascending.
+            ledger_id: not needed any more; one that isn't listed is deleted already.
+            infos: all ledgers, ascending.
 
         Returns:
             The ledgers that the broker may have deleted from now on.
 
         Raises:
-            StoreUnavailable: nothing was acknowledged; try again later.
+            StoreUnavailable: nothing was acknowledged; retry later.
         """
         with self._lock:
             self._given_up.add(ledger_id)
@@ -86,7 +86,7 @@ class AckCursor:
         return [info.ledger_id for info in filled]
 
     def look(self, internals: TopicInternals) -> None:
-        """Notices that somebody else moved the subscription: message TTL, a backlog quota, an administrator."""
+        """Detects that the subscription was moved by message TTL, a backlog quota or an administrator."""
         cursor = internals.cursors.get(self._subscription)
         with self._lock:
             known = [each for each in (self._committed, self._acknowledged) if each is not None]
@@ -109,7 +109,7 @@ class AckCursor:
 
 
 def _entries_between(internals: TopicInternals, after: Position, upto: Position) -> bool:
-    """Whether the broker lists an entry behind ``after``, up to ``upto``."""
+    """Whether the broker lists an entry after ``after``, up to ``upto``."""
     for ledger_id, entries in internals.stored():
         first = after.entry_id + 1 if ledger_id == after.ledger_id else 0
         last = min(entries - 1, upto.entry_id) if ledger_id == upto.ledger_id else entries - 1

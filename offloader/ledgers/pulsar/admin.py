@@ -1,7 +1,7 @@
-"""A Pulsar cluster's admin REST interface: which topics there are, their ledgers, cursors and policies.
+"""A Pulsar cluster's admin REST interface: topics, their ledgers, cursors and policies.
 
-Owns its requests. Must never delete or truncate anything in the cluster, nor wait without a deadline: two calls that
-change something make a broker look again at what may go (``trim``), or give a topic up for a moment (``unload``).
+Deletes nothing in the cluster, and every wait has a deadline. Two calls change something: ``trim`` makes a broker trim
+ledgers, ``unload`` makes it release a topic for a moment.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ __all__ = ["AdminClient"]
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
-#: Of an answer that comes drop by drop.
+#: Longest time for a response that arrives slowly.
 ANSWER_S_MAX = 60.0
 RETRIES_MAX = 3
-#: Answers "ask another broker" before a request is given up.
+#: Redirects to another broker before a request fails.
 REDIRECTS_MAX = 5
 CONNECTIONS_MAX = 8
-#: A namespace of a million topics answers 60 MB.
+#: The response for a namespace of a million topics has 60 MB.
 ANSWER_BYTES_MAX = 128 * 1024 * 1024
 ANSWER_SHOWN_CHARS = 200
 _PIECE_BYTES = 256 * 1024
@@ -52,20 +52,20 @@ _TOKEN_HINT = "set a token that may do this there: OFFLOADER_ADMIN_TOKEN, or the
 
 
 class AdminClient:
-    """Asks one cluster. Thread-safe.
+    """Client of one cluster. Thread-safe.
 
     Args:
         url: of the admin interface, ``http://broker:8080``.
         security: its token is sent as a bearer token; its TLS checks ``https``.
-        hosts: other brokers that the token may go to when one sends us on, with * for any letters.
+        hosts: other brokers that may get the token after a redirect, with * for any letters.
         clock: of deadlines.
-        retries_max: of one call; for who doesn't try again by itself.
+        retries_max: of one call; for callers that don't retry.
 
     Raises (every call):
-        AccessDenied: the token may not do this.
+        AccessDenied: the token isn't authorised.
         NotFound: no such tenant, namespace or topic.
-        StoreUnavailable, Throttled: try again later.
-        Corrupt: what answers isn't Pulsar's admin interface.
+        StoreUnavailable, Throttled: retry later.
+        Corrupt: the response isn't from Pulsar's admin interface.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class AdminClient:
         self._security = security or Security()
         self._hosts = [_host_of(self.url), *(host.lower() for host in hosts)]
         self._clock = clock or SystemClock()
-        # What is asked for here may be asked for twice, whatever the method.
+        # All requests here are idempotent, whatever the method.
         retries = urllib3.Retry(
             total=retries_max,
             allowed_methods=None,
@@ -107,16 +107,16 @@ class AdminClient:
         self.close()
 
     def close(self) -> None:
-        """Ends all connections. Closing twice is fine."""
+        """Closes all connections. Idempotent."""
         self._pool.clear()
 
     def namespaces(self) -> Sequence[str]:
-        """All of them, ``tenant/namespace``."""
+        """All namespaces, ``tenant/namespace``."""
         tenants = self._names("/admin/v2/tenants")
         return [name for tenant in tenants for name in self.namespaces_of(tenant)]
 
     def namespaces_of(self, tenant: str) -> Sequence[str]:
-        """Those of one tenant, ``tenant/namespace``."""
+        """The namespaces of one tenant, ``tenant/namespace``."""
         return self._names(f"/admin/v2/namespaces/{quote(tenant, safe='')}")
 
     def topics(self, namespace: str) -> Sequence[str]:
@@ -124,14 +124,14 @@ class AdminClient:
         return self._names(f"/admin/v2/persistent/{quote(namespace)}")
 
     def policies(self, namespace: str) -> Mapping[str, Any]:
-        """What is set for ``tenant/namespace``; for ``policy_warnings``."""
+        """Policies set for ``tenant/namespace``; for ``policy_warnings``."""
         found = self._json("GET", f"/admin/v2/namespaces/{quote(namespace)}")
         if not isinstance(found, dict):
             raise Corrupt(f"{self.url}: namespace {namespace} has no policies")
         return found
 
     def partitions(self, topic: str) -> int:
-        """How many partitions a topic has; 0: it isn't partitioned."""
+        """Number of partitions of a topic; 0 if it isn't partitioned."""
         found = self._json("GET", f"{_path(topic)}/partitions")
         number = found.get("partitions") if isinstance(found, dict) else None
         if not isinstance(number, int) or number < 0:
@@ -151,7 +151,7 @@ class AdminClient:
         return stats_of(self._json("GET", f"{_path(topic)}/stats"), topic)
 
     def fate(self, topic: str, position: Position) -> EntryFate:
-        """Why an entry of one topic, or one partition, wasn't given to a reader."""
+        """Why an entry of one topic, or one partition, wasn't delivered to a reader."""
         where = f"{self.url}{_path(topic)}/ledger/{position.ledger_id}/entry/{position.entry_id}"
         status, headers, body = self._exchange("GET", where)
         found = fate_of(status, headers, body)
@@ -160,11 +160,11 @@ class AdminClient:
         return found
 
     def trim(self, topic: str) -> None:
-        """Makes the broker look which ledgers nobody needs any more; it deletes those some time after this returns."""
+        """Makes the broker trim unneeded ledgers; it deletes them some time after this returns."""
         self._ask("POST", f"{_path(topic)}/trim")
 
     def unload(self, topic: str) -> None:
-        """The broker gives the topic up: clients connect again, and its open ledger is closed."""
+        """Makes the broker release the topic: clients reconnect, and its open ledger is closed."""
         self._ask("PUT", f"{_path(topic)}/unload")
 
     def _names(self, path: str) -> list[str]:
@@ -193,7 +193,7 @@ class AdminClient:
         return body
 
     def _exchange(self, method: str, url: str) -> tuple[int, Mapping[str, str], bytes]:
-        """Status, headers by names in small letters, and body, of whichever broker the others name."""
+        """Status, headers by names in small letters, and body, after redirects between brokers."""
         where = url
         try:
             for _ in range(REDIRECTS_MAX + 1):
@@ -222,7 +222,7 @@ class AdminClient:
         return answer.status, {name.lower(): value for name, value in answer.headers.items()}, body
 
     def _allowed(self, where: str, elsewhere: str) -> str:
-        """The broker that owns a topic is another one, and wants the token too: it has it if its host is allowed."""
+        """Follows a redirect to the owning broker, with the token only if its host is allowed."""
         safe = ("https://",) if where.startswith("https://") else ("http://", "https://")
         if not elsewhere.startswith(safe):
             raise AccessDenied(
@@ -252,10 +252,10 @@ class AdminClient:
         return bytes(body)
 
     def _shown(self, body: bytes) -> str:
-        """The beginning of an answer, without the token that it may repeat."""
+        """The beginning of a response, without the token that it may repeat."""
         token = self._token()
         text = body[:_PIECE_BYTES].decode(errors="replace")
-        whole = text.replace(token, "...") if token else text  # before it is cut: half a token would be shown
+        whole = text.replace(token, "...") if token else text  # before truncation, which could leave half a token
         return whole[:ANSWER_SHOWN_CHARS]
 
     def _token(self) -> str:
@@ -267,7 +267,7 @@ class AdminClient:
 
 
 def _host_of(url: str) -> str:
-    """As the library that connects reads it; empty: there is none."""
+    """The host as the HTTP library parses it; empty: none."""
     try:
         return (urllib3.util.parse_url(url).host or "").lower()
     except urllib3.exceptions.LocationParseError:
@@ -275,7 +275,7 @@ def _host_of(url: str) -> str:
 
 
 def _path(topic: str) -> str:
-    """Of ``persistent://tenant/namespace/topic``."""
-    stream_of_topic(topic)  # raises for what is none
+    """The path of ``persistent://tenant/namespace/topic``."""
+    stream_of_topic(topic)  # raises for other names
     tenant, namespace, name = topic.removeprefix("persistent://").split("/", 2)
     return f"/admin/v2/persistent/{quote(tenant, safe='')}/{quote(namespace, safe='')}/{quote(name, safe='')}"

@@ -1,4 +1,4 @@
-"""A Pulsar cluster's client: topic lookup, and one connection a broker."""
+"""Pulsar client: topic lookup, and one connection per broker."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ __all__ = ["ClientLimits", "PulsarClient"]
 
 _Result = TypeVar("_Result")
 
-#: Answers "ask another broker" before a lookup is given up.
+#: Redirects to another broker before a lookup fails.
 REDIRECTS_MAX = 20
-#: Brokers of one cluster that a process is connected to.
+#: Connections of one client: one per broker.
 CONNECTIONS_MAX = 256
 #: More partitions than any topic has.
 PARTITIONS_MAX = 100_000
@@ -30,13 +30,13 @@ _REDIRECT, _CONNECT = 0, 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientLimits:
-    """Of one client.
+    """Limits of one client.
 
     Attributes:
         connection: of each connection.
-        retry_s: how long a call goes on trying before it raises.
-        delay_first_s: how long a broker that failed is left alone; doubles with each failure.
-        delay_s_max: the longest such time.
+        retry_s: how long a call retries before it raises.
+        delay_first_s: first back-off after a broker's failure; doubles with each failure.
+        delay_s_max: the longest back-off.
     """
 
     connection: ConnectionLimits = ConnectionLimits()  # noqa: RUF009 - frozen
@@ -46,7 +46,7 @@ class ClientLimits:
 
 
 class _Line:
-    """The connection to one broker, or when to try again."""
+    """The connection to one broker, or when to retry."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -58,12 +58,12 @@ class _Line:
 
 
 class PulsarClient:
-    """Thread-safe.
+    """Client of one cluster. Thread-safe.
 
     Args:
-        service_url: of brokers or proxies; of several, the first that answers is asked.
+        service_url: of brokers or proxies; of several, the first that responds is used.
         security: token and TLS.
-        limits: of everything here.
+        limits: of connections and retries.
         clock: of deadlines and delays.
 
     Raises:
@@ -96,15 +96,15 @@ class PulsarClient:
         self.close()
 
     def greet(self) -> str:
-        """The broker or proxy that answers, and lets us in.
+        """Connects and authenticates to a broker or proxy; returns its name.
 
         Raises:
-            AccessDenied, StoreUnavailable: none does.
+            AccessDenied, StoreUnavailable: to none.
         """
         return self._retrying(self._service_connection).name
 
     def partitions(self, topic: str) -> int:
-        """How many partitions ``persistent://tenant/namespace/topic`` has; 0: it isn't partitioned, or isn't there.
+        """Number of partitions of ``persistent://tenant/namespace/topic``; 0 if it isn't partitioned, or doesn't exist.
 
         Raises:
             AccessDenied, InvalidCall, StoreUnavailable: as for every call here.
@@ -119,8 +119,9 @@ class PulsarClient:
         return self._retrying(ask)
 
     def connection(self, topic: str) -> Connection:
-        """To the broker that has ``topic`` now; asked for again once that connection is lost, or the broker gave the
-        topic up. Topics of one broker share one.
+        """The connection to the broker that owns ``topic`` now; shared by the topics of one broker.
+
+        Call again when that connection is lost, or the broker released the topic.
 
         Raises:
             AccessDenied, InvalidCall, NotFound, StoreUnavailable: no broker has it.
@@ -129,7 +130,7 @@ class PulsarClient:
         return self._retrying(lambda: self._look_up(topic))
 
     def close(self) -> None:
-        """Ends all connections. Closing twice is fine."""
+        """Closes all connections. Idempotent."""
         self._closed.set()
         with self._lock:
             lines, self._lines = list(self._lines.values()), {}
@@ -159,7 +160,7 @@ class PulsarClient:
             if body.response not in (_REDIRECT, _CONNECT):
                 raise refusal(asked.name, CommandType.LOOKUP.name, body.error, body.message)
             named = self._named(asked, body)
-            # Behind a proxy only the proxy can be reached; a broker that names itself is no proxy.
+            # Behind a proxy only the proxy is reachable; a broker that names itself is no proxy.
             through = self._address_of(service)
             if body.proxy_through_service_url and named != through:
                 asked = self._connection_to(through, named.host_and_port)
@@ -171,10 +172,10 @@ class PulsarClient:
         raise StoreUnavailable(f"{topic}: more than {REDIRECTS_MAX} brokers in a row name another one")
 
     def _named(self, asked: Connection, body: Any) -> BrokerAddress:
-        """The broker that an answer names, with TLS when the service has it.
+        """The broker named in a lookup response, with TLS when the service has it.
 
         Raises:
-            AccessDenied: it would be without TLS, where the token could be read on the way.
+            AccessDenied: it would be without TLS, which exposes the token.
         """
         has_tls = self._service[0].tls
         url = body.broker_url_tls if has_tls else body.broker_url
@@ -202,7 +203,7 @@ class PulsarClient:
         return next(address for address in self._service if str(address) == service.name)
 
     def _connection_to(self, address: BrokerAddress, proxy_to: str = "") -> Connection:
-        """The one there is, or a new one; a broker that failed just now isn't bothered, whoever asks."""
+        """The open connection, or a new one; backs off from a broker that failed just now."""
         while True:
             line = self._line(address, proxy_to)
             with line.lock:
@@ -210,7 +211,7 @@ class PulsarClient:
                     return self._connection_of(line, address, proxy_to)
 
     def _connection_of(self, line: _Line, address: BrokerAddress, proxy_to: str) -> Connection:
-        """The caller has the line's lock."""
+        """Call with the line's lock held."""
         if self._closed.is_set():
             raise Closed(f"the client of {self.service_url} was closed")
         if line.connection is not None and line.connection.is_open:

@@ -1,4 +1,4 @@
-"""Raw entries of one topic, through a durable subscription or a reader."""
+"""Raw entries of one topic, received through a durable subscription or a reader."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from offloader.runtime.clock import Clock, SystemClock
 
 __all__ = ["Consumer", "ConsumerLimits", "Delivery", "FlowWindow", "batches_of"]
 
-#: Taken for the size of a message before one was seen; the estimate falls to the real size within a few entries.
+#: Assumed size of a message before any was received; the estimate converges within a few entries.
 FIRST_ESTIMATE_BYTES = 64 * 1024
-#: What brokers can count.
+#: Largest number of permits that brokers count.
 PERMITS_MAX = 2**31 - 1
 
 
 class FlowWindow:
-    """Permits count messages, as the protocol has it; the buffer counts bytes. Not thread-safe.
+    """Flow control: the protocol's permits count messages, the buffer counts bytes. Not thread-safe.
 
-    A broker sends whole batches: it may send more than it was permitted, and what is permitted next is less.
+    A broker sends whole batches: it may exceed its permits, and the next grant is smaller by that.
 
     Args:
-        messages_max: sent and not taken.
+        messages_max: permitted or buffered.
         bytes_max: about as much, by the largest of the last messages; may be changed.
     """
 
@@ -44,7 +44,7 @@ class FlowWindow:
         self.bytes = 0
 
     def arrived(self, messages: int, size_bytes: int, *, kept: bool) -> None:
-        """An entry arrived, and is in the buffer if it is ``kept``."""
+        """Counts an entry that arrived, and that is buffered if ``kept``."""
         self._permitted -= messages
         self._message_bytes = max(size_bytes / messages, self._message_bytes * 15 / 16, 1.0)
         if kept:
@@ -52,19 +52,19 @@ class FlowWindow:
             self.bytes += size_bytes
 
     def emptied(self) -> None:
-        """All that was kept is taken."""
+        """Counts the buffer as emptied."""
         self.messages = self.bytes = 0
 
     def restarted(self) -> None:
-        """A broker that knows of no permits begins."""
+        """Resets the permits for a new session."""
         self._permitted = 0
 
     def grant(self) -> int:
-        """How many messages to permit now, 0: not worth a command. They count as permitted from here on."""
+        """How many messages to permit now, and counts them as permitted; 0: not worth a command."""
         by_bytes = int((self.bytes_max - self.bytes) / self._message_bytes)
         room = min(self._messages_max - self.messages, by_bytes)
         if not self.messages:
-            room = max(room, 1)  # one message must fit, however large
+            room = max(room, 1)  # one message fits, however large
         more = min(room - self._permitted, PERMITS_MAX)
         if more <= 0 or more < room // 2:
             return 0
@@ -95,19 +95,19 @@ class Delivery(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerLimits:
-    """Of what one consumer has received and nobody took: messages, and about as many bytes."""
+    """Limits of a consumer's buffer: messages, and about as many bytes."""
 
     messages_max: int = 10_000
     bytes_max: int = 16 * 1024 * 1024
 
 
 class _Session:
-    """One consumer as a broker knows it; what comes for an earlier one is nobody's."""
+    """One session of a consumer with a broker; commands for an earlier session are ignored."""
 
     def __init__(self, consumer: Consumer, connection: Connection, begin: Position | None) -> None:
         self._consumer = consumer
         self.connection = connection
-        #: Of a reader: where it was to begin, and what came last.
+        #: Of a reader: its start position, and the last entry received.
         self.begin = begin
         self.last: Position | None = None
         self.consumer_id = connection.attach(self)
@@ -128,7 +128,7 @@ class _Session:
         return self.is_known and not self.is_broken
 
     def leave(self) -> None:
-        """The broker is told, if it can be."""
+        """Closes the session at the broker, if it can be reached."""
         with contextlib.suppress(OffloaderError):
             if self.is_known and self.connection.is_open:
                 self.connection.request(CommandType.CLOSE_CONSUMER, consumer_id=self.consumer_id)
@@ -136,19 +136,19 @@ class _Session:
 
 
 class Consumer:
-    """Thread-safe; one caller at a time takes entries. Nothing is asked of a broker before the first ``take``.
+    """Receives a topic's entries. Thread-safe, with one ``take`` at a time. Connects at the first ``take``.
 
     Args:
         client: of the cluster.
         topic: ``persistent://tenant/namespace/topic``, a partition's where there are partitions.
-        subscription: its name. A durable one is made at the topic's beginning if there is none; of several consumers
-            with one name, the broker chooses one that works.
-        start: where a reader without a trace begins, instead of a durable subscription.
-        after: the last entry that nobody needs any more; it and earlier ones are dropped when they come.
-        limits: of what waits.
-        bytes_max: asked before more is permitted, instead of the one in ``limits``.
+        subscription: its name. A durable one is created at the topic's beginning if it is missing; of several consumers
+            with one name, the broker chooses the active one.
+        start: start position of a reader, instead of a durable subscription.
+        after: the last entry that isn't needed any more; it and earlier ones are dropped on arrival.
+        limits: of the buffer.
+        bytes_max: returns the byte limit before each grant, instead of the one in ``limits``.
         clock: of waits.
-        ready: called by another thread when there is something to take; must return quickly.
+        ready: called by another thread when entries are available; return quickly.
     """
 
     def __init__(
@@ -188,15 +188,16 @@ class Consumer:
 
     @property
     def is_active(self) -> bool | None:
-        """Whether the broker chose this consumer of the subscription; a reader always is. ``None``: it hasn't said, or
-        can't be heard now."""
+        """Whether the broker chose this consumer; a reader always is. ``None``: not reported yet, or no connection."""
         with self._lock:
             session = self._session
             return self._is_active if session is not None and session.is_usable else None
 
     def is_chosen_since(self, since_s: float) -> bool:
-        """Whether the broker chose this consumer, and was heard after ``since_s``, of the clock's ``monotonic_s``: a
-        later choice would have come before what was heard. A silent one is asked to say something; doesn't wait."""
+        """Whether the broker chose this consumer, and sent anything after ``since_s``, of the clock's ``monotonic_s``.
+
+        Commands are ordered, so a later choice would have arrived before. Pings a silent broker; doesn't wait.
+        """
         with self._lock:
             session = self._session
             if session is None or not session.is_usable or not self._is_active:
@@ -208,14 +209,16 @@ class Consumer:
         return False
 
     def attend(self) -> None:
-        """Subscribes, and again where that is needed, also after ``leave``; brings no entries. Raises as ``take``."""
+        """Subscribes if needed, also after ``leave``; takes no entries. Raises as ``take``."""
         self._is_away = False
         self._raise_error()
         self._subscribed()
 
     def leave(self) -> None:
-        """Leaves the broker until ``attend``: another consumer of the subscription is chosen. Whatever needs the broker
-        meanwhile is refused, or it would be chosen again by asking."""
+        """Unsubscribes until ``attend``: the broker chooses another consumer of the subscription.
+
+        Calls that need the broker are refused meanwhile: subscribing would make this consumer a candidate.
+        """
         with self._subscribing:
             self._is_away = True
             with self._lock:
@@ -224,22 +227,20 @@ class Consumer:
                 session.leave()
 
     def skip(self, position: Position) -> None:
-        """Nobody needs anything up to ``position`` any more: it counts as taken."""
+        """Drops everything up to ``position``: it counts as taken."""
         with self._lock:
             self._taken = position if self._taken is None else max(self._taken, position)
             self._last = position if self._last is None else max(self._last, position)
             self._kept = [each for each in self._kept if each.position > position]
 
     def take(self, wait_s: float = 0.0) -> list[Delivery]:
-        """Entries that nobody took yet, in order; none: nothing came within ``wait_s``.
+        """The next entries, in order; none if nothing arrived within ``wait_s``.
 
-        Subscribes first, and again after the broker or the connection was lost: what was taken isn't repeated, what
-        lies between doesn't get lost.
+        Subscribes first, and again after the broker or the connection was lost, without repeating or losing entries.
 
         Raises:
-            StoreUnavailable: no broker has the topic now, or an entry arrived damaged; try again later.
-            Corrupt: what a reader's broker gives doesn't ascend.
-            AccessDenied, NotFound, InvalidCall: the broker refuses.
+            StoreUnavailable: no broker has the topic now, or an entry arrived damaged; retry later.
+            Corrupt: the entries of a reader don't ascend. AccessDenied, NotFound, InvalidCall: the broker refuses.
             BeyondEnd: a reader's broker began before ``start``, as brokers do when nothing is stored from there on.
             Closed: this consumer was closed.
         """
@@ -258,7 +259,7 @@ class Consumer:
         return taken
 
     def last_position(self) -> Position | None:
-        """The newest entry that the broker would give to somebody, ``None``: there is none.
+        """The newest entry that the broker delivers, ``None`` if there is none.
 
         Raises as ``take``.
         """
@@ -268,11 +269,11 @@ class Consumer:
         return found if found.ledger_id >= 0 and found.entry_id >= 0 else None
 
     def acknowledge(self, position: Position) -> None:
-        """The broker may delete everything up to ``position``. Repeating, or going back, asks for nothing.
+        """Acknowledges everything up to ``position``: the broker may delete it. Sends nothing if it was done before.
 
         Raises:
-            InvalidCall: it is a reader, or ``position`` is after what was taken.
-            StoreUnavailable: try again later.
+            InvalidCall: it is a reader, or ``position`` is after the last taken entry.
+            StoreUnavailable: retry later.
         """
         if self._start is not None:
             raise InvalidCall(f"{self.topic}: a reader acknowledges nothing")
@@ -290,7 +291,7 @@ class Consumer:
         self._acknowledged = position
 
     def close(self) -> None:
-        """Leaves the broker; a durable subscription stays. Closing twice is fine."""
+        """Closes the session; a durable subscription stays. Idempotent."""
         with self._subscribing:
             self._is_closed = True
             with self._lock:
@@ -300,7 +301,7 @@ class Consumer:
         self._arrived.set()
 
     def heard(self, session: _Session, command: Command) -> None:
-        """For the session: a command of the broker."""
+        """Handles a command of the broker, for the session."""
         with self._lock:
             if session is not self._session or session.is_broken:
                 return
@@ -314,11 +315,11 @@ class Consumer:
             self._ready()
 
     def ended(self, session: _Session, error: OffloaderError) -> None:
-        """For the session: its connection is gone, or what it heard was damaged."""
+        """Handles a lost connection or damaged data, for the session."""
         with self._lock:
             if session is not self._session:
                 return
-            # A lost connection is made again; damage has to be told.
+            # A lost connection is re-established; damage is raised.
             if session.connection.is_open:
                 self._error = error
             session.is_broken = True
@@ -327,14 +328,14 @@ class Consumer:
             self._ready()
 
     def _keep(self, session: _Session, command: Command) -> None:
-        """One entry, with the lock held. ``FormatError``: damaged."""
+        """Buffers one entry, with the lock held. ``FormatError``: damaged."""
         position = position_of(command.body.message_id)
         metadata = decode_frame(command.entry).metadata
         messages = max(metadata.num_messages_in_batch, 1)
         if self._start is not None and (error := self._out_of_order(session, position)) is not None:
             self._error, session.is_broken = error, True
             return
-        # After a change of consumers or connections, brokers begin again behind what was acknowledged.
+        # After a change of consumers or connections, brokers resend from the acknowledged position.
         is_new = self._last is None or position > self._last
         self._flow.arrived(messages, len(command.entry), kept=is_new)
         if is_new:
@@ -342,7 +343,7 @@ class Consumer:
             self._kept.append(Delivery(position, command.entry, messages, _known_time_ms(metadata.publish_time)))
 
     def _out_of_order(self, session: _Session, position: Position) -> OffloaderError | None:
-        """What is wrong with the position of a reader's next entry: nobody repeats or skips back for a reader."""
+        """What is wrong with the position of a reader's next entry: readers are never sent repeats."""
         last, session.last = session.last, position
         if last is not None and position <= last:
             return Corrupt(
@@ -354,7 +355,7 @@ class Consumer:
         return None
 
     def _raise_error(self) -> None:
-        """What went wrong, once, when everything before it was taken."""
+        """Raises a failure once, after all entries before it were taken."""
         with self._lock:
             if self._error is None or self._kept:
                 return
@@ -368,12 +369,12 @@ class Consumer:
             usable = session is self._session and session.is_usable
             permits = self._flow.grant() if usable else 0
         if permits:
-            # A connection that breaks now is made again by the next take.
+            # If the connection breaks now, the next take reconnects.
             with contextlib.suppress(StoreUnavailable):
                 session.connection.send(CommandType.FLOW, consumer_id=session.consumer_id, permits=permits)
 
     def _subscribed(self) -> _Session:
-        """The session there is, or a new one."""
+        """The current session, or a new one."""
         with self._subscribing:
             if self._is_closed:
                 raise Closed(f"the consumer of {self.topic} was closed")
@@ -389,13 +390,13 @@ class Consumer:
             return self._subscribe()
 
     def _subscribe(self) -> _Session:
-        """With the lock of subscribing held."""
+        """Call with the subscription lock held."""
         connection = self._client.connection(self.topic)
         is_reader = self._start is not None
         begin = self._last or self._start
         session = _Session(self, connection, begin)
-        # A broker is a while at closing a subscription: a reader that comes back under its name is refused, or begins
-        # where the earlier one did.
+        # Brokers close a subscription asynchronously: a reader that reuses its name is refused, or begins at the
+        # earlier one's position.
         name = f"{self._subscription}-{os.urandom(8).hex()}" if is_reader else self._subscription
         with self._lock:
             self._session = session
@@ -422,20 +423,22 @@ class Consumer:
 
 
 def _known_time_ms(publish_time: int) -> int:
-    """A publish time as Pulsar's code reads the unsigned field; unknown where no format can keep it. The entry is
-    stored by the broker already and can't be refused, and its own bytes keep what the producer sent."""
+    """A publish time as Pulsar's code reads the unsigned field; unknown if no format can hold it.
+
+    The broker stores the entry already, so it can't be refused; its own bytes keep the producer's value.
+    """
     time_ms = signed64(publish_time)
     return time_ms if TIME_MS_MIN <= time_ms <= TIME_MS_MAX else TIME_UNKNOWN_MS
 
 
-#: Payload bytes at which a batch ends: what a listener refuses is refused by the batch.
+#: Payload bytes at which a batch ends: a listener refuses whole batches.
 BATCH_BYTES = 1024 * 1024
-#: Entries of one batch, so that many small ones stay bounded too.
+#: Entries of one batch, which bounds batches of small entries.
 BATCH_ENTRIES_MAX = 8192
 
 
 def batches_of(deliveries: Sequence[Delivery]) -> Iterator[EntryBatch]:
-    """Consecutive entries of one ledger each, in order.
+    """Batches of consecutive entries of one ledger each, in order.
 
     Args:
         deliveries: ascending.

@@ -16,21 +16,21 @@ __all__ = ["Look", "Roster", "TopicPatterns", "is_internal", "partition_number",
 _DOMAIN = "persistent://"
 _PARTITION = re.compile(r"(.+)-partition-(0|[1-9]\d{0,8})")
 _GLOB = re.compile(r"[*?\[]")
-#: Of a subscription's transactions: ``TOPIC-SUBSCRIPTION__transaction_pending_ack``.
+#: Suffix of a subscription's transaction topic: ``TOPIC-SUBSCRIPTION__transaction_pending_ack``.
 _PENDING = "__transaction_pending_ack"
-#: Brokers' own: system topics and their heartbeats.
+#: The brokers' own tenant: system topics and heartbeats.
 _BROKERS_TENANT = "pulsar"
 _HOW = "tenant/namespace/topic with * and ? in any of the three, or tenant/namespace for all of its topics"
 
 
 def partition_number(topic: str) -> tuple[str, int] | None:
-    """``persistent://t/n/x-partition-3`` -> ``("persistent://t/n/x", 3)``; ``None``: it is no partition."""
+    """``persistent://t/n/x-partition-3`` -> ``("persistent://t/n/x", 3)``; ``None`` if it isn't a partition."""
     found = _PARTITION.fullmatch(topic)
     return None if found is None else (found[1], int(found[2]))
 
 
 def is_internal(topic: str) -> bool:
-    """Whether brokers keep a topic for themselves."""
+    """Whether a topic is internal to brokers."""
     tenant, _, rest = topic.removeprefix(_DOMAIN).partition("/")
     name = rest.rpartition("/")[2]
     return tenant == _BROKERS_TENANT or name.startswith("__") or _PENDING in name
@@ -61,10 +61,10 @@ class _Pattern:
 
 @dataclass(frozen=True, slots=True)
 class TopicPatterns:
-    """What ``[pulsar] topics`` and ``exclude`` say. A partitioned topic's name means all its partitions.
+    """Patterns of ``[pulsar] topics`` and ``exclude``. A partitioned topic's name selects all its partitions.
 
     Attributes:
-        topics: a topic is meant if one of these has it,
+        topics: a topic is selected if one of these matches,
         exclude: and none of these.
     """
 
@@ -73,10 +73,10 @@ class TopicPatterns:
 
     @classmethod
     def of(cls, topics: Iterable[str], exclude: Iterable[str] = ()) -> TopicPatterns:
-        """From texts.
+        """Parses patterns.
 
         Raises:
-            InvalidCall: some are none; it names all of these.
+            InvalidCall: some are invalid; names all of these.
         """
         problems: list[str] = []
         found: list[tuple[_Pattern, ...]] = []
@@ -93,7 +93,7 @@ class TopicPatterns:
         return cls(*found)
 
     def have(self, topic: str) -> bool:
-        """Whether ``persistent://tenant/namespace/topic``, or a partition, is meant; what is no such name isn't."""
+        """Whether ``persistent://tenant/namespace/topic``, or a partition, is selected; False for any other name."""
         levels = topic.removeprefix(_DOMAIN).split("/", 2)
         if not topic.startswith(_DOMAIN) or len(levels) != 3 or not all(levels):
             return False
@@ -103,21 +103,21 @@ class TopicPatterns:
 
     @property
     def namespaces(self) -> Sequence[str]:
-        """Those that can be asked for by name: ``tenant/namespace``."""
+        """Namespaces that are named in full: ``tenant/namespace``."""
         return sorted({f"{each.tenant}/{each.namespace}" for each in self.topics if each not in self._wide})
 
     @property
     def tenants(self) -> Sequence[str]:
-        """Those whose namespaces have to be looked at."""
+        """Tenants whose namespaces have to be listed."""
         return sorted({each.tenant for each in self._wide if not _GLOB.search(each.tenant)})
 
     @property
     def is_everywhere(self) -> bool:
-        """Whether every tenant has to be looked at."""
+        """Whether every tenant has to be listed."""
         return any(_GLOB.search(each.tenant) for each in self.topics)
 
     def have_namespace(self, namespace: str) -> bool:
-        """Whether there may be topics in ``tenant/namespace`` that are meant."""
+        """Whether topics in ``tenant/namespace`` can be selected."""
         tenant, _, name = namespace.partition("/")
         return tenant != _BROKERS_TENANT and any(
             fnmatchcase(tenant, each.tenant) and fnmatchcase(name, each.namespace) for each in self.topics
@@ -128,18 +128,18 @@ class TopicPatterns:
         return [each for each in self.topics if _GLOB.search(each.tenant) or _GLOB.search(each.namespace)]
 
 
-#: Looks in a row that must not show a topic before it counts as deleted.
+#: Consecutive surveys that miss a topic before it counts as deleted.
 MISSES_MAX = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What one look at the cluster showed.
+    """Result of one survey of the cluster.
 
     Attributes:
-        topics: namespace -> topics that are meant; a namespace that isn't there has none.
-        failed: namespaces that couldn't be asked: nothing is known of them.
-        is_whole: whether all namespaces that matter are in one of the two; else those that aren't are unknown too.
+        topics: namespace -> selected topics; a missing namespace has none.
+        failed: namespaces that couldn't be queried: nothing is known of them.
+        is_whole: whether all selected namespaces are in one of the two; else missing ones are unknown too.
     """
 
     topics: Mapping[str, frozenset[str]]
@@ -149,7 +149,7 @@ class Look:
 
 @dataclass(slots=True)
 class Roster:
-    """The topics that are taken for there. One thread's.
+    """The topics that count as existing. Not thread-safe.
 
     Attributes:
         topics: now.
@@ -159,7 +159,7 @@ class Roster:
     _missed: dict[str, int] = field(default_factory=dict)
 
     def see(self, look: Look) -> tuple[list[str], list[str]]:
-        """The topics that are new, and those that are gone, each ascending; ``topics`` changes accordingly."""
+        """Applies a survey to ``topics``; returns the new and the deleted topics, each ascending."""
         shown = {topic for topics in look.topics.values() for topic in topics}
         for topic in shown:
             self._missed.pop(topic, None)
@@ -173,7 +173,7 @@ class Roster:
         return new, gone
 
     def forget(self, topics: Iterable[str]) -> None:
-        """They aren't taken for there any more; if they are, the next look says that they are new."""
+        """Removes topics; the next survey that finds them returns them as new."""
         for topic in topics:
             self.topics.discard(topic)
             self._missed.pop(topic, None)
@@ -183,19 +183,19 @@ class Roster:
         return namespace in look.topics or (look.is_whole and namespace not in look.failed)
 
 
-#: Requests in a row that fail before no more are made: each may take as long as its deadline.
+#: Consecutive failures after which no more requests are made: each may take as long as its deadline.
 FAILURES_MAX = 3
 
 
 def survey(
     admin: AdminClient, patterns: TopicPatterns, *, is_stopped: Callable[[], bool] = lambda: False
 ) -> tuple[Look, OffloaderError | None]:
-    """Which topics there are that are meant, and the first error of what couldn't be asked.
+    """The selected topics, and the first error of the failed queries.
 
     Args:
         admin: of the cluster.
-        patterns: what is meant.
-        is_stopped: whether nobody wants to know any more; what wasn't asked by then counts as failed.
+        patterns: which topics are selected.
+        is_stopped: whether to stop early; remaining namespaces count as failed.
     """
     first: OffloaderError | None = None
     is_whole = True
@@ -205,7 +205,7 @@ def survey(
         try:
             namespaces |= {each for each in ask() if patterns.have_namespace(each)}
         except NotFound:
-            pass  # no such tenant: none of its topics are there
+            pass  # no such tenant: it has no topics
         except OffloaderError as error:
             first, is_whole = first or error, False
     topics: dict[str, frozenset[str]] = {}

@@ -19,16 +19,16 @@ _log = logging.getLogger("offloader.ledgers.pulsar")
 
 
 class FailoverSubscription:
-    """Thread-safe. Nothing is asked of a broker before ``start``.
+    """A topic's failover subscription. Thread-safe. Contacts no broker before ``start``.
 
     Args:
         client: of the cluster.
         topic: its name; a partition's where there are partitions.
-        subscription: name of the failover subscription; made at the topic's beginning where there is none.
-        workers: subscribes, and again when the broker or the connection is lost.
+        subscription: name of the failover subscription; created at the topic's beginning if it is missing.
+        workers: subscribe, and resubscribe when the broker or the connection is lost.
         clock: of waits.
-        retry_s_max: longest wait before that is tried again.
-        changed: called on a worker when ``active`` or ``problem`` may have changed; must return quickly.
+        retry_s_max: longest back-off between attempts.
+        changed: called on a worker when ``active`` or ``problem`` may have changed; return quickly.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class FailoverSubscription:
 
     @property
     def active(self) -> bool | None:
-        """Whether the broker chose this process; ``None``: it hasn't said, or can't be heard now."""
+        """Whether the broker chose this process; ``None``: not reported yet, or no connection."""
         return False if self._is_aside else self._consumer.is_active
 
     @property
@@ -77,13 +77,13 @@ class FailoverSubscription:
         self._task.schedule()
 
     def step_aside(self) -> None:
-        """Leaves the turn to another process, soon; until ``step_back`` it isn't even a candidate."""
+        """Hands leadership to another process soon; until ``step_back`` this one isn't a candidate."""
         with self._lock:
             self._is_aside = True
         self._task.schedule()
 
     def step_back(self) -> None:
-        """Is a candidate again, soon. Not having stepped aside is fine."""
+        """Becomes a candidate again soon. Does nothing if it hasn't stepped aside."""
         with self._lock:
             self._is_aside = False
         self._task.schedule()
@@ -93,16 +93,16 @@ class FailoverSubscription:
         return self._consumer.last_position()
 
     def acknowledge(self, position: Position) -> None:
-        """The broker may delete everything up to ``position``.
+        """Acknowledges everything up to ``position``, so that the broker may delete it.
 
         Raises:
-            StoreUnavailable: try again later.
+            StoreUnavailable: retry later.
         """
         self._consumer.skip(position)
         self._consumer.acknowledge(position)
 
     def close(self) -> None:
-        """Leaves: another process may work. Closing twice is fine."""
+        """Closes the subscription: another process becomes the leader. Idempotent."""
         with self._lock:
             self._is_closed = True
         self._consumer.close()
@@ -118,7 +118,7 @@ class FailoverSubscription:
         except Closed:
             return
         except OffloaderError as error:
-            # Whatever it is: a token may be renewed, a topic may come back.
+            # Whatever the error: a token may be renewed, a topic may come back.
             delay_s = self._backoff.wait()
             if self._problem is None or str(self._problem) != str(error):
                 _log.warning("%s: not subscribed: %s; again in %.1f s", self.topic, error, delay_s)

@@ -17,12 +17,12 @@ from offloader.runtime.clock import Clock
 
 __all__ = ["InconsistentRead", "LedgerList", "NotGiven", "SkippedEntries", "first_from", "newest_of"]
 
-#: Longest wait for the first entry of the reading that is repeated.
+#: Longest wait for the first entry of a repeated read.
 READ_S_MAX = 15.0
 
 
 class InconsistentRead(StoreUnavailable):
-    """A reader was not given what another one gets: what it brought can't be believed, read again."""
+    """A reader was not given entries that another one gets: discard what it received and read again."""
 
 
 class NotGiven(NamedTuple):
@@ -34,17 +34,17 @@ class NotGiven(NamedTuple):
 
 
 class SkippedEntries:
-    """Of one topic. Thread-safe.
+    """Classifies the skipped entries of one topic. Thread-safe.
 
-    The broker is asked about each entry of a run. Unless it calls all of them undelivered, a second reader begins with
-    the run's first entry. Entries that it isn't given either count as the broker said of each. Behind a lost entry a
-    broker also passes over entries that it has: a reader that begins with them gets them.
+    Asks the broker about each entry of a run. Unless all of them are undelivered, a second reader begins at the run's
+    first entry. Entries that it doesn't get either are classified by the broker's answers. After a lost entry a broker
+    also skips entries that it has; a reader that begins at them gets them.
 
     Args:
         topic: its name, for errors.
-        fate_of: the broker's admin interface, of one entry.
-        asked_max: entries of a run that are asked about, its first ones; the others are unknown.
-        open_reader: a reader of the topic that begins at a position.
+        fate_of: queries the broker's admin interface about one entry.
+        asked_max: number of leading entries of a run to query; the others are unknown.
+        open_reader: opens a reader of the topic at a position.
         clock: of waits.
     """
 
@@ -61,17 +61,17 @@ class SkippedEntries:
         self._asked_max = asked_max
 
     def look(self, ledger_id: int, first: int, last: int, following: Position) -> list[NotGiven]:
-        """The beginning of a run, as far as no reader gets it, in pieces of one fate each, ascending.
+        """The beginning of a run that no reader gets, in pieces of one fate each, ascending.
 
-        The rest of the run, if there is one, is to be read from its first entry on.
+        Read the rest of the run, if any, from its first entry on.
 
         Args:
-            ledger_id, first, last: entries that the broker lists and didn't give.
-            following: what it gave next.
+            ledger_id, first, last: entries that the broker lists and didn't deliver.
+            following: the next entry that it delivered.
 
         Raises:
-            PassedOver: it gives the first of them to a second reader.
-            StoreUnavailable: it didn't answer, or it has the first of them and gives it to nobody: nothing was decided.
+            InconsistentRead: it delivers the first of them to a second reader.
+            StoreUnavailable: no response, or it has the first entry and doesn't deliver it: nothing was decided.
         """
         asked = range(first, min(last + 1, first + self._asked_max))
         fates = [self._fate_of(Position(ledger_id, each)) for each in asked]
@@ -91,7 +91,7 @@ class SkippedEntries:
         return _pieces(first, last, fates)
 
     def _read_again(self, first: Position, following: Position) -> Position:
-        """What a second reader gets first, behind ``first``."""
+        """The first entry after ``first`` that a second reader gets."""
         reader = self._open_reader(first)
         try:
             deadline_s = self._clock.monotonic_s() + READ_S_MAX
@@ -113,7 +113,7 @@ class SkippedEntries:
 
 
 def _pieces(first: int, last: int, fates: Sequence[EntryFate]) -> list[NotGiven]:
-    """Of ``first`` to ``last``; those that weren't asked about are unknown."""
+    """The pieces of ``first`` to ``last``; entries that weren't queried are unknown."""
     unasked = last + 1 - first - len(fates)
     known = [EntryFate.UNKNOWN if each is EntryFate.DENIED else each for each in fates[: last + 1 - first]]
     found: list[NotGiven] = []
@@ -124,10 +124,10 @@ def _pieces(first: int, last: int, fates: Sequence[EntryFate]) -> list[NotGiven]
     return found
 
 
-#: How long an answer counts while nothing casts doubt on it, the newest entry least: that one is always asked for.
+#: Cache time of an answer, except for the newest entry, which is always queried.
 AGE_S_MAX = 10.0
-#: Runs of entries that no reader gets, kept per topic and fate; the oldest ledgers' go first: by then the manifest has
-#: them.
+#: Runs of undelivered entries kept per topic and fate; evicts the oldest ledgers' first, which the manifest has by
+#: then.
 RUNS_MAX = 100_000
 
 _NO_LEDGER = Position(-1, -1)
@@ -137,7 +137,7 @@ _Runs = dict[int, list[tuple[int, int]]]
 
 
 def first_from(infos: Sequence[LedgerInfo], start: Position) -> Position | None:
-    """The first listed entry at or after ``start`` that may be given, ``None``: there is none."""
+    """The first listed entry at or after ``start`` that may be delivered, ``None`` if there is none."""
     for info in infos:
         first = start.entry_id if info.ledger_id == start.ledger_id else 0
         if info.ledger_id < start.ledger_id:
@@ -157,7 +157,7 @@ def newest_of(infos: Sequence[LedgerInfo]) -> Position | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Answer:
-    """What the broker said: its ledgers as they are, and how far anybody can read."""
+    """The broker's answer: its ledgers, and the newest readable position."""
 
     asked_s: float
     doubts: int
@@ -167,13 +167,13 @@ class _Answer:
 
 
 class LedgerList:
-    """One topic's ledgers. Thread-safe; calls that ask the broker wait for each other.
+    """One topic's ledgers. Thread-safe; calls that query the broker wait for each other.
 
     Args:
         topic: its name, for errors.
-        ask: the broker's admin interface, for the topic's internal statistics.
-        ask_last: the broker, for the newest entry that it would give to somebody.
-        look: at entries that it lists and didn't give: ``SkippedEntries.look``.
+        ask: queries the admin interface for the topic's internal statistics.
+        ask_last: queries the broker for the newest entry that it delivers.
+        look: classifies entries that are listed and weren't delivered: ``SkippedEntries.look``.
         clock: of ages and times.
     """
 
@@ -196,22 +196,22 @@ class LedgerList:
         self._runs: dict[EntryFate, _Runs] = {EntryFate.UNDELIVERED: {}, EntryFate.LOST: {}, EntryFate.UNKNOWN: {}}
         self._closed_ms: dict[int, int] = {}
         self._gone: set[int] = set()
-        #: What was made of an answer last, and of what; and how often what is added to answers changed.
+        #: The last computed list, its inputs, and the version of what is added to answers.
         self._built: tuple[tuple[_Answer, Position, int], list[LedgerInfo]] | None = None
         self._changes = 0
 
     def infos(self) -> list[LedgerInfo]:
-        """All ledgers, ascending, but those whose hot copies were given up.
+        """All ledgers, ascending, except those whose hot copies were released.
 
-        A ledger counts as open, and as long as what can be read of it, until its last entry was readable or a later
-        ledger's was: what nobody can read yet (a transaction that isn't decided) may be read later.
+        A ledger counts as open, with the readable part as its length, until its last entry or a later ledger's was
+        readable: entries that aren't readable yet (an undecided transaction) may become so.
 
         Raises: as the admin interface and the broker.
         """
         return self._shown(self._current())
 
     def known(self) -> list[LedgerInfo]:
-        """The same without asking anybody: what is listed there was so at the last answer; none: ask."""
+        """The same from the cache, without a query; empty if a query is needed."""
         with self._lock:
             answer = self._answer if self._answer is not None and self._answer.doubts == self._doubts else None
         return [] if answer is None else self._shown(answer)
@@ -229,17 +229,17 @@ class LedgerList:
         return self._current().internals
 
     def doubt(self) -> None:
-        """Something was seen that the last answer may not know of: the next call asks again."""
+        """Invalidates the cached answer: the next call queries again."""
         with self._lock:
             self._doubts += 1
 
     def delivered(self, position: Position) -> None:
-        """An entry was delivered: it is there without asking."""
+        """Notes a delivered entry, so that no query is needed for it."""
         with self._lock:
             self._delivered = max(self._delivered, position)
 
     def gave_up(self, ledger_id: int) -> None:
-        """Its hot copy may be deleted at any time: it isn't listed any more."""
+        """Stops listing a ledger: its hot copy may be deleted at any time."""
         with self._lock:
             self._changes += 1
             self._gone.add(ledger_id)
@@ -248,16 +248,17 @@ class LedgerList:
             self._closed_ms.pop(ledger_id, None)
 
     def follow(self, before: Position | None, begin: Position) -> list[LedgerInfo]:
-        """Accounts for what lies between two entries that a reader got one after the other, ``None``: the topic's
-        beginning. What the broker lists there and didn't give no reader gets; ``infos`` tell why.
+        """Accounts for the entries between two that a reader got in sequence (``None``: the topic's beginning).
+
+        No reader gets what the broker lists there and didn't deliver; ``infos`` give the reason.
 
         Returns:
             The closed ledgers from ``before`` on that end before ``begin``.
 
         Raises:
-            Corrupt: the broker gave an entry that it doesn't list.
-            PassedOver: it gives to others what it didn't give here; to be read again from ``first_from`` on.
-            What asking raises: to be tried again.
+            Corrupt: the broker delivered an entry that it doesn't list.
+            InconsistentRead: it delivers skipped entries to others; read again from ``first_from`` on.
+            Errors of the queries: retry.
         """
         if before is not None and before.ledger_id == begin.ledger_id and begin.entry_id == before.entry_id + 1:
             self.delivered(begin)
@@ -301,7 +302,7 @@ class LedgerList:
                 listed = answer.internals.ledgers.ledgers
                 if listed and readable.ledger_id == listed[-1].ledger_id:
                     return self._keep(replace(answer, readable=readable))
-            # In this order: what the first one lists and the second one doesn't reach can't be read now.
+            # In this order: what the first lists and the second doesn't reach can't be read now.
             internals = self._ask()
             readable = self._ask_last() or _NO_LEDGER
             created_ms, now_ms = internals.newest_ledger_created_ms, self._clock.now_ms()
@@ -315,7 +316,7 @@ class LedgerList:
         return answer
 
     def _infos(self, answer: _Answer, readable: Position) -> list[LedgerInfo]:
-        """With the lock held."""
+        """Call with the lock held."""
         internals, found = answer.internals, []
         ledgers = internals.ledgers.ledgers
         for number, ledger in enumerate(ledgers, 1):
@@ -353,7 +354,7 @@ class LedgerList:
         return replace(info, holes=holes, lost=lost, unconfirmed=unconfirmed)
 
     def _unknown(self, info: LedgerInfo, before: Position | None, begin: Position) -> Iterator[tuple[int, int, int]]:
-        """Ledger, first and last entry of each run of one ledger between two entries that isn't accounted for."""
+        """Ledger, first and last entry of each unaccounted run of one ledger between two entries."""
         ledger_id = info.ledger_id
         first = before.entry_id + 1 if before is not None and ledger_id == before.ledger_id else 0
         end = begin.entry_id if ledger_id == begin.ledger_id else info.entries
@@ -381,7 +382,7 @@ class LedgerList:
             raise Corrupt(f"{self.topic}: the broker gave {before} of a ledger that it says ends at {end}", hint=hint)
 
     def _add(self, kind: _Runs, ledger_id: int, first: int, last: int) -> None:
-        """Joined with what it touches."""
+        """Adds a run, merged with adjacent ones."""
         self._changes += 1
         runs = sorted([*kind.get(ledger_id, ()), (first, last)])
         joined = [runs[0]]

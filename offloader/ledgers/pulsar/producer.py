@@ -1,7 +1,7 @@
-"""One producer of a topic: sends entries as they are to be stored, and says which of them are.
+"""Producer of one topic: sends entries as they are to be stored, and reports which of them are.
 
-Owns one session with one broker, and how much is on its way. Must never send anything a second time by itself: after an
-error nobody knows what was stored, and who asks must look before it goes on, with another producer.
+Never resends: after an error the outcome is unknown, and the caller has to check what was stored before it continues
+with another producer.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from offloader.runtime.clock import Clock, SystemClock
 __all__ = ["Producer", "ProducerLimits", "Receipt"]
 
 _NOWHERE = Position(-1, -1)
-#: Parts of large messages are as large as the broker allows, and longer under another name. Brokers and bookies allow
-#: frames 10 KiB above that.
+#: Margin below the broker's size limit: parts of large messages are as large as it allows, and longer under another
+#: name. Brokers and bookies allow frames 10 KiB above that.
 SPARE_BYTES = 4096
 
 
 class Receipt(NamedTuple):
-    """What a broker has stored, or had stored already.
+    """An entry that the broker has stored, now or before.
 
     Attributes:
         sequence_id: of the entry.
-        position: where it is; ``None``: it was there already, a broker that deduplicates doesn't say where.
+        position: where it is; ``None`` for a duplicate, whose position a deduplicating broker doesn't report.
     """
 
     sequence_id: int
@@ -43,10 +43,10 @@ class Receipt(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerLimits:
-    """Of what is sent and not stored yet.
+    """Limits of unacknowledged entries.
 
     Attributes:
-        entries_max, bytes_max: how much that may be.
+        entries_max, bytes_max: how much may be in flight.
         store_s: how long the broker may take to store an entry.
     """
 
@@ -61,13 +61,13 @@ class Producer:
     Args:
         client: of the cluster.
         topic: ``persistent://tenant/namespace/topic``, a partition's where there are partitions.
-        name: by which a broker that deduplicates recognises what it has already; only one producer of a name is let in.
-        limits: of what is on its way.
+        name: by which a broker recognises duplicates; a topic admits one producer of a name.
+        limits: of entries in flight.
         clock: of deadlines.
 
     Raises:
         AccessDenied, NotFound, InvalidCall: the broker refuses.
-        StoreUnavailable: no broker has the topic now, or a producer of that name is connected; try again later.
+        StoreUnavailable: no broker has the topic now, or a producer of that name is connected; retry later.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Producer:
         try:
             body = self._connection.request(CommandType.PRODUCER, topic=topic, producer_id=self._id, producer_name=name)
         except BaseException:
-            # The broker may have let it in all the same, and would keep the name for it.
+            # The broker may have accepted the producer anyway, and would keep the name taken.
             self._leave()
             raise
         #: Of the newest entry that a producer of this name has stored; -1: none, or the topic doesn't deduplicate.
@@ -102,16 +102,16 @@ class Producer:
 
     @property
     def newest(self) -> Receipt | None:
-        """The newest entry that is stored; everything sent before it is too."""
+        """The newest stored entry; everything sent before it is stored too."""
         return self._newest
 
     @property
     def on_its_way(self) -> int:
-        """Entries that are sent and not stored yet."""
+        """Number of entries in flight."""
         return len(self._waiting)
 
     def send(self, sequence_id: int, entry: bytes, messages: int) -> None:
-        """Sends an entry; waits while too much is on its way.
+        """Sends an entry; waits while too much is in flight.
 
         Args:
             sequence_id: above that of the entry before.
@@ -119,8 +119,8 @@ class Producer:
             messages: how many are in it.
 
         Raises:
-            InvalidCall: the entry is larger than the broker takes; nothing was sent.
-            OffloaderError: the producer's end; what is on its way may be stored or not.
+            InvalidCall: the entry is above the broker's limit; nothing was sent.
+            OffloaderError: the producer has failed; entries in flight may be stored or not.
         """
         limits, most = self._limits, self._connection.message_bytes_max + SPARE_BYTES
         if len(entry) > most:
@@ -142,11 +142,11 @@ class Producer:
         )
 
     def flush(self) -> None:
-        """Returns when everything that was sent is stored. Raises as ``send``."""
+        """Waits until everything sent is stored. Raises as ``send``."""
         self._wait(lambda: not self._waiting)
 
     def close(self) -> None:
-        """Gives the name back to the broker; what is on its way is left to itself. Closing twice is fine."""
+        """Releases the name at the broker; doesn't wait for entries in flight. Idempotent."""
         with self._lock:
             was_closed = isinstance(self._error, Closed)
             self._error = self._error or Closed(f"the producer of {self.topic} was closed")
@@ -155,7 +155,7 @@ class Producer:
             self._leave()
 
     def received(self, command: Command) -> None:
-        """For the connection."""
+        """Handles a command, for the connection."""
         body = command.body
         match command.type:
             case CommandType.SEND_RECEIPT:
@@ -168,7 +168,7 @@ class Producer:
                 self.lost(StoreUnavailable(f"{self._connection.name} gave {self.topic} up"))
 
     def lost(self, error: OffloaderError) -> None:
-        """For the connection: it is gone."""
+        """Handles the loss of the connection."""
         with self._lock:
             self._error = self._error or error
             self._changed.set()
@@ -176,7 +176,7 @@ class Producer:
     def _stored(self, sequence_id: int, position: Position) -> None:
         with self._lock:
             if not self._waiting or sequence_id < self._waiting[0][0]:
-                return  # said before
+                return  # reported before
             if sequence_id != self._waiting[0][0]:
                 what = f"{self._connection.name} stored {sequence_id} of {self.topic} before {self._waiting[0][0]}"
                 self._error = self._error or StoreUnavailable(what)
@@ -186,7 +186,7 @@ class Producer:
             self._changed.set()
 
     def _wait(self, is_enough: Callable[[], bool]) -> None:
-        """Until there is room; ``store_s`` without a receipt is the end."""
+        """Waits for room; fails after ``store_s`` without a receipt."""
         while True:
             with self._lock:
                 if self._error is not None:

@@ -45,14 +45,13 @@ __all__ = [
 
 
 class NameTaken(StoreUnavailable):
-    """A producer of that name is connected to the topic; or the topic has as many producers as it may."""
+    """A producer of that name is connected to the topic, or the topic has its maximum of producers."""
 
 
-#: Brokers answer whole stack traces.
+#: Brokers return whole stack traces.
 MESSAGE_CHARACTERS_MAX = 300
 
-#: Code of Pulsar's ``ServerError`` -> its name, and the error here. Codes that aren't listed pass by themselves, as far
-#: as anybody knows: it is tried again.
+#: Code of Pulsar's ``ServerError`` -> its name, and the error here. Other codes count as temporary and are retried.
 _KINDS: dict[int, tuple[str, type[OffloaderError]]] = {
     0: ("unknown error", StoreUnavailable),
     1: ("metadata error", StoreUnavailable),
@@ -79,13 +78,13 @@ _KINDS: dict[int, tuple[str, type[OffloaderError]]] = {
 
 
 def refusal(broker: str, command: str, code: int, message: str) -> OffloaderError:
-    """The error that a broker answered.
+    """The exception for a broker's error response.
 
     Args:
         broker: its address.
-        command: what it was asked.
+        command: the refused command.
         code: of Pulsar's ``ServerError``.
-        message: its words; only their first line, and not too much of it, is repeated.
+        message: the broker's text; only its first line is used, truncated.
     """
     name, kind = _KINDS.get(code, (f"error {code}", StoreUnavailable))
     words = (message.strip().splitlines() or [""])[0][:MESSAGE_CHARACTERS_MAX]
@@ -93,10 +92,10 @@ def refusal(broker: str, command: str, code: int, message: str) -> OffloaderErro
     return kind(f"{broker} refused {command}: {name}{': ' if words else ''}{words}", hint=hint)
 
 
-#: Requests without an answer on one connection.
+#: Pending requests on one connection.
 REQUESTS_MAX = 1000
 
-#: What answers a request, when it isn't ``ERROR``.
+#: Response types of a request, besides ``ERROR``.
 ANSWERS = {
     CommandType.LOOKUP: CommandType.LOOKUP_RESPONSE,
     CommandType.PARTITIONED_METADATA: CommandType.PARTITIONED_METADATA_RESPONSE,
@@ -108,7 +107,7 @@ ANSWERS = {
     CommandType.GET_LAST_MESSAGE_ID: CommandType.GET_LAST_MESSAGE_ID_RESPONSE,
     CommandType.ACK: CommandType.ACK_RESPONSE,
 }
-#: Answers that may be refusals too -> the value of their field ``response`` that says so, if they have one.
+#: Responses that may be refusals too -> the value of their field ``response`` that means so, if they have one.
 _REFUSALS = {
     CommandType.LOOKUP_RESPONSE: 2,
     CommandType.PARTITIONED_METADATA_RESPONSE: 1,
@@ -117,7 +116,7 @@ _REFUSALS = {
 
 
 class Answer:
-    """What a request waits for: ``arrived``, and then ``error`` or ``body``."""
+    """A pending request's result: ``arrived``, and then ``error`` or ``body``."""
 
     __slots__ = ("arrived", "body", "command", "error")
 
@@ -129,7 +128,7 @@ class Answer:
 
 
 class Requests:
-    """Thread-safe.
+    """The pending requests of a connection. Thread-safe.
 
     Args:
         name: of the broker, for errors.
@@ -145,10 +144,10 @@ class Requests:
         return len(self._waiting)
 
     def begin(self, command: CommandType) -> tuple[int, Answer]:
-        """A new request's id, and where its answer will be.
+        """Registers a request; returns its id and its pending answer.
 
         Raises:
-            Throttled: ``REQUESTS_MAX`` wait already.
+            Throttled: ``REQUESTS_MAX`` are pending already.
         """
         answer = Answer(command)
         with self._lock:
@@ -159,20 +158,20 @@ class Requests:
         return request_id, answer
 
     def end(self, request_id: int) -> None:
-        """Nobody waits for it any more."""
+        """Removes a request that is no longer waited for."""
         with self._lock:
             self._waiting.pop(request_id, None)
 
     def answered(self, kind: CommandType, body: Any, message: str) -> None:
-        """An answer arrived; one that nobody waits for is nobody's.
+        """Completes a request; ignores an answer without a pending request.
 
         Args:
             kind: of the answer.
             body: of the answer.
-            message: what the broker says if it refuses, fit to be shown.
+            message: the broker's refusal, fit to be shown.
 
         Raises:
-            Inconsistent: it is no answer to what was asked.
+            Inconsistent: the answer doesn't match the request.
         """
         with self._lock:
             answer = self._waiting.get(body.request_id)
@@ -187,7 +186,7 @@ class Requests:
         answer.arrived.set()
 
     def fail(self, error: OffloaderError) -> None:
-        """Whoever waits is told."""
+        """Fails all pending requests."""
         with self._lock:
             waiting, self._waiting = self._waiting, {}
         for answer in waiting.values():
@@ -205,10 +204,10 @@ def _is_refusal(kind: CommandType, body: Any) -> bool:
 _log = logging.getLogger("offloader.ledgers.pulsar")
 
 _CLIENT_VERSION = "offloader"
-#: Of Pulsar's ``ProtocolVersion``; 18 and above show broker entry metadata.
+#: Of Pulsar's ``ProtocolVersion``; from 18 on brokers send broker entry metadata.
 PROTOCOL_VERSION = 19
 _TOKEN_METHOD = "token"  # noqa: S105 - the name of a method
-#: The largest messages a broker may announce; one frame of them is held in memory.
+#: The largest message size a broker may announce; one such frame is held in memory.
 MESSAGE_BYTES_MAX = 128 * 1024 * 1024
 
 #: Commands to one consumer or producer -> the field with its id.
@@ -225,13 +224,13 @@ _ADDRESSED_BY = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
-    """Of one connection.
+    """Limits of one connection.
 
     Attributes:
-        connect_s: to connect, to begin TLS, and to be let in, each.
-        request_s: for the answer to a request.
-        keep_alive_s: a broker that says nothing for this long is asked whether it is there, and given up after as long
-            again; also the longest time one command may take to be sent.
+        connect_s: for the connection, the TLS handshake and the login, each.
+        request_s: for the response to a request.
+        keep_alive_s: a broker that is silent for this long gets a ping, and the connection is closed after as long
+            again; also the longest time for sending one command.
     """
 
     connect_s: float = 10.0
@@ -240,8 +239,10 @@ class ConnectionLimits:
 
 
 class ConsumerListener(Protocol):
-    """Who hears of one consumer's, or one producer's, commands. Called by the thread that reads: must return quickly,
-    and must not wait for an answer on the same connection."""
+    """Receives one consumer's or producer's commands, on the receiving thread.
+
+    Return quickly, and don't wait for a response on the same connection.
+    """
 
     def received(self, command: Command) -> None:
         """``MESSAGE``, ``CLOSE_CONSUMER``, ``ACTIVE_CONSUMER_CHANGE`` or ``REACHED_END_OF_TOPIC``; of a producer
@@ -249,15 +250,15 @@ class ConsumerListener(Protocol):
         ...
 
     def lost(self, error: OffloaderError) -> None:
-        """The connection is gone; once, and nothing after it."""
+        """The connection is lost; called once, as the last call."""
         ...
 
 
 class Connection:
-    """A connection that was let in. Thread-safe. Made by ``open_connection``.
+    """An authenticated connection. Thread-safe. Made by ``open_connection``.
 
     Attributes:
-        heard_s: when the broker last said anything, of the clock's ``monotonic_s``.
+        heard_s: when the broker last sent anything, by the clock's ``monotonic_s``.
     """
 
     def __init__(
@@ -276,7 +277,7 @@ class Connection:
         self._let_in: Answer | None = Answer(CommandType.CONNECT)
         self._error: OffloaderError | None = None
         self.heard_s = clock.monotonic_s()
-        #: The largest entry that the broker takes.
+        #: The largest entry that the broker accepts.
         self.message_bytes_max = FRAME_BYTES_MAX - FRAME_PADDING_BYTES
         self._reader = threading.Thread(target=self._read, name=f"offloader-pulsar {name}", daemon=True)
 
@@ -290,7 +291,7 @@ class Connection:
         return self._error is None
 
     def begin(self, proxy_to: str) -> None:
-        """Starts to read, and is let in; for ``open_connection``."""
+        """Starts the receiving thread and authenticates; for ``open_connection``."""
         answer = self._let_in
         assert answer is not None
         token = self._token()
@@ -307,9 +308,9 @@ class Connection:
         self._await(answer, self._limits.connect_s)
 
     def request(self, kind: CommandType, *, timeout_s: float | None = None, **fields: Any) -> Any:
-        """Sends a command with a request id of its own, and waits for the answer.
+        """Sends a command with a request id of its own, and waits for the response.
 
-        A request that is cut off may have been obeyed: only ask for what may be asked for twice.
+        The broker may have executed a request that failed on the way: send only idempotent ones.
 
         Args:
             kind: the command.
@@ -317,12 +318,12 @@ class Connection:
             fields: as for ``encode_command``, without the request id.
 
         Returns:
-            The body of the answer, whichever command that is.
+            The body of the response, whichever command that is.
 
         Raises:
             AccessDenied, NotFound, InvalidCall, StoreUnavailable: the broker refused.
-            StoreUnavailable: the connection broke, or there is no answer in time.
-            Throttled: too many wait already.
+            StoreUnavailable: the connection broke, or no response arrived in time.
+            Throttled: too many requests are pending.
         """
         if threading.current_thread() is self._reader:
             raise InvalidCall(f"{self.name}: a listener may not wait for {kind.name}")
@@ -336,7 +337,7 @@ class Connection:
             self._requests.end(request_id)
 
     def send(self, kind: CommandType, entry: bytes = b"", **fields: Any) -> None:
-        """Sends a command that has no answer.
+        """Sends a command that has no response.
 
         Raises:
             StoreUnavailable: the connection broke.
@@ -350,11 +351,11 @@ class Connection:
         try:
             self._transport.send(frame)
         except OSError as cause:
-            # Half a frame may be out: nothing that follows would be understood.
+            # Half a frame may have been sent: the broker can't parse what follows.
             raise copy(self._fail(StoreUnavailable(f"{self.name} is lost: {cause}"))) from cause
 
     def attach(self, listener: ConsumerListener) -> int:
-        """A new consumer's or producer's id; its commands go to ``listener`` from now on.
+        """Registers a consumer or producer and returns its id; its commands go to ``listener`` from now on.
 
         Raises:
             StoreUnavailable: the connection broke.
@@ -367,12 +368,12 @@ class Connection:
             return consumer_id
 
     def detach(self, consumer_id: int) -> None:
-        """Nothing more goes to this one's listener, except what is on its way at this moment."""
+        """Unregisters a listener; a call that is already running may still complete."""
         with self._lock:
             self._listeners.pop(consumer_id, None)
 
     def close(self) -> None:
-        """Ends the connection; returns when its thread has ended. Closing twice is fine."""
+        """Closes the connection; returns when its thread has ended. Idempotent."""
         self._fail(StoreUnavailable(f"{self.name} was closed by us"))
         if self._reader.ident is None:
             self._transport.release()
@@ -383,7 +384,7 @@ class Connection:
         if not self._clock.wait(answer.arrived, timeout_s):
             raise StoreUnavailable(f"{self.name} didn't answer {answer.command.name} within {timeout_s:g} s")
         if answer.error is not None:
-            raise copy(answer.error)  # others may be told of the same one
+            raise copy(answer.error)  # other requests may raise the same one
         return answer.body
 
     def _read(self) -> None:
@@ -429,7 +430,7 @@ class Connection:
             addressee = getattr(body, _ADDRESSED_BY[kind])
             with self._lock:
                 listener = self._listeners.get(addressee)
-            # None: it was closed while this was on its way
+            # None: it was detached while this was on its way
             if listener is not None:
                 self._tell(addressee, listener, command)
         elif kind is CommandType.PING:
@@ -445,7 +446,7 @@ class Connection:
             self._requests.answered(kind, body, self._without_token(words) if words else "")
 
     def _tell(self, consumer_id: int, listener: ConsumerListener, command: Command) -> None:
-        # One consumer's trouble isn't the others'.
+        # One consumer's failure doesn't affect the others.
         try:
             listener.received(command)
         except FormatError as cause:
@@ -477,7 +478,7 @@ class Connection:
         if announced > MESSAGE_BYTES_MAX:
             raise LimitReached(f"{self.name} announces messages of {announced} bytes, above {MESSAGE_BYTES_MAX}")
         self.message_bytes_max = announced or self.message_bytes_max
-        # What was stored while the limit was higher is still sent.
+        # Entries stored while the limit was higher are still sent.
         self._splitter.frame_bytes_max = max(announced + FRAME_PADDING_BYTES, FRAME_BYTES_MAX)
         if self._let_in is not None:
             answer, self._let_in = self._let_in, None
@@ -485,7 +486,7 @@ class Connection:
             answer.arrived.set()
 
     def _token(self) -> str:
-        """Nothing: no authentication."""
+        """The token; empty without authentication."""
         return self._security.token() if self._security.token else ""
 
     def _without_token(self, message: str) -> str:
@@ -493,7 +494,7 @@ class Connection:
         return message.replace(token, "...") if token else message
 
     def _fail(self, error: OffloaderError) -> OffloaderError:
-        """The connection is over; whoever waits is told. The first reason stays, and is answered."""
+        """Ends the connection and fails pending requests. The first reason is kept and returned."""
         with self._lock:
             if self._error is None:
                 self._error = error
@@ -510,7 +511,7 @@ class Connection:
 def open_connection(
     address: BrokerAddress, *, security: Security, limits: ConnectionLimits, clock: Clock, proxy_to: str = ""
 ) -> Connection:
-    """Connects, and is let in.
+    """Connects and authenticates.
 
     Args:
         address: of a broker or a proxy.
@@ -520,7 +521,7 @@ def open_connection(
         proxy_to: ``host:port`` of the broker behind the proxy at ``address``.
 
     Raises:
-        AccessDenied: the token or the certificate isn't good.
+        AccessDenied: the token or the certificate is rejected.
         StoreUnavailable: the broker can't be reached, or isn't one.
     """
     transport = open_transport(

@@ -32,26 +32,26 @@ __all__ = ["PulsarCluster", "PulsarSource"]
 
 _log = logging.getLogger("offloader.ledgers.pulsar")
 
-#: How long is waited for an entry that is on its way, before it is fetched apart from the others.
+#: How long a read waits for an entry that is being delivered, before a separate reader fetches it.
 LIVE_WAIT_S = 1.0
 
 
 class PulsarSource:
-    """A ``LedgerSource``. Thread-safe. Made by ``PulsarCluster.open_topic``.
+    """A topic as a ``LedgerSource``. Thread-safe. Made by ``PulsarCluster.open_topic``.
 
     Args:
         topic: ``persistent://tenant/namespace/topic``.
         client, admin: of the cluster.
-        subscription: name of ours.
-        open_reader: a reader at the topic's end.
-        read_again: a reader for a second look at what wasn't given.
-        readers: of the cluster, for what is older.
+        subscription: this project's subscription.
+        open_reader: opens a reader at the topic's end.
+        read_again: opens a second reader, for entries that weren't delivered.
+        readers: of the cluster, for older entries.
         workers: of the cluster.
         clock: of ages.
-        bytes_max: how much of this topic may wait in memory now.
+        bytes_max: returns how many bytes of this topic may wait in memory now.
         entries_asked_max: as ``asked_max`` of ``SkippedEntries``.
-        retry_s_max: longest wait before something is tried again.
-        trims: whether the broker is asked to look at once what it may delete.
+        retry_s_max: longest back-off.
+        trims: whether to make the broker trim ledgers at once.
         changed: called on a worker when ``active`` or ``problem`` may have changed.
         closed: called once, when it is closed.
     """
@@ -116,26 +116,28 @@ class PulsarSource:
 
     @property
     def active(self) -> bool | None:
-        """Whether the broker chose this process to work on the topic; ``None``: it hasn't said, or can't be heard."""
+        """Whether the broker chose this process to work on the topic; ``None``: not reported yet, or no connection."""
         return self._standing.active
 
     def is_chosen_since(self, since_s: float) -> bool:
-        """Whether the broker still chose this process after ``since_s``, of the clock's ``monotonic_s``. One that was
-        silent since is asked to say something; False until it does."""
+        """Whether the broker confirmed this process after ``since_s``, of the clock's ``monotonic_s``.
+
+        Pings a broker that was silent since; False until it responds.
+        """
         return self._standing.is_chosen_since(since_s)
 
     @property
     def problem(self) -> OffloaderError | None:
-        """Why the topic isn't subscribed, read or believed now; retryable: it is tried again by itself."""
+        """Why the topic isn't subscribed, read or trusted now; a retryable error is retried automatically."""
         return self._failure or self._standing.problem or self._live.trouble
 
     @property
     def held_bytes(self) -> int:
-        """Payload bytes of this topic that wait to be taken."""
+        """Payload bytes of this topic that wait to be accepted."""
         return self._live.held_bytes
 
     def start(self) -> None:
-        """Subscribes, which makes the subscription where there is none; ``active`` is known some time later."""
+        """Subscribes, creating a missing subscription; ``active`` becomes known some time later."""
         self._standing.start()
 
     @property
@@ -144,16 +146,18 @@ class PulsarSource:
         return self._standing.is_aside
 
     def step_aside(self) -> None:
-        """Leaves the topic to another process that waits for it, soon: ``active`` is False until ``step_back``, and the
-        broker isn't asked who should work. What the subscription keeps stays."""
+        """Hands the topic to a standby process soon: ``active`` is False until ``step_back``.
+
+        The broker isn't queried meanwhile. The subscription keeps what it retains.
+        """
         self._standing.step_aside()
 
     def step_back(self) -> None:
-        """The broker may choose this process again."""
+        """Becomes a candidate again."""
         self._standing.step_back()
 
     def close(self) -> None:
-        """Leaves the topic to others; the subscription stays. Closing twice is fine."""
+        """Hands the topic to other processes; the subscription stays. Idempotent."""
         with self._lock:
             was_closed, self._is_closed = self._is_closed, True
         if was_closed:
@@ -166,11 +170,11 @@ class PulsarSource:
     # -- LedgerSource
 
     def ledgers(self) -> list[LedgerInfo]:
-        """As ``LedgerSource``; up to some seconds old, but never older than what was delivered.
+        """As ``LedgerSource``; up to some seconds old, but never older than delivered entries.
 
         Raises:
-            StoreUnavailable: neither broker nor admin interface answers; AccessDenied, NotFound: they refuse.
-            Corrupt: what the broker gave before can't be.
+            StoreUnavailable: neither broker nor admin interface responds; AccessDenied, NotFound: they refuse.
+            Corrupt: the broker sent impossible entries before.
         """
         self._require_usable()
         return self._ledgers.infos()
@@ -185,7 +189,7 @@ class PulsarSource:
         found = self._live.read(start, max_bytes)
         if found is not None:
             return found
-        # An answer of the broker waits behind all that it sends meanwhile: it is asked only for what isn't known.
+        # A broker's response queues behind the entries it sends: query only what isn't known.
         infos = self._ledgers.known()
         target = first_from(infos, start)
         if target is None:
@@ -223,7 +227,7 @@ class PulsarSource:
         return _Heard(subscription, self._live.wake)
 
     def release(self, position: Position) -> None:
-        """Notes what is committed: what the subscription lost beyond that is lost to it.
+        """Notes what is committed, to detect a subscription that was moved beyond it.
 
         Raises:
             Fenced: the broker chose another process.
@@ -236,12 +240,11 @@ class PulsarSource:
         self._fence.committed(position)
 
     def delete(self, ledger_id: int) -> None:
-        """The broker may delete a closed ledger, as far as we are concerned: it is acknowledged as soon as all earlier
-        ones are.
+        """Releases a closed ledger to the broker: it is acknowledged as soon as all earlier ones are released.
 
         Raises:
-            StoreUnavailable: try again later.
-            SourceMismatch: as ``require_same``, which was told what is known.
+            StoreUnavailable: retry later.
+            SourceMismatch: as ``require_same``, with the facts it got last.
         """
         self._require_usable()
         self._ledgers.doubt()
@@ -253,8 +256,10 @@ class PulsarSource:
     # -- ComparedSource
 
     def require_same(self, known: AskKnown) -> None:
-        """As ``ComparedSource``. A contradiction counts when the owning broker is asked again and it is still there;
-        then the topic stops. What is known is compared again before a ledger is given up.
+        """As ``ComparedSource``.
+
+        A contradiction counts if the owning broker confirms it; then the topic stops. The known facts are compared
+        again before a ledger is released.
 
         Raises: as ``ComparedSource``, and as ``ledgers``.
         """
@@ -285,7 +290,7 @@ class PulsarSource:
         raise error
 
     def _newest_of_owner(self) -> Position | None:
-        """The newest entry that the broker has which owns the topic now, found and connected to for this."""
+        """The newest entry of the broker that owns the topic now, after a fresh lookup and connection."""
         reader = self._read_again(EARLIEST)
         try:
             return reader.last_position()
@@ -306,14 +311,14 @@ class PulsarSource:
             raise self._failure
 
     def _break(self, error: OffloaderError) -> None:
-        """What the broker gave can't be. Because it is another cluster's, if that is so."""
+        """Handles impossible entries from the broker; another cluster is the cause if its ledgers differ."""
         if self._known is not None:
             with suppress(OffloaderError):
                 self.require_same(self._known)
         self._fail(error)
 
     def _fail(self, error: OffloaderError) -> None:
-        """Something that waiting doesn't mend: this topic stops, others go on."""
+        """Stops this topic after an error that a retry doesn't fix; others continue."""
         with self._lock:
             if self._failure is not None:
                 return
@@ -329,7 +334,7 @@ def _contradiction(internals: TopicInternals, known: AskKnown) -> str | None:
 
 
 class _Heard:
-    """A subscription; when it ends, nobody may be left to listen."""
+    """A subscription whose cancellation wakes the tail reader, which stops without listeners."""
 
     def __init__(self, inner: Subscription, ended: Callable[[], object]) -> None:
         self._inner, self._ended = inner, ended
@@ -339,27 +344,27 @@ class _Heard:
         self._ended()
 
 
-#: What a topic may hold at least, however many there are: a few messages of usual size.
+#: Minimum buffer of a topic, however many there are: a few messages of usual size.
 TOPIC_BYTES_MIN = 128 * 1024
-#: And at most: a connection's bytes of about a tenth of a second.
+#: Maximum buffer of a topic: what a connection receives in about a tenth of a second.
 TOPIC_BYTES_MAX = 16 * 1024 * 1024
-#: Of readers in the middle of a topic: what is read ahead.
+#: Read-ahead of readers in the middle of a topic.
 READER_BYTES = 4 * 1024 * 1024
 _MESSAGES_MAX = 100_000
 
 
 class PulsarCluster:
-    """Thread-safe. Closing it closes its sources.
+    """A Pulsar cluster and its open sources. Thread-safe. Closing it closes its sources.
 
     Args:
         settings: the section ``[pulsar]``.
-        security: of brokers and of the admin interface, instead of what the settings say.
+        security: of brokers and of the admin interface, instead of the settings'.
         clock: of waits.
-        admin: instead of one for ``settings.admin_url``; belongs to the cluster.
+        admin: instead of one for ``settings.admin_url``; owned by the cluster.
 
     Raises:
-        InvalidCall: a URL or another setting is missing, or isn't what it should be.
-        AccessDenied: there is no token where the settings say.
+        InvalidCall: a URL or another setting is missing or invalid.
+        AccessDenied: there is no token at the configured location.
     """
 
     def __init__(
@@ -377,7 +382,7 @@ class PulsarCluster:
             )
         self.settings = settings
         self._clock = clock or SystemClock()
-        # A call is tried once: whoever needs it tries again later and keeps no thread meanwhile.
+        # No retry within a call: the caller retries later and blocks no thread meanwhile.
         limits = ClientLimits(
             connection=ConnectionLimits(
                 connect_s=settings.connect_seconds_max,
@@ -389,7 +394,7 @@ class PulsarCluster:
         )
         security = security or security_of(settings)
         self.client = PulsarClient(settings.service_url, security=security, limits=limits, clock=self._clock)
-        # Once more at once, for a connection that the other side had closed.
+        # One immediate retry, for a connection that the peer had closed.
         self.admin = admin or AdminClient(
             settings.admin_url, security=security, hosts=settings.admin_hosts, clock=self._clock, retries_max=1
         )
@@ -407,17 +412,17 @@ class PulsarCluster:
         self.close()
 
     def open_topic(self, topic: str, *, changed: Callable[[PulsarSource], object] = lambda _: None) -> PulsarSource:
-        """A topic, or a partition, as a hot tier; its subscription is made soon, if there is none.
+        """Opens a topic, or a partition, as a hot tier; a missing subscription is created soon.
 
         Args:
             topic: ``persistent://tenant/namespace/topic``.
             changed: called on a worker of the cluster when ``active`` or ``problem`` of the source may have changed.
 
         Raises:
-            InvalidCall: no topic's name, one whose stream no store can keep, or it is open already.
+            InvalidCall: not a topic's name, one whose stream no store can hold, or it is open already.
             LimitReached: ``pulsar.topics_max`` are open.
         """
-        # Before the subscription is made: what nobody can offload would pile up behind it.
+        # Before the subscription is created: a topic that can't be offloaded would build up a backlog.
         require_stream_name(stream_of_topic(topic))
         with self._lock:
             if topic in self._sources:
@@ -448,12 +453,12 @@ class PulsarCluster:
         return source
 
     def topics(self) -> list[str]:
-        """Those that are open, ascending."""
+        """The open topics, ascending."""
         with self._lock:
             return sorted(self._sources)
 
     def close(self) -> None:
-        """Closes all sources, then everything else. Closing twice is fine."""
+        """Closes all sources, then everything else. Idempotent."""
         with self._lock:
             sources = list(self._sources.values())
         for source in sources:
@@ -468,7 +473,7 @@ class PulsarCluster:
             self._sources.pop(source.topic, None)
 
     def _topic_bytes(self) -> int:
-        """What may wait of one topic: its share of what may wait of all."""
+        """Buffer of one topic: its share of the total."""
         return min(max(self.settings.receive_bytes_max // max(len(self._sources), 1), TOPIC_BYTES_MIN), TOPIC_BYTES_MAX)
 
     def _live_reader(

@@ -24,15 +24,14 @@ __all__ = ["FOR_GOOD", "LiveWindow", "ReaderPool", "TailReader", "leading_bytes"
 
 
 class LiveWindow:
-    """The newest entries of a topic, without a hole between the first and the last of them. Not thread-safe.
+    """The newest entries of a topic, without a gap between them. Not thread-safe.
 
-    What was read once may be asked for again, until newer entries need its place; only what wasn't read yet counts as
-    waiting.
+    Entries that were read stay readable until newer ones need their memory; only unread entries count as waiting.
     """
 
     def __init__(self) -> None:
         self._batches: deque[EntryBatch] = deque()
-        #: Everything up to here was read or taken; entries after it wait.
+        #: Everything up to here was read or accepted; later entries wait.
         self._read: Position | None = None
         self.waiting_bytes = 0
 
@@ -41,26 +40,26 @@ class LiveWindow:
 
     @property
     def held_bytes(self) -> int:
-        """Payload bytes of all that is here."""
+        """Payload bytes of all entries held."""
         return sum(batch.payload_bytes for batch in self._batches)
 
     def add(self, batch: EntryBatch) -> None:
-        """Entries that come after all there are."""
+        """Appends entries that follow the last ones."""
         self._batches.append(batch)
         self.waiting_bytes += batch.wire_bytes
 
     def taken(self) -> None:
-        """The listener has them all: nobody reads them here."""
+        """Drops all entries: the listener accepted them."""
         self._batches.clear()
         self.waiting_bytes = 0
 
     def read(self, start: Position, max_bytes: int, bytes_max: int) -> EntryBatch | None:
-        """Entries from ``start`` on, of one ledger, as ``LedgerSource.read``; ``None``: they aren't here.
+        """Entries from ``start`` on, of one ledger, as ``LedgerSource.read``; ``None`` if they aren't here.
 
         Args:
-            start: who asks for it has read everything before it, here or elsewhere.
+            start: the caller has read everything before it, here or elsewhere.
             max_bytes: of payload; at least one entry.
-            bytes_max: of what was read already and stays.
+            bytes_max: limit of read entries that are kept.
         """
         self._mark_read(start.previous(), bytes_max)
         if not self._batches or start < self._batches[0].first:
@@ -82,7 +81,7 @@ class LiveWindow:
             for batch in self._batches
             if batch.last > self._read
         )
-        # The oldest go first; whoever asks for them again gets them from the broker.
+        # The oldest are evicted first; a reader that needs them again gets them from the broker.
         while len(self._batches) > 1 and self._batches[0].last <= self._read and self.held_bytes > bytes_max:
             self._batches.popleft()
 
@@ -94,26 +93,26 @@ def leading_bytes(batch: EntryBatch, max_bytes: int) -> int:
 
 _log = logging.getLogger("offloader.ledgers.pulsar")
 
-#: Opens a reader: where it begins, the last entry that isn't wanted any more, whom to tell that something came.
+#: Opens a reader: start position, last entry that isn't wanted, callback for arrivals.
 OpenReader = Callable[[Position, Position | None, Callable[[], object]], Consumer]
 
-#: What waiting doesn't mend. A token may be renewed and a topic come back: these are tried again.
+#: Errors that a retry doesn't fix. All others are retried: a token may be renewed, a topic may come back.
 FOR_GOOD = (Corrupt, BeyondEnd)
 #: Before a topic's first entry.
 EARLIEST = Position(-1, -1)
 
 
 class TailReader:
-    """Works while somebody listens. Thread-safe.
+    """Reads a topic's tail while a listener is subscribed. Thread-safe.
 
     Args:
         ledgers: of the topic.
-        listeners: who hears of entries.
-        open_reader: a reader of the topic.
-        workers: read and tell.
-        bytes_max: how much may wait to be taken now.
-        retry_s_max: longest wait before a broker that failed is asked again.
-        failed: called on a worker when it can't go on for good.
+        listeners: receive the entries.
+        open_reader: opens a reader of the topic.
+        workers: run reads and listeners.
+        bytes_max: returns how many bytes may wait now.
+        retry_s_max: longest back-off after a broker error.
+        failed: called on a worker after an error that a retry doesn't fix.
     """
 
     def __init__(
@@ -140,7 +139,7 @@ class TailReader:
         self._is_ended = False
         self.trouble: OffloaderError | None = None
 
-        # Touched by the task only.
+        # Used by the task only.
         self._begin: Position | None = None
         self._reader: Consumer | None = None
         self._last: Position | None = None
@@ -153,17 +152,17 @@ class TailReader:
             return self._window.held_bytes
 
     def start(self, after: Position | None) -> None:
-        """Brings what comes after ``after``, ``None``: everything; for the first who listens."""
+        """Starts delivery after ``after`` (``None``: from the beginning), for the first listener."""
         with self._lock:
             self._asked = EARLIEST if after is None else after
         self._task.schedule()
 
     def wake(self) -> None:
-        """Somebody listens, or took what waited."""
+        """Wakes the task: a listener subscribed, or read entries that waited."""
         self._task.schedule()
 
     def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
-        """What waits here, as ``LedgerSource.read``; ``None``: it isn't here."""
+        """Waiting entries, as ``LedgerSource.read``; ``None`` if they aren't here."""
         bytes_max = self._bytes_max()
         with self._lock:
             found = self._window.read(start, max_bytes, bytes_max)
@@ -174,18 +173,18 @@ class TailReader:
 
     @property
     def told(self) -> Position | None:
-        """The newest entry that was told; ``None``: none, or nobody listens."""
+        """The newest delivered entry; ``None`` if there is none, or no listener."""
         with self._lock:
             return self._told
 
     def wait(self, start: Position, max_bytes: int, wait_s: float) -> EntryBatch | None:
-        """As ``read``, for what has to come next: it is on its way, and would only be brought twice otherwise."""
+        """As ``read``, for the entries that come next: waits for them instead of fetching them twice."""
         with self._came:
             self._came.wait_for(lambda: self._told is None or self._told >= start or self.trouble, wait_s)
         return self.read(start, max_bytes)
 
     def end(self) -> None:
-        """Brings nothing any more."""
+        """Stops delivery."""
         self._is_ended = True
         self._task.schedule()
 
@@ -215,13 +214,13 @@ class TailReader:
             return not self._is_stalled
 
     def _tell_some(self) -> bool:
-        """Whether there was something."""
+        """Delivers some entries; returns whether there were any."""
         if not self._untold:
             if self._reader is None:
                 assert self._begin is not None, "nobody asked for anything"
                 self._last = self._begin if self._begin != EARLIEST else None
                 start = self._start(self._begin)
-                after = self._last if start == self._begin else None  # a reader begins there, if it is given
+                after = self._last if start == self._begin else None  # a reader begins there, if it is delivered
                 self._reader = self._open_reader(start, after, self._task.schedule)
             self._untold.extend(batches_of(self._reader.take()))
         if not self._untold:
@@ -242,8 +241,10 @@ class TailReader:
         return True
 
     def _start(self, begin: Position) -> Position:
-        """Behind entries after ``begin`` that no reader gets, where some are known: with them a broker passes over
-        others, which a reader that begins there gets."""
+        """The start position, after the known undelivered entries that follow ``begin``.
+
+        Reading across undelivered entries, a broker also skips later ones; a reader that begins there gets these.
+        """
         infos = self._ledgers.known()
         first = first_from(infos, begin.next())
         if first is None:
@@ -266,7 +267,7 @@ class TailReader:
         _log.warning("%s: %s; again in %.1f s", self._ledgers.topic, error, delay_s)
 
     def _read_again(self) -> None:
-        """Another reader, behind what was told."""
+        """Closes the reader; the next one begins after the last delivered entry."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
@@ -284,9 +285,9 @@ class TailReader:
             self._came.notify_all()
 
 
-#: Readers at once, whole process; those that wait for their next call are closed when others are needed.
+#: Readers in the whole process; idle ones are closed when others are needed.
 READERS_MAX = 64
-#: How long one that nobody needs stays.
+#: How long an idle reader stays open.
 IDLE_S_MAX = 10.0
 #: Longest wait for an entry that the broker lists.
 READ_S_MAX = 15.0
@@ -294,12 +295,12 @@ READ_S_MAX = 15.0
 
 @dataclass(eq=False)
 class _Reader:
-    """A reader of one topic and what it brought and nobody got yet.
+    """A reader of one topic and its entries that were not returned yet.
 
     Attributes:
-        last: the newest entry it brought.
-        next_start: what would be asked for next, if it is read on.
-        is_spent: it passed over entries that another reader gets, and isn't read on.
+        last: the newest entry it received.
+        next_start: the start position of the next call, if this reader is reused.
+        is_spent: it skipped entries that another reader gets, and isn't reused.
     """
 
     ledgers: LedgerList
@@ -312,11 +313,11 @@ class _Reader:
 
 
 class ReaderPool:
-    """Of all topics of a cluster. Thread-safe: calls for different places don't wait for each other.
+    """Readers of all topics of a cluster. Thread-safe: reads at different positions run in parallel.
 
     Args:
-        open_reader: a reader of a topic that begins at a position.
-        workers: close what is idle.
+        open_reader: opens a reader of a topic at a position.
+        workers: close idle readers.
         clock: of waits.
     """
 
@@ -330,23 +331,23 @@ class ReaderPool:
 
     @property
     def count(self) -> int:
-        """Readers there are."""
+        """Number of open readers."""
         with self._lock:
             return self._busy + len(self._idle)
 
     def read(self, ledgers: LedgerList, infos: Sequence[LedgerInfo], target: Position, max_bytes: int) -> EntryBatch:
-        """Entries of one ledger from the first one at or after ``target`` that is given.
+        """Entries of one ledger from the first delivered one at or after ``target`` on.
 
         Args:
-            ledgers: of the topic; accounts for what isn't given.
-            infos: what it lists now.
-            target: an entry in there.
+            ledgers: of the topic; records which entries aren't delivered.
+            infos: the ledgers as listed now.
+            target: an entry in them.
             max_bytes: of payload; at least one entry.
 
         Raises:
-            StoreUnavailable: nothing came in time; try again later.
-            Throttled: too many read at once.
-            Corrupt, BeyondEnd: what the broker gives can't be.
+            StoreUnavailable: no entry arrived in time; retry later.
+            Throttled: too many reads at once.
+            Corrupt, BeyondEnd: the broker sent impossible entries.
             NotFound, AccessDenied: the broker refuses.
         """
         reader = self._borrow(ledgers, infos, target)
@@ -361,7 +362,7 @@ class ReaderPool:
         return answer
 
     def forget(self, ledgers: LedgerList) -> None:
-        """The topic isn't read any more."""
+        """Closes the topic's readers."""
         with self._lock:
             gone = [reader for reader in self._idle if reader.ledgers is ledgers]
             self._idle = [reader for reader in self._idle if reader.ledgers is not ledgers]
@@ -369,7 +370,7 @@ class ReaderPool:
             reader.consumer.close()
 
     def close(self) -> None:
-        """Closes those that nobody uses; the others when they are given back."""
+        """Closes idle readers now, and the others when they are returned."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
@@ -393,7 +394,7 @@ class ReaderPool:
             if self._busy + len(self._idle) >= READERS_MAX:
                 if not self._idle:
                     raise Throttled(f"{READERS_MAX} readers of Pulsar topics are busy", hint="it is tried again")
-                dropped = self._idle.pop(0)  # the one that waited longest
+                dropped = self._idle.pop(0)  # the one that was idle longest
             self._busy += 1
         if dropped is not None:
             dropped.consumer.close()
@@ -423,13 +424,13 @@ class ReaderPool:
                 )
             batches = [batch for batch in batches_of(reader.consumer.take(left_s)) if batch.last >= target]
             for batch in batches:
-                # All of what came is accounted for at once: who comes for it finds each hole known.
+                # Everything received is accounted for at once, so that later reads know each gap.
                 try:
                     reader.ledgers.follow(reader.last, batch.first)
                 except InconsistentRead:
                     if not reader.kept:
                         raise
-                    reader.is_spent = True  # what came before is good
+                    reader.is_spent = True  # the entries received before are valid
                     return
                 reader.last = batch.last
                 reader.kept.append(batch)
@@ -459,7 +460,7 @@ class ReaderPool:
 
 
 def _consecutive(kept: Sequence[EntryBatch], max_bytes: int) -> EntryBatch:
-    """The first batches as one, as far as they follow each other and are worth a read."""
+    """Joins the first batches, as far as they are consecutive and one read's size."""
     run, size_bytes = [kept[0]], kept[0].payload_bytes
     for batch in itertools.islice(kept, 1, None):
         if size_bytes >= max_bytes or batch.first != (run[-1].ledger_id, run[-1].last.entry_id + 1):

@@ -1,4 +1,4 @@
-"""A topic's ledgers, cursors, subscriptions and policies as its broker's statistics report them; pure."""
+"""A topic's ledgers, cursors, subscriptions and policies, parsed from its broker's statistics. Does no I/O."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class TopicLedgers:
 
     @property
     def managed_ledger(self) -> str:
-        """What Pulsar calls it in the metadata of objects."""
+        """The managed ledger's name in the metadata of objects."""
         return _managed_ledger(self.topic)
 
     @property
     def stream(self) -> str:
-        """What the topic's stream is called."""
+        """The name of the topic's stream."""
         return stream_of_topic(self.topic)
 
     @property
@@ -72,14 +72,14 @@ class TopicLedgers:
 
 
 def stream_of_managed_ledger(name: str) -> str:
-    """The stream that a managed ledger's name stands for.
+    """The stream of a managed ledger.
 
-    Pulsar writes the last level like a form field of a web page (``my+topic%231``); a stream has the plain name
-    (``my topic#1``). A plain name with a ``/`` would be two levels, and stays as Pulsar wrote it.
+    Pulsar form-encodes the last level (``my+topic%231``); a stream has the plain name (``my topic#1``). A plain name
+    with a ``/`` would be two levels, and stays encoded.
     """
     before, _, last = name.rpartition("/")
     plain = unquote_plus(last)
-    # Ours are written with %20 for a blank instead of +.
+    # This project writes a blank as %20 instead of +.
     usable = bool(plain) and "/" not in plain and last in (_form_field(plain), quote(plain, safe=""))
     return f"{before}/{plain if usable else last}" if before else name
 
@@ -94,7 +94,7 @@ def stream_of_topic(topic: str) -> str:
 
 
 def is_text(name: str) -> bool:
-    """Whether a name has an encoding: JSON and arguments of a command can hold half a character."""
+    """Whether a name can be encoded: JSON and command arguments may hold half a surrogate pair."""
     return not any("\ud800" <= each <= "\udfff" for each in name)
 
 
@@ -110,7 +110,7 @@ def _managed_ledger(topic: str) -> str:
 
 
 def _form_field(text: str) -> str:
-    """As Java's ``URLEncoder`` writes it."""
+    """Encodes as Java's ``URLEncoder`` does."""
     return quote_plus(text, safe="*", errors="replace").replace("~", "%7E")
 
 
@@ -118,9 +118,9 @@ def ledgers_of_topics(document: object, topic: str = "", *, levels_max: int = 2)
     """The topics in a document of internal statistics.
 
     Args:
-        document: what ``pulsar-admin topics stats-internal`` or ``partitioned-stats-internal`` prints, parsed; or an
+        document: the parsed output of ``pulsar-admin topics stats-internal`` or ``partitioned-stats-internal``; or an
             object that maps topics to such documents.
-        topic: whose document it is, where it doesn't say so itself.
+        topic: the document's topic, if the document doesn't name it.
         levels_max: topics within the document, and partitions within those.
 
     Raises:
@@ -166,7 +166,7 @@ def _ledger(fields: Any) -> TopicLedger:
 
 
 _POSITION = re.compile(r"(-?\d{1,20}):(-?\d{1,20})")
-#: A run of entries as Java prints it: ``(4:3..4:9]``, without the first one and with the last.
+#: A run of entries as Java prints it: ``(4:3..4:9]``, first exclusive, last inclusive.
 _RUN = re.compile(r"\((-?\d{1,20}):(-?\d{1,20})\.\.(-?\d{1,20}):(-?\d{1,20})\]")
 _TERMINATED = "Terminated"
 _DEDUPLICATES = "Enabled"
@@ -174,12 +174,12 @@ _DEDUPLICATES = "Enabled"
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far something has consumed a topic: a subscription, or a part of the broker.
+    """How far a subscription or a part of the broker has consumed a topic.
 
     Attributes:
         name: of the subscription.
         mark_delete: the last entry up to which all are consumed; entry -1: none of that ledger.
-        individually_deleted: runs of consumed entries behind it: (entry before the first one, last one).
+        individually_deleted: runs of consumed entries after it: (entry before the first one, last one).
     """
 
     name: str
@@ -192,11 +192,11 @@ class TopicInternals:
     """A topic's internal statistics.
 
     Attributes:
-        ledgers: all there are; of the open one, which is the last, entries and bytes are in the next two.
+        ledgers: all ledgers; entries and bytes of the open one, which is the last, are in the next two.
         open_entries, open_size_bytes: of the open ledger.
-        last_confirmed: the newest entry that is stored; entry -1: none of that ledger.
-        is_terminated: whether nothing will ever be added.
-        newest_ledger_created_ms: when the last ledger was opened, ms since 1970 UTC; ``None``: it doesn't say.
+        last_confirmed: the newest stored entry; entry -1: none of that ledger.
+        is_terminated: whether the topic takes no more entries.
+        newest_ledger_created_ms: when the last ledger was opened, ms since 1970 UTC; ``None`` if not reported.
         cursors: by name.
     """
 
@@ -209,7 +209,7 @@ class TopicInternals:
     newest_ledger_created_ms: int | None = None
 
     def stored(self) -> list[tuple[int, int]]:
-        """All ledgers, ascending, and how many entries each has, the open one too."""
+        """All ledgers, ascending, with their number of entries, the open one included."""
         found = [(each.ledger_id, each.entries) for each in self.ledgers.ledgers]
         if found:
             ledger_id, entries = found[-1]
@@ -228,17 +228,17 @@ class SubscriptionState:
 
 @dataclass(frozen=True, slots=True)
 class TopicStats:
-    """A topic's statistics: its subscriptions by name, and whether the broker drops what a producer repeats."""
+    """A topic's statistics: its subscriptions by name, and whether the broker deduplicates."""
 
     subscriptions: Mapping[str, SubscriptionState]
     deduplicates: bool
 
 
 def internals_of(document: object, topic: str) -> TopicInternals:
-    """The parsed answer of ``.../internalStats``.
+    """Parses the response of ``.../internalStats``.
 
     Raises:
-        Corrupt: it is none, or none of this topic.
+        Corrupt: it isn't one, or isn't of this topic.
     """
     try:
         found = ledgers_of_topics(document, topic)
@@ -265,10 +265,10 @@ def internals_of(document: object, topic: str) -> TopicInternals:
 
 
 def stats_of(document: object, topic: str) -> TopicStats:
-    """The parsed answer of ``.../stats``.
+    """Parses the response of ``.../stats``.
 
     Raises:
-        Corrupt: it is none.
+        Corrupt: it isn't one.
     """
     try:
         fields: Any = document
@@ -291,7 +291,7 @@ def _cursor(name: str, fields: Any) -> Cursor:
 
 
 def _time_ms(text: Any) -> int | None:
-    """Of a time as Java prints it, ``2026-11-21T19:03:12.345Z``; what isn't one says nothing."""
+    """Parses a time as Java prints it, ``2026-11-21T19:03:12.345Z``; ``None`` if it isn't one."""
     try:
         return int(datetime.fromisoformat(text).timestamp() * 1000)
     except (TypeError, ValueError, OverflowError):
@@ -309,11 +309,11 @@ _EVICTION = "consumer_backlog_eviction"
 
 
 def policy_warnings(document: object) -> tuple[str, ...]:
-    """What in a namespace's policies fights with offloading, a line each; nothing: all is well.
+    """Namespace policies that conflict with offloading, one line each; empty if none do.
 
     Args:
-        document: the parsed answer of ``/admin/v2/namespaces/TENANT/NAMESPACE``. What it doesn't set is the broker's
-            configuration, which this doesn't see.
+        document: the parsed response of ``/admin/v2/namespaces/TENANT/NAMESPACE``. Unset policies come from the
+            broker's configuration, which isn't checked.
     """
     if not isinstance(document, dict):
         return ()
@@ -360,14 +360,13 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def contradiction(listed: Sequence[tuple[int, int]], known: KnownLedgers) -> str | None:
-    """What can't be so, ``None``: nothing speaks against it.
+    """The contradiction between listed and known ledgers, ``None`` if there is none.
 
-    Jumps and trimmed ledgers are no contradiction, nor is an empty list, which tells nothing. A ledger that the
-    manifest doesn't know is one only where the manifest knows all there were: it may be history that isn't offloaded
-    yet.
+    Gaps between ledger ids, trimmed ledgers and an empty list are no contradiction. A ledger that is missing from the
+    manifest is one only in the range that the manifest knows completely: it may be history that isn't offloaded yet.
 
     Args:
-        listed: ledgers and how many entries they have, ascending; read after the manifest.
+        listed: ledgers and their number of entries, ascending; read after the manifest.
         known: of the listed ledgers.
     """
     newest = known.newest
@@ -391,39 +390,39 @@ def _contradictions(listed: Iterable[tuple[int, int]], known: KnownLedgers) -> I
 
 
 _MARKER, _ABORTED, _UNDECIDED = "x-pulsar-marker-type", "x-pulsar-txn-aborted", "x-pulsar-txn-uncommitted"
-#: What a broker says of an entry that its bookies don't have; with 404 where the whole ledger is gone.
+#: A broker's error for an entry that its bookies don't have; with 404 where the whole ledger is missing.
 _NO_ENTRY = "message id not found"
 _NOT_RECOVERABLE = "nonrecoverableledgerexception"
 
 
 class EntryFate(enum.Enum):
-    """What became of one entry."""
+    """Why an entry wasn't delivered."""
 
-    #: Nobody gets it: a marker, or part of a transaction that was aborted.
+    #: No reader gets it: a marker, or part of an aborted transaction.
     UNDELIVERED = "undelivered"
-    #: The broker lists it, and its bookies don't have it any more.
+    #: The broker lists it, and its bookies no longer have it.
     LOST = "lost"
-    #: It is there like any other: whoever didn't get it has to get it yet.
+    #: It is stored and readable: a reader that didn't get it has to read it again.
     READABLE = "readable"
     #: This token may not ask.
     DENIED = "denied"
-    #: This broker, or what stands before it, has no answer to this question.
+    #: This broker, or a proxy in front of it, doesn't support the query.
     UNKNOWN = "unknown"
 
 
 def fate_of(status: int, headers: Mapping[str, str], body: bytes) -> EntryFate | None:
-    """What ``GET .../ledger/L/entry/E`` says; ``None``: it failed, and may answer later.
+    """Interprets the response of ``GET .../ledger/L/entry/E``; ``None`` if it failed and may succeed later.
 
     The headers are those of brokers since 2.11; as seen at 4.0.7.
 
     Args:
         headers: by names in small letters.
-        body: of an answer that isn't 200, its reason.
+        body: of a response other than 200, its reason.
     """
     if status == 200:
         if _MARKER in headers or headers.get(_ABORTED) == "true":
             return EntryFate.UNDELIVERED
-        # Earlier brokers say nothing of transactions: an aborted one looks like everything else.
+        # Earlier brokers don't report transactions: an aborted one looks like any other entry.
         return EntryFate.READABLE if _UNDECIDED in headers else EntryFate.UNKNOWN
     reason = body.decode(errors="replace").lower()
     if (status == 404 and _NO_ENTRY in reason) or (status == 500 and _NOT_RECOVERABLE in reason):

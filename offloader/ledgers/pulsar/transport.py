@@ -27,9 +27,9 @@ __all__ = [
     "security_of",
 ]
 
-#: Scheme -> the port where an URL names none, whether it is TLS.
+#: Scheme -> default port, whether it uses TLS.
 _SCHEMES = {"pulsar": (6650, False), "pulsar+ssl": (6651, True)}
-#: More than any cluster lists; a URL may come from a broker's answer.
+#: Addresses in one service URL: more than any cluster lists; the URL may come from a broker.
 ADDRESSES_MAX = 100
 
 
@@ -43,7 +43,7 @@ class BrokerAddress:
 
     @property
     def host_and_port(self) -> str:
-        """As a proxy is told where to go on to."""
+        """``host:port``, as sent to a proxy."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __str__(self) -> str:
@@ -51,10 +51,10 @@ class BrokerAddress:
 
 
 def parse_service_url(url: str) -> tuple[BrokerAddress, ...]:
-    """``pulsar://broker:6650``, ``pulsar+ssl://broker:6651``, or several ``host:port`` with commas between.
+    """Parses ``pulsar://broker:6650``, ``pulsar+ssl://broker:6651``, or several ``host:port`` separated by commas.
 
     Raises:
-        InvalidCall: it isn't one.
+        InvalidCall: not such a URL.
     """
     scheme, separator, rest = url.partition("://")
     hosts = rest.rstrip("/").split(",")
@@ -80,24 +80,24 @@ def _address(text: str, default_port: int, tls: bool) -> BrokerAddress:
 
 
 TOKEN_VARIABLE = "OFFLOADER_PULSAR_TOKEN"  # noqa: S105 - the name of a variable
-#: Longer files hold something else.
+#: Longer files aren't tokens.
 TOKEN_BYTES_MAX = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """What a connection needs besides an address.
+    """Credentials and TLS of connections.
 
     Attributes:
-        token: asked at each connecting, and whenever a broker wants a fresh one; ``None``: no authentication.
-        tls: checks the broker's certificate and name; ``None``: the machine's authorities.
+        token: called at each connection and when a broker asks for a fresh one; ``None``: no authentication.
+        tls: checks the broker's certificate and name; ``None``: the system's authorities.
     """
 
     token: Callable[[], str] | None = field(default=None, repr=False)
     tls: ssl.SSLContext | None = None
 
     def context(self) -> ssl.SSLContext:
-        """For a TLS connection; checks certificate and host name."""
+        """The context for a TLS connection; checks certificate and host name."""
         return self.tls or ssl.create_default_context()
 
 
@@ -109,13 +109,13 @@ def open_security(
     certificate_file: str = "",
     key_file: str = "",
 ) -> Security:
-    """From a token's file or environment variable, certificate authorities and a certificate of our own.
+    """Credentials from a token's file or environment variable, certificate authorities and a client certificate.
 
-    A file is read again each time, so that a renewed token counts. No file and no variable: no authentication.
+    Files are read again each time, so that a renewed token is used. No file and no variable: no authentication.
 
     Raises:
-        InvalidCall: a file of certificates isn't one.
-        AccessDenied: there is no token in ``token_file``.
+        InvalidCall: a certificate file isn't one.
+        AccessDenied: ``token_file`` has no token.
     """
     tls = None
     if ca_file:
@@ -138,11 +138,11 @@ def open_security(
 
 
 def security_of(settings: PulsarSettings) -> Security:
-    """As the section ``[pulsar]`` says.
+    """Credentials from the section ``[pulsar]``.
 
     Raises:
-        InvalidCall: a file of certificates isn't one, or ``token`` names no place.
-        AccessDenied: there is no token where ``token`` says.
+        InvalidCall: a certificate file isn't one, or ``token`` names no location.
+        AccessDenied: there is no token at ``token``.
     """
     kind, _, place = settings.token.partition(":")
     opened = partial(
@@ -156,7 +156,7 @@ def security_of(settings: PulsarSettings) -> Security:
     if kind == "file" and place:
         return opened(token_file=Path(place))
     if kind != "env" or not place:
-        # What stands there may be a token that somebody put there: it isn't repeated.
+        # The value may be a token by mistake: it isn't repeated.
         raise InvalidCall("pulsar.token names no place of a token", hint="write file:PATH or env:NAME")
     security = opened(token_variable=place)
     if security.token is None:
@@ -169,7 +169,7 @@ def _token_in(file: Path) -> str:
         with file.open("rb") as opened:
             token = opened.read(TOKEN_BYTES_MAX + 1).decode("ascii").strip()
     except (OSError, UnicodeDecodeError) as cause:
-        # What was read may be the token: the cause of a UnicodeDecodeError would show it.
+        # The content may be the token: the cause of a UnicodeDecodeError would show it.
         why = cause.strerror if isinstance(cause, OSError) else "not ASCII"
         raise AccessDenied(f"no token in {file}: {why}") from None
     if not token or len(token) > TOKEN_BYTES_MAX:
@@ -183,12 +183,12 @@ RECEIVE_BYTES_MAX = 256 * 1024
 class Transport:
     """A connected socket. One thread may receive while others send.
 
-    A TLS session takes one caller at a time, so it isn't given the socket: under a lock, and only for as long as
-    nothing waits, it turns received bytes into plain ones and plain ones into bytes to send.
+    A TLS session takes one caller at a time, so it doesn't get the socket: under a lock, and without blocking, it
+    decrypts received bytes and encrypts bytes to send.
 
     Args:
-        connected: belongs to this object from here on.
-        session: of TLS with its incoming and outgoing bytes, not shaken hands yet; ``None``: plain.
+        connected: owned by this object from here on.
+        session: of TLS with its incoming and outgoing bytes, before the handshake; ``None``: plain.
         receive_timeout_s: longest wait for any byte.
         send_timeout_s: longest time for one ``send``.
     """
@@ -201,7 +201,7 @@ class Transport:
         receive_timeout_s: float,
         send_timeout_s: float,
     ) -> None:
-        # Two objects for one socket: each has a timeout of its own.
+        # Two objects for one socket, with separate timeouts.
         self._in, self._out = connected, connected.dup()
         self._in.settimeout(receive_timeout_s)
         self._out.settimeout(send_timeout_s)
@@ -213,7 +213,7 @@ class Transport:
         self._in.settimeout(seconds)
 
     def receive(self) -> bytes:
-        """What arrived, at least a byte; nothing: the other side is done.
+        """Receives at least one byte; none at the end of the connection.
 
         Raises:
             TimeoutError: nothing arrived in time.
@@ -237,10 +237,10 @@ class Transport:
                 incoming.write(data)
 
     def send(self, data: bytes) -> None:
-        """Sends all of it.
+        """Sends all bytes.
 
         Raises:
-            TimeoutError: it wasn't taken in time; nothing can be sent any more.
+            TimeoutError: they weren't accepted in time; nothing can be sent any more.
             OSError: the connection broke.
         """
         if self._session is None:
@@ -255,7 +255,7 @@ class Transport:
             self._out.sendall(encrypted)
 
     def _send_waiting(self) -> None:
-        """What the session itself has to say."""
+        """Sends the TLS session's own pending bytes."""
         assert self._session is not None
         outgoing = self._session[2]
         if outgoing.pending:
@@ -265,10 +265,10 @@ class Transport:
                 self._out.sendall(encrypted)
 
     def shake_hands(self, clock: Clock, deadline_s: float) -> None:
-        """Begins the TLS session, if there is one.
+        """Runs the TLS handshake, if there is a session.
 
         Raises:
-            ssl.SSLError: the certificate isn't good, or it isn't TLS.
+            ssl.SSLError: the certificate is rejected, or the peer doesn't speak TLS.
             TimeoutError: it took too long.
             OSError: the connection broke.
         """
@@ -282,7 +282,7 @@ class Transport:
                 self._send_waiting()
             except ssl.SSLError:
                 with contextlib.suppress(OSError):
-                    self._send_waiting()  # says why to the other side
+                    self._send_waiting()  # sends the TLS alert with the reason
                 raise
             else:
                 self._send_waiting()
@@ -294,12 +294,12 @@ class Transport:
             incoming.write(data)
 
     def shut_down(self) -> None:
-        """Ends it: who receives or sends is told so. Any thread may call it, any number of times."""
+        """Shuts the connection down for both directions. Idempotent, from any thread."""
         with contextlib.suppress(OSError):
             self._in.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Gives the socket back; for the thread that receives, when it is done. Nothing can be sent any more."""
+        """Closes the socket; for the receiving thread, at its end. Nothing can be sent any more."""
         self.shut_down()
         with self._send_lock:
             self._in.close()
@@ -309,17 +309,17 @@ class Transport:
 def open_transport(
     address: BrokerAddress, security: Security, *, clock: Clock, connect_s: float, send_timeout_s: float
 ) -> Transport:
-    """Connects.
+    """Opens a connection.
 
     Args:
         address: of the broker.
-        security: of TLS, when the address says so.
+        security: of TLS, when the address requires it.
         clock: of the deadline.
         connect_s: for the connection, and for the TLS session, each.
         send_timeout_s: as for ``Transport``.
 
     Raises:
-        AccessDenied: the broker's certificate isn't good.
+        AccessDenied: the broker's certificate is rejected.
         StoreUnavailable: it can't be reached.
     """
     try:

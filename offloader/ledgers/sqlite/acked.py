@@ -1,11 +1,11 @@
 """The acknowledged end of each stream, in a file beside its ledger database.
 
-SQLite's write-ahead log ends at the first frame that is damaged, so that a database alone can't know that it lost
-acknowledged entries. This file is written after each commit, in place and without a sync of its own: it survives a
-killed process, and after a power cut it can only be too low.
+SQLite's write-ahead log ends at the first damaged frame, so a database alone can't detect that it lost acknowledged
+entries. This file is written after each commit, in place and without its own fsync: it survives a killed process, and
+after a power cut it can only be too low.
 
-The file is an array of 64-byte slots. A slot names the stream by a digest and the database by its uuid, so that neither
-a database that was made anew nor one that was moved here is taken for the one that acknowledged.
+The file is an array of 64-byte slots. A slot names the stream by a digest and the database by its uuid, so that a
+recreated or moved database isn't mistaken for the one that acknowledged.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ __all__ = ["SLOT_BYTES", "AckedEnd", "AckedFile", "AckedSlot", "decode_slot", "d
 
 _log = logging.getLogger(__name__)
 
-#: The format, in the first bytes of each slot.
+#: Format magic in the first bytes of each slot.
 _MAGIC = b"OAK1"
-#: magic, digest of the stream's name, the database's uuid, owner (its bytes are in the order of the number), ledger,
-#: entry.
+#: magic, digest of the stream's name, the database's uuid, owner (bytes in the order of the number), ledger, entry.
 _FIELDS = struct.Struct(">4s16s16sQqq")
 _OWNER_AT, _OWNER_BYTES = 36, 8
 _OWNER_SLICE = slice(_OWNER_AT, _OWNER_AT + _OWNER_BYTES)
@@ -40,12 +39,12 @@ SLOT_BYTES = _FIELDS.size + _CRC.size
 
 @dataclass(frozen=True, slots=True)
 class AckedEnd:
-    """What one slot says.
+    """One decoded slot.
 
     Attributes:
         digest: of the stream's name.
         source_id: the database that acknowledged.
-        end: the newest acknowledged position; -1:-1 when nothing was appended yet.
+        end: the newest acknowledged position; -1:-1 before the first append.
         owner: the handle that wrote it.
     """
 
@@ -65,7 +64,7 @@ def _slot(digest: bytes, source_id: bytes, owner: int, end: Position) -> bytes:
 
 
 def decode_slot(data: bytes) -> AckedEnd | None:
-    """``None``: not a whole slot."""
+    """Decodes a slot; ``None`` if it isn't whole."""
     if len(data) != SLOT_BYTES or _CRC.unpack_from(data, _FIELDS.size)[0] != crc32c(data[: _FIELDS.size]):
         return None
     magic, digest, source_id, owner, ledger_id, entry_id = _FIELDS.unpack_from(data)
@@ -75,11 +74,11 @@ def decode_slot(data: bytes) -> AckedEnd | None:
 
 
 class AckedFile:
-    """All slots of one database's file. Slots are made inside a write transaction of the database, one at a time."""
+    """All slots of one database's file. Slots are created inside a write transaction of the database, one at a time."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        #: Held while the file is written or closed: a closed file's number is soon another file's.
+        #: Held while the file is written or closed: the system reuses the descriptor of a closed file.
         self._lock = threading.Lock()
         self._fd: int | None = None
         self._slots: dict[bytes, list[int]] = {}
@@ -88,7 +87,7 @@ class AckedFile:
         self.newest_ledger = 0
 
     def load(self) -> bool:
-        """Reads the slots that were added since the last call; whether the file is there.
+        """Reads the slots added since the last call; returns whether the file exists.
 
         Raises:
             OSError: it can't be read.
@@ -98,7 +97,7 @@ class AckedFile:
                 self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
             except FileNotFoundError:
                 return False
-            except PermissionError:  # enough for who only reads; an owner fails when it writes
+            except PermissionError:  # enough for readers; an owner fails when it writes
                 self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         size = os.fstat(self._fd).st_size // SLOT_BYTES * SLOT_BYTES
         data = os.pread(self._fd, max(0, size - self._known_bytes), self._known_bytes)
@@ -113,15 +112,15 @@ class AckedFile:
         return True
 
     def digests(self) -> set[bytes]:
-        """Of all streams that have a slot."""
+        """The digests of all streams that have a slot."""
         return set(self._slots)
 
     def of_stream(self, stream: str) -> list[AckedEnd]:
-        """What the slots of a stream say now; more than one only if two processes or a damaged slot made it so."""
+        """The current slots of a stream; more than one only after a race of two processes or a damaged slot."""
         return list(self._of(digest_of(stream)))
 
     def make(self) -> None:
-        """Makes the file; durable, so that its absence later says something."""
+        """Creates the file durably, so that its later absence is a loss."""
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         os.fsync(self._fd)
         folder = os.open(Path(self.path).absolute().parent, os.O_RDONLY)
@@ -131,7 +130,7 @@ class AckedFile:
             os.close(folder)
 
     def replace(self, stream: str, source_id: UUID, end: Position | None, owner: int) -> AckedSlot:
-        """Lets all slots of a stream, or a new one, say this; the slot that its owner goes on with."""
+        """Writes the value to all slots of a stream, or to a new one; returns the owner's slot."""
         assert self._fd is not None, "made or loaded before"
         acked = AckedEnd(digest_of(stream), source_id, end or Position(-1, -1), owner)
         starts = self._slots.setdefault(acked.digest, [])
@@ -143,7 +142,7 @@ class AckedFile:
         return AckedSlot(self, starts[0], acked)
 
     def write_slot(self, start: int, slot: bytes) -> None:
-        """Writes one slot, unless a newer owner has it; nothing once the file is closed.
+        """Writes one slot unless a newer owner has it or the file is closed.
 
         Raises:
             OSError: it can't be written.
@@ -168,7 +167,7 @@ class AckedFile:
 
 
 class AckedSlot:
-    """Where one owner's handle writes the acknowledged end. Calls come one at a time."""
+    """The slot to which one owner's handle writes the acknowledged end. Calls are sequential."""
 
     def __init__(self, file: AckedFile, start: int, acked: AckedEnd) -> None:
         self._file, self._start = file, start
@@ -176,9 +175,9 @@ class AckedSlot:
         self._is_failing = False
 
     def write(self, end: Position) -> None:
-        """Notes that everything up to ``end`` is acknowledged.
+        """Records that everything up to ``end`` is acknowledged.
 
-        A failure is logged: the entries are durable whatever this file says.
+        A failure is logged: the entries are durable without it.
         """
         try:
             self._file.write_slot(self._start, _slot(*self._of_owner, end))
@@ -191,5 +190,5 @@ class AckedSlot:
 
 
 def digest_of(stream: str) -> bytes:
-    """16 bytes that stand for a stream's name."""
+    """16-byte digest of a stream's name."""
     return hashlib.sha256(stream.encode()).digest()[:16]

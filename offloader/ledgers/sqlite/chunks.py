@@ -1,4 +1,4 @@
-"""Checks appended payloads and stores runs of entries as database rows."""
+"""Validation of appended payloads; encoding of runs of entries as database rows."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ __all__ = [
     "room",
 ]
 
-#: Payload bytes at which a chunk is cut; only a lone entry makes a larger one.
+#: Payload bytes at which a chunk is cut; only a single entry makes a larger one.
 CHUNK_BYTES = 1024 * 1024
-#: Entries of one chunk, so that many empty ones stay bounded too.
+#: Entries of one chunk, which bounds chunks of empty entries.
 CHUNK_ENTRIES_MAX = 65_536
 
 _INT32 = np.dtype("<i4")
@@ -48,9 +48,8 @@ _IDENTITY = struct.Struct("<qqqqq")
 class Chunk(NamedTuple):
     """One row: ``entries`` consecutive entries of a ledger.
 
-    ``lengths`` (int32 each) is ``None`` when all payloads are equally long, ``times`` (int64 each) when all
-    publish times are ``first_time_ms``. ``crc`` covers every other field. One that isn't written yet is a view of the
-    batch it was made of.
+    ``lengths`` (int32 each) is ``None`` when all payloads are equally long, ``times`` (int64 each) when all publish
+    times are ``first_time_ms``. ``crc`` covers every other field. Before it is written, it is a view of its batch.
     """
 
     ledger_id: int
@@ -128,11 +127,11 @@ def decode_chunk(chunk: Chunk, *, object_name: str = "") -> tuple[NDArray[np.int
 
 
 def join_chunks(chunks: Sequence[Chunk], wanted: Position, *, object_name: str = "") -> EntryBatch:
-    """One batch of the entries of consecutive rows of one ledger, among them ``wanted``.
+    """Joins the entries of consecutive rows of one ledger, among them ``wanted``, into one batch.
 
     Raises:
         ChecksumMismatch: a row isn't what was written.
-        Inconsistent: a row contradicts itself, rows don't follow each other, or ``wanted`` isn't in them.
+        Inconsistent: a row contradicts itself, rows aren't consecutive, or ``wanted`` isn't in them.
     """
     where = f"{object_name} ledger {wanted.ledger_id}".strip()
     expected = min(chunks[0].first_entry_id, wanted.entry_id) if chunks else wanted.entry_id
@@ -188,14 +187,13 @@ _HINT = "give a list of bytes or an Arrow binary array, and as many whole number
 def given_entries(
     payloads: pa.Array | Sequence[bytes], publish_times_ms: Sequence[int] | NDArray[np.int64] | int, *, where: str
 ) -> EntryBatch:
-    """The caller's entries as a batch that nobody else can change: the one copy that is written, kept for readers that
-    follow, and offered to the cold tier.
+    """Copies the caller's entries into an immutable batch: the one copy that is written, buffered and offloaded.
 
     Args:
-        where: what is being done, for errors.
+        where: the operation, for errors.
 
     Raises:
-        InvalidCall: not byte strings, another number of times, or times that can't be kept.
+        InvalidCall: not byte strings, another number of times, or times that can't be stored.
         LimitReached: too many bytes.
     """
     require_payloads(payloads, where=where)
@@ -218,7 +216,7 @@ def given_entries(
 
 
 def require_payloads(payloads: object, *, where: str) -> None:
-    """Raises ``InvalidCall`` unless it is a sequence of byte strings, or an Arrow array of them or of texts."""
+    """Raises ``InvalidCall`` unless it is a sequence of byte strings, or an Arrow array of them or of strings."""
     if isinstance(payloads, (pa.Array, pa.ChunkedArray)):
         if not _is_binary(payloads.type) or payloads.null_count:
             found = f"{payloads.null_count} nulls" if payloads.null_count else str(payloads.type)
@@ -234,7 +232,7 @@ def require_payloads(payloads: object, *, where: str) -> None:
 
 
 def require_small(payloads: pa.Array | Sequence[bytes], limit_bytes: int, *, where: str) -> None:
-    """Refuses before anything is written: an entry that could never be offloaded would stop the stream for good.
+    """Refuses oversized entries before the write: an entry that can't be offloaded would stop the stream for good.
 
     Raises:
         InvalidCall: as ``require_payloads``.
@@ -253,7 +251,7 @@ def require_small(payloads: pa.Array | Sequence[bytes], limit_bytes: int, *, whe
 
 
 def require_times(times_ms: NDArray[Any], *, where: str) -> None:
-    """Raises ``InvalidCall`` for a time that the formats can't keep."""
+    """Raises ``InvalidCall`` for a time that the formats can't store."""
     if not times_ms.size:
         return
     for found in (int(times_ms.min()), int(times_ms.max())):
@@ -265,7 +263,7 @@ def require_times(times_ms: NDArray[Any], *, where: str) -> None:
 
 
 def _is_binary(kind: pa.DataType) -> bool:
-    """Strings are their UTF-8."""
+    """Whether a type is binary; strings are stored as UTF-8."""
     is_one = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
     return any(each(kind) for each in (*is_one, pa.types.is_string, pa.types.is_large_string))
 
@@ -279,14 +277,14 @@ def is_full(ledger: LedgerInfo, settings: LedgerSettings) -> bool:
 
 
 def must_roll(ledger: LedgerInfo, now_ms: int, settings: LedgerSettings) -> bool:
-    """Whether the open ledger takes no more entries: full, or old. One without entries takes some, whatever its age."""
+    """Whether the open ledger takes no more entries: full, or old. An empty one takes some, whatever its age."""
     age_ms = now_ms - ledger.created_ms
     old = age_ms >= settings.ledger_age_minutes_max * _MS_PER_MINUTE
     return ledger.entries > 0 and (old or is_full(ledger, settings))
 
 
 def room(ledger: LedgerInfo, batch: EntryBatch, settings: LedgerSettings) -> int:
-    """How many leading entries of ``batch`` go into a ledger that isn't full: up to the one that fills it, included."""
+    """How many leading entries of ``batch`` a ledger that isn't full takes, including the one that fills it."""
     offsets = batch.offsets
     target = int(offsets[0]) + settings.ledger_bytes_max - ledger.size_bytes
     filling = int(np.searchsorted(offsets[1:], target, side="left")) + 1

@@ -1,4 +1,4 @@
-"""The SQLite database of embedded ledgers: connections, transactions, tables and their versions."""
+"""SQLite database of embedded ledgers: connections, transactions, tables and schema versions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = [
     "prepare_schema",
 ]
 
-#: Marks the file as ours ("offl"), so that no other program's database is taken for one.
+#: Application id ("offl"), which distinguishes the file from other programs' databases.
 _APPLICATION_ID = 0x6F66666C
 _SCHEMA_VERSION = 2
 _VERSION_1 = (
@@ -53,7 +53,7 @@ _VERSION_1 = (
         ledger_id INTEGER PRIMARY KEY AUTOINCREMENT, stream_id INTEGER NOT NULL, entries INTEGER NOT NULL DEFAULT 0,
         size_bytes INTEGER NOT NULL DEFAULT 0, created_ms INTEGER NOT NULL, closed_ms INTEGER)""",
     "CREATE INDEX ledgers_of_stream ON ledgers (stream_id, ledger_id)",
-    # payload comes last: SQLite reads a row's columns from the front and skips overflow pages it doesn't need
+    # payload is last: SQLite reads a row's columns from the front and skips overflow pages it doesn't need
     """CREATE TABLE chunks (
         ledger_id INTEGER NOT NULL, first_entry_id INTEGER NOT NULL, entries INTEGER NOT NULL,
         first_time_ms INTEGER NOT NULL, crc INTEGER NOT NULL, lengths BLOB, times BLOB, payload BLOB NOT NULL)""",
@@ -61,14 +61,14 @@ _VERSION_1 = (
     """CREATE TABLE notes (
         stream_id INTEGER NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL, PRIMARY KEY (stream_id, key))""",
 )
-#: What version 2 adds: which database this is, who started on it, where positions were given out, what its ledgers
-#: belong to. Chunks keep their table: a foreign key would mean to write all of them anew.
+#: Version 2 adds the database's identity, starts, the newest positions, and the streams of ledgers. Chunks keep their
+#: table: a foreign key would require rewriting all of them.
 _VERSION_2 = (
-    # has_acked_file: the file of acknowledged ends was there, so that its absence is noticed.
+    # has_acked_file: the file of acknowledged ends existed, so that its absence is detected.
     "CREATE TABLE identity (source_id BLOB NOT NULL, has_acked_file INTEGER NOT NULL DEFAULT 0)",
-    # ledgers_held: kept by triggers, so that a ledger whose stream_id was changed is missed.
+    # ledgers_held: kept by triggers, to detect a ledger whose stream_id was changed.
     "ALTER TABLE streams ADD COLUMN ledgers_held INTEGER NOT NULL DEFAULT 0",
-    # The newest position of ledgers that are deleted.
+    # The newest position in deleted ledgers.
     "ALTER TABLE streams ADD COLUMN reached_ledger_id INTEGER NOT NULL DEFAULT -1",
     "ALTER TABLE streams ADD COLUMN reached_entry_id INTEGER NOT NULL DEFAULT -1",
     # Ledger ids granted to the owner and not used yet, ids_next up to before ids_end; NULL: any above all others.
@@ -76,7 +76,7 @@ _VERSION_2 = (
     "ALTER TABLE streams ADD COLUMN ids_end INTEGER",
     "ALTER TABLE streams ADD COLUMN manifest_incarnation BLOB",
     "ALTER TABLE streams ADD COLUMN manifest_record_id INTEGER",
-    # lost_entries: the last ones of entries, acknowledged, gone, and accepted as lost.
+    # lost_entries: the last ones of entries, acknowledged, missing, and accepted as lost.
     """CREATE TABLE linked_ledgers (
         ledger_id INTEGER PRIMARY KEY AUTOINCREMENT, stream_id INTEGER NOT NULL REFERENCES streams,
         entries INTEGER NOT NULL DEFAULT 0, size_bytes INTEGER NOT NULL DEFAULT 0, created_ms INTEGER NOT NULL,
@@ -105,7 +105,7 @@ _LEDGERS_HELD = (
     "SELECT stream, found, ledgers_held FROM (SELECT stream, ledgers_held, (SELECT count(*) FROM ledgers "
     "WHERE ledgers.stream_id = streams.stream_id) AS found FROM streams) WHERE found != ledgers_held LIMIT 1"
 )
-# Jumps from one ledger to the next one in the index, whatever number of chunks each has.
+# Skips from one ledger to the next in the index, however many chunks each has.
 _ORPHANED_CHUNK = (
     "WITH RECURSIVE stored (ledger_id) AS (SELECT min(ledger_id) FROM chunks UNION ALL "
     "SELECT (SELECT min(ledger_id) FROM chunks WHERE ledger_id > stored.ledger_id) FROM stored "
@@ -142,7 +142,7 @@ def check_identity(connection: sqlite3.Connection, path: str) -> int:
 
 
 def prepare_schema(connection: sqlite3.Connection, path: str, entropy: Callable[[int], bytes]) -> bool:
-    """Makes or migrates the tables inside the caller's write transaction; whether anything was changed.
+    """Creates or migrates the tables inside the caller's write transaction; returns whether anything changed.
 
     Raises: as ``check_identity`` and ``check_links``.
     """
@@ -160,7 +160,7 @@ def prepare_schema(connection: sqlite3.Connection, path: str, entropy: Callable[
 
 
 def check_links(connection: sqlite3.Connection, path: str) -> None:
-    """Finds ledgers that belong to no stream, ledgers that a stream misses, and entries that belong to no ledger.
+    """Finds ledgers without a stream, ledgers that a stream misses, and entries without a ledger.
 
     Raises:
         Corrupt: names the first of them.
@@ -173,7 +173,7 @@ def check_links(connection: sqlite3.Connection, path: str) -> None:
 
 
 def check_entries(connection: sqlite3.Connection, path: str, stream_id: int) -> None:
-    """Finds a ledger of a stream that has more or fewer entries than were stored in it.
+    """Finds a ledger of a stream whose number of entries differs from what was stored.
 
     Raises:
         Corrupt: names the ledger.
@@ -197,35 +197,35 @@ def _execute(connection: sqlite3.Connection, statements: tuple[str, ...]) -> Non
         connection.execute(statement)
 
 
-#: How long a call waits for another process that writes, before it fails.
+#: How long a call waits for another writing process before it fails.
 BUSY_TIMEOUT_S = 20.0
-#: Reads that run at once; more wait for their turn.
+#: Concurrent reads; further ones wait.
 READERS_MAX = 4
-#: Page size of a new database: payloads are large, so large pages save time.
+#: Page size of a new database: payloads are large, so large pages are faster.
 PAGE_BYTES = 16 * 1024
 #: Page cache of one connection.
 CACHE_BYTES = 8 * 1024 * 1024
-#: Pages in the write-ahead log after which it is folded into the database (64 MiB).
+#: Pages in the write-ahead log after which it is checkpointed into the database (64 MiB).
 _WAL_PAGES = 4096
-#: What the write-ahead log file is cut back to once it was larger.
+#: Size to which a larger write-ahead log file is truncated.
 _WAL_FILE_BYTES = 64 * 1024 * 1024
-#: What stays free on the disk beside the write-ahead log's fold, for what makes room again: deleting writes too.
+#: Disk space kept free beside the write-ahead log's checkpoint, for deletions: deleting writes too.
 RESERVE_BYTES = 4 * 1024 * 1024
 _COUNTS = ("page", "freelist")
 _FREE = "free some space and try again"
 
 
 def free_bytes(folder: str) -> int:
-    """What this process may still write on the disk of ``folder``."""
+    """Bytes that this process can still write on the disk of ``folder``."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
 
 
 def database_path(url_or_path: str) -> str:
-    """``sqlite:///relative.db``, ``sqlite:////absolute.db`` or a path -> a path; ``:memory:`` stays.
+    """Parses ``sqlite:///relative.db``, ``sqlite:////absolute.db`` or a path into a path; ``:memory:`` stays.
 
     Raises:
-        InvalidCall: another scheme, a host, or nothing.
+        InvalidCall: another scheme, a host, or empty.
     """
     hint = "write sqlite:///relative.db, sqlite:////absolute.db, sqlite://:memory: or a path"
     path = url_or_path
@@ -245,9 +245,9 @@ class Database:
     Args:
         path: the file, or ``:memory:``.
         clock: for waiting while another process creates the same file.
-        create: make the file and its directory when they aren't there.
-        busy_timeout_s: how long a call waits for another process that writes.
-        free: what may still be written to a folder, for tests.
+        create: create a missing file and directory.
+        busy_timeout_s: how long a call waits for another writing process.
+        free: returns the bytes that can still be written to a folder, for tests.
         entropy: randomness of a new database's identity, for tests.
 
     Raises:
@@ -272,7 +272,7 @@ class Database:
         self.path = path
         self._entropy = entropy
         self._free = free
-        # Asked for at each append, so paths are made once.
+        # Used at each append, so the paths are built once.
         self._folder, self._log = str(Path(path).absolute().parent), Path(f"{path}-wal")
         self._clock = clock
         self._busy_timeout_s = busy_timeout_s
@@ -280,7 +280,7 @@ class Database:
         self._closed = False
         self._readers: queue.LifoQueue[sqlite3.Connection | None] = queue.LifoQueue(READERS_MAX)
         self._in_memory = path == ":memory:"
-        #: Reads and writes nothing, so that a change by any other connection is one by another.
+        #: Reads and writes nothing, so that every change it sees is another connection's.
         self._watcher: sqlite3.Connection | None = None
         with self.translated("opening it"):
             if not self._in_memory:
@@ -299,7 +299,7 @@ class Database:
         """One durable transaction: all of the block's changes, or none when it raises.
 
         Raises:
-            OutcomeUnknown: the disk failed during the commit; look at the data before going on.
+            OutcomeUnknown: the disk failed during the commit; check the data before continuing.
         """
         with self._write_lock:
             self._check_open()
@@ -316,13 +316,14 @@ class Database:
                 raise
 
     def require_room(self, connection: sqlite3.Connection, size_bytes: int) -> None:
-        """Refuses what can be added only so that no room can be made afterwards. On a disk that is full to its last
-        byte SQLite can't delete: what is deleted is written to the log first, and the log is folded into a file that
-        grows.
+        """Refuses an insert that would leave no space for deletions.
+
+        On a full disk SQLite can't delete: a deletion is first written to the log, and the log's checkpoint may grow
+        the file.
 
         Args:
-            connection: of the transaction that adds: nobody else adds meanwhile.
-            size_bytes: of what is added.
+            connection: of the inserting transaction, which is the only writer.
+            size_bytes: of the insert.
 
         Raises:
             StoreUnavailable: the disk would be too full; nothing was written.
@@ -334,10 +335,10 @@ class Database:
         except FileNotFoundError:
             log_bytes = 0
         free = self._free(self._folder)
-        if free >= 2 * size_bytes + log_bytes + RESERVE_BYTES:  # more than it takes
+        if free >= 2 * size_bytes + log_bytes + RESERVE_BYTES:  # more than needed
             return
         pages, unused = (int(connection.execute(f"PRAGMA {each}_count").fetchone()[0]) for each in _COUNTS)
-        # What the file lacks for what is in the log, what doesn't fit where something was deleted, the log's growth.
+        # Space that the file needs for the log's content and for what no free page takes, and the log's growth.
         fold = max(pages * PAGE_BYTES - Path(self.path).stat().st_size, 0)
         wanted = fold + max(size_bytes - unused * PAGE_BYTES, 0) + size_bytes + RESERVE_BYTES
         if free < wanted:
@@ -349,9 +350,9 @@ class Database:
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """A consistent view of everything committed; any number of statements."""
+        """A consistent view of everything committed, for any number of statements."""
         if self._in_memory:
-            # a memory database lives in its one connection
+            # an in-memory database exists in its one connection only
             with self._write_lock, self.translated("reading"):
                 self._check_open()
                 yield self._writer
@@ -372,7 +373,7 @@ class Database:
             self._readers.put(connection)
 
     def version(self) -> int:
-        """A number that is another one as soon as anybody, in this process or another, has changed the database."""
+        """A number that changes whenever any process or connection has changed the database."""
         with self._write_lock, self.translated("looking"):
             self._check_open()
             if self._in_memory:
@@ -382,7 +383,7 @@ class Database:
             return int(self._watcher.execute("PRAGMA data_version").fetchone()[0])
 
     def close(self) -> None:
-        """Gives all connections back; closing twice is fine. Reads that are running end first."""
+        """Closes all connections after running reads have ended. Idempotent."""
         with self._write_lock:
             if self._closed:
                 return
@@ -399,7 +400,7 @@ class Database:
 
     @contextlib.contextmanager
     def translated(self, doing: str) -> Iterator[None]:
-        """SQLite's and the file system's errors become ours: the one table."""
+        """Translates SQLite's and the file system's errors to this project's."""
         try:
             yield
         except sqlite3.Error as error:
@@ -441,8 +442,8 @@ class Database:
         if not is_there:
             make_directories(path.absolute().parent)
             path.touch()
-        # The file's name must survive a power cut as well as its content, also where the process that made the file
-        # hasn't synced it yet.
+        # The file's directory entry must survive a power cut too, also if the process that created it hasn't synced
+        # yet.
         with contextlib.suppress(*([PermissionError] if is_there else [])):
             sync_name(path)
 
@@ -460,11 +461,11 @@ class Database:
                 connection.execute("ROLLBACK")
             raise
         if is_changed and not self._in_memory:
-            # Out of the log, which may be cut by damage: which database this is must outlast that.
+            # Moves the identity out of the log, which damage may truncate.
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _switch_to_wal(self, connection: sqlite3.Connection) -> None:
-        # SQLite doesn't wait for a lock here as it does elsewhere, so two first openers would collide
+        # SQLite doesn't wait for this lock, so two concurrent first openers would collide
         deadline_s = self._clock.monotonic_s() + self._busy_timeout_s
         while True:
             try:
@@ -507,7 +508,7 @@ def _translate(error: sqlite3.Error, path: str, doing: str) -> OffloaderError:
         case sqlite3.SQLITE_TOOBIG:
             return LimitReached(f"{where}: an entry is larger than SQLite takes: {error}")
         case sqlite3.SQLITE_IOERR if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHMSIZE:
-            # Beside the file each process needs 32 KiB; SQLite has no word of its own for a disk without them.
+            # Each process needs 32 KiB beside the file; SQLite has no error code of its own for a disk without them.
             return StoreUnavailable(f"{where}: {doing} failed: the disk is full; nothing was written", hint=_FREE)
         case sqlite3.SQLITE_IOERR:
             name = getattr(error, "sqlite_errorname", "SQLITE_IOERR")

@@ -44,11 +44,11 @@ __all__ = [
 def find_lost(
     connection: sqlite3.Connection, stream: str, stream_id: int | None, acked: Iterable[AckedEnd], source_id: bytes
 ) -> LostRange | None:
-    """What was acknowledged of a stream and isn't in the database.
+    """Acknowledged entries of a stream that the database lacks.
 
     Args:
         stream_id: ``None``: the database doesn't know the stream.
-        acked: what the file beside the database says of it, read before the transaction began.
+        acked: the stream's slots in the file beside the database, read before the transaction began.
         source_id: the database's.
     """
     reached = None if stream_id is None else newest_given_out(connection, stream_id)
@@ -66,7 +66,7 @@ def find_lost(
 
 
 def refused(path: str, lost: LostRange) -> SourceMismatch:
-    """Why nothing is appended to a stream that lost entries."""
+    """The error for appending to a stream that lost entries."""
     hint = (
         f"restore {path} with its -wal file from where they are whole; or go on without these entries: "
         f"offloader accept-loss {lost.stream}"
@@ -85,7 +85,7 @@ def refused(path: str, lost: LostRange) -> SourceMismatch:
 
 
 def accept_lost(connection: sqlite3.Connection, stream_id: int, lost: LostRange, now_ms: int) -> None:
-    """Records that entries are gone for good, inside the caller's transaction: their positions stay used.
+    """Records entries as lost for good, inside the caller's transaction: their positions stay used.
 
     The last ledger lists them as lost. Ledgers between it and the first lost entry are unknown and stay so.
     """
@@ -117,12 +117,12 @@ class EmbeddedLedgers:
         url_or_path: ``sqlite:///relative.db``, ``sqlite:////absolute.db``, ``sqlite://:memory:`` or a path.
         settings: when ledgers roll over.
         clock: for the times of ledgers.
-        create: make the database and its directory when they aren't there.
-        busy_timeout_s: how long a call waits for another process that writes, before it fails.
+        create: create a missing database and directory.
+        busy_timeout_s: how long a call waits for another writing process.
         entropy: randomness of a new database's identity, for tests.
 
     Raises:
-        as ``Database``; ``Corrupt``: ledgers, streams and entries don't belong together.
+        as ``Database``; ``Corrupt``: ledgers, streams and entries don't match.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class EmbeddedLedgers:
             busy_timeout_s=busy_timeout_s,
             entropy=entropy,
         )
-        # A database in memory is gone with its process, and nothing outlasts it.
+        # An in-memory database ends with its process: there is nothing to compare later.
         in_memory = self._database.path == ":memory:"
         self._acked = None if in_memory else AckedFile(f"{self._database.path}.acked")
         try:
@@ -169,19 +169,19 @@ class EmbeddedLedgers:
         return self._database.path
 
     def open_stream(self, stream: str, *, held: bool = False, above: int = 0) -> EmbeddedStream:
-        """The stream, to append to; made when it isn't there.
+        """Opens the stream for appends; creates it if it is missing.
 
-        One transaction takes the next owner number, closes the open ledger (one without entries is removed) and
-        opens a new one. Whoever owned the stream before is fenced.
+        One transaction takes the next owner number, closes the open ledger (an empty one is removed) and opens a new
+        one. This fences the previous owner.
 
         Args:
-            held: no ledger is opened and nothing can be appended before ``grant_ledgers``.
+            held: open no ledger and accept no append before ``grant_ledgers``.
             above: new ledgers of the database get ids above this one.
 
         Raises:
             InvalidCall: not a stream name, a new one that begins with the levels of another, or the other way round; no
                 ledger id can be above ``above``.
-            SourceMismatch: the database lacks entries that were acknowledged; ``accept_loss`` goes on without them.
+            SourceMismatch: the database lacks acknowledged entries; ``accept_loss`` continues without them.
             Corrupt: a ledger of the stream isn't what was written.
         """
         _require_name(stream)
@@ -212,9 +212,9 @@ class EmbeddedLedgers:
         return EmbeddedStream(self._database, self._settings, self._clock, stream, stream_id, owner, acked=slot)
 
     def losses(self) -> list[LostRange]:
-        """What the database lacks of what it acknowledged; its streams can be read and not be appended to.
+        """Acknowledged entries that the database lacks; the affected streams are read-only.
 
-        Only of streams that the database knows: what it forgot altogether is found by ``open_stream``.
+        Covers only streams that the database knows: ``open_stream`` detects forgotten ones.
         """
         if self._acked is None:
             return []
@@ -230,7 +230,7 @@ class EmbeddedLedgers:
         return [lost for lost in found if lost is not None]
 
     def require_name(self, stream: str) -> None:
-        """Refuses a name that a stream of this database can't have, before anything is made for it.
+        """Refuses a name that no stream of this database can have, before anything is created for it.
 
         Raises:
             InvalidCall: as ``open_stream``.
@@ -240,15 +240,15 @@ class EmbeddedLedgers:
             _require_own_level(connection, stream)
 
     def accept_loss(self, stream: str, *, dry_run: bool = False) -> list[LostRange]:
-        """Goes on without entries that were acknowledged and are gone, so that the stream can be opened again.
+        """Accepts the loss of acknowledged entries, so that the stream can be opened again.
 
-        Their positions stay used. The ledger that the last one was in lists them as lost (``LedgerInfo.lost``).
+        Their positions stay used. The ledger of the last one lists them as lost (``LedgerInfo.lost``).
 
         Args:
             dry_run: change nothing.
 
         Returns:
-            What is lost; nothing when the database has everything that was acknowledged, and then nothing is changed.
+            What is lost; nothing, and nothing is changed, when the database has everything that was acknowledged.
         """
         _require_name(stream)
         if self._acked is None:
@@ -268,7 +268,7 @@ class EmbeddedLedgers:
             ).fetchone()
             accept_lost(connection, stream_id, lost, self._clock.now_ms())
             reached = newest_given_out(connection, stream_id)
-        # Now the database has it: a crash before this asks the operator once more.
+        # After the database: a crash before this makes the operator repeat the call.
         self._acked.replace(stream, UUID(bytes=source_id), reached, owner)
         _log.warning(
             "stream %s: accepted that entries from %s up to %s are lost", stream, lost.first, lost.last,
@@ -277,10 +277,10 @@ class EmbeddedLedgers:
         return [lost]
 
     def _acked_slot(self, connection: sqlite3.Connection, stream: str, stream_id: int, owner: int) -> AckedSlot | None:
-        """Where a new owner notes what it acknowledges; its ledgers get ids above all that were ever noted.
+        """The slot for a new owner's acknowledged end; new ledgers get ids above all recorded ones.
 
         Raises:
-            SourceMismatch: the database lacks what was acknowledged.
+            SourceMismatch: the database lacks acknowledged entries.
         """
         if self._acked is None:
             return None
@@ -300,10 +300,10 @@ class EmbeddedLedgers:
         return self._acked.replace(stream, UUID(bytes=source_id), newest_given_out(connection, stream_id), owner)
 
     def view_stream(self, stream: str, *, may_delete: bool = False) -> EmbeddedStream:
-        """The stream, to read only; takes no ownership and disturbs no owner.
+        """Opens the stream read-only, without taking ownership.
 
         Args:
-            may_delete: closed ledgers can be deleted and starts recorded nevertheless.
+            may_delete: allow deleting closed ledgers and recording starts.
 
         Raises:
             NotFound: no such stream.
@@ -329,7 +329,7 @@ class EmbeddedLedgers:
             return [row[0] for row in connection.execute("SELECT stream FROM streams ORDER BY stream")]
 
     def version(self) -> int:
-        """A number that is another one as soon as anybody, in this process or another, has changed the database."""
+        """A number that changes whenever any process or connection has changed the database."""
         return self._database.version()
 
     def close(self) -> None:
@@ -349,7 +349,7 @@ def _require_name(stream: str) -> None:
 
 
 def _require_own_level(connection: sqlite3.Connection, stream: str) -> None:
-    """A stream that is new here must be able to stand beside the others in a store."""
+    """Requires that a new stream's name can coexist with the others in a store."""
     is_there = "SELECT stream FROM streams WHERE stream = ?"
     if connection.execute(is_there, (stream,)).fetchone() is not None:
         return
@@ -362,14 +362,14 @@ def _require_own_level(connection: sqlite3.Connection, stream: str) -> None:
             raise name_clash(stream, row[0])
 
 
-#: Payload bytes of one batch that is told.
+#: Payload bytes of one delivered batch.
 BATCH_BYTES = 4 * 1024 * 1024
-#: And of one look: a stream that is far behind is no reason for the others to wait.
+#: Payload bytes of one poll: a stream that is far behind must not delay the others.
 LOOK_BYTES_MAX = 64 * 1024 * 1024
 
 
 class FollowedStream:
-    """A ``LedgerSource`` over a view, whose listeners hear of appends when ``look`` finds them. Thread-safe.
+    """A ``LedgerSource`` over a view; ``look`` polls for appends and calls the listeners. Thread-safe.
 
     Args:
         view: opened with ``may_delete``, so that hot copies can be released.
@@ -378,10 +378,10 @@ class FollowedStream:
     def __init__(self, view: EmbeddedStream) -> None:
         self._view = view
         self._listeners = Listeners(view.stream)
-        # Held during a look: what is told is told in order.
+        # Held during a poll, so that deliveries are in order.
         self._looking = threading.Lock()
         self._told: Position | None = None
-        #: Ledgers up to this one have ended, and that was told.
+        #: The end of ledgers up to this one was delivered.
         self._ended = -1
         self._is_heard = False
 
@@ -399,7 +399,7 @@ class FollowedStream:
     def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> Subscription:
         with self._looking:
             if not self._is_heard:
-                # What is there by now the listener learns from ``ledgers``.
+                # The listener learns of earlier entries from ``ledgers``.
                 self._is_heard = True
                 infos = self._view.ledgers()
                 filled = [info for info in infos if info.entries]
@@ -408,13 +408,13 @@ class FollowedStream:
             return self._listeners.add(listener, closed)
 
     def release(self, position: Position) -> None:
-        """Nothing: a view can't tell the database, and only whoever appends would look there."""
+        """Does nothing: a view can't write this, and only the appending process would read it."""
 
     def delete(self, ledger_id: int) -> None:
         self._view.delete(ledger_id)
 
     def look(self) -> bool:
-        """Tells what came since the last look; whether there is more, because it was too much for one.
+        """Delivers what was appended since the last poll; returns whether more is left.
 
         Raises: as ``EmbeddedStream.read``.
         """
@@ -438,7 +438,7 @@ class FollowedStream:
             return True
 
     def _tell_ends(self, before: int | None) -> None:
-        """Of ledgers that were told to their ends: those before ``before``, or all of them."""
+        """Delivers the ends of fully delivered ledgers: those before ``before``, or all."""
         for info in self._view.ledgers():
             if info.ledger_id <= self._ended or not info.closed or (before is not None and info.ledger_id >= before):
                 continue

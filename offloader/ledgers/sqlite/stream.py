@@ -55,17 +55,17 @@ __all__ = [
     "within",
 ]
 
-#: Rows that one read takes in at most, so that entries without bytes don't make it endless.
+#: Rows that one read scans at most, which bounds reads of empty entries.
 READ_CHUNKS_MAX = 262_144
-#: Of one stream, to be ordered or narrowed down.
+#: Selects a stream's ledgers; callers add order and conditions.
 _LEDGER = "ledger_id, closed_ms IS NOT NULL, entries, size_bytes, created_ms, closed_ms, lost_entries"
 SELECT_LEDGER = f"SELECT {_LEDGER} FROM ledgers WHERE stream_id = ?"  # noqa: S608 - constants
-# an open ledger is the newest one, so that an append needn't look at the others, nor ask twice
+# an open ledger is the newest one, so an append needs one query and no other ledgers
 _STREAM_ROW = (
     f"SELECT streams.owner, ids_next, ids_end, {_LEDGER} FROM streams LEFT JOIN ledgers "  # noqa: S608 - constants
     "ON ledger_id = (SELECT max(ledger_id) FROM ledgers WHERE stream_id = ?1) WHERE streams.stream_id = ?1"
 )
-# the casts make sure of the types: SQLite would hand out whatever damage put into a column
+# the casts fix the types: SQLite would return whatever damage put into a column
 _SELECT_CHUNK = (
     "SELECT ledger_id, first_entry_id, CAST(entries AS INTEGER), CAST(first_time_ms AS INTEGER), "
     "CAST(crc AS INTEGER), CAST(lengths AS BLOB), CAST(times AS BLOB), CAST(payload AS BLOB) "
@@ -88,7 +88,7 @@ def find_readable(connection: sqlite3.Connection, stream_id: int, start: Positio
 
 
 def within(batch: EntryBatch, first_entry_id: int, max_bytes: int) -> EntryBatch:
-    """From ``first_entry_id`` on: one entry, and what else fits into ``max_bytes``."""
+    """How much to read from ``first_entry_id`` on: one entry, and what else fits into ``max_bytes``."""
     offsets = batch.offsets
     start = first_entry_id - batch.first.entry_id
     stop = int(np.searchsorted(offsets, int(offsets[start]) + max_bytes, side="right")) - 1
@@ -116,13 +116,13 @@ def chunks_from(connection: sqlite3.Connection, ledger_id: int, entry_id: int, m
 
 
 class StreamRow(NamedTuple):
-    """What an append has to know of its stream.
+    """The stream's row, as an append needs it.
 
     Attributes:
         owner: the number of the handle that may change it.
         ids_next, ids_end: granted ledger ids that no ledger has taken yet; ``ids_end`` is ``None`` when the database
             picks the ids.
-        open_ledger: the ledger that is appended to, if any.
+        open_ledger: the ledger that takes appends, if any.
     """
 
     owner: int
@@ -132,7 +132,7 @@ class StreamRow(NamedTuple):
 
     @property
     def may_begin(self) -> bool:
-        """Whether there is an id for a new ledger."""
+        """Whether an id is left for a new ledger."""
         return self.ids_end is None or self.ids_next < self.ids_end
 
     def with_ids(self, ids_next: int, ids_end: int | None) -> StreamRow:
@@ -140,7 +140,7 @@ class StreamRow(NamedTuple):
 
 
 def stream_row(connection: sqlite3.Connection, stream_id: int) -> StreamRow | None:
-    """``None``: no such stream."""
+    """Reads the stream's row; ``None`` if there is no such stream."""
     row = connection.execute(_STREAM_ROW, (stream_id,)).fetchone()
     if row is None:
         return None
@@ -149,7 +149,7 @@ def stream_row(connection: sqlite3.Connection, stream_id: int) -> StreamRow | No
 
 
 def newest_given_out(connection: sqlite3.Connection, stream_id: int) -> Position | None:
-    """The newest position that was ever appended to a stream; deleted ledgers count."""
+    """The newest position ever appended to a stream; deleted ledgers count."""
     found = connection.execute(
         "SELECT reached_ledger_id, reached_entry_id FROM streams WHERE stream_id = ?1 UNION ALL "
         "SELECT max(ledger_id), entries - 1 FROM ledgers WHERE stream_id = ?1 AND entries > 0",
@@ -170,7 +170,7 @@ def newest_used(connection: sqlite3.Connection) -> int:
 
 
 def raise_used(connection: sqlite3.Connection, ledger_id: int) -> None:
-    """Every ledger id that the database picks later is above ``ledger_id``."""
+    """Makes the database pick only ledger ids above ``ledger_id``."""
     connection.execute(
         "INSERT INTO sqlite_sequence (name, seq) SELECT 'ledgers', 0 "
         "WHERE NOT EXISTS (SELECT 1 FROM sqlite_sequence WHERE name = 'ledgers')"
@@ -196,18 +196,18 @@ def ledger_info(row: tuple[Any, ...]) -> LedgerInfo:
     )
 
 
-#: Newest starts whose tokens a stream keeps, beside the one that was asked for: a crash loop between a start and its
-#: record in the manifest must not push out the token that the manifest has, nor fill the disk.
+#: Tokens of starts kept per stream, beside the one that ``has_start`` found: a crash loop between a start and its
+#: record in the manifest must neither evict the manifest's token nor fill the disk.
 STARTS_KEPT = 10_000
 #: SQLite's largest row id.
 LEDGER_ID_MAX = 2**63 - 1
 
 
 class StreamHandle:
-    """Who a handle is towards its database, and everything that the stream's identity consists of.
+    """A handle's ownership in its database, and the stream's identity.
 
-    Implements ``IdentifiedSource``. Nothing of the stream's state is kept in memory but the token that
-    ``has_start`` found, so that an error leaves nothing to repair.
+    Implements ``IdentifiedSource``. Keeps no stream state in memory except the token that ``has_start`` found, so an
+    error leaves nothing to repair.
     """
 
     def __init__(
@@ -236,7 +236,7 @@ class StreamHandle:
     # -- identity
 
     def source_id(self) -> UUID:
-        """The database's own uuid, made with it."""
+        """The database's own uuid, created with it."""
         with self._database.reading() as connection:
             return UUID(bytes=source_id_of(connection))
 
@@ -251,7 +251,7 @@ class StreamHandle:
         return found is not None
 
     def record_start(self, token: str) -> None:
-        """Records the token of a start, durably; keeps the newest ``STARTS_KEPT`` and what ``has_start`` found."""
+        """Records the token of a start durably; keeps the newest ``STARTS_KEPT`` and ``has_start``'s."""
         with self._changing() as connection:
             connection.execute(
                 "INSERT OR IGNORE INTO starts (stream_id, token) VALUES (?, ?)", (self._stream_id, token)
@@ -263,12 +263,12 @@ class StreamHandle:
             )
 
     def reached(self) -> Position | None:
-        """The newest position that was ever appended to this stream here; deleted ledgers count."""
+        """The newest position ever appended to this stream here; deleted ledgers count."""
         with self._database.reading() as connection:
             return newest_given_out(connection, self._stream_id)
 
     def note_manifest(self, incarnation: UUID, record_id: int) -> None:
-        """Records how much of the manifest the stream's writer has seen; the newest word counts."""
+        """Records how much of the manifest the stream's writer has seen; the last call wins."""
         with self._changing() as connection:
             connection.execute(
                 "UPDATE streams SET manifest_incarnation = ?, manifest_record_id = ? WHERE stream_id = ?",
@@ -291,15 +291,15 @@ class StreamHandle:
             return newest_used(connection) + 1
 
     def grant_ledgers(self, first: int, end: int) -> None:
-        """New ledgers of this handle take ids from ``first`` up to before ``end`` only, without those used already.
+        """Restricts new ledgers of this handle to unused ids from ``first`` up to before ``end``.
 
         The first grant closes the open ledger and begins one in the range. A later range that begins where the current
         one ends extends it, any other one replaces what is left of it; the open ledger stays.
 
         Raises:
             InvalidCall: an empty range, or ids that no ledger can have.
-            StoreUnavailable: every id of the range is used or granted already; ``next_ledger`` says from where on.
-            Fenced: the stream was opened by somebody else since.
+            StoreUnavailable: every id of the range is used or granted already; reserve from ``next_ledger`` on.
+            Fenced: another owner opened the stream since.
         """
         if not 0 < first < end <= LEDGER_ID_MAX:
             raise InvalidCall(
@@ -329,14 +329,13 @@ class StreamHandle:
                 self._listeners.tell_closed(closed)
 
     def ledgers_left(self) -> int | None:
-        """Granted ids that no ledger has taken yet; ``None``: the ids of this handle aren't granted."""
+        """Granted ids that no ledger has taken yet; ``None`` if the ids of this handle aren't granted."""
         with self._database.reading() as connection:
             row = stream_row(connection, self._stream_id)
         return None if row is None or row.ids_end is None else max(0, row.ids_end - row.ids_next)
 
     def seed_ledgers(self, above: int) -> None:
-        """Every new ledger of the database gets an id above ``above``; an open one of this stream that hasn't is
-        closed."""
+        """Gives new ledgers of the database ids above ``above``; closes this stream's open one if it isn't."""
         if not 0 <= above < LEDGER_ID_MAX:
             raise InvalidCall(f"stream {self._stream!r}: no ledger has an id above {above}")
         with self._append_lock:
@@ -352,7 +351,7 @@ class StreamHandle:
     def _begin_ledger(
         self, connection: sqlite3.Connection, row: StreamRow, now_ms: int
     ) -> tuple[LedgerInfo, StreamRow]:
-        """A new open ledger, and the stream's row with the ids that are left after it."""
+        """Opens a ledger; returns it and the stream's row with the remaining ids."""
         if row.ids_end is None:
             ledger_id = connection.execute(
                 "INSERT INTO ledgers (stream_id, created_ms) VALUES (?, ?)", (self._stream_id, now_ms)
@@ -374,7 +373,7 @@ class StreamHandle:
         return info, row
 
     def _end_ledger(self, connection: sqlite3.Connection, ledger: LedgerInfo | None) -> LedgerInfo | None:
-        """Closes an open ledger, removes it if it is empty; what was closed."""
+        """Closes an open ledger, or removes it if it is empty; returns what was closed."""
         if ledger is None:
             return None
         if ledger.entries == 0:
@@ -388,7 +387,7 @@ class StreamHandle:
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[sqlite3.Connection]:
-        """A transaction that a view may make too, if it was opened for deleting."""
+        """A transaction that a view opened for deleting may run too."""
         if self._may_delete:
             with self._database.writing() as connection:
                 yield connection
@@ -398,8 +397,7 @@ class StreamHandle:
 
     @contextlib.contextmanager
     def _owning(self) -> Iterator[tuple[sqlite3.Connection, StreamRow]]:
-        """A transaction of the stream's owner, and the stream's row; the check is part of it, so that nobody can get in
-        between."""
+        """A transaction of the stream's owner, and the stream's row; ownership is checked within it."""
         if self._owner is None:
             raise Unsupported(
                 f"stream {self._stream!r} is open for reading only", hint="open it with open_stream to change it"
@@ -420,11 +418,11 @@ NOTE_BYTES_MAX = 1024 * 1024
 
 
 class EmbeddedStream(StreamHandle):
-    """One stream of an embedded database: a ``LedgerSource`` that can be appended to.
+    """One stream of an embedded database: a ``LedgerSource`` that takes appends.
 
-    Made by ``EmbeddedLedgers``. Ledger ids ascend over the whole database and are never used twice; a stream's
-    entries are numbered 0.. in each ledger. All methods are thread-safe. Nothing of the stream's state is kept in
-    memory, so that an error leaves nothing to repair.
+    Made by ``EmbeddedLedgers``. Ledger ids ascend over the whole database and are never reused; entries are numbered
+    0.. in each ledger. All methods are thread-safe. Keeps no stream state in memory, so an error leaves nothing to
+    repair.
     """
 
     def __init__(
@@ -452,19 +450,19 @@ class EmbeddedStream(StreamHandle):
         *,
         notes: Mapping[str, bytes] | None = None,
     ) -> list[EntryBatch]:
-        """Adds entries at the end: all of them, durably, in one transaction, or none.
+        """Appends entries: all of them, durably, in one transaction, or none.
 
         Args:
             payloads: n byte strings, or an Arrow array of them, without nulls.
             publish_times_ms: n times in ms since 1970 UTC, or one for all; ``None``: now.
-            notes: notes to be set in the same transaction.
+            notes: notes to set in the same transaction.
 
         Returns:
-            What was written where, in order, one batch for each ledger it went to (none for no payloads).
-            Listeners were called with the same batches before this returns. Nobody else has their memory.
+            The written batches in order, one for each ledger (none for no payloads), in immutable memory. Listeners
+                were called with the same batches before this returns.
 
         Raises:
-            Fenced: the stream was opened by somebody else since.
+            Fenced: another owner opened the stream since.
             InvalidCall: not byte strings, or another number of times; ``LimitReached``: too large.
             StoreUnavailable: disk nearly full, or locked; nothing was written.
             OutcomeUnknown: the disk failed during the commit.
@@ -488,7 +486,7 @@ class EmbeddedStream(StreamHandle):
         """Closes the open ledger, so that the next append opens another.
 
         Returns:
-            The ledger that was closed, ``None`` when there was nothing to close (no entries since the last one).
+            The closed ledger, ``None`` when there was nothing to close (no entries since the last one).
 
         Raises:
             StoreUnavailable: no id is granted for the next ledger; this one stays open.
@@ -509,9 +507,9 @@ class EmbeddedStream(StreamHandle):
         return closed
 
     def delete(self, ledger_id: int) -> None:
-        """Removes a closed ledger and its entries; one that isn't there counts as removed.
+        """Removes a closed ledger and its entries; a missing ledger counts as removed.
 
-        A view may do that if it was opened for it: nobody adds to a closed ledger, so that no owner is disturbed.
+        A view opened for deleting can do this: closed ledgers take no entries, so no owner is disturbed.
 
         Raises:
             InvalidCall: the ledger is still open.
@@ -529,7 +527,7 @@ class EmbeddedStream(StreamHandle):
             connection.execute("DELETE FROM ledgers WHERE ledger_id = ?", (ledger_id,))
 
     def release(self, position: Position) -> None:
-        """Records that everything up to ``position`` is committed in the cold tier; never goes back."""
+        """Records that everything up to ``position`` is committed in the cold tier; never moves back."""
         with self._owning() as (connection, _):
             connection.execute(
                 "UPDATE streams SET released_ledger_id = ?1, released_entry_id = ?2 WHERE stream_id = ?3 "
@@ -538,7 +536,7 @@ class EmbeddedStream(StreamHandle):
             )
 
     def put_note(self, key: str, value: bytes) -> None:
-        """Sets a small durable fact of the stream, replacing what it was."""
+        """Sets a small durable value of the stream, replacing the earlier one."""
         self._check_notes({key: value})
         with self._owning() as (connection, _):
             self._write_notes(connection, {key: value})
@@ -554,8 +552,8 @@ class EmbeddedStream(StreamHandle):
     def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
         """Entries of one ledger, from the first one at or after ``start`` on.
 
-        At least one entry (even above ``max_bytes``), then as many as fit into ``max_bytes`` of payload.
-        ``None``: nothing at or after ``start`` now.
+        Returns at least one entry (even above ``max_bytes``), then as many as fit into ``max_bytes`` of payload.
+        ``None``: nothing at or after ``start`` yet.
 
         Raises:
             Corrupt: stored entries are damaged; names the database, ledger and chunk.
@@ -574,11 +572,11 @@ class EmbeddedStream(StreamHandle):
         return within(batch, found.entry_id, max_bytes)
 
     def first_position(self) -> Position | None:
-        """The first entry that exists, ``None`` when there is none."""
+        """The first existing entry, ``None`` if there is none."""
         return self._edge("min", "0")
 
     def last_position(self) -> Position | None:
-        """The last entry that exists, ``None`` when there is none."""
+        """The last existing entry, ``None`` if there is none."""
         return self._edge("max", "entries - lost_entries - 1")
 
     def released_position(self) -> Position | None:
@@ -600,14 +598,14 @@ class EmbeddedStream(StreamHandle):
     # -- following
 
     def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> ListenerSubscription:
-        """Calls ``listener`` for each batch appended through this handle after this returns, in order, and ``closed``
-        for each ledger that an append fills or closes, before the next one's first batch.
+        """Calls ``listener`` for each batch appended through this handle after this returns, in order.
 
-        The listener runs in the appending thread, after the batch is durable and outside the transaction. What it
-        raises is logged and changes nothing: the entries are durable already.
+        Calls ``closed`` for each ledger that an append fills or closes, before the next one's first batch. Both run in
+        the appending thread, after the batch is durable and outside the transaction. Exceptions are logged and change
+        nothing.
 
         Raises:
-            Unsupported: this is a view: other processes' appends can't be heard.
+            Unsupported: this is a view, which can't observe other processes' appends.
         """
         if self._owner is None:
             raise Unsupported(
@@ -621,13 +619,13 @@ class EmbeddedStream(StreamHandle):
     def _write(
         self, connection: sqlite3.Connection, row: StreamRow, given: EntryBatch
     ) -> tuple[list[EntryBatch], list[LedgerInfo]]:
-        """Puts entries into the open ledger and, as it fills up, the next ones; what was written, what was closed."""
+        """Writes entries to the open ledger and the next ones; returns the batches and closed ledgers."""
         now_ms = self._clock.now_ms()
         written: list[EntryBatch] = []
         closed: list[LedgerInfo] = []
         ledger, done = row.open_ledger, 0
         while done < len(given):
-            # Without an id for the next ledger the open one takes what there is.
+            # Without an id for the next ledger the open one stays open beyond its limits.
             if ledger is not None and row.may_begin and must_roll(ledger, now_ms, self._settings):
                 connection.execute("UPDATE ledgers SET closed_ms = ? WHERE ledger_id = ?", (now_ms, ledger.ledger_id))
                 closed.append(replace(ledger, closed=True, closed_ms=now_ms))
@@ -648,7 +646,7 @@ class EmbeddedStream(StreamHandle):
     def _write_part(
         self, connection: sqlite3.Connection, ledger: LedgerInfo, part: EntryBatch, now_ms: int, *, may_close: bool
     ) -> LedgerInfo:
-        """Stores entries of one ledger; the ledger as it is then, closed when that filled it and it may close."""
+        """Stores entries of one ledger; returns its new state, closed when that filled it and it may close."""
         connection.executemany(
             "INSERT INTO chunks (ledger_id, first_entry_id, entries, first_time_ms, crc, lengths, times, payload) "
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
