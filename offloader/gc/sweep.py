@@ -581,7 +581,7 @@ def undo_retirements(
 
 
 def _head_before(store: ObjectStore, state: ManifestState, chosen: Sequence[SegmentRecord]) -> Position | None:
-    """Start position once all chosen segments, contiguous up to the current one, are restored."""
+    """Start position once the chosen segments that are contiguous up to the current one are restored."""
     head = state.head
     if head is None:
         return None

@@ -1,4 +1,4 @@
-"""Plans, fetches and verifies the indexes and blocks that hold a range of entries."""
+"""Plan, fetch and verify the indexes and blocks that hold a range of entries."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ class ReaderGroups:
             try:
                 status, why = self._do(group.name, row)
             except OffloaderError as error:
-                # In order within a stream: an earlier obligation failed.
+                # Obligations of a stream are performed in order: its later ones wait for this one.
                 waits.add(row.stream)
                 failed.append((row, error))
                 _log.warning("reader group %s: %s in stream %s: %s", group.name, row.action, row.stream, error)

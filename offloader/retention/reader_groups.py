@@ -207,7 +207,7 @@ def owing_publish(group: GroupState, cuts: tuple[StreamCutRow, ...]) -> GroupSta
 def renewed(group: GroupState, *, now_ms: int, renew_ms: int) -> GroupState:
     """Republish the last cuts, if ``renew_ms`` old, as a sign of life.
 
-    Only for automatic retention: a manual group's owner gives its own sign of life.
+    Only for automatic retention: a manual group's application has to give the sign of life.
     """
     is_due = group.published and now_ms - group.published_ms >= renew_ms and is_published(group)
     if group.deleted or not is_due or group.retention != RetentionType.AUTOMATIC.value:

@@ -26,7 +26,7 @@ __all__ = ["HotStreams", "Look", "offloaded_end", "with_records"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """See the module.
+    """Input of a retention decision, as of ``now_ms``.
 
     Attributes:
         retention, place: where its state is.

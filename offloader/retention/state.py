@@ -529,7 +529,7 @@ def _uncounted(own: OwnCuts, number: int, known: Known) -> Size:
 
 
 def _raised(own: OwnCuts, known: Mapping[int, Known], missing: int) -> dict[int, Known]:
-    """Sizes raised by an amount before the first partition with entries."""
+    """Counts with ``missing`` more bytes before the first partition with entries, which raises all later sizes."""
     for number, each in own.partitions.items():
         if each.first is not None:
             found = known.get(number) or each.known(each.first)

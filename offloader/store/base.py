@@ -247,7 +247,7 @@ class ObjectStore(Protocol):
         ...
 
     def upload_part(self, key: str, upload_id: str, number: int, body: Body, *, crc32c: int | None = None) -> PartInfo:
-        """Sends part ``number`` (from 1)."""
+        """Send part ``number`` (from 1)."""
         ...
 
     def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:

@@ -97,7 +97,7 @@ def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def check_mode(mode: PutMode) -> None:
-    """Refuses a mode that is create-only and conditional on an ETag at once, or on an empty ETag."""
+    """Refuse a mode that is create-only and conditional on an ETag at once, or on an empty ETag."""
     if mode.etag is not None and (mode.create_only or not mode.etag):
         raise InvalidCall(f"{mode} can't be satisfied", hint="use CREATE, OVERWRITE or IfMatch(etag)")
 
@@ -118,19 +118,19 @@ def check_put(
 
 
 def check_range(byte_range: ByteRange | None) -> None:
-    """Refuses a range with a negative start or an end before its start."""
+    """Refuse a range with a negative start or an end before its start."""
     if byte_range is not None and not 0 <= byte_range.start <= byte_range.stop:
         raise InvalidCall(f"bytes {byte_range.start} to {byte_range.stop} are no range", hint="0 <= start <= stop")
 
 
 def check_part_number(number: int) -> None:
-    """Refuses part numbers outside 1 .. ``PARTS_MAX``."""
+    """Refuse part numbers outside 1 .. ``PARTS_MAX``."""
     if not 1 <= number <= PARTS_MAX:
         raise InvalidCall(f"part number {number} is not between 1 and {PARTS_MAX}", hint="use larger parts")
 
 
 def check_parts(key: str, parts: Sequence[PartInfo]) -> None:
-    """Refuses a completion without parts, or with parts that don't ascend."""
+    """Refuse a completion without parts, or with parts that don't ascend."""
     numbers = [part.number for part in parts]
     if not numbers:
         raise InvalidCall(f"upload of {key} can't be completed without parts", hint="an empty object is one put")

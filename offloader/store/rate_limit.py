@@ -88,7 +88,7 @@ class Bucket:
         self._level = min(self.burst, self._level + amount)
 
     def drain(self, now_s: float) -> None:
-        """Empties it."""
+        """Empty the bucket."""
         self._fill(now_s)
         self._level = min(self._level, 0.0)
 

@@ -408,7 +408,7 @@ class BackfillJob:
     def _judge(self, attempt: _Attempt, error: BaseException) -> list[_Attempt]:
         """Decide about a failed attempt; returns the attempt if the manifest should drop it."""
         planned = attempt.planned
-        # Decide anew after a refused record: a replacement must be assigned in the same record as the failure, and a
+        # Decided again after a refused record: a replacement must be assigned in the same record as the failure, and a
         # run stopped meanwhile records neither.
         self._proposed = [each for each in self._proposed if each.planned != planned]
         if self._stopped or self._paused:

@@ -1,4 +1,4 @@
-"""Detects missing entries and decides by policy whether to continue without them."""
+"""Detect missing entries and decide by policy whether to continue without them."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def release_hot_ledgers(
     """
     done = ReleasedLedgers()
     source = checked(source, log)
-    # Load the manifest first: a ledger recorded after it isn't in this list.
+    # Load the manifest first: the newer list then lacks no ledger that this view expects.
     state = log.load()
     ledgers = source.ledgers()
     able = releasable_ledgers(state, ledgers, now_ms=now_ms, lag_ms=lag_ms)

@@ -99,7 +99,7 @@ class MemoryBudget:
             granted = self._taken(who, bytes_min, held_bytes)
             pressed = bool(granted and self._waiting)
         if pressed:
-            # Bytes held from now on were missing in the last ``relieve``.
+            # The last ``relieve`` didn't count these bytes.
             self.on_pressure()
         return granted
 

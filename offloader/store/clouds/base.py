@@ -165,8 +165,7 @@ class CloudStore:
         return self._write(key, body, mode, kept, crc)
 
     def list(self, prefix: str, *, after: str = "", limit: int = _LIST_LIMIT) -> ListPage:
-        """List objects without upload markers and parts, which sort among them: a page may hold fewer than
-        ``limit``."""
+        """List objects except upload markers and parts among them: a page may hold fewer than ``limit``."""
         checks.check_list(prefix, limit)
         page = self._listed(prefix, after, limit)
         objects = tuple(info for info in page.objects if not info.key.startswith(UPLOADS_PREFIX))
