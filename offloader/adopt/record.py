@@ -317,8 +317,7 @@ def adopt(
             ledgers are missing.
         streams: names or patterns of those to adopt; none: all.
         cluster: only objects written by this Pulsar cluster.
-        take_ownership: allow our retention and cleanup to delete the objects from now on, including those adopted
-            earlier.
+        take_ownership: let our retention and cleanup delete the objects from now on, including those adopted earlier.
         deep: every entry is read.
         dry_run: nothing is written.
         requests_in_flight: attempts read in parallel.

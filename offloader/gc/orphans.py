@@ -317,8 +317,7 @@ def classify_upload(upload: UploadInfo, known: LiveSet) -> Garbage | None:
     elif known.names is not None and known.names.is_open(parsed.uuid):
         return None
     elif known.names is not None and is_segment_uuid_of(parsed.uuid, known.names.incarnation):
-        # Begun twice because the first response was lost: the object exists, and the writer doesn't use the second
-        # upload.
+        # Begun twice because the first response was lost: the object exists, and the second upload is unused.
         reason = known.kept_or(Reason.COMPLETE, upload.started_ms)
     else:
         reason = Reason.FOREIGN

@@ -233,8 +233,7 @@ def retired_groups(state: ManifestState) -> list[Retired]:
 
 
 def _rows_by_record(segments: SegmentSlice) -> dict[int, NDArray[np.int32]]:
-    """Row numbers of the segments that each record retired. Hand-written, as NumPy's grouping takes twice the
-    memory."""
+    """Row numbers of the segments that each record retired. Not by NumPy: its grouping takes twice the memory."""
     if not len(segments):
         return {}
     records = segments.retire_records()

@@ -253,8 +253,7 @@ class Reconciliation:
         )
 
     def _is_forgotten(self) -> bool:
-        """Whether a name without catalogue entries has no manifest, of the stream or a partition, that could restore
-        one."""
+        """Whether no manifest, of the stream or a partition, could restore a missing catalogue entry."""
         name = encode_stream(self.stream)
         return not any(self.store.list(f"{name}{rest}", limit=1).objects for rest in ("/manifest/", "-partition-"))
 

@@ -228,8 +228,7 @@ class ArrivingBlocks:
         try:
             found = self._decode(self._run, int(self._run.numbers[done]), self._memory[: self._lengths[done]])
         except Exception as error:
-            # A damaged block counts only if the whole response arrives; raised here, the store would take the error for
-            # its own.
+            # A damaged block counts only if the whole response arrives; the store would take an error here for its own.
             self._found.append(error)
         else:
             self._found.append(found)

@@ -62,8 +62,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entries:
-    """Entries in the stream's order. An ``EntryBatch`` has one ledger and a range may have several, so this holds
-    batches.
+    """Entries in the stream's order. A range may have several ledgers, an ``EntryBatch`` has one: this holds batches.
 
     Attributes:
         batches: none of them empty, ascending.
@@ -289,8 +288,7 @@ class Reader:
         self.close()
 
     def close(self) -> None:
-        """Close the reader: later reads and scans raise ``Closed``, its lease ends, the store stays open.
-        Idempotent."""
+        """Close the reader and end its lease; later reads raise ``Closed``. The store stays open. Idempotent."""
         if self._lease is not None and not self._closed:
             self._lease.end()
         self._closed = True
@@ -349,8 +347,7 @@ class Reader:
         Args:
             start: default: the first position.
             end: default: the last position at the time of this call.
-            batch_bytes: most payload bytes of one batch (a larger entry is a batch of its own); default: from the
-                settings.
+            batch_bytes: most payload bytes of one batch (a larger entry is returned alone); default: from the settings.
 
         Raises:
             as ``read``: for the arguments at once, for the data when it is reached.

@@ -282,8 +282,7 @@ def covers_once(ranges: Iterable[tuple[float, float]], keys: Iterable[tuple[floa
 
 
 def _merged_ranges(ranges: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The ranges in order, adjacent ones merged. Overlapping ranges stay separate, so they never equal ranges without
-    overlap."""
+    """The ranges in order, adjacent ones merged. Overlapping ones stay separate, unequal to any without overlap."""
     found: list[tuple[float, float]] = []
     for low, high in sorted(ranges):
         if found and low == found[-1][1]:
@@ -390,8 +389,7 @@ class Known:
     """Size before a position since the stream was created, as counted earlier.
 
     Attributes:
-        position: the beginning of the piece with the start position, which stays while the start position is in it; or
-            the start position itself.
+        position: the beginning of the piece with the head, which stays while the head is in it; or the head.
         before: the size before it.
         before_ledger: the size before the ledger of ``position``: compaction joins the pieces of whole ledgers, and
             then ``position`` is inside one.

@@ -132,8 +132,7 @@ def outcome_facts(outcome: CycleOutcome, *, done: bool) -> dict[str, object]:
 
 
 def picture(outcome: CycleOutcome) -> Iterator[str]:
-    """Plot of the stream from its start position to its tail by bytes: recorded cuts, candidates, readers, deleted and
-    kept data.
+    """Plot of the stream from its start position to its tail by bytes: cuts, candidates, readers, deletions.
 
     ``#`` marks deleted data, ``=`` kept data.
     """

@@ -456,8 +456,7 @@ def is_complete(row: CheckpointRow) -> bool:
 
 
 def _publishing_passed(group: GroupState) -> GroupState:
-    """Automatic retention: publish the newest checkpoint that every reader has passed, and drop the unkept ones up to
-    it."""
+    """Automatic retention: publish the newest checkpoint passed by every reader, drop unkept ones up to it."""
     done = [row for row in group.checkpoints if not (row.waiting or row.behind or row.released)]
     if not done or group.retention != RetentionType.AUTOMATIC.value:
         return group

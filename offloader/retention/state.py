@@ -338,8 +338,7 @@ class Decision:
         return f"{self.rule.value}; the head is there already" if is_there else self.rule.value
 
     def as_json(self) -> dict[str, Any]:
-        """JSON form, for storing and for ``--json``: enumerations by their names in lower case, cuts by their
-        segments."""
+        """JSON form, stored and for ``--json``: enumerations by lower-case names, cuts by their segments."""
         value: dict[str, Any] = _plain(self)
         return value | {"why": self.why}
 
@@ -511,8 +510,7 @@ def _known_at(own: OwnCuts, cut: Cut) -> dict[int, Known]:
 
 
 def _moved(own: OwnCuts, known: Mapping[int, Known], cut: Cut) -> dict[int, Known]:
-    """Where counting continues from ``cut``. ``own`` may have been counted before ``known`` was raised: sizes stay
-    so."""
+    """Where counting continues from ``cut``, also if ``own`` was counted before ``known`` was raised."""
     found = _known_at(own, cut)
     for number, at in found.items():
         if (before := known.get(number)) is not None:
@@ -565,8 +563,7 @@ def _document(place: Place, document: Records, state: RecordedState) -> Records:
 
 
 def _few(rows: tuple[RecordRow, ...]) -> tuple[RecordRow, ...]:
-    """The set with at most ``POSITIONS_MAX`` positions: of a topic with very many partitions every second record is
-    dropped."""
+    """At most ``POSITIONS_MAX`` positions: with very many partitions every second record is dropped."""
     while len(rows) > 2 and sum(len(row.cut) for row in rows) > POSITIONS_MAX:
         rows = (*rows[:-1:2], rows[-1])
     return rows

@@ -141,8 +141,7 @@ class Registry:
         return sorted(self.subscribers)
 
     def add(self, name: str, generation: int, *, now_ms: int, start: Cut | None = None) -> Registry:
-        """Register a subscriber, or raise the generation of an existing one, which keeps its cut; a lower generation is
-        ignored.
+        """Register a subscriber, or raise its generation and keep its cut; a lower generation is ignored.
 
         Args:
             name: any text that prints on one line.
@@ -604,8 +603,7 @@ class StreamRetention:
 
         def alter(stored: Stored[Subscribers]) -> Subscribers | None:
             before = _registry(stored, place)
-            # A slow clock would make the change's author look silent: the registry's latest change is certainly in the
-            # past.
+            # With a slow clock the subscriber would look silent: the registry's last change is certainly past.
             after = change(before, max(self.documents.clock.now_ms(), stored.modified_ms))
             if after == before:
                 return None
@@ -636,8 +634,7 @@ def _registry(stored: Stored[Subscribers], place: Place) -> Registry:
             name=row.name,
             generation=row.generation,
             updated_ms=row.updated_ms,
-            # No subscriber was active after the document was last written: this bounds a clock far ahead, which would
-            # hold data back forever.
+            # No activity is later than the last write: a clock far ahead must not hold data back forever.
             active_ms=min(row.active_ms, stored.modified_ms or row.active_ms),
             cut=None if row.cut is None else cut_of_rows(row.cut, alive),
             start=None if row.start is None else cut_of_rows(row.start, alive),

@@ -153,8 +153,7 @@ def truncate_stream(
 
     Args:
         log: of the stream, for exclusive use.
-        source: the hot tier, whose closed ledgers before the head are deleted; ``None``: the caller leaves them to
-            their owner.
+        source: the hot tier, whose closed ledgers before the head are deleted; ``None``: left to their owner.
         force: also past the committed end, with the loss of unoffloaded entries.
         take_over: force also against an active writer.
         dry_run: only plan.

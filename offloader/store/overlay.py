@@ -152,8 +152,7 @@ class OverlayStore:
         return self.notes if "/" in key else self.objects
 
     def _require_note(self, key: str) -> None:
-        """Refuse keys of segments: a segment of ours would be in the directory while the manifest records the
-        bucket."""
+        """Refuse segments: they would be in the directory while the manifest records the bucket."""
         if "/" in key and not key.startswith("_") and not RESERVED_LEVELS & set(key.split("/")):
             raise Unsupported(
                 f"{self.url}: {key} refused: a catalogue has no place for entries",

@@ -99,8 +99,7 @@ class Bucket:
 
 
 class AdaptiveRate:
-    """Adaptive request rate: unlimited until the store throttles, then multiplicative decrease and additive increase.
-    Pure."""
+    """AIMD request rate: unlimited until the store throttles. Pure."""
 
     def __init__(self, settings: LimitSettings) -> None:
         self._settings = settings
@@ -219,8 +218,7 @@ class RequestScheduler:
         return going
 
     def ready_in_s(self, turn: Ticket, now_s: float) -> float:
-        """Seconds until this request may be admitted: its buckets have room, and so have those of the requests
-        ahead."""
+        """Seconds until the buckets of this request, and of those ahead of it, have room."""
         pace = self.pace.bucket(now_s)
         ready_s = _WAIT_S_MIN
         for other in self.waiting:

@@ -174,8 +174,7 @@ def open_url(url: str, options: StoreOptions) -> S3Store:
 
 
 class S3Store:
-    """See ``ObjectStore``. Bodies carry our own CRC-32C, which the server checks; they aren't hashed for the
-    signature."""
+    """See ``ObjectStore``. Bodies carry our own CRC-32C, which the server checks; the signature doesn't hash them."""
 
     def __init__(self, bucket: str, root: str, options: StoreOptions) -> None:
         self._bucket = bucket

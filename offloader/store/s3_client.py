@@ -173,8 +173,7 @@ _MD5 = re.compile(r"[0-9a-f]{32}\Z")
 def object_info(key: str, size_bytes: int, answer: Mapping[str, Any]) -> ObjectInfo:
     """Object description from the response to a HEAD or GET."""
     metadata = {name.lower(): value for name, value in answer.get("Metadata", {}).items()}
-    # Of a multipart object the server keeps a checksum of checksums (and not every server marks it), which isn't the
-    # object's.
+    # Of a multipart object the server keeps a checksum of checksums, which not every server marks as such.
     whole = "-" not in answer["ETag"] or answer.get("ChecksumType") == "FULL_OBJECT"
     crc = decoded_crc32c(answer.get("ChecksumCRC32C")) if whole else None
     return ObjectInfo(key, size_bytes, answer["ETag"], time_ms(answer["LastModified"]), metadata, crc)
@@ -201,8 +200,7 @@ def listed_object(root_length: int, found: Mapping[str, Any]) -> ObjectInfo:
 
 
 def completed_parts(parts: Sequence[PartInfo]) -> list[dict[str, object]]:
-    """The parts in a completion's form, with checksums: servers refuse parts without those that the upload began
-    with."""
+    """The parts of a completion, with checksums: servers require those declared by the upload."""
     return [
         {"PartNumber": part.number, "ETag": part.etag, "ChecksumCRC32C": encoded_crc32c(part.crc32c)} for part in parts
     ]
@@ -284,8 +282,7 @@ def composite_crc32c(parts: Sequence[PartInfo]) -> str:
     return encoded_crc32c(crc32c(struct.pack(f">{len(parts)}I", *(part.crc32c for part in parts))))
 
 
-#: Operations that the store calls, and those that the SDK calls itself: for directory buckets, and for buckets of other
-#: regions.
+#: Operations called by the store, and by the SDK itself: for directory buckets, and buckets of other regions.
 OPERATIONS = (
     "AbortMultipartUpload",
     "CompleteMultipartUpload",

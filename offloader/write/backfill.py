@@ -534,8 +534,7 @@ class BackfillJob:
     def _rest(self, error: StreamPaused) -> None:
         """Assign no more; segments in progress complete, the rest is left to the next run."""
         self._ends = self._paused = True
-        # A failure is recorded only together with the segment or gap that replaces it: otherwise its range would be
-        # lost unnoticed.
+        # A failure is recorded only with the segment or gap that replaces it: else its range would be lost.
         self._proposed, self._first_edits = [], []
         self._result.errors.append(error)
         self._task.schedule()

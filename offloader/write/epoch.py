@@ -33,8 +33,7 @@ class Ownership:
     Args:
         log: the stream's manifest.
         source: its hot tier.
-        take_over: take the stream from any owner (the source made this writer the active one, or the operator requested
-            it).
+        take_over: take the stream from any owner (the source made this writer active, or the operator requested it).
         acknowledges: acknowledge offloaded entries to the source; a view can't take that.
 
     Attributes:

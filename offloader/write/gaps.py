@@ -252,8 +252,7 @@ def proven_gap(after: Position, begin: Position, ledgers: Iterable[LedgerInfo]) 
     """The gap between the last offered entry and the next existing one, ``None`` when it isn't proven.
 
     Entries are lost for good when the source's own list, read *after* the gap was seen, has no ledger that could hold
-    them, or marks them as unreadable. Other entries that it lists and doesn't return are an error of the source, not a
-    gap.
+    them, or marks them as unreadable. Other listed entries that it doesn't return are its error, not a gap.
 
     Args:
         after: the newest entry offered.

@@ -109,8 +109,7 @@ class SegmentCommitter:
         self._on_success()
 
     def _restart(self, segment: WritingSegment, error: BaseException) -> None:
-        """After a failed segment: drop the offers since its begin and read them again after a back-off, under a new
-        name."""
+        """After a failed segment: back off and read its entries again, under a new name."""
         with self._shared.lock:
             segments = self._shared.queue.clear(self._view().committed_end())
             if self._shared.mode not in (Mode.STOPPED, Mode.PAUSED):
@@ -634,8 +633,7 @@ class StreamOffload:
         Raises:
             StoreUnavailable: not committed within ``timeout_s``.
             StreamPaused: the stream is paused.
-            Fenced, Closed and other errors that stopped the stream; AccessDenied, BucketMissing: the store can't be
-                used.
+            Fenced, Closed and other errors that stopped the stream; AccessDenied, BucketMissing: an unusable store.
         """
         wait_s = self._settings.drain_seconds_max if timeout_s is None else timeout_s
         deadline_s = self._clock.monotonic_s() + wait_s

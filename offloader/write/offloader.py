@@ -404,8 +404,7 @@ RESTART_S_MAX = 300.0
 
 
 class MethodOffload:
-    """Offloads a stream by streaming, the ledger method, or not at all. Thread-safe, except concurrent ``begin`` and
-    ``end``.
+    """Offloads a stream by streaming, the ledger method, or not at all. Thread-safe, but for ``begin`` and ``end``.
 
     Args:
         offloader: of the process.

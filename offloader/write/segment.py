@@ -95,8 +95,7 @@ class PendingEntries:
         return self.waiting_bytes >= bytes_min or len(self._pieces) >= PIECES_MAX or len(self.singles) >= SINGLES_MAX
 
     def ledger_closed(self, facts: LedgerFacts, last_entry_id: int) -> None:
-        """Record the source's report that a ledger ends at ``last_entry_id`` (-1: empty), so that the next may
-        follow."""
+        """Record that a ledger ends at ``last_entry_id`` (-1: empty), so that the next may follow."""
         self.facts[facts.ledger_id] = facts
         self._closed_ledgers[facts.ledger_id] = last_entry_id
 
@@ -324,8 +323,7 @@ class OffloadHandle:
         return self._open and self._failure is None and self._buffer.room_bytes >= size + ENTRY_HEADER_BYTES
 
     def ledger_closed(self, facts: LedgerFacts, last_entry_id: int) -> None:
-        """Record the source's report that a ledger ends at ``last_entry_id`` (-1: empty), so that the next may
-        follow."""
+        """Record that a ledger ends at ``last_entry_id`` (-1: empty), so that the next may follow."""
         with self._lock:
             self._intake.ledger_closed(facts, last_entry_id)
 

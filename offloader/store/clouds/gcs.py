@@ -60,8 +60,7 @@ class _Refused(Exception):
 
 
 def open_url(url: str, options: StoreOptions) -> ObjectStore:
-    """Open the store at ``gs://bucket/root``. Credentials: the provider's own chain; none at a plain ``http``
-    endpoint."""
+    """Open the store at ``gs://bucket/root``. Credentials: the provider's chain; none at a plain ``http`` endpoint."""
     parts = urlsplit(url)
     if not parts.netloc:
         raise InvalidCall(f"{url}: no bucket", hint="use gs://bucket/root")
