@@ -1,4 +1,4 @@
-"""Finds objects in Pulsar's layout by listing: which pairs exist, and what each of them holds."""
+"""Find objects in Pulsar's layout by listing: pairs of data and index, and their content."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ __all__ = [
 
 #: Index objects are read whole.
 INDEX_BYTES_MAX = 512 * 1024 * 1024
-#: The last entry is looked for in so many bytes at the end, then in 16 times as many, and so on.
+#: The last entry is searched in this many bytes at the end, then in 16 times as many, and so on.
 TAIL_BYTES_FIRST = 64 * 1024
 TAIL_BYTES_FACTOR = 16
 TAIL_BYTES_MAX = 256 * 1024 * 1024
-#: Data objects whose index a listing hasn't shown yet; a store that lists in order needs one.
+#: Data objects whose index hasn't been listed yet; a store that lists in order needs one.
 PENDING_MAX = 1_000_000
-#: Keys of each kind that are kept as examples.
+#: Keys of each kind kept as examples.
 EXAMPLES_MAX = 20
 
 _MANAGED_LEDGER = "managedledgername"
@@ -59,13 +59,13 @@ class ObjectPair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One whole attempt to offload something.
+    """One complete offload attempt.
 
     Attributes:
-        segment: what it holds.
-        managed_ledger: whose, as its metadata says; empty when it doesn't.
+        segment: its content.
+        managed_ledger: its managed ledger from the metadata; empty when absent.
         cluster: the Pulsar cluster that wrote it, empty when unknown.
-        closed: whether its index says that every ledger in it is closed (V2: nothing is said).
+        closed: whether its index marks every ledger in it as closed (not recorded in V2).
         modified_ms: when its index was written, by the store's clock.
     """
 
@@ -78,7 +78,7 @@ class Attempt:
 
 @dataclass(slots=True)
 class Found:
-    """How many of something there are, and the first few of their keys."""
+    """A count, with the first few keys."""
 
     count: int = 0
     examples: list[str] = field(default_factory=list)
@@ -90,12 +90,12 @@ class Found:
 
 
 class Listing:
-    """One pass over a store's root.
+    """One listing of a store's root.
 
     Attributes:
         objects: listed so far.
         foreign: objects at the root that are neither data nor index.
-        unfinished: data objects without an index, or the other way round: an offload that failed, or is under way.
+        unfinished: data objects without an index, or the reverse: a failed or running offload.
     """
 
     def __init__(self, store: ObjectStore) -> None:
@@ -105,7 +105,7 @@ class Listing:
         self.unfinished = Found()
 
     def pairs(self) -> Iterator[ObjectPair]:
-        """The pairs, as soon as both halves were listed. Keys in folders are somebody's, but not Pulsar's.
+        """Pairs, as soon as both halves are listed. Keys in folders aren't Pulsar's.
 
         Raises:
             LimitReached: more than ``PENDING_MAX`` halves wait for the other one.
@@ -143,15 +143,15 @@ class Listing:
 
 
 def read_attempt(store: ObjectStore, pair: ObjectPair, *, deep: bool) -> Attempt:
-    """What a pair holds, checked: index, length of the data object, last entry; with ``deep`` every entry.
+    """Verified content of a pair: index, length of the data object, last entry; with ``deep`` every entry.
 
-    An object whose index doesn't say how much is in it is always read whole: a V2 object of Pulsar's own, and a ledger
-    whose recorded length is 0.
+    An object whose index doesn't give its size is always read whole: a V2 object of Pulsar's own, and a ledger whose
+    recorded length is 0.
 
     Raises:
-        FormatError: it isn't whole, and why.
-        NotFound: it is gone since it was listed.
-        LimitReached: the index or the last block is too large to be looked at.
+        FormatError: it isn't complete, with the reason.
+        NotFound: it was removed since the listing.
+        LimitReached: the index or the last block is too large to read.
     """
     uuid, ledger_id = pair.uuid, pair.ledger_id
     key = index_key("", uuid, ledger_id)
@@ -194,7 +194,7 @@ def _says_enough(segment_map: SegmentMap) -> bool:
 
 
 def _summary(store: ObjectStore, pair: ObjectPair, segment_map: SegmentMap) -> SegmentSummary:
-    """Of an object whose index says enough, and whose end agrees with it."""
+    """Summary of an object whose index is sufficient and matches the object's end."""
     if segment_map.has_extension:
         info = store.head(pair.data.key)
         return segment_map.summary(info.crc32c or 0)
@@ -270,10 +270,10 @@ def _require_last_entry(store: ObjectStore, pair: ObjectPair, segment_map: Segme
 
 
 def ends_with_entry(tail: bytes, entry_id: int) -> bool:
-    """Whether bytes end with entry ``entry_id``, and after it nothing but the padding that ends a block.
+    """Whether bytes end with entry ``entry_id``, followed only by the padding of a block.
 
     Args:
-        tail: bytes that end where a data object ends; they may begin within an entry.
+        tail: bytes up to the end of a data object; they may begin within an entry.
         entry_id: the entry.
     """
     needle = entry_id.to_bytes(8, "big")
@@ -289,13 +289,13 @@ def ends_with_entry(tail: bytes, entry_id: int) -> bool:
     return False
 
 
-#: A V1 attempt of Pulsar's: uuid; ledger, lengths of data and index, entries, payload bytes, blocks, time; checksums of
-#: data and index; whether it is closed. With Python's own 33 bytes 130 MB for a million.
+#: Packed V1 attempt: uuid; ledger, lengths of data and index, entries, payload bytes, blocks, time; checksums of data
+#: and index; closed flag. With Python's own 33 bytes 130 MB for a million.
 _ROW = struct.Struct("<16s7qII?")
 
 
 class AttemptOwner(NamedTuple):
-    """What an attempt's metadata says of its origin; either may be empty."""
+    """Origin of an attempt in its metadata; either may be empty."""
 
     managed_ledger: str
     cluster: str
@@ -316,17 +316,17 @@ class AttemptTable:
         self.count += 1
 
     def owners(self) -> list[AttemptOwner]:
-        """Who has attempts."""
+        """Owners of attempts."""
         return list(self._rows)
 
     def of(self, owner: AttemptOwner) -> Iterator[Attempt]:
-        """The attempts of one."""
+        """Attempts of one owner."""
         for row in self._rows.get(owner, ()):
             yield _attempt(row, owner) if isinstance(row, bytes) else row
 
 
 def _packed(attempt: Attempt) -> bytes | None:
-    """The row of an attempt, ``None`` when it has more to say."""
+    """The packed row of an attempt, ``None`` if it doesn't fit."""
     segment, summary = attempt.segment, attempt.segment.summary
     if segment.ledger_id is None or summary.layout is not Layout.V1:
         return None

@@ -1,4 +1,4 @@
-"""Imports ledgers that Pulsar offloaded, in place: chooses the attempts and records them as streams."""
+"""Import ledgers that Pulsar offloaded, in place: choose the attempts and record them as streams."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ __all__ = [
 
 
 class LeftOut(NamedTuple):
-    """An attempt that isn't taken, and why."""
+    """A rejected attempt, with the reason."""
 
     segment: FoundSegment
     why: str
@@ -53,14 +53,14 @@ class LeftOut(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What becomes of a stream's attempts.
+    """Decision about a stream's attempts.
 
     Attributes:
         adopted: disjoint, in the stream's order, none of them in the manifest yet.
-        already: how many the manifest has.
+        already: number already in the manifest.
         left_out: the others.
         closed: ledger id -> last entry id (-1: empty), facts that the manifest doesn't have yet.
-        missing: closed ledgers of the topic that have entries and of which neither the store nor the manifest has all.
+        missing: closed ledgers of the topic with entries that neither the store nor the manifest has completely.
     """
 
     adopted: Sequence[FoundSegment]
@@ -71,15 +71,15 @@ class Choice:
 
 
 def choose_attempts(attempts: Sequence[Attempt], state: ManifestState, topic: TopicLedgers | None) -> Choice:
-    """Sorts a stream's attempts.
+    """Choose among a stream's attempts.
 
-    Of several whole attempts at the same entries the newest counts: Pulsar forgets an attempt when it begins another,
+    Of several complete attempts at the same entries the newest wins: Pulsar forgets an attempt when it begins another,
     and deletes its objects.
 
     Args:
-        attempts: whole ones, all of the same stream and cluster.
+        attempts: complete ones, all of the same stream and cluster.
         state: the stream's manifest, an empty one when it has none.
-        topic: what the broker says of its ledgers; ``None`` when nobody asked.
+        topic: the broker's list of its ledgers; ``None`` if not queried.
     """
     left: list[LeftOut] = []
     fresh: dict[tuple[Position, Position], Attempt] = {}
@@ -115,21 +115,21 @@ def choose_attempts(attempts: Sequence[Attempt], state: ManifestState, topic: To
 
 
 def facts_of(choice: Choice) -> list[Edit]:
-    """What is recorded before the segments that rely on it."""
+    """Facts recorded before the segments that rely on them."""
     return [LedgerClosed(ledger_id, last) for ledger_id, last in choice.closed.items()]
 
 
 def adoptions_of(choice: Choice, driver: Mapping[str, str], *, owned: bool) -> list[Edit]:
-    """The segments from the newest to the oldest: so a stream that is there already grows at its front record by
-    record, and its committed end never steps back."""
+    """Segments from the newest to the oldest: an existing stream grows at its front record by record, and its committed
+    end never moves back."""
     return [Adopt(each.uuid, each.summary, driver, owned) for each in reversed(choice.adopted)]
 
 
 def without_hiding(choice: Choice, state: ManifestState) -> Choice:
-    """The choice without what wouldn't join what is committed.
+    """The choice without segments that wouldn't join the committed ones.
 
-    History that ends in a hole before entries that are readable now couldn't be read itself, and would hold up the
-    stream's head.
+    History that ends in a gap before readable entries would itself be unreadable, and would block the stream's start
+    position.
     """
     committed = state.committed_end()
     while committed is not None and choice.adopted:
@@ -192,7 +192,7 @@ def _contradiction(span: LedgerSpan, state: ManifestState, topic: TopicLedgers |
 
 
 def _one_per_uuid(segments: Iterable[FoundSegment], left: list[LeftOut]) -> list[FoundSegment]:
-    """A manifest names segments by uuid alone."""
+    """Keep one attempt per uuid, as a manifest names segments by uuid alone."""
     taken: dict[UUID, FoundSegment] = {}
     for segment in segments:
         if segment.uuid in taken:
@@ -213,9 +213,9 @@ def _missing(topic: TopicLedgers, adopted: Sequence[FoundSegment], state: Manife
 
 #: Edits of one record.
 RECORD_EDITS_MAX = 500
-#: Attempts whose objects are looked at at once, and streams that are recorded at once.
+#: Attempts read in parallel, and streams recorded in parallel.
 REQUESTS_IN_FLIGHT = 16
-#: Problems that are kept; the others are counted.
+#: Problems kept; further ones are only counted.
 PROBLEMS_MAX = 10_000
 
 _NOTHING = UUID(int=0)
@@ -223,7 +223,7 @@ _NOTHING = UUID(int=0)
 
 @dataclass(frozen=True, slots=True)
 class AdoptionProblem:
-    """Something that isn't adopted: an object's key or a stream, and why."""
+    """An object's key or a stream that isn't adopted, with the reason."""
 
     what: str
     why: str
@@ -231,7 +231,7 @@ class AdoptionProblem:
 
 @dataclass(frozen=True, slots=True)
 class AdoptionProgress:
-    """How far it is: objects listed, attempts looked at, streams recorded of how many (0: not known yet)."""
+    """Progress: objects listed, attempts read, streams recorded of how many (0: not known yet)."""
 
     objects: int
     attempts: int
@@ -241,16 +241,16 @@ class AdoptionProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptedStream:
-    """One stream's share.
+    """Adoption of one stream.
 
     Attributes:
         stream: its name.
-        adopted: where the segments begin that were recorded, or in a dry run would be; ascending.
+        adopted: begins of the segments recorded, or in a dry run to be recorded; ascending.
         entries, payload_bytes: of those.
-        already: how many segments the manifest had.
+        already: number of segments already in the manifest.
         left_out, missing: see ``Choice``.
-        first, last: readable positions then; ``None``: nothing is, or it is a dry run.
-        unreadable: segments after a hole; they can be read when that is filled.
+        first, last: readable positions afterwards; ``None``: none, or it is a dry run.
+        unreadable: segments after a gap; readable once the gap is filled.
     """
 
     stream: str
@@ -267,7 +267,7 @@ class AdoptedStream:
 
 @dataclass(slots=True, kw_only=True)
 class Adoption:
-    """Everything that was found.
+    """Result of an adoption.
 
     Attributes:
         streams: by name.
@@ -276,7 +276,7 @@ class Adoption:
         objects: listed.
         foreign: objects at the root that aren't Pulsar's.
         unfinished: objects without their other half.
-        unmatched: whole attempts that nobody says the topic of.
+        unmatched: complete attempts of an unknown topic.
     """
 
     streams: list[AdoptedStream] = field(default_factory=list)
@@ -306,26 +306,26 @@ def adopt(
     requests_in_flight: int = REQUESTS_IN_FLIGHT,
     on_progress: Callable[[AdoptionProgress], None] = lambda _: None,
 ) -> Adoption:
-    """Finds what a Pulsar offloaded to ``store`` and records it in manifests there.
+    """Find objects that a Pulsar offloaded to ``store`` and record them in manifests there.
 
-    It may be run again, also while the stream is being written: it adds what is new.
+    Repeatable, also while the stream is being written: each run adds new ledgers.
 
     Args:
-        store: its root is where Pulsar's objects are. ``catalogue:///directory`` keeps the manifests elsewhere.
+        store: its root holds Pulsar's objects. ``catalogue:///directory`` keeps the manifests elsewhere.
         clock: for the records' times.
-        topics: what the broker says of topics' ledgers; it decides whose a ledger is when no metadata says it, and
-            whether ledgers are missing.
+        topics: the brokers' lists of topics' ledgers; they decide a ledger's topic when no metadata names it, and which
+            ledgers are missing.
         streams: names or patterns of those to adopt; none: all.
-        cluster: only what this Pulsar cluster wrote.
-        take_ownership: our retention and cleanup may delete the objects from now on, those adopted earlier included.
+        cluster: only objects written by this Pulsar cluster.
+        take_ownership: let our retention and cleanup delete the objects from now on, including those adopted earlier.
         deep: every entry is read.
         dry_run: nothing is written.
-        requests_in_flight: attempts looked at at once.
-        on_progress: told now and then.
+        requests_in_flight: attempts read in parallel.
+        on_progress: called at intervals.
 
     Raises:
         InvalidCall: one topic is given twice with different ledgers.
-        OffloaderError: the store is away. What was recorded until then stays; run it again.
+        OffloaderError: the store is unreachable. Records written until then stay; run it again.
     """
     done = Adoption()
     by_stream = _by_stream(topics)
@@ -373,7 +373,7 @@ def _by_stream(topics: Sequence[TopicLedgers]) -> dict[str, TopicLedgers]:
 
 
 def _named(attempt: Attempt, by_ledger: Mapping[int, str]) -> Attempt:
-    """With the managed ledger that the broker says its ledgers are of, when its metadata says nothing."""
+    """The attempt with the managed ledger that the broker lists for its ledgers, if its metadata has none."""
     if attempt.managed_ledger:
         return attempt
     names = {by_ledger.get(span.ledger_id, "") for span in attempt.segment.summary.ledgers}
@@ -381,7 +381,7 @@ def _named(attempt: Attempt, by_ledger: Mapping[int, str]) -> Attempt:
 
 
 def _owners(found: AttemptTable, done: Adoption) -> dict[str, list[AttemptOwner]]:
-    """Stream -> who wrote for it; notes the attempts that are nobody's."""
+    """Stream -> the owners of its attempts; records attempts without a topic."""
     owners: dict[str, list[AttemptOwner]] = {}
     for owner in found.owners():
         if owner.managed_ledger:
@@ -404,7 +404,7 @@ def _adopted(
 ) -> AdoptedStream | AdoptionProblem:
     clusters = sorted({owner.cluster for owner in owners if owner.cluster})
     if len(clusters) > 1:
-        # Ledger ids of different clusters have nothing to do with each other.
+        # Ledger ids of different clusters are unrelated.
         return AdoptionProblem(
             stream, f"clusters {', '.join(clusters)} have a topic of this name: choose one with --cluster"
         )
@@ -418,7 +418,7 @@ def _adopted(
             state = _recorded(log, choice, {**store.driver_metadata, **AT_ROOT}, owned=take_ownership)
             state = _taken(log, foreign)
     except Unsupported:
-        raise  # of the store, not of this stream
+        raise  # an error of the store, not of this stream
     except (Corrupt, EditRefused, InvalidCall) as error:
         return AdoptionProblem(stream, str(error))
     ends = plan.whole_range(state)
@@ -448,7 +448,7 @@ def _state(store: ObjectStore, stream: str) -> ManifestState:
 
 
 def _recorded(log: ManifestLog, choice: Choice, driver: Mapping[str, str], *, owned: bool) -> ManifestState:
-    """Commits the choice beside whoever owns the stream: its epoch stays, and it goes on."""
+    """Commit the choice without changing the epoch: the stream's owner continues."""
     state = log.load(create=True)
     for edits in (facts_of(choice), adoptions_of(choice, driver, owned=owned)):
         for start in range(0, len(edits), RECORD_EDITS_MAX):
@@ -457,7 +457,7 @@ def _recorded(log: ManifestLog, choice: Choice, driver: Mapping[str, str], *, ow
 
 
 def _taken(log: ManifestLog, foreign: Sequence[SegmentRecord]) -> ManifestState:
-    """Makes segments that were adopted earlier our own: they leave and come back in one record."""
+    """Take ownership of segments adopted earlier: one record removes and re-adds them."""
     state = log.state
     for start in range(0, len(foreign), RECORD_EDITS_MAX):
         some = foreign[start : start + RECORD_EDITS_MAX]
@@ -468,11 +468,11 @@ def _taken(log: ManifestLog, foreign: Sequence[SegmentRecord]) -> ManifestState:
 
 
 def release(store: ObjectStore, stream: str, *, clock: Clock, dry_run: bool = False) -> int:
-    """Lets go of what was adopted without ownership: the manifest forgets it, the objects stay. How many segments.
+    """Release segments adopted without ownership: removed from the manifest, their objects stay. Returns their number.
 
     Raises:
         NotFound: no such stream.
-        Corrupt, StoreUnavailable: what the manifest raises.
+        Corrupt, StoreUnavailable: errors of the manifest.
     """
     log = ManifestLog(store, stream, clock=clock, writer_name="offloader adopt")
     uuids = [record.uuid for record in log.load().offloaded() if not record.owned]

@@ -1,4 +1,4 @@
-"""The record in the bucket of what was deleted, by whom and why."""
+"""Audit record in the bucket: what was deleted, by whom and why."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from offloader.store.base import ObjectStore
 __all__ = ["begin_batch", "end_batch", "expire_audit", "read_batches", "retry_at_ms", "void_batch"]
 
 _MS_PER_DAY = 24 * 3600 * 1000
-#: Wait before objects that couldn't be deleted are tried again; doubles up to ``retry_minutes_max``.
+#: Wait before failed deletions are retried; doubles up to ``retry_minutes_max``.
 RETRY_FIRST_MS = 60_000
 
 
@@ -41,7 +41,7 @@ def begin_batch(
     now_ms: int,
     entropy: Callable[[int], bytes],
 ) -> DeletionRecord:
-    """Writes down what is about to go."""
+    """Record a batch before its deletion."""
     record = DeletionRecord(
         name=f"{now_ms:016d}-{entropy(8).hex()}",
         stream=stream,
@@ -58,7 +58,7 @@ def begin_batch(
 
 
 def end_batch(store: ObjectStore, record: DeletionRecord, *, now_ms: int, problem: str = "") -> DeletionRecord:
-    """Writes down that everything is gone, or why not."""
+    """Record that all objects are deleted, or why not."""
     if problem:
         record = replace(record, attempts=record.attempts + 1, tried_ms=now_ms, problem=problem)
         _write(store, record)
@@ -70,12 +70,12 @@ def end_batch(store: ObjectStore, record: DeletionRecord, *, now_ms: int, proble
 
 
 def void_batch(store: ObjectStore, record: DeletionRecord) -> None:
-    """Forgets that a batch is under way: it is done, or never came about."""
+    """Forget an open batch: it is done, or was never committed."""
     delete_keys(store, [deletion_key(record.stream, record.name, done=False)])
 
 
 def retry_at_ms(record: DeletionRecord, settings: CleanupSettings) -> int:
-    """When the objects of a batch that isn't done are tried again."""
+    """When the remaining objects of a batch are retried."""
     if not record.attempts:
         return 0
     wait_ms = RETRY_FIRST_MS << min(record.attempts - 1, 30)
@@ -83,7 +83,7 @@ def retry_at_ms(record: DeletionRecord, settings: CleanupSettings) -> int:
 
 
 def read_batches(store: ObjectStore, stream: str, *, done: bool) -> Iterator[DeletionRecord]:
-    """The batches of a stream that are done, or those under way; the oldest first.
+    """The finished or the open batches of a stream, the oldest first.
 
     Raises:
         Corrupt: one of them is damaged.
@@ -94,13 +94,13 @@ def read_batches(store: ObjectStore, stream: str, *, done: bool) -> Iterator[Del
         try:
             yield decode_deletion(store.get(key)[0], object_name=key)
         except NotFound:
-            continue  # forgotten meanwhile
+            continue  # removed meanwhile
         except FormatError as error:
             raise unreadable(f"the deletion record {key}", error) from error
 
 
 def expire_audit(store: ObjectStore, stream: str, settings: CleanupSettings, *, now_ms: int) -> int:
-    """Forgets what was done long ago, and the oldest above the limit; how many batches."""
+    """Remove old batches, and the oldest above the limit. Returns their number."""
     names = _names(store, stream, done=True)
     old_ms = now_ms - settings.audit_days * _MS_PER_DAY
     over = max(len(names) - settings.audit_records_max, 0)

@@ -1,4 +1,4 @@
-"""Deletes a whole stream: objects, uploads and everything beside its manifest."""
+"""Delete a whole stream: objects, uploads and all documents beside its manifest."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from offloader.store.probe import finds_uploads_by_prefix
 
 __all__ = ["StreamRemoval", "removal_of", "remove_stream"]
 
-#: How often the stream is listed again because something arrived meanwhile.
+#: Listings repeated because new objects arrived meanwhile.
 ROUNDS_MAX = 10
 
 
 @dataclass(slots=True, kw_only=True)
 class StreamRemoval:
-    """What a deletion of a stream takes away, or has taken.
+    """What deleting a stream removes, or has removed.
 
     Attributes:
-        objects, object_bytes: of segments, and of what lies beside the manifest.
+        objects, object_bytes: of segments, and of documents beside the manifest.
         uploads: unfinished ones.
-        readers: who holds a lease on it.
+        readers: holders of leases.
         foreign: keys below the stream that aren't ours; they stay.
         adopted: segments whose objects aren't ours; they stay.
-        deletion: how far it is; ``None``: it hasn't begun.
+        deletion: its progress; ``None``: not begun.
     """
 
     stream: str
@@ -54,7 +54,7 @@ class StreamRemoval:
 
 
 def removal_of(store: ObjectStore, stream: str, *, now_ms: int) -> StreamRemoval:
-    """What deleting a stream would take away. Writes nothing.
+    """What deleting a stream would remove. Writes nothing.
 
     Raises:
         NotFound: no such stream.
@@ -81,14 +81,14 @@ def remove_stream(
     despite_readers: bool = False,
     entropy: Callable[[int], bytes] = os.urandom,
 ) -> StreamRemoval:
-    """Deletes a stream as far as that is safe now; call it again after ``orphan_age_hours_min`` to finish.
+    """Delete a stream as far as safe now; call again after ``orphan_age_hours_min`` to finish.
 
     Args:
-        despite_readers: also while somebody holds a lease on it.
+        despite_readers: ignore leases.
 
     Raises:
         NotFound: no such stream.
-        InvalidCall: somebody reads it.
+        InvalidCall: a reader holds a lease.
         EditRefused: it is on hold.
         DeletionStopped: all deletion in the store is stopped.
         ClockSkew: the clocks can't be trusted.
@@ -120,7 +120,7 @@ def remove_stream(
 def _delete_everything(
     store: ObjectStore, state: ManifestState, done: StreamRemoval, entropy: Callable[[int], bytes]
 ) -> None:
-    """Until a listing shows nothing of ours any more."""
+    """Delete until a listing shows no object of ours."""
     by_prefix = finds_uploads_by_prefix(store, entropy=entropy)
     for _ in range(ROUNDS_MAX):
         failed = () if by_prefix else uploads_of_deleted(store, state.stream, state.incarnation)
@@ -148,10 +148,10 @@ def _delete_everything(
 
 
 def _delete_listed(store: ObjectStore, state: ManifestState, keys: Sequence[str]) -> None:
-    """Deletes what was listed while the stream was the one that is deleted, unless all deletion was stopped since.
+    """Delete objects listed while this incarnation was the deleted one, unless all deletion was stopped since.
 
-    Leases and what lies beside the manifest aren't told from those of a stream of that name that was created again by
-    their names; but those can't have been listed before that happened.
+    The keys of leases and documents beside the manifest don't show the incarnation. Those of a recreated stream can't
+    be in this listing, as it is older.
     """
     require_no_global_hold(store)
     entry = read_entry(store, state.stream)
@@ -161,7 +161,7 @@ def _delete_listed(store: ObjectStore, state: ManifestState, keys: Sequence[str]
 
 
 def _objects(store: ObjectStore, state: ManifestState) -> Iterator[tuple[str, int, bool]]:
-    """Key, size and whether it is ours, of everything of a stream but its manifest."""
+    """Key, size and ownership of every object of a stream except its manifest."""
     prefix = stream_prefix(state.stream)
     for info in listed(store, prefix):
         if not info.key.startswith(f"{prefix}manifest/") and not _is_of_others(info.key, state):
@@ -183,10 +183,10 @@ def _is_there(store: ObjectStore, key: str) -> bool:
 
 
 def _is_of_others(key: str, state: ManifestState) -> bool:
-    """Whether a key is of what this project keeps of another incarnation, or of a partitioned topic of that name.
+    """Whether a key belongs to another incarnation, or to a partitioned topic of that name.
 
-    Documents name their incarnation: however late this deletes, it never takes those of a stream that was created
-    again. What is kept of a topic is let go of by who asks whether its partitions live (``release_topic``).
+    Documents name their incarnation, so a late deletion doesn't remove those of a recreated stream. ``release_topic``
+    removes a topic's documents after checking that no partition is live.
     """
     found = incarnation_of_retention_key(key, state.stream)
     return found not in (None, state.incarnation) or key in (topic_key(state.stream), intent_key(state.stream))
@@ -194,7 +194,7 @@ def _is_of_others(key: str, state: ManifestState) -> bool:
 
 def _is_ours(key: str, state: ManifestState) -> bool:
     stream = state.stream
-    # The names of these two folders are reserved: no stream and nobody else has objects there.
+    # These two folder names are reserved: no stream and no other program has objects there.
     if key.startswith(retention_prefix(stream)) or lease_uuid(key, stream) is not None:
         return True
     parsed = parse_object_key(key, stream)
@@ -217,7 +217,7 @@ def _listed_uploads(store: ObjectStore, state: ManifestState) -> Iterator[Upload
 
 
 def _ours_of(uploads: Iterable[UploadInfo], state: ManifestState) -> Iterator[UploadInfo]:
-    """Each once, if its name proves that it is of this incarnation."""
+    """Each uuid once, if its name proves that it is of this incarnation."""
     seen = set()
     for upload in uploads:
         parsed = parse_object_key(upload.key, state.stream)

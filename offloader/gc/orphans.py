@@ -1,4 +1,4 @@
-"""Classifies listed objects and unfinished uploads: needed, orphaned, or foreign."""
+"""Classify listed objects and unfinished uploads: needed, orphaned, or foreign."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ __all__ = [
 
 
 class Place(StrEnum):
-    """What kind of thing lies under a key."""
+    """Kind of object, by its key."""
 
     SEGMENT = "segment"
     UPLOAD = "upload"
@@ -56,7 +56,7 @@ class Place(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why something is left over, or why it stays although nothing names it."""
+    """Why an object is garbage, or why it is kept although nothing names it."""
 
     UNNAMED = "no manifest names it"
     DEAD = "of a stream that was deleted"
@@ -76,12 +76,12 @@ class Reason(StrEnum):
 
     @property
     def is_deletable(self) -> bool:
-        """Whether what is left over for that reason may be deleted."""
+        """Whether garbage of that reason may be deleted."""
         return self in _DELETABLE
 
     @property
     def is_ours(self) -> bool:
-        """Whether that reason is one to stay, or to go, of what this project made."""
+        """Whether the reason applies to objects of this project."""
         return self is not Reason.FOREIGN
 
 
@@ -97,10 +97,10 @@ _DELETABLE = {
 
 
 class Outcome(StrEnum):
-    """What was done about it."""
+    """Action taken."""
 
     KEPT = "kept"
-    #: It may be deleted, and this is a dry run.
+    #: Deletable, but this is a dry run.
     DELETABLE = "deletable"
     DELETED = "deleted"
     FAILED = "failed"
@@ -108,17 +108,17 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Garbage:
-    """Something that no manifest needs, or that nobody knows.
+    """An object or upload that no manifest needs, or that is unknown.
 
     Attributes:
-        stream: below whose name it lies; empty where it lies below none.
-        place: what it is.
-        key, size_bytes, modified_ms: as the store lists it; of an upload its start, and 0 bytes: nobody says how many
-            its parts have.
-        reason: why it is left over, or why it stays.
+        stream: the stream whose prefix it is under; empty for none.
+        place: its kind.
+        key, size_bytes, modified_ms: from the listing; of an upload its start, and 0 bytes, as listings don't give its
+            size.
+        reason: why it is garbage, or why it is kept.
         upload_id: of an upload.
-        objects: how many there are below that key; more than one of an old manifest only.
-        outcome: what became of it.
+        objects: number below that key; more than one of an old manifest only.
+        outcome: the action taken.
         problem: why it couldn't be deleted.
     """
 
@@ -151,18 +151,18 @@ class Garbage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveSet:
-    """What a judgement needs to know of a stream.
+    """Facts about a stream that classification needs.
 
     Attributes:
         stream: its name.
-        names: what the live manifest names, read after whatever is judged was listed; ``None``: the stream is deleted.
-        dead: incarnations that are known to be deleted.
-        doubtful: other incarnations below whose prefix something lies: given up, damaged, or nobody knows.
-        old_ms: what was last written then or earlier is old enough, by the earlier of both clocks.
-        stopped: nothing of any stream may be deleted.
-        topic: what is kept of a partitioned topic of that name, read when ``names`` were.
-        is_stream: False: it is such a topic's name alone.
-        is_forgotten: nobody knows the name any more: no stream, topic or partition of it is anywhere in the store.
+        names: what the live manifest names, loaded after the listing; ``None``: the stream is deleted.
+        dead: incarnations known to be deleted.
+        doubtful: other incarnations with objects below the prefix: given up, damaged, or unknown.
+        old_ms: objects last written then or earlier are old enough, by the earlier of both clocks.
+        stopped: all deletion in the store is stopped.
+        topic: documents of a partitioned topic of that name, read together with ``names``.
+        is_stream: False: only such a topic has the name.
+        is_forgotten: no stream, topic or partition of the name exists anywhere in the store.
     """
 
     stream: str
@@ -177,12 +177,12 @@ class LiveSet:
 
     @property
     def held(self) -> bool:
-        """Whether nothing may be deleted, for now."""
+        """Whether deletion is on hold."""
         return self.stopped or (self.names is not None and self.names.held)
 
     @property
     def incarnation(self) -> UUID | None:
-        """Which one is alive."""
+        """The live incarnation."""
         return None if self.names is None else self.names.incarnation
 
     def is_named(self, uuid: UUID) -> bool:
@@ -190,29 +190,29 @@ class LiveSet:
         return self.names is not None and not self.names.stream_deleted and uuid in self.names
 
     def kept_or(self, reason: Reason, modified_ms: int) -> Reason:
-        """``reason``, unless something speaks for waiting."""
+        """``reason``, unless a hold, the age or doubt requires waiting."""
         if self.held:
             return Reason.HELD
         return reason if modified_ms <= self.old_ms else Reason.YOUNG
 
     def why_unnamed(self, uuid: UUID, modified_ms: int) -> Reason:
-        """Of a uuid that isn't named, what that means."""
+        """Meaning of a uuid that isn't named."""
         if self.names is not None and is_segment_uuid_of(uuid, self.names.incarnation):
             return self.kept_or(Reason.DEAD if self.names.stream_deleted else Reason.UNNAMED, modified_ms)
         if any(is_segment_uuid_of(uuid, dead) for dead in self.dead):
             return self.kept_or(Reason.DEAD, modified_ms)
-        # What a manifest that was given up named may be named by the one that was rebuilt, or be all that is left of
-        # the entries in it: nothing proves that nobody wants it.
+        # A rebuilt manifest may name what a given-up one named, or the objects may be the last copy of their entries:
+        # nothing proves that they are unneeded.
         return Reason.DOUBTFUL if any(is_segment_uuid_of(uuid, each) for each in self.doubtful) else Reason.FOREIGN
 
 
 def classify_page(page: Sequence[ObjectInfo], known: LiveSet) -> Iterator[tuple[Place, int, int] | Garbage]:
-    """Judges listed objects of a stream: kind, number and bytes of those that are needed, and each leftover."""
+    """Classify listed objects of a stream: kind, number and bytes of needed ones, and each garbage object."""
     start = len(stream_prefix(known.stream))
     rest: list[ObjectInfo] = []
     shaped: list[ObjectInfo] = []
     for info in page:
-        # Nearly all names are a uuid, or one and "-index"; what else is named by a uuid, the parser knows.
+        # Nearly all names are a uuid, or one and "-index"; the parser handles other names with a uuid.
         length = len(info.key) - start
         plain = length == _UUID_LETTERS or (length == _UUID_LETTERS + len(_INDEX) and info.key.endswith(_INDEX))
         if plain or (length > _UUID_LETTERS and parse_object_key(info.key, known.stream) is not None):
@@ -247,7 +247,7 @@ _VALUES[np.frombuffer(b"0123456789abcdef", dtype=np.uint8)] = np.arange(16)
 
 
 def _uuids_of(texts: Sequence[str]) -> tuple[NDArray[np.bool_], Words, Words]:
-    """Which of the texts, each of 36 letters, are uuids as they are written in keys; and their halves."""
+    """Which of the texts, each of 36 letters, are uuids in the form of keys; and their halves."""
     letters = np.frombuffer("".join(texts).encode("ascii", "replace"), dtype=np.uint8).reshape(-1, _UUID_LETTERS)
     digits = _VALUES[letters[:, _DIGITS]]
     is_uuid = (digits < 16).all(axis=1) & (letters[:, _DASHES] == ord("-")).all(axis=1)
@@ -257,7 +257,7 @@ def _uuids_of(texts: Sequence[str]) -> tuple[NDArray[np.bool_], Words, Words]:
 
 
 def _judge_other(info: ObjectInfo, known: LiveSet, name: str) -> tuple[Place, int, int] | Garbage:
-    """Of an object whose name isn't one of a segment's."""
+    """Classify an object whose name isn't a segment's."""
     folder, _, below = name.partition("/")
     place = Place.OTHER
     if folder == "retention" and below:
@@ -278,11 +278,11 @@ def _judge_other(info: ObjectInfo, known: LiveSet, name: str) -> tuple[Place, in
 
 
 def _retention_reason(info: ObjectInfo, known: LiveSet) -> Reason | None:
-    """Why something below a ``retention/`` folder is left over, or stays although it isn't needed; ``None``: it is.
+    """Why an object below a ``retention/`` folder is garbage, or kept although unneeded; ``None``: it is needed.
 
-    Documents are of one incarnation, which their keys name; a stream's catalogue entry, or a topic's, is written before
-    the first of them. So what was listed before these were read, and isn't of an incarnation that they name, never will
-    be. Keys of everything else tell no incarnation.
+    Documents belong to one incarnation, which their keys name; a stream's or topic's catalogue entry is written before
+    its first document. A document listed before these were read, of an incarnation that they don't name, is therefore
+    garbage for good. Other keys name no incarnation.
     """
     key, topic = info.key, known.topic
     incarnation = incarnation_of_retention_key(key, known.stream)
@@ -307,7 +307,7 @@ def _retention_reason(info: ObjectInfo, known: LiveSet) -> Reason | None:
 
 
 def classify_upload(upload: UploadInfo, known: LiveSet) -> Garbage | None:
-    """Judges an unfinished upload of a stream; ``None``: a writer may still be at it."""
+    """Classify an unfinished upload of a stream; ``None``: a writer may still be using it."""
     info = ObjectInfo(upload.key, 0, "", upload.started_ms)
     parsed = parse_object_key(upload.key, known.stream)
     if parsed is None:
@@ -317,7 +317,7 @@ def classify_upload(upload: UploadInfo, known: LiveSet) -> Garbage | None:
     elif known.names is not None and known.names.is_open(parsed.uuid):
         return None
     elif known.names is not None and is_segment_uuid_of(parsed.uuid, known.names.incarnation):
-        # Begun twice because the first answer was lost: the object is there, and nobody sends another.
+        # Begun twice because the first response was lost: the object exists, and the second upload is unused.
         reason = known.kept_or(Reason.COMPLETE, upload.started_ms)
     else:
         reason = Reason.FOREIGN
@@ -325,7 +325,7 @@ def classify_upload(upload: UploadInfo, known: LiveSet) -> Garbage | None:
 
 
 def classified_again(leftover: Garbage, known: LiveSet) -> Garbage:
-    """The same leftover by newer knowledge."""
+    """The same garbage, classified with newer facts."""
     info = ObjectInfo(leftover.key, leftover.size_bytes, "", leftover.modified_ms)
     if leftover.place is Place.SEGMENT:
         parsed = parse_object_key(leftover.key, known.stream)
@@ -355,10 +355,10 @@ def _leftover(known: LiveSet, place: Place, info: ObjectInfo, reason: Reason, up
 
 @dataclass(slots=True)
 class Witnesses:
-    """The objects of one stream that no record names, asked one by one. One HEAD each, two of an index.
+    """Checks the objects of one stream that no record names. One HEAD each, two of an index.
 
     Attributes:
-        lost: which object told of a record that isn't there; empty: none so far.
+        lost: the object that refers to a missing record; empty: none so far.
     """
 
     store: ObjectStore
@@ -367,7 +367,7 @@ class Witnesses:
     _newest_ms: dict[int, int] = field(default_factory=dict)
 
     def judged(self, leftover: Garbage, names: LiveUuids | None) -> Garbage:
-        """The leftover, with another reason where its object, or one before, speaks for keeping it."""
+        """The garbage, with another reason if its object, or an earlier one, requires keeping it."""
         asked = leftover.place is Place.SEGMENT and leftover.reason is Reason.UNNAMED
         if asked and names is not None and not self.lost:
             key = parse_object_key(leftover.key, self.stream)
@@ -380,7 +380,7 @@ class Witnesses:
         return replace(leftover, reason=Reason.RECORDS_LOST) if self.lost else leftover
 
     def require_none_lost(self) -> None:
-        """Raises ``LostRecords`` when one told of a record that isn't there."""
+        """Raise ``LostRecords`` if an object refers to a missing record."""
         if self.lost:
             raise LostRecords(
                 f"stream {self.stream}: {self.lost}, which its manifest hasn't: nothing more of it is deleted",
@@ -388,7 +388,7 @@ class Witnesses:
             )
 
     def testimony_of(self, uuid: UUID, ledger_id: int | None) -> Testimony | None:
-        """What a segment's data object says; ``None``: nothing, or it isn't there."""
+        """Metadata of a segment's data object; ``None``: none, or no object."""
         try:
             return object_testimony(self.store.head(data_key(self.stream, uuid, ledger_id)).metadata)
         except NotFound:

@@ -1,4 +1,4 @@
-"""What may be deleted of a stream, why, and what each segment still waits for."""
+"""Plan of a stream's deletions: what may be deleted, why, and what each segment waits for."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _ENTRY_ID_MAX = 2**63 - 1
 
 
 class Action(StrEnum):
-    """What is done with a segment."""
+    """Action on a segment."""
 
     RETIRE = "retire"
     RELEASE = "release"
@@ -60,7 +60,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Deletable:
-    """Segments that nobody needs any more, and why."""
+    """Segments that are no longer needed, with the reason."""
 
     action: Action
     segments: SegmentSlice
@@ -69,7 +69,7 @@ class Deletable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retired:
-    """What one record retired.
+    """Segments that one record retired.
 
     Attributes:
         record_id: that record.
@@ -88,11 +88,11 @@ class Retired:
 
 @dataclass(frozen=True, slots=True)
 class RetiredFacts:
-    """What the store says of one retirement.
+    """Facts in the store about one retirement.
 
     Attributes:
-        retired_ms: when it was, at the latest, by the later clock; ``None``: nobody knows: it stays.
-        readers: who holds a lease that is waited for.
+        retired_ms: its latest possible time, by the later clock; ``None``: unknown, so it stays.
+        readers: holders of leases that are waited for.
     """
 
     retired_ms: int | None
@@ -105,10 +105,10 @@ class PlannedDeletion:
 
     Attributes:
         first, last: ``None``: the segment has no range any more.
-        entries: 0: nobody knows any more.
-        rule: why it may go.
+        entries: 0: unknown.
+        rule: why it may be deleted.
         waits_for: why it stays for now; empty: nothing.
-        until_ms: when that is over; ``None``: nobody knows.
+        until_ms: when the wait ends; ``None``: unknown.
     """
 
     action: Action
@@ -122,7 +122,7 @@ class PlannedDeletion:
     until_ms: int | None = None
 
     def as_json(self) -> dict[str, object]:
-        """For programs; positions as text."""
+        """JSON form; positions as text."""
         return {
             "action": self.action.value,
             "segment": str(self.uuid),
@@ -138,14 +138,14 @@ class PlannedDeletion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanupPlan:
-    """What a cycle does with one stream.
+    """Actions of one cycle on one stream.
 
     Attributes:
-        state: the manifest that it was made of.
-        doomed: what is retired or released now.
-        due: what is purged now.
-        waiting: what was retired and stays for now, why, and until when.
-        large: more than half of the stream's bytes would be retired or released: somebody has to say yes.
+        state: the manifest that it is based on.
+        doomed: retired or released now.
+        due: purged now.
+        waiting: retired and kept for now, why, and until when.
+        large: more than half of the stream's bytes would be retired or released: needs the operator's approval.
     """
 
     state: ManifestState
@@ -155,7 +155,7 @@ class CleanupPlan:
     large: bool
 
     def size(self) -> tuple[int, int]:
-        """Segments that a round retires, releases or purges now, and the bytes of their objects."""
+        """Number of segments that a round retires, releases or purges now, and the bytes of their objects."""
         slices = [*(each.segments for each in self.doomed), *(each.segments for each in self.due)]
         sums = [each.sums() for each in slices]
         replaced = [each.object_bytes for group in self.due for each in group.replaced]
@@ -163,7 +163,7 @@ class CleanupPlan:
         return segments, sum(each.object_bytes for each in sums) + sum(replaced)
 
     def lines(self) -> Iterator[PlannedDeletion]:
-        """Segment by segment; made when they are asked for."""
+        """Lines by segment; computed on access."""
         for each in self.doomed:
             yield from (_line(each.action, segment, each.rule) for segment in each.segments)
         for group, why, until_ms in [*((group, "", None) for group in self.due), *self.waiting]:
@@ -184,11 +184,11 @@ class CleanupPlan:
 
 
 def plan_cleanup(state: ManifestState, facts: Mapping[int, RetiredFacts], *, now_ms: int, grace_ms: int) -> CleanupPlan:
-    """What is to be done with one stream now.
+    """Plan the deletions of one stream.
 
     Args:
         state: its manifest.
-        facts: retire record -> what the store says of it; a record that isn't in it waits.
+        facts: retire record -> facts in the store; a record without facts waits.
         now_ms: by the earlier clock, ms since 1970 UTC.
         grace_ms: time that a retired segment stays.
     """
@@ -209,13 +209,13 @@ def plan_cleanup(state: ManifestState, facts: Mapping[int, RetiredFacts], *, now
 
 
 def is_large(state: ManifestState, doomed: Sequence[Deletable]) -> bool:
-    """Whether more than half of what the stream has in the store would go."""
+    """Whether more than half of the stream's stored bytes would be deleted."""
     going_bytes = sum(each.segments.sums().object_bytes for each in doomed)
     return 2 * going_bytes > state.sums.object_bytes
 
 
 def retired_groups(state: ManifestState) -> list[Retired]:
-    """What is retired, by the record that did it, the oldest first."""
+    """Retired segments by the record that retired them, the oldest first."""
     segments = state.segments.retired()
     rows = _rows_by_record(segments)
     replaced: dict[int, list[ReplacedSegment]] = {}
@@ -233,7 +233,7 @@ def retired_groups(state: ManifestState) -> list[Retired]:
 
 
 def _rows_by_record(segments: SegmentSlice) -> dict[int, NDArray[np.int32]]:
-    """Numbers of the segments that each record retired. By hand: NumPy's own way to group takes twice the memory."""
+    """Row numbers of the segments that each record retired. Not by NumPy: its grouping takes twice the memory."""
     if not len(segments):
         return {}
     records = segments.retire_records()
@@ -245,14 +245,14 @@ def _rows_by_record(segments: SegmentSlice) -> dict[int, NDArray[np.int32]]:
 
 
 def rule_of(state: ManifestState, segment: SegmentRecord) -> str:
-    """Why a segment may go."""
+    """Why a segment may be deleted."""
     if state.head is not None and segment.end is not None and segment.end < state.head:
         return _before(state.head)
     return _LEDGERS_GONE
 
 
 def replaced_rule(replaced: ReplacedSegment) -> str:
-    """Why a replaced segment may go."""
+    """Why a replaced segment may be deleted."""
     return f"its entries are in other segments since record {replaced.retire_record}"
 
 
@@ -266,7 +266,7 @@ def _before(head: Position) -> str:
 def _doomed(state: ManifestState) -> Iterator[Deletable]:
     if state.head is not None:
         before = state.offloaded(None, state.head.previous())
-        # Ranges are disjoint: only the last one can reach over the head.
+        # Ranges are disjoint: only the last one can span the start position.
         if len(before) and (before[-1].end or state.head) >= state.head:
             before = before[:-1]
         yield from _by_ownership(before, _before(state.head))
@@ -284,7 +284,7 @@ def _by_ownership(segments: SegmentSlice, rule: str) -> Iterator[Deletable]:
 
 
 def _in_gone_ledgers(state: ManifestState) -> dict[UUID, Position]:
-    """Segments at or after the head, all of whose ledgers are marked as deleted, and where they begin."""
+    """Segments at or after the start position with only deleted ledgers, and where they begin."""
     deleted = state.deleted_ledgers
     head = state.head or Position(0, 0)
     found = {}
@@ -320,12 +320,12 @@ def _line(
 def retired_facts(
     store: ObjectStore, state: ManifestState, groups: Sequence[Retired], *, now_ms: int, grace_ms: int, notes: bool
 ) -> Mapping[int, RetiredFacts]:
-    """What is known of retirements; of those that are younger than the first one in its grace period, nothing.
+    """Facts about retirements; none for those younger than the first one in its grace period.
 
     Args:
         groups: the oldest first, from a view that is durable.
         now_ms: by the earlier clock.
-        notes: write down which readers are waited for from now on; False: write nothing.
+        notes: record which readers are waited for from now on; False: write nothing.
     """
     found: dict[int, RetiredFacts] = {}
     live: Mapping[UUID, str] | None = None
@@ -334,16 +334,16 @@ def retired_facts(
         if retired_ms is None or now_ms < retired_ms + grace_ms:
             found[group.record_id] = RetiredFacts(retired_ms)
             break
-        # One listing is enough: all these records were durable before it.
+        # One listing suffices: all these records were durable before it.
         live = _live(leases_of(store, state.stream), now_ms) if live is None else live
         found[group.record_id] = RetiredFacts(retired_ms, _awaited(store, state, group.record_id, live, notes=notes))
     return found
 
 
 def note_readers(store: ObjectStore, state: ManifestState, retire_records: Sequence[int], *, now_ms: int) -> None:
-    """Writes down who reads the stream now, for retirements that have just become durable.
+    """Record the stream's current readers for retirements that have just become durable.
 
-    Without it who reads when the grace period is over is waited for, be it somebody who came later.
+    Without this list, all readers at the end of the grace period are waited for, including later ones.
     """
     if not retire_records:
         return
@@ -354,17 +354,17 @@ def note_readers(store: ObjectStore, state: ManifestState, retire_records: Seque
 
 
 def forget_readers(store: ObjectStore, state: ManifestState, groups: Sequence[Retired]) -> None:
-    """Deletes the lists of readers of retirements that are over."""
+    """Delete the reader lists of finished retirements."""
     kept = {group.record_id for group in groups}
     names = [(info.key, awaited_number(info.key, state.stream)) for info in listed(store, awaited_prefix(state.stream))]
-    # A record that is newer than this view may have retired something by now.
+    # A record newer than this view may have retired a segment meanwhile.
     gone = [key for key, number in names if number is not None and number <= state.record_id and number not in kept]
     if gone:
         delete_keys(store, gone)
 
 
 def _retired_ms(store: ObjectStore, state: ManifestState, record_id: int) -> int | None:
-    """When a record was written, at the latest: the later of what its writer's clock and the store's said."""
+    """Latest possible time of a record: the later of its writer's clock and the store's."""
     key = record_key(state.stream, state.incarnation, record_id)
     try:
         data, info = store.get(key)
@@ -380,7 +380,7 @@ def _retired_ms(store: ObjectStore, state: ManifestState, record_id: int) -> int
 
 
 def _live(leases: Sequence[LeaseInfo], now_ms: int) -> dict[UUID, str]:
-    """Leases that haven't ended by the earlier clock; one that can't be read doesn't end by itself."""
+    """Leases that haven't expired by the earlier clock; an unreadable one doesn't expire."""
     return {
         lease.uuid: lease.reader or f"the unreadable lease {lease.uuid}"
         for lease in leases
@@ -391,7 +391,7 @@ def _live(leases: Sequence[LeaseInfo], now_ms: int) -> dict[UUID, str]:
 def _awaited(
     store: ObjectStore, state: ManifestState, record_id: int, live: Mapping[UUID, str], *, notes: bool
 ) -> Sequence[str]:
-    """Who has to be waited for: of those that were there after the record, the ones that still are."""
+    """Readers to wait for: those listed after the record whose leases are still live."""
     if not live:
         return ()
     noted = _noted(store, state, record_id)
@@ -410,11 +410,11 @@ def _noted(store: ObjectStore, state: ManifestState, record_id: int) -> Sequence
         return None
     except FormatError as error:
         raise unreadable(f"the list of readers {key}", error) from error
-    # Of a stream of that name that was deleted: its readers aren't ours.
+    # Leases of a deleted stream of that name: not our readers.
     return found.leases if (found.incarnation, found.retire_record) == (state.incarnation, record_id) else None
 
 
 def _write(store: ObjectStore, state: ManifestState, record_id: int, live: Mapping[UUID, str]) -> None:
     awaited = AwaitedReaders(state.incarnation, record_id, tuple(sorted(live)))
-    # Whoever writes it listed the leases after the record was durable: each such list is right.
+    # Every writer of this list took it after the record was durable: each such list is right.
     store.put(awaited_key(state.stream, record_id), encode_awaited(awaited))

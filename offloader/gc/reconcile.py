@@ -68,15 +68,15 @@ __all__ = ["Reconciliation", "StoreReconciliation", "Tally", "uploads_below", "u
 
 
 def uploads_below(store: ObjectStore, stream: str) -> list[UploadInfo]:
-    """The uploads that the store finds below the stream's prefix."""
+    """Uploads that the store lists below the stream's prefix."""
     return list(store.list_uploads(stream_prefix(stream)))
 
 
 def uploads_by_key(store: ObjectStore, names: LiveUuids) -> Iterator[UploadInfo]:
-    """The uploads of every segment that a kept record assigned, but for those that are still promised.
+    """Uploads of every segment that a kept record assigned, except those still promised.
 
-    Records are kept for ``orphan_age_hours_min`` and longer, so what a failed attempt left is looked for when it is old
-    enough to be aborted; what was begun under a name long after that had failed isn't found.
+    Records are kept for ``orphan_age_hours_min`` and longer, so a failed attempt's upload is searched once it is old
+    enough to be aborted. An upload begun under a key long after the attempt failed isn't found.
     """
     try:
         for record in kept_records(store, names):
@@ -84,12 +84,12 @@ def uploads_by_key(store: ObjectStore, names: LiveUuids) -> Iterator[UploadInfo]
                 if not names.is_open(uuid):
                     yield from (upload for upload in store.list_uploads(key) if upload.key == key)
     except NotFound:
-        # Records are being deleted at this moment: what they assigned is looked for the next time.
+        # Records are being deleted right now: their uploads are searched in the next run.
         return
 
 
 def uploads_of_deleted(store: ObjectStore, stream: str, incarnation: UUID) -> Iterator[UploadInfo]:
-    """The uploads of every segment that a record assigned which is still there, below the boundary too.
+    """Uploads of every segment assigned by a remaining record, below the boundary too.
 
     Raises:
         Corrupt: a record is damaged.
@@ -98,7 +98,7 @@ def uploads_of_deleted(store: ObjectStore, stream: str, incarnation: UUID) -> It
         try:
             record = decode_record(store.get(info.key)[0], object_name=info.key)
         except NotFound:
-            continue  # somebody else deletes the stream, and has got further
+            continue  # another process deletes the stream, and is ahead
         except FormatError as error:
             raise unreadable(f"manifest of stream {stream}, record {number}", error) from error
         for _, key in _assigned_by(record, stream):
@@ -106,7 +106,7 @@ def uploads_of_deleted(store: ObjectStore, stream: str, incarnation: UUID) -> It
 
 
 def _assigned_by(record: Record, stream: str) -> Iterator[tuple[UUID, str]]:
-    """Uuid and key of the data object of each segment that a record promises."""
+    """Uuid and data object key of each segment that a record promises."""
     for edit in record.edits:
         if isinstance(edit, Assign | Rewrite):
             yield edit.uuid, data_key(stream, edit.uuid, _ledger_of(edit.layout, edit.begin))
@@ -116,7 +116,7 @@ def _ledger_of(layout: int, begin: Position) -> int | None:
     return begin.ledger_id if layout == 1 else None
 
 
-#: How often a key is deleted that the store kept for a reason that may pass, and the wait before the first repeat.
+#: Attempts to delete a key that the store kept for a transient reason, and the wait before the first retry.
 DELETE_ATTEMPTS_MAX = 4
 RETRY_SECONDS_FIRST = 0.5
 _MS_PER_HOUR = 3_600_000
@@ -124,31 +124,31 @@ _MS_PER_HOUR = 3_600_000
 
 @dataclass(slots=True)
 class Tally:
-    """How many there are, and their bytes."""
+    """A number of objects and their bytes."""
 
     objects: int = 0
     size_bytes: int = 0
 
     def add(self, objects: int, size_bytes: int) -> None:
-        """Counts some more."""
+        """Add to the count."""
         self.objects += objects
         self.size_bytes += size_bytes
 
 
 @dataclass(slots=True)
 class Reconciliation:
-    """One stream's reconciliation, for one run.
+    """One run of the orphan search below a stream's prefix.
 
     Attributes:
         store: must be open for writing when ``delete``.
         stream: its name.
-        is_topic: it is the name of a partitioned topic, which has what retention keeps of it and nothing else.
+        is_topic: it is the name of a partitioned topic, which only has retention documents.
         clock: the local one.
         settings: ``orphan_age_hours_min`` and ``clock_skew_seconds_max``.
         delete: False: a dry run, which finds the same and writes nothing.
-        now_ms: the time, when the caller has asked both clocks already.
+        now_ms: the time, when the caller has read both clocks already.
         finds_by_prefix: whether the store finds uploads by prefix, when the caller has probed it already.
-        needed: kind of thing -> how many there are that are needed.
+        needed: kind -> count of needed objects.
     """
 
     store: ObjectStore
@@ -168,23 +168,22 @@ class Reconciliation:
     _old_manifests: dict[str, Garbage] = field(init=False, default_factory=dict)
 
     def leftovers(self) -> Iterator[Garbage]:
-        """Each leftover, after what was to be done about it. Iterate over it once, and to the end.
+        """Each garbage object after its handling. Iterate once, to the end.
 
         Raises:
-            InvalidCall: that is no stream's name.
-            NotFound: there is no such stream, or nothing says which of its manifests is alive.
-            ClockSkew: the clocks differ too much to call anything old; nothing was deleted.
+            InvalidCall: not a stream's name.
+            NotFound: no such stream, or its live manifest is unknown.
+            ClockSkew: the clocks differ too much to judge ages; nothing was deleted.
             Corrupt, Unsupported: the manifest can't be read; nothing of the stream was deleted.
-            LostRecords: an object tells of a record that isn't there. Raised at the end: nothing that was found after
-                it was deleted.
-            StoreUnavailable: the store doesn't answer, or the stream was deleted or created anew meanwhile: run again.
+            LostRecords: an object refers to a missing record. Raised at the end; no object found after it was deleted.
+            StoreUnavailable: the store is unreachable, or the stream was deleted or recreated meanwhile: run again.
         """
         try:
             prefix = retention_prefix(self.stream) if self.is_topic else f"{encode_stream(self.stream)}/"
         except FormatError as error:
             raise InvalidCall(str(error), hint="names look like public/default/persistent/orders") from error
         now_ms = self._time_ms()
-        # Listed first, read after. Whatever was listed and is needed has been named before.
+        # List first, load after: every listed object that is needed was named before the load.
         uploads = [] if self.is_topic else uploads_below(self.store, self.stream)
         incarnations = incarnations_in(self.store, self.stream)
         page = self.store.list(prefix)
@@ -213,7 +212,7 @@ class Reconciliation:
             )
         return self.now_ms
 
-    # -- what is known
+    # -- facts
 
     def _knowledge(self, incarnations: Iterable[UUID], old_ms: int) -> LiveSet:
         entry = read_entry(self.store, self.stream)
@@ -230,7 +229,7 @@ class Reconciliation:
             try:
                 found = load_live_uuids(self.store, self.stream, incarnation)
             except NotFound:
-                pass  # only begun, or nearly gone
+                pass  # only begun, or nearly deleted
             except (Corrupt, Unsupported):
                 if incarnation == self._entry:
                     raise
@@ -254,12 +253,12 @@ class Reconciliation:
         )
 
     def _is_forgotten(self) -> bool:
-        """Of a name without any entry: whether no manifest could bring one back, of the stream or of a partition."""
+        """Whether no manifest, of the stream or a partition, could restore a missing catalogue entry."""
         name = encode_stream(self.stream)
         return not any(self.store.list(f"{name}{rest}", limit=1).objects for rest in ("/manifest/", "-partition-"))
 
     def _look_again(self) -> None:
-        """Reads the stop for everything, the entries of stream and topic, the manifest's tail and boundary again."""
+        """Reload the global stop, the entries of stream and topic, the manifest's tail and boundary."""
         stopped = global_hold(self.store) is not None
         entry = read_entry(self.store, self.stream)
         names = self._known.names
@@ -275,7 +274,7 @@ class Reconciliation:
         topic = topic_state(self.store, self.stream)
         self._known = replace(self._known, names=names, stopped=stopped, topic=topic)
 
-    # -- what is left over
+    # -- garbage
 
     def _judged_uploads(self, listed: Sequence[UploadInfo]) -> Iterator[Garbage]:
         seen = set()
@@ -285,7 +284,7 @@ class Reconciliation:
             if leftover is not None:
                 yield leftover
         if self.finds_by_prefix is None:
-            # Who may not write can't find out, and looks twice.
+            # Without write permission it can't probe, and lists both ways.
             self.finds_by_prefix = self.delete and finds_uploads_by_prefix(self.store)
         if self.finds_by_prefix or self._known.names is None:
             return
@@ -309,7 +308,7 @@ class Reconciliation:
 
     def _judged_pages(self, page: ListPage, prefix: str) -> Iterator[Garbage]:
         while True:
-            # All of the page first: while it is handed out, what is known is read again.
+            # Classify the whole page first: the facts are reloaded while it is yielded.
             for found in list(classify_page(page.objects, self._known)):
                 if not isinstance(found, Garbage):
                     place, objects, size_bytes = found
@@ -323,7 +322,7 @@ class Reconciliation:
             page = self.store.list(prefix, after=page.next_after)
 
     def _note_old_manifest(self, found: Garbage) -> None:
-        """One leftover for a whole old manifest: as young as the youngest object of it."""
+        """One garbage item for a whole old manifest, aged as its youngest object."""
         key = "/".join(found.key.split("/")[:-1]) + "/"
         before = self._old_manifests.get(key)
         if before is None:
@@ -335,7 +334,7 @@ class Reconciliation:
         )
 
     def _voids(self) -> list[Garbage]:
-        """What stands for a name of which nothing else is left: judged now, so that a dry run says the same."""
+        """Placeholder entries of names without other remains: classified now, so that a dry run reports the same."""
         void = None if self.is_topic or self._entry is not None else unused_void(self.store, self.stream)
         found = [] if void is None else [(Place.CATALOGUE, void)]
         voids = self._known.topic.voids
@@ -353,10 +352,10 @@ class Reconciliation:
             for place, info in found
         ]
 
-    # -- what is done
+    # -- actions
 
     def _taken(self, some: Sequence[Garbage]) -> Iterator[Garbage]:
-        """Deletes, and says of each what became of it."""
+        """Delete, and report the outcome of each."""
         if not self.delete:
             for each in some:
                 told = self._witnesses.judged(each, self._known.names)
@@ -368,7 +367,7 @@ class Reconciliation:
             if not waiting:
                 return
             self._look_again()
-            # Each is asked before any of them goes.
+            # Check each object before any of them is deleted.
             again = [classified_again(leftover, self._known) for leftover in waiting]
             again = [self._witnesses.judged(each, self._known.names) for each in again]
             if self._witnesses.lost:
@@ -384,7 +383,7 @@ class Reconciliation:
                 elif failure.retryable and attempt < DELETE_ATTEMPTS_MAX:
                     waiting.append(leftover)
                 else:
-                    # The next run finds it again, and every one after that.
+                    # The next run finds it again.
                     yield self._done(replace(leftover, outcome=Outcome.FAILED, problem=failure.reason))
             if waiting:
                 self.clock.wait(threading.Event(), wait_s)
@@ -396,7 +395,7 @@ class Reconciliation:
                 self.store.abort_upload(leftover.key, leftover.upload_id)
         # A listing may show a key twice.
         keys = list(dict.fromkeys(each.key for each in doomed if each.place is not Place.UPLOAD))
-        # These have one key for all incarnations: they go only if they still are what was judged.
+        # These have one key for all incarnations: delete only the version that was classified.
         shared = {topic_key(self.stream): release_topic, intent_key(self.stream): release_intent}
         failed = [key for key in keys if key in shared and not shared[key](self.store, self.stream)]
         failures = {key: DeleteFailure(key, "it was changed meanwhile", retryable=True) for key in failed}
@@ -404,7 +403,7 @@ class Reconciliation:
         return failures | {failure.key: failure for failure in (self.store.delete(keys) if keys else ())}
 
     def _done(self, leftover: Garbage) -> Garbage:
-        """Remembers the dead incarnations that something is left of: only their manifests tell whose it is."""
+        """Record the dead incarnations with remains: only their manifests show the owner."""
         gone = leftover.outcome in (Outcome.DELETED, Outcome.DELETABLE)
         if not gone and leftover.reason.is_ours and leftover.place in (Place.SEGMENT, Place.UPLOAD):
             parsed = parse_object_key(leftover.key, self.stream)
@@ -427,13 +426,13 @@ class Reconciliation:
             yield replace(void, outcome=Outcome.DELETED) if gone else changed
 
     def _has_old_manifests(self) -> bool:
-        """Whether some may be deleted."""
+        """Whether deletable old manifests exist."""
         return any(each.reason.is_deletable for each in self._old_manifests.values())
 
     def _swept_manifests(self) -> Iterator[Garbage]:
         swept: Mapping[UUID, DeadIncarnation] = {}
         if self.delete and self._has_old_manifests():
-            # They were judged when their page was: somebody may have put a hold on the stream, or on everything, since.
+            # They were classified with their page: a hold on the stream, or on everything, may have been set since.
             self._look_again()
             self._old_manifests = {
                 key: classified_again(each, self._known) for key, each in self._old_manifests.items()
@@ -460,15 +459,15 @@ class Reconciliation:
 
 @dataclass(slots=True)
 class StoreReconciliation:
-    """The reconciliation of all streams, for one run.
+    """One run of the orphan search over all streams.
 
     Attributes:
         store, clock, delete: as of ``Reconciliation``.
-        settings_of: a stream's settings; of the name "": those that count for all.
-        failed: is told of each stream that couldn't be finished, and why; the next run tries again.
-        may_delete: whether anything of a stream may be deleted, of the name "": what lies below none; else it is only
+        settings_of: a stream's settings; of the name "": the common ones.
+        failed: called with each unfinished stream and its error; the next run retries it.
+        may_delete: whether garbage of a stream may be deleted, of the name "": objects below no stream; else it is only
             listed.
-        needed: kind of thing -> how many there are that are needed.
+        needed: kind -> count of needed objects.
     """
 
     store: ObjectStore
@@ -481,11 +480,11 @@ class StoreReconciliation:
     needed: dict[Place, Tally] = field(default_factory=dict)
 
     def leftovers(self) -> Iterator[Garbage]:
-        """Each leftover: stream by stream, then those below none. Iterate over it once, and to the end.
+        """Each garbage object: stream by stream, then those below none. Iterate once, to the end.
 
         Raises:
-            ClockSkew: the clocks differ too much to call anything old; nothing was deleted.
-            OffloaderError: the store doesn't answer.
+            ClockSkew: the clocks differ too much to judge ages; nothing was deleted.
+            OffloaderError: the store is unreachable.
         """
         skew_ms_max = self.settings_of("").clock_skew_seconds_max * 1000
         streams = list_streams(self.store, released=True)
@@ -520,7 +519,7 @@ class StoreReconciliation:
             self.needed.setdefault(place, Tally()).add(tally.objects, tally.size_bytes)
 
     def _outside(self, now_ms: int) -> Iterator[Garbage]:
-        # Read again: streams that were created meanwhile aren't outside.
+        # Reload: streams created meanwhile aren't outside.
         below = _Below(list_streams(self.store, released=True))
         old_ms = now_ms - int(self.settings_of("").orphan_age_hours_min * _MS_PER_HOUR)
         for upload in self.store.list_uploads(""):
@@ -537,7 +536,7 @@ class StoreReconciliation:
                 continue
             name, is_lease = _kept_for(info.key)
             if name is not None:
-                # All of it at once: it is listed once more before a topic's entry is read.
+                # Collect all of it: it is listed again before a topic's entry is read.
                 if name not in names:
                     names.add(name)
                     for each in self._of(name, now_ms, is_topic=True):
@@ -564,7 +563,7 @@ class StoreReconciliation:
                 yield _found(info, Place.OTHER, Reason.FOREIGN)
 
     def _late_writes(self, stream: str, incarnation: UUID, first: ObjectInfo, old_ms: int) -> Garbage | None:
-        """A manifest that holds only what was written after its stream was deleted; ``None``: it may be a lost one."""
+        """A manifest with only late writes after its stream's deletion; ``None``: it may be a lost one."""
         stopped = global_hold(self.store) is not None
         swept = sweep_late_writes(self.store, stream, incarnation, old_ms=old_ms, dry_run=stopped or not self.delete)
         if swept is None:
@@ -578,7 +577,7 @@ class StoreReconciliation:
         return replace(found, objects=swept.objects, outcome=outcome)
 
     def _scratch(self, info: ObjectInfo, old_ms: int, upload_id: str = "") -> Iterator[Garbage]:
-        """What somebody who tried the store out, or asked for its time, left when he was interrupted."""
+        """Remains of interrupted probes and clock readings."""
         if info.modified_ms > old_ms:
             if not upload_id:
                 self.needed.setdefault(Place.STORE, Tally()).add(1, info.size_bytes)
@@ -598,7 +597,7 @@ class StoreReconciliation:
 
 
 class _Below:
-    """Which keys lie below a stream's name; asked in any order, quick for neighbours."""
+    """Tests whether keys are below a stream's name; any order, fast for adjacent keys."""
 
     def __init__(self, streams: Collection[str]) -> None:
         self._prefixes = {encode_stream(stream) for stream in streams}
@@ -614,23 +613,22 @@ class _Below:
 
 
 def _place_outside(info: ObjectInfo) -> Place | None:
-    """What a key below no stream is, where this project gives such keys."""
+    """Kind of a key below no stream, where this project writes such keys."""
     if info.key.startswith(catalog_prefix()):
         try:
             stream_of_catalog_key(info.key)
         except FormatError:
             return None
         return Place.CATALOGUE
-    # A reader group; one that was deleted keeps its generation, so nothing of them is ever left over.
+    # A reader group. A deleted one keeps its generation, so groups leave no garbage.
     if info.key.startswith(group_prefix()) and group_of_key(info.key) is not None:
         return Place.RETENTION
     return Place.STORE if info.key == GLOBAL_HOLD_KEY else None
 
 
 def _kept_for(key: str) -> tuple[str | None, bool]:
-    """Below no stream: the partitioned topic that retention keeps what has that key for, whose partitions are the
-    streams; or the name that a reader took a lease on, of a stream that was never there or isn't any more. And which of
-    both."""
+    """Owner of a key below no stream, and its kind: the partitioned topic with retention documents at that key, whose
+    partitions are the streams; or a missing or deleted stream with a reader's lease."""
     name, separator, _ = key.partition("/retention/")
     if separator and _is_stream(name):
         return decode_stream(name), False
@@ -641,7 +639,7 @@ def _kept_for(key: str) -> tuple[str | None, bool]:
 
 
 def _manifest_of(key: str) -> tuple[str, UUID] | None:
-    """Stream and incarnation of an object that a manifest may have."""
+    """Stream and incarnation of an object that a manifest may name."""
     name, separator, rest = key.partition("/manifest/")
     incarnation, _, object_name = rest.partition("/")
     if not separator or not _is_stream(name) or not is_manifest_object(object_name):

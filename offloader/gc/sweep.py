@@ -1,4 +1,4 @@
-"""Carries out a cleanup plan: retire, purge, delete, each step recorded before the next."""
+"""Execute a cleanup plan: retire, purge, delete, each step recorded before the next."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ SEGMENTS_PER_RECORD_MAX = 500
 
 @dataclass(slots=True)
 class Swept:
-    """What was done.
+    """Result of the steps.
 
     Attributes:
         retired, released, purged: segments.
-        deleted_objects, deleted_bytes: of segments whose objects are all gone.
-        failed: batches whose objects couldn't all be deleted; they are tried again.
+        deleted_objects, deleted_bytes: of segments whose objects are all deleted.
+        failed: batches with undeleted objects; they are retried.
     """
 
     retired: int = 0
@@ -77,14 +77,14 @@ class Swept:
 
 
 class Sweeper:
-    """Acts on one stream.
+    """Executes the steps on one stream.
 
     Args:
-        log: of the stream, loaded; nobody else uses it.
-        now_ms: asks both clocks; raises when they can't be trusted.
-        by: who runs this, for the audit.
+        log: of the stream, loaded, for this sweeper's exclusive use.
+        now_ms: reads both clocks; raises when they can't be trusted.
+        by: the operator or process, for the audit.
         batches: those under way, read before the log was loaded.
-        swept: what was done before, of the same round.
+        swept: earlier results of the same round.
     """
 
     def __init__(
@@ -103,10 +103,10 @@ class Sweeper:
         self.swept = Swept() if swept is None else swept
 
     def retire(self, doomed: Deletable) -> None:
-        """Hides segments from readers; they can come back until they are purged.
+        """Hide segments from readers; they can be restored until they are purged.
 
         Raises:
-            EditRefused: the manifest changed meanwhile; what was retired so far stays so.
+            EditRefused: the manifest changed meanwhile; segments retired so far stay retired.
         """
         records = []
         for segments in _chunks(doomed.segments):
@@ -120,7 +120,7 @@ class Sweeper:
         note_readers(self._store, self._log.state, records, now_ms=self._now_ms())
 
     def release(self, doomed: Deletable) -> None:
-        """Forgets adopted segments that aren't ours; their objects stay."""
+        """Remove adopted segments that aren't ours from the manifest; their objects stay."""
         for segments in _chunks(doomed.segments):
             require_no_global_hold(self._store)
             batch = self._begin(Action.RELEASE, doomed.rule, 0, [_entry(segment, ()) for segment in segments])
@@ -129,11 +129,11 @@ class Sweeper:
             self.swept.released += len(segments)
 
     def purge(self, group: Retired) -> None:
-        """Records that segments are gone, then deletes their objects.
+        """Record that segments are purged, then delete their objects.
 
         Raises:
-            EditRefused: they aren't retired by that record any more: nothing of the rest was purged.
-            OutcomeUnknown: nobody knows whether they are purged: nothing of them was deleted.
+            EditRefused: they are no longer retired by that record: none of the rest was purged.
+            OutcomeUnknown: the purge may be recorded or not: none of their objects were deleted.
         """
         state = self._log.state
         for segments in _chunks(group.segments):
@@ -158,15 +158,15 @@ class Sweeper:
             self._purge(group.record_id, replaced_rule(replaced[0]), entries)
 
     def resume(self, batch: DeletionRecord, *, void_before_ms: int) -> None:
-        """Goes on with a batch that is written down and not done.
+        """Continue an unfinished recorded batch.
 
         Args:
             batch: read before the log was loaded.
-            void_before_ms: a batch that never came about and was planned earlier is forgotten.
+            void_before_ms: a batch that was never committed and was planned earlier is dropped.
         """
         state = self._log.state
         if _names_any(state, batch):
-            # Its record was never written, or was refused; or is still on its way.
+            # Its record was never written, or was refused, or is still in flight.
             if batch.planned_ms < void_before_ms:
                 void_batch(self._store, batch)
             return
@@ -180,13 +180,13 @@ class Sweeper:
         self._delete_purged(batch)
 
     def _delete_purged(self, batch: DeletionRecord) -> None:
-        """Once the boundary names the record that says so, or one after it: if it is lost then, everybody notices."""
+        """Delete once the boundary names the purge record or a later one: a loss after that is detected."""
         state = self._log.name_newest()
         if not _names_any(state, batch):
             self._delete(batch)
 
     def _begin(self, action: Action, rule: str, record_id: int, entries: Sequence[DeletedSegment]) -> DeletionRecord:
-        # One that was written down when the last round stopped, before its record, is this one.
+        # A batch recorded before its purge record, when the last round stopped, is this one.
         found = self._batches.get(_identity(action.value, record_id, entries))
         if found is not None:
             return found
@@ -203,7 +203,7 @@ class Sweeper:
         )
 
     def _delete(self, batch: DeletionRecord) -> None:
-        """Deletes the objects of a batch that no manifest names any more."""
+        """Delete the objects of a batch that no manifest names any more."""
         keys = [key for each in batch.segments for key in each.keys]
         require_no_global_hold(self._store)
         problem = ""
@@ -212,7 +212,7 @@ class Sweeper:
         except OffloaderError as error:
             problem = str(error)
         else:
-            # The answer to a multi-delete is no success of each key.
+            # The response to a multi-delete doesn't confirm each key.
             if failures:
                 problem = f"{len(failures)} of {len(keys)} objects, first {failures[0].key}: {failures[0].reason}"
         batch = end_batch(self._store, batch, now_ms=self._now_ms(), problem=problem)
@@ -251,26 +251,26 @@ def _entry(segment: SegmentRecord, keys: tuple[str, ...]) -> DeletedSegment:
     )
 
 
-#: Times a round plans anew because the manifest changed before its plan was carried out.
+#: Attempts of a round to plan again because the manifest changed before the plan was executed.
 PLANS_MAX = 5
 _MS_PER_HOUR = 3_600_000
 
 
 class LargeDelete(InvalidCall):
-    """More than half of a stream would be deleted, and nobody said that this is meant."""
+    """More than half of a stream would be deleted without the operator's approval."""
 
 
 @dataclass(slots=True, kw_only=True)
 class CleanupReport:
-    """What one round did with one stream, or in a dry run would do.
+    """Result of one round on one stream, or of its dry run.
 
     Attributes:
-        plan: what was to be done; ``None``: it couldn't be made.
+        plan: the planned actions; ``None``: planning failed.
         swept: what was done.
-        pending: batches that are recorded as purged, or were on the way to it, and whose objects aren't all gone.
+        pending: batches recorded as purged, or about to be, with undeleted objects.
         held: the stream is on hold: nothing was done.
-        is_deleted: the stream itself is being deleted; ``is_finished``: nothing of it is left.
-        expired: batches of the audit that were forgotten.
+        is_deleted: the stream itself is being deleted; ``is_finished``: nothing of it remains.
+        expired: audit batches removed.
         error: why the round ended early.
     """
 
@@ -299,24 +299,24 @@ def cleanup_stream(
     on_plan: Callable[[CleanupPlan], object] = lambda _: None,
     entropy: Callable[[int], bytes] = os.urandom,
 ) -> CleanupReport:
-    """One round for one stream: goes on with what is under way, purges what is due, retires what nobody needs.
+    """One cleanup round for one stream: continue open batches, purge due segments, retire unneeded ones.
 
     Safe to interrupt and to repeat: each step is recorded before the next.
 
     Args:
-        deletion_clock: kept by who calls this again and again, so that a clock that jumps is noticed.
-        by: who runs this, for the audit; default: user and machine.
-        allow_large: retire more than half of the stream if it comes to that.
+        deletion_clock: shared by repeated calls, to detect clock jumps.
+        by: the operator or process, for the audit; default: user and machine.
+        allow_large: allow retiring more than half of the stream.
         dry_run: only plan; writes nothing.
-        on_plan: gets the plan before anything of it is done; another one when the manifest changed meanwhile, by
-            another round or an undo, so that the first one doesn't fit any more.
+        on_plan: receives the plan before its execution; called again when a concurrent round or an undo changed the
+            manifest and the plan no longer fits.
 
     Raises:
         NotFound: no such stream.
         DeletionStopped: all deletion in the store is stopped.
         ClockSkew: the clocks can't be trusted; nothing was deleted.
-        LargeDelete: more than half of the stream would be retired; what was due is purged nevertheless.
-        EditRefused, StoreUnavailable, OutcomeUnknown: it ended early; the next round goes on.
+        LargeDelete: more than half of the stream would be retired; due segments are purged nevertheless.
+        EditRefused, StoreUnavailable, OutcomeUnknown: it ended early; the next round continues.
     """
     report = CleanupReport(stream=stream, dry_run=dry_run)
     with working_at(Priority.DELETION):
@@ -347,12 +347,12 @@ def cleanup_all(
     may_delete: Callable[[str], bool] = lambda _: True,
     on_plan: Callable[[CleanupPlan], object] = lambda _: None,
 ) -> Iterator[CleanupReport]:
-    """One round for each stream; a stream that fails has its error in its report.
+    """One round for each stream; a failed stream has its error in its report.
 
     Args:
         settings_of: the settings of a stream.
         prefix: only streams whose names begin with it.
-        may_delete: whether anything of a stream may be deleted; else its round is a dry run.
+        may_delete: whether deletion is allowed in a stream; else its round is a dry run.
 
     Raises:
         DeletionStopped: all deletion in the store is stopped.
@@ -384,7 +384,7 @@ def cleanup_all(
         yield report
     if dry_run:
         return
-    # Void entries: of names that were deleted, by somebody who didn't come to the end.
+    # Placeholder entries: of deleted names whose deletion was interrupted.
     names = set(filter(may_delete, set(list_streams(store, prefix=prefix, released=True)).difference(streams)))
     if not names and not deleted:
         return
@@ -395,7 +395,7 @@ def cleanup_all(
             forget_name(store, name, clock=clock, now_ms=now_ms)
         except OffloaderError as error:
             yield CleanupReport(stream=name, dry_run=False, is_deleted=True, error=error)
-    # After all of them: a topic's last partition tells.
+    # After all streams: a topic ends with its last partition.
     release_topics_of(store, [*deleted, *names], clock=clock, now_ms=now_ms)
 
 
@@ -429,7 +429,7 @@ def _clean(
                 entropy=entropy,
             )
         except EditRefused:
-            # Somebody else's round was quicker, or an undo: what is left to do is what is seen now.
+            # A concurrent round or an undo was first: plan again from the current state.
             if report.is_deleted or attempt == PLANS_MAX:
                 raise
         else:
@@ -448,13 +448,13 @@ def _clean_once(
     on_plan: Callable[[CleanupPlan], object],
     entropy: Callable[[int], bytes],
 ) -> None:
-    """One plan, and what it says done.
+    """Make one plan and execute it.
 
     Raises:
-        EditRefused: the manifest changed meanwhile, nothing of the rest was done; ``report.swept`` has what was.
+        EditRefused: the manifest changed meanwhile, the rest wasn't executed; ``report.swept`` has the part that was.
     """
     store, dry_run = log.store, report.dry_run
-    # Listed first, loaded after: what a batch names and the manifest doesn't is purged.
+    # List first, load after: segments that a batch names and the manifest doesn't are purged.
     batches = list(read_batches(store, report.stream, done=False))
     state = log.load()
     report.is_deleted, report.held, report.pending = state.stream_deleted, state.held, batches
@@ -515,13 +515,13 @@ _AGAIN = "`offloader cleanup plan` shows what is retired"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Undone:
-    """What came back, or would.
+    """Restored segments, or in a dry run those to be restored.
 
     Attributes:
         segments: in the stream's order.
-        head_before, head: where the stream began and begins.
-        ledgers: that aren't gone after all.
-        record_id: the record that says so; ``None``: a dry run.
+        head_before, head: the start position before and after.
+        ledgers: no longer marked as deleted.
+        record_id: the undo record; ``None``: a dry run.
     """
 
     stream: str
@@ -535,18 +535,18 @@ class Undone:
 def undo_retirements(
     log: ManifestLog, *, segments: Collection[UUID] = (), head: Position | None = None, dry_run: bool = False
 ) -> Undone:
-    """Brings retired segments back, and with them the head to where it was before them.
+    """Restore retired segments, and the start position from before their retirement.
 
     Args:
         segments: only these; default: all that are retired.
-        head: where the stream begins then; default: where it began before the earliest of them was cut off, as far as
-            records are kept, else at that segment.
+        head: the new start position; default: the one before the earliest of them was cut off, as far as records are
+            kept, else that segment's begin.
 
     Raises:
         NotFound: no such stream.
         InvalidCall: nothing is retired, or one of ``segments`` isn't: it may be purged already.
-        EditRefused: they can't come back without a hole, or somebody purged them meanwhile; nothing was changed.
-        OutcomeUnknown, StoreUnavailable: they may be back, and that isn't sure to stay so: call it again.
+        EditRefused: they would leave a gap, or a concurrent round purged them; nothing was changed.
+        OutcomeUnknown, StoreUnavailable: they may be restored, but not durably: call it again.
     """
     state = log.load()
     groups = [
@@ -573,7 +573,7 @@ def undo_retirements(
     if dry_run:
         return undone
     record_id = log.commit_as_maintainer(edits).record_id
-    # Only now it may be said: if that record is lost from here on, nobody deletes on the word of what is left.
+    # Report success only now: if that record is lost later, the loss is detected and nothing is deleted.
     after = log.name_newest()
     if any((found := after.segments.get(each.uuid)) is None or found.retire_record is not None for each in chosen):
         raise StoreUnavailable(f"stream {state.stream}: others retired these segments again meanwhile", hint=_AGAIN)
@@ -581,7 +581,7 @@ def undo_retirements(
 
 
 def _head_before(store: ObjectStore, state: ManifestState, chosen: Sequence[SegmentRecord]) -> Position | None:
-    """Where the stream begins when all that is chosen, and follows each other up to the head, is back."""
+    """Start position once the chosen segments that are contiguous up to the current one are restored."""
     head = state.head
     if head is None:
         return None
@@ -610,7 +610,7 @@ def _head_before(store: ObjectStore, state: ManifestState, chosen: Sequence[Segm
 
 
 def _cut_off_at(store: ObjectStore, state: ManifestState, begin: Position, end: Position) -> Position:
-    """Within the earliest segment: where the stream began before its head passed that segment."""
+    """Within the earliest segment: the start position before it passed that segment."""
     for record in kept_records(store, state, newest_first=True):
         for edit in reversed(record.edits):
             if isinstance(edit, Truncate) and edit.head <= end:
@@ -619,7 +619,7 @@ def _cut_off_at(store: ObjectStore, state: ManifestState, begin: Position, end: 
 
 
 def _ledgers(state: ManifestState, chosen: Sequence[SegmentRecord], head: Position | None) -> set[int]:
-    """Ledgers that are marked as gone and come back whole, from the new head on."""
+    """Ledgers marked as deleted that are restored completely, from the new start position on."""
     spans = {span.ledger_id for each in chosen if each.summary is not None for span in each.summary.ledgers}
     known = state.closed_ledgers
     deleted = state.deleted_ledgers
@@ -631,7 +631,7 @@ def _ledgers(state: ManifestState, chosen: Sequence[SegmentRecord], head: Positi
 
 
 def _require_readable(after: ManifestState, chosen: Sequence[SegmentRecord]) -> None:
-    """Whatever the next round would retire again isn't brought back."""
+    """Refuse to restore segments that the next round would retire again."""
     back = {each.uuid for each in chosen}
     again = (
         segment

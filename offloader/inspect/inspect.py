@@ -1,4 +1,4 @@
-"""Describes one object byte by byte, and segments as rows, for people and programs."""
+"""Describe one object byte by byte, and segments as rows."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ from offloader.store.base import ByteRange, ObjectStore
 
 __all__ = ["Inspection", "inspect_object", "segment_row", "shape_of"]
 
-#: Most bytes of an object that is described as a whole: indexes, records, checkpoints, runs.
+#: Size limit of objects described as a whole: indexes, records, checkpoints, runs.
 WHOLE_BYTES_MAX = 256 * 1024 * 1024
 #: Bytes of one GET of a data object.
 WINDOW_BYTES = 8 * 1024 * 1024
-#: A block is decoded together with what follows its length, as Pulsar's reader looks there.
+#: Decode a block together with the bytes after its length, as Pulsar's reader checks there.
 _AFTER_BLOCK_BYTES = BLOCK_HEADER_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """What an object is.
+    """Description of an object.
 
     Attributes:
         key: its key.
         kind: in words.
         size_bytes: its length.
         metadata: user metadata.
-        pieces: one after the other; reading goes on as they are taken.
+        pieces: in order; read lazily.
         bytes_of: the bytes ``start`` .. ``stop`` of the object.
     """
 
@@ -61,7 +61,7 @@ class Inspection:
 
 
 def inspect_object(store: ObjectStore, key: str, *, settings: ReadSettings | None = None) -> Inspection:
-    """What the object at ``key`` is, by its name or else by how it begins.
+    """Describe the object at ``key``, by its name or else by its first bytes.
 
     Args:
         store: where it is.
@@ -97,7 +97,7 @@ def inspect_object(store: ObjectStore, key: str, *, settings: ReadSettings | Non
 
 
 def _kind_of(key: str, begin: bytes) -> tuple[str, Callable[[bytes], Iterator[DescribedBytes]] | None]:
-    """The kind of an object, and what describes it as a whole; ``None`` for data objects, which are walked."""
+    """The kind of an object, and its describer; ``None`` for data objects, which are read piece by piece."""
     name = key.rpartition("/")[2]
     if is_index(begin) or name.endswith("-index"):
         ledger_id = _ledger_id_of(key)
@@ -146,7 +146,7 @@ def _data_pieces(window: _Window, ledger_id: int | None, settings: ReadSettings)
 
 
 class _Window:
-    """An object's bytes by ranged GETs of ``WINDOW_BYTES``, the last one kept."""
+    """An object's bytes by ranged GETs of ``WINDOW_BYTES``; keeps the last one."""
 
     def __init__(self, store: ObjectStore, key: str, size_bytes: int) -> None:
         self.size_bytes = size_bytes
@@ -165,7 +165,7 @@ class _Window:
 
 
 def segment_row(record: SegmentRecord, stream: str) -> dict[str, object]:
-    """What the manifest says of one segment of ``stream``; positions as text, sizes only where it is complete."""
+    """Manifest facts of one segment of ``stream``; positions as text, sizes only where it is complete."""
     summary = record.summary
     data, index = record.object_keys(stream)
     known = (
@@ -204,13 +204,13 @@ def _known(time_ms: int) -> int | None:
 
 
 def shape_of(state: ManifestState) -> StreamShape:
-    """The readable segments of ``state`` and the parts of ledgers in them.
+    """Readable segments of ``state`` and the parts of ledgers in them.
 
-    Entries count from the first readable one; a gap is a place between two of them. Sizes are of the data objects, and
+    Entries count from the first readable one; a gap lies between two of them. Sizes are of the data objects, and
     payload bytes of ledgers.
 
     Raises:
-        NotFound: nothing of the stream is readable, so there is nothing to draw.
+        NotFound: no entry of the stream is readable.
     """
     segments: list[Span] = []
     ledgers: dict[int, Span] = {}

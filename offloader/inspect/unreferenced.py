@@ -16,11 +16,11 @@ __all__ = ["find_unexpected", "what_is"]
 
 
 def find_unexpected(store: ObjectStore, state: ManifestState) -> Iterator[Finding]:
-    """Damage for an object that tells of a record that isn't there; a note for each other one, and each unfinished
-    upload, that the manifest doesn't explain.
+    """Findings for objects and unfinished uploads that the manifest doesn't explain: damage where an object refers to a
+    missing record, else a note.
 
-    The listing may be older or newer than ``state``: a segment that is being written now is no finding, its record is
-    older than its objects; one that was assigned after ``state`` was loaded looks like a leftover.
+    The listing may be older or newer than ``state``. A segment being written is no finding, as its record is older than
+    its objects; a segment assigned after ``state`` was loaded looks like an orphan.
 
     Args:
         store: where the stream is.
@@ -44,7 +44,7 @@ def find_unexpected(store: ObjectStore, state: ManifestState) -> Iterator[Findin
 
 
 def what_is(key: str, state: ManifestState) -> Damage | None:
-    """What a listed key under the stream's prefix is: ``None`` where the manifest explains it.
+    """Kind of a listed key under the stream's prefix; ``None`` where the manifest explains it.
 
     Source: spec of the manifest, sections 1 (known key shapes, directly under the stream) and 5 (a uuid proves its
     origin).

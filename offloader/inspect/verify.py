@@ -1,4 +1,4 @@
-"""Compares a stream's objects, indexes, blocks and manifest records with what its manifest says."""
+"""Verify a stream's objects, indexes, blocks and manifest records against its manifest."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ __all__ = [
 
 
 class Damage(Enum):
-    """What is wrong; the value is how people and programs see it."""
+    """Kind of damage; the value appears in output."""
 
     MISSING = "missing"
     CHANGED = "changed"
@@ -70,19 +70,19 @@ class Damage(Enum):
     UNFINISHED = "unfinished"
 
 
-#: Findings that take nothing from anybody: they are said, and that is all.
+#: Findings without data loss: reported only.
 NOTES = frozenset({Damage.ORPHAN, Damage.FOREIGN, Damage.UNFINISHED})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that isn't as it should be.
+    """One deviation.
 
     Attributes:
         stream: its name.
         problem: what kind of thing.
-        segment: whose, where it is a segment's.
-        key: the object's, where it is one object's.
+        segment: the affected segment, if any.
+        key: the affected object, if any.
         start, stop: bytes of the object, where they are known.
         expected, found: in a few words.
         message: one line with all of it.
@@ -102,7 +102,7 @@ class Finding:
 
     @property
     def is_damage(self) -> bool:
-        """Whether entries are gone or in danger; else it is a note."""
+        """Whether entries are lost or at risk; else it is a note."""
         return self.problem not in NOTES
 
     def as_row(self) -> dict[str, object]:
@@ -124,14 +124,14 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentCheck:
-    """One segment, looked at.
+    """Result of checking one segment.
 
     Attributes:
         uuid: the segment's.
-        blocks, entries: that were decoded; 0 in a shallow look.
-        data_bytes: of the data object that were read.
-        is_trimmed: whether retention took the segment meanwhile; nothing else is known then.
-        findings: what is wrong with it.
+        blocks, entries: decoded; 0 in a shallow check.
+        data_bytes: bytes read of the data object.
+        is_trimmed: whether retention deleted the segment meanwhile; the other fields are empty then.
+        findings: its deviations.
     """
 
     uuid: UUID
@@ -144,7 +144,7 @@ class SegmentCheck:
 
 @dataclass(slots=True)
 class CheckTotals:
-    """What was looked at in one stream, and how much was found; fields as in ``SegmentCheck``."""
+    """Totals of one stream's check; fields as in ``SegmentCheck``."""
 
     segments: int = 0
     blocks: int = 0
@@ -155,7 +155,7 @@ class CheckTotals:
     notes: int = 0
 
     def add(self, check: SegmentCheck) -> None:
-        """Adds what was read of a segment; its findings are counted apart."""
+        """Add the amounts of a segment; its findings are counted separately."""
         self.segments += 1
         self.trimmed += check.is_trimmed
         self.blocks += check.blocks
@@ -163,7 +163,7 @@ class CheckTotals:
         self.data_bytes += check.data_bytes
 
     def count(self, findings: Iterable[Finding]) -> None:
-        """Counts findings as damage or as notes."""
+        """Count findings as damage or as notes."""
         for finding in findings:
             if finding.is_damage:
                 self.damage += 1
@@ -172,15 +172,15 @@ class CheckTotals:
 
 
 def check_segments(fetcher: Fetcher, state: ManifestState, *, deep: bool) -> Iterator[SegmentCheck]:
-    """``check_segment`` of every offloaded segment of ``state``, in the stream's order, several at a time.
+    """``check_segment`` of every offloaded segment of ``state``, in the stream's order, in parallel.
 
     Args:
-        fetcher: reads the store; its settings bound what is in flight and in memory.
+        fetcher: reads the store; its settings bound requests in flight and memory.
         state: the manifest's view.
         deep: whether to read and decode every block.
 
     Raises:
-        OffloaderError: what says nothing of the objects: the store is away, access is denied.
+        OffloaderError: an error unrelated to the objects: the store is unreachable, access is denied.
     """
     records = state.offloaded()
     if deep:  # inside a segment blocks are read in parallel
@@ -192,11 +192,11 @@ def check_segments(fetcher: Fetcher, state: ManifestState, *, deep: bool) -> Ite
 
 
 def check_segment(fetcher: Fetcher, stream: str, record: SegmentRecord, *, deep: bool) -> SegmentCheck:
-    """Looks at the two objects of one offloaded segment.
+    """Check the two objects of one offloaded segment.
 
-    Shallow: both are there, with the length and (where the store keeps one) the checksum that the manifest has; the
-    index is read, has its checksum, and adds up to what the manifest says. Deep: every block is read and decoded as
-    well, its entries are those that the index promises, and the whole object has its checksum.
+    Shallow: both exist, with the length and (where the store keeps one) the checksum in the manifest; the index is
+    read, matches its checksum, and agrees with the manifest. Deep: every block is read and decoded as well, its entries
+    match the index, and the whole object matches its checksum.
 
     Args: as for ``check_segments``.
     """
@@ -218,12 +218,12 @@ def check_segment(fetcher: Fetcher, stream: str, record: SegmentRecord, *, deep:
         if not deep or any(each.problem is Damage.MISSING for each in found):
             return SegmentCheck(uuid=record.uuid, findings=tuple(found))
         return _check_blocks(fetcher, objects, segment_map, summary, found)
-    except Trimmed:  # retention took it since the manifest was loaded, as it may
+    except Trimmed:  # retention deleted it since the manifest was loaded
         return SegmentCheck(uuid=record.uuid, is_trimmed=True)
 
 
 def check_order(state: ManifestState) -> Iterator[Finding]:
-    """Holes and overlaps between the segments that the manifest calls readable, from the manifest alone."""
+    """Gaps and overlaps between the manifest's readable segments, from the manifest alone."""
     end = state.committed_end()
     if end is None:
         return
@@ -269,7 +269,7 @@ def _check_data_object(fetcher: Fetcher, objects: SegmentObjects, summary: Segme
             f"{where} in {fetcher.store.url}: expected {summary.data_bytes} bytes, found {info.size_bytes}",
             hint="somebody replaced or cut it: restore it from a copy",
         )
-    known = info.crc32c is not None and summary.data_crc32c  # 0: adopted, nobody has read it yet
+    known = info.crc32c is not None and summary.data_crc32c  # 0: adopted and not yet read
     if known and info.crc32c != summary.data_crc32c:
         raise ObjectChanged(
             f"{where} in {fetcher.store.url}: expected CRC-32C {summary.data_crc32c:08x}, the store says "
@@ -279,7 +279,7 @@ def _check_data_object(fetcher: Fetcher, objects: SegmentObjects, summary: Segme
 
 
 def _contradictions(objects: SegmentObjects, segment_map: SegmentMap, summary: SegmentSummary) -> list[Finding]:
-    """Where the index's own sums differ from the manifest's. A plain index says too little to be summed up."""
+    """Differences between the index's own sums and the manifest's. A plain index has too little to sum up."""
     if not segment_map.has_extension:
         return []
     own: Any = segment_map.summary(summary.data_crc32c)
@@ -353,7 +353,7 @@ def _check_blocks(
 
 
 def _read_run(fetcher: Fetcher, run: BlockRun) -> tuple[BlockRun, bytes, tuple[int, int], list[Corrupt]]:
-    """A run's bytes, how many entries and payload bytes they hold, and which blocks are damaged."""
+    """A run's bytes, the number of its entries and payload bytes, and its damaged blocks."""
     errors: list[Corrupt] = []
     data = fetcher.run_bytes(run)
     batches: list[EntryBatch] = fetcher.decode(run, data, errors.append)
@@ -361,9 +361,9 @@ def _read_run(fetcher: Fetcher, run: BlockRun) -> tuple[BlockRun, bytes, tuple[i
 
 
 def _finding(error: OffloaderError, objects: SegmentObjects, key: str) -> Finding:
-    """What an error says of an object; raised again when it says nothing of it.
+    """Convert an error into a finding; re-raise errors unrelated to the object.
 
-    The store being away or closed to us is no finding: nothing was looked at.
+    An unreachable store or denied access is no finding: nothing was checked.
     """
     match error:
         case ObjectMissing():
@@ -393,8 +393,7 @@ def _finding(error: OffloaderError, objects: SegmentObjects, key: str) -> Findin
 
 
 def check_history(store: ObjectStore, state: ManifestState) -> Iterator[Finding]:
-    """Every record and checkpoint that is kept, those included that a newer checkpoint holds; loading reads none of
-    these."""
+    """Check every kept record and checkpoint, including those that a newer checkpoint covers and loading skips."""
     stored = read_boundary(store, state.stream, state.incarnation)
     nonce = ""
     for number in range(stored.boundary.first_kept_id, state.record_id + 1):
@@ -420,7 +419,7 @@ def check_history(store: ObjectStore, state: ManifestState) -> Iterator[Finding]
 
 
 def describe_damage(store: ObjectStore, stream: str, error: OffloaderError) -> Iterator[Finding]:
-    """What can be said of a stream whose manifest can't be loaded: what is there of it, and of its objects."""
+    """Findings for a stream whose manifest can't be loaded: its remaining records and objects."""
     yield _damage(stream, Damage.MANIFEST, error.message, None, advice=error.hint)
     try:
         entry = read_entry(store, stream)
@@ -455,7 +454,7 @@ def describe_damage(store: ObjectStore, stream: str, error: OffloaderError) -> I
 
 
 def lost_record_told(store: ObjectStore, state: ManifestState, unnamed: Unnamed) -> Finding | None:
-    """The damage that an unnamed object tells of; ``None``: none, or its record came since ``state`` was loaded."""
+    """Damage reported by an unnamed object; ``None``: none, or its record was written since ``state`` was loaded."""
     if not unnamed.tells_of_loss or unnamed.testimony is None:
         return None
     empty = ManifestState(stream=state.stream, incarnation=state.incarnation)

@@ -1,7 +1,6 @@
-"""What single reads keep in memory: least recently used goes first, bounded in bytes.
+"""LRU cache of single reads, bounded in bytes.
 
-Owns which values are kept and that concurrent misses of one key are one load. Must never call a
-loader while it holds its lock.
+Concurrent misses of one key share one load. Loaders run outside the lock.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _K = TypeVar("_K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class CacheStatus:
-    """Counts since the cache was made, and what it holds now."""
+    """Counters since creation, and current content."""
 
     hits: int
     misses: int
@@ -30,10 +29,10 @@ class CacheStatus:
 
 
 class Cache:
-    """A byte-bounded cache; thread-safe, may be shared by readers.
+    """Byte-bounded LRU cache. Thread-safe; readers may share it.
 
     Args:
-        bytes_max: most bytes held; a value larger than that is answered but not kept.
+        bytes_max: most bytes held; a larger value is returned but not kept.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -51,7 +50,7 @@ class Cache:
         return self._bytes_max
 
     def grow(self, bytes_max: int) -> None:
-        """Raises the bound to ``bytes_max`` if that is more."""
+        """Raise the bound to ``bytes_max`` if that is more."""
         with self._lock:
             self._bytes_max = max(self._bytes_max, bytes_max)
 
@@ -61,13 +60,13 @@ class Cache:
             return CacheStatus(self._hits, self._misses, self._held_bytes, len(self._values))
 
     def peek(self, key: Hashable) -> Any | None:
-        """The value if it is held; doesn't count as use."""
+        """The value if cached; doesn't count as use."""
         with self._lock:
             held = self._values.get(key)
         return None if held is None else held[0]
 
     def hit(self, key: Hashable) -> Any | None:
-        """The value if it is held, which counts as use; ``None``: ``get`` it."""
+        """The value if cached, which counts as use; ``None``: call ``get``."""
         with self._lock:
             held = self._values.get(key)
             if held is None:
@@ -86,12 +85,12 @@ class Cache:
 
         Args:
             keys: distinct keys.
-            load: is given the keys that nobody holds or loads, in order, and answers all of their values. Called at
-                most once, outside the lock, in this thread. Must not use this cache.
-            size_bytes: what a value counts for.
+            load: receives the keys that are neither cached nor being loaded, in order, and returns all of their values.
+                Called at most once, outside the lock, in this thread. Doesn't use this cache.
+            size_bytes: accounted size of a value.
 
         Raises:
-            whatever ``load`` raises, here or in the other thread that was loading a key.
+            any error of ``load``, here or in another thread that was loading a key.
         """
         found: dict[_K, Any] = {}
         mine: dict[_K, Future[Any]] = {}
@@ -110,7 +109,7 @@ class Cache:
             self._misses += len(mine)
         if mine:
             found.update(self._load(mine, load, size_bytes))
-        # Own keys are settled before waiting for others', so two calls can never wait for each other.
+        # Settle own keys before waiting for others', so two calls can't deadlock.
         for key, future in others.items():
             found[key] = future.result()
         return found
@@ -158,13 +157,13 @@ _process: list[Cache] = []
 
 
 def process_cache(bytes_max: int) -> Cache:
-    """The cache that all readers of this process share which aren't given another.
+    """Shared default cache of this process's readers.
 
-    Blocks and indexes never change under their keys, so readers of any stream and any manifest version may share them.
+    Blocks and indexes are immutable under their keys, so readers of any stream and any manifest version may share them.
 
     Args:
-        bytes_max: as much as the caller's settings allow; the bound is the largest that was ever asked for. 0: the
-            caller wants nothing kept, and gets a cache of its own that keeps nothing.
+        bytes_max: the caller's limit; the bound is the largest one requested so far. 0: a private cache that keeps
+            nothing.
     """
     if bytes_max == 0:
         return Cache(0)

@@ -1,4 +1,4 @@
-"""Reads the entries of one pinned manifest version from the object store."""
+"""Read the entries of one pinned manifest version from the object store."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ from offloader.store.base import ObjectStore
 
 __all__ = ["NOT_MOVED", "ColdTier", "SkipMissing", "Skipped", "first_at", "objects_of", "require_same_place"]
 
-#: A read over more segments than this is a scan: it doesn't go through the cache.
+#: A read over more segments than this is a scan and bypasses the cache.
 CACHED_READ_SEGMENTS_MAX = 2
-#: Segments that short reads remember.
+#: Segments remembered for short reads.
 RECENT_SEGMENTS_MAX = 8
-#: ... and so is one of more than this part of the cache.
+#: ... and so is a read of more than this fraction of the cache.
 CACHED_READ_CACHE_SHARE = 4
 
-#: Nothing was moved.
+#: No bucket was relocated.
 NOT_MOVED = Pairs()
 
-#: Told of a segment that is left out because an object of it is missing.
+#: Called for each segment skipped because one of its objects is missing.
 SkipMissing = Callable[[SegmentObjects, ObjectMissing], None]
 
 _PLACE = ("managedLedgerOffloadDriver", "bucket", "serviceEndpoint")
 
 
 class Skipped:
-    """Segments that were left out, with the reason; thread-safe."""
+    """Skipped segments with the reason. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: dict[UUID, str] = {}
 
     def add(self, objects: SegmentObjects, error: ObjectMissing) -> None:
-        """Notes a segment; a second time changes nothing."""
+        """Add a segment. Idempotent."""
         with self._lock:
             self._found.setdefault(objects.uuid, error.message)
 
     def found(self) -> Mapping[UUID, str]:
-        """What was left out so far."""
+        """Segments skipped so far."""
         with self._lock:
             return dict(self._found)
 
@@ -61,8 +61,8 @@ class ColdTier:
     Args:
         fetcher: reads the store.
         state: the manifest's view.
-        skip_missing: told of each segment of which an object is missing, and why; it then counts as empty. Without it
-            that is an error.
+        skip_missing: called with each segment that misses an object, and the reason; the segment then counts as empty.
+            Without it a missing object is an error.
 
     Attributes:
         ends: first and last readable position, ``None`` when nothing is readable.
@@ -73,16 +73,16 @@ class ColdTier:
         self._fetcher = fetcher
         self._stream = state.stream
         self._skip_missing = skip_missing
-        #: Begin, end and objects of the segments that were read last; replaced as a whole, so no lock.
+        #: Begin, end and objects of the most recently read segments; replaced as a whole, so no lock.
         self._recent: tuple[tuple[Position, Position, SegmentObjects], ...] = ()
         self.ends = plan.whole_range(state)
         self.segments = plan.readable_segments(state)
 
     def batches(self, first: Position, last: Position) -> Generator[EntryBatch, None, None]:
-        """The entries of a range, one batch per block, fetched ahead in parallel, past the cache."""
+        """Entries of a range, one batch per block, prefetched in parallel, past the cache."""
         fetcher = self._fetcher
         segments = [self._objects(record) for record in plan.segments_between(self.segments, first, last)]
-        # Indexes are fetched ahead like blocks are, so that a stream of many small segments doesn't stutter.
+        # Prefetch indexes like blocks, so that a stream of many small segments doesn't stall.
         maps = fetcher.workers.in_order(partial(self._index_or_none, objects) for objects in segments)
         runs = (
             run
@@ -102,7 +102,7 @@ class ColdTier:
                         yield part
 
     def cached(self, first: Position, last: Position) -> list[EntryBatch] | None:
-        """The entries of a range through the cache; ``None`` when the range is too long for that."""
+        """Entries of a range through the cache; ``None`` when the range is too long."""
         try:
             return self._cached(first, last)
         except ObjectMissing:
@@ -129,9 +129,9 @@ class ColdTier:
         return parts
 
     def _few_segments(self, first: Position, last: Position) -> list[SegmentObjects] | None:
-        """The segments of a range; ``None`` for more than a cached read may touch.
+        """Segments of a range; ``None`` for more than a cached read may touch.
 
-        Those that were read last are remembered: finding them in the manifest takes longer than a cached block.
+        The most recent ones are remembered: finding them in the manifest takes longer than reading a cached block.
         """
         for begin, end, objects in self._recent:
             if begin <= first and last <= end:
@@ -146,9 +146,9 @@ class ColdTier:
         return found
 
     def count(self, first: Position, last: Position) -> int:
-        """How many entries a range has; see ``Reader.count``."""
+        """Number of entries in a range; see ``Reader.count``."""
         records = plan.segments_between(self.segments, first, last)
-        # Only the ones at the ends can be cut by the range.
+        # The range can only cut the first and the last segment.
         total = records[1:-1].sums().entries
         for record in (*records[:1], *records[max(len(records) - 1, 1) :]):
             assert record.summary is not None
@@ -169,13 +169,13 @@ class ColdTier:
         ledger, low, high = (
             column[numbers] for column in (blocks.ledger_id, blocks.first_entry_id, blocks.last_entry_id)
         )
-        # Entry ids in a block of ours are consecutive.
+        # Entry ids in our own blocks are consecutive.
         low = np.where(ledger == first.ledger_id, np.maximum(low, first.entry_id), low)
         high = np.where(ledger == last.ledger_id, np.minimum(high, last.entry_id), high)
         return int(np.maximum(high - low + 1, 0).sum())
 
     def position_at(self, publish_time_ms: int) -> Position | None:
-        """The earliest position published at that time or later; statistics decide what is fetched."""
+        """Earliest position published at that time or later; statistics select what to fetch."""
         for record in self.segments.published_from(publish_time_ms):
             try:
                 position = self._time_in_segment(record, publish_time_ms)
@@ -235,8 +235,8 @@ def objects_of(stream: str, record: SegmentRecord, store: ObjectStore, relocate:
         relocate: buckets that were moved, ``read.relocate``.
 
     Raises:
-        InvalidCall: the manifest says that they were written to another place. The region doesn't count: it is a way
-            to a bucket, not another bucket.
+        InvalidCall: the manifest records another location. The region isn't compared: it is a route to a bucket, not
+            another bucket.
     """
     if not _is_at(record.driver, store):
         require_same_place(f"stream {stream}, segment {record.uuid}", record.driver, store, relocate)
@@ -244,9 +244,9 @@ def objects_of(stream: str, record: SegmentRecord, store: ObjectStore, relocate:
 
 
 def require_same_place(what: str, driver: Mapping[str, str], store: ObjectStore, relocate: Pairs = NOT_MOVED) -> None:
-    """Raises ``InvalidCall`` when recorded driver metadata names another place than ``store``; ``what`` was written.
+    """Raise ``InvalidCall`` when recorded driver metadata names another location than ``store``; ``what`` was written.
 
-    A bucket that ``relocate`` maps to the store's is the store's, wherever its server was.
+    A bucket that ``relocate`` maps to the store's counts as the store's, whatever its server.
     """
     here = store.driver_metadata
     if _is_at(driver, store):
@@ -259,7 +259,7 @@ def require_same_place(what: str, driver: Mapping[str, str], store: ObjectStore,
 
 
 def _is_at(driver: Mapping[str, str], store: ObjectStore) -> bool:
-    """Whether driver metadata names the store's own place, or none."""
+    """Whether driver metadata names the store's own location, or none."""
     here = store.driver_metadata
     return not driver or [driver.get(name, "") for name in _PLACE] == [here.get(name, "") for name in _PLACE]
 

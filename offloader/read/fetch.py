@@ -1,4 +1,4 @@
-"""Plans, fetches and verifies the indexes and blocks that hold a range of entries."""
+"""Plan, fetch and verify the indexes and blocks that hold a range of entries."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentObjects:
-    """Where one segment is and what its two objects must be; small, picklable, needs no manifest.
+    """Location and expected properties of one segment's two objects; small, picklable, needs no manifest.
 
     Attributes:
         stream: the stream's name.
         uuid: the segment's.
         ledger_id: V1's one ledger; ``None`` in V2.
-        at_root: whether the objects lie at the store's root, as Pulsar's do, and not below the stream's name.
-        data_bytes, index_bytes: lengths of the objects; ``None`` when nobody recorded them.
-        index_crc32c: CRC-32C of the whole index object; ``None`` when nobody recorded it.
-        blocks: how many the index has; ``None`` when nobody recorded it.
+        at_root: whether the objects are at the store's root, as Pulsar's are, and not below the stream's name.
+        data_bytes, index_bytes: lengths of the objects; ``None`` if not recorded.
+        index_crc32c: CRC-32C of the whole index object; ``None`` if not recorded.
+        blocks: number of blocks in the index; ``None`` if not recorded.
     """
 
     stream: str
@@ -106,7 +106,7 @@ class SegmentObjects:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockRun:
-    """Neighbouring blocks of one data object that are fetched with one ranged GET.
+    """Adjacent blocks of one data object, fetched with one ranged GET.
 
     Attributes:
         objects: the segment.
@@ -125,8 +125,8 @@ class BlockRun:
 def whole_range(state: ManifestState) -> tuple[Position, Position] | None:
     """First and last readable position; ``None`` when nothing is readable.
 
-    Source: spec of the manifest, "committed end": what lies after the longest prefix of offloaded ranges and recorded
-    gaps isn't readable yet, even where a segment is there already.
+    Source: spec of the manifest, "committed end": entries after the longest prefix of offloaded ranges and recorded
+    gaps aren't readable yet, even in an offloaded segment.
     """
     first, last = state.first_position(), state.committed_end()
     if first is None or last is None or first > last:
@@ -135,7 +135,7 @@ def whole_range(state: ManifestState) -> tuple[Position, Position] | None:
 
 
 def readable_segments(state: ManifestState) -> SegmentSlice:
-    """The offloaded segments that hold readable entries, in the stream's order."""
+    """Offloaded segments with readable entries, in the stream's order."""
     ends = whole_range(state)
     return state.offloaded()[:0] if ends is None else state.offloaded(*ends)
 
@@ -164,20 +164,20 @@ def _end_of(record: SegmentRecord) -> Position:
 def block_runs(
     objects: SegmentObjects, segment_map: SegmentMap, numbers: NDArray[np.int64], request_bytes: int
 ) -> Iterator[BlockRun]:
-    """Cuts blocks into runs for one ranged GET each: neighbours, together at most ``request_bytes`` long.
+    """Group blocks into runs for one ranged GET each: adjacent, together at most ``request_bytes`` long.
 
-    A block larger than that is a run of its own: it is decoded as a whole anyway.
+    A larger block is a run of its own: it is decoded as a whole anyway.
 
     Args:
         objects: the segment.
         segment_map: its index.
-        numbers: the wanted blocks in the order in which they are wanted, int64, shape (n,).
+        numbers: the wanted blocks in the wanted order, int64, shape (n,).
         request_bytes: most bytes of one run.
     """
     starts = segment_map.blocks.offset[numbers]
     stops = starts + segment_map.blocks.length[numbers]
     needed = starts + segment_map.blocks.read_bytes[numbers]
-    # Every index where a run must begin because its block isn't the neighbour of the one before.
+    # Indexes where a run must begin because the block isn't adjacent to the previous one.
     breaks = np.append(np.flatnonzero(starts[1:] != stops[:-1]) + 1, len(numbers))
     first = 0
     while first < len(numbers):
@@ -188,18 +188,18 @@ def block_runs(
         first = end
 
 
-#: A block's entries out of its bytes, in memory of their own. Arguments: the run, the block's number, the bytes.
+#: Decodes a block's entries into newly allocated memory. Arguments: the run, the block's number, the bytes.
 Decode = Callable[[BlockRun, int, Bytes], EntryBatch]
-#: Told of each damaged block that is left out; without it damage is an error.
+#: Called with each damaged block that is skipped; without it damage is an error.
 SkipCorrupt = Callable[[Corrupt], None]
 
 
 class ArrivingBlocks:
-    """A ``Sink`` of a run's bytes.
+    """A ``Sink`` that decodes a run's blocks while they arrive.
 
     Args:
-        run: blocks that are decoded out of their own bytes alone: an index with our extension tells of them.
-        decode: what is made of each; its answer must not share memory with what it is given.
+        run: blocks that decode independently: their index has our extension.
+        decode: decodes each block; its result must not share memory with its input.
     """
 
     def __init__(self, run: BlockRun, decode: Decode) -> None:
@@ -228,19 +228,19 @@ class ArrivingBlocks:
         try:
             found = self._decode(self._run, int(self._run.numbers[done]), self._memory[: self._lengths[done]])
         except Exception as error:
-            # What is wrong with a block counts only if all of the answer comes; the store would take it for its own.
+            # A damaged block counts only if the whole response arrives; the store would take an error here for its own.
             self._found.append(error)
         else:
             self._found.append(found)
 
     def batches(self, skip: SkipCorrupt | None = None) -> list[EntryBatch]:
-        """The entries, one batch per block, in order; to be called when all bytes came.
+        """Entries, one batch per block, in order; call after all bytes arrived.
 
         Args:
             skip: called with the error of each damaged block, which then counts as empty.
 
         Raises:
-            what ``decode`` raised.
+            any error of ``decode``.
         """
         batches = []
         for found in self._found:
@@ -253,9 +253,9 @@ class ArrivingBlocks:
         return batches
 
 
-#: Where an index is: store and server, stream, segment, ledger.
+#: Cache key of an index: store and server, stream, segment, ledger.
 _IndexKey = tuple[tuple[str, str], str, int, int | None]
-#: Where a block is: the index that tells of it, and its number.
+#: Cache key of a block: its index, and its number.
 _BlockKey = tuple[_IndexKey, int]
 
 #: Memory of a parsed index: its bytes and this much per block.
@@ -263,7 +263,7 @@ _ROW_BYTES = 280
 
 
 class Fetcher:
-    """Reads of one store. Thread-safe.
+    """Fetches and verifies objects of one store. Thread-safe.
 
     Args:
         store: where the objects are.
@@ -284,19 +284,19 @@ class Fetcher:
         self.settings = settings
         self.cache = cache or Cache(settings.cache_bytes_max)
         self.workers = ReaderThreads(settings.requests_in_flight_max, executor)
-        # Two servers may have buckets of one name.
+        # Two servers may have buckets of the same name.
         self._place = (store.url, store.driver_metadata.get("serviceEndpoint", ""))
         self._recorder = recorder_of(store)
 
     def index(self, objects: SegmentObjects, *, keep: bool = True) -> SegmentMap:
-        """The segment's index, checked against what ``objects`` says of it.
+        """The segment's index, checked against ``objects``.
 
         Args:
             objects: the segment.
-            keep: whether to put it into the cache; scans only look there.
+            keep: whether to cache it; scans only look it up.
 
         Raises:
-            Trimmed, ObjectMissing, ObjectChanged, Corrupt, Unsupported: as the module says; and what the store raises.
+            Trimmed, ObjectMissing, ObjectChanged, Corrupt, Unsupported: see the module; and the store's errors.
         """
         key = _index_key(self._place, objects)
         if not keep:
@@ -316,10 +316,10 @@ class Fetcher:
         return found
 
     def run(self, run: BlockRun, skip: SkipCorrupt | None = None) -> list[EntryBatch]:
-        """The entries of a run's blocks, one batch per block, in order; one ranged GET, nothing cached.
+        """Entries of a run's blocks, one batch per block, in order; one ranged GET, past the cache.
 
         Args:
-            run: what to fetch.
+            run: the blocks.
             skip: called with the error of each damaged block, which then counts as empty.
 
         Raises:
@@ -334,12 +334,12 @@ class Fetcher:
         return blocks.batches(skip) if blocks.received_bytes else self.decode(run, data, skip)
 
     def run_bytes(self, run: BlockRun) -> bytes:
-        """A run's bytes, undecoded; errors as ``run``, but for damaged blocks."""
+        """A run's bytes, undecoded; errors as ``run``, except for damaged blocks."""
         self._require_small_blocks(run)
         return self.bytes_of(run.objects, run.segment_map, run.start, run.stop)
 
     def decode(self, run: BlockRun, data: bytes, skip: SkipCorrupt | None = None) -> list[EntryBatch]:
-        """The entries of a run's blocks out of its bytes, one batch per block, in order; errors as ``run``."""
+        """Decode a run's bytes, one batch per block, in order; errors as ``run``."""
         view = byte_array(data)
         batches = []
         for number in run.numbers.tolist():
@@ -358,11 +358,11 @@ class Fetcher:
     def kept_blocks(
         self, objects: SegmentObjects, segment_map: SegmentMap, numbers: NDArray[np.int64]
     ) -> list[EntryBatch]:
-        """The entries of blocks ``numbers``, one batch per block, through the cache; what isn't there is fetched
-        coalesced."""
+        """Entries of blocks ``numbers``, one batch per block, through the cache; misses are fetched in coalesced
+        requests."""
         index_key, misses = _index_key(self._place, objects), 0
         if len(numbers) == 1:
-            # One entry out of a block that was read before: as short a way as there is.
+            # Shortest path for one entry of a cached block.
             held: EntryBatch | None = self.cache.hit((index_key, int(numbers[0])))
             if held is not None:
                 self._count_cached(objects, 1, 0)
@@ -384,7 +384,7 @@ class Fetcher:
     def entry_table(self, objects: SegmentObjects, segment_map: SegmentMap, number: int) -> EntryTable:
         """Lengths and publish times of a block's entries, by one ranged GET of its entry table alone.
 
-        The index must have our extension, and the block therefore a table.
+        The index must have our extension, so that the block has a table.
         """
         start = int(segment_map.blocks.table_offset[number])
         stop = start + int(segment_map.blocks.table_bytes[number])
@@ -395,11 +395,11 @@ class Fetcher:
             raise _translated(error, objects, objects.data_key, start, stop) from error
 
     def bytes_of(self, objects: SegmentObjects, segment_map: SegmentMap, start: int, stop: int) -> bytes:
-        """Bytes ``start`` .. ``stop`` of a segment's data object; exactly as many, of an object of the right length."""
+        """Bytes ``start`` .. ``stop`` of a segment's data object; verifies the count and the object's length."""
         return self._get(objects, objects.data_key, ByteRange(start, stop), segment_map.data_bytes)
 
     def count_used(self, stream: str, batch: EntryBatch) -> None:
-        """Notes that a reader got these entries: what was fetched for them and not used shows in the metrics."""
+        """Count entries as delivered to a reader: metrics show the fetched bytes that weren't used."""
         self._recorder.add("read_used_bytes_total", batch.payload_bytes, stream=stream)
 
     def _count_cached(self, objects: SegmentObjects, hits: int, misses: int) -> None:
@@ -410,7 +410,7 @@ class Fetcher:
 
     def _load_index(self, objects: SegmentObjects) -> SegmentMap:
         key = objects.index_key
-        # A range keeps an object that grew by mistake out of memory; the answer tells its whole length anyway.
+        # A range keeps an object that grew by mistake out of memory; the response has its whole length anyway.
         byte_range = None if objects.index_bytes is None else ByteRange(0, objects.index_bytes)
         data = self._get(objects, key, byte_range, objects.index_bytes)
         found = crc32c(data)
@@ -459,10 +459,10 @@ class Fetcher:
         return data
 
     def missing(self, objects: SegmentObjects, key: str) -> OffloaderError:
-        """What it means that an object isn't there, by the newest manifest: ``Trimmed`` or ``ObjectMissing``."""
+        """Error for a missing object, by the newest manifest: ``Trimmed`` or ``ObjectMissing``."""
         where = f"stream {objects.stream}, object {key}"
         try:
-            # Objects at the store's root are Pulsar's own and have no manifest.
+            # Objects at the store's root are Pulsar's and have no manifest.
             state = load_manifest(self.store, objects.stream) if objects.stream else None
         except NotFound:
             state = None
@@ -493,7 +493,7 @@ class Fetcher:
             )
 
     def _decode(self, run: BlockRun, number: int, data: Bytes) -> EntryBatch:
-        """A block's entries, out of the object's bytes from its beginning on."""
+        """Decode a block's entries from its position in the object's bytes."""
         offset, length = _extent(run, number)
         try:
             return run.segment_map.decode(
@@ -507,7 +507,7 @@ class Fetcher:
 
 
 def _index_key(place: tuple[str, str], objects: SegmentObjects) -> _IndexKey:
-    """Names a segment in the cache, cheaper than by its objects' names."""
+    """Cache key of a segment, cheaper than its object names."""
     return place, objects.stream, objects.uuid.int, objects.ledger_id
 
 

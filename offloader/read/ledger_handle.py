@@ -1,4 +1,4 @@
-"""One ledger in the cold tier, whatever layouts its segments have (the proposal's ``ReadHandle``)."""
+"""Read handle on one ledger in the cold tier, for any layout of its segments (the proposal's ``ReadHandle``)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from offloader.store.base import ObjectStore
 
 __all__ = ["ReadHandle", "read_offloaded"]
 
-#: Reads of at most this part of the cache go through it.
+#: Reads of at most this fraction of the cache use it.
 CACHED_READ_CACHE_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Piece:
-    """What one segment holds of the ledger: entries ``first`` .. ``last``."""
+    """The part of the ledger in one segment: entries ``first`` .. ``last``."""
 
     objects: SegmentObjects
     segment_map: SegmentMap
@@ -45,7 +45,7 @@ def read_offloaded(
     stream: str = "",
     settings: ReadSettings | None = None,
 ) -> ReadHandle:
-    """A handle on one offloaded ledger (PIP-76 ``LedgerOffloader.readOffloaded``); reads the indexes it needs.
+    """Open a handle on one offloaded ledger (PIP-76 ``LedgerOffloader.readOffloaded``); reads the indexes it needs.
 
     Args:
         store: where the objects are.
@@ -56,7 +56,7 @@ def read_offloaded(
         settings: sizes and limits.
 
     Raises:
-        InvalidCall: the context has no complete segment, or something was written to another place than ``store``.
+        InvalidCall: the context has no complete segment, or a segment was written to another location than ``store``.
         NotFound: no segment has an entry of the ledger.
         ObjectMissing, ObjectChanged, Corrupt: the indexes are damaged.
     """
@@ -69,7 +69,7 @@ def read_offloaded(
         SegmentObjects(stream=stream, uuid=segment.uuid, at_root=is_at_root(segment.driver_metadata))
         for segment in segments
     ]
-    # A context with segments carries a uuid of its own only where the ledger was offloaded by V1 as well.
+    # A context with segments has its own uuid only if the ledger was offloaded by V1 as well.
     if context.complete and context.uuid is not None and not objects:
         at_root = is_at_root(context.driver_metadata)
         objects.append(SegmentObjects(stream=stream, uuid=context.uuid, ledger_id=ledger_id, at_root=at_root))
@@ -79,17 +79,17 @@ def read_offloaded(
 
 
 class ReadHandle:
-    """Reads one ledger; thread-safe, N readers don't disturb each other.
+    """Reader of one ledger. Thread-safe.
 
     Attributes:
         ledger_id: the ledger.
         last_entry_id: the last entry that the segments hold.
-        length: payload bytes of the ledger as the newest metadata says.
-        closed_ledger: whether the metadata says that the ledger is closed.
+        length: payload bytes of the ledger in the newest metadata.
+        closed_ledger: whether the metadata marks the ledger as closed.
     """
 
     def __init__(self, fetcher: Fetcher, ledger_id: int, objects: Sequence[SegmentObjects]) -> None:
-        """Reads the indexes of ``objects``; see ``read_offloaded`` for what it raises."""
+        """Read the indexes of ``objects``; raises as ``read_offloaded``."""
         self.ledger_id = ledger_id
         self._fetcher = fetcher
         self._closed = False
@@ -129,7 +129,7 @@ class ReadHandle:
         Raises:
             InvalidCall: the range is none.
             BeyondEnd: after the last entry.
-            NotFound: before the first entry that is offloaded, or in a hole between segments.
+            NotFound: before the first entry that is offloaded, or in a gap between segments.
             Closed: the handle was closed.
             Corrupt, ObjectMissing, ObjectChanged, StoreUnavailable.
         """
@@ -155,7 +155,7 @@ class ReadHandle:
         return Entries(tuple(batches))
 
     def close(self) -> None:
-        """Later reads raise ``Closed``. Closing twice is fine."""
+        """Close the handle: later reads raise ``Closed``. Idempotent."""
         self._closed = True
 
     def _require_held(self, first_entry: int, last_entry: int) -> None:
@@ -182,8 +182,8 @@ class ReadHandle:
         first = int(blocks.first_entry_id[own].min())
         if segment_map.has_extension:
             return _Piece(objects, segment_map, first, int(blocks.last_entry_id[own].max()))
-        # A plain index tells where blocks begin; the metadata says where the ledger ends in this segment, and may say
-        # so too early (a ledger that was open) or too late (one that goes on in the next segment).
+        # A plain index only has the blocks' starts. The metadata gives the ledger's end in this segment, which may be
+        # too early (the ledger was open) or too late (it continues in the next segment).
         numbers = segment_map.find(
             Position(self.ledger_id, int(blocks.first_entry_id[own].max())), Position(self.ledger_id, 2**63 - 1)
         )

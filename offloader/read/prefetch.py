@@ -1,4 +1,4 @@
-"""Reader threads, and results of parallel reads in the order of the requests."""
+"""Reader threads, and parallel reads with results in request order."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from typing import TypeVar
 
 __all__ = ["GROWTH", "PrefetchWindow", "ReaderThreads"]
 
-#: Times as many tasks ahead whenever the consumer has to wait. A request takes about as long whether it runs alone or
-#: beside others, so each step up comes a whole request later than the one before: few large ones.
+#: Growth of the window whenever the consumer waits. A request takes about as long alone as beside others, so each step
+#: takes effect a whole request later: few large steps.
 GROWTH = 4
 
 _T = TypeVar("_T")
 
 
 class PrefetchWindow:
-    """How many tasks to run ahead of the result that the consumer has: few at first, more while it waits, fewer again
-    when it doesn't.
+    """Number of tasks to run ahead of the consumer: starts small, grows while the consumer waits, shrinks when it
+    doesn't. Pure.
 
-    A consumer that comes once costs one task too many, not ``tasks_max``; of one that comes again and has to wait,
-    four run ahead from then on. Pure.
+    A consumer that reads once costs one extra task, not ``tasks_max``; once it waits again, four run ahead.
 
     Args:
         tasks_max: the most.
 
     Attributes:
-        tasks: how many now.
+        tasks: current number.
     """
 
     def __init__(self, tasks_max: int) -> None:
@@ -38,26 +37,26 @@ class PrefetchWindow:
         self.tasks = 1
 
     def asked(self, *, waits: bool) -> None:
-        """The consumer came for another result and ``waits`` for it, or finds it ready."""
+        """Record a request for another result that ``waits`` or finds it ready."""
         if waits:
             self._unwaited = 0
             self.tasks = min(self.tasks * GROWTH, self._tasks_max)
             return
         self._unwaited += 1
-        # Tasks that began together end together: only after two rounds without a wait there were too many of them.
+        # Tasks started together end together: shrink only after two rounds without a wait.
         if self._unwaited > 2 * (self.tasks + 1):
             self._unwaited = 0
             self.tasks = max(self.tasks - 1, 1)
 
 
 class ReaderThreads:
-    """A bounded pool for one reader.
+    """Bounded thread pool of one reader.
 
-    Its own threads are started with the first parallel read in progress and end with the last one: a reader that
-    nobody reads from holds none, and needs no closing.
+    Own threads start with the first parallel read in progress and end with the last one: an idle reader holds none, and
+    needs no closing.
 
     Args:
-        in_flight_max: tasks that run at once, over everything that uses this object.
+        in_flight_max: tasks that run at once, over all users of this object.
         executor: a pool to use instead of own threads; it stays the caller's, and its size is the bound.
     """
 
@@ -69,12 +68,11 @@ class ReaderThreads:
         self._users = 0
 
     def in_order(self, tasks: Iterable[Callable[[], _T]]) -> Generator[_T, None, None]:
-        """Runs ``tasks`` in parallel and yields their results in the tasks' order.
+        """Run ``tasks`` in parallel and yield their results in order.
 
-        ``tasks`` is read lazily and in the consumer's thread, ahead of the result that is yielded as far as
-        ``PrefetchWindow`` says: ``in_flight_max`` + 1 results at most are held. What ``tasks`` itself raises comes
-        after all results of the tasks before it. Closing the generator cancels what hasn't begun and waits for what
-        has.
+        ``tasks`` is read lazily in the consumer's thread, ahead of the yielded result by ``PrefetchWindow``:
+        ``in_flight_max`` + 1 results at most are held. An error raised by ``tasks`` itself follows all results of the
+        tasks before it. Closing the generator cancels unstarted tasks and waits for running ones.
         """
         pending: deque[Future[_T]] = deque()
         source = iter(tasks)
@@ -123,7 +121,7 @@ class ReaderThreads:
                 if last:
                     self._own = None
             if last:
-                # Nothing runs any more: idle threads only have to be told to go, which needs no waiting.
+                # No task runs any more: idle threads end without a wait.
                 executor.shutdown(wait=False)
 
 

@@ -1,4 +1,4 @@
-"""Reading a stream by position or by time: one entry, a range, or everything, across segments and tiers."""
+"""Read a stream by position or by time: one entry, a range, or everything, across segments and tiers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Entries:
-    """Entries in the stream's order. An ``EntryBatch`` has one ledger, a range may have several: so this holds batches.
+    """Entries in the stream's order. A range may have several ledgers, an ``EntryBatch`` has one: this holds batches.
 
     Attributes:
         batches: none of them empty, ascending.
@@ -74,7 +74,7 @@ class Entries:
         return sum(map(len, self.batches))
 
     def __iter__(self) -> Iterator[Entry]:
-        """The entries one by one (a convenience; hot paths use the batches)."""
+        """Iterate over single entries (a convenience; hot paths use the batches)."""
         for batch in self.batches:
             yield from batch.entries()
 
@@ -101,7 +101,7 @@ class Entries:
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-#: Eight digits are a date in ISO's compact form, not a moment of 1 January 1970.
+#: Eight digits are a date in ISO's compact form, not a time of 1 January 1970.
 _MILLISECONDS = re.compile(r"(?!\d{8}$)-?\d{1,18}")
 _MILLISECOND = timedelta(milliseconds=1)
 
@@ -123,7 +123,7 @@ def time_ms_of(text: str, *, option: str) -> int:
         ) from cause
     if when.tzinfo is None:
         when = when.replace(tzinfo=UTC)
-    # Rounded up: the bounds mean "at this time or later", and entries have whole milliseconds.
+    # Round up: the bounds mean "at this time or later", and entries have whole milliseconds.
     return -((_EPOCH - when) // _MILLISECOND)
 
 
@@ -136,19 +136,19 @@ def time_text(time_ms: int) -> str:
     return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-#: Names that an error about an unknown stream suggests.
+#: Stream names suggested by an error about an unknown stream.
 SUGGESTIONS_MAX = 3
-#: Of a stream that has no manifest yet.
+#: View of a stream without a manifest.
 _NO_INCARNATION = UUID(int=0)
 
 
 def load_stream(store: ObjectStore, stream: str, *, may_be_absent: bool = False) -> ManifestState:
-    """The newest view of a stream, as ``load_manifest``, for people: similar names in the hint.
+    """The newest view of a stream, as ``load_manifest``, with similar names in the error's hint.
 
     Args:
         store: where it is.
         stream: its name.
-        may_be_absent: an empty view instead of ``NotFound``.
+        may_be_absent: return an empty view instead of raising ``NotFound``.
 
     Raises:
         NotFound: no such stream, or it was deleted.
@@ -181,7 +181,7 @@ def open_reader(
     lease_seconds: int = 0,
     clock: Clock | None = None,
 ) -> Reader:
-    """A reader of ``stream`` as its manifest is now.
+    """Open a reader of ``stream`` at its current manifest.
 
     Args:
         store: where the stream is.
@@ -192,9 +192,9 @@ def open_reader(
         state: a view of the manifest to pin instead of the newest one.
         cache: for single reads; default: the process's, which all readers share.
         executor: a thread pool to use instead of own threads.
-        on_missing: ``skip`` leaves out segments of which an object is missing, and says so in ``Reader.skipped``.
-        lease_seconds: a lease keeps cleanup away from what this reader sees; it is renewed while something is read and
-            ends when the reader is closed. 0: none. The store must be open for writing.
+        on_missing: ``skip`` leaves out segments that miss an object, and lists them in ``Reader.skipped``.
+        lease_seconds: a lease protects this reader's view from cleanup; reads renew it and closing the reader ends it.
+            0: none. The store must be open for writing.
         clock: renews it.
 
     Raises:
@@ -223,10 +223,10 @@ def open_reader(
 def require_inside(
     state: ManifestState, ends: tuple[Position, Position] | None, first: Position | None, last: Position | None
 ) -> None:
-    """Checks a range that was asked for against what there is.
+    """Check a requested range against the stream's range.
 
     Args:
-        state: names the stream, and tells whether something was truncated.
+        state: names the stream and its truncations.
         ends: first and last readable position, ``None`` when there is no entry.
         first, last: the range, both included; ``None`` = not bounded on that side.
 
@@ -257,9 +257,9 @@ def require_inside(
 
 
 class Reader:
-    """Reads one stream; see ``open_reader``. Thread-safe and stateless: readers don't disturb each other.
+    """Reads one stream; see ``open_reader``. Thread-safe and stateless.
 
-    Holds no threads and no connections of its own while nobody reads: closing it only makes later calls fail.
+    Holds no threads and no connections of its own between reads: closing it only makes later calls fail.
     """
 
     def __init__(
@@ -288,14 +288,14 @@ class Reader:
         self.close()
 
     def close(self) -> None:
-        """Later reads and scans raise ``Closed``; the store stays open, a lease ends. Closing twice is fine."""
+        """Close the reader and end its lease; later reads raise ``Closed``. The store stays open. Idempotent."""
         if self._lease is not None and not self._closed:
             self._lease.end()
         self._closed = True
 
     @property
     def first_position(self) -> Position | None:
-        """The first readable position (the head, once something is truncated); ``None`` when there is no entry."""
+        """The first readable position (the start position after a truncation); ``None`` when there is no entry."""
         return self._tiers.first_position()
 
     @property
@@ -305,7 +305,7 @@ class Reader:
 
     @property
     def skipped(self) -> Mapping[UUID, str]:
-        """Segments that were left out because an object of them is missing, and why; empty unless asked to skip."""
+        """Segments skipped because an object is missing, with the reason; empty without ``on_missing="skip"``."""
         return {} if self._skipped is None else self._skipped.found()
 
     def segments(self) -> list[SegmentRecord]:
@@ -313,7 +313,7 @@ class Reader:
         return list(self._tiers.cold.segments)
 
     def refresh(self) -> Reader:
-        """A reader of the same stream as its manifest is now, with a lease of its own; shares cache and threads."""
+        """A reader of the same stream at its current manifest, with its own lease; shares cache and threads."""
         self._require_open()
         lease = None if self._lease is None else self._lease.another()
         state = load_stream(self._fetcher.store, self.stream, may_be_absent=self._source is not None)
@@ -322,8 +322,8 @@ class Reader:
     def read(self, first: Position, last: Position) -> Entries:
         """Exactly the entries with ``first <= position <= last``, in order.
 
-        Blocks of short ranges are kept in the cache. Positions that never held an entry (between ledgers, in recorded
-        gaps) are no error inside the stream's range.
+        Blocks of short ranges are cached. Positions that never held an entry (between ledgers, in recorded gaps) are no
+        error inside the stream's range.
 
         Raises:
             InvalidCall: ``last`` is before ``first``.
@@ -340,39 +340,39 @@ class Reader:
     def scan(
         self, start: Position | None = None, end: Position | None = None, batch_bytes: int | None = None
     ) -> Generator[EntryBatch, None, None]:
-        """All entries from ``start`` to ``end``, both included, in order; recorded gaps are passed over.
+        """All entries from ``start`` to ``end``, both included, in order; recorded gaps are skipped.
 
-        Blocks are fetched ahead in parallel and don't go through the cache. Stop early by closing the iterator.
+        Blocks are prefetched in parallel and bypass the cache. Stop early by closing the iterator.
 
         Args:
             start: default: the first position.
             end: default: the last position at the time of this call.
-            batch_bytes: most payload bytes of one batch (a larger entry comes alone); default: from the settings.
+            batch_bytes: most payload bytes of one batch (a larger entry is returned alone); default: from the settings.
 
         Raises:
-            what ``read`` raises: for the arguments at once, for the data when it is reached.
+            as ``read``: for the arguments at once, for the data when it is reached.
         """
         limit = batch_bytes or self._fetcher.settings.batch_bytes
         ends = self._checked_range(start, end)
         return _sliced((), limit) if ends is None else _sliced(self._all(*ends), limit)
 
     def count(self, first: Position | None = None, last: Position | None = None) -> int:
-        """How many entries there are from ``first`` to ``last``, both included.
+        """Number of entries from ``first`` to ``last``, both included.
 
-        Read from the manifest; of segments that the range cuts, from the index. Only plain Pulsar blocks at the ends of
-        the range, and entries in the hot tier, have to be read themselves.
+        Computed from the manifest and, for segments that the range cuts, the index. Only plain Pulsar blocks at the
+        ends of the range, and entries in the hot tier, are read.
 
         Raises:
-            what ``scan`` raises.
+            as ``scan``.
         """
         wanted = self._checked_range(first, last)
         return 0 if wanted is None else self._tiers.count(*wanted)
 
     def position_at(self, publish_time_ms: int) -> Position | None:
-        """The earliest position whose publish time is ``publish_time_ms`` or later; ``None`` when there is none.
+        """Earliest position whose publish time is ``publish_time_ms`` or later; ``None`` when there is none.
 
-        Publish times needn't ascend. Entries without a publish time are passed over. Where segments have statistics
-        this fetches one index and one block.
+        Publish times needn't ascend. Entries without a publish time are skipped. Where segments have statistics this
+        fetches one index and one block.
         """
         self._require_open()
         return self._tiers.position_at(publish_time_ms)
@@ -384,18 +384,18 @@ class Reader:
             self._lease.renew_if_due()
 
     def _checked_range(self, first: Position | None, last: Position | None) -> tuple[Position, Position] | None:
-        """The range that is meant, known to be inside the stream; ``None``: all of a stream without entries."""
+        """The effective range, inside the stream; ``None``: all of a stream without entries."""
         self._require_open()
         begin, end = self.first_position, self.last_position
         ends = None if begin is None or end is None else (begin, end)
         if ends is None and first is None and last is None:
             return None
         require_inside(self.state, ends, first, last)
-        assert ends is not None  # checked by the line before
+        assert ends is not None  # checked by the previous line
         return first or ends[0], last or ends[1]
 
     def _all(self, first: Position, last: Position) -> Iterator[EntryBatch]:
-        """The entries from both tiers, one batch per block or hot read."""
+        """Entries from both tiers, one batch per block or hot read."""
         for batch in self._tiers.batches(first, last):
             if self._lease is not None:
                 self._lease.renew_if_due()
@@ -403,7 +403,7 @@ class Reader:
 
 
 def _sliced(batches: Iterable[EntryBatch], batch_bytes: int) -> Generator[EntryBatch, None, None]:
-    """The same entries in batches of at most ``batch_bytes`` payload bytes; a single larger entry comes alone."""
+    """The same entries in batches of at most ``batch_bytes`` payload bytes; a larger entry is a batch of its own."""
     for batch in batches:
         if batch.payload_bytes <= batch_bytes:
             yield batch
@@ -416,7 +416,7 @@ def _sliced(batches: Iterable[EntryBatch], batch_bytes: int) -> Generator[EntryB
             start, before = stop, int(ends[stop - 1])
 
 
-#: Seconds until the manifest is looked at again: at first, and at most, after nothing was new several times.
+#: Seconds between manifest polls: the first, and the longest after polls without news.
 WAIT_S_MIN = 0.5
 WAIT_S_MAX = 10.0
 
@@ -424,19 +424,19 @@ WAIT_S_MAX = 10.0
 def follow(
     reader: Reader, start: Position | None, *, clock: Clock, stop: threading.Event | None = None
 ) -> Generator[EntryBatch, None, None]:
-    """All entries from ``start``, those that will be readable later too, in order, each once.
+    """All entries from ``start``, including future ones, in order, each once.
 
-    Looks at the manifest after 0.5 s, after twice as long each time that nothing is new, at most every 10 s.
+    Polls the manifest after 0.5 s, doubling each time without news, at most every 10 s.
 
     Args:
         reader: of the stream; it isn't changed.
-        start: default: the first readable entry there is, or will be.
+        start: default: the first readable entry, present or future.
         clock: waits.
-        stop: ends the iteration when it is set; default: it goes on for ever.
+        stop: ends the iteration when set; default: endless.
 
     Raises:
-        Trimmed: what comes next was deleted meanwhile; names the first position that is left.
-        what ``Reader.scan`` raises.
+        Trimmed: the next entries were deleted meanwhile; names the first remaining position.
+        as ``Reader.scan``.
     """
     stop = stop or threading.Event()
     wait_s = WAIT_S_MIN
@@ -457,11 +457,11 @@ def follow(
 
 
 def load_manifest_at(store: ObjectStore, stream: str, record_id: int) -> ManifestState:
-    """The view of ``stream`` after record ``record_id``, and nothing later.
+    """The view of ``stream`` as of record ``record_id``.
 
     Raises:
         NotFound: no such stream.
-        InvalidCall: the manifest hasn't got that far, or that record was folded into a checkpoint.
+        InvalidCall: the manifest ends before that record, or a checkpoint replaced it.
         Trimmed: segments of that view were retired since.
         Corrupt: a record is damaged.
     """
@@ -485,18 +485,18 @@ def load_manifest_at(store: ObjectStore, stream: str, record_id: int) -> Manifes
 def decode_messages(
     batch: EntryBatch, options: MessageOptions, *, source: str, remedy: str
 ) -> Iterator[pa.RecordBatch]:
-    """The messages of ``batch``: see ``MessageDecoder.decode``.
+    """Messages of ``batch``: see ``MessageDecoder.decode``.
 
     Args:
         batch: the entries.
-        options: columns, limits, and what happens to bad entries.
+        options: columns, limits, and the handling of bad entries.
         source: stream and, if known, object, for error messages.
-        remedy: how the caller's user gets past bad entries, for hints.
+        remedy: how the user can skip bad entries, for hints.
 
     Raises:
         Corrupt: an entry isn't a message, or is damaged.
         LimitReached: an entry is larger, once decompressed, than the options allow.
-        Unsupported: a compression that this release doesn't know.
+        Unsupported: a compression unknown to this release.
     """
     try:
         yield from MessageDecoder(options, source=source).decode(batch)
@@ -513,14 +513,14 @@ def _translated(error: FormatError, remedy: str) -> OffloaderError:
 
 
 def published_between(batch: EntryBatch, start_ms: int | None, end_ms: int | None) -> NDArray[np.bool_]:
-    """Which entries were published then, by the time recorded for the entry, else by the metadata in it.
+    """Which entries were published in an interval, by the entry's recorded time, else by its metadata.
 
     Args:
         batch: the entries.
         start_ms, end_ms: milliseconds since 1970 UTC, the end excluded; ``None`` = no bound.
 
     Returns:
-        bool, shape (n,); true as well where the metadata can't be read: what is damaged isn't passed over in silence.
+        bool, shape (n,); also true where the metadata is unreadable, so that damage isn't hidden.
     """
     times = publish_times_ms(batch)
     mask = np.ones(len(times), dtype=bool)

@@ -1,4 +1,4 @@
-"""Reads a stream from both tiers: recent ledgers from the hot tier, older ones from the object store."""
+"""Read a stream from both tiers: recent ledgers from the hot tier, older ones from the object store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["TieredReader"]
 
 
 class TieredReader:
-    """The tiers of one stream, the cold one as one manifest version shows it. Thread-safe.
+    """Both tiers of one stream; the cold one is pinned to one manifest version. Thread-safe.
 
     Args:
         fetcher: reads the store.
@@ -54,14 +54,14 @@ class TieredReader:
         return max((each for each in (hot, cold) if each is not None), default=None)
 
     def cached(self, first: Position, last: Position) -> list[EntryBatch] | None:
-        """A short range of the cold tier through the cache; ``None`` when it is none."""
+        """A short range of the cold tier through the cache; ``None`` if it isn't short or cold."""
         ends = self.cold.ends
         if ends is None or last > ends[1] or self.prefers_hot:
             return None
         return self.cold.cached(first, last)
 
     def count(self, first: Position, last: Position) -> int:
-        """How many entries there are from ``first`` to ``last``; see ``Reader.count``."""
+        """Number of entries from ``first`` to ``last``; see ``Reader.count``."""
         total, ends = 0, self.cold.ends
         if ends is not None and first <= ends[1]:
             total += self.cold.count(first, min(last, ends[1]))
@@ -85,7 +85,7 @@ class TieredReader:
         return None
 
     def batches(self, first: Position, last: Position) -> Iterator[EntryBatch]:
-        """The entries from both tiers, one batch per block or hot read."""
+        """Entries from both tiers, one batch per block or hot read."""
         if self._source is not None and self.prefers_hot:
             yield from self._hot_first(self._source, first, last)
             return
@@ -97,13 +97,13 @@ class TieredReader:
             yield from self._hot(self._source, first, last)
 
     def _hot(self, source: LedgerSource, first: Position, last: Position) -> Iterator[EntryBatch]:
-        """Entries after the pinned committed end. What the hot tier gave away since then is in the cold one."""
+        """Entries after the pinned committed end. Those released by the hot tier since then come from the cold tier."""
         expected = first
         while expected <= last:
             batch = source.read(expected, self._fetcher.settings.batch_bytes)
             if batch is None or batch.first != expected:
-                # The next ledger, or a hole: entries leave the hot tier only after the manifest has them, so the
-                # manifest as it is after this read tells which.
+                # Either the next ledger or a gap. Entries are released from the hot tier only after the manifest has
+                # them, so a manifest loaded after this read decides.
                 state = self._newest_or_pinned()
                 end = state.committed_end()
                 if end is not None and expected <= end:
@@ -124,13 +124,13 @@ class TieredReader:
         return self._source is not None and self._fetcher.settings.read_priority == "bookkeeper-first"
 
     def _hot_first(self, source: LedgerSource, first: Position, last: Position) -> Iterator[EntryBatch]:
-        """Entries from the hot tier as far as it has them, the others from the cold one."""
+        """Entries from the hot tier as far as it has them, the rest from the cold tier."""
         expected = first
         while expected <= last:
             batch = source.read(expected, self._fetcher.settings.batch_bytes)
             before = expected.previous()
             if batch is None or not (batch.first == expected or self._state.follows(before, batch.first)):
-                # Maybe the end of a ledger, maybe one that the hot tier gave away, maybe just now.
+                # Either the end of a ledger, or one that the hot tier released, possibly just now.
                 until = last if batch is None else min(last, Position(batch.ledger_id, batch.first.entry_id - 1))
                 yield from self._cold_between(expected, until)
             if batch is None:
@@ -141,7 +141,7 @@ class TieredReader:
             expected = batch.last.next()
 
     def _cold_between(self, first: Position, last: Position) -> Iterator[EntryBatch]:
-        """What the cold tier has of a range that the hot one doesn't have."""
+        """Cold-tier entries of a range that the hot tier doesn't have."""
         cold = self.cold
         if cold.ends is None or last > cold.ends[1]:
             state = self._newest_or_pinned()
@@ -155,7 +155,7 @@ class TieredReader:
         try:
             return load_manifest(self._fetcher.store, self._state.stream)
         except NotFound:
-            return self._state  # nothing was ever offloaded
+            return self._state  # no segment is offloaded yet
 
     def _require_kept(self, state: ManifestState, position: Position) -> None:
         begin = state.first_position()
@@ -172,7 +172,7 @@ class TieredReader:
 
 
 def _first_of(source: LedgerSource, head: Position | None) -> Position | None:
-    """The first entry at or after the head."""
+    """The first entry at or after the start position."""
     start = Position(0, 0) if head is None else head
     found = (info for info in source.ledgers() if Position(info.ledger_id, info.last_entry_id) >= start)
     return next((max(start, Position(info.ledger_id, 0)) for info in found if info.entries), None)

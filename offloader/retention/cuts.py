@@ -1,4 +1,4 @@
-"""Stream cuts: a position in each parallel stream segment, their order and their sizes; pure."""
+"""Stream cuts: a position in each parallel stream segment, their order and sizes. Pure."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ __all__ = [
     "stream_rows",
 ]
 
-#: Of one stream all of one kind: bytes from the segment's beginning on an entry's boundary, or the position of the
-#: first entry that isn't before the cut.
+#: All of one kind within a stream: bytes from the segment's beginning, at an entry's boundary, or the position of the
+#: first entry not before the cut.
 Offset: TypeAlias = int | Position
-#: Offset of a segment that is listed for the keys it takes over, of which nothing was read yet.
+#: Offset of a segment listed for its key range, of which nothing was read yet.
 FUTURE = -1
-#: Text of the cut that says nothing: from the beginning, or to the end.
+#: Text of the unbounded cut: from the beginning, or to the end.
 _UNBOUNDED_TEXT = "UNBOUNDED"
 
 _SEGMENT = re.compile(r"(\d{1,10})\.(\d{1,10})")
@@ -71,12 +71,12 @@ class SegmentId(NamedTuple):
 
     @property
     def age_order(self) -> tuple[int, int]:
-        """Sorts segments by their creation."""
+        """Sort key by creation."""
         return self.epoch, self.number
 
     @classmethod
     def parse(cls, text: str) -> SegmentId:
-        """``"3.1"`` -> ``SegmentId(3, 1)``; raises ``InvalidCall`` for anything else."""
+        """Parse ``"3.1"`` as ``SegmentId(3, 1)``; raises ``InvalidCall`` for anything else."""
         match = _SEGMENT.fullmatch(text)
         if match is None:
             raise InvalidCall(f"a stream segment is written NUMBER.EPOCH, for example 3.1, not {text!r}")
@@ -110,29 +110,29 @@ class Cut:
 
     @property
     def segments(self) -> list[SegmentId]:
-        """What it lists, oldest first."""
+        """Listed segments, oldest first."""
         return sorted(self.offsets, key=lambda segment: segment.age_order)
 
     @classmethod
     def of(cls, offsets: Mapping[str, int | str]) -> Cut:
-        """``{"0.0": 10, "1.0": 7}``, or with positions ``{"0.0": "7:12"}``, as in JSON.
+        """Build a cut from ``{"0.0": 10, "1.0": 7}``, or with positions ``{"0.0": "7:12"}``, as in JSON.
 
         Raises:
-            InvalidCall: a name or an offset that isn't one.
+            InvalidCall: an invalid name or offset.
         """
         if not isinstance(offsets, Mapping):
             raise InvalidCall(f"a cut is a table of stream segments and offsets, not {offsets!r:.80}")
         return cls({SegmentId.parse(str(name)): _offset(name, offset) for name, offset in offsets.items()})
 
     def as_json(self) -> dict[str, int | str]:
-        """The form for machines; ``of`` reads it."""
+        """JSON form; ``of`` parses it."""
         return {
             str(segment): str(offset) if isinstance(offset, Position) else offset
             for segment, offset in ((segment, self.offsets[segment]) for segment in self.segments)
         }
 
     def text(self, stream: str) -> str:
-        """``stream:0.0=10,1.0=7``, the form for people; ``parse`` reads it."""
+        """Text form ``stream:0.0=10,1.0=7``; ``parse`` parses it."""
         return f"{stream}:{self}" if self.offsets else _UNBOUNDED_TEXT
 
     @classmethod
@@ -155,7 +155,7 @@ class Cut:
         return match["stream"], cls.of(dict(pairs))
 
     def to_bytes(self, stream: str) -> bytes:
-        """For storing and sending; no bytes at all for ``UNBOUNDED``."""
+        """Binary form; empty for ``UNBOUNDED``."""
         if not self.offsets:
             return b""
         return json.dumps({"stream": stream, "cut": self.as_json()}, separators=(",", ":")).encode()
@@ -177,7 +177,7 @@ class Cut:
         return str(stream), cls.of(offsets)
 
 
-#: A cut that says nothing: where a start is asked for the beginning, where an end is asked for the end.
+#: The unbounded cut: as a start the beginning, as an end the end.
 UNBOUNDED = Cut()
 
 
@@ -193,7 +193,7 @@ def _offset(name: str, value: int | str) -> Offset:
 
 
 class Order(enum.Enum):
-    """How a cut lies to another one."""
+    """Order of one cut relative to another."""
 
     EQUAL_OR_AFTER = "EqualOrAfter"
     BEFORE = "Before"
@@ -205,8 +205,8 @@ class Consumed:
     """What lies before a cut, segment by segment: the componentwise values that order, meet and join work on.
 
     Attributes:
-        full: segments that lie before the cut entirely, known by what took over their keys. That is more than any
-            offset says, also more than an offset at the segment's end.
+        full: segments entirely before the cut, known by the successors of their keys. That is more than any offset,
+            even one at the segment's end.
         at: of the others, the offset, where it isn't 0.
     """
 
@@ -215,7 +215,7 @@ class Consumed:
 
 
 def order(one: Consumed, other: Consumed) -> Order:
-    """How ``one`` lies to ``other``: after or equal everywhere, before or equal everywhere, or neither."""
+    """Order of ``one`` relative to ``other``: after or equal everywhere, before or equal everywhere, or neither."""
     if _reaches(one, other):
         return Order.EQUAL_OR_AFTER
     return Order.BEFORE if _reaches(other, one) else Order.OVERLAPS
@@ -224,7 +224,7 @@ def order(one: Consumed, other: Consumed) -> Order:
 def _reaches(one: Consumed, other: Consumed) -> bool:
     if not other.full <= one.full:
         return False
-    # Of one kind within a stream, which the type can't say
+    # Offsets are of one kind within a stream, which the type can't express
     mine: Mapping[SegmentId, Any] = one.at
     for segment, offset in other.at.items():
         if segment not in one.full and (segment not in mine or mine[segment] < offset):
@@ -233,7 +233,7 @@ def _reaches(one: Consumed, other: Consumed) -> bool:
 
 
 def meet(one: Consumed, other: Consumed) -> Consumed:
-    """The latest that isn't after either: componentwise the minimum."""
+    """The latest that isn't after either: componentwise minimum."""
     at: dict[SegmentId, Offset] = {}
     for mine, theirs in ((one, other), (other, one)):
         limits: Mapping[SegmentId, Any] = theirs.at
@@ -246,7 +246,7 @@ def meet(one: Consumed, other: Consumed) -> Consumed:
 
 
 def join(one: Consumed, other: Consumed) -> Consumed:
-    """The earliest that isn't before either: componentwise the maximum."""
+    """The earliest that isn't before either: componentwise maximum."""
     full = one.full | other.full
     at: dict[SegmentId, Any] = {}
     for mine in (one, other):
@@ -282,7 +282,7 @@ def covers_once(ranges: Iterable[tuple[float, float]], keys: Iterable[tuple[floa
 
 
 def _merged_ranges(ranges: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The ranges in order, neighbours made one. Those that overlap stay two: no ranges without overlap come out so."""
+    """The ranges in order, adjacent ones merged. Overlapping ones stay separate, unequal to any without overlap."""
     found: list[tuple[float, float]] = []
     for low, high in sorted(ranges):
         if found and low == found[-1][1]:
@@ -293,12 +293,12 @@ def _merged_ranges(ranges: Iterable[tuple[float, float]]) -> list[tuple[float, f
 
 
 def partition_segment(number: int) -> SegmentId:
-    """The stream segment that partition ``number`` is; 0 for a stream without partitions."""
+    """Stream segment of partition ``number``; 0 for a stream without partitions."""
     return SegmentId(number, 0)
 
 
 def rows_of_cut(cut: Cut) -> tuple[CutRow, ...]:
-    """A cut, ascending by partition; it has positions only."""
+    """Rows of a cut, ascending by partition; it has positions only."""
     return tuple(
         CutRow(segment.number, position)
         for segment, position in sorted(cut.offsets.items())
@@ -322,7 +322,7 @@ def stream_rows(
     """Cuts of several streams, ascending by stream.
 
     Args:
-        homes: the partitions of each stream as they are; ``None``: nobody looked.
+        homes: the current partitions of each stream; ``None``: unknown.
     """
     known = homes or {}
     rows = ((stream, rows_of_cut(cuts[stream])) for stream in sorted(cuts))
@@ -332,11 +332,11 @@ def stream_rows(
 def both_rows(
     stream: str, one: StreamCutRow | None, other: StreamCutRow | None, choose: Callable[[Position, Position], Position]
 ) -> StreamCutRow:
-    """One cut of two of a stream.
+    """Merge two cuts of a stream.
 
     Args:
-        other: the newer one: where a partition was another stream in the first, its position counts.
-        choose: which of two positions of the same stream counts.
+        other: the newer one: where the first has another incarnation of a partition, its position wins.
+        choose: selects between two positions of the same stream.
     """
     homes, cuts = dict[int, UUID](), dict[int, Position]()
     for each in (one, other):
@@ -354,7 +354,7 @@ def both_rows(
 def rows_alive(
     cut: tuple[CutRow, ...], told: tuple[PartitionRow, ...], now: tuple[PartitionRow, ...]
 ) -> tuple[CutRow, ...]:
-    """Those of partitions that are still the same, as far as that is known."""
+    """Rows of partitions that are still the same, as far as known."""
     incarnations, alive = {row.number: row.incarnation for row in told}, {row.number: row.incarnation for row in now}
     return tuple(
         row
@@ -386,12 +386,12 @@ NOTHING = Size(0, 0)
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What lies before a position since the stream was created, as an earlier look at it found.
+    """Size before a position since the stream was created, as counted earlier.
 
     Attributes:
-        position: the beginning of the piece that holds the head, which stays while the head is in it; or the head.
-        before: what lies before it.
-        before_ledger: what lies before the ledger of ``position``: rewriting joins the pieces of whole ledgers, and
+        position: the beginning of the piece with the head, which stays while the head is in it; or the head.
+        before: the size before it.
+        before_ledger: the size before the ledger of ``position``: compaction joins the pieces of whole ledgers, and
             then ``position`` is inside one.
     """
 
@@ -401,12 +401,12 @@ class Known:
 
 
 class PartitionEntries:
-    """Where the entries of one partition are, counted. A value.
+    """Counted entries of one partition, as a value.
 
     Args:
         state: the view of its manifest; ``None``: nothing was ever offloaded.
         ledgers: the hot tier's, ascending; without them the stream ends at the committed end.
-        known: where counting begins; ``None``: with the first entry that there is.
+        known: where counting begins; ``None``: at the first existing entry.
     """
 
     def __init__(
@@ -423,12 +423,12 @@ class PartitionEntries:
 
     @property
     def head(self) -> Position | None:
-        """What lies before it is truncated; ``None``: nothing ever was."""
+        """The start position; ``None``: never truncated."""
         return None if self._state is None else self._state.head
 
     @property
     def first(self) -> Position | None:
-        """The first entry that is counted; ``None``: none is."""
+        """The first counted entry; ``None``: none."""
         return Position(*self._pieces[0, :2].tolist()) if len(self._pieces) else None
 
     @cached_property
@@ -439,25 +439,24 @@ class PartitionEntries:
 
     @cached_property
     def tail(self) -> Position | None:
-        """The position after the newest entry, or the head if that is later; ``None`` where no entry ever was."""
+        """The position after the newest entry, or the start position if later; ``None`` where no entry ever was."""
         if self.last is None:
             return self.head
         after = self.last.next()
         return after if self.head is None else max(after, self.head)
 
     def before(self, position: Position) -> Size:
-        """What lies before a position since the stream was created; O(log n)."""
+        """Size before a position since the stream was created; O(log n)."""
         return self._offset.plus(self._raw(position))
 
     def total(self) -> Size:
-        """What lies before the tail."""
+        """Size before the tail."""
         return self._offset.plus(Size(int(self._bytes[-1]), int(self._entries[-1])))
 
     def known(self, head: Position) -> Known:
-        """Where a later look may begin to count, when the stream begins at ``head`` by then, or later.
+        """Where a later count may begin, once the stream begins at ``head`` or later.
 
-        To be kept durably before a truncation there: the hot tier gives up what lies before it at once, the manifest
-        after a time.
+        Make it durable before truncating there: the hot tier deletes the entries before it at once, the manifest later.
         """
         row = self._row(head)
         at = head
@@ -469,7 +468,7 @@ class PartitionEntries:
         return Position(int(self._pieces[row, 0]), int(self._pieces[row, 2]))
 
     def canonical(self, position: Position) -> Position:
-        """The same place, as the next entry's position where it is the end of a ledger and another one follows."""
+        """The same place; at the end of a ledger with a successor, the position of the next entry."""
         row = self._row(position)
         if row < 0 or row + 1 >= len(self._pieces):
             return position
@@ -479,9 +478,9 @@ class PartitionEntries:
         return after if is_end and after.ledger_id > ledger_id and self._ends(Position(ledger_id, last)) else position
 
     def at_or_before(self, position: Position) -> Position | None:
-        """The latest place of this stream at or before a position of somebody who knows other ledgers too.
+        """The latest place of this stream at or before a position that may be in an unknown ledger.
 
-        ``None``: the position is before everything there is, or there is nothing.
+        ``None``: the position is before all entries, or there are none.
         """
         if self.head is not None and position <= self.head:
             return position
@@ -497,11 +496,11 @@ class PartitionEntries:
         return self.last is None or position > self.last
 
     def problem(self, position: Position) -> str:
-        """Why a position is no place between two entries of this stream; empty if it is one."""
+        """Why a position isn't between two entries of this stream; empty if it is."""
         if position.ledger_id < 0 or position.entry_id < 0:
             return f"{position} is no position"
         if self.head is not None and position <= self.head:
-            return ""  # what was there is gone
+            return ""  # its entries are deleted
         if self.tail is None:
             return f"{position} is beyond the tail: there is no entry"
         row = self._row(position)
@@ -533,7 +532,7 @@ class PartitionEntries:
         return Size(int(self._bytes[row]), int(self._entries[row]) + inside)
 
     def _ends(self, last: Position) -> bool:
-        """Whether the source said that a ledger ends there."""
+        """Whether the source reported the ledger's end there."""
         info = self._ledgers.get(last.ledger_id)
         if info is not None and info.closed:
             return info.last_entry_id == last.entry_id
@@ -551,11 +550,11 @@ class PartitionEntries:
 
 
 def _cold_pieces(state: ManifestState | None) -> NDArray[np.int64]:
-    """The parts of ledgers that the manifest has up to the committed end: int64, shape (n, 5), ascending."""
+    """Parts of ledgers in the manifest up to the committed end: int64, shape (n, 5), ascending."""
     end = None if state is None else state.committed_end()
     if state is None or end is None:
         return np.empty((0, 5), np.int64)
-    # Retired ones count as well: their entries were there, and what lies before the head is counted too.
+    # Include retired ones: the size before the start position counts too.
     pieces = state.segments.in_order(None, end).ledger_spans()
     up_to_end = (pieces[:, 0] < end.ledger_id) | ((pieces[:, 0] == end.ledger_id) & (pieces[:, 2] <= end.entry_id))
     committed: NDArray[np.int64] = pieces[up_to_end]
@@ -563,10 +562,10 @@ def _cold_pieces(state: ManifestState | None) -> NDArray[np.int64]:
 
 
 def _with_known(cold: NDArray[np.int64], known: Known | None) -> NDArray[np.int64]:
-    """The pieces, with what is known of its ledger before a known position as one of them.
+    """The pieces, with the known size of the ledger before a known position as one of them.
 
-    Those that are there of it go: others may have left the manifest. A piece around the position is a rewritten ledger,
-    of which everything is there.
+    It replaces the remaining ones: others may have left the manifest. A piece around the position is a rewritten,
+    complete ledger.
     """
     if known is None or known.position.entry_id == 0:
         return cold
@@ -582,7 +581,7 @@ def _with_known(cold: NDArray[np.int64], known: Known | None) -> NDArray[np.int6
 
 
 def _merged(cold: NDArray[np.int64], ledgers: Sequence[LedgerInfo]) -> NDArray[np.int64]:
-    """The pieces of both tiers, ascending; where both have a ledger, its rest is the hot tier's."""
+    """Pieces of both tiers, ascending; of a ledger in both, the hot tier supplies the rest."""
     counts = {info.ledger_id: info for info in ledgers if info.entries}
     if not counts:
         return cold
@@ -600,36 +599,36 @@ def _merged(cold: NDArray[np.int64], ledgers: Sequence[LedgerInfo]) -> NDArray[n
 
 
 class OwnCuts:
-    """Measures and checks cuts of a stream's or a topic's partitions; ``Measure`` and ``CutRules`` in one.
+    """Measures and checks cuts of a stream's or a topic's partitions; implements ``Measure`` and ``CutRules``.
 
     Args:
-        partitions: number -> its entries, counted.
+        partitions: number -> its counted entries.
     """
 
     def __init__(self, partitions: Mapping[int, PartitionEntries]) -> None:
         self.partitions = partitions
 
     def tail(self) -> Cut:
-        """After everything there is; partitions without an entry aren't in it."""
+        """The cut after all entries, without partitions that have none."""
         tails = {number: each.tail for number, each in self.partitions.items()}
         return Cut({partition_segment(number): tail for number, tail in tails.items() if tail is not None})
 
     def head(self) -> Cut:
-        """Where the partitions begin; those of which nothing was truncated aren't in it."""
+        """Start positions of the partitions, without those never truncated."""
         heads = {number: each.head for number, each in self.partitions.items()}
         return Cut({partition_segment(number): head for number, head in heads.items() if head is not None})
 
     def begin(self) -> Cut:
-        """Where the partitions begin: their heads, or the first entries; those without an entry aren't in it."""
+        """Begin of the partitions: the start position, or the first entry; without partitions that have none."""
         firsts = {number: each.head or each.first for number, each in self.partitions.items()}
         return Cut({partition_segment(number): first for number, first in firsts.items() if first is not None})
 
     def total(self) -> Size:
-        """What lies before the tail."""
+        """Size before the tail."""
         return _sum_of(each.total() for each in self.partitions.values())
 
     def size_before(self, cut: Cut) -> Size:
-        """What lies before a cut since the stream was created."""
+        """Size before a cut since the stream was created."""
         positions = ((segment.number, _position(cut, segment.number)) for segment in cut.offsets)
         known = self.partitions
         return _sum_of(known[n].before(position) for n, position in positions if position is not None and n in known)
@@ -643,7 +642,7 @@ class OwnCuts:
         return self.size_before(cut).entries
 
     def canonical(self, cut: Cut) -> Cut:
-        """The same cut, each position as that of the next entry where there is one."""
+        """The same cut, with each position as that of the next entry where one exists."""
         known = self.partitions
         return Cut(
             {
@@ -664,7 +663,7 @@ class OwnCuts:
         return Cut({**one.offsets, **{segment: other.offsets[segment] for segment in later}})
 
     def problem(self, cut: Cut) -> str:
-        """Why a cut is none of this stream's; empty if it is one."""
+        """Why a cut isn't valid in this stream; empty if it is."""
         if not cut.offsets:
             return "it names no position"
         for segment, offset in cut.offsets.items():

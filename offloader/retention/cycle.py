@@ -1,4 +1,4 @@
-"""Retention cycles: reads a snapshot, decides, truncates; once or periodically."""
+"""Retention cycles: load a snapshot, decide, truncate; once or periodically."""
 
 from __future__ import annotations
 
@@ -44,37 +44,37 @@ from offloader.telemetry.recorder import NO_TELEMETRY, Reading, Recorder
 
 __all__ = ["CycleOutcome", "RetentionCycle", "RetentionService", "StreamCycle", "no_source", "retained_streams"]
 
-#: Times a decision is made again because subscribers changed before it was carried out.
+#: Attempts to decide again because subscribers changed before the truncation.
 DECISIONS_MAX = 5
 _MS_PER_MINUTE = 60_000
-#: What two decisions have in common of which the second isn't kept.
+#: Fields equal in two decisions of which the second isn't stored.
 _SAME = ("head", "cut", "rule", "is_held", "bound_kind", "limits", "overridden")
 
 
-#: What lags are counted by where no policy rules; it decides nothing.
+#: Unit of lags without a policy; decides nothing.
 _LOOKING = Policy(kind=PolicyKind.CONSUMPTION)
 
 
 def no_source(stream: str) -> None:
-    """The hot tier of a stream, for who hasn't got it: the stream then ends at its committed end."""
+    """Placeholder for a missing hot tier: the stream then ends at its committed end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CycleOutcome:
-    """What a cycle saw, decided and did.
+    """Input, decision and actions of a cycle.
 
     Attributes:
         stream: the stream or partitioned topic.
-        policy: what rules; ``None``: nothing goes by itself.
-        decision: what was decided; ``None``: no policy, or there is nothing in the stream.
-        records: the recorded cuts that it was decided by, this cycle's among them.
+        policy: the active policy; ``None``: no automatic truncation.
+        decision: the decision; ``None``: no policy, or the stream is empty.
+        records: the recorded cuts it is based on, this cycle's among them.
         begin, tail: where the stream begins and ends.
         lags: of all subscribers.
-        sizes: bytes before ``begin``, each record's and candidate's cut, and the tail, for pictures.
-        unread_bytes, unread_entries: from what all have read, or from the beginning, to the tail.
-        is_recorded: whether the tail was recorded by this cycle, or in a dry run would be.
-        subscribers: how many are registered.
-        truncations: what was truncated, by stream; empty: nothing.
+        sizes: bytes before ``begin``, each record's and candidate's cut, and the tail, for plots.
+        unread_bytes, unread_entries: from the position that all have read, or from the beginning, to the tail.
+        is_recorded: whether this cycle recorded the tail, or in a dry run would.
+        subscribers: number registered.
+        truncations: by stream; empty: none.
     """
 
     stream: str
@@ -93,21 +93,21 @@ class CycleOutcome:
 
     @property
     def bytes_truncated(self) -> int:
-        """Payload bytes that the head moved over."""
+        """Payload bytes that the start position moved over."""
         if not self.truncations or self.decision is None:
             return 0
         return self.decision.removed_bytes or 0
 
 
 class RetentionCycle:
-    """Runs cycles. Thread-safe; holds nothing of a stream. Keep one for a process: it notices a clock that jumps.
+    """Runs cycles. Thread-safe, without state of streams. Use one for a process: it detects clock jumps.
 
     Args:
         store: where the streams are; open for writing, for everything but plans.
-        clock: of this machine; what deletes takes the store's if that is earlier.
+        clock: of this machine; deletions use the store's if that is earlier.
         settings_of: the settings of a stream or topic.
         source_of: the hot tier of a stream.
-        by: who runs the cycles, for people.
+        by: operator or process that runs the cycles, for display.
         entropy: source of random bytes.
     """
 
@@ -144,20 +144,20 @@ class RetentionCycle:
         return self._decided(stream, policy, look)
 
     def run(self, stream: str) -> CycleOutcome:
-        """One cycle: records the tail if that is due, decides, and truncates.
+        """Run one cycle: record the tail if due, decide, and truncate.
 
-        Safe to interrupt and to repeat, and for several to run at once: the head never moves back.
+        Safe to interrupt, to repeat and to run concurrently: the start position never moves back.
 
         Raises:
             NotFound, InvalidCall, Corrupt, Unsupported: as ``plan``; nothing was deleted.
             ClockSkew: the clocks can't be trusted; nothing was deleted.
             DeletionStopped, EditRefused: the store or the stream is on hold.
-            StoreUnavailable, OutcomeUnknown: it ended early; the next cycle goes on.
+            StoreUnavailable, OutcomeUnknown: it ended early; the next cycle continues.
         """
         settings = self._settings_of(stream)
         policy = policy_of(stream, settings.retention)
         if find_place(self.store, stream).is_topic:
-            # Also what was decided by another clock waits until this one can be trusted.
+            # A decision made by another clock also waits until this one can be trusted.
             self._times(stream).now_ms()
             resume_topic_truncation(self.store, stream, clock=self.clock, source_of=self._source_of)
         if policy is None:
@@ -173,14 +173,14 @@ class RetentionCycle:
         raise StoreUnavailable(f"stream {stream}: it was changed {DECISIONS_MAX} times while it was decided")
 
     def _times(self, stream: str) -> DeletionClock:
-        """One for the life of this object, so that a clock that jumps is noticed."""
+        """One clock for the lifetime of this object, to detect clock jumps."""
         with self._lock:
             if self._deletion_clock is None:
                 skew_ms_max = self._settings_of(stream).manifest.clock_skew_seconds_max * 1000
                 self._deletion_clock = DeletionClock(self.store, self.clock, skew_ms_max=skew_ms_max)
             return self._deletion_clock
 
-    # --- looking -------------------------------------------------------------------------------------------------
+    # --- snapshot ------------------------------------------------------------------------------------------------
 
     def _look(self, stream: str, *, create: bool) -> Look:
         retention = StreamRetention(self._documents, stream, self._source_of, self._entropy)
@@ -189,11 +189,11 @@ class RetentionCycle:
         newest = past.records.newest
         newest_ms = 0 if newest is None else newest.time_ms
         if create:
-            # Said before anything is loaded.
+            # Check this before loading anything.
             self._times(stream).now_ms(newest_ms=newest_ms)
         partitions = LoadedPartitions(self.store, place, self._source_of, past.known)
         partitions.load(place.partitions)
-        # After that: of what is recorded as the tail nothing is younger than its record says.
+        # Read the time afterwards: no entry of the recorded tail is younger than its record.
         now_ms = self._times(stream).now_ms(newest_ms=newest_ms) if create else self.clock.now_ms()
         return Look(
             retention=retention,
@@ -201,7 +201,7 @@ class RetentionCycle:
             past=past,
             own=OwnCuts(partitions),
             partitions=partitions,
-            # Last, so that who publishes meanwhile counts.
+            # Load this last, so that concurrent acknowledgements count.
             registry=retention.registry(place),
             now_ms=now_ms,
         )
@@ -261,25 +261,25 @@ class RetentionCycle:
         )
 
     def _created_ms(self, look: Look, policy: Policy) -> int | None:
-        """When the stream was created, where silence counts from then; else nobody has to ask."""
+        """When the stream was created, the start of its subscribers' silence; loaded only if needed."""
         if policy.fallback_after_ms is None or look.registry.subscribers:
             return None
         entries = [read_entry(self.store, partition.stream) for partition in look.place.partitions.values()]
         return min((entry.created_ms for entry in entries if entry is not None), default=None)
 
     def _is_due(self, stream: str, look: Look, tail: Cut, begin: Cut) -> bool:
-        """Whether the tail is to be recorded."""
+        """Whether the tail should be recorded."""
         records = look.past.records
         period_ms = int(self._settings_of(stream).retention.record_minutes * _MS_PER_MINUTE)
-        # A tail that hasn't moved needs no second record: the older one keeps as much and is older.
+        # An unmoved tail needs no second record: the older one keeps as much and is older.
         newest = records.newest
         has_moved = newest is None or not look.lineage.equal(look.own.canonical(newest.cut), tail)
         return has_moved and not look.lineage.reaches(begin, tail) and records.is_due(look.now_ms, period_ms)
 
-    # --- acting --------------------------------------------------------------------------------------------------
+    # --- execution -----------------------------------------------------------------------------------------------
 
     def _carried_out(self, outcome: CycleOutcome, look: Look, policy: Policy) -> CycleOutcome | None:
-        """The outcome with what was done; ``None``: subscribers changed, nothing was truncated."""
+        """The outcome with the actions; ``None``: subscribers changed, nothing was truncated."""
         decision, place, lineage = outcome.decision, look.place, look.lineage
         if decision is None:
             return outcome
@@ -288,7 +288,7 @@ class RetentionCycle:
         def before(state: RecordedState) -> RecordedState:
             found = with_records(replace(look, past=state), outcome.begin, is_recorded=outcome.is_recorded)
             found = replace(found, records=found.records.thinned(look.now_ms, limits, decision.used_ms))
-            # What lies before the new head is counted durably before it can vanish.
+            # Make the size before the new start position durable before its entries can be deleted.
             return found.before_truncation(look.own, decision.cut or look.own.head())
 
         change_records(look.retention, place, before)
@@ -302,29 +302,29 @@ class RetentionCycle:
         return replace(outcome, truncations=truncations)
 
     def _still(self, look: Look, decision: Decision) -> bool:
-        """Whether what was decided still stands; it is kept then: who loses something finds it written down, wherever
-        this ends."""
+        """Whether the decision still holds; stores it if so, so that a loss for a subscriber is recorded, even if this
+        run is interrupted."""
         if look.retention.registry(look.place) != look.registry:
             return False
-        # Another cycle may have cut elsewhere meanwhile: each keeps min, and what both leave may not.
+        # A concurrent cycle may have cut elsewhere: each keeps min, but together they may not.
         if look.place.is_topic and not self._heads_are(look):
             return False
         _keep(look, decision)
         return True
 
     def _heads_are(self, look: Look) -> bool:
-        """Whether there are the same partitions, and all still begin where they did."""
+        """Whether the partitions and their start positions are unchanged."""
         try:
             place = find_place(self.store, look.place.name)
             heads = at_once(lambda number: look.partitions.state(number).head, look.place.partitions)
         except NotFound:
-            return False  # one was deleted: it is another topic to decide about
-        # Of one that is gone to its last object the view from before is all that a look at it finds.
+            return False  # one was deleted: the decision is about another topic
+        # For a partition without objects, a reload returns the view from before.
         before = [look.own.partitions[number].head for number in look.place.partitions]
         return place.partitions == look.place.partitions and heads == before
 
     def _truncate(self, place: Place, cut: Cut, still: Callable[[], bool]) -> Mapping[str, Truncation] | None:
-        """What was done; ``None``: it doesn't stand any more, nothing was."""
+        """Perform the truncation; ``None``: the decision no longer holds, nothing was truncated."""
         heads = {
             partition.stream: position
             for number, partition in place.partitions.items()
@@ -352,7 +352,7 @@ class RetentionCycle:
             clock=self.clock,
             entropy=self._entropy,
             settings=self._settings_of(place.name).manifest,
-            # One of that name that was created again meanwhile is none of this.
+            # A recreated stream of that name is another one.
             incarnation=place.incarnation,
         )
         try:
@@ -365,10 +365,10 @@ class RetentionCycle:
 
 
 def _keep(look: Look, decision: Decision) -> None:
-    """Keeps a decision, unless it says what the newest one says.
+    """Store a decision, unless it repeats the newest one.
 
-    Nothing goes by the same rule; or what was to go still can't, of a stream on hold for example: said again each cycle
-    it would push out who lost something before.
+    Repeats are: no truncation by the same rule, or a truncation still blocked, as by a hold. Stored each cycle, they
+    would displace the records of losses.
     """
     newest, now = read_decisions(look.retention, look.place)[:1], decision.as_json()
     if newest and all(newest[0].get(name) == now[name] for name in _SAME):
@@ -378,18 +378,18 @@ def _keep(look: Look, decision: Decision) -> None:
 
 _log = logging.getLogger("offloader.retention")
 
-#: A turn comes by this part of the period earlier or later.
+#: Jitter of a cycle's time, as a fraction of the period.
 JITTER = 0.1
-#: A stream whose cycle failed is tried again after this part of the period, but not sooner than ``RETRY_S_MIN``.
+#: Retry delay of a failed cycle, as a fraction of the period, but at least ``RETRY_S_MIN``.
 RETRY = 0.1
 RETRY_S_MIN = 10.0
-#: Longest time between two looks at the list of streams.
+#: Longest time between two listings of the streams.
 DISCOVERY_S_MAX = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class StreamCycle:
-    """The newest cycle of a stream: what it did, or why it failed."""
+    """The newest cycle of a stream: its outcome or error."""
 
     outcome: CycleOutcome | None
     error: OffloaderError | None
@@ -397,14 +397,13 @@ class StreamCycle:
 
 
 def retained_streams(store: ObjectStore) -> list[str]:
-    """What retention decides about: streams, and partitioned topics by the topic's name; not what brokers keep for
-    themselves."""
+    """Streams under retention: streams, and partitioned topics by the topic's name; without brokers' internal ones."""
     streams = list_streams(store)
     plain = set(streams)
     found = set()
     for stream in plain:
         split = partition_of(stream)
-        # A topic that is a stream itself has no partitions of ours: those are streams with odd names.
+        # A topic that is also a stream has no partitions of ours: those are separate streams with similar names.
         name = stream if split is None or split[0] in plain else split[0]
         if not is_internal(name):
             found.add(name)
@@ -416,12 +415,12 @@ class RetentionService:
 
     Args:
         cycle: runs one.
-        clock: decides who is due.
+        clock: schedules.
         period_s: between two cycles of a stream.
         recorder: takes the measurements of the retention specification, section 5.
-        streams: which streams there are; default: those of the cycle's store.
+        streams: lists the streams; default: those of the cycle's store.
         hot_streams: streams of this process that aren't offloaded.
-        on_cycle: hears of each cycle, by stream.
+        on_cycle: called after each cycle, by stream.
     """
 
     def __init__(
@@ -442,7 +441,7 @@ class RetentionService:
         self._streams = streams or (lambda: retained_streams(cycle.store))
         self._hot_streams = hot_streams
         self._on_cycle = on_cycle
-        # Guards what follows; no request is made while it is held.
+        # Guards the fields below; not held during requests.
         self._lock = threading.Lock()
         self._due: list[tuple[float, str]] = []
         self._known: set[str] = set()
@@ -455,10 +454,10 @@ class RetentionService:
         self._unwatch = recorder.watch(self._readings)
 
     def start(self, call_after: Callable[[float, Callable[[], object]], object]) -> None:
-        """Runs what is due from now on; a second call changes nothing.
+        """Start running due cycles; idempotent.
 
         Args:
-            call_after: runs something after so many seconds, on another thread.
+            call_after: runs a function after so many seconds, on another thread.
         """
         with self._lock:
             if self._started or self._closed:
@@ -470,7 +469,7 @@ class RetentionService:
             try:
                 wait_s = self.run_due()
             except Exception:
-                # Retention must outlive whatever is wrong with one stream.
+                # An error of one stream must not stop retention.
                 _log.exception("a round of retention failed; it is tried again")
                 wait_s = RETRY_S_MIN
             if not self._closed:
@@ -479,7 +478,7 @@ class RetentionService:
         call_after(0.0, turn)
 
     def close(self) -> None:
-        """No further cycle begins; waits for the one that runs. Closing twice is fine."""
+        """Start no further cycle and wait for the running one. Idempotent."""
         with self._lock:
             closed, self._closed = self._closed, True
         if not closed:
@@ -494,7 +493,7 @@ class RetentionService:
             return dict(self._latest)
 
     def run_due(self) -> float:
-        """Runs every cycle that is due, one after the other; seconds until the next one is."""
+        """Run all due cycles in sequence; returns the seconds until the next one."""
         with self._running:
             self._discover()
             while not self._closed:
@@ -507,7 +506,7 @@ class RetentionService:
             return max(next_s - self._clock.monotonic_s(), 0.0)
 
     def _discover(self) -> None:
-        """Looks which streams there are: new ones get a turn, those that are gone are forgotten."""
+        """List the streams: schedule new ones, drop missing ones."""
         now_s = self._clock.monotonic_s()
         if now_s < self._discovery_due_s:
             return
@@ -522,7 +521,7 @@ class RetentionService:
         self._discovery_due_s = now_s + min(self._period_s, DISCOVERY_S_MAX)
         with self._lock:
             if not self._known <= streams:
-                # Also the turns of those that are gone: one that is created again has one turn, not two.
+                # Drop schedules of missing streams too: a recreated stream has one, not two.
                 self._due = [each for each in self._due if each[1] in streams]
                 heapq.heapify(self._due)
             for stream in streams - self._known:
@@ -553,7 +552,7 @@ class RetentionService:
         self._count_reads(before, found, stream)
         with self._lock:
             if isinstance(found.error, NotFound):
-                # Deleted meanwhile; if it comes back, the next look at the list finds it.
+                # Deleted meanwhile; if recreated, the next listing finds it.
                 self._known.discard(stream)
                 self._latest.pop(stream, None)
                 return
@@ -567,10 +566,10 @@ class RetentionService:
             return StreamCycle(None, error, self._clock.now_ms())
 
     def _phase(self, text: str) -> float:
-        """A number in [0, 1) that is always the same for the same text."""
+        """A number in [0, 1), constant for a text."""
         return crc32(text.encode()) / 2**32
 
-    # --- telling -------------------------------------------------------------------------------------------------
+    # --- reporting -----------------------------------------------------------------------------------------------
 
     def _tell(self, stream: str, found: StreamCycle) -> None:
         add = self._recorder.add
@@ -606,7 +605,7 @@ class RetentionService:
         _log.log(logging.WARNING if losers else logging.INFO, "%s", text, extra=extra)
 
     def _count_reads(self, before: StreamCycle | None, now: StreamCycle, stream: str) -> None:
-        """How far the subscribers went since the cycle before."""
+        """Count the subscribers' progress since the previous cycle."""
         if before is None or before.outcome is None or now.outcome is None:
             return
         old = {lag.name: before.outcome.sizes.get(lag.cut) for lag in before.outcome.lags}

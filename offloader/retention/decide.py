@@ -1,4 +1,4 @@
-"""Decides where a stream is truncated, if at all, and why; pure."""
+"""Decide whether and where to truncate a stream, and why. Pure."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ __all__ = ["Situation", "Subscription", "decide", "subscriptions_of", "window"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """What a decision has to know of a subscriber.
+    """A subscriber's facts for a decision.
 
     Attributes:
         name: unique in the stream.
-        cut: the newest it published, valid in the stream; ``None``: it never did.
+        cut: its newest acknowledged cut, valid in the stream; ``None``: none yet.
         start: where it was registered; ``None``: at the stream's beginning.
-        is_active: whether it wasn't silent for longer than the policy's ``subscriber_timeout_ms``.
-        active_ms: when it last was heard of, its registration included, ms since 1970 UTC.
+        is_active: whether it was silent for no longer than the policy's ``subscriber_timeout_ms``.
+        active_ms: its last sign of life, including registration, ms since 1970 UTC.
     """
 
     name: str
@@ -48,20 +48,20 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """Everything that a decision about a stream depends on.
+    """Complete input of a decision about a stream.
 
     Attributes:
-        policy: what the owner wants.
+        policy: the stream's policy.
         lineage: the stream's segments.
-        measure: how much lies before a cut.
+        measure: sizes before cuts.
         records: cuts recorded at the tail, this cycle's included.
-        head: before it nothing is left.
+        head: the start position.
         now_ms: the time, ms since 1970 UTC.
         created_ms: when the stream was created, ``None``: unknown.
         head_time_ms: ``Decision.cut_time_ms`` of the truncation that made the head; ``None``: there was none.
         subscriptions: all registered subscribers, in any order.
         tail: where the stream ends now, for lags; ``None``: at the newest record.
-        offloaded: up to where the stream is offloaded: nothing behind it goes; ``None``: that doesn't matter.
+        offloaded: the offloaded end: entries after it aren't truncated; ``None``: no such bound.
     """
 
     policy: Policy
@@ -86,15 +86,15 @@ def subscriptions_of(
     rules: CutRules,
     canonical: Callable[[Cut], Cut] = lambda cut: cut,
 ) -> tuple[Subscription, ...]:
-    """The registry's subscribers as a decision sees them.
+    """The registry's subscribers as input of a decision.
 
     Args:
         registry: of the stream.
-        policy: whose ``subscriber_timeout_ms`` says who is silent.
+        policy: its ``subscriber_timeout_ms`` decides which are silent.
         now_ms: the time.
-        tail: where the stream ends: who has read everything isn't silent; ``None``: unknown.
+        tail: where the stream ends: a subscriber that has read everything isn't silent; ``None``: unknown.
         rules: to compare cuts by.
-        canonical: the one way to write a cut, of streams where a place has several positions.
+        canonical: normal form of a cut, for streams where a place has several positions.
     """
     timeout_ms = policy.subscriber_timeout_ms
     activities = registry.active(now_ms=now_ms, timeout_ms=timeout_ms, tail=tail, rules=rules)
@@ -112,7 +112,7 @@ def subscriptions_of(
 
 
 def decide(situation: Situation) -> Decision:
-    """One cycle over one stream.
+    """Decide for one stream and cycle.
 
     Raises:
         InvalidCall: limits by size, and the size of the stream can't be measured; a cut names unknown stream segments.
@@ -121,17 +121,17 @@ def decide(situation: Situation) -> Decision:
 
 
 def window(count: int, kept: Callable[[int], int], limits: Limits) -> tuple[int | None, int | None]:
-    """The candidates among recorded cuts.
+    """Candidates among the recorded cuts.
 
     Args:
-        count: how many there are, oldest first.
-        kept: what the stream keeps when truncated at one of them; doesn't increase from one to the next. Asked for
-            about 2 log2(count) of them.
-        limits: between them.
+        count: number of cuts, oldest first.
+        kept: amount kept when truncated at one of them; doesn't increase from one to the next. Called for about 2
+            log2(count) of them.
+        limits: min and max.
 
     Returns:
         The one with the smallest amount kept that is at least min (the youngest such), and the one with the largest
-        within min..max (the oldest such), else again the first; ``None`` where no cut keeps min.
+            within min..max (the oldest such), else again the first; ``None`` where no cut keeps min.
     """
     rows = range(count)
     least = bisect_right(rows, -limits.min, key=lambda row: -kept(row)) - 1
@@ -143,7 +143,7 @@ def window(count: int, kept: Callable[[int], int], limits: Limits) -> tuple[int 
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """A rule's result: the cut before it is compared with the head and the offloaded end; ``None``: nothing goes."""
+    """A rule's result, before the comparison with the start position and the offloaded end; ``None``: no truncation."""
 
     rule: Rule
     cut: Cut | None = None
@@ -151,14 +151,14 @@ class _Verdict:
 
 
 class _Cycle:
-    """A decision being made: the situation, and what was found out on the way."""
+    """A decision in progress: its input and intermediate results."""
 
     def __init__(self, situation: Situation) -> None:
         self.given = situation
         self.lineage = situation.lineage
         self.head = situation.head
 
-    # --- what lies where -----------------------------------------------------------------------------------------
+    # --- positions -------------------------------------------------------------------------------------------------
 
     @cached_property
     def newest_bytes(self) -> int | None:
@@ -183,7 +183,7 @@ class _Cycle:
         return self.lineage.join((cut, self.head))
 
     def recorded(self, row: int) -> Cut:
-        """A recorded cut, not before the head."""
+        """A recorded cut, not before the start position."""
         return self.not_before_head(self.given.records.records[row].cut)
 
     def age_ms(self, row: int) -> int:
@@ -193,17 +193,17 @@ class _Cycle:
         time_ms = None if row is None else self.given.records.records[row].time_ms
         return Candidate(role, cut, self.keeps(cut), time_ms)
 
-    # --- who holds data back -------------------------------------------------------------------------------------
+    # --- subscribers -----------------------------------------------------------------------------------------------
 
     def position(self, subscription: Subscription) -> Cut | None:
-        """From where on a subscriber's data is held back, if it counts and isn't silent."""
+        """Where a subscriber begins to hold data back, if it counts and isn't silent."""
         if subscription.cut is None and self.given.policy.protect_unpublished:
             return subscription.start or self.head
         return subscription.cut
 
     @cached_property
     def bound(self) -> tuple[BoundKind, tuple[str, ...], Cut | None]:
-        """Where the bound comes from, whose cuts it is the lower bound of, and the bound itself."""
+        """Kind of the bound, the cuts it is the lower bound of, and the bound itself."""
         published = {one.name: cut for one in self.given.subscriptions if (cut := self.position(one)) is not None}
         active = {one.name for one in self.given.subscriptions if one.is_active}
         counted = tuple(name for name in published if name in active)
@@ -227,7 +227,7 @@ class _Cycle:
 
     @property
     def silent_ms(self) -> int:
-        """For how long no subscriber was active."""
+        """Time since any subscriber was active."""
         if any(one.is_active for one in self.given.subscriptions):
             return 0
         heard_ms = [one.active_ms for one in self.given.subscriptions]
@@ -284,7 +284,7 @@ class _Cycle:
         return self.size_bound(limits, bound) if limits.unit is Unit.SIZE else self.time_bound(limits, bound)
 
     def within_offloaded(self, cut: Cut | None) -> tuple[Cut | None, bool]:
-        """The cut, not behind the offloaded end, and whether that held it; ``None`` if nothing is left of it."""
+        """The cut, limited to the offloaded end, and whether that limited it; ``None`` if nothing is left of it."""
         if cut is None or self.given.offloaded is None:
             held = cut
         else:
@@ -293,7 +293,7 @@ class _Cycle:
         return (None if held is None or self.lineage.equal(held, self.head) else held), is_held
 
     def rows(self, limits: Limits) -> tuple[int | None, int | None]:
-        """The candidates m and M of the specification, as rows of the retention set."""
+        """Candidates m and M of the specification, as rows of the retention set."""
         count = len(self.given.records.records)
         if limits.unit is Unit.TIME:
             return window(count, self.age_ms, limits)
@@ -314,7 +314,7 @@ class _Cycle:
 
     @property
     def stream_age_ms(self) -> int:
-        """For how long the oldest data of the stream is there, at least."""
+        """Minimum age of the stream's oldest data."""
         since_ms = self.given.head_time_ms if self.given.head_time_ms is not None else self.given.created_ms
         return self.age_ms(0) if since_ms is None else self.given.now_ms - since_ms
 
@@ -348,7 +348,7 @@ class _Cycle:
         candidates = [self.candidate(Role.MIN, low, least), self.candidate(Role.MAX, high, most)]
         base = self.lineage.meet((bound, low))
         verdict = _Verdict(Rule.TIME_BOUND, base)
-        # The records at least as old as max
+        # Records at least as old as max
         older = 0 if limits.max is None else len(self.given.records.up_to_time(self.given.now_ms - limits.max))
         if older:
             old = self.recorded(older - 1)
@@ -360,7 +360,7 @@ class _Cycle:
                 verdict = _Verdict(Rule.TIME_RAISED_TO_OLD, self.lineage.join((base, old)))
         return replace(verdict, candidates=tuple(candidates))
 
-    # --- what it means for the subscribers -----------------------------------------------------------------------
+    # --- effect on the subscribers ---------------------------------------------------------------------------------
 
     def amount(self, start: Cut, end: Cut) -> tuple[int | None, int | None]:
         """Bytes and entries from ``start`` to ``end``."""
@@ -373,7 +373,7 @@ class _Cycle:
         )
 
     def reads_from(self, subscription: Subscription) -> Cut:
-        """From where on a subscriber still has to read."""
+        """Where a subscriber's unread data begins."""
         cut = subscription.cut if subscription.cut is not None else subscription.start
         return self.head if cut is None else self.not_before_head(cut)
 

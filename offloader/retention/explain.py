@@ -1,7 +1,6 @@
-"""A cycle of retention in words and as a picture of characters.
+"""Retention cycle as text and as an ASCII plot.
 
-Owns the text. Must never decide anything, nor ask for what the outcome doesn't hold: what is explained is what would be
-done.
+Only formats the outcome: decides and loads nothing.
 """
 
 from __future__ import annotations
@@ -17,23 +16,23 @@ from offloader.retention.state import Decision, Lag, Role, Rule
 __all__ = ["cut_words", "explain", "outcome_facts", "picture"]
 
 WIDTH = 79
-#: Characters in front of each text.
+#: Indentation of each text.
 _NAME = 9
-#: Characters in front of the picture, and of the longest name there.
+#: Indentation of the plot, and the longest name there.
 _LEFT = 16
 #: Partitions of a cut that are written out.
 _PARTITIONS_SHOWN = 3
-#: What a policy that was just set looks like: there is nothing yet that it could cut at.
+#: Shown for a new policy without recorded cuts.
 _MORE_CUTS = "a limit cuts at recorded places; each cycle records where the stream ends, once in record_minutes"
 _ROLES = {Role.MIN: "min", Role.MAX: "max", Role.OLD: "old"}
 
 
 def explain(outcome: CycleOutcome, *, done: bool = False) -> Iterator[str]:
-    """The lines, no longer than ``WIDTH`` where names allow it.
+    """Lines of the explanation, no longer than ``WIDTH`` where names allow it.
 
     Args:
         outcome: of a plan or a run.
-        done: whether it was carried out; a plan says what would be done.
+        done: whether it was carried out; otherwise it is worded as a plan.
     """
     yield from _said("stream", outcome.stream)
     yield from _said("policy", policy_text(outcome.policy))
@@ -61,7 +60,7 @@ def explain(outcome: CycleOutcome, *, done: bool = False) -> Iterator[str]:
 
 
 def _said(name: str, text: str) -> list[str]:
-    """A line, or several: what follows the first is indented like its text."""
+    """One or more lines with a hanging indent."""
     indent = " " * _NAME
     return textwrap.wrap(
         text, WIDTH, initial_indent=f"{name:<{_NAME}}", subsequent_indent=indent, break_long_words=False,
@@ -100,7 +99,7 @@ def _lag_text(lag: Lag) -> str:
 
 
 def cut_words(cut: Cut) -> str:
-    """``7:12``, or of a topic ``7:12 in partition 0, 9:0 in partition 1``."""
+    """Format ``7:12``, or for a topic ``7:12 in partition 0, 9:0 in partition 1``."""
     if len(cut.offsets) == 1 and cut.segments[0].number == 0:
         return str(cut.offsets[cut.segments[0]])
     parts = [f"{cut.offsets[each]} in partition {each.number}" for each in cut.segments[:_PARTITIONS_SHOWN]]
@@ -109,7 +108,7 @@ def cut_words(cut: Cut) -> str:
 
 
 def outcome_facts(outcome: CycleOutcome, *, done: bool) -> dict[str, object]:
-    """The same for programs: what was decided, and with ``done`` what was truncated."""
+    """JSON form: the decision, and with ``done`` the truncations."""
     decision = outcome.decision
     found: dict[str, object] = {
         "stream": outcome.stream,
@@ -129,13 +128,13 @@ def outcome_facts(outcome: CycleOutcome, *, done: bool) -> dict[str, object]:
     return found | ({"truncated": sorted(outcome.truncations)} if done else {})
 
 
-# --- the picture ----------------------------------------------------------------------------------------------------
+# --- the plot -------------------------------------------------------------------------------------------------------
 
 
 def picture(outcome: CycleOutcome) -> Iterator[str]:
-    """The stream from its head to its tail by bytes: recorded cuts, candidates, readers, what goes and what stays.
+    """Plot of the stream from its start position to its tail by bytes: cuts, candidates, readers, deletions.
 
-    A row of ``#`` is data that goes, of ``=`` data that stays.
+    ``#`` marks deleted data, ``=`` kept data.
     """
     scale = _Scale(outcome)
     first, last = cut_words(outcome.begin), cut_words(outcome.tail)
@@ -179,14 +178,14 @@ def _row(name: str, content: str) -> str:
 
 def _pointer(scale: _Scale, name: str, cut: Cut, note: str) -> str:
     column = scale.column(cut)
-    # The note stands where there is room: behind the mark, or before it.
+    # Put the note where it fits: after the mark, or before it.
     if column + 2 + len(note) <= scale.width:
         return _row(name, " " * column + "^" + (f" {note}" if note else ""))
     return _row(name, f"{note} ".rjust(column) + "^" if note else " " * column + "^")
 
 
 class _Scale:
-    """Cuts -> columns."""
+    """Maps cuts to columns."""
 
     def __init__(self, outcome: CycleOutcome) -> None:
         self.width = WIDTH - _LEFT

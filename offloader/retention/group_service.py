@@ -31,7 +31,7 @@ def open_reader_groups(
     clock: Clock | None = None,
     entropy: Callable[[int], bytes] = os.urandom,
 ) -> ReaderGroups:
-    """The reader groups of a store.
+    """Open the reader groups of a store.
 
     Args:
         store: open for writing.
@@ -47,9 +47,9 @@ class GroupOutcome:
     """A group after a change.
 
     Attributes:
-        group: as it is now.
-        refused: what it owed and a stream refused for good, with the reason; it isn't owed any more.
-        failed: what is owed still because the store failed, with the reason; ``settle`` tries again.
+        group: its new value.
+        refused: obligations that a stream refused permanently, with the reason; they are dropped.
+        failed: obligations left because the store failed, with the reason; ``settle`` retries them.
     """
 
     group: GroupState
@@ -58,9 +58,9 @@ class GroupOutcome:
 
 
 class ReaderGroups:
-    """See ``open_reader_groups``. Thread-safe; any number of processes may work on one group.
+    """See ``open_reader_groups``. Thread-safe; several processes may work on one group.
 
-    Every change raises ``NotFound`` for a group that doesn't exist, and what ``DocumentStore.change`` raises.
+    Every change raises ``NotFound`` for a group that doesn't exist, and the errors of ``DocumentStore.change``.
     """
 
     def __init__(
@@ -73,18 +73,18 @@ class ReaderGroups:
         self._views: dict[str, tuple[float, GroupState]] = {}
 
     def names(self) -> list[str]:
-        """The groups there are, sorted."""
+        """Existing groups, sorted."""
         names = [group_of_key(info.key) for info in listed(self._documents.store, group_prefix())]
         return sorted(name for name in names if name is not None and not self._read(name).deleted)
 
     def get(self, name: str) -> GroupState:
-        """A group as it is now."""
+        """Current value of a group."""
         group = self._read(name)
         require_group(group)
         return group
 
     def view(self, name: str) -> GroupState:
-        """A group as it is, or was at most its ``refresh_ms`` ago: for readers that look after each event."""
+        """A group, cached for at most its ``refresh_ms``: for readers that check after each event."""
         now_s = self._documents.clock.monotonic_s()
         seen_s, group = self._views.get(name, (0.0, None))
         if group is None or (now_s - seen_s) * 1000 >= group.refresh_ms:
@@ -93,7 +93,7 @@ class ReaderGroups:
         return group
 
     def create(self, name: str, config: GroupConfig) -> GroupOutcome:
-        """Makes a group, unless it exists: then it stays as it is.
+        """Create a group; an existing one is unchanged.
 
         Raises:
             InvalidCall: not a name, or a start that is no cut of its stream.
@@ -103,36 +103,36 @@ class ReaderGroups:
         return self._change(name, lambda group: reader_groups.created(group, config))
 
     def update(self, name: str, from_generation: int, config: GroupConfig) -> GroupOutcome:
-        """Changes the configuration; becoming a subscriber registers it, ceasing to be one removes it.
+        """Change the configuration. Becoming a subscriber registers the group, ceasing to be one removes it.
 
         Raises:
-            InvalidCall: somebody else changed the group since ``from_generation``, or what ``create`` raises.
+            InvalidCall: the group changed since ``from_generation``; and as ``create``.
         """
         self._check(config)
         return self._change(name, lambda group: reader_groups.updated(group, from_generation, config))
 
     def delete(self, name: str) -> GroupOutcome:
-        """Removes a group and its subscribers. Its generation is remembered in a small object."""
+        """Delete a group and its subscribers. A small object keeps its generation."""
         return self._change(name, reader_groups.deleted)
 
     def add_reader(self, name: str, reader: str) -> GroupOutcome:
-        """A reader that takes part in checkpoints from now on."""
+        """Add a reader, which takes part in checkpoints from now on."""
         return self._change(name, lambda group: group_checkpoints.reader_added(group, reader))
 
     def remove_reader(self, name: str, reader: str, cuts: Mapping[str, Cut]) -> GroupOutcome:
-        """A reader that stops; ``cuts`` say what it has processed, by stream."""
+        """Remove a reader; ``cuts`` are its processed positions, by stream."""
         rows = self._rows(cuts)
         return self._change(name, lambda group: group_checkpoints.reader_removed(group, reader, rows))
 
     def start_checkpoint(self, name: str, checkpoint: str, *, kept: bool = True) -> GroupOutcome:
-        """Begins a checkpoint; ``kept``: until it expires, so that it can be published later."""
+        """Start a checkpoint; ``kept``: keep it until it expires, for later publication."""
         now_ms = self._documents.clock.now_ms()
         return self._change(
             name, lambda group: group_checkpoints.started_checkpoint(group, checkpoint, kept=kept, now_ms=now_ms)
         )
 
     def reach_checkpoint(self, name: str, checkpoint: str, reader: str, cuts: Mapping[str, Cut]) -> GroupOutcome:
-        """A reader says where it was at a checkpoint: the positions of what it reads next, by stream.
+        """Record a reader's positions at a checkpoint: the next entry it reads, by stream.
 
         Raises:
             InvalidCall: a stream that the group doesn't read, or positions that the stream doesn't have.
@@ -149,11 +149,11 @@ class ReaderGroups:
         )
 
     def pass_checkpoint(self, name: str, checkpoint: str, reader: str) -> GroupOutcome:
-        """A reader has read something behind a checkpoint; when all have, an automatic group publishes it."""
+        """Record that a reader has read past a checkpoint. Once all have, an automatic group publishes it."""
         return self._change(name, lambda group: group_checkpoints.passed(group, checkpoint, reader))
 
     def update_truncation_checkpoint(self, name: str, checkpoint: str) -> GroupOutcome:
-        """Publishes a complete checkpoint of a group with manual retention.
+        """Publish a complete checkpoint of a group with manual retention.
 
         Raises:
             Unsupported: the group's retention type isn't manual.
@@ -161,7 +161,7 @@ class ReaderGroups:
         return self._change(name, lambda group: group_checkpoints.truncated_at_checkpoint(group, checkpoint))
 
     def update_truncation_cuts(self, name: str, cuts: Mapping[str, Cut]) -> GroupOutcome:
-        """Publishes cuts of a group with manual retention, one for each stream.
+        """Publish cuts of a group with manual retention, one for each stream.
 
         Raises:
             Unsupported: the group's retention type isn't manual.
@@ -170,11 +170,11 @@ class ReaderGroups:
         return self._change(name, lambda group: reader_groups.owing_publish(group, rows))
 
     def tick(self, name: str, *, renew_ms: int) -> GroupOutcome:
-        """What is to be done from time to time: an automatic checkpoint if one is due, and what is owed.
+        """Periodic work: start an automatic checkpoint if due, and settle obligations.
 
         Args:
-            renew_ms: publish again what was published so long ago, as a sign of life; a third of the streams' shortest
-                subscriber timeout, at most.
+            renew_ms: republish cuts of this age, as a sign of life; at most a third of the streams' shortest subscriber
+                timeout.
         """
         now_ms = self._documents.clock.now_ms()
 
@@ -188,12 +188,12 @@ class ReaderGroups:
                     group, f"automatic-{now_ms}", kept=False, now_ms=now_ms, automatic=True
                 )
             except LimitReached:
-                return group  # the readers are behind: the next one will say as much
+                return group  # the readers lag: a later checkpoint covers this one
 
         return self._change(name, ticked)
 
     def settle(self, name: str) -> GroupOutcome:
-        """Does what the group owes to its streams; also of a group that was deleted."""
+        """Perform the group's obligations to its streams; also for a deleted group."""
         return self._settled(self._read(name))
 
     def _read(self, name: str) -> GroupState:
@@ -219,7 +219,7 @@ class ReaderGroups:
             try:
                 status, why = self._do(group.name, row)
             except OffloaderError as error:
-                # In order within a stream: nothing of it before this.
+                # Obligations of a stream are performed in order: its later ones wait for this one.
                 waits.add(row.stream)
                 failed.append((row, error))
                 _log.warning("reader group %s: %s in stream %s: %s", group.name, row.action, row.stream, error)
@@ -246,18 +246,18 @@ class ReaderGroups:
         return self._documents.change(group_key(name), absent_group(name), alter).document
 
     def _take_back(self, group: GroupState, added: Sequence[ToDoRow]) -> None:
-        """Registrations that somebody else removed before this process had made them: they are nobody's."""
+        """Remove registrations that another process dropped before this one had made them."""
         for row in added:
             if row.stream not in reader_groups.subscribed(group):
                 self._do(group.name, ToDoRow(action="remove", stream=row.stream, generation=row.generation))
 
     def _do(self, name: str, row: ToDoRow) -> tuple[PublishStatus, str]:
-        """One change of a registry; its status, and why it was refused for good."""
+        """Apply one change to a registry; returns its status, and the reason of a permanent refusal."""
         stream = self._stream(row.stream)
         if row.action == "publish":
             assert row.cut is not None, "what is published has a cut, be it one of nothing"
-            # Who has read nothing needs all there is. A stream without an entry has no position to say so by.
-            # So does who read a partition that has been deleted and created again since.
+            # A group that has read nothing needs everything. A stream without an entry has no position for that. The
+            # same holds for a partition deleted and recreated since.
             place = stream.place()
             alive = rows_alive(row.cut, row.partitions, place.rows)
             wanted = cut_of_rows(alive) if alive else stream.cuts(place).begin()
@@ -276,7 +276,7 @@ class ReaderGroups:
         return PublishStatus.SUCCESS, ""
 
     def _rows(self, cuts: Mapping[str, Cut]) -> tuple[StreamCutRow, ...]:
-        """Cuts with the streams that they are of: a name may be another stream's later."""
+        """Cuts with the incarnations of their streams: a name may be reused later."""
         homes = {}
         for stream in cuts:
             try:
@@ -294,7 +294,7 @@ class ReaderGroups:
                 raise InvalidCall(f"a reader group can't start at {start} in stream {stream}: {problem}")
 
     def _expiring(self, outcome: GroupOutcome) -> GroupOutcome:
-        """Without checkpoints that retention has overtaken; looked at when one is complete, as the proposal says."""
+        """Drop checkpoints behind the streams' start positions, once one is complete, as the proposal specifies."""
         group = outcome.group
         if not any(row.kept and group_checkpoints.is_complete(row) for row in group.checkpoints):
             return outcome
@@ -303,7 +303,7 @@ class ReaderGroups:
             try:
                 heads[stream] = self._stream(stream).cuts().head()
             except NotFound:
-                continue  # deleted: nothing before its head can be told
+                continue  # deleted: its start position is unknown
         if group_checkpoints.expired(group, heads) == group:
             return outcome
         found = self._change(group.name, lambda each: group_checkpoints.expired(each, heads))

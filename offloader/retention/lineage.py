@@ -1,11 +1,11 @@
-"""The stream segments of a stream, which took over from which, and what a cut means in them.
+"""Segments of a stream, their succession, and the meaning of cuts in them. Pure.
 
-Owns the exact model of the retention specification, section 1: consumed, validity, order, meet and join of cuts, sizes,
-what a truncation deletes, and spans. Must never decide which cut is used, nor ask a store.
+Exact model of the retention specification, section 1: consumed, validity, order, meet and join of cuts, sizes, what a
+truncation deletes, and spans.
 
-Compared with the specification's words, ``consumed`` asks one thing more of a segment that isn't listed before it
-counts as read to its end: that all segments it took over from are. On valid cuts the two agree; with the words alone,
-the meet or join of two valid cuts can have no cut that says it (``docs/decisions/retention-cuts.md``).
+``consumed`` is stricter than the specification: an unlisted segment counts as read to its end only if all segments it
+succeeds are. On valid cuts the two agree; by the specification alone, the meet or join of two valid cuts may have no
+cut (``docs/decisions/retention-cuts.md``).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _PARTITIONS_MAX = 2**31 - 1
 
 
 class Measure(Protocol):
-    """How much of a stream lies before a cut, since its creation. Must not decrease from a cut to a later one."""
+    """Size of a stream before a cut, since its creation. Doesn't decrease from a cut to a later one."""
 
     def bytes_before(self, cut: Cut) -> int | None:
-        """Payload bytes, ``None`` if that can't be known."""
+        """Payload bytes, ``None`` if unknown."""
 
     def entries_before(self, cut: Cut) -> int | None:
-        """Entries, ``None`` if that can't be known."""
+        """Entries, ``None`` if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,10 @@ class StreamSegment:
     """One of a stream's parallel parts.
 
     Attributes:
-        segment: its name; the epoch in it created it.
+        segment: its name, with the epoch that created it.
         key_from: its first key, in [0, 1).
-        key_to: the first key behind it.
-        ended_epoch: the epoch without it, ``None``: it takes entries.
+        key_to: the first key after it.
+        ended_epoch: the first epoch without it, ``None``: active.
         sealed_bytes: its size, if it ended and that was recorded.
     """
 
@@ -67,22 +67,22 @@ class StreamSegment:
     sealed_bytes: int | None = None
 
     def overlaps(self, other: StreamSegment) -> bool:
-        """Whether a key belongs to both."""
+        """Whether the key ranges overlap."""
         return self.key_from < other.key_to and other.key_from < self.key_to
 
     def is_after(self, other: StreamSegment) -> bool:
-        """Whether it was created when ``other`` had ended."""
+        """Whether it was created when or after ``other`` ended."""
         return other.ended_epoch is not None and self.segment.epoch >= other.ended_epoch
 
 
 @dataclass(frozen=True)
 class Lineage:
-    """Everything that cuts of one stream can speak of.
+    """All segments of a stream, to which its cuts refer.
 
     Attributes:
-        segments: all stream segments that ever were, oldest first.
-        is_partitioned: partitions of a topic: the segments are a single epoch, and a cut may leave some out, of which
-            nothing is before it, because they can be added.
+        segments: all stream segments, past and present, oldest first.
+        is_partitioned: partitions of a topic: the segments are a single epoch. As partitions can be added, a cut may
+            omit some, with nothing before it.
 
     Raises:
         InvalidCall: (of every method that takes cuts) a cut names a segment that the stream doesn't have.
@@ -98,11 +98,11 @@ class Lineage:
         epochs: Sequence[Collection[SegmentId]],
         sealed_bytes: Mapping[SegmentId, int] | None = None,
     ) -> Lineage:
-        """The history of a stream.
+        """Build a stream's history.
 
         Args:
             ranges: key range [from, to) of each segment.
-            epochs: the segments that take entries in each epoch, oldest first.
+            epochs: the active segments of each epoch, oldest first.
             sealed_bytes: sizes of those that ended, as far as recorded.
 
         Raises:
@@ -143,10 +143,10 @@ class Lineage:
 
         Args:
             sealed: segments that end, with their sizes as far as known.
-            ranges: key ranges of those that take over.
+            ranges: key ranges of their successors.
 
         Raises:
-            InvalidCall: they don't take over exactly the keys of the sealed ones, or one of these doesn't take entries.
+            InvalidCall: the successors' keys differ from the sealed ones', or a sealed segment isn't active.
         """
         active = {s.segment: s for s in self.segments if s.ended_epoch is None}
         unknown = [str(segment) for segment in sealed if segment not in active]
@@ -170,7 +170,7 @@ class Lineage:
 
     @cached_property
     def predecessors(self) -> dict[SegmentId, tuple[SegmentId, ...]]:
-        """Of each segment those whose keys it took over the moment they ended."""
+        """Predecessors of each segment: those that ended when it was created and share keys."""
         ended: dict[int, list[StreamSegment]] = {}
         for segment in self.segments:
             if segment.ended_epoch is not None:
@@ -181,7 +181,7 @@ class Lineage:
 
     @cached_property
     def _ended(self) -> list[tuple[StreamSegment, tuple[SegmentId, ...], dict[SegmentId, tuple[float, float]]]]:
-        """Those that ended, oldest first, with what they took over from, and the keys of what took keys of theirs."""
+        """Ended segments, oldest first, with their predecessors, and the key ranges of their successors."""
         return [
             (
                 one,
@@ -194,16 +194,16 @@ class Lineage:
 
     @cached_property
     def active(self) -> tuple[StreamSegment, ...]:
-        """Those that take entries now, by their keys."""
+        """Active segments, by keys."""
         return tuple(sorted((s for s in self.segments if s.ended_epoch is None), key=lambda s: s.key_from))
 
     @cached_property
     def first_cut(self) -> Cut:
-        """Before everything."""
+        """The cut before everything."""
         return self.cut_of(Consumed(frozenset(), {}))
 
     def unknown(self, cut: Cut) -> list[SegmentId]:
-        """What ``cut`` lists that the stream doesn't have."""
+        """Segments in ``cut`` that the stream doesn't have."""
         return [segment for segment in cut.offsets if segment not in self.by_id]
 
     def _require_known(self, cut: Cut) -> None:
@@ -229,10 +229,10 @@ class Lineage:
         return Consumed(frozenset(full), at)
 
     def cut_of(self, consumed: Consumed) -> Cut:
-        """The shortest cut before which ``consumed`` lies.
+        """The shortest cut with ``consumed`` before it.
 
-        It lists each segment that isn't read to its end while all it took over from are, and, as future, those that
-        took over from a segment read to its end and from others that aren't.
+        It lists each segment not read to its end whose predecessors all are, and, as future, those with both a fully
+        read predecessor and another one.
         """
         offsets: dict[SegmentId, Offset] = {}
         for one in self.segments:
@@ -249,7 +249,7 @@ class Lineage:
     def problem(self, cut: Cut) -> str:
         """Why ``cut`` is no consistent point of the stream; empty if it is one.
 
-        Whether offsets lie within what was written isn't looked at here.
+        Doesn't check whether offsets lie within the written data.
         """
         unknown = self.unknown(cut)
         if unknown:
@@ -275,7 +275,7 @@ class Lineage:
         return ""
 
     def order(self, one: Cut, other: Cut) -> Order:
-        """How ``one`` lies to ``other``; valid cuts of the stream, as everywhere below."""
+        """Order of ``one`` relative to ``other``; valid cuts of the stream, as everywhere below."""
         return order(self.consumed(one), self.consumed(other))
 
     def reaches(self, one: Cut, other: Cut) -> bool:
@@ -283,7 +283,7 @@ class Lineage:
         return self.order(one, other) is Order.EQUAL_OR_AFTER
 
     def equal(self, one: Cut, other: Cut) -> bool:
-        """Whether the same lies before both, which they may say with different future segments."""
+        """Whether the same lies before both, even with different future segments."""
         return one == other or self.consumed(one) == self.consumed(other)
 
     def meet(self, cuts: Iterable[Cut]) -> Cut:
@@ -306,7 +306,7 @@ class Lineage:
         """Bytes before ``cut``, whose offsets are bytes.
 
         Raises:
-            InvalidCall: offsets are positions, or the size of a segment that lies before the cut wasn't recorded.
+            InvalidCall: offsets are positions, or the size of a segment before the cut wasn't recorded.
         """
         consumed = self.consumed(cut)
         total = 0
@@ -322,12 +322,12 @@ class Lineage:
         return total
 
     def deleted_between(self, head: Cut, cut: Cut) -> list[SegmentId]:
-        """Segments to delete when the head moves from ``head`` to ``cut``, oldest first."""
+        """Segments to delete when the start position moves from ``head`` to ``cut``, oldest first."""
         gone = self.consumed(cut).full - self.consumed(head).full
         return sorted(gone, key=lambda segment: segment.age_order)
 
     def between(self, start: Cut, end: Cut) -> list[SegmentId]:
-        """Segments that a reader from ``start`` to ``end`` meets, oldest first.
+        """Segments that a reader from ``start`` to ``end`` reads, oldest first.
 
         Args:
             start: a cut, or ``UNBOUNDED``: the beginning.
@@ -354,7 +354,7 @@ class Lineage:
 
 @dataclass(frozen=True, slots=True)
 class LineageMeasure:
-    """Measures cuts whose offsets are bytes; entries can't be told from them."""
+    """Measures cuts whose offsets are bytes; the number of entries is unknown."""
 
     lineage: Lineage
 

@@ -1,4 +1,4 @@
-"""Retention policies: limits by size or time, and what subscribers mean for them."""
+"""Retention policies: limits by size or time, and the effect of subscribers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = [
 
 
 class Unit(enum.Enum):
-    """What is limited: payload bytes of the stream, or the age of its data in ms."""
+    """Unit of a limit: payload bytes of the stream, or the age of its data in ms."""
 
     SIZE = "size"
     TIME = "time"
 
 
 class PolicyKind(enum.Enum):
-    """By what a stream is retained."""
+    """Criterion of retention."""
 
     SIZE = "size"
     TIME = "time"
@@ -39,12 +39,12 @@ class PolicyKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much of a stream is kept.
+    """Amount of a stream to keep.
 
     Attributes:
         unit: bytes or ms.
-        min: what is kept always, if there is as much.
-        max: what unread data isn't kept beyond; ``None`` or 0: no limit.
+        min: always kept, as far as available.
+        max: unread data beyond it isn't kept; ``None`` or 0: no limit.
 
     Raises:
         InvalidCall: a negative value, or ``min`` above ``max``.
@@ -72,17 +72,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """How a stream is retained.
+    """Retention policy of a stream.
 
     Attributes:
         kind: by size, by time, or by consumption.
-        limits: min and max. Those of size and time need them; without, consumption alone decides: what all have read
-            goes.
+        limits: min and max. Required by size and time. Without them consumption alone decides: data read by all
+            subscribers is deleted.
         subscriber_timeout_ms: a subscriber silent for longer doesn't hold data back (x); ``None``: it always does.
         fallback_after_ms: when no subscriber was active for longer, their last cuts don't hold data back any more
             either (y); ``None``: they always do.
-        fallback: with kind consumption, the limits that rule then, as if nobody had ever published.
-        protect_unpublished: a subscriber that never published holds data back from where it was registered on.
+        fallback: with kind consumption, the limits that apply then, as if there were no acknowledged cuts.
+        protect_unpublished: a subscriber without an acknowledged cut holds data back from its registration on.
 
     Raises:
         InvalidCall: it contradicts itself; all contradictions are named.
@@ -128,12 +128,12 @@ _SIZES = ((1024**4, "TiB"), (1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"), (
 
 
 def is_internal(stream: str) -> bool:
-    """Whether a stream is one that a broker keeps for itself, which no policy rules: its last level begins with _."""
+    """Whether a stream is a broker's internal one, exempt from policies: its last level begins with _."""
     return stream.rpartition("/")[2].startswith("_")
 
 
 def policy_of(stream: str, settings: RetentionSettings) -> Policy | None:
-    """What is wanted of a stream; ``None``: nothing of it goes by itself.
+    """Policy of a stream; ``None``: no automatic truncation.
 
     Raises:
         InvalidCall: the settings contradict each other; all contradictions are named.
@@ -168,7 +168,7 @@ def _ms(minutes: float) -> int | None:
 
 
 def policy_text(policy: Policy | None) -> str:
-    """A policy in words, one line."""
+    """One-line description of a policy."""
     if policy is None:
         return "no policy: nothing goes by itself"
     words = "what all subscribers have read goes" if policy.limits is None else limits_text(policy.limits)
@@ -181,19 +181,19 @@ def policy_text(policy: Policy | None) -> str:
 
 
 def limits_text(limits: Limits) -> str:
-    """``keeps at least 1 GiB, unread data up to 10 GiB``."""
+    """Format ``keeps at least 1 GiB, unread data up to 10 GiB``."""
     text = span_text if limits.unit is Unit.TIME else size_text
     most = "without a limit" if limits.max is None else f"up to {text(limits.max)}"
     return f"keeps at least {text(limits.min)}, unread data {most}"
 
 
 def span_text(ms: int) -> str:
-    """``90_000`` -> ``"1.5 min"``."""
+    """Format ``90_000`` as ``"1.5 min"``."""
     return _in_units(ms, _SPANS)
 
 
 def size_text(size_bytes: int) -> str:
-    """``1536`` -> ``"1.5 KiB"``."""
+    """Format ``1536`` as ``"1.5 KiB"``."""
     return _in_units(size_bytes, _SIZES)
 
 

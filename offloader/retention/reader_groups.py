@@ -1,4 +1,4 @@
-"""Reader groups over several streams: configuration, checkpoints and obligations; pure."""
+"""Reader groups over several streams: configuration, checkpoints and obligations. Pure."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ __all__ = [
     "updated",
 ]
 
-#: Streams of one group.
+#: Most streams of one group.
 GROUP_STREAMS_MAX = 1000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,254}")
 
 
 class RetentionType(enum.Enum):
-    """What a group means for the retention of its streams."""
+    """Effect of a group on the retention of its streams."""
 
     NONE = "none"
     MANUAL = "manual"
@@ -56,15 +56,15 @@ class RetentionType(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class GroupConfig:
-    """What a group reads and how.
+    """Configuration of a group.
 
     Attributes:
         streams: names of streams or partitioned topics.
-        retention: whether it holds data back, and who says how far it is.
+        retention: whether it holds data back, and how its progress is reported.
         starts, ends: where it begins and ends, by stream; else at the stream's beginning, never.
         automatic_checkpoint_ms: time between two automatic checkpoints.
         outstanding_checkpoints_max: checkpoints that may wait for readers at once.
-        refresh_ms: how old a view of the group may be that a reader acts on.
+        refresh_ms: maximum age of a reader's view of the group.
 
     Raises:
         InvalidCall: no stream, a start or end of another stream, an end before its start, a time or number below 1.
@@ -97,11 +97,11 @@ class GroupConfig:
 
 
 def bounds_problem(start: Cut, end: Cut) -> str:
-    """Why a group can't read from ``start`` to ``end``, as far as that shows without the stream's history.
+    """Why a group can't read from ``start`` to ``end``, as far as can be checked without the stream's history.
 
-    An unbounded cut fits everything. Of segments in both the end's offset isn't smaller, and one of which nothing was
-    read at the end (future) isn't begun at the start; neither the oldest nor the youngest segment of the end is older
-    than the start's.
+    An unbounded cut fits everything. Of segments in both the end's offset isn't smaller, and a segment unread at the
+    end (future) isn't begun at the start; neither the oldest nor the youngest segment of the end is older than the
+    start's.
     """
     if not start.offsets or not end.offsets:
         return ""
@@ -121,7 +121,7 @@ def bounds_problem(start: Cut, end: Cut) -> str:
 
 
 def absent_group(name: str) -> GroupState:
-    """A group that was never made.
+    """Placeholder of a group that doesn't exist.
 
     Raises:
         InvalidCall: not a name of a group.
@@ -144,16 +144,16 @@ def absent_group(name: str) -> GroupState:
 
 
 def created(group: GroupState, config: GroupConfig) -> GroupState:
-    """The group, made with ``config`` unless it exists: then as it is."""
+    """The group, created with ``config``; an existing one is unchanged."""
     if not group.deleted:
         return group
     made = _configured(replace(absent_group(group.name), version=group.version), config, group.generation + 1)
-    # What the one before owes was owed first.
+    # Obligations of the previous group come first.
     return replace(made, to_do=(*group.to_do, *_added(made)))
 
 
 def updated(group: GroupState, from_generation: int, config: GroupConfig) -> GroupState:
-    """The group with another configuration: registered where it subscribes by now, removed where it doesn't any more.
+    """The group with another configuration: registered with new streams, removed from dropped ones.
 
     Raises:
         NotFound: there is no such group.
@@ -169,7 +169,7 @@ def updated(group: GroupState, from_generation: int, config: GroupConfig) -> Gro
     stays = set(made.streams) if made.retention != RetentionType.NONE.value else set()
     leaves = [_removal(made, stream) for stream in subscribed(group) if stream not in stays]
     pending = tuple(row for row in group.to_do if row.action != "publish" or row.stream in stays)
-    # The registries know the new generation before anything is published with it.
+    # Register the new generation before publishing with it.
     pending = tuple(replace(row, generation=made.generation) if row.action == "publish" else row for row in pending)
     earlier = tuple(row for row in pending if row.action != "publish")
     later = tuple(row for row in pending if row.action == "publish")
@@ -178,7 +178,7 @@ def updated(group: GroupState, from_generation: int, config: GroupConfig) -> Gro
 
 
 def deleted(group: GroupState) -> GroupState:
-    """The group, gone; raises ``NotFound`` when there is none."""
+    """The deleted group; raises ``NotFound`` when there is none."""
     require_group(group)
     removals = tuple(_removal(group, stream) for stream in subscribed(group))
     kept = tuple(row for row in group.to_do if row.action == "remove")
@@ -186,7 +186,7 @@ def deleted(group: GroupState) -> GroupState:
 
 
 def owing_publish(group: GroupState, cuts: tuple[StreamCutRow, ...]) -> GroupState:
-    """Publishes cuts of a group with manual retention, once for each stream.
+    """Publish cuts of a group with manual retention, once for each stream.
 
     Raises:
         InvalidCall: a stream that the group doesn't read.
@@ -205,9 +205,9 @@ def owing_publish(group: GroupState, cuts: tuple[StreamCutRow, ...]) -> GroupSta
 
 
 def renewed(group: GroupState, *, now_ms: int, renew_ms: int) -> GroupState:
-    """Publishes what was published last once more, when that is ``renew_ms`` ago: a sign of life.
+    """Republish the last cuts, if ``renew_ms`` old, as a sign of life.
 
-    Only of a group with automatic retention: somebody has to tell that a manual one lives.
+    Only for automatic retention: a manual group's application has to give the sign of life.
     """
     is_due = group.published and now_ms - group.published_ms >= renew_ms and is_published(group)
     if group.deleted or not is_due or group.retention != RetentionType.AUTOMATIC.value:
@@ -216,10 +216,10 @@ def renewed(group: GroupState, *, now_ms: int, renew_ms: int) -> GroupState:
 
 
 def settled(group: GroupState, row: ToDoRow, status: PublishStatus, *, now_ms: int) -> GroupState:
-    """After a change that was owed was done, or refused for good: what a stream refuses once it refuses for ever.
+    """The group after an obligation was performed or refused, which a stream does permanently.
 
-    Except where a subscriber isn't there any more, because its stream was created again or it was removed by hand: it
-    is registered anew, and what was published of an earlier stream isn't carried on.
+    Exception: a subscriber that is missing because its stream was recreated or the operator removed it is registered
+    anew, and the earlier stream's cuts are dropped.
     """
     left = tuple(each for each in group.to_do if each != row)
     others = tuple(each for each in group.published if each.stream != row.stream)
@@ -237,7 +237,7 @@ def settled(group: GroupState, row: ToDoRow, status: PublishStatus, *, now_ms: i
 
 
 def is_published(group: GroupState) -> bool:
-    """Whether no publish is owed."""
+    """Whether no publication is due."""
     return not any(row.action == "publish" for row in group.to_do)
 
 
@@ -255,7 +255,7 @@ def config_of(group: GroupState) -> GroupConfig:
 
 
 def require_group(group: GroupState) -> None:
-    """Raises ``NotFound`` for one that is gone or never was."""
+    """Raise ``NotFound`` for a group that is deleted or never existed."""
     if group.deleted:
         raise NotFound(f"reader group {group.name} doesn't exist", hint="create it first")
 
@@ -276,7 +276,7 @@ def _configured(group: GroupState, config: GroupConfig, generation: int) -> Grou
 
 
 def subscribed(group: GroupState) -> tuple[str, ...]:
-    """The streams whose registries have the group."""
+    """Streams whose registries have the group."""
     return () if group.retention == RetentionType.NONE.value else group.streams
 
 
@@ -293,7 +293,7 @@ def _removal(group: GroupState, stream: str) -> ToDoRow:
 
 
 def owing(group: GroupState, cuts: tuple[StreamCutRow, ...]) -> GroupState:
-    """With these cuts to publish; a cut that still waits to be published is overtaken by the new one."""
+    """The group with these cuts to publish; they replace cuts that still wait."""
     before = {row.stream: row for row in group.published}
     waiting = {
         row.stream: StreamCutRow(row.stream, row.cut, row.partitions)
@@ -302,7 +302,7 @@ def owing(group: GroupState, cuts: tuple[StreamCutRow, ...]) -> GroupState:
     }
     rows = []
     for each in cuts:
-        # Partitions that no reader had at this checkpoint stay where they were published last.
+        # Partitions without a reader at this checkpoint keep their last published position.
         own = both_rows(each.stream, before.get(each.stream), each, lambda _, new: new)
         own = both_rows(each.stream, waiting.get(each.stream), own, max)
         rows.append(
@@ -319,15 +319,15 @@ def owing(group: GroupState, cuts: tuple[StreamCutRow, ...]) -> GroupState:
     return replace(group, to_do=(*left, *rows))
 
 
-#: Readers of one group.
+#: Most readers of one group.
 READERS_MAX = 1000
-#: Checkpoints that one group keeps.
+#: Most checkpoints of one group.
 CHECKPOINTS_MAX = 100
 CHECKPOINT_NAME_CHARS_MAX = 255
 
 
 def reader_added(group: GroupState, reader: str) -> GroupState:
-    """A reader that takes part in checkpoints from now on.
+    """Add a reader, which takes part in checkpoints from now on.
 
     Raises:
         LimitReached: the group has ``READERS_MAX`` others.
@@ -341,7 +341,7 @@ def reader_added(group: GroupState, reader: str) -> GroupState:
 
 
 def reader_removed(group: GroupState, reader: str, cuts: tuple[StreamCutRow, ...]) -> GroupState:
-    """A reader that stops; ``cuts`` say what it has processed, and count where a checkpoint waits for it."""
+    """Remove a reader; ``cuts`` are its processed positions, which count for checkpoints that wait for it."""
     require_group(group)
     rows = tuple(
         replace(
@@ -356,15 +356,15 @@ def reader_removed(group: GroupState, reader: str, cuts: tuple[StreamCutRow, ...
 
 
 def started_checkpoint(group: GroupState, name: str, *, kept: bool, now_ms: int, automatic: bool = False) -> GroupState:
-    """Begins a checkpoint, which every reader has to reach.
+    """Start a checkpoint, which every reader has to reach.
 
     Args:
         name: unique in the group.
         kept: keep it for ``truncated_at_checkpoint`` until it expires.
-        automatic: whether the group's own period asked for it.
+        automatic: whether the group's own period started it.
 
     Raises:
-        InvalidCall: the name is taken, or nobody reads.
+        InvalidCall: the name is taken, or the group has no readers.
         LimitReached: too many wait already, or too many are kept.
     """
     require_group(group)
@@ -374,7 +374,7 @@ def started_checkpoint(group: GroupState, name: str, *, kept: bool, now_ms: int,
         raise InvalidCall(f"reader group {group.name} has a checkpoint {name} already")
     if not group.readers:
         raise InvalidCall(f"nobody reads in reader group {group.name}: a checkpoint would say nothing")
-    # The group's own ones wait until all have read beyond them: one slow reader would heap them up.
+    # Automatic ones wait until all readers have passed them: one slow reader would accumulate them.
     outstanding = sum(1 for row in group.checkpoints if row.waiting or (automatic and row.behind and not row.kept))
     if outstanding >= group.outstanding_checkpoints_max:
         raise LimitReached(
@@ -389,9 +389,9 @@ def started_checkpoint(group: GroupState, name: str, *, kept: bool, now_ms: int,
 
 
 def reached(group: GroupState, name: str, reader: str, cuts: tuple[StreamCutRow, ...]) -> GroupState:
-    """A reader says where it was at a checkpoint, for the partitions that it reads.
+    """Record a reader's positions at a checkpoint, for the partitions that it reads.
 
-    Of a partition that two readers name the earlier position counts.
+    If two readers name a partition, the earlier position counts.
 
     Raises:
         NotFound: no such checkpoint.
@@ -406,18 +406,18 @@ def reached(group: GroupState, name: str, reader: str, cuts: tuple[StreamCutRow,
     after = replace(row, waiting=_without(row.waiting, reader), cuts=_merged(row.cuts, cuts))
     rows = tuple(after if each is row else each for each in group.checkpoints)
     if not after.waiting:
-        # A later checkpoint is complete: earlier ones that nobody wanted to keep have served.
+        # A later checkpoint is complete: drop earlier ones that aren't kept.
         at = rows.index(after)
         rows = tuple(each for number, each in enumerate(rows) if number >= at or each.kept or each.behind)
     return replace(group, checkpoints=rows)
 
 
 def passed(group: GroupState, name: str, reader: str) -> GroupState:
-    """A reader has read something behind a checkpoint: it has consumed all before it, and before earlier ones.
+    """Record that a reader has read past a checkpoint: it has consumed everything before it, and before earlier ones.
 
     Raises:
         NotFound: no such checkpoint.
-        InvalidCall: the reader hasn't said where it was at it.
+        InvalidCall: the reader hasn't recorded its position at it.
     """
     row = _checkpoint(group, name)
     if reader in row.waiting:
@@ -431,7 +431,7 @@ def passed(group: GroupState, name: str, reader: str) -> GroupState:
 
 
 def truncated_at_checkpoint(group: GroupState, name: str) -> GroupState:
-    """Publishes a checkpoint of a group with manual retention.
+    """Publish a checkpoint of a group with manual retention.
 
     Raises:
         NotFound: no such checkpoint.
@@ -445,18 +445,18 @@ def truncated_at_checkpoint(group: GroupState, name: str) -> GroupState:
 
 
 def expired(group: GroupState, heads: Mapping[str, Cut]) -> GroupState:
-    """Drops complete checkpoints that lie before the heads of all streams they speak of."""
+    """Drop complete checkpoints before the start positions of all their streams."""
     rows = tuple(row for row in group.checkpoints if row.waiting or not _is_before(row, heads))
     return group if len(rows) == len(group.checkpoints) else replace(group, checkpoints=rows)
 
 
 def is_complete(row: CheckpointRow) -> bool:
-    """Whether every reader has said where it was at a checkpoint."""
+    """Whether every reader has recorded its position at a checkpoint."""
     return not row.waiting
 
 
 def _publishing_passed(group: GroupState) -> GroupState:
-    """Automatic: the newest checkpoint that every reader has passed is owed, and those that nobody kept go with it."""
+    """Automatic retention: publish the newest checkpoint passed by every reader, drop unkept ones up to it."""
     done = [row for row in group.checkpoints if not (row.waiting or row.behind or row.released)]
     if not done or group.retention != RetentionType.AUTOMATIC.value:
         return group

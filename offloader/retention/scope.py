@@ -1,4 +1,4 @@
-"""Where a stream's retention documents are kept and changed, and which partitions they cover."""
+"""Location of a stream's retention documents, their changes, and the partitions they cover."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ __all__ = [
     "home_of",
 ]
 
-#: Times an entry is tried to be changed while others change it.
+#: Attempts to change an entry under concurrent changes.
 ATTEMPTS_MAX = 20
-#: Names that an error about an unknown stream suggests.
+#: Names suggested by an error about an unknown stream.
 SUGGESTIONS_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """One stream of a topic; a plain stream is its own only one."""
+    """One stream of a topic; a plain stream is its own only partition."""
 
     stream: str
     incarnation: UUID
@@ -68,13 +68,13 @@ class Partition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """What a retention state is of.
+    """Scope of a retention state.
 
     Attributes:
         name: the stream, or the partitioned topic.
         incarnation: of the stream, or of the topic's state: the documents' keys have it. ``None``: a topic without a
             state.
-        partitions: number -> partition, those that exist now; 0 for a plain stream.
+        partitions: number -> existing partition; 0 for a plain stream.
         is_topic: whether it is partitioned.
     """
 
@@ -85,31 +85,31 @@ class Place:
 
     @property
     def rows(self) -> tuple[PartitionRow, ...]:
-        """The partitions as documents name them."""
+        """The partitions in documents' form."""
         return tuple(PartitionRow(number, each.incarnation) for number, each in sorted(self.partitions.items()))
 
     def is_alive(self, row: PartitionRow) -> bool:
-        """Whether positions of that partition are still positions of the same stream."""
+        """Whether positions of that partition still refer to the same stream."""
         found = self.partitions.get(row.number)
         return found is not None and found.incarnation == row.incarnation
 
 
 def home_of(store: ObjectStore, stream: str) -> tuple[str, int]:
-    """The name under which a stream's retention state is, and the stream's number there: its topic's, or its own."""
+    """Name of a stream's retention state, and the stream's number there: its topic's, or its own."""
     split = partition_of(stream)
-    # Beside a plain stream ``x`` a stream ``x-partition-0`` is one of its own.
+    # Beside a plain stream ``x``, ``x-partition-0`` is a separate stream.
     return (stream, 0) if split is None or read_entry(store, split[0]) is not None else split
 
 
 def find_place(
     store: ObjectStore, name: str, *, create: bool = False, entropy: Callable[[int], bytes] = os.urandom
 ) -> Place:
-    """The place of the retention state of a stream or partitioned topic.
+    """Find the retention state of a stream or partitioned topic.
 
     Args:
         store: where it is.
         name: of a plain stream or of a topic.
-        create: make the topic's entry, or bring it up to date; a plain stream needs none.
+        create: create or update the topic's entry; a plain stream needs none.
         entropy: source of the entry's incarnation.
 
     Raises:
@@ -134,7 +134,7 @@ def find_place(
     place = Place(name=name, incarnation=None, partitions=partitions, is_topic=True)
     for _ in range(ATTEMPTS_MAX):
         entry, info = read_topic_entry(store, name)
-        # A partition whose catalogue entry is lost can come back: while it may, the topic is the same.
+        # A partition with a lost catalogue entry can be restored: until then the topic is the same.
         kept = () if entry is None else _missing(store, place, entry)
         gone = None
         if entry is not None and not kept and not any(map(place.is_alive, entry.partitions)):
@@ -149,7 +149,7 @@ def find_place(
         try:
             store.put(key, encode_topic_entry(wanted), mode=mode_of_new(store, key, info))
         except PreconditionFailed:
-            continue  # somebody else's: look
+            continue  # a concurrent change: read it again
         if gone is not None:
             forget_documents(store, name, gone)
         return Place(name=name, incarnation=wanted.incarnation, partitions=partitions, is_topic=True)
@@ -157,7 +157,7 @@ def find_place(
 
 
 def _missing(store: ObjectStore, place: Place, entry: TopicEntry) -> tuple[PartitionRow, ...]:
-    """Partitions that the entry names, that aren't in the catalogue, and that weren't deleted either."""
+    """Partitions in the entry that are neither in the catalogue nor deleted."""
     absent = tuple(row for row in entry.partitions if row.number not in place.partitions)
     return doubtful_rows(store, replace(entry, partitions=absent)) if absent else ()
 
@@ -176,19 +176,19 @@ def _partitions(store: ObjectStore, topic: str) -> Mapping[int, Partition]:
     }
 
 
-#: The hot tier of a stream, by its name; ``None``: not at hand, the stream then ends at its committed end.
+#: The hot tier of a stream, by its name; ``None``: unavailable, the stream then ends at its committed end.
 SourceOf = Callable[[str], LedgerSource | None]
 
 
 class LoadedPartitions(Mapping[int, PartitionEntries]):
-    """Number -> entries of a partition. One look: each partition is loaded once.
+    """Number -> entries of a partition. One snapshot: each partition is loaded once.
 
     Args:
         store: where the manifests are.
         place: names the partitions.
         source_of: their hot tiers.
         known: where counting begins, by partition.
-        views: earlier views by stream, which are brought up to date instead of loaded anew; changed in place.
+        views: earlier views by stream, updated in place instead of loaded anew.
 
     Raises:
         NotFound: (of every access) a partition's stream was deleted meanwhile.
@@ -222,13 +222,13 @@ class LoadedPartitions(Mapping[int, PartitionEntries]):
         if number not in self._loaded:
             partition = self._place.partitions[number]
             source = self._source_of(partition.stream)
-            # The hot tier first: entries leave it only after the manifest has them.
+            # Load the hot tier first: entries leave it only after the manifest has them.
             ledgers = [] if source is None else source.ledgers()
             self._loaded[number] = PartitionEntries(self.state(number), ledgers, self._known.get(number))
         return self._loaded[number]
 
     def load(self, numbers: Iterable[int]) -> None:
-        """Loads those of some partitions that exist and aren't loaded yet, several at once."""
+        """Load existing partitions that aren't loaded yet, in parallel."""
         at_once(self.__getitem__, [number for number in numbers if number in self and number not in self._loaded])
 
     def state(self, number: int) -> ManifestState:
@@ -246,21 +246,21 @@ class LoadedPartitions(Mapping[int, PartitionEntries]):
         return view
 
 
-#: Changes by others that one change yields to before it gives up.
+#: Conflicting changes after which a change fails.
 CONFLICTS_MAX = 100
-#: Times one change repeats a request whose outcome is unknown before it reports that.
+#: Retries of a request with unknown outcome before it is reported.
 UNKNOWN_REPEATS_MAX = 5
-#: Longest wait before a change is tried again behind another one, seconds; drawn anew each time.
+#: Longest wait before a conflicting change is retried, seconds; random each time.
 CONFLICT_WAIT_S_MAX = 0.25
 _DAMAGED = "put an earlier version of this object back; until then nothing of the stream is deleted by retention"
 
 
 @dataclass(frozen=True, slots=True)
 class Stored(Generic[Document]):
-    """A document as it was read.
+    """A document as read.
 
     Attributes:
-        document: what it says; where there is none, one that says nothing.
+        document: its content; empty where there is none.
         etag: ``None`` where there is none.
         modified_ms: when it was written, by the store's clock; 0 where there is none.
     """
@@ -285,7 +285,7 @@ class DocumentStore:
         self._entropy = entropy
 
     def read(self, key: str, empty: Document) -> Stored[Document]:
-        """The document now; ``empty`` where there is none.
+        """Read the document; ``empty`` where there is none.
 
         Raises:
             Corrupt: it is damaged.
@@ -304,17 +304,17 @@ class DocumentStore:
     def change(
         self, key: str, empty: Document, alter: Callable[[Stored[Document]], Document | None]
     ) -> Stored[Document]:
-        """Replaces a document by what ``alter`` makes of it; what stands there afterwards.
+        """Replace a document by the result of ``alter`` and return the new one.
 
         Args:
             key: of the object.
-            empty: what ``alter`` gets where there is none.
-            alter: pure, called once for each version it meets; ``None``: nothing is to be changed. What it raises
-                ends the change, nothing was written.
+            empty: the input of ``alter`` where there is none.
+            alter: pure, called for each version found; ``None``: no change. An error from it ends the change, nothing
+                was written.
 
         Raises:
-            OutcomeUnknown: the store doesn't tell; call again.
-            StoreUnavailable: others changed it ``CONFLICTS_MAX`` times meanwhile, nothing was changed.
+            OutcomeUnknown: the write may have happened; call again.
+            StoreUnavailable: ``CONFLICTS_MAX`` concurrent changes, nothing was changed.
             Corrupt, Unsupported: as for ``read``.
         """
         for conflict in range(CONFLICTS_MAX):
@@ -331,12 +331,12 @@ class DocumentStore:
     def _next(self, old: Document, wanted: Document) -> Document:
         before: Version = old.version
         nonces = (before.nonce, *before.before)[:NONCES_KEPT] if before.revision else ()
-        # Times never go back, whatever the clock does.
+        # Times never move back, even if the clock does.
         now_ms = max(self.clock.now_ms(), before.written_ms)
         return replace(wanted, version=Version(before.revision + 1, self._entropy(8).hex(), nonces, now_ms))
 
     def _write(self, key: str, stored: Stored[Document], wanted: Document) -> Stored[Document] | None:
-        """What stands there with ``wanted`` in it; ``None``: another change came first, and this one never lands."""
+        """The document with ``wanted`` in it; ``None``: another change won, and this one can't take effect any more."""
         body, mode = encode_document(wanted), CREATE if stored.etag is None else IfMatch(stored.etag)
         for attempt in range(UNKNOWN_REPEATS_MAX + 1):
             try:
@@ -348,13 +348,13 @@ class DocumentStore:
                 found = self.read(key, stored.document)
                 if found.etag != stored.etag:
                     return self._found(key, stored, wanted)
-                # The request may still land on what stands there: only the same bytes may follow it.
+                # The request may still take effect on the current document: only retry the same bytes.
                 if attempt == UNKNOWN_REPEATS_MAX:
                     raise
         raise AssertionError("the last repeat raises")
 
     def _found(self, key: str, stored: Stored[Document], wanted: Document) -> Stored[Document] | None:
-        """After something else than ``stored`` was there: whether ``wanted`` is in it."""
+        """After another document than ``stored`` was found: whether ``wanted`` is in it."""
         found = self.read(key, stored.document)
         version: Version = found.document.version
         own: Version = wanted.version
@@ -367,6 +367,6 @@ class DocumentStore:
         return None
 
     def _wait(self, conflict: int) -> None:
-        """The longer, the more often others came first: some process always gets on."""
+        """Back off longer the more conflicts: some process always makes progress."""
         fraction = int.from_bytes(self._entropy(2), "big") / 2**16
         self.clock.wait(threading.Event(), fraction * min(CONFLICT_WAIT_S_MAX, 0.01 * (conflict + 1)))

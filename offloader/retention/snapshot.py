@@ -1,4 +1,4 @@
-"""A stream or topic as it is now: the input of a retention decision."""
+"""Snapshot of a stream or topic: the input of a retention decision."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ __all__ = ["HotStreams", "Look", "offloaded_end", "with_records"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """See the module.
+    """Input of a retention decision, as of ``now_ms``.
 
     Attributes:
         retention, place: where its state is.
-        past: what was recorded.
-        own: its cuts, by ``partitions`` as they are now.
-        registry: who subscribes.
-        now_ms: the time of looking.
+        past: the recorded state.
+        own: its cuts, by the current ``partitions``.
+        registry: its subscribers.
+        now_ms: the time of the snapshot.
     """
 
     retention: StreamRetention
@@ -50,7 +50,7 @@ class Look:
 
 
 def offloaded_end(look: Look) -> Cut:
-    """Up to where the head may move: the committed end, or of partitions that aren't offloaded the tail."""
+    """Limit of the start position: the committed end, or of partitions that aren't offloaded the tail."""
     found = {}
     for number in look.place.partitions:
         state, entries = look.partitions.state(number), look.own.partitions[number]
@@ -66,7 +66,7 @@ def offloaded_end(look: Look) -> Cut:
 
 
 def with_records(look: Look, begin: Cut, *, is_recorded: bool) -> RecordedState:
-    """What is remembered, fit to the head as it is, whoever moved it there; with the tail if that is recorded."""
+    """The recorded state adjusted to the current start position, whatever moved it; with the tail if recorded."""
     past = look.past
     if past.records.up_to(begin, look.lineage):
         past = past.truncated(begin, look.lineage, None)
@@ -78,13 +78,13 @@ _METHOD = "none"
 
 
 class HotStreams:
-    """The streams whose hot tier this process has. Not thread-safe: one caller at a time.
+    """Streams whose hot tier this process has. Not thread-safe.
 
     Args:
         store: open for writing.
         clock: of this machine.
         settings_of: the settings of a stream or topic.
-        names: which streams these are now.
+        names: lists these streams.
         entropy: source of random bytes.
     """
 
@@ -103,10 +103,10 @@ class HotStreams:
         self._is_probed = False
 
     def enrol(self) -> list[str]:
-        """Sees to it that each stream that isn't offloaded and that a policy rules has a manifest that says so.
+        """Ensure that each unoffloaded stream under a policy has a manifest that records it as unoffloaded.
 
         Returns:
-            The streams that it was written for now. One that fails is logged, and tried again by the next call.
+            The streams with newly written manifests. A failure is logged, and retried by the next call.
         """
         names = set(self._names())
         self._settled &= names
@@ -123,19 +123,19 @@ class HotStreams:
 
     def _is_ruled(self, stream: str) -> bool:
         if self._settings_of(stream).offload.method != _METHOD:
-            return False  # whoever offloads it begins its manifest
+            return False  # its offloader creates the manifest
         name, _ = home_of(self._store, stream)
         return policy_of(name, self._settings_of(name).retention) is not None
 
     def _begin(self, stream: str) -> bool:
         settings = self._settings_of(stream)
         if not self._is_probed:
-            # Two manifests that both "win" would disagree about where the stream begins.
+            # Two manifests that both "win" would disagree about the start position.
             require_conditional_puts(self._store, single_writer=settings.store.single_writer)
             self._is_probed = True
         log = ManifestLog(self._store, stream, clock=self._clock, entropy=self._entropy, settings=settings.manifest)
         if log.load(create=True).method == _METHOD:
             return False
-        # Of one that was offloaded before too: what nobody is going to offload must not hold the head back.
+        # Also of a formerly offloaded stream: entries that are never offloaded must not hold the start position back.
         log.commit_as_maintainer([SetMethod(_METHOD)])
         return True

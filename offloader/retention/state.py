@@ -41,18 +41,18 @@ __all__ = [
     "remember_decision",
 ]
 
-#: What a set is cut down to, whatever the spacing then is. The rule alone needs 16 ln(oldest / newest) records by age
-#: and as many by size, so about 1,000; only limits that lie very close to each other need more.
+#: Upper bound of a set, whatever its spacing. The rule alone needs 16 ln(oldest / newest) records by age and as many by
+#: size, so about 1,000; only limits that lie very close to each other need more.
 RECORDS_MAX = 4096
-#: Of what lies behind a gap, the part that the gap may be.
+#: Largest gap as a fraction of the amount after it.
 _GAP_OF_KEPT = 16
-#: Of the room between min and max, the part that a gap may be.
+#: Largest gap as a fraction of the range between min and max.
 _GAP_OF_ROOM = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A cut that was a stream's tail.
+    """A cut recorded at a stream's tail.
 
     Attributes:
         time_ms: when, ms since 1970 UTC.
@@ -80,51 +80,51 @@ class RetentionSet:
         return self.records[-1] if self.records else None
 
     def is_due(self, now_ms: int, period_ms: int) -> bool:
-        """Whether the tail is to be recorded: more than ``period_ms`` passed since it last was."""
+        """Whether the tail should be recorded: more than ``period_ms`` after the last record."""
         return not self.records or now_ms - self.records[-1].time_ms > period_ms
 
     def add(self, record: Record) -> RetentionSet:
-        """With ``record``, unless it isn't newer than the newest."""
+        """The set with ``record``, unless that isn't newer than the newest."""
         if self.records and record.time_ms <= self.records[-1].time_ms:
             return self
         return replace(self, records=(*self.records, record))
 
     def up_to_time(self, time_ms: int) -> tuple[Record, ...]:
-        """Those recorded at ``time_ms`` or earlier."""
+        """Records of ``time_ms`` or earlier."""
         return self.records[: bisect_right(self.records, time_ms, key=lambda record: record.time_ms)]
 
     def without_up_to_time(self, time_ms: int) -> RetentionSet:
-        """Without those recorded at ``time_ms`` or earlier."""
+        """The set without records of ``time_ms`` or earlier."""
         return replace(self, records=self.records[len(self.up_to_time(time_ms)) :])
 
     def at_or_before_size(self, size_bytes: int) -> Record | None:
-        """The newest with at most ``size_bytes`` before it."""
+        """The newest record with at most ``size_bytes`` before it."""
         sized = [record for record in self.records if record.size_bytes is not None]
         return _last(sized[: bisect_right(sized, size_bytes, key=lambda record: record.size_bytes or 0)])
 
     def up_to(self, cut: Cut, lineage: Lineage) -> tuple[Record, ...]:
-        """Those at or before ``cut``: what leaves the set when the stream is truncated there."""
-        # As each is at or after the one before it, those at or before a cut are the oldest
+        """Records at or before ``cut``: those that leave the set when the stream is truncated there."""
+        # As each is at or after the previous one, those at or before a cut are the oldest
         return self.records[: bisect_left(self.records, True, key=lambda record: not lineage.reaches(cut, record.cut))]
 
     def at_or_before(self, cut: Cut, lineage: Lineage) -> Record | None:
-        """The newest at or before ``cut``. Data behind ``cut`` is at least as young."""
+        """The newest record at or before ``cut``. Data after ``cut`` is at least as young."""
         return _last(self.up_to(cut, lineage))
 
     def truncated(self, head: Cut, lineage: Lineage) -> RetentionSet:
-        """What is left when ``head`` became the stream's head."""
+        """The remaining set once ``head`` is the stream's start position."""
         return replace(self, records=self.records[len(self.up_to(head, lineage)) :])
 
     def thinned(self, now_ms: int, limits: Sequence[Limits], used_ms: Collection[int] = ()) -> RetentionSet:
-        """Without older records that later decisions can do without.
+        """The set without older records that later decisions don't need.
 
         Two neighbours stay, or become, at most a quarter of max - min of each of ``limits`` apart, and at most a
-        sixteenth of the age and of the size kept behind the younger one. Records are never moved; those that are
-        further apart already stay so. Above ``RECORDS_MAX`` the spacing is doubled until they fit.
+        sixteenth of the age and of the size kept after the younger one. Records are never moved; those that are further
+        apart already stay so. Above ``RECORDS_MAX`` the spacing is doubled until they fit.
 
         Args:
             now_ms: the time.
-            limits: by which the set may be asked: a policy's, and those of its fallback.
+            limits: those that later decisions may use: a policy's, and its fallback's.
             used_ms: times of the records that the current decision uses; they stay.
         """
         records, widening = self._spaced(now_ms, limits, used_ms, 1), 2
@@ -155,7 +155,7 @@ class RetentionSet:
         if any(gap * _GAP_OF_KEPT > max(kept[unit], 1) * widening for unit, gap in gaps.items()):
             return False
         rooms = [(one.unit, one.max - one.min) for one in limits if one.max is not None]
-        # A limit by size tells nothing about records whose size nobody knows
+        # A limit by size doesn't apply to records of unknown size
         return all(gaps.get(unit, 0) * _GAP_OF_ROOM <= max(room, 1) * widening for unit, room in rooms)
 
 
@@ -164,7 +164,7 @@ def _last(records: Sequence[Record]) -> Record | None:
 
 
 class Rule(enum.Enum):
-    """What decided; the value says it in words. The retention specification, sections 2 and 3."""
+    """Deciding rule; the value is its wording. The retention specification, sections 2 and 3."""
 
     NOTHING_RECORDED = "no cut of this stream was recorded yet"
     BELOW_MIN = "the whole stream is below min"
@@ -187,7 +187,7 @@ class Rule(enum.Enum):
     ALL_SILENT = "all subscribers are silent, and what they haven't read is kept for them"
 
 
-#: Rules by which nothing goes.
+#: Rules without truncation.
 _NOTHING = {
     Rule.NOTHING_RECORDED,
     Rule.BELOW_MIN,
@@ -198,7 +198,7 @@ _NOTHING = {
 
 
 class BoundKind(enum.Enum):
-    """Where the bound, up to which all have read, comes from."""
+    """Origin of the bound, up to which all have read."""
 
     SUBSCRIBERS = "the active subscribers' cuts"
     LAST_CUTS = "all subscribers timed out: their last cuts"
@@ -208,7 +208,7 @@ class BoundKind(enum.Enum):
 
 
 class Role(enum.Enum):
-    """What a candidate is for."""
+    """Role of a candidate."""
 
     MIN = "keeps least, but min"
     MAX = "keeps most within min and max"
@@ -218,7 +218,7 @@ class Role(enum.Enum):
 
 
 class OverrideReason(enum.Enum):
-    """Why something goes that a subscriber hasn't read."""
+    """Why unread data of a subscriber is deleted."""
 
     ABOVE_MAX = "max doesn't leave room for it"
     TIMED_OUT = "it has been silent for too long"
@@ -227,12 +227,12 @@ class OverrideReason(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A cut that was looked at.
+    """A cut considered by a decision.
 
     Attributes:
-        role: what for.
+        role: its role.
         cut: where, not before the head.
-        keeps_bytes: bytes between it and the newest recorded cut, ``None`` if that can't be known.
+        keeps_bytes: bytes between it and the newest recorded cut, ``None`` if unknown.
         time_ms: when it was recorded, ``None`` for cuts that weren't.
     """
 
@@ -244,15 +244,15 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far a subscriber is behind the tail.
+    """A subscriber's distance from the tail.
 
     Attributes:
         name: the subscriber.
-        cut: from where on it hasn't read, not before the head.
-        has_published: whether it ever said so itself.
+        cut: where its unread data begins, not before the head.
+        has_published: whether the subscriber itself acknowledged it.
         is_active: whether it wasn't silent for too long.
         is_counted: whether it holds data back.
-        unread_bytes: bytes from ``cut`` to the tail, ``None`` if that can't be known.
+        unread_bytes: bytes from ``cut`` to the tail, ``None`` if unknown.
         unread_entries: entries likewise.
     """
 
@@ -267,12 +267,12 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class Overridden:
-    """A subscriber that loses what it hasn't read.
+    """A subscriber that loses unread data.
 
     Attributes:
         name: the subscriber.
         reason: why.
-        lost_bytes: bytes it hasn't read before the chosen cut, ``None`` if that can't be known.
+        lost_bytes: unread bytes before the chosen cut, ``None`` if unknown.
         lost_entries: entries likewise.
     """
 
@@ -284,26 +284,26 @@ class Overridden:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What a cycle decided about a stream, and everything needed to explain it.
+    """A cycle's decision about a stream, with everything needed to explain it.
 
     Attributes:
         at_ms: the time it was made for.
-        cut: the new head; ``None``: nothing goes.
-        rule: what decided.
-        limits: the limits that ruled, ``None``: consumption alone.
+        cut: the new head; ``None``: no truncation.
+        rule: the deciding rule.
+        limits: the applied limits, ``None``: consumption alone.
         is_fallback: whether they are those of the fallback.
-        is_held: whether less goes than the rule says, because the rest isn't offloaded yet.
+        is_held: whether less is truncated than the rule allows, because the rest isn't offloaded yet.
         head: the head before.
         newest: the newest recorded cut, from which kept bytes are counted; ``None``: none is recorded.
-        bound: what all that count have read, not before the head; ``None``: nobody holds data back.
-        bound_kind: where it comes from.
-        candidates: the cuts that were looked at, and what each keeps.
-        removed_bytes: bytes between the head and ``cut``, ``None`` if that can't be known.
+        bound: what all counted subscribers have read, not before the head; ``None``: no subscriber holds data back.
+        bound_kind: its origin.
+        candidates: the considered cuts, and what each keeps.
+        removed_bytes: bytes between the head and ``cut``, ``None`` if unknown.
         removed_entries: entries likewise.
         cut_time_ms: when the newest record at or before ``cut`` was recorded: the stream's age is counted from it, once
-            it is the head. ``None``: unknown, or nothing goes.
+            it is the head. ``None``: unknown, or no truncation.
         lags: each subscriber's.
-        overridden: who loses what.
+        overridden: subscribers that lose unread data.
     """
 
     at_ms: int
@@ -330,7 +330,7 @@ class Decision:
 
     @property
     def why(self) -> str:
-        """Why so much goes, or why nothing, in words."""
+        """The reason for the decision, in words."""
         if self.is_held:
             rest = "up to where the stream is offloaded" if self.cut else "but nothing of it is offloaded yet"
             return f"{self.rule.value}; {rest}"
@@ -338,7 +338,7 @@ class Decision:
         return f"{self.rule.value}; the head is there already" if is_there else self.rule.value
 
     def as_json(self) -> dict[str, Any]:
-        """For storing, and for ``--json``: enumerations by their names in lower case, cuts by their segments."""
+        """JSON form, stored and for ``--json``: enumerations by lower-case names, cuts by their segments."""
         value: dict[str, Any] = _plain(self)
         return value | {"why": self.why}
 
@@ -357,19 +357,19 @@ def _plain(value: Any) -> Any:
     return value
 
 
-#: Positions in all recorded cuts of one stream: the document is read and written in each cycle.
+#: Most positions in all recorded cuts of one stream: the document is read and written in each cycle.
 POSITIONS_MAX = 100_000
-#: Decisions of one stream that are kept.
+#: Most decisions kept of one stream.
 DECISIONS_MAX = 50
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedState:
-    """What is remembered of a stream. A value.
+    """Recorded retention state of a stream, as a value.
 
     Attributes:
         records: the retention set.
-        head_ms: the ``cut_time_ms`` of the decision that made the head; ``None``: nothing was truncated yet.
+        head_ms: the ``cut_time_ms`` of the decision that made the head; ``None``: never truncated.
         known: partition -> where its sizes are counted from; not all have it.
     """
 
@@ -378,11 +378,11 @@ class RecordedState:
     known: Mapping[int, Known] = field(default_factory=dict)
 
     def with_tail(self, own: OwnCuts, now_ms: int) -> RecordedState:
-        """With the tail as it is now in the retention set; without an entry there is none.
+        """The state with the current tail in the retention set; a stream without entries has no tail.
 
         Args:
-            own: the stream, counted from ``known`` as it is or as it was: another cycle may have changed it since. When
-                another one has recorded a later tail, there is nothing to record.
+            own: the stream, counted from the current or an earlier ``known``: another cycle may have changed it since.
+                If another one has recorded a later tail, nothing is recorded.
             now_ms: the time.
         """
         tail, newest = own.tail(), self.records.newest
@@ -393,17 +393,17 @@ class RecordedState:
         known = {**self.known, **_moved(own, self.known, own.head())}
         missing = (newest.size_bytes or 0) - total if newest is not None else 0
         if missing > 0:
-            # Something left the stream uncounted, for example a partition that was deleted: sizes don't go back.
+            # Entries left the stream uncounted, for example those of a deleted partition: sizes don't decrease.
             known |= _raised(own, known, missing)
         record = Record(time_ms=now_ms, cut=tail, size_bytes=total + max(missing, 0))
         return replace(self, records=self.records.add(record), known=known)
 
     def before_truncation(self, own: OwnCuts, cut: Cut) -> RecordedState:
-        """To be saved before the stream is truncated at ``cut``."""
+        """State to save before the stream is truncated at ``cut``."""
         return replace(self, known={**self.known, **_moved(own, self.known, cut)})
 
     def truncated(self, head: Cut, lineage: Lineage, cut_time_ms: int | None) -> RecordedState:
-        """To be saved when ``head`` has become the stream's head.
+        """State to save once ``head`` is the stream's head.
 
         Args:
             cut_time_ms: of the decision; ``None``: of the newest record that leaves the set, if one does.
@@ -414,13 +414,13 @@ class RecordedState:
 
 
 class RecordedCuts:
-    """Measures cuts as ``OwnCuts`` does, and never below what was measured when a cut was recorded.
+    """Measures cuts as ``OwnCuts`` does, but never below the size measured when a cut was recorded.
 
-    A position inside a block counts as the block's start; a recorded cut at or before it is a better bound where it has
-    one. Neither overstates what lies before.
+    A position inside a block counts as the block's start; a recorded cut at or before it may be a better bound. Neither
+    overstates the size.
 
     Args:
-        own: the stream as it is now.
+        own: the current stream.
         records: its retention set.
         known: where the sizes of ``records`` are counted from, which may have been raised since ``own`` was counted.
     """
@@ -448,7 +448,7 @@ def lineage_of(place: Place) -> Lineage:
 
 
 def read_records(retention: StreamRetention, place: Place) -> RecordedState:
-    """What is remembered of a stream.
+    """Read a stream's recorded state.
 
     Raises:
         Corrupt, Unsupported: it can't be read.
@@ -461,11 +461,11 @@ def read_records(retention: StreamRetention, place: Place) -> RecordedState:
 def change_records(
     retention: StreamRetention, place: Place, change: Callable[[RecordedState], RecordedState]
 ) -> RecordedState:
-    """Changes what is remembered; see ``DocumentStore.change``.
+    """Change the recorded state; see ``DocumentStore.change``.
 
     Args:
         place: with an incarnation, so found with ``create``.
-        change: pure; called again when others came first.
+        change: pure; called again after a conflict.
     """
 
     def alter(stored: Stored[Records]) -> Records | None:
@@ -477,7 +477,7 @@ def change_records(
 
 
 def remember_decision(retention: StreamRetention, place: Place, decision: Decision) -> None:
-    """Adds a decision to those that are kept, of which the oldest goes."""
+    """Store a decision and drop the oldest above the limit."""
     row = DecisionRow(decision.at_ms, json.dumps(decision.as_json(), separators=(",", ":"), ensure_ascii=False))
 
     def alter(stored: Stored[Decisions]) -> Decisions:
@@ -487,7 +487,7 @@ def remember_decision(retention: StreamRetention, place: Place, decision: Decisi
 
 
 def read_decisions(retention: StreamRetention, place: Place) -> Sequence[Mapping[str, Any]]:
-    """The decisions that are kept, as ``Decision.as_json``, the newest first."""
+    """Stored decisions, as ``Decision.as_json``, the newest first."""
     if place.incarnation is None:
         return []
     document = retention.documents.read(*_decisions_document(place)).document
@@ -510,7 +510,7 @@ def _known_at(own: OwnCuts, cut: Cut) -> dict[int, Known]:
 
 
 def _moved(own: OwnCuts, known: Mapping[int, Known], cut: Cut) -> dict[int, Known]:
-    """Where counting goes on from ``cut``. ``own`` may have been counted before ``known`` was raised: sizes stay so."""
+    """Where counting continues from ``cut``, also if ``own`` was counted before ``known`` was raised."""
     found = _known_at(own, cut)
     for number, at in found.items():
         if (before := known.get(number)) is not None:
@@ -520,14 +520,14 @@ def _moved(own: OwnCuts, known: Mapping[int, Known], cut: Cut) -> dict[int, Know
 
 
 def _uncounted(own: OwnCuts, number: int, known: Known) -> Size:
-    """What ``known`` counts and ``own`` doesn't, because it was counted before ``known`` was raised."""
+    """Size counted in ``known`` and missing in ``own``, which was counted before ``known`` was raised."""
     # Compared at a ledger's beginning, which is never inside a piece.
     more = known.before_ledger.minus(own.partitions[number].before(Position(known.position.ledger_id, 0)))
     return more if more.payload_bytes > 0 else Size(0, 0)
 
 
 def _raised(own: OwnCuts, known: Mapping[int, Known], missing: int) -> dict[int, Known]:
-    """More lies before the first partition that has entries: all sizes after it are so much larger."""
+    """Counts with ``missing`` more bytes before the first partition with entries, which raises all later sizes."""
     for number, each in own.partitions.items():
         if each.first is not None:
             found = known.get(number) or each.known(each.first)
@@ -563,7 +563,7 @@ def _document(place: Place, document: Records, state: RecordedState) -> Records:
 
 
 def _few(rows: tuple[RecordRow, ...]) -> tuple[RecordRow, ...]:
-    """With ``POSITIONS_MAX`` positions at most: of a topic with very many partitions every second record goes."""
+    """At most ``POSITIONS_MAX`` positions: with very many partitions every second record is dropped."""
     while len(rows) > 2 and sum(len(row.cut) for row in rows) > POSITIONS_MAX:
         rows = (*rows[:-1:2], rows[-1])
     return rows

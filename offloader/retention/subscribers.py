@@ -1,4 +1,4 @@
-"""A stream's subscribers: registration, published positions, activity."""
+"""A stream's subscribers: registration, acknowledged positions, activity."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ __all__ = [
     "require_subscriber_name",
 ]
 
-#: Subscribers of one stream. Each is some hundred bytes of one object, and a comparison in each cycle.
+#: Most subscribers of one stream. Each takes some hundred bytes of one object, and a comparison in each cycle.
 SUBSCRIBERS_MAX = 1000
 #: Longest name of a subscriber.
 SUBSCRIBER_NAME_CHARS_MAX = 255
-#: An equal publish is a sign of life; so soon after the last one it changes nothing.
+#: An equal publish is a sign of life; within this time after the last one it changes nothing.
 RENEWED_MS_MIN = 1000
 _GENERATION_MAX = 2**63 - 1
 
 
 class CutRules(Protocol):
-    """What a stream's history says of cuts."""
+    """Checks of cuts against a stream's history."""
 
     def problem(self, cut: Cut) -> str:
         """Why ``cut`` is no cut of the stream; empty if it is one."""
@@ -56,7 +56,7 @@ class CutRules(Protocol):
 
 
 class PublishStatus(enum.Enum):
-    """What became of a published cut. Only ``SUCCESS`` changes anything."""
+    """Result of publishing a cut. Only ``SUCCESS`` changes anything."""
 
     SUCCESS = "success"
     STREAM_NOT_FOUND = "stream not found"
@@ -80,8 +80,8 @@ class Subscriber:
     Attributes:
         name: of the subscriber.
         generation: of its registration.
-        updated_ms: when it was registered or published another cut last, ms since 1970 UTC.
-        active_ms: when it gave the last sign of life: an equal publish is one.
+        updated_ms: its registration or last change of the cut, ms since 1970 UTC.
+        active_ms: its last sign of life: an equal publish is one.
         cut: what it has consumed; ``None``: it has never published.
         start: where it began; ``None``: at the stream's beginning.
     """
@@ -96,13 +96,13 @@ class Subscriber:
     def activity(
         self, *, now_ms: int, timeout_ms: int | None, is_at_tail: bool = False, is_connected: bool = False
     ) -> Activity:
-        """Whether it counts.
+        """Whether it holds data back.
 
         Args:
-            now_ms: the time; one before ``active_ms`` makes nobody silent.
-            timeout_ms: how long a subscriber may be silent; ``None``: for ever.
-            is_at_tail: whether it has consumed everything there is: then there is nothing that it could say.
-            is_connected: whether a consumer is connected, of whom that is known (Pulsar's subscriptions).
+            now_ms: the time; a time before ``active_ms`` makes no subscriber silent.
+            timeout_ms: how long a subscriber may be silent; ``None``: forever.
+            is_at_tail: whether it has consumed everything: then it has nothing to acknowledge.
+            is_connected: whether a consumer is connected, if known (Pulsar's subscriptions).
         """
         if self.cut is None:
             return Activity.UNPUBLISHED
@@ -110,7 +110,7 @@ class Subscriber:
         return Activity.TIMED_OUT if is_silent and not is_at_tail and not is_connected else Activity.ACTIVE
 
     def as_json(self) -> dict[str, object]:
-        """For programs; cuts by their segments."""
+        """JSON form; cuts by their segments."""
         return {
             "subscriber": self.name,
             "generation": self.generation,
@@ -123,7 +123,7 @@ class Subscriber:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What became of a publish: the registry afterwards, the status, and for people why it was refused."""
+    """Result of a publish: the registry afterwards, the status, and the reason of a refusal."""
 
     registry: Registry
     status: PublishStatus
@@ -132,7 +132,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """The subscribers of one stream, by name. A value."""
+    """The subscribers of one stream by name, as a value."""
 
     subscribers: Mapping[str, Subscriber] = field(default_factory=dict)
 
@@ -141,10 +141,10 @@ class Registry:
         return sorted(self.subscribers)
 
     def add(self, name: str, generation: int, *, now_ms: int, start: Cut | None = None) -> Registry:
-        """Registers a subscriber, or raises the generation of one, which keeps its cut; a lower generation is ignored.
+        """Register a subscriber, or raise its generation and keep its cut; a lower generation is ignored.
 
         Args:
-            name: any text for people that prints on one line.
+            name: any text that prints on one line.
             generation: 0 or more.
             now_ms: the time; registering again is a sign of life.
             start: where a new one begins; ``None``: at the stream's beginning.
@@ -173,16 +173,16 @@ class Registry:
         return self._with(replace(found, generation=generation, updated_ms=updated_ms, active_ms=active_ms))
 
     def remove(self, name: str, generation: int) -> Registry:
-        """Forgets a subscriber and its cut, unless its generation is higher; one that isn't there is gone already."""
+        """Remove a subscriber and its cut, unless its generation is higher. Idempotent."""
         found = self.subscribers.get(name)
         if found is None or generation < found.generation:
             return self
         return Registry({each: row for each, row in self.subscribers.items() if each != name})
 
     def publish(self, name: str, generation: int, cut: Cut, rules: CutRules, *, now_ms: int) -> Published:
-        """Says that a subscriber has consumed what lies before ``cut``.
+        """Record that a subscriber has consumed everything before ``cut``.
 
-        An equal cut is fine and a sign of life. Times don't go back, whatever the clock does.
+        An equal cut is accepted as a sign of life. Times don't move back, even if the clock does.
         """
         found = self.subscribers.get(name)
         if found is None:
@@ -220,10 +220,10 @@ class Registry:
         rules: CutRules,
         connected: Collection[str] = (),
     ) -> dict[str, Activity]:
-        """Whether each subscriber counts; see ``Subscriber.activity``.
+        """Whether each subscriber holds data back; see ``Subscriber.activity``.
 
         Args:
-            tail: the newest cut there is; ``None``: not known, then nobody is known to be there.
+            tail: the newest cut; ``None``: unknown, then no subscriber counts as at the tail.
             connected: names of subscribers with a connected consumer.
         """
         found = {}
@@ -238,15 +238,15 @@ class Registry:
         return found
 
     def unpublished(self) -> list[str]:
-        """Those that have never published."""
+        """Subscribers that have never published."""
         return [name for name in self.names() if self.subscribers[name].cut is None]
 
     def bounding(self, first: Cut, *, protect_unpublished: bool = False) -> dict[str, Cut]:
-        """The cuts that may hold data back, by name, whether or not their subscribers are silent.
+        """Cuts that may hold data back, by name, of silent subscribers too.
 
         Args:
-            first: the stream's beginning, which a subscriber without a start cut begins at.
-            protect_unpublished: count who never published at its start; else it holds nothing back.
+            first: the stream's beginning, used for a subscriber without a start cut.
+            protect_unpublished: count subscribers that never published at their start; else they hold nothing back.
         """
         found = {}
         for name in self.names():
@@ -262,7 +262,7 @@ class Registry:
 
 
 def require_subscriber_name(name: str) -> None:
-    """Raises ``InvalidCall`` for what is no subscriber's name."""
+    """Raise ``InvalidCall`` unless it is a subscriber's name."""
     if not 1 <= len(name) <= SUBSCRIBER_NAME_CHARS_MAX or not name.isprintable() or name != name.strip():
         raise InvalidCall(
             f"{name!r:.80} is no name of a subscriber",
@@ -272,7 +272,7 @@ def require_subscriber_name(name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """One of somebody else's: what it has consumed, and whether a consumer is connected, which is a sign of life."""
+    """A mirrored subscriber: what it has consumed, and whether a consumer is connected, which is a sign of life."""
 
     cut: Cut
     is_connected: bool
@@ -287,15 +287,15 @@ def followed(
     now_ms: int,
     renew_ms: int | None,
 ) -> Registry:
-    """The registry brought in line.
+    """The registry updated with mirrored subscribers.
 
     Args:
-        registry: as it is.
+        registry: the current one.
         wanted: by the subscriber's name.
-        gone: names of subscribers that are to be forgotten.
-        rules: of the stream's cuts; a cut that is none of them changes nothing.
+        gone: names of subscribers to remove.
+        rules: of the stream's cuts; an invalid cut changes nothing.
         now_ms: the time.
-        renew_ms: how old the sign of life of somebody connected may be; ``None``: as old as it likes.
+        renew_ms: maximum age of a connected subscriber's sign of life before renewal; ``None``: no renewal.
 
     Raises:
         LimitReached: too many subscribers.
@@ -322,7 +322,7 @@ def followed(
 
 
 _HOW_CUTS_ARE = "a cut has the positions of the first entries still needed, never before an earlier cut"
-#: A cut as callers may give it: a position of a stream without partitions, positions by partition, or a cut.
+#: Forms of a cut in calls: a position of a stream without partitions, positions by partition, or a cut.
 CutLike = Position | Mapping[int, Position] | Cut
 
 
@@ -334,13 +334,13 @@ def open_retention(
     clock: Clock | None = None,
     entropy: Callable[[int], bytes] = os.urandom,
 ) -> StreamRetention:
-    """The retention state of a stream, or of a partitioned topic by the topic's name.
+    """Open the retention state of a stream, or of a partitioned topic by the topic's name.
 
     Args:
-        store: where the stream is; open for writing, for everything that changes something.
+        store: where the stream is; open for writing, for every change.
         stream: its name; of ``<topic>-partition-0``, ``-1``, ... name the topic.
-        source_of: the hot tier by a stream's name, for subscribers that read what isn't offloaded yet; without it a
-            stream ends at its committed end.
+        source_of: the hot tier by a stream's name, for subscribers that read entries before they are offloaded; without
+            it a stream ends at its committed end.
         clock: for times of activity.
         entropy: source of random bytes.
 
@@ -355,7 +355,7 @@ def open_retention(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriberStatus:
-    """One subscriber, for people.
+    """State of one subscriber for display.
 
     Attributes:
         subscriber: its row of the registry.
@@ -379,7 +379,7 @@ class SubscriberStatus:
 
 
 class StreamRetention:
-    """See ``open_retention``. Thread-safe: it holds nothing but what it saw of the manifests last."""
+    """See ``open_retention``. Thread-safe: it only caches the latest views of the manifests."""
 
     def __init__(
         self, documents: DocumentStore, name: str, source_of: SourceOf, entropy: Callable[[int], bytes] = os.urandom
@@ -391,18 +391,18 @@ class StreamRetention:
         self._views: dict[str, ManifestState] = {}
 
     def place(self, *, create: bool = False) -> Place:
-        """Where the state is; see ``find_place``."""
+        """Location of the state; see ``find_place``."""
         return find_place(self.documents.store, self.name, create=create, entropy=self._entropy)
 
     def cuts(
         self, place: Place | None = None, known: Mapping[int, Known] | None = None, *, ahead: Iterable[int] = ()
     ) -> OwnCuts:
-        """The stream's entries as they are now, counted and checked.
+        """The stream's current entries, counted and checked.
 
         Args:
-            place: where the state is, if that was looked up already.
+            place: where the state is, if already known.
             known: where sizes are counted from, by partition.
-            ahead: partitions that are loaded now, several at once; others when they are asked for.
+            ahead: partitions to load now, in parallel; others are loaded on access.
         """
         found = place or self.place()
         partitions = LoadedPartitions(self.documents.store, found, self._source_of, known, self._views)
@@ -410,15 +410,15 @@ class StreamRetention:
         return OwnCuts(partitions)
 
     def tail(self) -> Cut:
-        """Where the stream ends now: behind the newest entry of each partition."""
+        """Current end of the stream: after the newest entry of each partition."""
         place = self.place()
         return self.cuts(place, ahead=place.partitions).tail()
 
     def registry(self, place: Place | None = None) -> Registry:
-        """The subscribers as they are now.
+        """Current subscribers.
 
         Raises:
-            Corrupt: the registry is damaged. Nothing is deleted then: nobody knows who needs what.
+            Corrupt: the registry is damaged. Nothing is deleted then, as the subscribers' positions are unknown.
         """
         found = place or self.place()
         if found.incarnation is None:
@@ -427,7 +427,7 @@ class StreamRetention:
         return _registry(stored, found)
 
     def add(self, name: str, *, generation: int = 0, start: CutLike | None = None) -> Subscriber:
-        """Registers a subscriber, or raises the generation of one; see ``Registry.add``.
+        """Register a subscriber, or raise the generation of an existing one; see ``Registry.add``.
 
         Args:
             name: of the subscriber.
@@ -449,7 +449,7 @@ class StreamRetention:
             if problem:
                 what = f"subscriber {name} of stream {self.name} can't start at {begin}: {problem}"
                 raise InvalidCall(what, hint=_HOW_CUTS_ARE)
-        # Only now: what is refused leaves nothing behind.
+        # Create it only now: a refused call leaves nothing behind.
         place = self.place(create=True) if place.is_topic else place
 
         def added(registry: Registry, now_ms: int) -> Registry:
@@ -458,10 +458,10 @@ class StreamRetention:
         return self._changed(place, added).subscribers[name]
 
     def remove(self, name: str, *, generation: int | None = None) -> bool:
-        """Forgets a subscriber, unless its generation is higher by now (default: whichever it has).
+        """Remove a subscriber, unless its generation is higher by now (default: any generation).
 
         Returns:
-            Whether it isn't registered any more.
+            Whether it is unregistered now.
         """
         place = self.place()
         if place.incarnation is None:
@@ -477,12 +477,12 @@ class StreamRetention:
     def follow(
         self, wanted: Mapping[str, Followed], *, gone: Collection[str] = (), renew_ms: int | None = None
     ) -> Registry:
-        """Brings subscribers in line with somebody else's, all in one write; see ``followed``.
+        """Update mirrored subscribers in one write; see ``followed``.
 
         Args:
-            wanted: name -> what that one has consumed; the cuts are this stream's.
-            gone: names that aren't anybody's any more.
-            renew_ms: a sign of life of who is connected is older than this when it is renewed; ``None``: never.
+            wanted: name -> what it has consumed; the cuts are this stream's.
+            gone: names to remove.
+            renew_ms: maximum age of a connected subscriber's sign of life before renewal; ``None``: no renewal.
 
         Raises:
             NotFound: the stream was deleted.
@@ -499,15 +499,15 @@ class StreamRetention:
         return self._changed(place, changed)
 
     def try_publish(self, name: str, cut: CutLike, *, generation: int | None = None) -> Published:
-        """Says what a subscriber has consumed; the status tells whether that counts.
+        """Record what a subscriber has consumed; the status shows whether it was accepted.
 
         Args:
             name: of the subscriber.
             cut: everything before it; the positions are those of the first entries that are still needed.
-            generation: of the subscriber's registration; default: whichever it has.
+            generation: of the subscriber's registration; default: any.
 
         Raises:
-            OffloaderError: the store or a document of it is at fault, not the call: try again, or look.
+            OffloaderError: the store or a document of it failed, not the call: retry, or inspect the document.
         """
         try:
             place = self.place()
@@ -536,11 +536,11 @@ class StreamRetention:
         return outcome
 
     def publish(self, name: str, cut: CutLike, *, generation: int | None = None) -> Subscriber:
-        """As ``try_publish``; a refusal is an error, and changed nothing.
+        """As ``try_publish``; a refusal raises and changed nothing.
 
         Raises:
             NotFound: no such stream, or no such subscriber.
-            InvalidCall: another generation, or a cut that isn't valid or lies behind the last one.
+            InvalidCall: another generation, or a cut that is invalid or behind the last one.
         """
         outcome = self.try_publish(name, cut, generation=generation)
         error = self.refusal(outcome)
@@ -549,7 +549,7 @@ class StreamRetention:
         return outcome.registry.subscribers[name]
 
     def refusal(self, outcome: Published) -> OffloaderError | None:
-        """The error for a refused publish."""
+        """Error of a refused publish."""
         match outcome.status:
             case PublishStatus.SUCCESS:
                 return None
@@ -564,10 +564,10 @@ class StreamRetention:
                 return InvalidCall(f"stream {self.name}: {outcome.why}", hint=_HOW_CUTS_ARE)
 
     def subscribers(self, *, timeout_ms: int | None = None, connected: Collection[str] = ()) -> list[SubscriberStatus]:
-        """All subscribers with what they haven't consumed.
+        """All subscribers with their lag.
 
         Args:
-            timeout_ms: after how much silence one doesn't count; ``None``: never.
+            timeout_ms: silence after which one doesn't count; ``None``: never.
             connected: names of those with a connected consumer.
         """
         place = self.place()
@@ -581,7 +581,7 @@ class StreamRetention:
         total, head = own.total(), own.head()
         found = []
         for name, cut in registry.bounding(Cut(), protect_unpublished=True).items():
-            # What was truncated can't be read any more: nobody lags behind by it.
+            # Truncated entries are unreadable and don't count as lag.
             lag = total.minus(own.size_before(own.joined(cut, head)))
             found.append(
                 SubscriberStatus(
@@ -599,11 +599,11 @@ class StreamRetention:
         return key, Subscribers(name=self.name, partitions=place.rows)
 
     def _changed(self, place: Place, change: Callable[[Registry, int], Registry]) -> Registry:
-        """The registry after a change; unchanged ones aren't written."""
+        """Apply a change to the registry; an unchanged one isn't written."""
 
         def alter(stored: Stored[Subscribers]) -> Subscribers | None:
             before = _registry(stored, place)
-            # A clock that is behind would let its owner look silent: the last change of all was before now for sure.
+            # With a slow clock the subscriber would look silent: the registry's last change is certainly past.
             after = change(before, max(self.documents.clock.now_ms(), stored.modified_ms))
             if after == before:
                 return None
@@ -614,7 +614,7 @@ class StreamRetention:
 
 
 def cut_of(cut: CutLike) -> Cut:
-    """A cut of a stream of ours.
+    """Convert to a cut of this stream.
 
     Raises:
         InvalidCall: an offset that is no position.
@@ -634,7 +634,7 @@ def _registry(stored: Stored[Subscribers], place: Place) -> Registry:
             name=row.name,
             generation=row.generation,
             updated_ms=row.updated_ms,
-            # Nobody was active after the document was written last: a clock far ahead holds nothing back for ever.
+            # No activity is later than the last write: a clock far ahead must not hold data back forever.
             active_ms=min(row.active_ms, stored.modified_ms or row.active_ms),
             cut=None if row.cut is None else cut_of_rows(row.cut, alive),
             start=None if row.start is None else cut_of_rows(row.start, alive),

@@ -1,4 +1,4 @@
-"""Truncates a stream or a partitioned topic: a new start position, committed before anything is deleted."""
+"""Truncate a stream or a partitioned topic: commit a new start position before any deletion."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ __all__ = ["TRUNCATED", "Truncation", "plan_truncation", "resume_topic_truncatio
 
 #: Reason of the gap that a forced truncation records.
 TRUNCATED = "truncated before it was offloaded"
-#: How often a truncation is planned again because others changed the manifest meanwhile.
+#: Attempts to plan a truncation again because the manifest changed.
 ATTEMPTS_MAX = 10
 _FORCE = "say --force to give up what isn't offloaded yet, or offload it first"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Truncation:
-    """What a truncation changes, or has changed.
+    """Changes of a truncation, planned or done.
 
     Attributes:
-        head: where the stream begins then.
-        head_before: where it began; ``None``: at its first entry.
-        ledgers: newly marked as gone from the stream, ascending.
+        head: the new start position.
+        head_before: the old one; ``None``: the first entry.
+        ledgers: newly marked as deleted from the stream, ascending.
         closed: ledger ends that the source knows and the manifest doesn't.
         gaps: entries that were in no offloaded segment and are given up; only when forced.
-        failed: segments that were on their way and are given up; only when forced.
-        hot_ledgers: ledgers of the hot tier that lie wholly before the head: they go, or are gone.
-        hot_kept: others before the head that stay, and why: they couldn't be deleted, and the next truncation tries
-            again, or nothing else has all of their entries.
-        segments, entries, object_bytes: of the offloaded segments that lie wholly before the head.
-        record_id: the record that says so; ``None``: nothing was written: planned only, or the head was there already,
-            or the stream has no manifest.
+        failed: assigned but uncommitted segments that are given up; only when forced.
+        hot_ledgers: ledgers of the hot tier wholly before the head: deleted or to be deleted.
+        hot_kept: others before the head that stay, with the reason: their deletion failed and the next truncation
+            retries it, or they hold the only copy of some entries.
+        segments, entries, object_bytes: of the offloaded segments wholly before the head.
+        record_id: its record; ``None``: nothing was written: planned only, or the head was in place, or the stream has
+            no manifest.
     """
 
     stream: str
@@ -66,11 +66,11 @@ class Truncation:
 
     @property
     def moves(self) -> bool:
-        """Whether the head moves."""
+        """Whether the start position moves."""
         return self.head_before is None or self.head > self.head_before
 
     def edits(self) -> list[Edit]:
-        """What its record says."""
+        """Edits of its record."""
         found: list[Edit] = [*self.closed, *(Failed(uuid, TRUNCATED) for uuid in self.failed), *self.gaps]
         found += [LedgersDeleted(self.ledgers)] if self.ledgers else []
         return [*found, Truncate(self.head)] if self.moves else found
@@ -84,17 +84,17 @@ def plan_truncation(
     force: bool = False,
     source: LedgerSource | None = None,
 ) -> Truncation:
-    """What truncating a stream before a position changes; pure.
+    """Plan a truncation of a stream before a position. Pure.
 
     Args:
-        state: the manifest as it is now.
-        before: the first position that stays; a head that is later stays where it is.
-        ledgers: the hot tier's, ascending; empty: nobody asked it.
-        force: also past the committed end: what isn't offloaded up to there is given up.
-        source: whose the ledgers are: it decides what is recorded of their ends.
+        state: the current manifest.
+        before: the first position that stays; a later start position is unchanged.
+        ledgers: the hot tier's, ascending; empty: not queried.
+        force: also past the committed end: unoffloaded entries before the position are given up.
+        source: the ledgers' source, which decides what is recorded of their ends.
 
     Raises:
-        InvalidCall: no position, or nobody knows of entries up to it.
+        InvalidCall: no position, or one past all known entries.
         EditRefused: past the committed end and not forced, or the stream is on hold.
     """
     if before.ledger_id < 0 or before.entry_id < 0:
@@ -125,7 +125,7 @@ def plan_truncation(
         if state.method != "none":
             plan = _forced(state, plan, ledgers, ends)
     if plan.moves or plan.ledgers:
-        # The rules of the manifest, before anything is written.
+        # Check the manifest's rules before any write.
         apply_edits(state, plan.edits(), record_id=state.record_id + 1)
     goes = state.offloaded(None, head.previous())
     if len(goes) and (goes[-1].end or head) >= head:
@@ -146,25 +146,25 @@ def truncate_stream(
     dry_run: bool = False,
     method: str = "streaming",
 ) -> Truncation:
-    """Lets a stream begin at ``before``, unless it begins later already.
+    """Move a stream's start position to ``before``, unless it is later already.
 
-    A stream whose method is ``none`` and that has nothing offloaded loses its hot ledgers only. A forced truncation
-    past the committed end takes the stream from its writer, which goes on at the head when it opens the stream again.
+    A stream with method ``none`` and nothing offloaded only loses hot ledgers. A forced truncation past the committed
+    end takes the stream over from its writer, which continues at the new start position when it reopens the stream.
 
     Args:
-        log: of the stream; nobody else uses it.
-        source: the hot tier, whose closed ledgers before the head are deleted; ``None``: that is somebody else's.
-        force: also past the committed end, with the loss of what isn't offloaded.
-        take_over: force also against a writer that gives signs of life.
-        dry_run: only say what would be done.
-        method: how a stream without a manifest is going to be offloaded: ``none`` says that it isn't, and only then its
-            hot ledgers are deleted without a record.
+        log: of the stream, for exclusive use.
+        source: the hot tier, whose closed ledgers before the head are deleted; ``None``: left to their owner.
+        force: also past the committed end, with the loss of unoffloaded entries.
+        take_over: force also against an active writer.
+        dry_run: only plan.
+        method: planned offload method of a stream without a manifest: only with ``none`` are its hot ledgers deleted
+            without a record.
 
     Raises:
         NotFound: no such stream, neither in the store nor in the hot tier, or it was deleted since ``log`` was loaded.
-        SourceMismatch: the hot tier isn't the one that the manifest knows; nothing was changed.
+        SourceMismatch: the hot tier isn't the one in the manifest; nothing was changed.
         InvalidCall, EditRefused: as ``plan_truncation``.
-        Fenced: forced, and a living writer has the stream.
+        Fenced: forced, and an active writer owns the stream.
         StoreUnavailable, OutcomeUnknown: call it again.
     """
     require_no_global_hold(log.store)
@@ -189,7 +189,7 @@ def truncate_stream(
             return _with_hot_gone(plan, log, source)
         if plan.gaps or plan.failed:
             require_takeable(state, clock.now_ms(), takeover_after_s, take_over=take_over)
-            # Whoever writes is fenced first: it can't assign into what is given up here.
+            # Fence the writer first: it can't assign segments into the given-up range then.
             log.open_epoch()
             ledgers = [] if source is None else source.ledgers()
             plan = plan_truncation(log.state, before, ledgers, force=force, source=source)
@@ -198,13 +198,13 @@ def truncate_stream(
             try:
                 state = log.commit_as_maintainer(plan.edits())
             except EditRefused:
-                continue  # others changed the manifest: look again, the same refusal comes from the plan then
+                continue  # the manifest changed: plan again, which raises the same refusal if it persists
         return _with_hot_gone(replace(plan, record_id=state.record_id), log, source)
     raise StoreUnavailable(f"stream {log.stream}: others changed its manifest {ATTEMPTS_MAX} times meanwhile")
 
 
 def _not_held_ledgers(state: ManifestState, ledgers: Sequence[LedgerInfo]) -> dict[int, OffloaderError]:
-    """Ledgers with entries that nothing holds but their hot copies, and what to say of each: they stay."""
+    """Ledgers whose entries exist only in the hot tier, with the reason to keep each."""
     marked = state.deleted_ledgers
     found: dict[int, OffloaderError] = {}
     for info in ledgers:
@@ -217,7 +217,7 @@ def _not_held_ledgers(state: ManifestState, ledgers: Sequence[LedgerInfo]) -> di
 def _new_facts(
     state: ManifestState, ledgers: Sequence[LedgerInfo], head: Position, source: LedgerSource | None
 ) -> list[LedgerClosed]:
-    """What the source knows of ledgers up to the head and the manifest doesn't."""
+    """Facts in the source about ledgers up to the head that the manifest lacks."""
     known = state.closed_ledgers
     return [
         closed_edit(info, source)
@@ -227,7 +227,7 @@ def _new_facts(
 
 
 def _gone(state: ManifestState, ledgers: Sequence[LedgerInfo], head: Position, ends: dict[int, int]) -> set[int]:
-    """Ledgers wholly before the head that aren't marked yet."""
+    """Unmarked ledgers wholly before the head."""
     known = {*ends, *(info.ledger_id for info in ledgers)}
     marked = state.deleted_ledgers
     return {each for each in known if _is_before(each, head, ends) and each not in marked}
@@ -240,7 +240,7 @@ def _is_before(ledger_id: int, head: Position, ends: dict[int, int]) -> bool:
 
 
 def _require_known(state: ManifestState, ledgers: Sequence[LedgerInfo], head: Position) -> None:
-    """A head past the newest entry would swallow entries that are only written later."""
+    """Refuse a head past the newest entry: it would swallow future entries."""
     known = [state.newest_end.next()] if state.newest_end else []
     known += [segment.begin for segment in state.assigned()]
     known += [Position(ledgers[-1].ledger_id, ledgers[-1].entries)] if ledgers else []
@@ -253,7 +253,7 @@ def _require_known(state: ManifestState, ledgers: Sequence[LedgerInfo], head: Po
 
 
 def _forced(state: ManifestState, plan: Truncation, ledgers: Sequence[LedgerInfo], ends: dict[int, int]) -> Truncation:
-    """With what isn't offloaded before the head given up."""
+    """The plan with unoffloaded entries before the head given up."""
     end = state.committed_end()
     if state.method == "ledger" and plan.head.entry_id > 0 and plan.head.ledger_id not in plan.ledgers:
         raise InvalidCall(
@@ -276,7 +276,7 @@ def _forced(state: ManifestState, plan: Truncation, ledgers: Sequence[LedgerInfo
 def _not_held(
     state: ManifestState, reached: Position, head: Position, failed: set[UUID], ends: dict[int, int]
 ) -> Iterator[Gap]:
-    """What lies after ``reached`` and before the head and is neither in a segment nor in a gap."""
+    """Entries after ``reached`` and before the head that are neither in a segment nor in a gap."""
     before = head.previous()
     held = [(s.begin, s.end) for s in state.segments.in_order(reached.next(), before) if s.uuid not in failed]
     held += [(gap.first, gap.last) for gap in state.gaps if gap.last > reached and gap.first <= before]
@@ -291,9 +291,9 @@ def _not_held(
 def _planned_without_manifest(
     log: ManifestLog, before: Position, source: LedgerSource | None, *, force: bool, method: str
 ) -> Truncation:
-    """What a truncation changes of a stream that nothing was ever offloaded of."""
+    """Plan for a stream without offloaded entries."""
     ledgers = [] if source is None else source.ledgers()
-    if not ledgers or log.is_loaded:  # a view of it: there was a manifest, and the hot tier is a later stream's
+    if not ledgers or log.is_loaded:  # loaded: a manifest existed, and the hot tier belongs to a later stream
         raise NotFound(f"stream {log.stream} isn't in {log.store.url}", hint="`offloader ls` lists the streams")
     begun = ManifestState(stream=log.stream, incarnation=UUID(int=0), method=method)
     plan = plan_truncation(begun, before, ledgers, force=force)
@@ -301,7 +301,7 @@ def _planned_without_manifest(
 
 
 def _with_hot_gone(plan: Truncation, log: ManifestLog | None, source: LedgerSource | None) -> Truncation:
-    """Deletes hot ledgers that are marked, also those that an earlier call left."""
+    """Delete marked hot ledgers, including those left by an earlier call."""
     if source is None:
         return plan
     marked = plan.hot_ledgers if log is None else log.state.deleted_ledgers
@@ -319,7 +319,7 @@ def _with_hot_gone(plan: Truncation, log: ManifestLog | None, source: LedgerSour
     return replace(plan, hot_ledgers=tuple(gone), hot_kept=(*plan.hot_kept, *kept))
 
 
-#: The hot tier of a partition; ``None``: somebody else's.
+#: The hot tier of a partition; ``None``: not this process's.
 SourceOf = Callable[[str], LedgerSource | None]
 
 
@@ -337,23 +337,22 @@ def truncate_topic(
     dry_run: bool = False,
     still: Callable[[], bool] = lambda: True,
 ) -> Mapping[str, Truncation]:
-    """Lets each partition begin at its position; a partition that isn't named stays as it is.
+    """Truncate each partition at its position; an unnamed partition is unchanged.
 
-    An earlier truncation that somebody began and didn't finish is finished first.
+    An earlier unfinished truncation is finished first.
 
     Args:
         heads: partition's stream -> the first position that stays.
-        by: who wants it, for people.
+        by: the operator or process, for display.
         source_of: the hot tier of a partition.
         force, take_over, takeover_after_s, dry_run: as for ``truncate_stream``.
-        still: asked when nobody else can begin a truncation any more that this one wouldn't notice: whether it is still
-            wanted.
+        still: whether the truncation is still wanted; called once a concurrent one can't start unnoticed.
 
     Returns:
-        What changed, by partition; empty: it isn't wanted any more.
+        Changes by partition; empty: no longer wanted.
 
     Raises:
-        InvalidCall, EditRefused, NotFound, Fenced: a partition can't be truncated like this; none was.
+        InvalidCall, EditRefused, NotFound, Fenced: a partition can't be truncated; none was.
         StoreUnavailable, OutcomeUnknown: it isn't finished; call it, or ``resume_topic_truncation``, again.
     """
     foreign = [name for name in heads if (partition_of(name) or ("",))[0] != topic]
@@ -367,7 +366,7 @@ def truncate_topic(
         if not dry_run:
             resume_topic_truncation(store, topic, clock=clock, source_of=source_of, take_over=take_over)
         before, info = read_intent(store, topic)
-        # What one partition refuses is refused before any changes: none of it becomes less allowed afterwards.
+        # A refusal of one partition comes before any changes: a partition that passes stays truncatable.
         wanted = tuple(PartitionHead(name, _incarnation(store, name), head) for name, head in sorted(heads.items()))
         planned = {each.stream: how.plan(each, dry_run=dry_run) for each in wanted}
         if dry_run:
@@ -391,7 +390,7 @@ def resume_topic_truncation(
     take_over: bool = False,
     takeover_after_s: float = 60.0,
 ) -> Mapping[str, Truncation]:
-    """Finishes a truncation that was begun; empty: there is none. Raises as ``truncate_topic``."""
+    """Finish an unfinished truncation; empty: none. Raises as ``truncate_topic``."""
     found, _ = read_intent(store, topic)
     if found is None or found.is_done:
         return {}
@@ -400,7 +399,7 @@ def resume_topic_truncation(
 
 
 class _How:
-    """How one partition is truncated."""
+    """Options for truncating one partition."""
 
     def __init__(
         self,
@@ -419,7 +418,7 @@ class _How:
         return self._truncate(self._log(wanted), wanted, dry_run=False)
 
     def plan(self, wanted: PartitionHead, *, dry_run: bool) -> Truncation:
-        """What it would do; raises what it would raise, unless that is all that is asked."""
+        """Plan one partition; raises as ``truncate``, except for an active writer in a dry run."""
         log = self._log(wanted)
         plan = self._truncate(log, wanted, dry_run=True)
         if (plan.gaps or plan.failed) and not dry_run:
@@ -447,7 +446,7 @@ def _apply(how: _How, intent: TruncationIntent) -> Mapping[str, Truncation]:
     done = {}
     for each in intent.heads:
         if not _is_alive(how.store, each):
-            continue  # it was deleted since; one of that name that was created again is none of this
+            continue  # deleted since; a recreated stream of that name is another one
         try:
             done[each.stream] = how.truncate(each)
         except (NotFound, Fenced):
@@ -470,18 +469,18 @@ def _is_alive(store: ObjectStore, wanted: PartitionHead) -> bool:
 
 
 def _begun(store: ObjectStore, intent: TruncationIntent, before: ObjectInfo | None) -> bool:
-    """Writes an intent over what was read, unless that is another by now."""
+    """Write an intent over the one read, unless that has changed."""
     key = intent_key(intent.topic)
     try:
         store.put(key, encode_intent(intent), mode=mode_of_new(store, key, before))
     except PreconditionFailed:
-        # It may be this one, whose answer was lost.
+        # It may be this one, whose response was lost.
         return read_intent(store, intent.topic)[0] == intent
     return True
 
 
 def _finish(store: ObjectStore, intent: TruncationIntent) -> None:
-    """Writes down that it is done, unless somebody else has."""
+    """Record that it is done, unless another process has."""
     key = intent_key(intent.topic)
     for _ in range(ATTEMPTS_MAX):
         found, info = read_intent(store, intent.topic)

@@ -1,6 +1,6 @@
-"""Object stores: the eight verbs of ``base`` and what implements them, loaded by scheme.
+"""Object stores: the verbs of ``base`` and their implementations, loaded by scheme.
 
-Owns the lazily re-exported ``open_store``. Must never load an SDK by itself.
+``open_store`` is re-exported lazily. Importing this package loads no SDK.
 """
 
 from __future__ import annotations

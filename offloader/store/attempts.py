@@ -1,8 +1,8 @@
-"""Attempts at requests: limited, counted and measured in one wrapper.
+"""Rate limits, counts and measurements around each request attempt.
 
-``open_store`` puts it *under* the retrying wrapper, so each attempt waits for the rate limits and counts. One call of a
-verb is one request here, also where an implementation sends several (a delete of more than a thousand keys, the look
-after a lost completion).
+``open_store`` puts this wrapper *under* the retrying one, so each attempt waits for the rate limits and counts. One
+call of a verb is one request here, even where an implementation sends several (a delete of more than a thousand keys,
+the ``head`` after a lost completion).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 @dataclass(frozen=True, slots=True)
 class VerbCount:
-    """Requests of one verb: ``errors`` of the ``requests`` raised; ``bytes_sent`` counts bodies of all attempts,
-    ``bytes_received`` what ``get`` answered."""
+    """Request counts of one verb. ``errors`` of the ``requests`` raised. ``bytes_sent`` counts bodies of all attempts,
+    ``bytes_received`` those of ``get`` responses."""
 
     requests: int = 0
     errors: int = 0
@@ -58,7 +58,7 @@ class VerbCount:
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """A request that was sent ``seconds`` ago and has no answer."""
+    """A request sent ``seconds`` ago, without a response yet."""
 
     verb: str
     key: str
@@ -66,18 +66,18 @@ class OpenRequest:
 
 
 class AttemptStore(StoreWrapper):
-    """``inner``, each request limited, counted and measured. The wait for the limits isn't part of what is measured.
+    """Limits, counts and measures each request of ``inner``. The wait for the limits isn't measured.
 
-    Bytes count against the limits as they are sent; those of an answer as they were asked for, corrected when it came.
+    Bytes sent count against the limits at once; bytes received count as requested and are corrected by the response.
 
     Args:
         inner: the store.
-        limiter: shared by all stores that shall be slow together.
+        limiter: shared by all stores that share one rate limit.
         recorder: takes the measurements.
         clock: measures.
 
     Attributes:
-        keeps_conditions: whether a probe found that the store refuses what a condition forbids: later probes are short.
+        keeps_conditions: whether a probe found that the store honours conditional writes. Later probes are short then.
     """
 
     def __init__(
@@ -100,14 +100,14 @@ class AttemptStore(StoreWrapper):
         self._open: dict[int, tuple[Request, float]] = {}
 
     def requests(self) -> Mapping[str, VerbCount]:
-        """The counts so far, by verb; a value that later calls don't change. Open requests aren't counted yet."""
+        """Counts so far by verb, as a snapshot. Open requests aren't counted."""
         with self._lock:
             return dict(self._counts)
 
     def open_requests(self) -> Sequence[OpenRequest]:
-        """Requests without an answer, the oldest first."""
+        """Requests without a response, the oldest first."""
         with self._lock:
-            # In the order in which they were sent, as dictionaries are.
+            # Dictionaries keep insertion order, which is the order of sending.
             found = list(self._open.values())
         now_s = self._clock.monotonic_s()
         return [OpenRequest(request.verb, request.key, now_s - sent_s) for request, sent_s in found]
@@ -182,29 +182,25 @@ def requests_of(store: ObjectStore) -> Mapping[str, VerbCount]:
 
 
 def open_requests_of(store: ObjectStore) -> Sequence[OpenRequest]:
-    """Requests of such a store that have no answer yet, the oldest first."""
+    """Requests of such a store without a response, the oldest first."""
     layer = layer_of(store, AttemptStore)
     return [] if layer is None else layer.open_requests()
 
 
 def recorder_of(store: ObjectStore) -> Recorder:
-    """Where measurements of such a store go, and those of its callers."""
+    """The recorder for measurements of such a store and of its callers."""
     layer = layer_of(store, AttemptStore)
     return NO_TELEMETRY if layer is None else layer.recorder
 
 
 def limits_of(store: ObjectStore) -> LimitStatus | None:
-    """What the limits of such a store do at the moment; ``None`` for one without."""
+    """Current state of the store's rate limits, ``None`` for a store without."""
     layer = layer_of(store, AttemptStore)
     return None if layer is None else layer.limiter.status()
 
 
 def require_limits(store: ObjectStore, limits: LimitSettings) -> None:
-    """Refuses settings that the store doesn't obey: a limit without effect is worse than none.
-
-    Raises:
-        InvalidCall: ``limits`` aren't the defaults, and the store was opened with others.
-    """
+    """Refuse limits that the store, opened with others, wouldn't obey."""
     layer = layer_of(store, AttemptStore)
     if limits != LimitSettings() and (layer is None or layer.limiter.settings != limits):
         raise InvalidCall(
@@ -214,7 +210,7 @@ def require_limits(store: ObjectStore, limits: LimitSettings) -> None:
 
 
 def stream_of(key: str) -> str:
-    """The stream whose object or prefix this is; empty where it is none or nobody can tell."""
+    """The stream that owns the object or prefix; empty if none or unknown."""
     encoded = key.removeprefix(_CATALOG).rstrip("/") if key.startswith(_CATALOG) else key.split(_MANIFEST)[0]
     if encoded == key:
         encoded = key.rpartition("/")[0]
@@ -225,7 +221,7 @@ def stream_of(key: str) -> str:
 
 
 def histogram_of(request: Request) -> str:
-    """The histogram of a request; empty: it has none (listings, heads, deletes, whatever else is a manifest's)."""
+    """The histogram of a request; empty for listings, heads, deletes and manifest requests."""
     if request.key.startswith(_CATALOG):
         return ""
     if request.traffic is Traffic.UPLOAD:

@@ -34,21 +34,21 @@ __all__ = [
 
 
 def without_secrets(url: str) -> str:
-    """A URL as it may be shown: without user, password, query and fragment."""
+    """A URL for display: without user, password, query and fragment."""
     plain = url.partition("?")[0].partition("#")[0]
     try:
         parts = urlsplit(plain)
-    except ValueError:  # no URL; where a password would stand in it nobody knows
+    except ValueError:  # not a URL, so the position of a password is unknown
         return plain.rpartition("@")[2]
     shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
     return (shown if parts.netloc else shown.rpartition("@")[2]).rstrip("/")
 
 
 def require_place_only(url: str) -> None:
-    """Of the schemes of our own: a URL says where a store is and nothing else.
+    """Refuse a URL of our own schemes that holds more than a location.
 
     Raises:
-        InvalidCall: it says more, or is no URL; what it says isn't repeated.
+        InvalidCall: it holds more, or is no URL; the error doesn't repeat its text.
     """
     scheme = url.partition("://")[0]
     try:
@@ -68,33 +68,32 @@ def require_place_only(url: str) -> None:
 
 
 class Sink(Protocol):
-    """Takes a body instead of an answer that holds all of it: see ``ObjectStore.get``. Used by one call at a time.
+    """Receives a body in place of a returned one: see ``ObjectStore.get``. Used by one call at a time.
 
-    What came may turn out to be nothing: the connection may break for good, the object may be another one. So whoever
-    receives decides nothing before the call has returned; and it never raises, as the store takes an error for its own.
+    Received bytes may turn out to be invalid: the connection may break for good, the object may be replaced. A sink
+    acts on them only after the call has returned. It doesn't raise, as the store would take the error for its own.
     """
 
     @property
     def received_bytes(self) -> int:
-        """How much of the body came since ``begin``."""
+        """Body bytes received since ``begin``."""
         ...
 
     def begin(self) -> None:
-        """A body begins, at the first byte that was asked for; whatever came before is forgotten."""
+        """Start a body at the first requested byte; earlier bytes are discarded."""
         ...
 
     def room(self) -> memoryview:
-        """Where the next bytes go: not empty, and nobody else's until ``came``."""
+        """Buffer for the next bytes: not empty, and reserved for the store until ``came``."""
         ...
 
     def came(self, count: int) -> None:
-        """``count`` bytes stand at the beginning of ``room`` now, at least one; that memory isn't the store's any
-        more."""
+        """Take the first ``count`` bytes of ``room``, at least one; the store no longer uses that memory."""
         ...
 
 
-#: Bytes that a store accepts as a body, in one place or in several. ``bytearray`` and ``memoryview`` are never changed
-#: by the store, and the caller must not change them until the call returns.
+#: Bytes that a store accepts as a body, in one place or in several. The store never changes a ``bytearray`` or
+#: ``memoryview``, and the caller leaves them unchanged until the call returns.
 Body = bytes | bytearray | memoryview | Pieces
 
 
@@ -112,7 +111,7 @@ class ByteRange:
 
 @dataclass(frozen=True, slots=True)
 class PutMode:
-    """How a put treats what is there already: see ``CREATE``, ``OVERWRITE`` and ``IfMatch``."""
+    """How a put treats an existing object: see ``CREATE``, ``OVERWRITE`` and ``IfMatch``."""
 
     create_only: bool = False
     etag: str | None = None
@@ -120,7 +119,7 @@ class PutMode:
 
 #: Create or fail with ``PreconditionFailed``: atomic, or the store refuses to be opened for writing.
 CREATE = PutMode(create_only=True)
-#: Replace whatever is there.
+#: Replace any existing object.
 OVERWRITE = PutMode()
 
 
@@ -131,10 +130,10 @@ def IfMatch(etag: str) -> PutMode:  # noqa: N802 - reads like the header it beco
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """What a store knows about one object.
+    """A store's description of one object.
 
-    ``metadata`` (user metadata, lower-case keys) and ``crc32c`` are filled by ``head`` and ``get``
-    where the store keeps them, and empty / ``None`` in listings.
+    ``metadata`` (user metadata, lower-case keys) and ``crc32c`` are filled by ``head`` and ``get`` where the store
+    keeps them, and empty / ``None`` in listings.
     """
 
     key: str
@@ -147,7 +146,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class ListPage:
-    """Some objects of a listing. ``next_after`` goes into the next call; ``None`` = that was all."""
+    """One page of a listing. ``next_after`` continues it in the next call; ``None`` ends it."""
 
     objects: tuple[ObjectInfo, ...]
     next_after: str | None
@@ -164,7 +163,7 @@ class DeleteFailure:
 
 @dataclass(frozen=True, slots=True)
 class PartInfo:
-    """An uploaded part: number from 1, what the store answered for it, what we sent."""
+    """An uploaded part: number from 1, the store's ETag, the length and checksum sent."""
 
     number: int
     etag: str
@@ -182,17 +181,16 @@ class UploadInfo:
 
 
 class ObjectStore(Protocol):
-    """Eight verbs. Keys are relative to the store's root and never begin with ``/``.
+    """The verbs of an object store. Keys are relative to the store's root and never begin with ``/``.
 
-    Every call has a deadline of its own and raises only ``offloader.errors``: ``NotFound`` (object or upload),
+    Every call has its own deadline and raises only ``offloader.errors``: ``NotFound`` (object or upload),
     ``BucketMissing``, ``AccessDenied``, ``PreconditionFailed``, ``Throttled`` and ``StoreUnavailable`` (nothing was
-    changed, retry), ``OutcomeUnknown`` (a write that may have happened), ``Unsupported``.
-    All methods are thread-safe.
+    changed, retry), ``OutcomeUnknown`` (a write that may have happened), ``Unsupported``. All methods are thread-safe.
     """
 
     @property
     def url(self) -> str:
-        """Where this is, without secrets, e.g. ``s3://bucket/root``."""
+        """Location without secrets, e.g. ``s3://bucket/root``."""
         ...
 
     @property
@@ -207,11 +205,12 @@ class ObjectStore(Protocol):
     def get(
         self, key: str, byte_range: ByteRange | None = None, *, into: Sink | None = None
     ) -> tuple[bytes, ObjectInfo]:
-        """Whole object, or exactly ``byte_range`` (a range that goes past the end is cut; one that starts past it gives
-        no bytes). ``ObjectInfo.size_bytes`` is the size of the whole object.
+        """Read the whole object, or exactly ``byte_range`` (truncated at the object's end; empty if it starts past it).
+        ``ObjectInfo.size_bytes`` is the size of the whole object.
 
-        ``into``: takes the body of a range while it comes; the call then answers none. A store that has no such way, or
-        no such answer (the object ends before the range does), leaves ``into`` with nothing and answers the body."""
+        ``into``: receives the body of a range as it arrives; the call then returns no body. Where the store can't
+        stream, or the object ends before the range does, ``into`` receives nothing and the call returns the body.
+        """
         ...
 
     def put(
@@ -223,7 +222,7 @@ class ObjectStore(Protocol):
         metadata: Mapping[str, str] | None = None,
         crc32c: int | None = None,
     ) -> ObjectInfo:
-        """Writes a whole object. ``crc32c``: the caller's own checksum, sent along; computed when absent."""
+        """Write a whole object. ``crc32c``: the caller's own checksum, sent along; computed when absent."""
         ...
 
     def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
@@ -231,50 +230,51 @@ class ObjectStore(Protocol):
         ...
 
     def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
-        """Removes keys; a key that isn't there counts as removed. Answers what was *not* removed."""
+        """Remove keys; a missing key counts as removed. Returns the keys that were *not* removed."""
         ...
 
     def delete_if_match(self, key: str, etag: str) -> None:
-        """Removes an object if it still has this ETag; one that isn't there counts as removed. One request, which no
-        layer repeats: ``PreconditionFailed`` (another version is there), or any other error: nobody knows.
+        """Remove an object if it still has this ETag; a missing object counts as removed. One request, which no layer
+        repeats. After ``PreconditionFailed`` another version exists; after any other error the outcome is unknown.
 
-        Some servers (MinIO) don't know the condition and remove what is there: who calls keeps others from replacing it
-        for longer than a request takes."""
+        Some servers (MinIO) ignore the condition and remove any version: the caller keeps other writers from replacing
+        the object for longer than a request takes.
+        """
         ...
 
     def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
-        """Starts a multipart upload; answers its id."""
+        """Start a multipart upload and return its id."""
         ...
 
     def upload_part(self, key: str, upload_id: str, number: int, body: Body, *, crc32c: int | None = None) -> PartInfo:
-        """Sends part ``number`` (from 1)."""
+        """Send part ``number`` (from 1)."""
         ...
 
     def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
-        """Makes the object of ``parts``, in order, and answers it as the store shows it then. ``OutcomeUnknown`` when
-        the answer was lost or the upload is gone: look with ``head``."""
+        """Complete an upload of ``parts``, in order, and return the object's description. ``OutcomeUnknown`` when the
+        response was lost or the upload is missing: check with ``head``."""
         ...
 
     def abort_upload(self, key: str, upload_id: str) -> None:
-        """Drops an upload and its parts; one that isn't there counts as dropped."""
+        """Abort an upload and remove its parts; a missing upload counts as aborted."""
         ...
 
     def list_uploads(self, prefix: str) -> Sequence[UploadInfo]:
-        """Unfinished uploads of keys that begin with ``prefix``. Some servers (MinIO) only find the exact key."""
+        """Unfinished uploads of keys that begin with ``prefix``. Some servers (MinIO) only match the exact key."""
         ...
 
     def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
-        """Parts that an unfinished upload already has (``crc32c`` = -1 where the store doesn't tell)."""
+        """Parts of an unfinished upload (``crc32c`` = -1 where the store doesn't report it)."""
         ...
 
     def close(self) -> None:
-        """Gives connections back. Closing twice is fine."""
+        """Release connections. Idempotent."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions:
-    """What a scheme's module gets to open a store with. Keys are never part of its ``repr``.
+    """Options for a scheme's module to open a store. Secrets aren't part of its ``repr``.
 
     Attributes:
         endpoint_url: the server, where it isn't the provider's own (MinIO, versitygw, ...).
@@ -283,8 +283,8 @@ class StoreOptions:
         settings: deadlines, retries, connections.
         clock: wall clock and waits.
         read_only: whether writing verbs are refused.
-        create: whether a local directory is made where there is none.
-        limiter: whose turn it is; ``None``: one of its own, that limits nothing until the store asks to slow down.
+        create: whether a missing local directory is created.
+        limiter: the rate limits; ``None``: a private limiter without limits until the store throttles.
         recorder: takes measurements of requests.
     """
 

@@ -1,6 +1,6 @@
-"""What every store refuses in the same words: keys, ranges, metadata, checksums and parts that aren't any.
+"""Argument checks common to all stores: keys, ranges, metadata, checksums and parts.
 
-Owns the pure checks that come before a call has an effect. Must never touch a store.
+Pure: run before a call has an effect and never access a store.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ METADATA_BYTES_MAX = 2048
 #: Parts of one upload (S3's limit).
 PARTS_MAX = 10_000
 
-#: Most keys: printable ASCII, no level empty or with a dot at its beginning. Others are looked at rule by rule.
+#: Most keys: printable ASCII, no level empty or beginning with a dot. Others are checked rule by rule.
 _PLAIN_KEY = re.compile(r"[\x20-\x2D0-~][\x20-\x2E0-~]*(?:/[\x20-\x2D0-~][\x20-\x2E0-~]*)*")
 _METADATA_KEY = re.compile(r"[a-z0-9!#$&'*+.^_`|~-]+\Z")
 _METADATA_VALUE = re.compile(r"(?:[!-~](?:[ -~]*[!-~])?)?\Z")
 
 
 def check_key(key: str, *, root: str = "") -> str:
-    """``root + key``, or ``InvalidCall`` for a key that some store couldn't hold: empty, absolute, with an empty level,
+    """``root + key``, or ``InvalidCall`` for a key that some store can't hold: empty, absolute, with an empty level,
     ``.``, ``..`` or a control character, too long, not UTF-8."""
     problem = _key_problem(root + key) if key else "it is empty"
     if problem:
@@ -67,14 +67,14 @@ def _key_problem(key: str) -> str:
 
 
 def check_keys(keys: Sequence[str], *, root: str = "") -> list[str]:
-    """``check_key`` for each, duplicates left out; a single string (a sequence of letters) is refused."""
+    """``check_key`` for each, without duplicates; a single string (a sequence of letters) is refused."""
     if isinstance(keys, str):
         raise InvalidCall(f"delete takes a list of keys, not the text {keys!r}", hint="give [key]")
     return list(dict.fromkeys(check_key(key, root=root) for key in keys))
 
 
 def check_list(prefix: str, limit: int) -> None:
-    """Refuses a prefix that no key can have (a store on a file system must not follow ``../``), a limit below one."""
+    """Refuse a prefix that no key can have (a store on a file system must not follow ``../``), or a limit below one."""
     if any(level in ("", ".", "..") for level in prefix.split("/")[:-1]):
         raise InvalidCall(f"no key begins with {prefix!r}", hint="keys are names separated by single slashes")
     if limit < 1:
@@ -82,7 +82,7 @@ def check_list(prefix: str, limit: int) -> None:
 
 
 def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
-    """User metadata as every store keeps it: lower-case keys; printable ASCII values without outer spaces."""
+    """User metadata as every store accepts it: lower-case keys; printable ASCII values without outer spaces."""
     kept: dict[str, str] = {}
     for key, value in (metadata or {}).items():
         name = key.lower()
@@ -97,7 +97,7 @@ def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
 
 
 def check_mode(mode: PutMode) -> None:
-    """Refuses a mode that is create-only and conditional on an ETag at once, or on an empty ETag."""
+    """Refuse a mode that is create-only and conditional on an ETag at once, or on an empty ETag."""
     if mode.etag is not None and (mode.create_only or not mode.etag):
         raise InvalidCall(f"{mode} can't be satisfied", hint="use CREATE, OVERWRITE or IfMatch(etag)")
 
@@ -111,26 +111,26 @@ def check_put(
     *,
     root: str = "",
 ) -> tuple[str, dict[str, str], int]:
-    """What comes before every ``put``: ``root + key``, the metadata as it is kept, and the body's CRC-32C."""
+    """Checks of every ``put``: returns ``root + key``, the normalised metadata and the body's CRC-32C."""
     full_key = check_key(key, root=root)
     check_mode(mode)
     return full_key, check_metadata(metadata), body_crc32c(key, body, given_crc32c)
 
 
 def check_range(byte_range: ByteRange | None) -> None:
-    """Refuses a range with a negative start or an end before its start."""
+    """Refuse a range with a negative start or an end before its start."""
     if byte_range is not None and not 0 <= byte_range.start <= byte_range.stop:
         raise InvalidCall(f"bytes {byte_range.start} to {byte_range.stop} are no range", hint="0 <= start <= stop")
 
 
 def check_part_number(number: int) -> None:
-    """Refuses part numbers outside 1 .. ``PARTS_MAX``."""
+    """Refuse part numbers outside 1 .. ``PARTS_MAX``."""
     if not 1 <= number <= PARTS_MAX:
         raise InvalidCall(f"part number {number} is not between 1 and {PARTS_MAX}", hint="use larger parts")
 
 
 def check_parts(key: str, parts: Sequence[PartInfo]) -> None:
-    """Refuses a completion without parts, or with parts that don't ascend."""
+    """Refuse a completion without parts, or with parts that don't ascend."""
     numbers = [part.number for part in parts]
     if not numbers:
         raise InvalidCall(f"upload of {key} can't be completed without parts", hint="an empty object is one put")
@@ -139,7 +139,7 @@ def check_parts(key: str, parts: Sequence[PartInfo]) -> None:
 
 
 def body_crc32c(key: str, body: Body, given: int | None) -> int:
-    """CRC-32C of ``body``; ``InvalidCall`` when the caller gave another one (the bytes changed since)."""
+    """CRC-32C of ``body``; ``InvalidCall`` if it differs from the caller's (the bytes changed since)."""
     found = 0
     for piece in views_of(body):
         found = crc32c(piece, found)
@@ -152,7 +152,7 @@ def body_crc32c(key: str, body: Body, given: int | None) -> int:
 
 
 def split_root(url: str, path: str) -> str:
-    """The key prefix that a URL's path means: empty or ending with a slash."""
+    """Key prefix of a URL's path: empty or ending with a slash."""
     root = path.strip("/")
     if not root:
         return ""

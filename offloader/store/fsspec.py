@@ -1,4 +1,4 @@
-"""Any other URL that fsspec knows, for reading."""
+"""Read-only store for any other URL that fsspec supports."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from offloader.store.wrappers import ReadOnlyStore
 __all__ = ["RemoteStore", "open_url"]
 
 _Answer = TypeVar("_Answer")
-#: What file systems without a listing of their own share.
+#: Shared by file systems without a listing of their own.
 _common_find = AsyncFileSystem._find  # noqa: SLF001 - to see whether one has its own
 
-#: A prefix that sends a URL here although its scheme has a store of its own: ``fsspec+s3://bucket``.
+#: Prefix that selects this store although the scheme has one of its own: ``fsspec+s3://bucket``.
 _PREFIX = "fsspec+"
 
 
 def open_url(url: str, options: StoreOptions) -> ObjectStore:
-    """The store at any fsspec URL, read-only."""
+    """Open the store at any fsspec URL, read-only."""
     plain = url.removeprefix(_PREFIX)
     protocol = plain.partition("://")[0]
     shown = without_secrets(url)
@@ -57,7 +57,7 @@ def open_url(url: str, options: StoreOptions) -> ObjectStore:
     except ValueError as error:
         schemes = "s3://bucket/root, file:///directory, memory://name, or a scheme that fsspec knows"
         raise InvalidCall(f"{shown}: unknown store scheme {protocol!r}", hint=f"use {schemes}") from error
-    except Exception as error:  # some file systems connect when they are made
+    except Exception as error:  # some file systems connect in their constructor
         raise StoreUnavailable(f"{shown}: opening failed: {error}", hint="check the URL and the network") from error
     reason = f"writing through {protocol} isn't proven to be atomic: two writers could both win"
     store = RemoteStore(shown, file_system, str(root), options)
@@ -107,8 +107,8 @@ class RemoteStore:
         return {"managedLedgerOffloadDriver": driver, "bucket": self._root, "region": "", "serviceEndpoint": ""}
 
     def _ask(self, what: str, call: Callable[[], _Answer]) -> _Answer:
-        """The one edge: ``call`` within the deadline, its exceptions as ours. File systems have no deadline in common,
-        so the call runs in a thread that is left behind when time is up; ``connections_max`` bounds how many can be."""
+        """Run ``call`` within the deadline and translate its exceptions. File systems have no common deadline, so the
+        call runs in a thread that is abandoned on timeout; ``connections_max`` bounds such threads."""
         where = f"{self._url}: {what} failed"
         try:
             return self._within_deadline(where, call)
@@ -120,7 +120,7 @@ class RemoteStore:
             raise AccessDenied(f"{where}: {error}", hint="check the credentials for this file system") from error
         except NotImplementedError as error:
             raise Unsupported(f"{where}: the file system doesn't offer this") from error
-        except Exception as error:  # every file system has its own; none of them is ours to let out
+        except Exception as error:  # each file system has its own exceptions
             text = " ".join(f"{type(error).__name__} {error}".split())
             raise StoreUnavailable(f"{where}: {text}", hint="check the URL, the network and the credentials") from error
 
@@ -130,7 +130,7 @@ class RemoteStore:
         def run() -> None:
             try:
                 answers.put((True, call()))
-            except BaseException as error:  # handed over, raised by who asked
+            except BaseException as error:  # re-raised in the calling thread
                 answers.put((False, error))
             finally:
                 self._places.release()
@@ -148,7 +148,7 @@ class RemoteStore:
         return cast(_Answer, answer)
 
     def _info(self, key: str, found: Mapping[str, Any]) -> ObjectInfo:
-        """What a file system's description says; names differ from one to the next."""
+        """Object description from a file system's own; names differ between file systems."""
         if found.get("type") == "directory":
             raise NotFound(f"{self._url}: no object {key}")
         size_bytes = int(found.get("size") or 0)
@@ -167,7 +167,7 @@ class RemoteStore:
         *,
         into: Sink | None = None,  # noqa: ARG002 - answers the body, as it may
     ) -> tuple[bytes, ObjectInfo]:
-        """Two requests: no file system tells the size along with the bytes."""
+        """Read in two requests: no file system returns the size along with the bytes."""
         checks.check_range(byte_range)
         info = self.head(key)
         start, stop = (0, info.size_bytes) if byte_range is None else (byte_range.start, byte_range.stop)
@@ -201,13 +201,12 @@ class RemoteStore:
         raise NotFound(f"{self._url}: no upload {upload_id} of {key}")
 
     def close(self) -> None:
-        """The file system belongs to fsspec, which shares it."""
+        """No effect: fsspec owns and shares the file system."""
 
 
 def _files_below(files: Any, directory: str) -> Mapping[str, Mapping[str, Any]]:
-    """Everything below a directory: path -> description. Raises what any part of it raises, unlike fsspec's own
-    ``find``, which takes for empty what it can't list: a half of a manifest would look like a whole one.
-    """
+    """All files below a directory: path -> description. Propagates every error, unlike fsspec's own ``find``, which
+    treats an unlistable directory as empty: half of a manifest would look complete."""
     kind = type(files)
     if kind.find is not AbstractFileSystem.find or getattr(kind, "_find", _common_find) is not _common_find:
         return cast("Mapping[str, Mapping[str, Any]]", files.find(directory, detail=True))  # of one flat listing
@@ -221,7 +220,7 @@ def _files_below(files: Any, directory: str) -> Mapping[str, Mapping[str, Any]]:
         except FileNotFoundError:
             if place == root:
                 raise
-            continue  # it was deleted meanwhile
+            continue  # deleted meanwhile
         for row in rows:
             name = row["name"].rstrip("/")
             if row["type"] != "directory":
@@ -237,7 +236,7 @@ _ETAGS = ("ETag", "etag", "e_tag", "md5", "content_md5", "md5Hash", "generation"
 
 
 def _ms(time: object) -> int:
-    """A file system's idea of a time: seconds, a datetime or ISO text."""
+    """Milliseconds from a file system's time: seconds, a datetime or ISO text."""
     if isinstance(time, str):
         try:
             time = datetime.fromisoformat(time)

@@ -69,7 +69,7 @@ def _walk(directory: Path, level: str, prefix: str, after: str) -> Iterator[tupl
         with os.scandir(directory / level) as entries:
             found = sorted((_sort_name(entry), entry) for entry in entries if entry.name != HIDDEN or level)
     except (FileNotFoundError, NotADirectoryError):
-        return  # removed since its parent was listed, or never there
+        return  # removed since its parent was listed, or never existed
     for name, entry in found:
         key = level + name
         if name.endswith("/"):
@@ -90,7 +90,7 @@ def _sort_name(entry: os.DirEntry[str]) -> str:
 
 
 def _is_text(name: str) -> bool:
-    """Whether a file's name is UTF-8; others were put here by other tools and can't be a key."""
+    """Whether a file's name is UTF-8; other tools may have put files here whose names can't be keys."""
     return name.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
@@ -99,14 +99,14 @@ _PART = re.compile(r"(\d{5})-([0-9a-f]+)-([0-9a-f]{8})-([0-9a-f]{16})\.part\Z")
 
 
 class LocalUploads:
-    """Uploads below ``directory``, described among ``temporaries`` first."""
+    """Uploads below ``directory``, prepared among ``temporaries``."""
 
     def __init__(self, directory: Path, temporaries: Temporaries) -> None:
         self._directory = directory
         self._temporaries = temporaries
 
     def begin(self, key: str, upload_id: str, metadata: Mapping[str, str]) -> None:
-        """The directory appears with its description in it, by a rename."""
+        """Create the upload's directory with its description by one rename."""
         make_directories(self._directory)
         with self._temporaries.new_directory() as making:
             with (making / "upload.json").open("wb") as file:
@@ -123,7 +123,7 @@ class LocalUploads:
         return kept is not None and kept[0] == key
 
     def metadata_of(self, key: str, upload_id: str) -> Mapping[str, str]:
-        """The upload's user metadata; ``NotFound`` when it was completed, aborted or never begun."""
+        """The upload's user metadata; ``NotFound`` if it was completed, aborted or never begun."""
         kept = self._description(upload_id)
         if kept is None or kept[0] != key:
             raise NotFound(f"{self._directory}: no upload {upload_id} of {key}")
@@ -148,7 +148,7 @@ class LocalUploads:
         )
 
     def keep_part(self, key: str, upload_id: str, number: int, temporary: Path, crc: int) -> PartInfo:
-        """Moves the complete, synced ``temporary`` in as part ``number``; an earlier one of that number goes."""
+        """Move the complete, synced ``temporary`` in as part ``number``, replacing an earlier one."""
         size_bytes = temporary.stat().st_size
         token = secrets.token_hex(8)
         directory = self._directory / upload_id
@@ -164,7 +164,7 @@ class LocalUploads:
         return PartInfo(number, f'"{token}"', size_bytes, crc)
 
     def parts(self, upload_id: str) -> list[PartInfo]:
-        """The parts that are there, by number."""
+        """Existing parts by number."""
         found = []
         for name in names_in(self._directory / upload_id):
             if match := _PART.match(name):
@@ -173,7 +173,7 @@ class LocalUploads:
         return found
 
     def check_parts(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> list[Path]:
-        """The files of ``parts``; ``InvalidCall`` when one isn't what was uploaded."""
+        """Files of ``parts``; ``InvalidCall`` when one differs from the uploaded part."""
         there = {part.number: part for part in self.parts(upload_id)}
         paths = []
         for part in parts:
@@ -185,7 +185,7 @@ class LocalUploads:
         return paths
 
     def drop(self, upload_id: str) -> None:
-        """Forgets the upload: its description first, so that it is gone in one step."""
+        """Remove the upload: its description first, so that it ends in one step."""
         directory = self._directory / upload_id
         (directory / "upload.json").unlink(missing_ok=True)
         shutil.rmtree(directory, ignore_errors=True)
@@ -207,12 +207,12 @@ class LocalUploads:
 
 #: Longest name of one level of a key, in UTF-8 bytes: file systems allow 255, the version in a sidecar takes up to 40.
 LEVEL_BYTES_MAX = 200
-#: Looks at an object that is replaced all the time.
+#: Attempts to read an object under constant replacement.
 REPLACEMENTS_MAX = 100
 
 
 def open_url(url: str, options: StoreOptions) -> LocalStore:
-    """The store in the directory of ``url``; made when it isn't there, unless ``options`` speak against it."""
+    """Open the store in the directory of ``url``; a missing one is created if ``options`` allow it."""
     parts = urlsplit(url)
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise InvalidCall(f"{url} names no directory", hint="give an absolute path: file:///directory (three slashes)")
@@ -231,7 +231,7 @@ def open_url(url: str, options: StoreOptions) -> LocalStore:
 
 
 class LocalStore:
-    """See ``ObjectStore``. Any number of processes on one machine may use a directory at once."""
+    """See ``ObjectStore``. Several processes on one machine may share a directory."""
 
     def __init__(self, directory: Path, settings: StoreSettings, clock: Clock) -> None:
         self._directory = directory
@@ -274,7 +274,7 @@ class LocalStore:
             return self._described(key, lambda: self._files.read(key, byte_range, into))
 
     def _described(self, key: str, look: Callable[[], tuple[bytes, Version] | None]) -> tuple[bytes, ObjectInfo]:
-        """What ``look`` finds, with the metadata of just that version: looks again when it was replaced meanwhile."""
+        """What ``look`` finds, with the metadata of the same version: retries when it was replaced meanwhile."""
         for _ in range(REPLACEMENTS_MAX):
             found = look()
             if found is None:
@@ -294,7 +294,7 @@ class LocalStore:
             self._files.confirm(key)
 
     def sweep(self, now_ms: int) -> None:
-        """Removes what killed processes left in the hidden folder; what can't be removed stays."""
+        """Remove files of killed processes in the hidden folder; failures are left for later."""
         with contextlib.suppress(OSError):
             self._temporaries.sweep(now_ms)
 
@@ -323,7 +323,7 @@ class LocalStore:
             raise PreconditionFailed(f"{self.url}: {key} exists already")
 
     def _publish(self, key: str, temporary: Path, metadata: Mapping[str, str], crc: int, mode: PutMode) -> ObjectInfo:
-        """Makes the complete, synced file ``temporary`` the object ``key``."""
+        """Make the complete, synced file ``temporary`` the object ``key``."""
         if mode.create_only:
             created = self._files.create(key, temporary, metadata, crc)
             if created is None:
@@ -352,7 +352,7 @@ class LocalStore:
             if not self._directory.is_dir():
                 raise BucketMissing(f"{self.url}: no such directory", hint="it was there when the store was opened")
             found = list_files(self._directory, prefix, after, limit + 1)
-            # One key of a directory stands for all of them.
+            # One key represents all keys of its directory.
             new = {key.rpartition("/")[0]: key for key, version in found[:limit] if not version.is_confirmed}
             for key in new.values():
                 self._files.confirm(key)
@@ -411,7 +411,7 @@ class LocalStore:
                 raise OutcomeUnknown(gone.message, hint="look with head: it may have been completed before") from gone
             with self._files.joined(key, list(zip(paths, parts, strict=True))) as (temporary, crc):
                 info = self._publish(key, temporary, metadata, crc, OVERWRITE)
-            with contextlib.suppress(OSError):  # the object is there; what stays can be listed and aborted
+            with contextlib.suppress(OSError):  # the object exists; the remains can be listed and aborted
                 self._uploads.drop(upload_id)
         return info
 
@@ -433,7 +433,7 @@ class LocalStore:
             return self._uploads.parts(upload_id)
 
     def close(self) -> None:
-        """Nothing is kept open between calls."""
+        """No effect: nothing stays open between calls."""
 
 
 def _with_bytes(body: bytes, version: Version | None) -> tuple[bytes, Version] | None:

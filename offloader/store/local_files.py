@@ -66,7 +66,7 @@ _ERRNO_KINDS: Mapping[int, tuple[type[OffloaderError], str]] = {
 
 @contextlib.contextmanager
 def translated(url: str, what: str) -> Iterator[None]:
-    """The one edge where an ``OSError`` of this store becomes one of ``offloader.errors``."""
+    """Translate an ``OSError`` of this store into ``offloader.errors``."""
     try:
         yield
     except OSError as error:
@@ -75,7 +75,7 @@ def translated(url: str, what: str) -> Iterator[None]:
 
 
 class DirectoryLock:
-    """Exclusive between the threads of this process and between processes; waits ``timeout_s`` at most."""
+    """Lock exclusive between threads of this process and between processes; waits at most ``timeout_s``."""
 
     def __init__(self, path: Path, timeout_s: float, clock: Clock) -> None:
         self._path = path
@@ -98,7 +98,7 @@ class DirectoryLock:
         os.close(self._held.descriptor)
 
     def _acquire(self, descriptor: int) -> None:
-        """A lock belongs to the open file, so two threads exclude each other like two processes."""
+        """Lock the open file, which excludes threads as well as processes."""
         never = threading.Event()
         deadline_s = self._clock.monotonic_s() + self._timeout_s
         while True:
@@ -114,41 +114,41 @@ class DirectoryLock:
 
 
 def names_in(directory: Path) -> list[str]:
-    """Names of the files in ``directory``, in order."""
+    """File names in ``directory``, sorted."""
     with os.scandir(directory) as entries:
         return sorted(entry.name for entry in entries)
 
 
 def remove_empty(directory: Path, top: Path) -> None:
-    """Removes ``directory`` and those above it, below ``top``, as far as nothing is in them."""
+    """Remove ``directory`` and its empty parents below ``top``."""
     while directory != top:
         try:
             directory.rmdir()
         except OSError:
-            return  # not empty, or gone
+            return  # not empty, or missing
         directory = directory.parent
 
 
 def write_all(descriptor: int, body: Body) -> None:
-    """Writes all of ``body``, which one call may not."""
+    """Write all of ``body``, in as many calls as needed."""
     for rest in views_of(body):
         while rest:
             rest = rest[os.write(descriptor, rest) :]
 
 
-#: Age at which a file that nobody has locked is removed.
+#: Age at which an unlocked file is removed.
 LEFT_AGE_MS = 3_600_000
 
 
 class Temporaries:
-    """The hidden folder ``directory``. Neither it nor what is in it has to survive a power cut."""
+    """The hidden folder ``directory``. Neither it nor its content has to survive a power cut."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     @contextlib.contextmanager
     def new(self) -> Iterator[tuple[Path, int]]:
-        """A new locked file and its descriptor; it is removed with the context, unless it was moved away."""
+        """Create a locked file and return it with its descriptor. The context removes it unless it was moved away."""
         with self._locked(is_directory=False) as found:
             yield found
 
@@ -170,11 +170,11 @@ class Temporaries:
             is_kept = False
             try:
                 _lock(descriptor)
-                if os.fstat(descriptor).st_nlink:  # else it was swept before the lock, by a clock that is ahead
+                if os.fstat(descriptor).st_nlink:  # else a sweep with a fast clock removed it before the lock
                     yield path, descriptor
                     return
             except OutcomeUnknown:
-                is_kept = True  # the second link of an object whose name may not be on the disk
+                is_kept = True  # the second link of an object whose name may not be durable
                 raise
             finally:
                 if not is_kept:
@@ -183,21 +183,21 @@ class Temporaries:
         raise StoreUnavailable(f"{self._directory}: each new file was removed at once", hint="check the clocks")
 
     def sweep(self, now_ms: int) -> None:
-        """Removes what killed processes left: old, and locked by nobody."""
+        """Remove old, unlocked files of killed processes."""
         if not self._directory.is_dir():
             return
         with os.scandir(self._directory) as entries:
             left = [Path(entry.path) for entry in entries if _is_old(entry, now_ms)]
         unlocked = [path for path in left if _is_unlocked(path)]
         if any(path.is_file() and path.stat().st_nlink > 1 for path in unlocked):
-            # A second link says that an object's name isn't on the disk. Now it is, wherever it may be.
+            # A second link marks an object whose name may not be durable: make it durable.
             os.sync()
         for path in unlocked:
             _remove(path, is_directory=path.is_dir())
 
 
 def _lock(descriptor: int) -> None:
-    with contextlib.suppress(OSError):  # without locks nothing is ever swept either
+    with contextlib.suppress(OSError):  # file systems without locks are never swept
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
@@ -230,7 +230,7 @@ def _remove(path: Path, *, is_directory: bool) -> None:
         path.unlink(missing_ok=True)
 
 
-#: First level that no object has: the store's own files.
+#: First level that no object uses: the store's own files.
 HIDDEN = ".offloader"
 _COPY_BYTES = 1 << 20
 
@@ -240,7 +240,7 @@ class Version:
     """One version of one file.
 
     Attributes:
-        is_confirmed: whether its name is on the disk. Who wrote it keeps a second link until then.
+        is_confirmed: whether its name is durable. Until then the writer keeps a second link.
     """
 
     mtime_ns: int
@@ -269,7 +269,7 @@ class VersionedFiles:
         self._temporaries = temporaries
 
     def version(self, key: str) -> Version | None:
-        """The object's version, ``None`` when there is none (a directory is none)."""
+        """The object's version, ``None`` when there is none (a directory counts as none)."""
         try:
             status = (self._directory / key).stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -277,14 +277,14 @@ class VersionedFiles:
         return Version.of(status) if stat.S_ISREG(status.st_mode) else None
 
     def read(self, key: str, byte_range: ByteRange | None, into: Sink | None = None) -> tuple[bytes, Version] | None:
-        """Bytes and version of one open file: a replacement meanwhile can't mix two versions."""
+        """Bytes and version from one open file: a concurrent replacement can't mix two versions."""
         try:
             descriptor = os.open(self._directory / key, os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
             return None
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            os.close(descriptor)  # a directory: other keys begin with this one, and no object is here
+            os.close(descriptor)  # a directory: a prefix of other keys, not an object
             return None
         with os.fdopen(descriptor, "rb", buffering=0) as file:
             start, stop = (0, status.st_size) if byte_range is None else (byte_range.start, byte_range.stop)
@@ -303,7 +303,7 @@ class VersionedFiles:
 
     @contextlib.contextmanager
     def temporary(self, body: Body) -> Iterator[Path]:
-        """A new file holding ``body``, on the disk; it goes with the context."""
+        """Write ``body`` to a durable new file, which the context removes."""
         with self._temporaries.new() as (path, descriptor):
             write_all(descriptor, body)
             os.fsync(descriptor)
@@ -311,7 +311,7 @@ class VersionedFiles:
 
     @contextlib.contextmanager
     def joined(self, key: str, parts: Sequence[tuple[Path, PartInfo]]) -> Iterator[tuple[Path, int]]:
-        """A new file of ``parts`` in order, and its CRC-32C; each part's own is checked on the way."""
+        """Join ``parts`` in order into a new file, with its CRC-32C; verifies each part's own checksum."""
         total = 0
         with self._temporaries.new() as (path, descriptor):
             for part_path, part in parts:
@@ -329,15 +329,15 @@ class VersionedFiles:
             yield path, total
 
     def confirm(self, key: str) -> None:
-        """Makes the object's name durable, for who relies on an object that another process hasn't confirmed yet."""
+        """Make the name of an object durable that another process hasn't confirmed yet."""
         target = self._directory / key
-        with contextlib.suppress(FileNotFoundError):  # it was deleted meanwhile
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
             sync_name(target)
-            with contextlib.suppress(PermissionError):  # above the root, where nothing is ours
+            with contextlib.suppress(PermissionError):  # above the root: not ours
                 sync_name(target.parent)
 
     def _published(self, key: str, version: Version) -> Version:
-        """Confirms an object that is in its place since a moment ago."""
+        """Confirm an object just moved into place."""
         try:
             self.confirm(key)
         except OSError as error:
@@ -348,7 +348,7 @@ class VersionedFiles:
         return version
 
     def create(self, key: str, temporary: Path, metadata: Mapping[str, str], crc: int) -> Version | None:
-        """Links ``temporary`` as ``key``; ``None`` when the key is taken. The link is the step that decides."""
+        """Link ``temporary`` as ``key``; ``None`` when the key is taken. The link is the commit point."""
         version, sidecar = self._describe(key, temporary, metadata, crc)
         target = self._directory / key
         try:
@@ -373,7 +373,7 @@ class VersionedFiles:
         return self._published(key, version)
 
     def replace(self, key: str, temporary: Path, metadata: Mapping[str, str], crc: int) -> Version:
-        """Renames ``temporary`` to ``key``, whatever is there. The caller holds the lock."""
+        """Rename ``temporary`` to ``key``, replacing any object. The caller holds the lock."""
         old = self.version(key)
         version, sidecar = self._describe(key, temporary, metadata, crc)
         target = self._directory / key
@@ -398,7 +398,7 @@ class VersionedFiles:
         return version
 
     def remove(self, key: str) -> None:
-        """Removes the object, then its sidecar, then directories that this emptied. The caller holds the lock."""
+        """Remove the object, its sidecar, then the directories this emptied. The caller holds the lock."""
         target = self._directory / key
         version = self.version(key)
         if version is None:
@@ -411,12 +411,12 @@ class VersionedFiles:
         remove_empty(sidecar.parent, self._meta)
 
     def sidecar(self, key: str, version: Version) -> tuple[Mapping[str, str], int | None] | None:
-        """Metadata and CRC-32C of this version; ``None`` when there is no sidecar for it."""
+        """Metadata and CRC-32C of this version; ``None`` without a sidecar."""
         return _described_by(self._sidecar_path(key, version))
 
     def sidecar_of_copy(self, key: str, version: Version) -> tuple[Mapping[str, str], int | None]:
-        """For a tree that was copied without its times: the only sidecar of the key whose size agrees. Nothing for
-        files that other tools put here."""
+        """Sidecar for a tree copied without its times: the key's only sidecar, if its size agrees. ``None`` for files
+        of other tools."""
         path = self._sidecar_path(key, version)
         pattern = f"{path.name.rsplit('.', 3)[0]}."
         ending = f".{version.size_bytes:x}.json"
@@ -432,10 +432,10 @@ class VersionedFiles:
         return self._meta / f"{key}.{version.mtime_ns:016x}.{version.size_bytes:x}.json"
 
     def _describe(self, key: str, temporary: Path, metadata: Mapping[str, str], crc: int) -> tuple[Version, Path]:
-        """Gives ``temporary`` a version that no other file of this key has, and writes the sidecar of it.
+        """Give ``temporary`` a version unique to the key and write its sidecar.
 
-        The milliseconds are the file system's; the rest is drawn. The sidecar's exclusive creation settles a draw that
-        two writers share.
+        The file system sets the milliseconds; the rest is random. Exclusive creation of the sidecar settles a collision
+        of two writers.
         """
         content = _sidecar_of(metadata, crc)
         status = temporary.stat()
@@ -462,8 +462,8 @@ class VersionedFiles:
 
 
 def _second_link(temporary: Path) -> Path:
-    """Another name of the file, by which it can be moved while the first one stays; where a file system has no hard
-    links, the same name: nobody can see there whether the move is confirmed."""
+    """Link the file under another name, which can be moved while the first one stays. Without hard links it is the same
+    name, and readers can't tell whether the move is confirmed."""
     staged = temporary.with_name(f"{temporary.name}-staged")
     try:
         os.link(temporary, staged)
@@ -475,7 +475,7 @@ def _second_link(temporary: Path) -> Path:
 
 
 def _receive(file: io.FileIO, length: int, into: Sink) -> None:
-    """``length`` bytes of a file; fewer where it was cut meanwhile, by somebody else than this store."""
+    """Read ``length`` bytes of a file; fewer where another program truncated it."""
     while length:
         room = into.room()[:length]
         count = file.readinto(room)
@@ -490,7 +490,7 @@ def _unsealed(metadata: Mapping[str, str], crc: int) -> bytes:
 
 
 def _sidecar_of(metadata: Mapping[str, str], crc: int) -> bytes:
-    """The content of a sidecar, with a CRC-32C of its own at the end."""
+    """Content of a sidecar, ending with its own CRC-32C."""
     body = _unsealed(metadata, crc)
     return body[:-1] + b',"seal":%d}' % crc32c(body)
 
@@ -500,7 +500,7 @@ def _described_by(path: Path) -> tuple[Mapping[str, str], int | None] | None:
         data = path.read_bytes()
         kept = json.loads(data)
         metadata, crc = dict(kept["metadata"]), int(kept["crc32c"])
-        # Earlier releases wrote no seal, and nothing else either: what isn't theirs must be ours, byte by byte.
+        # Earlier releases wrote no checksum. Without one, accept only the exact bytes that this store writes.
         if data not in (_sidecar_of(metadata, crc), _unsealed(metadata, crc)):
             raise ValueError("its seal doesn't fit")
         return metadata, crc

@@ -1,6 +1,6 @@
-"""``memory://NAME``: objects in this process, shared by everything that opens the same name.
+"""``memory://NAME``: objects in this process, shared by every store opened with the same name.
 
-Owns the reference behaviour of the eight verbs. Must never outlive the process or touch a disk.
+Reference behaviour of the verbs. Nothing is written to disk.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Upload:
 
 @dataclass(slots=True)
 class _Bucket:
-    """Everything under one name, and the lock that makes each verb one step."""
+    """Objects under one name, and the lock that makes each verb atomic."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     keys: list[str] = field(default_factory=list)
@@ -56,7 +56,7 @@ _buckets_lock = threading.Lock()
 
 
 def open_url(url: str, options: StoreOptions) -> MemoryStore:
-    """The store at ``memory://NAME/root``; the name is made when it isn't there."""
+    """Open the store at ``memory://NAME/root``; a missing name is created."""
     parts = urlsplit(url)
     if not parts.netloc:
         raise InvalidCall(f"{url} names no memory", hint="give memory://NAME")
@@ -67,7 +67,7 @@ class MemoryStore:
     """See ``ObjectStore``. Two stores with the same ``name`` share their objects.
 
     Args:
-        is_shared: off: nobody else has these objects, whatever they call theirs, and they go with this store.
+        is_shared: off: the objects are private to this store and vanish with it, whatever other stores are named.
     """
 
     def __init__(self, name: str, root: str, clock: Clock, *, is_shared: bool = True) -> None:
@@ -134,11 +134,11 @@ class MemoryStore:
             return self._told(self._write(full_key, taken, kept, crc))
 
     def _told(self, info: ObjectInfo) -> ObjectInfo:
-        """As it is told: keys without the root."""
+        """Strip the root from listed keys."""
         return replace(info, key=info.key[len(self._root) :]) if self._root else info
 
     def _write(self, full_key: str, body: bytes, metadata: Mapping[str, str], crc: int) -> ObjectInfo:
-        """Under the lock: the version number makes an ETag that never returns."""
+        """Write under the lock: the version number makes an ETag that is never reused."""
         etag = f'"{next(self._bucket.versions):x}-{crc:08x}"'
         info = ObjectInfo(full_key, len(body), etag, self._clock.now_ms(), dict(metadata), crc)
         if full_key not in self._bucket.objects:
@@ -184,7 +184,7 @@ class MemoryStore:
             self._remove(full_key)
 
     def _remove(self, full_key: str) -> None:
-        """Under the lock."""
+        """The caller holds the lock."""
         if self._bucket.objects.pop(full_key, None) is not None:
             del self._bucket.keys[bisect_left(self._bucket.keys, full_key)]
 
@@ -250,4 +250,4 @@ class MemoryStore:
             return [parts[number][0] for number in sorted(parts)]
 
     def close(self) -> None:
-        """Nothing to give back: the objects stay for the next opening of the name."""
+        """No effect: the objects stay for the next store of the same name."""

@@ -1,4 +1,4 @@
-"""Opens stores: finds the implementation by the URL's scheme and puts the wrappers around it.
+"""Open stores: implementation by URL scheme, wrapped for limits, counts and retries.
 
 Imports no SDK: an implementation's module is imported when a URL of its scheme is opened.
 """
@@ -34,7 +34,7 @@ _MODULES = {
 }
 _CATALOGUE = "catalogue://"
 _OTHER_MODULE = "offloader.store.fsspec"
-#: Schemes whose packages come with an extra of this one.
+#: Schemes whose packages come with an extra.
 _EXTRAS = {"abfs": "azure", "abfss": "azure", "az": "azure", "gcs": "gcs", "gs": "gcs"}
 
 
@@ -53,30 +53,30 @@ def open_store(
     limits: Limiter | LimitSettings | None = None,
     recorder: Recorder = NO_TELEMETRY,
 ) -> ObjectStore:
-    """Opens the object store at ``url``; calls on it wait their turn, are measured, and retried (``stack``).
+    """Open the object store at ``url``; calls on it are rate-limited, measured and retried (``stack``).
 
-    Every *attempt* is counted, not only the call that was made of it: see ``offloader.store.attempts.requests_of``.
+    Every *attempt* is counted, not only the call: see ``offloader.store.attempts.requests_of``.
 
     Args:
         url: ``s3://bucket/root``, ``gs://bucket/root``, ``az://container/root``, ``file:///directory``,
-            ``memory://name``, ``catalogue:///directory`` (objects of somebody else, see
-            ``offloader.store.overlay``), or any URL that fsspec knows (for reading).
+            ``memory://name``, ``catalogue:///directory`` (foreign objects, see ``offloader.store.overlay``), or any URL
+            that fsspec supports (for reading).
         endpoint_url: the S3 server when it isn't AWS; default: the environment (``AWS_ENDPOINT_URL``).
         region: default: the environment's, else ``us-east-1``.
         access_key, secret_key, session_token: default: the SDK's own chain (environment, profile, web identity, role).
         settings: deadlines, retries, connections.
         clock: default: the machine's.
         read_only: writing verbs raise ``Unsupported``; nothing is created, not even a local directory.
-        create: make the local directory where there is none, unless ``read_only``; buckets are never made.
-        limits: of bandwidth and request rate; default: none but what the server asks for. A ``Limiter`` is shared by
-            all stores that are given it.
-        recorder: where measurements of requests go, for example ``offloader.telemetry.recorder.Metrics``.
+        create: create a missing local directory, unless ``read_only``; buckets are never created.
+        limits: of bandwidth and request rate; default: only the store's own throttling. A ``Limiter`` applies to all
+            stores that share it.
+        recorder: takes measurements of requests, for example ``offloader.telemetry.recorder.Metrics``.
 
     Raises:
-        InvalidCall: no URL, or one of an unknown scheme, or one that carries credentials or says more than a place;
+        InvalidCall: no URL, or one of an unknown scheme, or one that carries credentials or more than a location;
             settings of S3 for another store.
-        BucketMissing: opened for reading, or not to be created, and the local directory isn't there.
-        AccessDenied: the local directory can't be made or written.
+        BucketMissing: opened for reading, or with ``create`` off, and the local directory doesn't exist.
+        AccessDenied: the local directory can't be created or written.
         Unsupported: a package that the scheme needs isn't installed.
     """
     module = _module_of(url)
@@ -115,7 +115,7 @@ def _opened(module: ModuleType, url: str, options: StoreOptions) -> ObjectStore:
 
 
 def stack(raw: ObjectStore, options: StoreOptions) -> ObjectStore:
-    """Retries around attempts around ``raw``; reading only, where asked, outermost."""
+    """Wrap ``raw`` in attempts, then retries, then, if requested, the read-only wrapper."""
     limiter = options.limiter or Limiter(LimitSettings(), options.clock)
     attempts = AttemptStore(raw, limiter, recorder=options.recorder, clock=options.clock)
     store = RetryingStore(attempts, options.settings, options.clock, recorder=options.recorder)
@@ -123,7 +123,7 @@ def stack(raw: ObjectStore, options: StoreOptions) -> ObjectStore:
 
 
 def _require_meant_for(url: str, settings: StoreSettings) -> None:
-    """Other stores' buckets have defaults of their own: a setting that did nothing would only look as if."""
+    """Refuse S3 settings for another store, where they would have no effect."""
     plain = StoreSettings()
     for name in () if url.startswith("s3://") else ("storage_class", "encryption", "kms_key"):
         if getattr(settings, name) != getattr(plain, name):

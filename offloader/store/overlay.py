@@ -1,4 +1,4 @@
-"""A read-only store of foreign objects with our own records in a local directory."""
+"""Read-only store of foreign objects, with our own records in a local directory."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class ObjectsPlace:
-    """Where the objects of a catalogue are: what ``open_store`` takes, no secrets."""
+    """Location of a catalogue's objects: arguments of ``open_store``, no secrets."""
 
     url: str
     endpoint_url: str = ""
@@ -44,7 +44,7 @@ class ObjectsPlace:
 
 
 def create_catalogue(url: str, place: ObjectsPlace, options: StoreOptions) -> None:
-    """Makes the directory of ``url`` a catalogue of the objects at ``place``; it may be one already.
+    """Make the directory of ``url`` a catalogue of the objects at ``place``. Idempotent.
 
     Raises:
         InvalidCall: it is a catalogue of other objects, or ``place`` is a catalogue itself.
@@ -74,16 +74,16 @@ def create_catalogue(url: str, place: ObjectsPlace, options: StoreOptions) -> No
 
 
 def open_url(url: str, options: StoreOptions, open_objects: Callable[[str, StoreOptions], ObjectStore]) -> OverlayStore:
-    """The store that a catalogue describes. An endpoint or region in ``options`` goes before the noted one.
+    """Open the store that a catalogue describes. An endpoint or region in ``options`` overrides the recorded one.
 
     Args:
         url: of the catalogue.
         options: for both places.
-        open_objects: opens the place of the objects, without wrappers: those go around the whole.
+        open_objects: opens the objects' store without wrappers: those are put around the overlay.
 
     Raises:
-        NotFound: there is no catalogue.
-        Corrupt: its note is damaged.
+        NotFound: no catalogue.
+        Corrupt: its description is damaged.
     """
     notes = _open_notes(url, options)
     place = _read_place(notes, url)
@@ -137,7 +137,7 @@ class OverlayStore:
     Args:
         url: of the catalogue.
         notes: has every key with a folder.
-        objects: has the others; must refuse to be written.
+        objects: has the others; must refuse writes.
     """
 
     def __init__(self, url: str, notes: ObjectStore, objects: ObjectStore) -> None:
@@ -152,7 +152,7 @@ class OverlayStore:
         return self.notes if "/" in key else self.objects
 
     def _require_note(self, key: str) -> None:
-        """A segment of our own would end up in the directory, and the manifest would say that it is in the bucket."""
+        """Refuse segments: they would be in the directory while the manifest records the bucket."""
         if "/" in key and not key.startswith("_") and not RESERVED_LEVELS & set(key.split("/")):
             raise Unsupported(
                 f"{self.url}: {key} refused: a catalogue has no place for entries",
@@ -161,7 +161,7 @@ class OverlayStore:
 
     @property
     def driver_metadata(self) -> Mapping[str, str]:
-        """Of the objects: that is what segments record."""
+        """Metadata of the objects' store: segments record it."""
         return self.objects.driver_metadata
 
     def head(self, key: str) -> ObjectInfo:
@@ -185,13 +185,13 @@ class OverlayStore:
         return self._of(key).put(key, body, mode=mode, metadata=metadata, crc32c=crc32c)
 
     def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
-        """Of one of the two places: a prefix with a folder lists notes, any other one objects."""
+        """List one of the two places: a prefix with a folder lists records, any other one objects."""
         return self._of(prefix).list(prefix, after=after, limit=limit)
 
     def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
         foreign = [key for key in keys if "/" not in key]
         if foreign:
-            return self.objects.delete(foreign)  # refuses
+            return self.objects.delete(foreign)  # raises: read-only
         return self.notes.delete(keys)
 
     def delete_if_match(self, key: str, etag: str) -> None:

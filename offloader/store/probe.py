@@ -1,7 +1,6 @@
-"""Whether a store really keeps its promise about conditional puts.
+"""Start-up check that the store honours conditional puts.
 
-Owns the start-up check that writers rely on (manifest specification, section 9). Must never leave its scratch keys
-behind.
+Writers rely on it (manifest specification, section 9). Removes its scratch keys.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ __all__ = [
     "require_conditional_puts",
 ]
 
-#: Where scratch keys live, below the store's root: no stream's name begins like this.
+#: Prefix of scratch keys below the store's root: no stream's name begins like this.
 PROBE_PREFIX = "_probe/"
 #: Creates, and puts with a stale ETag, that have to be refused. A store that ignores one condition in twenty passes
 #: with a chance of 0.95 ** 135, one in a thousand; one that ignores creates only, with 0.95 ** 90, one in a hundred.
 CREATES, ETAGS = 90, 45
-#: Keys that are asked about at once; both numbers are multiples of it. Each has a connection of its own, and behind a
+#: Keys probed in parallel; both numbers are multiples of it. Each has its own connection, so that behind a load
 #: balancer they reach several servers.
 _ASKED_AT_ONCE = 15
-#: Stores of one machine or process: there are no servers among which one could behave differently from the others.
+#: Stores of one machine or process: no set of servers that could behave differently.
 _LOCAL_DRIVERS = frozenset({"file", "memory"})
 _RACERS = 2
 _BARRIER_TIMEOUT_S = 30.0
@@ -45,11 +44,11 @@ _BARRIER_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """What was found. ``problems`` is empty when the store keeps its promises.
+    """Result of a probe. ``problems`` is empty when the store honours conditions.
 
     Attributes:
-        rounds: how often two creators met.
-        problems: one line for each broken promise.
+        rounds: races of two creators.
+        problems: one line for each violation.
     """
 
     rounds: int
@@ -57,22 +56,22 @@ class ProbeResult:
 
     @property
     def conditional(self) -> bool:
-        """Whether conditional puts can be relied on."""
+        """Whether conditional puts are reliable."""
         return not self.problems
 
 
 def require_conditional_puts(store: ObjectStore, *, single_writer: bool = False, rounds: int = 4) -> ProbeResult:
-    """Probes ``store`` and refuses it for writing when it lets two writers win.
+    """Probe ``store`` and refuse it for writing if two writers can win.
 
     The first probe of an opened store takes about 200 requests, later ones and those of local stores about 20.
 
     Args:
         store: opened for writing.
-        single_writer: accept such a store, because somebody else makes sure that there is only one writer.
+        single_writer: accept such a store, because the operator guarantees a single writer.
         rounds: races to run.
 
     Raises:
-        Unsupported: a promise is broken and ``single_writer`` isn't set.
+        Unsupported: a condition is ignored and ``single_writer`` isn't set.
     """
     attempts = layer_of(store, AttemptStore)
     is_known = attempts is not None and attempts.keeps_conditions
@@ -89,13 +88,13 @@ def require_conditional_puts(store: ObjectStore, *, single_writer: bool = False,
 
 
 def probe_conditional_puts(store: ObjectStore, *, rounds: int = 4, thorough: bool = True) -> ProbeResult:
-    """Tries a second create, creators at once, and ETags that are stale, absent and current, on scratch keys; then each
-    condition again and again, for stores that ignore it now and then.
+    """Probe scratch keys with a second create, concurrent creates, and stale, absent and current ETags; then repeat
+    each condition, for stores that ignore it intermittently.
 
     Args:
         store: opened for writing.
         rounds: races to run.
-        thorough: ask again and again at the end.
+        thorough: repeat the conditions at the end.
 
     Raises:
         OffloaderError: the store can't be written at all.
@@ -112,14 +111,14 @@ def probe_conditional_puts(store: ObjectStore, *, rounds: int = 4, thorough: boo
         if asked and not problems:
             problems += _again_and_again(store, asked)
     finally:
-        # What can't be removed stays as a few bytes under a name that nothing else uses.
+        # A failed removal leaves a few bytes under a key that nothing else uses.
         with contextlib.suppress(OffloaderError):
             store.delete([*keys, *asked])
     return ProbeResult(rounds=rounds, problems=tuple(dict.fromkeys(problems)))
 
 
 def finds_uploads_by_prefix(store: ObjectStore, *, entropy: Callable[[int], bytes] = os.urandom) -> bool:
-    """Whether unfinished uploads are found by what their keys begin with, or (MinIO) by the whole key only.
+    """Whether unfinished uploads are listed by prefix, or (MinIO) by the exact key only.
 
     Args:
         entropy: source of the scratch key's random bytes.
@@ -129,7 +128,7 @@ def finds_uploads_by_prefix(store: ObjectStore, *, entropy: Callable[[int], byte
     try:
         return any(upload.upload_id == upload_id for upload in store.list_uploads(scratch))
     finally:
-        # What can't be aborted stays as an upload without parts.
+        # A failed abort leaves an upload without parts.
         with contextlib.suppress(OffloaderError):
             store.abort_upload(f"{scratch}-upload", upload_id)
 
@@ -197,7 +196,7 @@ def _again_and_again(store: ObjectStore, keys: Sequence[str]) -> list[str]:
 
 
 def _ignored(store: ObjectStore, key: str, keys: int) -> tuple[int, int, int]:
-    """How many creates and stale ETags of one key's share were ignored, and whether the object isn't as it was."""
+    """Count ignored creates and stale ETags of one key's share, and whether the object changed."""
     stale = store.put(key, b"first", mode=CREATE).etag
     store.put(key, b"kept")
     creates = sum(_wins(store, key, b"created", CREATE) for _ in range(CREATES // keys))

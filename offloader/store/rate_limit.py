@@ -1,4 +1,4 @@
-"""Rate limits with priorities: token buckets, AIMD back-off, and the threads that wait for them."""
+"""Rate limits with priorities: token buckets, AIMD back-off, and blocking waits for threads."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ __all__ = [
 #: The settings that are rates.
 RATES = ("bytes_per_s", "requests_per_s")
 
-#: Shortest wait for a turn: less is lost in the resolution of clocks.
+#: Shortest wait: shorter ones are lost in the clock's resolution.
 _WAIT_S_MIN = 0.001
-#: What two sums of floats may differ by, as a part of the amount.
+#: Tolerance between two sums of floats, as a fraction of the amount.
 _ROUNDING = 1e-6
-#: Part of a second's requests that may go out at once while the pace is slowed.
+#: Fraction of a second's requests that may burst while slowed down.
 _PACE_BURST_S = 0.05
 
 
 class Priority(enum.IntEnum):
-    """Whose turn it is first."""
+    """Order of admission."""
 
     LIVE = 0
     READ = 1
@@ -50,7 +50,7 @@ class Priority(enum.IntEnum):
 
 
 class Traffic(enum.Enum):
-    """What a request does."""
+    """Kind of request."""
 
     UPLOAD = "upload"
     READ = "read"
@@ -58,7 +58,7 @@ class Traffic(enum.Enum):
 
 
 class Bucket:
-    """Tokens that come back at ``rate_per_s``, at most ``burst`` of them; pure, the time is handed in.
+    """Token bucket: refills at ``rate_per_s`` up to ``burst``. Pure; the caller passes the time.
 
     In any time ``t`` at most ``rate_per_s * t + burst`` plus the largest single amount are taken.
     """
@@ -79,16 +79,16 @@ class Bucket:
         return 0.0 if lacking <= _ROUNDING * max(1.0, amount) else max(_WAIT_S_MIN, lacking / self.rate_per_s)
 
     def take(self, amount: float, now_s: float) -> None:
-        """Takes ``amount``; below zero if there isn't so much."""
+        """Take ``amount``; the bucket may become negative."""
         self._fill(now_s)
         self._level -= amount
 
     def give_back(self, amount: float) -> None:
-        """Corrects an amount that was estimated; negative: more was used."""
+        """Correct an estimated amount; negative: more was used."""
         self._level = min(self.burst, self._level + amount)
 
     def drain(self, now_s: float) -> None:
-        """Empties it."""
+        """Empty the bucket."""
         self._fill(now_s)
         self._level = min(self._level, 0.0)
 
@@ -99,7 +99,7 @@ class Bucket:
 
 
 class AdaptiveRate:
-    """The request rate that the store bears: free until it refuses, then down by a factor and up by a summand; pure."""
+    """AIMD request rate: unlimited until the store throttles. Pure."""
 
     def __init__(self, settings: LimitSettings) -> None:
         self._settings = settings
@@ -113,11 +113,11 @@ class AdaptiveRate:
 
     @property
     def rate_per_s(self) -> float | None:
-        """``None``: free."""
+        """``None``: unlimited."""
         return self._bucket.rate_per_s if self._free_at_per_s is not None else None
 
     def bucket(self, now_s: float) -> Bucket | None:
-        """The bucket of the slowed pace, grown up to now; ``None`` when the pace is free."""
+        """Bucket of the reduced rate, increased up to now; ``None`` while unlimited."""
         if self._free_at_per_s is None:
             return None
         gained = max(0.0, now_s - self._grown_s) * self._settings.recovery_requests_per_s
@@ -129,12 +129,12 @@ class AdaptiveRate:
         return self._bucket
 
     def admitted(self, now_s: float) -> None:
-        """A request takes its turn."""
+        """Count an admitted request."""
         self._turn_window(now_s)
         self._window_count += 1
 
     def slow_down(self, now_s: float) -> None:
-        """The store refused a request."""
+        """Reduce the rate after the store throttled a request."""
         self.bucket(now_s)
         self._turn_window(now_s)
         free = self._free_at_per_s is None
@@ -151,7 +151,7 @@ class AdaptiveRate:
         self._bucket.burst = max(1.0, rate_per_s * _PACE_BURST_S)
 
     def _turn_window(self, now_s: float) -> None:
-        """Counts requests by the second, so that the first refusal knows how fast it was."""
+        """Count requests by the second, to know the rate at the first refusal."""
         passed_s = now_s - self._window_s
         if passed_s >= 1.0:
             self._previous_count = self._window_count if passed_s < 2.0 else 0
@@ -160,11 +160,11 @@ class AdaptiveRate:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One request's turn.
+    """One request in the queue.
 
     Attributes:
         number: by arrival.
-        size_bytes: what it is expected to move.
+        size_bytes: bytes it is expected to move.
         admitted: number by admission, ``None`` while it waits.
     """
 
@@ -176,10 +176,10 @@ class Ticket:
 
 
 class RequestScheduler:
-    """Who waits and who may go; pure: no lock, no clock, no thread.
+    """Queues and admits requests. Pure: no lock, no clock, no thread.
 
     Args:
-        settings: rates; 0 means that there is no such limit.
+        settings: rates; 0 means no limit.
     """
 
     def __init__(self, settings: LimitSettings) -> None:
@@ -194,14 +194,14 @@ class RequestScheduler:
         }
 
     def ask(self, priority: Priority, size_bytes: int) -> Ticket:
-        """Queues a request behind those of its priority."""
+        """Queue a request behind those of its priority."""
         self._asked += 1
         turn = Ticket(priority, size_bytes, self._asked)
         insort(self.waiting, turn, key=lambda other: (other.priority, other.number))
         return turn
 
     def admit(self, now_s: float) -> list[Ticket]:
-        """Lets go, in order, everyone whose buckets have room; the first one that has to wait holds up the others."""
+        """Admit, in order, every request whose buckets have room; the first that has to wait blocks the rest."""
         going: list[Ticket] = []
         pace = self.pace.bucket(now_s)
         for turn in self.waiting:
@@ -218,7 +218,7 @@ class RequestScheduler:
         return going
 
     def ready_in_s(self, turn: Ticket, now_s: float) -> float:
-        """When it is worth asking again for this turn: its buckets have room, and so have those it waits behind."""
+        """Seconds until the buckets of this request, and of those ahead of it, have room."""
         pace = self.pace.bucket(now_s)
         ready_s = _WAIT_S_MIN
         for other in self.waiting:
@@ -237,17 +237,17 @@ class RequestScheduler:
         return f"{name} = {bucket.rate_per_s:g}"
 
     def withdraw(self, turn: Ticket) -> None:
-        """It doesn't wait any more."""
+        """Remove a request from the queue."""
         self.waiting = [other for other in self.waiting if other is not turn]
 
     def settle(self, turn: Ticket, moved_bytes: int) -> None:
-        """What was really moved, when that wasn't known before."""
+        """Correct the estimated amount by what was moved."""
         for bucket, amount in self._needs(turn, None):
             if bucket.name == "bytes_per_s":
                 bucket.give_back(amount - moved_bytes)
 
     def slow_down(self, turn: Ticket, now_s: float) -> bool:
-        """The store refused ``turn``; False when it was under way already at the last slowing down."""
+        """Reduce the rate after the store throttled ``turn``; False if it was sent before the last reduction."""
         if turn.admitted is None or turn.admitted <= self._slowed_at:
             return False
         self._slowed_at = self._admitted
@@ -268,7 +268,7 @@ _waited = threading.local()
 
 @contextmanager
 def working_at(priority: Priority) -> Iterator[None]:
-    """Requests of this thread inside the ``with`` have this priority, whatever they do."""
+    """Priority of this thread's requests inside the ``with``."""
     token = _priority.set(priority)
     try:
         yield
@@ -277,7 +277,7 @@ def working_at(priority: Priority) -> Iterator[None]:
 
 
 def current_priority(traffic: Traffic) -> Priority:
-    """What ``working_at`` said, else: uploads are live, reads are reads, deletes are deletion."""
+    """Priority set by ``working_at``, else by kind: uploads are live, reads are reads, deletes are deletion."""
     given = _priority.get()
     if given is not None:
         return given
@@ -285,20 +285,20 @@ def current_priority(traffic: Traffic) -> Priority:
 
 
 def turn_waited_s() -> float:
-    """How long this thread waited for turns so far. Budgets of retries leave it out: it isn't the store's fault."""
+    """Time this thread has spent in rate-limit waits. Retry budgets leave it out, as the store didn't cause it."""
     return float(getattr(_waited, "seconds", 0.0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitStatus:
-    """What the limits do at the moment.
+    """Current state of the rate limits.
 
     Attributes:
         limits: name -> value of the limits that are set.
         waiting: priority's name in lower case -> requests that wait.
-        pace_requests_per_s: rate while slowed down, ``None``: free.
-        slowdowns: times the pace was lowered.
-        waited_s: seconds that requests waited, all together.
+        pace_requests_per_s: rate while slowed down, ``None``: unlimited.
+        slowdowns: number of rate reductions.
+        waited_s: total seconds that requests waited.
     """
 
     limits: Mapping[str, float]
@@ -309,7 +309,7 @@ class LimitStatus:
 
 
 class Limiter:
-    """``RequestScheduler`` for threads: one for all stores of a process that shall be slow together.
+    """Thread-safe ``RequestScheduler``, shared by all stores of a process under one rate limit.
 
     Args:
         settings: rates and bounds of waiting.
@@ -324,11 +324,11 @@ class Limiter:
         self._waited_s = 0.0
 
     def take_turn(self, traffic: Traffic, size_bytes: int, closing: threading.Event, *, what: str) -> Ticket:
-        """Waits until a request may be sent.
+        """Wait until a request may be sent.
 
         Args:
-            traffic: what it does.
-            size_bytes: what it is expected to move; ``settle`` corrects it.
+            traffic: kind of request.
+            size_bytes: bytes it is expected to move; ``settle`` corrects it.
             closing: set when the store is being closed.
             what: names the request in an error.
 
@@ -352,7 +352,7 @@ class Limiter:
                 lacks = self._turns.lacks(turn, now_s) if turn.admitted is None else ""
                 wait_s = min(left_s, self._turns.ready_in_s(turn, now_s))
                 if turn.admitted is None:
-                    # Under the lock: who admits it later sets the event after this.
+                    # Under the lock: the admitting thread sets the event after this.
                     turn.event.clear()
                     if left_s <= 0 or closing.is_set():
                         self._turns.withdraw(turn)
@@ -373,24 +373,24 @@ class Limiter:
             self._clock.wait(turn.event, wait_s)
 
     def wake(self) -> None:
-        """Lets everyone who waits look whether their store was closed."""
+        """Wake all waiting requests to check whether their store was closed."""
         with self._lock:
             self._wake_all()
 
     def _wake_all(self) -> None:
-        """What they wait for changed otherwise than by time; the lock is held."""
+        """Wake all waiting requests after a change other than time. The caller holds the lock."""
         for turn in self._turns.waiting:
             turn.event.set()
 
     def settle(self, turn: Ticket, moved_bytes: int) -> None:
-        """What the request moved, when that wasn't known before it was sent."""
+        """Correct the request's estimated amount by what it moved."""
         with self._lock:
             self._turns.settle(turn, moved_bytes)
             if moved_bytes < turn.size_bytes:
                 self._wake_all()
 
     def slow_down(self, turn: Ticket) -> None:
-        """The store refused the request of ``turn`` and asks for fewer."""
+        """Reduce the rate after the store throttled ``turn``."""
         with self._lock:
             self._turns.slow_down(turn, self._clock.monotonic_s())
 

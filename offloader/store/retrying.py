@@ -1,7 +1,6 @@
-"""Asking again: bounded, jittered, and only where asking again can't make things worse.
+"""Retries: bounded, jittered, and only where a repeat is safe.
 
-Owns which verb may be repeated after which error. Must never turn an unknown outcome into a certain one
-without having looked, and must never be stacked on another retrying layer.
+An unknown outcome becomes a certain one only after a read. Not to be stacked on another retrying layer.
 """
 
 from __future__ import annotations
@@ -39,33 +38,33 @@ _Answer = TypeVar("_Answer")
 
 #: Nothing was changed: every verb may be repeated.
 _UNCHANGED = (StoreUnavailable,)
-#: Repeating does no harm even if the first attempt took effect.
+#: A repeat is harmless even if the first attempt took effect.
 _HARMLESS = (StoreUnavailable, OutcomeUnknown)
 
 
-#: Of a store that somebody waits for in front of a screen.
+#: For a store that serves an interactive caller.
 _IMPATIENT_RETRIES_MAX = 1
 _IMPATIENT_TOTAL_S_MAX = 2.0
 
 
 class _SomeLeft(StoreUnavailable):
-    """A delete answered, and some keys are worth another attempt."""
+    """A delete succeeded partly, and some keys are worth another attempt."""
 
 
 def retry_delay_s(settings: StoreSettings, attempt: int, fraction: float) -> float:
-    """Wait before attempt ``attempt`` + 1 (``attempt`` from 1): ``fraction`` (0..1, drawn by the caller) of a ceiling
-    that doubles from ``retry_delay_first_s`` to ``retry_delay_max_s``; "full jitter", so that many clients that were
-    refused together don't come back together."""
+    """Wait before attempt ``attempt`` + 1 (``attempt`` from 1) with full jitter: ``fraction`` (0..1, drawn by the
+    caller) of a ceiling that doubles from ``retry_delay_first_s`` to ``retry_delay_max_s``. Jitter spreads the retries
+    of clients that were refused together."""
     ceiling = min(settings.retry_delay_max_s, settings.retry_delay_first_s * 2.0 ** min(attempt - 1, 60))
     return ceiling * fraction
 
 
 class RetryingStore:
-    """``inner``, asked up to ``1 + retries_max`` times within ``retry_total_s``.
+    """Retries calls on ``inner``, up to ``1 + retries_max`` attempts within ``retry_total_s``.
 
-    Reads and writes that can be repeated are; a conditional put that is refused after an earlier attempt of the same
-    call had an unknown outcome reads the object back, and equal bytes mean that the earlier attempt was it. A
-    completion of unknown outcome is repeated only while the upload is still there.
+    Idempotent reads and writes are repeated. If a conditional put is refused after an earlier attempt of the same call
+    had an unknown outcome, the object is read back: equal bytes prove that the earlier attempt succeeded. A completion
+    of unknown outcome is repeated only while the upload exists.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class RetryingStore:
         return f"RetryingStore({self.inner!r})"
 
     def asked(self, settings: StoreSettings) -> RetryingStore:
-        """The same store with other retries."""
+        """The same store with other retry settings."""
         return RetryingStore(self.inner, settings, self._clock, recorder=self._recorder)
 
     def _repeat(self, call: Callable[[], _Answer], kinds: tuple[type[OffloaderError], ...]) -> _Answer:
@@ -104,7 +103,7 @@ class RetryingStore:
             self._recorder.add("retries_total")
 
     def _wait_for_next(self, attempt: int, started_s: float) -> bool:
-        """Waits before the next attempt; False when the budget is spent or the store is being closed."""
+        """Wait before the next attempt. False when the budget is spent or the store is closing."""
         if attempt > self.settings.retries_max:
             return False
         delay_s = retry_delay_s(self.settings, attempt, self._random.random())
@@ -113,7 +112,7 @@ class RetryingStore:
         return not self._clock.wait(self._closing, delay_s)
 
     def _spent_s(self) -> float:
-        """Time without the waiting for turns: a limit of ours must not use up the budget of retries."""
+        """Elapsed time without rate-limit waits, which don't count against the retry budget."""
         return self._clock.monotonic_s() - turn_waited_s()
 
     @property
@@ -155,7 +154,7 @@ class RetryingStore:
                     raise
                 return self._own_earlier_put(key, body, mode, refused, unknown)
             except OffloaderError as error:
-                # This attempt changed nothing, but an earlier one may have: that is what the caller must hear.
+                # This attempt changed nothing, but an earlier one may have: the caller needs that error.
                 if unknown is None:
                     raise
                 raise unknown from error
@@ -165,8 +164,8 @@ class RetryingStore:
     def _own_earlier_put(
         self, key: str, body: Body, mode: PutMode, refused: PreconditionFailed, unknown: OutcomeUnknown
     ) -> ObjectInfo:
-        """Equal bytes: it was ours. Others under a created key: somebody else's. Others where an ETag was replaced:
-        ours may have been there in between, so nobody knows."""
+        """Whether an earlier attempt wrote the object. Equal bytes: it did. Other bytes under a created key: another
+        writer's. Other bytes where an ETag was replaced: unknown, as our write may have been replaced since."""
         try:
             there, info = self.inner.get(key)
         except NotFound as gone:
@@ -183,14 +182,14 @@ class RetryingStore:
         return self._repeat(lambda: self.inner.list(prefix, after=after, limit=limit), _HARMLESS)
 
     def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
-        """Keys that failed for a passing reason are asked for again; the answer is what is left."""
+        """Retry keys that failed for a transient reason. Returns the remaining failures."""
         left = keys
         lasting: list[DeleteFailure] = []
         passing: list[DeleteFailure] = []
 
         def attempt() -> None:
             nonlocal left
-            # After an unknown outcome all are asked for again: a key that is gone counts as removed.
+            # After an unknown outcome all keys are retried: a missing key counts as removed.
             failures = self.inner.delete(left)
             lasting.extend(failure for failure in failures if not failure.retryable)
             passing[:] = [failure for failure in failures if failure.retryable]
@@ -203,11 +202,11 @@ class RetryingStore:
         return [*lasting, *passing]
 
     def delete_if_match(self, key: str, etag: str) -> None:
-        """Once only: a repeat may meet what somebody else has written since."""
+        """A single attempt: a repeat could meet another writer's object."""
         self.inner.delete_if_match(key, etag)
 
     def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
-        """A lost answer leaves an upload without parts behind, for the reconciler to find."""
+        """A lost response leaves an upload without parts, which the reconciler finds."""
         return self._repeat(lambda: self.inner.begin_upload(key, metadata=metadata), _HARMLESS)
 
     def upload_part(self, key: str, upload_id: str, number: int, body: Body, *, crc32c: int | None = None) -> PartInfo:
@@ -230,7 +229,7 @@ class RetryingStore:
             except StoreUnavailable:
                 raise
             except OffloaderError as error:
-                # An earlier attempt may have used the parts up: that is what the caller must know.
+                # An earlier attempt may have used up the parts: the caller needs that error.
                 if unknown is None:
                     raise
                 raise unknown from error
@@ -243,8 +242,8 @@ class RetryingStore:
             raise unknown from error
 
     def _check_upload_is_there(self, key: str, upload_id: str, unknown: OutcomeUnknown) -> None:
-        """Returns only when the upload is still open: asking again is of use then, even though a completion that was
-        sent may still arrive."""
+        """Return only while the upload is open: a retry is useful then, even though a completion already sent may still
+        take effect."""
         try:
             self.inner.list_parts(key, upload_id)
         except OffloaderError as error:
@@ -265,9 +264,9 @@ class RetryingStore:
 
 
 def require_store_settings(store: ObjectStore, settings: StoreSettings) -> None:
-    """Refuses settings that the store doesn't obey: it was opened with others.
+    """Refuse settings that the store, opened with others, wouldn't obey.
 
-    ``single_writer`` is none of the store's: it is asked where something is written.
+    ``single_writer`` isn't compared: the writers check it.
 
     Raises:
         InvalidCall: ``settings`` aren't the defaults, and the store was opened with others.
@@ -282,10 +281,10 @@ def require_store_settings(store: ObjectStore, settings: StoreSettings) -> None:
 
 
 def with_short_retries(store: ObjectStore) -> ObjectStore:
-    """The same store, asked once more at most: for who looks at something and will look again. Limits, counts and
-    connections stay those of ``store``, which has to be closed itself.
+    """The same store with at most one retry, for callers that poll. Limits, counts and connections stay those of
+    ``store``, which the caller has to close itself.
 
-    One that ``open_store`` didn't open for writing is answered as it is.
+    A store that ``open_store`` didn't open for writing is returned unchanged.
     """
     if not isinstance(store, RetryingStore):
         return store

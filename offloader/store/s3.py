@@ -1,4 +1,4 @@
-"""``s3://bucket/root`` through boto3, for AWS and every server that speaks S3."""
+"""``s3://bucket/root`` through boto3, for AWS and S3-compatible servers."""
 
 from __future__ import annotations
 
@@ -58,19 +58,19 @@ from offloader.store.s3_client import (
 
 __all__ = ["CLASS_BYTES_MIN", "S3Store", "keeping_of", "open_url", "was_never_sent"]
 
-#: The cheaper classes charge smaller objects as if they had this size, and don't move them: they stay in STANDARD. So
-#: does what a stream's state consists of, which is read and written often.
+#: The cheaper classes bill smaller objects at this size and don't transition them, so they stay in STANDARD. So do a
+#: stream's state objects, which are read and written often.
 CLASS_BYTES_MIN = 128 * 1024
 _CLASS = re.compile(r"[A-Z][A-Z0-9_-]{0,63}")
-#: Objects in them have to be restored before they can be read, which takes minutes to days.
+#: Objects in these classes need a restore before a read, which takes minutes to days.
 _ARCHIVES = ("GLACIER", "DEEP_ARCHIVE", "SNOW")
 
 
 def keeping_of(settings: StoreSettings) -> Callable[[int | None], Mapping[str, str]]:
-    """What to add to a request that makes an object, by the object's size in bytes; ``None``: it comes in parts.
+    """Request parameters for creating an object, by its size in bytes; ``None``: multipart.
 
     Raises:
-        InvalidCall: a storage class that isn't one, or is an archive; a key without encryption by it.
+        InvalidCall: an unknown or archive storage class; a KMS key without encryption by it.
     """
     chosen = settings.storage_class
     if chosen in _ARCHIVES:
@@ -97,12 +97,12 @@ def keeping_of(settings: StoreSettings) -> Callable[[int | None], Mapping[str, s
 
 #: Raised before anything is sent.
 _UNSENT = (sdk.EndpointConnectionError, sdk.ConnectTimeoutError)
-#: Raised before, and also when the connection broke later: urllib3 forgets that it was connected to a proxy when it
-#: closes the connection, and TLS can fail in the middle of an answer.
+#: Raised before sending, and also when the connection broke later: urllib3 forgets that it was connected to a proxy
+#: when it closes the connection, and TLS can fail in the middle of a response.
 _DOUBTFUL = (sdk.ProxyConnectionError, sdk.SSLError)
-#: What urllib3 calls an attempt to connect (by name, as its classes are the SDK's own affair).
+#: urllib3's connect errors (by name, as its classes are internal to the SDK).
 _CONNECTING = frozenset({"NewConnectionError", "NameResolutionError", "ConnectTimeoutError"})
-#: OpenSSL's reasons that end a handshake.
+#: OpenSSL's reasons of a failed handshake.
 _HANDSHAKE = frozenset(
     {
         "CERTIFICATE_VERIFY_FAILED",
@@ -117,7 +117,7 @@ _HANDSHAKE = frozenset(
 
 
 def was_never_sent(error: BaseException) -> bool:
-    """Whether no byte of the request can have reached the server; false where that isn't certain."""
+    """Whether no byte of the request can have reached the server; false where uncertain."""
     if isinstance(error, _UNSENT):
         return True
     return isinstance(error, _DOUBTFUL) and any(_ended_at_the_door(cause) for cause in _causes(error))
@@ -126,12 +126,12 @@ def was_never_sent(error: BaseException) -> bool:
 def _ended_at_the_door(cause: BaseException) -> bool:
     if isinstance(cause, ssl.SSLError):
         return cause.reason in _HANDSHAKE
-    # The proxy's refusal to connect any further.
+    # The proxy refused to connect.
     return type(cause).__name__ in _CONNECTING or str(cause).startswith("Tunnel connection failed")
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Everything it was raised because of, or wraps."""
+    """The exception's causes and wrapped exceptions."""
     waiting: list[object] = [error]
     seen: set[int] = set()
     while waiting:
@@ -147,11 +147,11 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 #: Keys of one listing page and of one delete request (S3's limits).
 PAGE_KEYS_MAX = 1000
-#: Pages of one listing of uploads or parts: ten thousand parts are ten pages.
+#: Page limit of one listing of uploads or parts: ten thousand parts are ten pages.
 PAGES_MAX = 1000
 _LOOK = "look with head: it may have been completed"
 
-# No way to the server, or one that broke.
+# No connection, or a broken one.
 _NO_WAY = (sdk.EndpointConnectionError, sdk.ConnectTimeoutError, sdk.ProxyConnectionError, sdk.SSLError)
 _CREDENTIALS = (
     sdk.NoCredentialsError,
@@ -166,7 +166,7 @@ _CREDENTIALS = (
 
 
 def open_url(url: str, options: StoreOptions) -> S3Store:
-    """The store at ``s3://bucket/root``. Nothing is sent before the first call."""
+    """Open the store at ``s3://bucket/root``. Sends nothing."""
     parts = urlsplit(url)
     if not parts.netloc:
         raise InvalidCall(f"{url} names no bucket", hint="give s3://bucket/root")
@@ -174,7 +174,7 @@ def open_url(url: str, options: StoreOptions) -> S3Store:
 
 
 class S3Store:
-    """See ``ObjectStore``. Bodies go out with our own CRC-32C, which the server checks; no signature hashes them."""
+    """See ``ObjectStore``. Bodies carry our own CRC-32C, which the server checks; the signature doesn't hash them."""
 
     def __init__(self, bucket: str, root: str, options: StoreOptions) -> None:
         self._bucket = bucket
@@ -204,7 +204,7 @@ class S3Store:
 
     @contextlib.contextmanager
     def _translated(self, what: str, *, writes: bool) -> Iterator[None]:
-        """The one edge where the SDK's exceptions become ours."""
+        """Translate the SDK's exceptions into ours."""
         where = f"{self.url}: {what} failed"
         try:
             yield
@@ -227,7 +227,7 @@ class S3Store:
             text = " ".join(str(error).split())
             raise InvalidCall(f"{where}: {text}", hint="check the bucket's name and the key") from error
         except (sdk.HTTPClientError, sdk.IncompleteReadError, ResponseParserError, BrokenAnswer, KeyError) as error:
-            # No answer, half an answer, or one that isn't S3's (a KeyError: a field that is always there isn't).
+            # No response, a partial one, or one that isn't S3's (a KeyError: a mandatory field is missing).
             text = " ".join(f"{type(error).__name__} {error}".split())
             if writes:
                 raise OutcomeUnknown(f"{where}: {text}", hint="look before repeating it") from error
@@ -297,10 +297,10 @@ class S3Store:
                     Bucket=self._bucket, Prefix=self._root + prefix, MaxKeys=min(limit, PAGE_KEYS_MAX), **place
                 )
                 objects = tuple(listed_object(len(self._root), found) for found in answer.get("Contents", ()))
-                truncated = answer["IsTruncated"]  # in every answer of a server that speaks S3
+                truncated = answer["IsTruncated"]  # mandatory in every S3 response
                 if objects or not truncated:
                     return ListPage(objects, objects[-1].key if truncated else None)
-                # A server may look at so many keys and find none to show, as where most were deleted.
+                # A server may scan a page of deleted keys and return none.
                 before, place = place, {"ContinuationToken": answer["NextContinuationToken"]}
             if place == before:
                 break
@@ -318,7 +318,7 @@ class S3Store:
             except OffloaderError as error:
                 if start == 0:
                     raise
-                # Some are gone already, so the call as a whole didn't fail: the rest is named key by key.
+                # Some keys are removed, so the call didn't fail as a whole: the failures are listed.
                 retryable = isinstance(error, StoreUnavailable | OutcomeUnknown)
                 rest = [full_key[len(self._root) :] for full_key in full_keys[start:]]
                 return [*failures, *(DeleteFailure(key, str(error), retryable) for key in rest)]
@@ -337,13 +337,13 @@ class S3Store:
             with self._translated(f"delete of {key}", writes=True):
                 self._client.delete_object(Bucket=self._bucket, Key=full_key, IfMatch=etag)
         except NotFound:
-            return  # as S3 answers where there is a condition and no object
+            return  # S3's response to a condition on a missing object
 
     def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
         full_key = checks.check_key(key, root=self._root)
         kept = checks.check_metadata(metadata)
         with self._translated(f"upload of {key}", writes=True):
-            # The algorithm is named here, or servers refuse the parts' checksums at the completion.
+            # Declare the algorithm here, or servers refuse the parts' checksums at completion.
             answer = self._client.create_multipart_upload(
                 Bucket=self._bucket, Key=full_key, Metadata=kept, ChecksumAlgorithm="CRC32C", **self._kept_as(None)
             )
@@ -367,16 +367,16 @@ class S3Store:
                 confirmed = answer.get("ChecksumCRC32C") == encoded_crc32c(crc)
                 return PartInfo(number, answer["ETag"], len(body), crc)
         finally:
-            # A server that answers with the checksum has compared it. Otherwise the bytes are hashed here: whether they
-            # changed since the caller hashed them is what a refusal may mean, and what silence would hide.
+            # A server that returns the checksum has compared it. Otherwise hash the bytes here: a refusal may mean that
+            # they changed since the caller hashed them, and a missing checksum would hide it.
             if crc32c is not None and not confirmed:
                 checks.body_crc32c(key, body, crc32c)
 
     def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
-        """An answer counts when it has the checksum that the server made over the parts' checksums: those of exactly
-        these parts, each compared with its bytes when it came. Without it the object is looked at. A 200 alone proves
-        nothing, nor does its ETag (versitygw makes both up from the request, for any upload id of a key that is there,
-        but no checksum), and a lost or refused answer doesn't say that nothing happened."""
+        """Complete an upload. The response is trusted if it has the server's checksum over the parts' checksums, each
+        of which the server compared on upload. Otherwise the object is verified. A 200 alone proves nothing, nor does
+        its ETag (versitygw makes both up from the request, for any upload id of an existing key, but no checksum), and
+        after a lost or refused response the object may exist."""
         full_key = checks.check_key(key, root=self._root)
         checks.check_parts(key, parts)
         made_of = {"Parts": completed_parts(parts)}
@@ -400,7 +400,7 @@ class S3Store:
             if cause is None:
                 problem = f"{self.url}: completion of {key} was answered, then {error.message}"
                 raise OutcomeUnknown(problem, hint=_LOOK) from error
-            found = None  # the lost completion weighs more
+            found = None  # report the lost completion, not this error
         if found is None:
             problem = (
                 cause.message if cause else f"{self.url}: completion of {key} was answered, but made something else"
@@ -409,8 +409,8 @@ class S3Store:
         return found
 
     def _made_of(self, key: str, parts: Sequence[PartInfo], *, answered: bool) -> ObjectInfo | None:
-        """The object, when it is there and made of ``parts``: the sum over their checksums shows that, or the ETag over
-        theirs. The size alone does only for a server that says so (``answered``) and keeps no checksums."""
+        """The object, if it exists and is made of ``parts``: proven by the checksum over theirs, or the ETag over
+        theirs. The size alone suffices only for a server that confirmed (``answered``) and keeps no checksums."""
         size_bytes = sum(part.size_bytes for part in parts)
         try:
             with self._translated(f"head of {key}", writes=False):
@@ -444,7 +444,7 @@ class S3Store:
                 "KeyMarker": answer.get("NextKeyMarker", ""),
                 "UploadIdMarker": answer.get("NextUploadIdMarker", ""),
             }
-            # A server that ignores the markers sends the same page for ever.
+            # A server that ignores the markers would send the same page forever.
             if not answer.get("IsTruncated") or marker == before:
                 return list(found.values())
         raise self._endless(f"list of uploads {prefix!r}")

@@ -23,25 +23,25 @@ from offloader.telemetry.recorder import Recorder
 
 __all__ = ["BodyReader", "Download", "read_into", "sendable"]
 
-#: Bodies up to this size are handed over whole.
+#: Bodies up to this size are sent whole.
 _WHOLE_BYTES_MAX = 256 * 1024
-#: What goes into one send. The socket's time limit counts per send, and is the *connect* timeout while a request goes
-#: out: sent in one piece, a large body on a slow line would have to arrive within those few seconds as a whole.
+#: Bytes of one send. The socket timeout applies per send, and is the *connect* timeout while a request is sent: in one
+#: piece, a large body on a slow line would have to arrive within those few seconds.
 _SLICE_BYTES = 256 * 1024
 
 
 def sendable(body: Body) -> bytes | bytearray | BodyReader:
-    """``body`` for the SDK, which refuses a memoryview."""
+    """Convert ``body`` for the SDK, which refuses a memoryview."""
     if len(body) > _WHOLE_BYTES_MAX:
         return BodyReader(body)
     return body if isinstance(body, bytes | bytearray) else bytes(body)
 
 
 class BodyReader(io.RawIOBase):
-    """A file over ``body`` whose reads answer views of it.
+    """File over ``body`` whose reads return views of it.
 
-    A read answers up to ``_SLICE_BYTES``, not past the end of a piece, whatever smaller number is asked for: the HTTP
-    client asks for 16 KiB at a time and sends what it gets, so larger pieces are fewer calls.
+    A read returns up to ``_SLICE_BYTES``, within one piece, whatever smaller number is requested: the HTTP client
+    requests 16 KiB at a time and sends what it gets, so larger slices mean fewer calls.
     """
 
     def __init__(self, body: Body) -> None:
@@ -89,17 +89,17 @@ _ENDED = "the connection ended before the body"
 
 
 def read_into(stream: Any, room: memoryview) -> int:
-    """Fills ``room`` from an answer's body.
+    """Fill ``room`` from a response's body.
 
-    The HTTP client below the SDK reads into memory that is there; the layers above it only know new memory for each
-    piece, and the copy out of it. They have no public name for it; should a later release move it, pieces are copied.
+    The HTTP client below the SDK can read into existing memory; the layers above it only allocate per piece and copy.
+    They have no public name for the client; should a later release move it, pieces are copied.
 
     Args:
-        stream: the body of an answer of the SDK's, of which nothing was read in other ways.
+        stream: the body of an SDK response, not read otherwise.
         room: not empty.
 
     Returns:
-        How many bytes came, at least one; fewer than ``room`` has where the body or its connection ends.
+        Bytes read, at least one; fewer than ``room`` has where the body or its connection ends.
 
     Raises:
         sdk.HTTPClientError: the connection broke, or ended before the body did.
@@ -124,35 +124,34 @@ def _from_connection(raw: Any, response: HTTPResponse, room: memoryview) -> int:
         raise sdk.ResponseStreamingError(error=error) from error
     if not came:
         raise sdk.ResponseStreamingError(error=_ENDED)
-    if response.isclosed():  # all of it came: the connection serves the next request
+    if response.isclosed():  # complete: the connection is reusable
         raw.release_conn()
     return came
 
 
-#: Requests for the rest of one body. Each must bring something, or the next isn't made.
+#: Limit of requests for the rest of one body. Each must bring bytes, or no other follows.
 CONTINUATIONS_MAX = 4
-#: Bytes taken from the connection at once. What of them came when a reset cuts them short is lost with it; smaller ones
-#: cost time.
+#: Bytes read from the connection at once. A reset loses the partial read; smaller reads cost time.
 PIECE_BYTES = 512 * 1024
-#: A body that isn't longer (a block, an index) is taken at once, which saves a copy, and asked for anew as a whole.
+#: Bodies up to this size (a block, an index) are read at once, which saves a copy, and are retried whole.
 WHOLE_BYTES_MAX = 2 * 1024 * 1024
 
 
 class Download:
-    """A GET in progress: ``wanted`` says what to ask for, ``take`` takes the answer, until ``result`` is there.
+    """A GET in progress: ``wanted`` gives the next request, ``take`` consumes its response, until ``result`` is set.
 
     Args:
         what: names the call in errors.
         key: of the object.
-        byte_range: what was asked for, not empty; ``None``: all of it.
-        into: takes the body of a range that comes exactly as it was asked for, instead of ``result``.
-        settings: no request for the rest is made ``retry_total_s`` after the first one.
+        byte_range: the requested range, not empty; ``None``: all of it.
+        into: receives the body of a range served exactly as requested, instead of ``result``.
+        settings: no further request is sent ``retry_total_s`` after the first one.
         clock: measures that.
-        recorder: is told of each such request.
+        recorder: counts each further request.
 
     Attributes:
-        result: what was asked for and the object's description, as soon as all of it came.
-        begun: whether a part of it came.
+        result: the body and the object's description, once complete.
+        begun: whether a part of it arrived.
     """
 
     def __init__(
@@ -173,8 +172,8 @@ class Download:
         self._clock = clock
         self._recorder = recorder
         self._until_s = clock.monotonic_s() + settings.retry_total_s
-        self._answer: Mapping[str, Any] = {}  # the first one
-        #: Where the body goes that comes at the moment.
+        self._answer: Mapping[str, Any] = {}  # the first response
+        #: Destination of the current body.
         self._room: Sink = _Whole(0)
         self._came_at_break = 0
         self._continuations = 0
@@ -194,11 +193,11 @@ class Download:
         return {"ChecksumMode": "ENABLED"} if self._asked is None else {"Range": _header(self._asked)}
 
     def take(self, answer: Mapping[str, Any]) -> None:
-        """Reads an answer's body; what came of it is kept when that fails.
+        """Read a response's body; on failure the bytes received so far are kept.
 
         Raises:
-            ObjectChanged: it is of another version of the object than what came before.
-            StoreUnavailable: less came than was announced, or not what was asked for; and the SDK's own errors.
+            ObjectChanged: it belongs to another version of the object than the earlier bytes.
+            StoreUnavailable: the body is shorter than announced or another range; and the SDK's own errors.
         """
         with closing(answer["Body"]) as stream:
             if not self.begun:
@@ -223,7 +222,7 @@ class Download:
         self._finish()
 
     def _finish(self) -> None:
-        """All of the body came."""
+        """Finish a complete body."""
         room, self._room = self._room, _Whole(0)
         if not isinstance(room, _Whole):
             size_bytes = int(self._answer["ContentRange"].rpartition("/")[2])
@@ -239,14 +238,14 @@ class Download:
             )
 
     def go_on_after(self, error: OffloaderError, *, past_end: bool) -> None:
-        """Decides about an error of the request or of ``take``: returns when the rest shall be asked for.
+        """Decide about an error of the request or of ``take``: return when the rest should be requested.
 
         Args:
-            error: what happened.
-            past_end: whether the server says that the object ends before the bytes that were asked for.
+            error: the error.
+            past_end: whether the server reports that the object ends before the requested range.
 
         Raises:
-            ObjectChanged: the object was replaced since the first bytes of it came.
+            ObjectChanged: the object was replaced since its first bytes arrived.
             OffloaderError: ``error``, where going on isn't possible or wouldn't help.
         """
         came = self._room.received_bytes
@@ -278,10 +277,10 @@ class Download:
 
 
 class _Whole:
-    """A receiver that keeps all of a body.
+    """Sink that keeps a whole body.
 
-    There is room for it at once, which the system clears only where something comes; filled in pieces, the value is
-    then taken out without a copy.
+    The buffer is allocated at once, and the system clears only the pages that are written; the value is taken out
+    without a copy.
     """
 
     def __init__(self, length: int) -> None:
@@ -299,13 +298,13 @@ class _Whole:
         self.received_bytes += count
 
     def taken(self) -> bytes:
-        """The body; there is no room for another one after it."""
+        """Take out the body; afterwards the sink has no room for another."""
         self._view.release()
         return self._body.getvalue()
 
 
 def _is_just(asked: ByteRange | None, answer: Mapping[str, Any]) -> bool:
-    """Whether an answer's body is the range that was asked for and all of it."""
+    """Whether a response's body is the requested range, complete."""
     return (
         asked is not None
         and "ContentRange" in answer
@@ -319,5 +318,5 @@ def _header(byte_range: ByteRange) -> str:
 
 
 def _first_byte(answer: Mapping[str, Any]) -> int:
-    """Where an answer's body begins in the object; a server that knows no ranges sends all of it."""
+    """Offset of a response's body in the object; a server that ignores ranges sends all of it."""
     return int(answer.get("ContentRange", "bytes 0-").removeprefix("bytes ").partition("-")[0])

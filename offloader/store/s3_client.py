@@ -1,4 +1,4 @@
-"""The S3 SDK's client, and what S3's responses and error codes mean."""
+"""S3 client creation, and the meaning of S3's responses and error codes."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ _REGION = "check --region and --endpoint-url: the bucket is served elsewhere"
 _NESTED = "this server can't hold an object whose key continues another one's"
 _AGAIN = "try again"
 _LOOK = "look before repeating it"
-#: The one code by which S3 says that it didn't begin with a request. MinIO's SlowDownWrite isn't: it is also the answer
-#: of a server that wrote to some of its disks.
+#: The only code by which S3 states that it didn't start a request. MinIO's SlowDownWrite doesn't: a server that wrote
+#: to some of its disks sends it too.
 _NOT_BEGUN = "SlowDown"
 
 _CODES: dict[str, tuple[type[OffloaderError], str]] = {
@@ -94,10 +94,10 @@ _CODES: dict[str, tuple[type[OffloaderError], str]] = {
     "RequestLimitExceeded": (Throttled, _AGAIN),
     "TooManyRequests": (Throttled, _AGAIN),
     "BandwidthLimitExceeded": (Throttled, _AGAIN),
-    # Two conditional writes met: neither is told that it won, and asking again settles it.
+    # Two conditional writes raced: neither was confirmed, and a retry settles it.
     "ConditionalRequestConflict": (StoreUnavailable, _AGAIN),
     "OperationAborted": (StoreUnavailable, _AGAIN),
-    # The body didn't arrive as it was sent; nothing was stored.
+    # The body arrived corrupted; nothing was stored.
     "RequestTimeout": (StoreUnavailable, _AGAIN),
     "IncompleteBody": (StoreUnavailable, _AGAIN),
     "BadDigest": (StoreUnavailable, "the body was damaged on its way: try again"),
@@ -144,13 +144,13 @@ _STATUSES: dict[int, tuple[type[OffloaderError], str]] = {
 
 
 def meaning_of(code: str, status: int, *, writes: bool) -> tuple[type[OffloaderError], str]:
-    """The error class and hint for an error answer.
+    """Error class and hint for an error response.
 
-    A gateway answers 503 or 507 also after it forwarded a request. So does a server that gives up half-way. Whether a
-    write happened is therefore unknown after every 5xx that asks to try again, unless its code is ``SlowDown``.
+    A gateway can send 503 or 507 after it forwarded a request. So can a server that aborts halfway. After every
+    retriable 5xx except ``SlowDown`` the outcome of a write is therefore unknown.
 
     Args:
-        code: the ``Code`` of the answer's body; for an answer without one, the SDK's text of the status.
+        code: the ``Code`` of the response's body; without one, the SDK's text of the status.
         status: HTTP status; 200 for an error inside the body of a success.
         writes: whether the request may have changed something.
     """
@@ -171,9 +171,9 @@ _MD5 = re.compile(r"[0-9a-f]{32}\Z")
 
 
 def object_info(key: str, size_bytes: int, answer: Mapping[str, Any]) -> ObjectInfo:
-    """What the answer to a HEAD or GET says about the object."""
+    """Object description from the response to a HEAD or GET."""
     metadata = {name.lower(): value for name, value in answer.get("Metadata", {}).items()}
-    # Of an object of parts the server keeps a sum over sums (and not every server marks it), which isn't the object's.
+    # Of a multipart object the server keeps a checksum of checksums, which not every server marks as such.
     whole = "-" not in answer["ETag"] or answer.get("ChecksumType") == "FULL_OBJECT"
     crc = decoded_crc32c(answer.get("ChecksumCRC32C")) if whole else None
     return ObjectInfo(key, size_bytes, answer["ETag"], time_ms(answer["LastModified"]), metadata, crc)
@@ -182,10 +182,10 @@ def object_info(key: str, size_bytes: int, answer: Mapping[str, Any]) -> ObjectI
 def received(
     what: str, key: str, byte_range: ByteRange | None, body: bytes, answer: Mapping[str, Any]
 ) -> tuple[bytes, ObjectInfo]:
-    """Body and description of a GET's answer, when it is all that was asked for; else ``StoreUnavailable``."""
+    """Body and description of a GET's response, if complete; else ``StoreUnavailable``."""
     expected = size_bytes = int(answer["ContentLength"])
     if len(body) == expected and byte_range is not None:
-        if "ContentRange" not in answer:  # a server that knows no ranges sends all of it
+        if "ContentRange" not in answer:  # a server that ignores ranges sends the whole object
             return body[byte_range.start : byte_range.stop], object_info(key, size_bytes, answer)
         size_bytes = int(answer["ContentRange"].rpartition("/")[2])
         expected = min(byte_range.stop, size_bytes) - byte_range.start
@@ -195,19 +195,19 @@ def received(
 
 
 def listed_object(root_length: int, found: Mapping[str, Any]) -> ObjectInfo:
-    """What a listing says about one object; the key loses its first ``root_length`` letters."""
+    """Object description from a listing; the key loses its first ``root_length`` letters."""
     return ObjectInfo(found["Key"][root_length:], found["Size"], found["ETag"], time_ms(found["LastModified"]))
 
 
 def completed_parts(parts: Sequence[PartInfo]) -> list[dict[str, object]]:
-    """The parts as a completion names them: servers refuse one without the checksums that the upload began with."""
+    """The parts of a completion, with checksums: servers require those declared by the upload."""
     return [
         {"PartNumber": part.number, "ETag": part.etag, "ChecksumCRC32C": encoded_crc32c(part.crc32c)} for part in parts
     ]
 
 
 def delete_failures(root_length: int, errors: Sequence[Mapping[str, str]]) -> list[DeleteFailure]:
-    """The keys that a delete names as not removed; one that wasn't there is removed."""
+    """Keys that a delete reports as failed; a missing key counts as removed."""
     failures = []
     for error in errors:
         code = error.get("Code", "")
@@ -225,9 +225,9 @@ def is_aws(endpoint_url: str) -> bool:
 
 
 def parsed_time(text: Any, otherwise: Callable[[Any], datetime]) -> datetime:
-    """A time as listings have it, a thousand in a page; whatever isn't in that form is left to ``otherwise``.
+    """A time in the listing format, parsed fast; other formats fall back to ``otherwise``.
 
-    The SDK tries several forms and a parser for human beings: three quarters of what a listing costs.
+    The SDK tries several formats and a lenient parser: three quarters of a listing's cost.
     """
     try:
         found = datetime.fromisoformat(text)
@@ -242,7 +242,7 @@ def time_ms(time: datetime) -> int:
 
 
 def answered_ms(answer: Mapping[str, Any]) -> int:
-    """The server's own time of the answer: it doesn't send the modification time of what it stored."""
+    """The response's server time: S3 doesn't send the modification time of a stored object."""
     try:
         return time_ms(parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]))
     except (KeyError, ValueError):
@@ -250,12 +250,12 @@ def answered_ms(answer: Mapping[str, Any]) -> int:
 
 
 def encoded_crc32c(crc: int) -> str:
-    """A CRC-32C as S3 writes it: base64 of four bytes, big-endian."""
+    """A CRC-32C in S3's encoding: base64 of four bytes, big-endian."""
     return base64.b64encode(struct.pack(">I", crc)).decode()
 
 
 def decoded_crc32c(text: str | None) -> int | None:
-    """The value of such a text; ``None`` for no text, and for one that isn't four bytes."""
+    """Decode such a text; ``None`` for no text or one that isn't four bytes."""
     try:
         return int(struct.unpack(">I", base64.b64decode(text or ""))[0])
     except (struct.error, binascii.Error):
@@ -263,13 +263,13 @@ def decoded_crc32c(text: str | None) -> int | None:
 
 
 def checksum_of_parts(answer: Mapping[str, Any]) -> str:
-    """The CRC-32C over the parts' that an answer has, without their number; empty when it has none."""
+    """The CRC-32C over the parts' checksums in a response, without the number of parts; empty if absent."""
     checksum: str = answer.get("ChecksumCRC32C", "")
     return checksum.partition("-")[0]
 
 
 def composite_etag(parts: Sequence[PartInfo]) -> str:
-    """The ETag of an object of parts where a part's ETag is its MD5, which isn't so everywhere."""
+    """ETag of a multipart object on servers where a part's ETag is its MD5."""
     digests = [part.etag.strip('"') for part in parts]
     if not all(_MD5.match(digest) for digest in digests):
         return ""
@@ -278,11 +278,11 @@ def composite_etag(parts: Sequence[PartInfo]) -> str:
 
 
 def composite_crc32c(parts: Sequence[PartInfo]) -> str:
-    """What S3 keeps for an object of parts: the CRC-32C over the parts' CRC-32Cs."""
+    """S3's checksum of a multipart object: the CRC-32C over the parts' CRC-32Cs."""
     return encoded_crc32c(crc32c(struct.pack(f">{len(parts)}I", *(part.crc32c for part in parts))))
 
 
-#: What the store calls, and what the SDK calls by itself: for directory buckets, and for buckets of other regions.
+#: Operations called by the store, and by the SDK itself: for directory buckets, and buckets of other regions.
 OPERATIONS = (
     "AbortMultipartUpload",
     "CompleteMultipartUpload",
@@ -300,12 +300,12 @@ OPERATIONS = (
     "PutObject",
     "UploadPart",
 )
-#: Services with addresses that are needed: the store, and whoever gives credentials for a time.
+#: Services whose endpoints are needed: the store, and the issuers of temporary credentials.
 _SERVICES = ("s3", "sts", "oidc", "portal.sso", "signin", "sso")
 
 
 class _Descriptions(JSONFileLoader):  # type: ignore[misc]  # the SDK has no types
-    """The SDK's description of its services without what is never used: eleven megabytes of memory."""
+    """The SDK's service descriptions without unused operations, which saves eleven megabytes of memory."""
 
     def load_file(self, file_path: str) -> Any:
         found = super().load_file(file_path)
@@ -321,7 +321,7 @@ class _Descriptions(JSONFileLoader):  # type: ignore[misc]  # the SDK has no typ
 
 
 def _needed(operations: Mapping[str, Any], shapes: Mapping[str, Any]) -> set[str]:
-    """Names of the shapes that operations are made of."""
+    """Names of the shapes that operations use."""
     needed: set[str] = set()
     waiting: list[Any] = list(operations.values())
     while waiting:
@@ -339,15 +339,15 @@ def _needed(operations: Mapping[str, Any], shapes: Mapping[str, Any]) -> set[str
 
 @functools.cache
 def described_services() -> Any:
-    """The SDK's descriptions: megabytes of JSON, parsed once per process, which makes a store open in a third."""
+    """The SDK's descriptions: megabytes of JSON, parsed once per process, so a store opens in a third of the time."""
     return Loader(file_loader=_Descriptions())
 
 
 def open_client(options: StoreOptions) -> Any:
-    """A client for S3. Nothing is sent before its first call.
+    """Create an S3 client. Sends nothing.
 
     Raises:
-        what the SDK raises: a region, endpoint or profile that can't be.
+        what the SDK raises: an invalid region, endpoint or profile.
     """
     core, settings = botocore.session.get_session(), options.settings
     core.register_component("data_loader", described_services())
@@ -374,11 +374,11 @@ def open_client(options: StoreOptions) -> Any:
         region = options.region or session.region_name or "us-east-1"
         return session.client("s3", region_name=region, endpoint_url=options.endpoint_url, config=config)
 
-    # A server of one's own rarely has a host name per bucket.
+    # Self-hosted servers rarely have a host name per bucket.
     if options.endpoint_url and not is_aws(options.endpoint_url):
         return built("path")
     client = built("auto")
     if is_aws(client.meta.endpoint_url):
         return client
-    client.close()  # the environment or a profile names such a server
+    client.close()  # the environment or a profile sets such a server
     return built("path")

@@ -1,4 +1,4 @@
-"""A store around another one whose every request passes one method, and the read-only store."""
+"""Base of store wrappers, which passes every request through one method, and the read-only store."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Request:
 
     Attributes:
         verb: its name.
-        traffic: what it does.
+        traffic: kind of request.
         key: of the object, or a prefix; of a delete the first key.
-        size_bytes: of the body, or of the range that is read; 0 where nobody knows.
-        keys: how many keys a delete names, else 1.
-        into: what a get's body goes into, instead of the answer.
+        size_bytes: of the body, or of the range that is read; 0 if unknown.
+        keys: number of keys of a delete, else 1.
+        into: receives a get's body instead of the return value.
     """
 
     verb: str
@@ -50,14 +50,14 @@ class Request:
 
 
 def body_bytes(request: Request, answer: object) -> int:
-    """How long the body is that a get was answered with, wherever it went; 0 for any other verb."""
+    """Length of a get's body, wherever it was written; 0 for other verbs."""
     if request.verb != "get" or not isinstance(answer, tuple):
         return 0
     return len(answer[0]) + (0 if request.into is None else request.into.received_bytes)
 
 
 def layer_of(store: ObjectStore, kind: type[_Layer]) -> _Layer | None:
-    """The outermost layer of that kind around what implements ``store``, ``None``: it has none."""
+    """The outermost layer of that kind around ``store``'s implementation, or ``None``."""
     layer: object = store
     while layer is not None:
         if isinstance(layer, kind):
@@ -67,7 +67,7 @@ def layer_of(store: ObjectStore, kind: type[_Layer]) -> _Layer | None:
 
 
 class StoreWrapper:
-    """``inner``, each call made through ``around``."""
+    """Passes each call to ``inner`` through ``around``."""
 
     def __init__(self, inner: ObjectStore) -> None:
         self.inner = inner
@@ -76,7 +76,7 @@ class StoreWrapper:
         return f"{type(self).__name__}({self.inner!r})"
 
     def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
-        """Makes the call."""
+        """Make the call."""
         raise NotImplementedError
 
     @property
@@ -181,7 +181,7 @@ class ReadableStore(Protocol):
 
 
 class ReadOnlyStore:
-    """``inner`` without its writing verbs. ``reason`` and ``hint`` say why in the error."""
+    """``inner`` without its writing verbs. ``reason`` and ``hint`` explain that in the error."""
 
     def __init__(self, inner: ReadableStore, reason: str = "it was opened for reading", hint: str = "") -> None:
         self.inner = inner

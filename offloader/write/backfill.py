@@ -1,4 +1,4 @@
-"""Offloads a range of history: several uploads at once, commits in order."""
+"""Offload a range of history: parallel uploads, commits in order."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class PlannedSegment:
-    """What becomes one segment.
+    """A segment to be written.
 
     Attributes:
-        ledger_ids: ledgers that had entries in it when it was planned. One of them that is gone when it is read was
-            lost: nothing may go past it as if it had never been there.
+        ledger_ids: ledgers with entries in it at planning time. If one of them is missing when it is read, its entries
+            are lost and need a recorded gap.
     """
 
     layout: Layout
@@ -59,35 +59,35 @@ class PlannedSegment:
 
     @classmethod
     def of(cls, layout: Layout, begin: Position, end: Position, ledgers: Iterable[LedgerInfo]) -> PlannedSegment:
-        """One that is planned while the source lists ``ledgers``."""
+        """Plan a segment while the source lists ``ledgers``."""
         first, last = begin.ledger_id, end.ledger_id
         ids = (info.ledger_id for info in ledgers if info.entries and first <= info.ledger_id <= last)
         return cls(layout, begin, end, tuple(ids))
 
 
 class HistoryPlan(Protocol):
-    """Which segments, in order. Asked by one thread at a time."""
+    """Segments to write, in order. Not thread-safe."""
 
-    #: Whether the segments after one that can't be offloaded are offloaded all the same.
+    #: Whether the segments after a failed one are offloaded nevertheless.
     goes_on_after_failure: bool
 
     def next(self) -> PlannedSegment | None:
-        """The next segment, ``None``: that was all."""
+        """The next segment, ``None``: no more."""
         ...
 
     def uploaded(self, summary: SegmentSummary) -> None:
-        """One of them is in the store."""
+        """Record that one of them is in the store."""
         ...
 
 
 @dataclass(slots=True)
 class HistoryResult:
-    """What a run did.
+    """Result of a run.
 
     Attributes:
-        offloaded: name and summary of each segment that is in the manifest now, in the order of commits.
+        offloaded: name and summary of each committed segment, in the order of commits.
         trimmed: segments whose ledger left the source meanwhile; no error.
-        errors: of each segment that couldn't be offloaded, in the order in which they came up.
+        errors: of each segment that couldn't be offloaded, in order of occurrence.
         committed: the committed end afterwards.
     """
 
@@ -97,7 +97,7 @@ class HistoryResult:
     committed: Position | None = None
 
     def add(self, later: HistoryResult) -> None:
-        """What a later run of the same stream did."""
+        """Add the result of a later run of the same stream."""
         self.offloaded += later.offloaded
         self.trimmed += later.trimmed
         self.errors += later.errors
@@ -109,11 +109,11 @@ class SegmentJob:
     """An assigned segment to be uploaded; small and picklable.
 
     Attributes:
-        stream, incarnation, epoch: whose it is.
+        stream, incarnation, epoch: of the stream's owner.
         uuid: its name, which the manifest has assigned to ``planned``.
-        planned: which entries, in which layout.
-        parts_max: parts of it that there is room for at once, where it is carried out by the process that has it.
-        testimony: what its data object says of the record that assigned it.
+        planned: its entries and layout.
+        parts_max: parts of it that fit in memory at once, if this process uploads it.
+        testimony: metadata in its data object about the record that assigned it.
     """
 
     stream: str
@@ -125,7 +125,7 @@ class SegmentJob:
     testimony: Testimony | None = None
 
 
-#: Reads and uploads a segment, for (hot tier, order, whether to stop); both objects are proven when it returns.
+#: Reads and uploads a segment, for (hot tier, order, whether to stop); both objects are verified when it returns.
 OrderUpload = Callable[[LedgerSource, SegmentJob, Callable[[], bool]], SegmentSummary]
 
 
@@ -138,7 +138,7 @@ def upload_order(
     settings: OffloadSettings,
     send_aside: Callable[[Callable[[], object]], object] | None = None,
 ) -> SegmentSummary:
-    """Reads and uploads one segment in this process, behind everything that is written live.
+    """Read and upload one segment in this process, at lower priority than live writes.
 
     Args:
         send_aside: sends parts while the next is made; ``None``: this thread sends them, one by one.
@@ -168,13 +168,13 @@ def upload_order(
         )
 
 
-#: Several segments together take at most this share of the budget; the first one takes what it needs.
+#: Segments in parallel take at most this share of the budget; the first one takes what it needs.
 HISTORY_SHARE = 2
 
 
 def segment_memory_bytes(settings: OffloadSettings, parts_max: int = 1) -> int:
-    """What reading and uploading one segment holds: a read, the open part, the blocks on their way into it, and the
-    parts that are sent meanwhile, ``parts_max`` of them; 1: none is made while one is sent."""
+    """Memory for reading and uploading one segment: a read, the open part, the blocks being encoded, and ``parts_max``
+    parts being sent; 1: no part is made while one is sent."""
     segment_bytes = segment_bytes_max(settings)
     part_bytes = min(part_bytes_for(settings), segment_bytes)
     parts = 1 if parts_max == 1 else 1 + parts_max
@@ -182,11 +182,11 @@ def segment_memory_bytes(settings: OffloadSettings, parts_max: int = 1) -> int:
 
 
 def parts_at_once(settings: OffloadSettings, segments_max: int, limit_bytes: int) -> int:
-    """Parts of each segment of a run to be sent at once: together as many as of one live segment, as far as the
-    segments' share of the budget has room. Several segments on their way keep a store busy by themselves.
+    """Parts of each segment of a run to send in parallel: in total as many as of one live segment, within the segments'
+    share of the budget. Several parallel segments keep a store busy without it.
 
     Args:
-        segments_max: of the run, on their way at once.
+        segments_max: of the run, in parallel.
         limit_bytes: the process's budget.
     """
     parts = max(1, settings.parts_in_flight_max // segments_max)
@@ -196,14 +196,14 @@ def parts_at_once(settings: OffloadSettings, segments_max: int, limit_bytes: int
 
 
 class HistoryMemory:
-    """Reservations of one size, one for each segment on its way. Used by one thread at a time.
+    """Memory reservations of one size, one for each segment in progress. Not thread-safe.
 
     Args:
         budget: of the process.
         segment_bytes: of one reservation; less where the whole budget is smaller.
 
     Attributes:
-        wake: called when there is room that ``take`` waits for; set by the run.
+        wake: called when ``take`` can have the room it waits for; set by the run.
     """
 
     def __init__(self, budget: MemoryBudget, segment_bytes: int) -> None:
@@ -215,9 +215,9 @@ class HistoryMemory:
         self._joined = False
 
     def take(self) -> bool:
-        """Reserves room for one more segment; False: not now. The first one gets in line, and ``wake`` is called."""
+        """Reserve room for one more segment; False: not now. The first one is queued, and ``wake`` is called."""
         if not self._joined:
-            # Under pressure nothing has to be asked of it: what is reserved is on its way and comes back.
+            # No flush to request under pressure: reserved bytes are already being sent and come back.
             self._budget.join(self, lambda: self.wake(), lambda: self._granted_bytes)
             self._joined = True
         wanted = (self._segments + 1) * self._segment_bytes
@@ -235,10 +235,10 @@ class HistoryMemory:
         return True
 
     def keep(self, segments: int, *, leave: bool) -> None:
-        """Gives back what more than ``segments`` segments were granted.
+        """Return the room of all but ``segments`` segments.
 
         Args:
-            leave: nothing more will be taken: with no segment left, nothing is waited for either.
+            leave: no more will be taken: without segments, leave the queue too.
         """
         if not self._joined or segments > self._segments:
             return
@@ -256,7 +256,7 @@ _log = logging.getLogger("offloader.history")
 
 #: Wait before the first retry; doubles up to ``retry_seconds_max``.
 RETRY_DELAY_FIRST_S = 0.2
-#: Times a step is tried that the store or the source refuses, before the run ends; the store has its own retries.
+#: Attempts at a step that the store or the source refuses, before the run ends; the store has its own retries.
 COMMIT_ATTEMPTS_MAX = 5
 
 
@@ -264,14 +264,14 @@ COMMIT_ATTEMPTS_MAX = 5
 class _Attempt:
     planned: PlannedSegment
     uuid: UUID
-    #: Ledgers that hold its entries: when one of them is gone from the source, it can't be offloaded any more.
+    #: Ledgers with its entries: if one of them is missing in the source, it can't be offloaded any more.
     ledger_ids: frozenset[int]
     number: int = 1
     outcome: Future[SegmentSummary] = field(default_factory=Future)
 
 
 class BackfillJob:
-    """Offloads what a plan says. ``start`` it once.
+    """Offloads the segments of a plan. Single use.
 
     Args:
         source: the hot tier.
@@ -279,14 +279,14 @@ class BackfillJob:
         plan: which segments.
         upload: reads and uploads one segment, for (name, segment, whether to stop); on a worker.
         driver: recorded with each segment.
-        commits: of the same log, when some went before; none of them unfinished, and nobody else commits meanwhile.
-        first_edits: what the first record has to say besides: of segments that are given up, of gaps.
-        uploaders: who reads and uploads segments; default: ``workers``. A segment keeps one of them busy all the time.
-        memory: of the process, for the segments on their way; ``None``: isn't counted.
-        segments_max: on their way at once.
+        commits: earlier commits of the same log, if any; all finished, and without concurrent commits.
+        first_edits: further edits of the first record: segments given up, gaps.
+        uploaders: threads that read and upload segments; default: ``workers``. A segment occupies one all the time.
+        memory: of the process, for the segments in progress; ``None``: unlimited.
+        segments_max: in parallel.
         attempts_max: of one segment; the store has its own retries.
-        acknowledges: whether to tell the source what is safe.
-        on_progress: called after each commit that made something readable.
+        acknowledges: whether to acknowledge offloaded entries to the source.
+        on_progress: called after each commit that made entries readable.
         on_first_record: called when ``first_edits`` are in the manifest.
     """
 
@@ -323,7 +323,7 @@ class BackfillJob:
             memory.wake = self._task.schedule
         self._stopped = False
 
-        # Touched by steps only.
+        # Accessed by steps only.
         self._commits = commits or Commits(log, source, driver, clock)
         self._first_edits = list(first_edits)
         self._ledgers: Sequence[LedgerInfo] = ()
@@ -337,17 +337,17 @@ class BackfillJob:
         self._failures = 0
 
     def start(self) -> Future[HistoryResult]:
-        """Begins; the result arrives when nothing is on its way any more.
+        """Start the run; the result arrives when no upload is in progress.
 
         Raises (in the future):
-            Fenced, EditRefused, StoreUnavailable, OutcomeUnknown: the manifest took no commit. What can't be offloaded
-            is in the result's ``errors``.
+            Fenced, EditRefused, StoreUnavailable, OutcomeUnknown: the manifest refused the commit. Failed segments
+            are in the result's ``errors``.
         """
         self._task.schedule()
         return self._done
 
     def stop(self) -> None:
-        """Uploads end soon, unfinished; the result arrives then."""
+        """End uploads early, unfinished; then the result arrives."""
         self._stopped = True
         self._task.schedule()
 
@@ -376,7 +376,7 @@ class BackfillJob:
             self._fail(error)
 
     def _move(self) -> None:
-        """Commits what arrived together with what starts next, as one record."""
+        """Commit arrived segments and start the next ones, in one record."""
         arrived = [attempt for attempt in self._running if attempt.outcome.done()]
         self._ledgers = self._source.ledgers()
         edits: list[Edit] = []
@@ -388,7 +388,7 @@ class BackfillJob:
                 settled.append((attempt, attempt.outcome.result()))
             else:
                 given_up += self._judge(attempt, error)
-        self._give_memory_back()  # before more is asked for: a run that waits for itself would wait for ever
+        self._give_memory_back()  # before taking more: a run that waits for itself would deadlock
         self._propose()
         edits += [*self._first_edits, *(Failed(a.uuid, str(a.outcome.exception())) for a in given_up)]
         edits += self._closed_edits([a.planned.end for a in (*self._proposed, *(a for a, _ in settled))])
@@ -406,10 +406,10 @@ class BackfillJob:
             self._finish(lambda: self._done.set_result(self._result))
 
     def _judge(self, attempt: _Attempt, error: BaseException) -> list[_Attempt]:
-        """Decides what becomes of a failed attempt; itself, when the manifest is to forget it."""
+        """Decide about a failed attempt; returns the attempt if the manifest should drop it."""
         planned = attempt.planned
-        # After a record that was refused this is decided anew: what is assigned in place of a segment must come in one
-        # record with its failure, and a run that was stopped meanwhile records neither.
+        # Decided again after a refused record: a replacement must be assigned in the same record as the failure, and a
+        # run stopped meanwhile records neither.
         self._proposed = [each for each in self._proposed if each.planned != planned]
         if self._stopped or self._paused:
             return []
@@ -418,7 +418,7 @@ class BackfillJob:
                 self._result.trimmed.append(planned)
             if planned.layout is Layout.V1:
                 return [attempt]
-            # It stays promised until a record says that it failed and what of it is a gap: both or neither.
+            # It stays promised until one record has both its failure and its gap.
             self._ends = True
             return []
         if isinstance(error, OffloaderError) and error.retryable and attempt.number < self._attempts_max:
@@ -431,13 +431,13 @@ class BackfillJob:
         return []
 
     def _propose(self) -> None:
-        """Takes segments off the plan; they stay proposed until a record assigns them."""
+        """Take segments off the plan; they stay proposed until a record assigns them."""
         under_way = sum(1 for attempt in self._running if not attempt.outcome.done())
         while not (self._ends or self._stopped or self._exhausted):
             if under_way + len(self._proposed) >= self._segments_max:
                 return
             if self._memory is not None and not self._memory.take():
-                return  # there is a step when there is some
+                return  # the end of an upload makes a step
             planned = self._plan.next()
             if planned is None:
                 self._exhausted = True
@@ -451,7 +451,7 @@ class BackfillJob:
         settled: list[tuple[_Attempt, SegmentSummary]],
         given_up: list[_Attempt],
     ) -> None:
-        """After a record: what it assigned starts, what it ended is forgotten."""
+        """After a record: start the assigned segments, forget the ended ones."""
         if self._first_edits:
             self._first_edits = []
             self._on_first_record()
@@ -496,13 +496,13 @@ class BackfillJob:
         try:
             self._source.release(end)
         except OffloaderError as error:
-            # It deletes nothing and is said again later: not worth failing what is committed.
+            # It deletes nothing and is acknowledged again later: no reason to fail the commit.
             _log.warning("stream %s: the source wasn't told that %s is safe: %s", self._log.stream, end, error)
 
     def _clean(self, attempt: _Attempt) -> None:
-        """Deletes what a failed attempt of this run may have left, once; what still arrives is swept later.
+        """Delete the remains of a failed attempt of this run, once; late arrivals are swept later.
 
-        Not for another epoch's: its PUT may still be on its way, only the sweeper knows when it's over.
+        Not for another epoch's: its PUT may be in flight, and only the sweeper waits long enough.
         """
         ledger_id = attempt.planned.begin.ledger_id if attempt.planned.layout is Layout.V1 else None
         stream, uuid = self._log.stream, attempt.uuid
@@ -511,7 +511,7 @@ class BackfillJob:
         except OffloaderError as error:
             _log.warning("stream %s: the failed attempt %s is left to the sweeper: %s", stream, uuid, error)
 
-    # -- small things
+    # -- helpers
 
     def _assign(self, attempt: _Attempt) -> Assign:
         planned = attempt.planned
@@ -519,7 +519,7 @@ class BackfillJob:
         return Assign(attempt.uuid, int(planned.layout), planned.begin, planned.end, now_ms, self._driver)
 
     def _closed_edits(self, ends: list[Position]) -> list[Edit]:
-        """The source's facts about the ledgers that these segments reach, all that the manifest lacks."""
+        """The source's facts, missing in the manifest, about the ledgers of these segments."""
         if not ends:
             return []
         known, newest = self._log.state.closed_ledgers, max(ends).ledger_id
@@ -532,17 +532,17 @@ class BackfillJob:
         return _Attempt(planned, uuid, frozenset(ends.union(planned.ledger_ids)), number)
 
     def _rest(self, error: StreamPaused) -> None:
-        """Nothing more is assigned; what is on its way completes, the rest is the next run's."""
+        """Assign no more; segments in progress complete, the rest is left to the next run."""
         self._ends = self._paused = True
-        # What fails does so only in one record with what takes over its range: else nobody would miss that range.
+        # A failure is recorded only with the segment or gap that replaces it: else its range would be lost.
         self._proposed, self._first_edits = [], []
         self._result.errors.append(error)
         self._task.schedule()
 
     def _fail(self, error: BaseException) -> None:
-        """The manifest takes nothing more: uploads end soon, what they were stays assigned."""
+        """The manifest refuses commits: end uploads early and leave their segments assigned."""
         self._stopped = True
-        self._proposed = []  # if they are assigned all the same, the next run says that they failed
+        self._proposed = []  # if they are assigned all the same, the next run fails them
         self._finish(lambda: self._done.set_exception(error))
 
     def _finish(self, tell: Callable[[], None]) -> None:
@@ -550,7 +550,7 @@ class BackfillJob:
         tell()
 
     def _give_memory_back(self) -> None:
-        """What isn't on its way any more; an upload that a failed run leaves behind counts until it ends."""
+        """Return the memory of finished uploads; an upload left by a failed run counts until it ends."""
         if self._memory is None:
             return
         under_way = sum(1 for attempt in self._running if not attempt.outcome.done())

@@ -1,4 +1,4 @@
-"""Plans a stream's history as segments of about the segment size."""
+"""Plan a stream's history as segments of about the segment size."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ ATTEMPTS_MAX = 3
 
 
 class BackfillPlan:
-    """Cuts ranges one segment after another; what was read of a ledger corrects the sizes of what is left of it.
+    """Cuts ranges one segment after another; sizes measured in a ledger correct the estimate for its rest.
 
     Args:
         ranges: to be offloaded, in order.
@@ -70,7 +70,7 @@ class BackfillPlan:
 
     @property
     def begin(self) -> Position | None:
-        """Where the next segment begins, ``None``: there is none."""
+        """Where the next segment begins, ``None``: no more."""
         return self._left[0].begin if self._left else None
 
     def next(self) -> PlannedSegment | None:
@@ -87,7 +87,7 @@ class BackfillPlan:
     def uploaded(self, summary: SegmentSummary) -> None:
         if not self._left:
             return
-        # Only a ledger that is still to be cut has something to learn from.
+        # Only a ledger still to be cut benefits from the measurement.
         spans = [span for span in summary.ledgers if span.ledger_id >= self._left[0].begin.ledger_id]
         for span in spans:
             self._measured.setdefault(span.ledger_id, []).append(span)
@@ -98,7 +98,7 @@ class BackfillPlan:
 
 @dataclass(slots=True)
 class FixedPlan:
-    """Segments that are known beforehand, each independent of the others."""
+    """Predetermined, independent segments."""
 
     segments: list[PlannedSegment]
     goes_on_after_failure: bool = True
@@ -111,7 +111,7 @@ class FixedPlan:
         return self.segments[self._next - 1]
 
     def uploaded(self, summary: SegmentSummary) -> None:
-        """Nothing depends on it."""
+        """No effect: the segments are independent."""
 
 
 def plan_of_history(
@@ -123,9 +123,9 @@ def plan_of_history(
     given_up: Collection[UUID] = (),
     gaps: Iterable[Gap] = (),
 ) -> BackfillPlan:
-    """What of a stream is still to be offloaded, up to ``last`` (default: everything), in segments.
+    """Plan the unoffloaded part of a stream up to ``last`` (default: everything), in segments.
 
-    No segment goes over one of ``gaps``.
+    No segment spans one of ``gaps``.
     """
     ranges = without_gaps(uncovered(state, ledgers, last=last, given_up=given_up), gaps, ledgers)
     return BackfillPlan(ranges, ledgers, segment_bytes_max(settings))
@@ -133,13 +133,13 @@ def plan_of_history(
 
 @dataclass(frozen=True, slots=True)
 class HistoryStart:
-    """What a run begins with.
+    """Begin of a run.
 
     Attributes:
-        plan: what goes up.
+        plan: the segments to upload.
         gaps: to be recorded first.
         ends: of ledgers, to be recorded first.
-        blocked: the gap at which the policy ends everything, ``None``: none.
+        blocked: the gap at which the policy blocks, ``None``: none.
     """
 
     plan: BackfillPlan
@@ -173,21 +173,21 @@ def start_of_history(
         before = blocked.first.previous()
         last = before if last is None else min(last, before)
     plan = plan_of_history(state, ledgers, settings, last=last, given_up=given_up, gaps=gaps)
-    # Ends behind the newest range are told with the range that comes next.
+    # Ends after the newest range are recorded together with the next range.
     newest = state.newest_end
     ends = [each for each in holes.ends if newest is not None and each.ledger_id < newest.ledger_id]
     return HistoryStart(plan, gaps, ends, blocked)
 
 
 def interrupted(log: ManifestLog, given_up: Collection[Failed]) -> list[Failed]:
-    """What an earlier run of this epoch left assigned; nobody works on it any more."""
+    """Segments that an earlier run of this epoch left assigned."""
     said = {edit.uuid for edit in given_up}
     own = (each.uuid for each in log.state.assigned() if each.epoch == log.epoch and each.uuid not in said)
     return [Failed(uuid, "interrupted") for uuid in own]
 
 
 def _after(end: Position, ledgers: Sequence[LedgerInfo]) -> Position:
-    """The next entry there is after ``end``, which isn't the last."""
+    """The next existing entry after ``end``, which isn't the last."""
     info = next(info for info in ledgers if info.ledger_id == end.ledger_id)
     if end.entry_id < info.last_entry_id:
         return end.next()
@@ -197,16 +197,16 @@ def _after(end: Position, ledgers: Sequence[LedgerInfo]) -> Position:
 
 @dataclass(frozen=True, slots=True)
 class HistoryTools:
-    """What runs over a stream's history need of the process.
+    """Process-wide resources of runs over history.
 
     Attributes:
         upload: reads and uploads an assigned segment, here or elsewhere.
         driver: recorded with each segment.
         workers: of all streams; steps and commits run there.
-        uploaders: read and upload segments of history. A segment keeps one busy from its first entry to its last, so
-            these are threads of their own, few for the whole process: live streams never wait for one.
+        uploaders: read and upload segments of history. A segment occupies one from its first entry to its last, so
+            these are a few separate threads of the process: live streams never wait for one.
         budget: the process's memory; ``None``: ``upload`` takes none of it.
-        writer_url: where this process can be asked to act as a stream's owner; empty: nowhere.
+        writer_url: where this process serves requests as a stream's owner; empty: nowhere.
     """
 
     upload: OrderUpload
@@ -233,7 +233,7 @@ class HistoryTools:
         on_progress: Callable[[SegmentSummary], None] = lambda _: None,
         on_first_record: Callable[[], None] = lambda: None,
     ) -> BackfillJob:
-        """A run that isn't started yet; see ``BackfillJob``."""
+        """Create a run, not started; see ``BackfillJob``."""
 
         budget = self.budget
         parts_max = 1 if budget is None else parts_at_once(self.settings, segments_max, budget.limit_bytes)
@@ -267,14 +267,14 @@ class HistoryTools:
 
 
 class OwnedStream:
-    """A stream whose epoch this process opened, for runs over its history, one after another.
+    """A stream whose epoch this process opened, for successive runs over its history.
 
     Args:
-        take_over: take the stream from an owner that gives signs of life.
-        acknowledges: tell the source what is safe; a view can't be told.
+        take_over: take the stream from an active owner.
+        acknowledges: acknowledge offloaded entries to the source; a view can't take that.
 
     Raises:
-        Fenced: a living owner has the stream, and ``take_over`` is off.
+        Fenced: an active owner has the stream, and ``take_over`` is off.
     """
 
     def __init__(
@@ -299,7 +299,7 @@ class OwnedStream:
         attempts_max: int,
         on_progress: Callable[[SegmentSummary], None] = lambda _: None,
     ) -> BackfillJob:
-        """A run that isn't started yet. ``gaps`` and ``ends`` go into its first record."""
+        """Create a run, not started. ``gaps`` and ``ends`` are part of its first record."""
         given_up, self.given_up = self.given_up, []
         for gap in gaps:
             require_recording(self.log.stream, gap, self._tools.settings.on_gap)

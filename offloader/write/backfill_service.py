@@ -1,4 +1,4 @@
-"""Runs backfills and the ledger method over what a stream already has."""
+"""Backfills and ledger-method runs over a stream's existing entries."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ __all__ = ["BackfillService"]
 
 
 class BackfillService:
-    """Runs over the history of streams. Each call is one run; of one stream one at a time.
+    """Runs over the history of streams. Each call is one run, one at a time for each stream.
 
     Args:
         store: where the manifests are.
         tools: of the process.
-        manifest: how the manifests are kept.
+        manifest: manifest settings.
     """
 
     def __init__(self, store: ObjectStore, tools: HistoryTools, manifest: ManifestSettings | None = None) -> None:
@@ -65,25 +65,25 @@ class BackfillService:
         on_plan: Callable[[BackfillPlan], None] = lambda _: None,
         on_progress: Callable[[SegmentSummary], None] = lambda _: None,
     ) -> HistoryResult:
-        """Offloads everything up to ``last`` (default: the newest entry now) that isn't yet, as V2 segments.
+        """Offload all unoffloaded entries up to ``last`` (default: the newest entry now) as V2 segments.
 
-        Safe to interrupt: what was committed stays, the next run goes on with the rest.
+        Safe to interrupt: committed segments stay, the next run continues with the rest.
 
         Args:
-            source: the hot tier; a view opened with ``may_delete`` will do.
-            take_over: take the stream from an owner that gives signs of life.
-            acknowledges: tell the source what is safe; a view can't be told.
-            on_plan: called with what is going to happen before it does.
+            source: the hot tier; a view opened with ``may_delete`` suffices.
+            take_over: take the stream from an active owner.
+            acknowledges: acknowledge offloaded entries to the source; a view can't take that.
+            on_plan: called with the plan before its execution.
             on_progress: called with each segment that became readable, on a worker.
 
         Returns:
-            What was done; ``errors`` holds why a segment couldn't be offloaded, or the gap that ``on_gap`` blocks at:
+            The result; ``errors`` holds why a segment couldn't be offloaded, or the gap that ``on_gap`` blocks at:
             then none after it was begun.
 
         Raises:
             StreamPaused: the stream is paused; in ``errors`` when it was paused meanwhile.
-            Fenced: a living owner has the stream, or took it meanwhile.
-            Corrupt: the source doesn't give what it lists.
+            Fenced: an active owner has the stream, or another writer took it meanwhile.
+            Corrupt: the source doesn't return entries it lists.
             StoreUnavailable, OutcomeUnknown: the manifest can't be read or takes no commit.
         """
         log = self._log(stream)
@@ -114,7 +114,7 @@ class BackfillService:
                 )
                 done = self._finished(stream, run)
                 result.add(done)
-                # What the hot tier lost meanwhile is a gap, and what comes before it isn't affected.
+                # Entries lost by the hot tier meanwhile are a gap, which doesn't affect earlier ones.
                 again = bool(done.trimmed) and not done.errors
         if start.blocked is not None:
             result.errors.append(blocked_at(stream, start.blocked))
@@ -133,7 +133,7 @@ class BackfillService:
         on_plan: Callable[[LedgerMethodPlan], None] = lambda _: None,
         on_progress: Callable[[SegmentSummary], None] = lambda _: None,
     ) -> HistoryResult:
-        """The ledger method, once: each ledger that is due, the oldest first, an object pair each.
+        """Run the ledger method once: each due ledger, the oldest first, an object pair each.
 
         Args:
             last: only ledgers that end there or before.
@@ -141,7 +141,7 @@ class BackfillService:
             others: as for ``backfill``.
 
         Returns:
-            What was done; ``errors`` holds why ledgers couldn't be offloaded: the others were all tried.
+            The result; ``errors`` holds why ledgers couldn't be offloaded: the others were all tried.
 
         Raises: as ``backfill``.
         """
@@ -176,9 +176,9 @@ class BackfillService:
         return result
 
     def switch(self, stream: str, method: str) -> bool:
-        """Records how the stream is offloaded from here on; False: it was so already.
+        """Record the stream's offload method; False: unchanged.
 
-        Whoever offloads it goes on until told; this only says what holds from the next start on.
+        A running offloader isn't affected: the method applies from the next start.
 
         Args:
             method: ``streaming``, ``ledger`` or ``none``.
@@ -190,13 +190,13 @@ class BackfillService:
         return True
 
     def pause(self, stream: str, reason: str = "") -> bool:
-        """Records that no segment of the stream is assigned until ``resume``; False: it was so already.
+        """Record that the stream is paused: no segment is assigned until ``resume``; False: already paused.
 
-        What is assigned completes, and what was committed stays readable. Entries stay in the hot tier. Whoever
-        offloads the stream elsewhere notices with its next record.
+        Assigned segments complete, and committed ones stay readable. Entries stay in the hot tier. An offloader in
+        another process notices with its next record.
 
         Args:
-            reason: for people, kept in the record.
+            reason: for display, kept in the record.
 
         Raises:
             NotFound: no such stream; Fenced: it was deleted.
@@ -204,7 +204,7 @@ class BackfillService:
         return self._record_paused(stream, Pause(reason))
 
     def resume(self, stream: str) -> bool:
-        """Records that the stream goes on, exactly where it stopped; False: it wasn't paused. Raises as ``pause``."""
+        """Record that the stream continues where it stopped; False: it wasn't paused. Raises as ``pause``."""
         return self._record_paused(stream, Resume())
 
     def _record_paused(self, stream: str, edit: Pause | Resume) -> bool:
@@ -218,9 +218,9 @@ class BackfillService:
         return True
 
     def note_ends(self, source: LedgerSource, stream: str) -> list[int]:
-        """Records which committed ledgers the source has closed since, and answers them; takes no ownership.
+        """Record and return the committed ledgers that the source has closed since; takes no ownership.
 
-        A ledger that was offloaded while it was open is known to be whole only then.
+        A ledger offloaded while open is known to be complete only then.
         """
         log = self._log(stream)
         source = checked(source, log)
@@ -244,20 +244,20 @@ class BackfillService:
         take_over: bool = True,
         on_progress: Callable[[SegmentSummary], None] = lambda _: None,
     ) -> RewriteResult:
-        """Makes a stream's ledgers readable to a reader from before the streaming method, out of the cold tier alone.
+        """Make a stream's ledgers readable to a reader older than the streaming method, out of the cold tier alone.
 
-        Each whole ledger becomes a V1 object; the segments it was in are retired. The stream's method becomes
-        ``ledger`` if it was ``streaming``. Safe to interrupt: the next call goes on with the ledgers that are left.
+        Each complete ledger becomes a V1 object; its segments are retired. The method ``streaming`` becomes ``ledger``.
+        Safe to interrupt: the next call continues with the remaining ledgers.
 
         Args:
             delete: ledgers to be deleted from the stream instead.
             others: as for ``backfill``.
 
         Raises:
-            InvalidCall: the settings compress, or a ledger of ``delete`` isn't one that has to be rewritten.
-            Fenced: a living owner has the stream, or took it meanwhile.
+            InvalidCall: the settings compress, or a ledger of ``delete`` doesn't need rewriting.
+            Fenced: an active owner has the stream, or another writer took it meanwhile.
             EditRefused: the stream is on hold.
-            StoreUnavailable, OutcomeUnknown: the store doesn't answer; call again.
+            StoreUnavailable, OutcomeUnknown: the store is unreachable; call again.
         """
         return LedgerRewrite(
             self._log(stream),
@@ -269,7 +269,7 @@ class BackfillService:
         ).run()
 
     def stop(self) -> None:
-        """Runs under way end soon: what they didn't finish stays for the next one. None begins any more."""
+        """End runs early, leaving the rest to the next one, and refuse new ones."""
         with self._lock:
             self._stopped = True
             under_way = list(self._under_way)
@@ -277,7 +277,7 @@ class BackfillService:
             run.stop()
 
     def hot_release(self, source: LedgerSource, stream: str) -> HotRelease:
-        """What deletes a stream's hot copies after ``deletion_lag_minutes``; not started yet."""
+        """Create the deleter of a stream's hot copies after ``deletion_lag_minutes``; not started."""
         return HotRelease(
             source,
             self._log(stream),
@@ -296,11 +296,11 @@ class BackfillService:
         last: Position | None,
         threshold_bytes: int,
     ) -> list[PlannedSegment]:
-        """What a run would do now, by a method, without sending a request. Sizes inside ledgers are
-        estimated, so that a backfill's cuts may lie elsewhere when it runs.
+        """What a run of a method would do now, without any request. Sizes inside ledgers are estimated, so a backfill
+        may cut elsewhere.
 
         Args:
-            state: the manifest as it is.
+            state: the current manifest.
             ledgers: the hot tier's.
             method: ``streaming`` or ``ledger``.
             last, threshold_bytes: as for ``ledgers``.
@@ -333,7 +333,7 @@ class BackfillService:
     def _gaps_between(
         self, state: ManifestState, ledgers: Sequence[LedgerInfo], given_up: Collection[UUID], last: Position | None
     ) -> tuple[list[Gap], Gap | None]:
-        """Gaps to be recorded; the first one that the policy blocks at: the committed end stays there."""
+        """Gaps to be recorded, and the first one that the policy blocks at: the committed end stays there."""
         lost = find_holes(state, ledgers, last=last, given_up=given_up).gaps
         return allowed_gaps(lost, self._tools.settings.on_gap)
 
@@ -353,7 +353,7 @@ class BackfillService:
                 self._under_way.remove(run)
 
     def owners_log(self, stream: str) -> ManifestLog:
-        """The manifest of a stream that is to be offloaded while it is written: no commit waits for a checkpoint."""
+        """The manifest of a stream offloaded while it is written: no commit waits for a checkpoint."""
         return self._log(stream, checkpoint_aside=self._tools.workers.submit)
 
     def _log(
@@ -371,7 +371,7 @@ class BackfillService:
 
 
 def _promised(state: ManifestState) -> set[UUID]:
-    """What nobody may finish any more once the epoch is ours."""
+    """Segments that no other writer may finish once the epoch is ours."""
     return {segment.uuid for segment in state.assigned()}
 
 

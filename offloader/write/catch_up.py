@@ -1,4 +1,4 @@
-"""Reads a stream's hot tier from the last offered entry, or backfills it, until the stream is live again."""
+"""Read a stream's hot tier from the last offered entry, or backfill it, until the stream is live again."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from offloader.write.status import Mode, StreamState, lag_between
 
 __all__ = ["BEHIND_SEGMENTS_MIN", "CATCH_UP_READS_PER_STEP", "CatchUp", "StreamBackfill"]
 
-#: Reads of one turn in the worker pool, so that one stream that is far behind leaves room for others.
+#: Reads per task in the worker pool, so that a stream far behind leaves room for others.
 CATCH_UP_READS_PER_STEP = 8
 
 
 class CatchUp:
-    """Used by a stream's steps, one at a time.
+    """Catch-up reads of a stream. Used by its steps, one at a time.
 
     Args:
         shared: the stream's state.
         source: its hot tier.
-        view: the manifest as it is now.
+        view: the current manifest.
         commits: for gaps.
-        given_up: what the next record has to say of failed segments.
+        given_up: the next record's edits about failed segments.
         on_gap: the setting.
         schedule: makes another step.
 
     Attributes:
-        hole: a proven gap that was met and isn't recorded yet.
-        is_yielding: nothing more is read: a run over the history goes on from where offering stops.
+        hole: a proven, unrecorded gap.
+        is_yielding: reads have stopped: a run over the history continues where offering stops.
     """
 
     def __init__(
@@ -63,18 +63,18 @@ class CatchUp:
 
     @property
     def is_at_end(self) -> bool:
-        """Whether what is gathered now has to be committed before anything else is offered."""
+        """Whether the gathering segment has to be committed before further offers."""
         return self.hole is not None or self.is_yielding
 
     def read(self) -> None:
-        """Offers what follows the last offered entry, until the tail is offered: then the stream is live."""
+        """Offer entries after the last offered one up to the tail: then the stream is live."""
         for _ in range(CATCH_UP_READS_PER_STEP):
             if not self._read_once():
                 return
         self._schedule()
 
     def _read_once(self) -> bool:
-        """Whether it makes sense to go on."""
+        """Perform one read; returns whether to continue."""
         shared = self._shared
         with shared.lock:
             if shared.mode is not Mode.CATCH_UP or self.is_at_end:
@@ -98,20 +98,20 @@ class CatchUp:
             self.hole = shared.queue.gap_before(read, self._view())
             if self.hole is None and shared.queue.offer(batch) == len(batch):
                 return True
-        self._schedule()  # it gets in line for room, or comes to the hole
+        self._schedule()  # to queue for room, or to reach the gap
         return False
 
     def pass_hole(self) -> None:
-        """Blocks at a hole, or records it as a gap, when everything before it is committed."""
+        """Block at a gap, or record it once everything before it is committed."""
         gap = self.hole
         if gap is None:
             return
         with self._shared.lock:
             if self._shared.queue.first is not None:
-                return  # closed by now, and committed first
+                return  # just closed; committed first
             closed = self._shared.queue.closed_infos()
             if self._shared.queue.offered != self._hole_after:
-                self.hole = None  # what came before it failed: it is read again, and may be gone too by now
+                self.hole = None  # a segment before it failed: its range is read again, and may be lost too by now
         if self.hole is None:
             self._schedule()
             return
@@ -122,19 +122,19 @@ class CatchUp:
         self._given_up().clear()
         self.hole = None
         with self._shared.changed:
-            # Behind the gap there may be ranges that another method offloaded before.
+            # After the gap there may be ranges that another method offloaded before.
             self._shared.queue.go_on_after_committed(state)
             self._shared.gaps_recorded += 1
             self._shared.moved_on(state)
         self._schedule()
 
 
-#: A stream that is behind by so many segments gets a run; less is read by the stream itself, one after another.
+#: A stream this many segments behind is backfilled in parallel; below that it reads sequentially itself.
 BEHIND_SEGMENTS_MIN = 3
 
 
 class StreamBackfill:
-    """Used by a stream's steps, one at a time; only ``stop`` may be called by others.
+    """Backfill of a live stream. Used by its steps, one at a time; ``stop`` is thread-safe.
 
     Args:
         source: the hot tier.
@@ -171,16 +171,16 @@ class StreamBackfill:
 
     @property
     def is_running(self) -> bool:
-        """Whether a run is under way, whose end makes a step."""
+        """Whether a run is in progress; its end makes a step."""
         outcome = self._outcome
         return outcome is not None and not outcome.done()
 
     def look_again(self) -> None:
-        """Something happened after which older entries may be missing, or many may wait."""
+        """Check again, after an event that may leave older entries missing or many waiting."""
         self.due = True
 
     def is_far_behind(self, offered: Position | None) -> bool:
-        """Whether so much of the hot tier lies after ``offered`` that it is worth a run; asks the source."""
+        """Whether enough of the hot tier is after ``offered`` for a run; queries the source."""
         lag = lag_between(offered, self._source.ledgers())
         return self._is_much(lag.payload_bytes + ENTRY_HEADER_BYTES * lag.entries)
 
@@ -188,21 +188,21 @@ class StreamBackfill:
         return wire_bytes >= BEHIND_SEGMENTS_MIN * segment_bytes_max(self._tools.settings)
 
     def stop(self) -> None:
-        """A run that is under way ends soon; what it didn't finish is the next one's."""
+        """End a run early; the rest is left to the next one."""
         with self._lock:
             run = self._run
         if run is not None:
             run.stop()
 
     def is_done(self, given_up: list[Failed]) -> bool:
-        """Whether everything older is in the cold tier or recorded as a gap; else a run begins.
+        """Whether everything older is in the cold tier or recorded as a gap; else start a run.
 
         Args:
-            given_up: what the next record has to say of failed segments; changed to what is left of it.
+            given_up: the next record's edits about failed segments; reduced to the remaining ones.
 
         Raises:
-            Corrupt: a gap, and the policy is to block; or the source doesn't give what it lists.
-            Fenced, StoreUnavailable and what else a run ends with.
+            Corrupt: a gap, and the policy is to block; or the source doesn't return entries it lists.
+            Fenced, StoreUnavailable and other errors of a run.
         """
         self._end_run()
         if not self.due:
@@ -232,7 +232,7 @@ class StreamBackfill:
             return True
         newest = self._log.state.newest_end
         if newest is not None and start.plan.begin is not None and start.plan.begin <= newest:
-            return True  # a live segment follows the newest promise, so what is missing before it can't be one
+            return True  # a live segment follows the newest promise, so the missing part before it can't become one
         return self._is_much(start.plan.wire_bytes)
 
     def _begin_run(self, start: HistoryStart, given_up: list[Failed]) -> None:
@@ -258,7 +258,7 @@ class StreamBackfill:
             self._on_gap(gap)
 
     def _end_run(self) -> None:
-        """Takes note of how the last run ended; raises why it couldn't go on."""
+        """Process the result of the last run; raises its error."""
         outcome, self._outcome = self._outcome, None
         if outcome is None:
             return
@@ -267,5 +267,5 @@ class StreamBackfill:
         for error in outcome.result().errors:
             if isinstance(error, StreamPaused):
                 raise error
-            # The store's fault or the source's: what stays missing is seen, and named, when the stream looks again.
+            # An error of the store or the source: the next check finds and names the missing entries.
             raise StoreUnavailable(f"stream {self._log.stream}: its history can't be offloaded: {error}") from error

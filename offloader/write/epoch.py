@@ -1,4 +1,4 @@
-"""Ownership of a stream: opening an epoch, starting, reacquiring after fencing."""
+"""Ownership of a stream: open an epoch, start, reacquire after fencing."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ __all__ = ["Ownership", "Revival", "open_source"]
 
 
 class Ownership:
-    """Touched by a stream's steps only, one at a time.
+    """Ownership of one stream. Used by its steps only, one at a time.
 
     Args:
         log: the stream's manifest.
         source: its hot tier.
-        take_over: take the stream whoever has it (the source made this writer the active one, or somebody said so).
-        acknowledges: tell the source what is safe; a view can't be told.
+        take_over: take the stream from any owner (the source made this writer active, or the operator requested it).
+        acknowledges: acknowledge offloaded entries to the source; a view can't take that.
 
     Attributes:
         held: the epoch is ours and leftovers are settled.
-        given_up: what the record that assigns the next segment has to say of failed ones.
+        given_up: edits about failed segments, for the record that assigns the next segment.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Ownership:
         self._clock = clock
         self._take_over = take_over
         self._acknowledges = acknowledges
-        # A start that waits for its epoch has opened it before anything is appended.
+        # A start that waits for its epoch opens it before any append.
         self._epoch_open = log.epoch is not None
         self.loaded = self._is_fresh = False
         self.held = False
@@ -66,7 +66,7 @@ class Ownership:
         self._silent_since_s = 0.0
 
     def load(self) -> ManifestState:
-        """The manifest as it is; made when it isn't there. Its source is compared with it.
+        """Load the manifest, creating a missing one, and compare the source with it.
 
         Raises:
             SourceMismatch: the source isn't the one that the manifest knows.
@@ -79,7 +79,7 @@ class Ownership:
         return self._log.state
 
     def load_checked(self) -> ManifestState:
-        """As ``load``; its source was compared with the manifest, too.
+        """As ``load``, and also verify the source against the manifest.
 
         Raises:
             SourceMismatch: it isn't the stream's.
@@ -90,17 +90,17 @@ class Ownership:
         return state
 
     def take(self, commits: Commits) -> None:
-        """Opens an epoch, which fences whoever had the stream, and settles what they left unfinished.
+        """Open an epoch, which fences the previous owner, and settle its unfinished segments.
 
-        Safe to call again after an error: it goes on where it was.
+        Safe to call again after an error: it continues where it stopped.
 
         Raises:
-            Fenced: a living owner has the stream, and ``take_over`` is off; or the source says that this writer isn't
-                the active one.
+            Fenced: an active owner has the stream, and ``take_over`` is off; or the source reports that this writer
+                isn't the active one.
             SourceMismatch: as ``load``.
         """
         if not self._epoch_open:
-            # What this step has just read says as much about the owner as another look.
+            # The view just loaded shows the owner's activity as well as another load.
             state = self._log.state if self._is_fresh else self._log.load(create=True)
             self._is_fresh = False
             compare_source(self._source, state)
@@ -109,7 +109,7 @@ class Ownership:
             )
             self._log.open_epoch(identified(self._source))
             self._epoch_open = True
-        # An earlier epoch's rewrite can't be finished any more; the segments it was to replace are still there.
+        # An earlier epoch's rewrite can't be finished any more; the segments it was to replace still exist.
         given_up = [Failed(each.uuid, "its owner was replaced") for each in self._log.state.rewrites]
         leftovers = [segment for segment in self._log.state.assigned() if segment.epoch != self._log.epoch]
         facts = {info.ledger_id: facts_of(info) for info in self._source.ledgers()} if leftovers else {}
@@ -127,32 +127,32 @@ class Ownership:
                 given_up.append(edit)
         end = acknowledged_end(self._log.state, self._source.ledgers()) if self._acknowledges else None
         if end is not None:
-            # A source that is new here sees by that what somebody else took from it meanwhile.
+            # Shows a newly opened source which entries another writer took from it meanwhile.
             self._source.release(end)
         self.given_up = given_up
         self.held = True
 
     def lose(self) -> None:
-        """Another writer took the stream."""
+        """Record that another writer took the stream."""
         self.held = self._epoch_open = False
         self._take_over = False
         self._seen_record = self._log.state.record_id
         self._silent_since_s = self._clock.monotonic_s()
 
     def reclaim(self) -> None:
-        """The next ``take`` takes the stream, whoever has it."""
+        """The next ``take`` takes the stream from any owner."""
         self._take_over = True
 
     def is_abandoned(self, tail: Position | None) -> bool:
         """Whether a lost stream may be taken back: data waits, and no record was written for long enough.
 
-        An owner that gathers a segment is silent for as long as a segment may take; one that has none has nothing to
-        do or is gone. The source is asked too (a source that knows its owner refuses an acknowledgement).
+        An owner that gathers a segment is silent for as long as a segment may take; one without a segment is idle or
+        dead. The source is queried too (a source that knows its owner refuses an acknowledgement).
 
         Raises:
-            Fenced: the source says that this writer isn't the active one.
+            Fenced: the source reports that this writer isn't the active one.
         """
-        # The silence lasts until it was asked: while the answer was on its way, the owner may have written.
+        # Measure silence up to the request: the owner may have written while the response was in flight.
         asked_s = self._clock.monotonic_s()
         state = self._log.load(create=True)
         committed = state.committed_end()
@@ -180,17 +180,17 @@ def open_source(
     clock: Clock,
     new_source: bool = False,
 ) -> EmbeddedStream:
-    """The stream, to append to; whoever had it open is fenced.
+    """Open the stream for appending and fence its previous owner.
 
-    Of a stream that is offloaded an epoch is open then, ``log``'s. One that isn't, and never was, costs one request.
+    An offloaded stream then has an open epoch, ``log``'s. A stream that was never offloaded costs one request.
 
     Args:
         log: of the stream, not loaded yet.
-        new_source: go on with this database although the manifest knows another one.
+        new_source: accept this database although the manifest knows another one.
 
     Raises:
-        SourceMismatch: the database isn't the one that the manifest knows; nothing can be appended.
-        StoreUnavailable, OutcomeUnknown: the store can't be asked; call again.
+        SourceMismatch: the database isn't the one that the manifest knows; appends are refused.
+        StoreUnavailable, OutcomeUnknown: the store is unreachable; call again.
     """
     if settings.method == "none":
         return _not_offloaded(database, log, settings, clock, new_source=new_source)
@@ -219,7 +219,7 @@ def _opened(
 
 
 def _start(log: ManifestLog, source: LedgerSource) -> None:
-    """Opens an epoch for a source that takes its ledger ids from a range of this start's own."""
+    """Open an epoch for a source that takes its ledger ids from a range of this start's own."""
     checked(source, log).ledgers()
     log.open_epoch(identified(source), reserve=True)
 
@@ -227,7 +227,7 @@ def _start(log: ManifestLog, source: LedgerSource) -> None:
 def _not_offloaded(
     database: EmbeddedLedgers, log: ManifestLog, settings: OffloadSettings, clock: Clock, *, new_source: bool
 ) -> EmbeddedStream:
-    """Takes no epoch from whoever offloads the stream beside the one who appends."""
+    """Leave the epoch with a separate offloader that runs beside the appending process."""
     try:
         state = None if read_entry(log.store, log.stream) is None else log.load()
     except NotFound:
@@ -256,11 +256,11 @@ def _accept(log: ManifestLog, source: EmbeddedStream, settings: OffloadSettings,
 
 
 class Revival:
-    """Calls ``reopen`` when a lost stream is abandoned.
+    """Calls ``reopen`` when the owner of a lost stream is inactive.
 
     Args:
         stream: its name, for the log.
-        ownership: is asked whether the stream is abandoned.
+        ownership: checks whether the stream is abandoned.
         tail: the newest entry in the hot tier, as far as it is known.
         reopen: takes the stream back.
     """
@@ -286,17 +286,17 @@ class Revival:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the stream is lost, and watched."""
+        """Whether the stream is lost and polled."""
         return self._watching
 
     def watch(self) -> None:
-        """The stream is lost from now on."""
+        """Start polling a lost stream."""
         with self._lock:
             self._watching = True
         self._look_later()
 
     def stop(self) -> bool:
-        """The stream isn't watched any more: taken back, or stopped for good. Whether it was."""
+        """Stop polling: the stream was taken back, or stopped for good. Returns whether it was polled."""
         with self._lock:
             watched, self._watching = self._watching, False
         return watched

@@ -1,4 +1,4 @@
-"""Detects missing entries and decides by policy whether to continue without them."""
+"""Detect missing entries and decide by policy whether to continue without them."""
 
 from __future__ import annotations
 
@@ -35,29 +35,29 @@ __all__ = [
     "why_not_given",
 ]
 
-#: Why there is nothing before a head that moved on while the stream wasn't offloaded: nobody has to be asked for it.
+#: Reason of the gap before a start position that moved while the stream wasn't offloaded: no source can fill it.
 BEFORE_HEAD = "truncated while the stream wasn't offloaded"
-#: Why there is nothing in the middle of what a source has: nobody ever gets these entries.
+#: Reason of a gap in the middle of a source: entries that are never readable.
 NOT_DELIVERED = "not delivered: the source stores them and gives them to nobody (markers, aborted transactions)"
-#: Why there is nothing where a source lists entries that it has lost itself.
+#: Reason of a gap where a source lists entries that it has lost itself.
 LOST = "lost by the source: it lists them, and can't give them to anybody any more"
-#: Why there is nothing where a source lists entries, gives them to nobody and doesn't explain it.
+#: Reason of a gap where a source lists entries, returns them to no reader and gives no reason.
 UNCONFIRMED = "unconfirmed: the source lists them, gives them to nobody, and doesn't say that they are harmless"
-#: Gaps where a ledger is listed and acknowledged entries are gone, or may be.
+#: Gaps where a ledger is listed and acknowledged entries are lost, or may be.
 DOUBTFUL = (LOST, UNCONFIRMED)
 #: Gaps where a ledger is listed.
 NOT_GIVEN = (NOT_DELIVERED, *DOUBTFUL)
-#: Gaps that no policy blocks at: nothing was lost.
+#: Gaps without loss, at which no policy blocks.
 HARMLESS = (BEFORE_HEAD, NOT_DELIVERED)
 
 
 @dataclass(frozen=True, slots=True)
 class Holes:
-    """What the manifest has to be told before everything in it is consecutive.
+    """Records needed to make the manifest contiguous.
 
     Attributes:
         gaps: in the stream's order.
-        ends: of ledgers, as the source knows or knew them; where the next range begins nothing is missing.
+        ends: of ledgers, as the source knows or knew them, where the next range follows without a gap.
     """
 
     gaps: list[Gap]
@@ -65,7 +65,7 @@ class Holes:
 
 
 def why_not_given(info: LedgerInfo, run: tuple[int, int]) -> str:
-    """The reason of a gap for one of a ledger's runs ``not_given``."""
+    """Reason of the gap for one of a ledger's runs ``not_given``."""
     if run in info.lost:
         return LOST
     return UNCONFIRMED if run in info.unconfirmed else NOT_DELIVERED
@@ -79,21 +79,21 @@ def find_holes(
     given_up: Collection[UUID] = (),
     seen: Mapping[int, int | None] | None = None,
 ) -> Holes:
-    """What has to be recorded so that everything up to ``last`` can be committed.
+    """Find what has to be recorded so that everything up to ``last`` can be committed.
 
-    A hole lies between two ranges that are covered or still in the hot tier, where the source says that it gives
-    nothing, or where the stream promised something that neither has any more. Nobody knows how long a lost ledger was:
-    a gap reaches up to what follows it.
+    A gap lies between two ranges that are covered or still in the hot tier, where the source reports entries as
+    unreadable, or where a promised range is in neither any more. The length of a lost ledger is unknown: a gap extends
+    to the next entry.
 
     Args:
-        state: the manifest; whatever isn't given up counts as covered.
+        state: the manifest; everything not given up counts as covered.
         ledgers: the hot tier's, ascending, read after ``state``.
-        last: ignore holes that begin after it.
+        last: ignore gaps that begin after it.
         given_up: segments that don't count; their ranges were promised.
         seen: ledgers that had entries once -> the last one, ``None``: not known; they may not be listed any more.
 
     Raises:
-        Corrupt: the source lists entries in a hole that must not be there: nothing is decided.
+        Corrupt: the source lists entries in a gap: nothing is decided.
     """
     ends = _LedgerEnds(state, ledgers, seen or {})
     reached = state.prefix_end()
@@ -113,7 +113,7 @@ def find_holes(
         elif not ends.follow(reached, item.begin):
             hole(reached.next(), before)
         elif (claim := bisect_right(claims, reached)) < len(claims):
-            # No fact tells of that ledger, but it was there when the range was assigned.
+            # No fact about that ledger, but it existed when the range was assigned.
             hole(max(reached.next(), Position(claims[claim].ledger_id, 0)), before)
         if item in unrecorded:
             found.append(Gap(item.begin, item.end, unrecorded[item]))
@@ -125,7 +125,7 @@ def find_holes(
 
 
 class _LedgerEnds:
-    """What the manifest and the source together know of where ledgers end."""
+    """Ledger ends known to the manifest or the source."""
 
     def __init__(self, state: ManifestState, ledgers: Iterable[LedgerInfo], seen: Mapping[int, int | None]) -> None:
         self._state = state
@@ -139,7 +139,7 @@ class _LedgerEnds:
     def follow(self, end: Position, begin: Position) -> bool:
         """As ``offloader.manifest.state.follows``, without a walk over all ledgers.
 
-        That a ledger ended there counts though its hot copy is gone: it was released, or trimmed when it was safe.
+        A known ledger end counts although the hot copy is deleted: it was released, or trimmed after offloading.
         """
         if begin.ledger_id == end.ledger_id:
             return begin.entry_id == end.entry_id + 1
@@ -155,7 +155,7 @@ class _LedgerEnds:
         return True
 
     def first_promised(self) -> Position | None:
-        """Where the stream began once, whatever became of it: its first range, or the first ledger that had entries."""
+        """Original begin of the stream, deleted or not: its first range, or the first ledger with entries."""
         state = self._state
         begins = [segment.begin for segment in state.segments.in_order()[:1]] + [gap.first for gap in state.gaps[:1]]
         gone = state.deleted_ledgers
@@ -165,7 +165,7 @@ class _LedgerEnds:
 
 
 def _gap_not_given(state: ManifestState, ledgers: Sequence[LedgerInfo]) -> dict[HistoryRange, str]:
-    """Runs of entries that the source will never give and that no gap accounts for, in the stream's order, and why."""
+    """Runs of permanently unreadable entries that no gap covers yet, in the stream's order, with reasons."""
     prefix = state.prefix_end()
     low = max(each for each in (state.head, None if prefix is None else prefix.next(), Position(-1, 0)) if each)
     found: dict[HistoryRange, str] = {}
@@ -184,8 +184,7 @@ def _present(
     given_up: Collection[UUID],
     not_given: Sequence[HistoryRange],
 ) -> Iterator[HistoryRange]:
-    """Covered ranges after the prefix, runs of entries that the hot tier still has, and those that it never gives, by
-    their begins."""
+    """Covered ranges after the prefix, runs of entries in the hot tier, and unreadable ones, by their begins."""
     prefix = state.prefix_end()
     first = None if prefix is None else prefix.next()
     covered = (
@@ -201,7 +200,7 @@ def _present(
 
 
 def _claims(state: ManifestState, given_up: Collection[UUID]) -> list[Position]:
-    """Positions that were there once, as the ranges that are given up say, ascending."""
+    """Positions that existed once, from the ranges given up, ascending."""
     left = [segment for segment in state.assigned() if segment.uuid in given_up]
     return sorted({each.begin for each in left} | {each.end for each in left if each.end is not None})
 
@@ -209,7 +208,7 @@ def _claims(state: ManifestState, given_up: Collection[UUID]) -> list[Position]:
 def _of_each_ledger(
     runs: Iterable[HistoryRange], ledgers: Sequence[LedgerInfo], state: ManifestState
 ) -> Iterator[HistoryRange]:
-    """The runs, cut where a ledger ends: whether the next one follows it is to be proven."""
+    """The runs, cut at ledger ends: whether the next one follows has to be proven."""
     filled = [info for info in ledgers if info.entries and info.ledger_id not in state.deleted_ledgers]
     at = 0
     for run in runs:
@@ -250,10 +249,10 @@ _log = logging.getLogger("offloader.stream")
 
 
 def proven_gap(after: Position, begin: Position, ledgers: Iterable[LedgerInfo]) -> Gap | None:
-    """The gap between the last entry that was offered and the next one that there is, ``None`` when it isn't proven.
+    """The gap between the last offered entry and the next existing one, ``None`` when it isn't proven.
 
-    Entries are gone for good when the source's own list, read *after* the hole was seen, has no ledger that could hold
-    them, or says that it never gives them. What else it lists and doesn't give is a fault of the source, not a gap.
+    Entries are lost for good when the source's own list, read *after* the gap was seen, has no ledger that could hold
+    them, or marks them as unreadable. Other listed entries that it doesn't return are its error, not a gap.
 
     Args:
         after: the newest entry offered.
@@ -268,12 +267,12 @@ def proven_gap(after: Position, begin: Position, ledgers: Iterable[LedgerInfo]) 
             return None
         if own is not None:
             return gap
-        begin = missed  # what isn't given there is a gap of its own
+        begin = missed  # the unreadable run there is a separate gap
     if begin.ledger_id <= after.ledger_id or begin.entry_id != 0 or not _reaches(known, begin.ledger_id):
         return None
     if own is not None and not own.closed:
         return None
-    # Nobody knows any more how long the ledgers were: so the gap reaches up to the beginning of the next one.
+    # The ledgers' lengths are unknown by now: the gap extends to the beginning of the next one.
     first = after.next()
     reason = (
         f"the hot tier has nothing between {after} and {begin}: its ledgers were deleted before they were offloaded"
@@ -282,8 +281,8 @@ def proven_gap(after: Position, begin: Position, ledgers: Iterable[LedgerInfo]) 
 
 
 def _reaches(known: Mapping[int, LedgerInfo], ledger_id: int) -> bool:
-    """Whether a list tells of everything up to a ledger that the source gave entries of. One that begins behind it does
-    too: a stream is cut off at its front, meanwhile up to there. An empty one tells nothing."""
+    """Whether a list is complete up to a ledger with returned entries. A list that begins after it is, too: the stream
+    was truncated meanwhile up to there. An empty one proves nothing."""
     return ledger_id in known or (bool(known) and ledger_id < min(known))
 
 
@@ -298,7 +297,7 @@ def _first_listed_between(after: Position, begin: Position, known: Mapping[int, 
 
 
 def _not_given(info: LedgerInfo, position: Position) -> Gap | None:
-    """From ``position`` to the end of the run that the source never gives and that holds it."""
+    """From ``position`` to the end of the unreadable run that holds it."""
     for first, last in info.not_given:
         if first <= position.entry_id <= last:
             return Gap(position, Position(info.ledger_id, last), why_not_given(info, (first, last)))
@@ -314,22 +313,21 @@ def gap_before(
     *,
     is_next: bool,
 ) -> Gap | None:
-    """The proven gap before what was read, ``None`` when it begins with the entry that has to come next.
+    """The proven gap before a read, ``None`` when the read begins with the expected entry.
 
-    It ends where the manifest has entries, or the hot tier.
+    It ends where the manifest or the hot tier has entries.
 
     Args:
         stream: its name, for the error.
-        read: what the source gives next.
-        offered: the newest entry offered, ``None``: none yet. Then the first entry that anybody saw is the stream's
-            first.
-        state: the manifest. What is assigned in it is still promised: somebody saw the entry that it begins with, so
-            that a stream can't go on behind it without a word, whatever else is known of its ledger.
+        read: the next entries of the source.
+        offered: the newest entry offered, ``None``: none yet. Then the first entry ever seen is the stream's first.
+        state: the manifest. A range assigned in it is still promised, as its first entry was seen. The stream can't
+            continue after it without a recorded gap, whatever else is known of its ledger.
         seen: closed ledgers that this stream saw: id -> last entry id (-1: empty).
         is_next: whether it comes right after ``offered``, as far as ledgers are known.
 
     Raises:
-        Corrupt: the gap isn't proven; the source doesn't give what it lists.
+        Corrupt: the gap isn't proven; the source doesn't return entries it lists.
     """
     begin, after = read.batch.first, offered
     if offered is None or is_next:
@@ -365,7 +363,7 @@ def allowed_gaps(lost: Sequence[Gap], policy: str) -> tuple[list[Gap], Gap | Non
 
 
 def blocked_at(stream: str, gap: Gap) -> Corrupt:
-    """What a stream stops with at a gap that isn't to be recorded."""
+    """Error with which a stream stops at a gap that isn't to be recorded."""
     remedy = "restore the hot tier"
     if gap.reason == UNCONFIRMED:
         remedy = "let the source confirm them (doctor names the missing permission) and start again"
@@ -376,7 +374,7 @@ def blocked_at(stream: str, gap: Gap) -> Corrupt:
 
 
 def require_recording(stream: str, gap: Gap, policy: str) -> None:
-    """Logs that a gap is about to be recorded: an error where something was lost, a warning where it may be.
+    """Log a gap before it is recorded: an error if entries were lost, a warning if they may be.
 
     Args:
         policy: the setting ``on_gap``.

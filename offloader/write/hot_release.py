@@ -1,4 +1,4 @@
-"""Deletes hot copies of ledgers whose every entry is in the cold tier, after the deletion lag."""
+"""Delete hot copies of ledgers that are completely in the cold tier, after the deletion lag."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ __all__ = [
 _log = logging.getLogger("offloader.hot_release")
 
 _MS_PER_MINUTE = 60_000
-#: Time between two looks: a fraction of the lag, within these bounds.
+#: Poll interval: a fraction of the lag, within these bounds.
 LOOK_S_MIN, LOOK_S_MAX = 1.0, 1800.0
 
 
 @dataclass(slots=True)
 class ReleasedLedgers:
-    """What one look did.
+    """Result of one poll.
 
     Attributes:
-        deleted: ledgers whose hot copies are gone.
-        errors: why others stayed; they are tried again at the next look.
+        deleted: ledgers whose hot copies are deleted.
+        errors: why others stayed; the next poll retries them.
     """
 
     deleted: list[int] = field(default_factory=list)
@@ -54,11 +54,10 @@ class ReleasedLedgers:
 
 
 def holding_segments(state: ManifestState, info: LedgerInfo) -> Sequence[SegmentRecord] | None:
-    """The offloaded segments that together hold every entry of a ledger that anybody can get, ``None`` when they
-    don't."""
+    """Offloaded segments that together hold every readable entry of a ledger, ``None`` when they don't."""
     first, last = Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)
     segments = state.offloaded(first, last)
-    # What nobody gets can't be held; whether the ledger may go without it is ``doubtful_gap``'s question.
+    # Unreadable entries can't be held; ``doubtful_gap`` decides whether the ledger may be deleted without them.
     held = [(gap.first, gap.last) for gap in state.gaps if gap.reason in NOT_GIVEN and first <= gap.first <= last]
     held = sorted([*held, *((segment.begin, segment.end or last) for segment in segments)])
     missing = uncovered_ranges([info], held)
@@ -68,8 +67,8 @@ def holding_segments(state: ManifestState, info: LedgerInfo) -> Sequence[Segment
 def releasable_ledgers(
     state: ManifestState, ledgers: Sequence[LedgerInfo], *, now_ms: int, lag_ms: int
 ) -> list[LedgerInfo]:
-    """Closed ledgers, every entry of which that anybody can get has been in the cold tier for ``lag_ms`` or longer,
-    ascending; those with a ``doubtful_gap`` too.
+    """Closed ledgers, every readable entry of which has been in the cold tier for ``lag_ms`` or longer, ascending;
+    those with a ``doubtful_gap`` too.
 
     Args:
         state: the manifest.
@@ -91,8 +90,8 @@ def releasable_ledgers(
 
 
 def doubtful_gap(state: ManifestState, info: LedgerInfo) -> Gap | None:
-    """The first recorded gap of a ledger whose entries the source lost, or doesn't explain: its hot copy is the only
-    place where they may still be found."""
+    """The first recorded gap of a ledger with entries that the source lost or doesn't explain: they may only be
+    recoverable from the hot copy."""
     first, last = Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)
     found = (gap for gap in state.gaps if gap.reason in DOUBTFUL and gap.first <= last and gap.last >= first)
     return next(found, None)
@@ -101,15 +100,15 @@ def doubtful_gap(state: ManifestState, info: LedgerInfo) -> Gap | None:
 def release_hot_ledgers(
     source: LedgerSource, log: ManifestLog, *, now_ms: int, lag_ms: int, with_gaps: bool = False
 ) -> ReleasedLedgers:
-    """Deletes the hot copies that may go: HEAD of every object, the record, then the deletions.
+    """Delete releasable hot copies: HEAD of every object, the record, then the deletions.
 
-    Ledgers that are gone from the stream go as well, whatever was offloaded of them.
+    Ledgers truncated from the stream are deleted as well, offloaded or not.
 
-    Safe to interrupt: what was recorded and not deleted is deleted at the next call. Takes no ownership.
+    Safe to interrupt: the next call deletes the recorded remainder. Takes no ownership.
 
     Args:
         now_ms, lag_ms: as for ``releasable_ledgers``.
-        with_gaps: whether ledgers with a ``doubtful_gap`` go too; else they are among the errors.
+        with_gaps: whether ledgers with a ``doubtful_gap`` are deleted too; else they are among the errors.
 
     Raises:
         SourceMismatch: the source isn't the one that the manifest knows; nothing was deleted.
@@ -118,7 +117,7 @@ def release_hot_ledgers(
     """
     done = ReleasedLedgers()
     source = checked(source, log)
-    # The manifest first: what is recorded after the list was made isn't missing in it.
+    # Load the manifest first: the newer list then lacks no ledger that this view expects.
     state = log.load()
     ledgers = source.ledgers()
     able = releasable_ledgers(state, ledgers, now_ms=now_ms, lag_ms=lag_ms)
@@ -131,16 +130,16 @@ def release_hot_ledgers(
         known = state.closed_ledgers
         facts: list[Edit] = [closed_edit(info, source) for info in fresh if info.ledger_id not in known]
         log.commit_as_maintainer([*facts, HotReleased(tuple(info.ledger_id for info in fresh))])
-    # What a truncation took from the stream goes too, if nobody has deleted it yet.
+    # Truncated ledgers are deleted too, if still present.
     gone = [info for info in ledgers if info.closed and info.ledger_id in state.deleted_ledgers and info not in due]
     if due or gone:
-        # If the records that say so are lost from here on, everybody notices.
+        # A loss of these records is detected from here on.
         state = log.name_newest()
-        # No segment is needed for a ledger of which nobody gets an entry.
+        # A ledger without a readable entry needs no segment.
         due = [i for i in due if i.ledger_id in state.hot_released_ledgers and holding_segments(state, i) is not None]
         gone = [info for info in gone if info.ledger_id in state.deleted_ledgers]
         if (identity := identified(source)) is not None:
-            # A store that is restored from a backup of before doesn't have the records that this relies on.
+            # A store restored from an older backup lacks the records that this relies on.
             identity.note_manifest(state.incarnation, state.record_id)
     for info in [*due, *gone]:
         try:
@@ -178,7 +177,7 @@ def _is_confirmed(log: ManifestLog, state: ManifestState, info: LedgerInfo, done
 
 
 class HotRelease:
-    """Looks at a stream now and then and deletes the hot copies that may go. Costs no request while none may.
+    """Polls a stream and deletes releasable hot copies. Without candidates it sends no request.
 
     Args:
         source: the hot tier.
@@ -205,21 +204,21 @@ class HotRelease:
         self._stopped = self._lag_ms < 0
 
     def start(self) -> None:
-        """Looks for the first time after a while."""
+        """Start polling, after a delay."""
         with self._lock:
             if not self._stopped:
                 wait_s = min(max(self._lag_ms / 4000, LOOK_S_MIN), LOOK_S_MAX)
                 self._timer = self._workers.call_after(wait_s, self._tick)
 
     def stop(self) -> None:
-        """No look begins after this returns."""
+        """Stop polling; no poll begins after this returns."""
         with self._lock:
             self._stopped = True
             if self._timer is not None:
                 self._timer.cancel()
 
     def look(self) -> ReleasedLedgers:
-        """Looks now; raises like ``release_hot_ledgers``."""
+        """Poll now; raises like ``release_hot_ledgers``."""
         now_ms = self._clock.now_ms()
         old = [i for i in self._source.ledgers() if i.closed and (i.closed_ms or now_ms) + self._lag_ms <= now_ms]
         if self._lag_ms < 0 or not old:
@@ -236,7 +235,7 @@ class HotRelease:
             pass  # nothing was ever offloaded
         except OffloaderError as cause:
             errors = [cause]
-        # One cause, as a full disk, may keep all of them: it is said once.
+        # A common cause, such as a full disk, may block all of them: log it once.
         for error, count in Counter(map(str, errors)).items():
             times = f" ({count} times)" if count > 1 else ""
             _log.warning("stream %s: hot copies stay for now: %s%s", self._log.stream, error, times)

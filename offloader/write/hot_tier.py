@@ -1,4 +1,4 @@
-"""Reads of the hot tier, and which of its entries the manifest doesn't cover."""
+"""Reads of the hot tier, and its entries not covered by the manifest."""
 
 from __future__ import annotations
 
@@ -37,25 +37,24 @@ CATCH_UP_READ_BYTES = 2 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class HotRead:
-    """Entries of one ledger, and, where they aren't the next ones of the same, what the source says of its ledgers
-    afterwards."""
+    """Entries of one ledger and, if they don't directly follow, the source's list of ledgers loaded afterwards."""
 
     batch: EntryBatch
     ledgers: list[LedgerInfo]
 
 
 def read_next(source: LedgerSource, offered: Position | None, room_bytes: int) -> HotRead | None:
-    """What follows ``offered`` in the hot tier (``None``: from its beginning); ``None`` when nothing does."""
+    """Read the entries after ``offered`` in the hot tier (``None``: from the beginning), or ``None`` at the end."""
     start = Position(0, 0) if offered is None else offered.next()
     batch = source.read(start, min(CATCH_UP_READ_BYTES, max(1, room_bytes)))
     if batch is None:
         return None
-    # A ledger's end, its absence or a hole in it is known for sure only after an entry behind it was seen.
+    # A ledger's end, its absence or a gap in it is certain only after a later entry was seen.
     return HotRead(batch, [] if offered is not None and batch.first == start else source.ledgers())
 
 
 def facts_of(info: LedgerInfo) -> LedgerFacts:
-    """What an index says of a ledger, from what its source says."""
+    """Convert the source's ``LedgerInfo`` to the index's ``LedgerFacts``."""
     return LedgerFacts(
         ledger_id=info.ledger_id,
         closed=info.closed,
@@ -74,7 +73,7 @@ class HistoryRange:
 
 
 class LedgerSizeEstimator:
-    """How many bytes lie before a position, and the other way round.
+    """Converts between positions and byte offsets, estimated.
 
     Bytes are those of a segment: payloads and a 12-byte header each.
 
@@ -114,7 +113,7 @@ class LedgerSizeEstimator:
         return self.before(end.next()) - self.before(begin)
 
     def holding(self, size_bytes: float) -> Position:
-        """The entry in which the first ``size_bytes`` bytes end."""
+        """The entry that contains the end of the first ``size_bytes`` bytes."""
         row = min(int(np.searchsorted(self._ends, size_bytes, side="left")), len(self._ends) - 1)
         inside = size_bytes - float(self._ends[row] - self._bytes[row])
         entry = ceil(inside * int(self._count[row]) / float(self._bytes[row]) - 1e-9) - 1
@@ -122,7 +121,7 @@ class LedgerSizeEstimator:
         return Position(int(self._ledger[row]), int(self._first[row]) + entry)
 
     def cut(self, wanted: HistoryRange, segment_bytes: int) -> HistoryRange:
-        """The first segment of ``wanted``: it is cut into as few equal shares as keep each within ``segment_bytes``.
+        """The first segment of ``wanted``, cut into as few equal shares as fit ``segment_bytes``.
 
         Args:
             wanted: entries that exist, not empty.
@@ -136,7 +135,7 @@ class LedgerSizeEstimator:
         return HistoryRange(wanted.begin, min(max(self.holding(start + total / shares), wanted.begin), wanted.end))
 
     def segments(self, wanted: HistoryRange, segment_bytes: int) -> int:
-        """How many segments ``wanted`` becomes."""
+        """Number of segments for ``wanted``."""
         return max(1, ceil(self.between(wanted.begin, wanted.end) / segment_bytes))
 
 
@@ -147,7 +146,7 @@ def _pieces_of(info: LedgerInfo, spans: Sequence[LedgerSpan]) -> list[tuple[int,
     seen_bytes = sum(span.payload_bytes for span in known)
     rest_bytes = info.size_bytes - seen_bytes
     if rest_bytes < 0 or (seen and seen_bytes and not info.size_bytes):
-        # The recorded size is wrong (Pulsar has closed ledgers with a recorded length of 0): what was read counts.
+        # The recorded size is wrong (Pulsar has closed ledgers with a recorded length of 0): use the measured bytes.
         rest_bytes = seen_bytes * (info.entries - seen) // max(seen, 1)
     mean = rest_bytes / (info.entries - seen) if info.entries > seen else 0.0
     pieces: list[tuple[int, int, int, float]] = []
@@ -166,7 +165,7 @@ def _pieces_of(info: LedgerInfo, spans: Sequence[LedgerSpan]) -> list[tuple[int,
 
 
 def position_leaving(ledgers: Sequence[LedgerInfo], kept_bytes: int) -> Position | None:
-    """The newest position that may be offloaded so that payloads of at most ``kept_bytes`` bytes stay behind.
+    """The newest position to offload so that at most ``kept_bytes`` payload bytes stay behind.
 
     Walks from the newest ledger to the oldest; inside a ledger entries count evenly.
 
@@ -193,19 +192,19 @@ def uncovered(
     last: Position | None = None,
     given_up: Collection[UUID] = (),
 ) -> list[HistoryRange]:
-    """What is still to be offloaded, in the stream's order.
+    """Ranges still to be offloaded, in the stream's order.
 
     Args:
         state: the manifest; segments of every status and recorded gaps count as covered.
-        ledgers: the hot tier's, ascending; what it says it will never give isn't to be offloaded.
-        last: ignore what lies after it.
+        ledgers: the hot tier's, ascending; entries marked as unreadable aren't offloaded.
+        last: ignore entries after it.
         given_up: segments that don't count: their range is to be offloaded anew.
     """
     present = [info for info in ledgers if info.entries and info.ledger_id not in state.deleted_ledgers]
     first = state.head
     prefix = state.prefix_end()
     if present and _begins_by(state, Position(present[0].ledger_id, 0)) and prefix is not None:
-        # Nothing inside the prefix is missing, so that a long history needn't be walked.
+        # The prefix is complete, so a long history needn't be walked.
         following = prefix.next()
         first = following if first is None else max(first, following)
     segments = (
@@ -223,11 +222,11 @@ def uncovered_ranges(
     first: Position | None = None,
     last: Position | None = None,
 ) -> list[HistoryRange]:
-    """Entries of ``ledgers`` outside of ``covered``, from ``first`` to ``last``, as the longest runs there are.
+    """Entries of ``ledgers`` outside of ``covered``, from ``first`` to ``last``, as maximal runs.
 
     Args:
         ledgers: ascending.
-        covered: begin and end, both included, by begins; without an end it goes on for ever.
+        covered: begin and end, both included, by begins; without an end it is unbounded.
     """
     found: list[HistoryRange] = []
     intervals = iter(covered)
@@ -242,7 +241,7 @@ def uncovered_ranges(
         while at <= end:
             while interval is not None and interval[1] is not None and interval[1] < at:
                 interval = next(intervals, None)
-                joins = False  # what lies between may be in a ledger that the source has no more
+                joins = False  # the source may have lost a ledger in between
             if interval is None or interval[0] > end:
                 _add(found, at, end, joins=joins)
                 joins = end.entry_id == info.last_entry_id
@@ -272,9 +271,9 @@ def without_gaps(
 
 
 def acknowledged_end(state: ManifestState, ledgers: Sequence[LedgerInfo]) -> Position | None:
-    """Up to where a source may be told that it is safe: the committed end, unless something before it is missing.
+    """The position to acknowledge to a source: the committed end, unless something before it is missing.
 
-    The committed end begins with the first range there is, which need not be the first entry the source has.
+    The committed end begins with the first known range, which need not be the first entry the source has.
     """
     end = state.committed_end()
     if end is None:
@@ -290,7 +289,7 @@ def acknowledged_end(state: ManifestState, ledgers: Sequence[LedgerInfo]) -> Pos
 
 
 def partly_offloaded(state: ManifestState, info: LedgerInfo, given_up: Collection[UUID] = ()) -> bool:
-    """Whether a V2 segment holds or promises some of a ledger's entries: then the rest of it goes the same way."""
+    """Whether a V2 segment holds or promises entries of a ledger: then the rest of it becomes V2 as well."""
     ends = Position(info.ledger_id, 0), Position(info.ledger_id, _ENTRY_ID_MAX)
     return any(segment.layout != 1 and segment.uuid not in given_up for segment in state.segments.in_order(*ends))
 

@@ -1,4 +1,4 @@
-"""The ledger method: offloads closed ledgers, one object pair each, when thresholds are reached (PIP-17)."""
+"""The ledger method: offload closed ledgers, one object pair each, when thresholds are reached (PIP-17)."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from offloader.write.hot_tier import HistoryRange, partly_offloaded, uncovered
 
 __all__ = ["OFF", "LedgerMethodPlan", "LedgerTrigger", "due_ledgers", "ledgers_of_method"]
 
-#: A threshold that never triggers.
+#: A disabled threshold.
 OFF = -1
 
 
 def due_ledgers(
     ledgers: Sequence[LedgerInfo], *, now_ms: int, threshold_bytes: int, threshold_seconds: int
 ) -> list[LedgerInfo]:
-    """Which ledgers go now, the oldest first.
+    """Ledgers due now, the oldest first.
 
     A ledger is due when it and everything newer hold more than ``threshold_bytes`` bytes (walking from the newest to
     the oldest), or when it was closed ``threshold_seconds`` ago or earlier. 0: as soon as it is closed; negative: off.
-    Whatever is older than a due ledger is due too: clocks that go back leave no hole in front of what is offloaded.
+    Every ledger older than a due one is due too: clocks that move back leave no gap before offloaded ledgers.
 
     Args:
-        ledgers: what isn't offloaded yet, ascending, the open one too: its bytes count.
+        ledgers: not offloaded yet, ascending, including the open one: its bytes count.
         now_ms: ms since 1970 UTC.
     """
     due: list[LedgerInfo] = []
@@ -55,7 +55,7 @@ def due_ledgers(
 
 @dataclass(frozen=True, slots=True)
 class LedgerMethodPlan:
-    """What the ledger method does now.
+    """Actions of the ledger method now.
 
     Attributes:
         segments: the oldest first.
@@ -75,10 +75,10 @@ def ledgers_of_method(
     threshold_seconds: int = OFF,
     given_up: Collection[UUID] = (),
 ) -> LedgerMethodPlan:
-    """What the ledger method uploads now.
+    """Plan the ledger method's uploads.
 
-    A ledger that streaming began stays in V2: its rest goes as a V2 segment once it is closed, whatever the thresholds.
-    One with entries that its source never gives to anybody goes as V2 segments too, around them.
+    A ledger that streaming began stays in V2: its rest becomes a V2 segment once it is closed, whatever the thresholds.
+    A ledger with unreadable entries becomes V2 segments too, around them.
 
     Args:
         state: the manifest.
@@ -104,7 +104,7 @@ def ledgers_of_method(
 
 
 def _by_ledger(ranges: Sequence[HistoryRange], ledgers: Sequence[LedgerInfo]) -> dict[int, list[HistoryRange]]:
-    """The ranges, cut where ledgers end; ascending."""
+    """The ranges, cut at ledger ends; ascending."""
     found: dict[int, list[HistoryRange]] = {}
     filled = [info for info in ledgers if info.entries]
     at = 0
@@ -131,15 +131,15 @@ def _whole(info: LedgerInfo) -> HistoryRange:
 
 _log = logging.getLogger("offloader.ledgers")
 
-#: Time between two looks: how late a ledger's age is noticed, and when a ledger that failed is tried again.
+#: Poll interval: how late a ledger's age is noticed, and when a failed ledger is retried.
 LOOK_S = 60.0
 
 
 class LedgerTrigger:
-    """Looks after each ledger that is closed, and once a minute.
+    """Runs the ledger method after each ledger that is closed, and once a minute.
 
     Args:
-        source: the hot tier, of the one who appends.
+        source: the hot tier, of the appending process.
         run: offloads what is due, for (threshold_bytes, threshold_seconds).
         settings: the thresholds.
         workers: not those that upload: a run waits for these.
@@ -163,16 +163,16 @@ class LedgerTrigger:
         self._timer: Timer | None = None
         self._subscription: Subscription | None = None
         self._committed: Position | None = None
-        #: Why it stopped by itself: somebody else took the stream, or the hot tier isn't the stream's.
+        #: Why it stopped by itself: another writer took the stream, or the hot tier isn't the stream's.
         self.stopped_by: Fenced | SourceMismatch | None = None
 
     def start(self) -> None:
-        """Begins to look."""
+        """Start polling."""
         self._subscription = self._source.subscribe(None, self._on_closed)
         self._task.schedule()
 
     def stop(self) -> None:
-        """No run begins after this returns; one that is under way is the offloader's to stop."""
+        """Stop polling: no run begins after this returns; the offloader stops a running one."""
         with self._lock:
             self._stopped = True
             if self._timer is not None:
@@ -181,16 +181,16 @@ class LedgerTrigger:
             self._subscription.cancel()
 
     def look_again(self) -> None:
-        """Looks soon: somebody may have resumed the stream."""
+        """Poll soon: the stream may have been resumed."""
         self._task.schedule()
 
     def wait(self) -> None:
-        """Returns when no run is under way."""
+        """Wait for the current run, if any."""
         with self._one_run:
             return
 
     def offload(self) -> HistoryResult:
-        """Offloads every closed ledger now, whatever the thresholds; waits for a run that is under way."""
+        """Offload every closed ledger now, whatever the thresholds, after the current run."""
         with self._one_run:
             return self._ran(0, OFF)
 

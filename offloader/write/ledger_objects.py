@@ -1,4 +1,4 @@
-"""Writes a range of the hot tier, or a ledger of the cold tier, as one object pair."""
+"""Write a range of the hot tier, or a ledger of the cold tier, as one object pair."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ __all__ = [
 
 #: Payload bytes of one read from the hot tier.
 READ_BYTES = 4 * 1024 * 1024
-#: And the least: what is left of a piece may have larger entries than the ledger's mean.
+#: Minimum of a read: the rest of a piece may have entries larger than the ledger's mean.
 READ_BYTES_MIN = 64 * 1024
 
 
@@ -50,7 +50,7 @@ class LedgerHandle(Protocol):
 
     @property
     def info(self) -> LedgerInfo:
-        """What the source knows of it."""
+        """The source's facts about it."""
         ...
 
     def read(self, first_entry_id: int, max_bytes: int) -> EntryBatch | None:
@@ -86,13 +86,13 @@ def pieces_between(
     end: Position,
     expected: Collection[int] = (),
 ) -> list[LedgerPiece]:
-    """The pieces that make up ``begin`` .. ``end``, both included, of ledgers that the source has.
+    """Pieces that make up ``begin`` .. ``end``, both included, of the source's ledgers.
 
     Args:
         expected: ledgers that had entries between them once.
 
     Raises:
-        Corrupt: it has the first, the last or an expected one of them no more.
+        Corrupt: the first, the last or an expected one of them is missing.
     """
     pieces = [
         LedgerPiece(
@@ -111,15 +111,15 @@ def pieces_between(
 
 
 def offload_ledger(ledger: LedgerHandle, upload: SegmentUpload, settings: OffloadSettings) -> SegmentSummary:
-    """Reads the whole ledger and uploads it; both objects are in the store and proven when this returns.
+    """Read the whole ledger and upload it; both objects are in the store and verified when this returns.
 
     The ledger's recorded size isn't trusted (Pulsar has closed ledgers with a recorded length of 0): entries are
     counted.
 
     Raises:
         InvalidCall: the ledger is open or empty; ``Unsupported``: it has a gap.
-        Corrupt: the source gave fewer, more or other entries than the ledger has; nothing is left in the store but what
-            an aborted upload leaves.
+        Corrupt: the source returned fewer, more or other entries than the ledger has; the store keeps at most the
+            remains of an aborted upload.
     """
     info = ledger.info
     if not info.closed or info.entries == 0:
@@ -138,17 +138,17 @@ def write_segment(
     parts_max: int = 1,
     send_aside: Callable[[Callable[[], object]], object] | None = None,
 ) -> SegmentSummary:
-    """Reads the pieces and uploads them as one segment; both objects are proven when this returns.
+    """Read the pieces and upload them as one segment; both objects are verified when this returns.
 
     Args:
         pieces: in order, not empty.
-        is_stopped: asked before each read; when it answers True the upload is aborted.
+        is_stopped: called before each read; when True the upload is aborted.
         parts_max, send_aside: as for ``BoundedUploader``.
 
     Raises:
         Unsupported: a ledger has a gap.
-        Corrupt: the source gave something else than the pieces.
-        Closed: ``is_stopped`` answered True.
+        Corrupt: the source returned other entries than the pieces.
+        Closed: ``is_stopped`` returned True.
     """
     builder = SegmentBuilder(
         layout=layout,
@@ -191,11 +191,11 @@ def _send_rest(finished: FinishedSegment, upload: SegmentUpload, ahead: BoundedU
 
 
 def _batches(piece: LedgerPiece) -> Iterator[EntryBatch]:
-    """Exactly the entries of a piece, without a hole, or an error."""
+    """Exactly the entries of a piece, without a gap, or an error."""
     info, expected = piece.ledger.info, piece.first_entry_id
     while expected <= piece.last_entry_id:
         batch = piece.ledger.read(expected, _read_bytes(info, piece.last_entry_id - expected + 1))
-        # An open ledger may have grown since it was looked at; a closed one never does.
+        # An open ledger may have grown since it was listed; a closed one never does.
         beyond = batch is not None and info.closed and batch.last.entry_id >= info.entries
         if batch is None or beyond or batch.first.entry_id < expected:
             found = "nothing" if batch is None else f"{batch.first}..{batch.last}"
@@ -209,7 +209,7 @@ def _batches(piece: LedgerPiece) -> Iterator[EntryBatch]:
 
 
 def _read_bytes(info: LedgerInfo, entries: int) -> int:
-    """What to read for so many entries more: no more than a read, nor much more than they have, as far as is known."""
+    """Bytes to read for so many more entries: at most a full read, and little more than their known size."""
     mean = info.size_bytes / info.entries if info.entries else 0.0
     return min(READ_BYTES, max(READ_BYTES_MIN, ceil(mean * entries * 1.02))) if mean else READ_BYTES
 
@@ -236,7 +236,7 @@ def _require_whole(pieces: Sequence[LedgerPiece], summary: SegmentSummary) -> No
 
 
 class EntryDigest:
-    """Of entries, however they are cut into batches: ids, lengths, publish times and payloads."""
+    """Digest of entries, independent of batch boundaries: ids, lengths, publish times and payloads."""
 
     def __init__(self) -> None:
         self._columns = [blake2b() for _ in range(3)]
@@ -254,11 +254,11 @@ class EntryDigest:
 
 
 class ColdLedger:
-    """Entries of one ledger as readers see them (``by_ledger.LedgerHandle``), read once, from ``begin`` to ``end``.
+    """Entries of one ledger as readers get them (``by_ledger.LedgerHandle``), read once, from ``begin`` to ``end``.
 
     Attributes:
         info: the ledger.
-        digest: of what was read so far.
+        digest: of the entries read so far.
     """
 
     def __init__(self, reader: Reader, begin: Position, end: Position, info: LedgerInfo) -> None:
@@ -280,7 +280,7 @@ def holds(segment: SegmentRecord, ledger_id: int) -> bool:
 
 
 def ledger_info(fetcher: Fetcher, state: ManifestState, segment: SegmentRecord, ledger_id: int) -> LedgerInfo:
-    """What the manifest, and the index of the last segment that holds a ledger, say of it.
+    """Facts about a ledger from the manifest and the index of its last segment.
 
     Raises:
         Corrupt, ObjectMissing, ObjectChanged: the index is damaged.

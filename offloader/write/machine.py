@@ -1,4 +1,4 @@
-"""The state machine of one live stream: what it does next, and how it recovers from failures."""
+"""State machine of one live stream: next actions, and recovery from failures."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ __all__ = ["LOOK_FIRST_S", "LOOK_MAX_S", "MakeHandle", "Pausing", "SegmentCommit
 
 
 class SegmentCommitter:
-    """Used by a stream's steps, one at a time.
+    """Commits segments. Used by a stream's steps, one at a time.
 
     Args:
         shared: the stream's state.
-        source: is told what is safe.
-        view: the manifest as it is now.
+        source: receives acknowledgements.
+        view: the current manifest.
         commits: of that manifest.
-        given_up: what the next record has to say of failed segments.
+        given_up: the next record's edits about failed segments.
         clock: for the time of the last progress.
         schedule: makes another step.
         on_success: called when a segment is in the manifest.
@@ -72,7 +72,7 @@ class SegmentCommitter:
         self._on_success, self._on_failure = on_success, on_failure
 
     def settle_first(self) -> None:
-        """Commits the first segment when its objects are there, or starts its range again when it failed."""
+        """Commit the first segment once its objects are stored, or restart its range when it failed."""
         with self._shared.lock:
             segment, following = self._shared.queue.first, self._shared.queue.following
         if segment is None:
@@ -109,7 +109,7 @@ class SegmentCommitter:
         self._on_success()
 
     def _restart(self, segment: WritingSegment, error: BaseException) -> None:
-        """A segment failed: forget what was offered since its begin, read it again after a wait, under a new name."""
+        """After a failed segment: back off and read its entries again, under a new name."""
         with self._shared.lock:
             segments = self._shared.queue.clear(self._view().committed_end())
             if self._shared.mode not in (Mode.STOPPED, Mode.PAUSED):
@@ -125,7 +125,7 @@ class SegmentCommitter:
         ) from error
 
     def assign_first(self) -> None:
-        """Records the first segment after a start or a failure; others are assigned with their predecessor's end."""
+        """Record the first segment after a start or a failure; others are assigned with their predecessor's end."""
         with self._shared.lock:
             segment = self._shared.queue.first
         if segment is None or segment.assigned:
@@ -140,10 +140,10 @@ class SegmentCommitter:
         segment.handle.start_sending()
 
     def close_due(self, *, at_end: bool) -> None:
-        """Closes the gathering segment when that was asked for, or when it holds bytes that nothing else would free.
+        """Close the gathering segment on request, or when only that frees its bytes.
 
         Args:
-            at_end: nothing is offered until what is gathered is committed.
+            at_end: no offers until the gathering segment is committed.
         """
         shared = self._shared
         with shared.lock:
@@ -151,7 +151,7 @@ class SegmentCommitter:
             offered, close_at = shared.queue.offered, shared.close_at
             if segment is None:
                 return
-            # The request stands until what it asked for is committed: the segment may fail and be gathered again.
+            # The request stands until its target is committed: the segment may fail and be gathered again.
             asked = close_at is not None and offered is not None and segment.begin <= close_at <= offered
             close = asked or at_end or shared.queue.is_stuck(CATCH_UP_READ_BYTES)
         if close:
@@ -164,14 +164,14 @@ class SegmentCommitter:
 
 _log = logging.getLogger("offloader.stream")
 
-#: While entries wait in a paused stream it looks whether it was resumed: after so long, then half as often each time.
+#: First poll interval of a paused stream with waiting entries; doubles each time.
 LOOK_FIRST_S = 5.0
-#: And at least so often. A look is three requests.
+#: Longest poll interval. A poll is three requests.
 LOOK_MAX_S = 60.0
 
 
 class Pausing:
-    """Used by a stream's steps, one at a time; only ``look_again`` may be called by others.
+    """Pause state of a stream. Used by its steps, one at a time; ``look_again`` is thread-safe.
 
     Args:
         shared: the stream's state.
@@ -189,15 +189,15 @@ class Pausing:
         self._timer: Timer | None = None
 
     def look_again(self) -> None:
-        """The manifest may say something else by now: the next step reads it."""
+        """Reload the manifest in the next step."""
         with self._shared.lock:
             self._shared.looks_asked += 1
         self._schedule()
 
     def is_on(self) -> bool:
-        """Whether the stream is paused, as far as its manifest is known: every commit looks, and who was told to.
+        """Whether the stream is paused by the last loaded manifest: every commit and every ``look_again`` reloads it.
 
-        Raises: what loading a manifest raises.
+        Raises: errors of loading a manifest.
         """
         self._looking = self._shared.looks_asked
         if self._looking != self._shared.looks_done:
@@ -208,7 +208,7 @@ class Pausing:
         return self._log.is_loaded and self._log.state.paused
 
     def rest(self) -> None:
-        """Lets go of what no record has assigned: the hot tier has it."""
+        """Drop unassigned segments: the hot tier has their entries."""
         shared = self._shared
         with shared.changed:
             if shared.mode is Mode.STOPPED:
@@ -228,7 +228,7 @@ class Pausing:
         shared.buffer.stop_waiting()
 
     def end(self) -> bool:
-        """The stream isn't paused: it reads on where it stopped. Whether it was paused and nothing is on its way."""
+        """Resume reading where the stream stopped. Returns whether it was paused with no segment in progress."""
         shared = self._shared
         with shared.changed:
             shared.looks_done = self._looking
@@ -249,15 +249,15 @@ class Pausing:
         self.look_again()
 
 
-#: Gives a handle that doesn't send yet, for (uuid, position to follow, buffer, what to call on a change).
+#: Creates a handle that doesn't send yet, for (uuid, position to follow, buffer, callback on a change).
 MakeHandle = Callable[[UUID, Position | None, StreamQuota, Callable[[], None]], OffloadHandle]
 
 
 class StreamMachine:
-    """The machine behind a ``StreamOffload``, which has the same arguments.
+    """State machine of a ``StreamOffload``, which has the same arguments.
 
     Attributes:
-        shared: what it shares with the appending thread and with those who wait.
+        shared: state shared with the appending thread and with waiting callers.
     """
 
     def __init__(
@@ -279,7 +279,7 @@ class StreamMachine:
         self.shared = StreamState(log.stream, buffer, SegmentQueue(self._open_handle, buffer, settings), progress)
         self._backoff = Backoff(workers, settings.retry_seconds_max, schedule)
 
-        # Touched by steps only.
+        # Accessed by steps only.
         self._commits = Commits(log, source, tools.driver, tools.clock)
         self._ownership = Ownership(log, source, settings, tools.clock, take_over=take_over)
         self._revival = Revival(
@@ -323,21 +323,21 @@ class StreamMachine:
         self._moves = (self._record_known, self._not_paused, self._owned, self._older_is_there, self._segments)
 
     def schedule(self) -> None:
-        """Runs a step soon."""
+        """Run a step soon."""
         self._step_task.schedule()
 
     def look_again(self) -> None:
-        """Reads the manifest soon: somebody may have paused or resumed the stream."""
+        """Reload the manifest soon: the stream may have been paused or resumed."""
         self._pausing.look_again()
 
     def stop(self) -> None:
-        """Takes no more entries, gives unfinished segments up, and what it holds of the process's memory back."""
+        """Refuse further entries, give unfinished segments up, and return their memory to the process's budget."""
         self._revival.stop()
         self.halt(Closed(f"stream {self._log.stream} was stopped"), abort=True)
         self.shared.buffer.leave()
 
     def reopen(self) -> None:
-        """Takes a fenced stream back; does nothing to another."""
+        """Take a fenced stream back; no effect on another."""
         if not self._revival.stop():
             return
         with self.shared.lock:
@@ -347,10 +347,10 @@ class StreamMachine:
         self._ownership.reclaim()
         self._step_task.schedule()
 
-    # -- entries in
+    # -- incoming entries
 
     def on_appended(self, batch: EntryBatch) -> bool:
-        """Called by the source for each batch that became durable; must be quick. False: it will be read."""
+        """Called by the source for each batch that became durable; must be quick. False: the entries are read later."""
         with self.shared.lock:
             wake = self.shared.append(batch, ours=self._ownership.held)
             taken = self.shared.mode is Mode.LIVE
@@ -359,9 +359,9 @@ class StreamMachine:
         return taken
 
     def on_ledger_closed(self, info: LedgerInfo) -> None:
-        """Called by the source before the first batch of a later ledger: so that a rollover doesn't end live mode."""
+        """Called by the source before the first batch of a later ledger, so that a rollover doesn't end live mode."""
         with self.shared.lock:
-            self.shared.queue.learn([info])  # also when it is fenced: it may be the owner again
+            self.shared.queue.learn([info])  # also when fenced: it may become the owner again
 
     def _open_handle(self, after: Position | None) -> OffloadHandle:
         uuid = new_segment_uuid(self._log.state.incarnation, int.from_bytes(self._tools.entropy(8), "big"))
@@ -378,7 +378,7 @@ class StreamMachine:
             if self.shared.mode is Mode.STOPPED or self._backoff.waiting:
                 return
         if self._older.is_running:
-            return  # it commits now, and its end makes a step
+            return  # it is committing now, and its end makes a step
         try:
             for move in self._moves:
                 if not move():
@@ -386,16 +386,16 @@ class StreamMachine:
         except Fenced as error:
             self._lose(error)
         except StreamPaused:
-            self._step_task.schedule()  # the view has it by now: the next step rests
+            self._step_task.schedule()  # the view is up to date by now: the next step pauses
         except (EditRefused, Corrupt, SourceMismatch) as error:
-            # The manifest or the hot tier is damaged, or is another one: trying again would read the same bytes.
+            # The manifest or the hot tier is damaged, or another one: a retry would read the same bytes.
             self.halt(error, abort=True)
             if isinstance(error, EditRefused):
                 self._on_refused()
         except OffloaderError as error:
             self._retry_later(error)
         except BaseException as error:
-            # Whatever it is (memory, disk, a bug): said, and tried again; a stream never stalls silently.
+            # For any error (memory, disk, a bug): report and retry; a stream never stalls silently.
             _log.exception("stream %s: a step failed", self._log.stream)
             self._retry_later(StoreUnavailable(f"stream {self._log.stream}: {type(error).__name__}: {error}"))
             if not isinstance(error, Exception):
@@ -406,7 +406,7 @@ class StreamMachine:
         return True
 
     def _not_paused(self) -> bool:
-        """Lets a paused stream rest, and one that is resumed look for what is missing."""
+        """Pause the stream if requested; after a resume check for missing entries."""
         if not self._pausing.is_on():
             if self._pausing.end():
                 self._older.look_again()
@@ -417,10 +417,10 @@ class StreamMachine:
         return False
 
     def _owned(self) -> bool:
-        """Opens an epoch when there is something to offload, and settles what the last owner left unfinished."""
+        """Open an epoch when there is something to offload, and settle the last owner's unfinished segments."""
         if self._ownership.held:
             return True
-        # Compared before anything counts as offloaded already.
+        # Compare before anything counts as offloaded already.
         state, shared = self._ownership.load_checked(), self.shared
         with shared.lock:
             shared.leave(state.aside_ledgers)
@@ -439,7 +439,7 @@ class StreamMachine:
     def _older_is_there(self) -> bool:
         if not self._older.due:
             return True
-        # What the stream was granted in line would lie idle while a run works, and the run may need it.
+        # Memory granted to the stream would be idle during a run, and the run may need it.
         self.shared.buffer.stop_waiting()
         if not self._older.is_done(self._ownership.given_up):
             return False
@@ -484,21 +484,21 @@ class StreamMachine:
         self._settling.assign_first()
         return True
 
-    # -- trouble
+    # -- failures
 
     def _retry_later(self, error: OffloaderError) -> None:
         with self.shared.changed:
             self.shared.error = error
             self.shared.changed.notify_all()
-        # What it was granted in line would lie idle meanwhile.
+        # The memory granted in the queue would be idle meanwhile.
         self.shared.buffer.stop_waiting()
         delay_s = self._backoff.wait()
         _log.warning("stream %s: %s; again in %.1f s", self._log.stream, error, delay_s)
 
     def _relieve(self) -> int:
-        """The process's memory is scarce: brings held bytes on their way, or lets go of them; how many those are.
+        """Under memory pressure: flush held bytes, or drop them; returns their number.
 
-        What can't be sent now (the manifest or the store doesn't answer) is let go of: the hot tier has it.
+        Bytes that can't be sent now (the manifest or the store is unreachable) are dropped: the hot tier has them.
         """
         shared, dropped = self.shared, list[WritingSegment]()
         with shared.lock:
@@ -518,8 +518,8 @@ class StreamMachine:
         return held_bytes
 
     def _lose(self, error: Fenced) -> None:
-        """Fenced: stops, deletes nothing; looks from time to time whether its successor is gone."""
-        # Before anybody is told of it: who hears that the stream is lost may ask for it back at once.
+        """Fenced: stop without deletions, and poll until the successor is inactive."""
+        # Before waking waiters: a caller that learns of the loss may reopen the stream at once.
         self._ownership.lose()
         self._revival.watch()
         self.halt(error, abort=False)
@@ -542,25 +542,25 @@ class StreamMachine:
         self.shared.buffer.stop_waiting()
 
 
-#: Errors that waiting doesn't mend: who waits for an offload hears of them at once. The stream itself goes on trying.
+#: Permanent errors: waiting callers of an offload get them at once. The stream itself keeps retrying.
 _HOPELESS = (AccessDenied, BucketMissing)
-#: Longest sleep of a waiting caller before it looks at the clock again.
+#: Longest sleep of a waiting caller between reads of the clock.
 _WAIT_S_MAX = 1.0
-#: Between two looks at whether the source has told.
+#: Poll interval for entries reported by the source.
 _HEARD_S = 0.02
 
 
 class StreamOffload:
-    """Offloads one stream for as long as its epoch lasts.
+    """Offloads one stream during its epoch.
 
     Args:
         source: the stream's hot tier.
         log: its manifest.
         make_handle: see ``MakeHandle``.
         tools: of the process: its workers, memory, clock, settings.
-        take_over: take the stream from an owner that gives signs of life. On by default, because a source made this
-            writer the active one. A command that isn't told to leaves it off.
-        on_refused: called when the stream stops because the manifest refused what it had to say.
+        take_over: take the stream from an active owner. On by default, because a source made this writer the active
+            one. Commands leave it off unless requested.
+        on_refused: called when the stream stops because the manifest refused its edits.
     """
 
     def __init__(
@@ -587,19 +587,19 @@ class StreamOffload:
         return self._shared.stream
 
     def start(self) -> None:
-        """Goes on where the manifest ends, on a worker. No request is sent before there is an entry in the hot tier."""
+        """Continue after the manifest's end, on a worker. Sends no request before an entry is in the hot tier."""
         self._subscription = self._source.subscribe(self._steps.on_appended, self._steps.on_ledger_closed)
         try:
             ledgers = [info for info in self._source.ledgers() if info.entries]
         except BaseException:
-            self.stop()  # or it would hear of entries, and take the stream for nobody
+            self.stop()  # or its subscription would take entries of an unowned stream
             raise
         with self._shared.changed:
             if ledgers:
                 newest = Position(ledgers[-1].ledger_id, ledgers[-1].last_entry_id)
                 self._shared.tail = newest if self._shared.tail is None else max(self._shared.tail, newest)
                 self._shared.mode = Mode.CATCH_UP
-                # So that one of them that is gone when it is read is missed.
+                # So that a ledger missing at read time is detected.
                 self._shared.queue.learn(ledgers)
                 self._shared.heard |= {info.ledger_id for info in ledgers}
         if ledgers:
@@ -621,19 +621,19 @@ class StreamOffload:
             )
 
     def lag(self) -> Lag:
-        """How far the cold tier is behind; asks the source for its ledgers when it is."""
+        """Lag of the cold tier; queries the source's ledgers if there is one."""
         return lag_of(self.status(), self._source.ledgers)
 
     def offload(self, until: Position | None = None, *, timeout_s: float | None = None) -> Position | None:
-        """Closes the segment that holds ``until`` (default: the newest entry now) and waits until it is committed.
+        """Close the segment that holds ``until`` (default: the newest entry now) and wait for its commit.
 
         Returns:
             The committed end, ``None`` when the stream has no entries.
 
         Raises:
             StoreUnavailable: not committed within ``timeout_s``.
-            StreamPaused: somebody paused the stream.
-            Fenced, Closed and what else stopped the stream; AccessDenied, BucketMissing: the store can't be used.
+            StreamPaused: the stream is paused.
+            Fenced, Closed and other errors that stopped the stream; AccessDenied, BucketMissing: an unusable store.
         """
         wait_s = self._settings.drain_seconds_max if timeout_s is None else timeout_s
         deadline_s = self._clock.monotonic_s() + wait_s
@@ -641,7 +641,7 @@ class StreamOffload:
         if target is None:
             return None
         if self._shared.mode is Mode.PAUSED:
-            self.look_again()  # it may be over by now
+            self.look_again()  # the pause may have ended
         with self._shared.changed:
             while self._shared.committed is None or self._shared.committed < target:
                 if self._shared.mode is Mode.STOPPED:
@@ -662,20 +662,20 @@ class StreamOffload:
             return self._shared.committed
 
     def hears_of(self, position: Position, *, within_s: float) -> bool:
-        """Waits until the source has told of its entries up to ``position``, or the stream was stopped; whether that
-        came to pass. A source tells some time after it has an entry, and later where it lost a connection."""
+        """Wait until the source has reported its entries up to ``position``, or the stream was stopped; False on
+        timeout. Sources report with a delay, longer after a lost connection."""
         deadline_s = self._clock.monotonic_s() + within_s
         with self._shared.changed:
             while self._shared.tail is None or self._shared.tail < position:
                 left_s = deadline_s - self._clock.monotonic_s()
                 if self._shared.mode is Mode.STOPPED or left_s <= 0:
                     return self._shared.mode is Mode.STOPPED
-                # Nobody is woken by each batch: that would cost every writer.
+                # Waiters poll: a wake-up for each batch would slow every writer.
                 self._shared.changed.wait(min(left_s, _HEARD_S))
         return True
 
     def request_offload(self, until: Position | None = None) -> Position | None:
-        """Asks for what ``offload`` does, and doesn't wait; what will be committed, ``None``: there are no entries."""
+        """Request an ``offload`` without waiting. Returns the position to be committed, ``None``: no entries."""
         with self._shared.changed:
             target = self._shared.tail if until is None or self._shared.tail is None else min(until, self._shared.tail)
             if target is None:
@@ -686,23 +686,22 @@ class StreamOffload:
         return target
 
     def look_again(self) -> None:
-        """Reads the manifest soon. For who paused or resumed the stream in this process; where that was done in another
-        one, the stream notices with its next record, and when it is paused and entries wait, by looking now and then.
-        """
+        """Reload the manifest soon, for a caller that paused or resumed the stream in this process. A change by another
+        process is noticed with the next record or, if paused with waiting entries, by polling."""
         self._steps.look_again()
 
     def forget(self) -> None:
-        """Hears of no more entries and lets go of nothing: what a crash of its process does."""
+        """Unsubscribe without releasing anything, which simulates a crash of the process."""
         if self._subscription is not None:
             self._subscription.cancel()
 
     def stop(self) -> None:
-        """Takes no more entries and gives unfinished segments up: the next start offloads them again."""
+        """Refuse further entries and give unfinished segments up: the next start offloads them again."""
         if self._subscription is not None:
             self._subscription.cancel()
         self._steps.stop()
 
     def reopen(self) -> None:
-        """Takes the stream back after another writer had fenced this one: its source made it the active one again, or
-        somebody said so. Does nothing to a stream that wasn't fenced."""
+        """Take the stream back from the writer that fenced this one: its source made it the active one again, or the
+        operator requested it. No effect on a stream that wasn't fenced."""
         self._steps.reopen()

@@ -1,4 +1,4 @@
-"""The write side's public interface: the proposal's ``LedgerOffloader``, and offloads on request."""
+"""Public interface of the write side: the proposal's ``LedgerOffloader``, and offloads on request."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ __all__ = ["NO_INCARNATION", "RESTART_S_MIN", "LedgerOffloader", "MethodOffload"
 
 #: Runs of the ledger method at once, whole process; others wait.
 LEDGER_RUNS_MAX = 2
-#: Unused memory for blocks that is kept, whole process: what a part of the default size gives back at once, twice.
+#: Unused block memory kept by the process: twice what a part of the default size frees at once.
 BLOCK_MEMORY_BYTES = 32 * 1024 * 1024
-#: Smaller blocks aren't worth the bookkeeping.
+#: Smaller blocks aren't pooled.
 BLOCK_BYTES_MIN = 64 * 1024
 #: Marks objects written without a manifest.
 NO_INCARNATION = UUID(int=0)
@@ -58,14 +58,14 @@ class LedgerOffloader:
     """Writes segments into one store (PIP-76 ``LedgerOffloader``).
 
     Args:
-        store: where segments go.
+        store: where segments are written.
         settings: sizes, ages and limits.
         clock, entropy: time and randomness, for tests and simulations.
-        observe: looks at the streams now and then (watchdog); also done for a status file, and where the store was
-            opened with a recorder, which then gets the metrics of the streams too.
-        workers: who runs its tasks, for simulations; it is closed with the offloader.
-        store_problems: promises that the store was found not to keep (``offloader.store.probe``), for the status.
-        writer_url: where this process can be asked to hand a stream over; recorded with its epochs.
+        observe: monitor the streams periodically (watchdog). Implied by a status file and by a store opened with a
+            recorder, which then also gets the streams' metrics.
+        workers: runs its tasks, for simulations; closed with the offloader.
+        store_problems: conditions that the store was found not to honour (``offloader.store.probe``), for the status.
+        writer_url: where this process accepts a request to hand a stream over; recorded with its epochs.
 
     Raises:
         InvalidCall: ``settings.limits`` aren't those that the store was opened with.
@@ -91,10 +91,10 @@ class LedgerOffloader:
         self._workers = workers or Workers(self.settings.offload.workers_max, self._clock)
         # A simulation runs everything itself.
         self._uploaders = workers or Workers(self.settings.offload.backfill_segments_in_flight_max, self._clock)
-        # Of their own too: a segment that waits for its parts keeps an uploader busy, and live parts wait for none.
+        # Separate threads: a segment that waits for its parts occupies an uploader, and live parts don't wait for one.
         self._senders = Workers(self.settings.offload.parts_in_flight_max, self._clock)
         self._run_workers = Workers(LEDGER_RUNS_MAX, self._clock)
-        # Threads of its own: where all workers hang in the store, somebody must be left to say so.
+        # Separate thread: it reports when all workers hang in the store.
         self._observers = Workers(1, self._clock)
         relieve = SerialTask(self._workers, lambda: self._budget.relieve())
         self._budget = MemoryBudget(self.settings.offload.offload_memory_bytes_max, relieve.schedule)
@@ -114,9 +114,9 @@ class LedgerOffloader:
             entropy=entropy,
             writer_url=writer_url,
         )
-        #: Runs something on a worker after so many seconds.
+        #: Runs a function on a worker after so many seconds.
         self.call_after = self._workers.call_after
-        #: Runs over the history of streams that have the process's settings.
+        #: Runs over history of streams with the process's settings.
         self.history = BackfillService(store, self._tools, self.settings.manifest)
         self._lock = threading.Lock()
         self._runs = {self.settings.offload: self.history}
@@ -129,7 +129,7 @@ class LedgerOffloader:
 
     @property
     def memory_bytes(self) -> int:
-        """Granted to all streams now, at most ``offload_memory_bytes_max`` and what encoding adds to it."""
+        """Memory granted to all streams now, at most ``offload_memory_bytes_max`` plus the overhead of encoding."""
         return self._budget.granted_bytes
 
     def streaming_offload(
@@ -147,19 +147,19 @@ class LedgerOffloader:
         settings: OffloadSettings | None = None,
         testimony: Callable[[], Testimony | None] = lambda: None,
     ) -> OffloadHandle:
-        """A handle that turns offered entries into one V2 segment.
+        """A handle that writes offered entries into one V2 segment.
 
         Args:
             uuid: the segment's name; each is used once.
             driver_metadata: where the objects are to be; empty, or this store's own.
             stream: decides the keys; empty: Pulsar's own layout, objects at the store's root.
-            incarnation, epoch: written to the objects, so that a bucket explains itself.
+            incarnation, epoch: written to the objects, so that a bucket is self-describing.
             after: the position the first entry has to follow.
             buffer: counts held bytes together with other segments of the stream; default: one of its own.
             sending: False: parts wait for ``start_sending`` (until the manifest has the segment).
-            on_change: called from a worker when bytes were freed or the result is there.
+            on_change: called from a worker when bytes were freed or the result is available.
             settings: of the stream; default: those of the process.
-            testimony: what the data object says of the record that assigned it; asked when it is sent.
+            testimony: metadata in the data object about the record that assigned it; called when it is sent.
 
         Raises:
             InvalidCall: the uuid was used before, or the driver metadata names another place.
@@ -191,7 +191,7 @@ class LedgerOffloader:
         incarnation: UUID = NO_INCARNATION,
         epoch: int = 0,
     ) -> Future[OffloadResult]:
-        """Uploads one closed ledger in the V1 layout (PIP-17), on a worker.
+        """Upload one closed ledger in the V1 layout (PIP-17), on a worker.
 
         Args:
             ledger: closed and not empty.
@@ -200,7 +200,7 @@ class LedgerOffloader:
             stream, incarnation, epoch: as for ``streaming_offload``.
 
         Returns:
-            The result when both objects are in the store and proven.
+            The result when both objects are in the store and verified.
         """
         self._names.claim(uuid)
         upload = upload_of(
@@ -229,7 +229,7 @@ class LedgerOffloader:
     def read_offloaded(
         self, ledger_id: int, context: OffloadContext, driver_metadata: Mapping[str, str], *, stream: str = ""
     ) -> ReadHandle:
-        """A handle on one offloaded ledger, whatever layouts its pieces have.
+        """A read handle on one offloaded ledger, for any layout of its segments.
 
         Args:
             ledger_id: the ledger.
@@ -246,11 +246,11 @@ class LedgerOffloader:
     def delete_offloaded(
         self, uuid: UUID, driver_metadata: Mapping[str, str], ledger_id: int | None = None, *, stream: str = ""
     ) -> Future[None]:
-        """Deletes a segment's two objects, on a worker; what is gone already counts as deleted.
+        """Delete a segment's two objects, on a worker; missing ones count as deleted.
 
-        Where they are, the recorded driver metadata says: those of an adopted segment don't lie below the stream.
+        The recorded driver metadata locates them: an adopted segment's aren't below the stream.
 
-        The caller has recorded that nobody needs them: this asks nothing.
+        The caller has recorded that they are unneeded: no check here.
 
         Raises (in the future):
             StoreUnavailable: the store kept one of them.
@@ -282,17 +282,17 @@ class LedgerOffloader:
         log: ManifestLog | None = None,
         on_refused: Callable[[], None] = lambda: None,
     ) -> StreamOffload:
-        """Starts offloading a stream as its owner; the manifest decides where it goes on.
+        """Start offloading a stream as its owner, from the position in the manifest.
 
         Args:
             source: the stream's hot tier.
             stream: its name.
             log: of ``history.owners_log``, with an epoch that was opened for this source; ``None``: one is opened when
                 there is something to offload.
-            on_refused: called when the stream stops because the manifest refused what it had to say.
+            on_refused: called when the stream stops because the manifest refused its edits.
             take_over: False: not from an owner whose last record is younger than ``takeover_after_seconds``.
-            settings: of the stream; default: those of the process. What all streams share (workers, memory, segments
-                of history at once) is the process's all the same.
+            settings: of the stream; default: those of the process. Settings that all streams share (workers, memory,
+                segments of history at once) are always the process's.
         """
         tools = self._tools_of(settings)
         log = log or self.history.owners_log(stream)
@@ -329,10 +329,10 @@ class LedgerOffloader:
         return offload
 
     def offload_ledgers(self, source: LedgerSource, stream: str) -> Position | None:
-        """The ledger method: every closed ledger that isn't offloaded yet, in order; the committed end then.
+        """Run the ledger method once: every unoffloaded closed ledger, in order; returns the committed end.
 
         Raises:
-            What the first ledger raised that couldn't be offloaded; all others were tried.
+            the error of the first failed ledger; all others were tried.
         """
         result = self.history.ledgers(source, stream)
         if result.errors:
@@ -342,10 +342,10 @@ class LedgerOffloader:
     def offload_closed_ledgers(
         self, source: LedgerSource, stream: str, *, settings: OffloadSettings | None = None
     ) -> LedgerTrigger:
-        """Starts the ledger method for a stream: from here on closed ledgers go when the thresholds say so.
+        """Start the ledger method for a stream: closed ledgers are offloaded when they reach the thresholds.
 
         Args:
-            source: the hot tier, of the one who appends.
+            source: the hot tier, of the appending process.
             stream: its name.
             settings: as for ``offload_stream``.
         """
@@ -369,12 +369,11 @@ class LedgerOffloader:
             return self._runs[key]
 
     def status(self) -> dict[str, Any]:
-        """What the streams of this process, its limits and its store are doing: the status document
-        (``offloader.monitor``)."""
+        """Status document (``offloader.monitor``) of this process's streams, its limits and its store."""
         return self.observation.look()
 
     def close(self) -> None:
-        """Ends the workers; stop the streams first. Closing twice is fine."""
+        """End the workers; stop the streams first. Idempotent."""
         self.observation.close()
         self._observers.close()
         with self._lock:
@@ -383,7 +382,7 @@ class LedgerOffloader:
             each.stop()
         self._run_workers.close()
         self._uploaders.close()
-        self._senders.close()  # after those who wait for it
+        self._senders.close()  # after the threads that wait for it
         self._workers.close()
 
     def _tools_of(self, settings: OffloadSettings | None) -> HistoryTools:
@@ -399,13 +398,13 @@ class LedgerOffloader:
 
 _log = logging.getLogger("offloader.stream")
 
-#: First wait before a stream that stopped because the manifest refused its edits is started again; it doubles.
+#: First back-off before restarting a stream that stopped because the manifest refused its edits; doubles.
 RESTART_S_MIN = 1.0
 RESTART_S_MAX = 300.0
 
 
 class MethodOffload:
-    """Streaming, the ledger method, or nothing. Thread-safe; ``begin`` and ``end`` are called by one at a time.
+    """Offloads a stream by streaming, the ledger method, or not at all. Thread-safe, but for ``begin`` and ``end``.
 
     Args:
         offloader: of the process.
@@ -421,7 +420,7 @@ class MethodOffload:
         self.method = method
         self._lock = threading.Lock()
         self._offload: StreamOffload | None = None
-        #: Held, because who looks at streams doesn't: its last look says how this one ended.
+        #: Referenced here, as the monitor doesn't: its last poll reports how this one ended.
         self._ended: StreamOffload | None = None
         self._trigger: LedgerTrigger | None = None
         self._restart_s = RESTART_S_MIN
@@ -431,7 +430,7 @@ class MethodOffload:
         return self._offload is not None or self._trigger is not None
 
     def begin(self, log: ManifestLog | None = None) -> None:
-        """Starts by the method as it is now.
+        """Start with the current method.
 
         Args:
             log: with the epoch of this start; ``None``: one is opened when there is something to offload.
@@ -444,7 +443,7 @@ class MethodOffload:
             self._trigger = self._offloader.offload_closed_ledgers(self._source, self._stream)
 
     def end(self) -> None:
-        """Stops, leaving what isn't committed to the next start."""
+        """Stop, leaving uncommitted entries to the next start."""
         offload, self._offload = self._offload, None
         trigger, self._trigger = self._trigger, None
         if offload is not None:
@@ -462,7 +461,7 @@ class MethodOffload:
             except StreamPaused:
                 raise
             except EditRefused:
-                # The manifest says something else than this stream knew: it begins anew, from what the manifest says.
+                # The manifest differs from this stream's view: restart from the manifest.
                 return self._restarted(offload).offload(until, timeout_s=timeout_s)
         if trigger is None:
             raise InvalidCall(f"stream {self._stream} isn't offloaded: its method is none")
@@ -473,24 +472,24 @@ class MethodOffload:
         return result.committed
 
     def look_again(self) -> None:
-        """The manifest may say by now that the stream is paused, or that it goes on."""
+        """Reload the manifest: the stream may have been paused or resumed."""
         for each in (self._offload, self._trigger):
             if each is not None:
                 each.look_again()
 
     def status(self) -> StreamStatus | None:
-        """Of the streaming offload; ``None`` with another method."""
+        """Status of the streaming offload; ``None`` with another method."""
         offload = self._offload
         return None if offload is None else offload.status()
 
     def close(self, *, drain: bool) -> OffloaderError | None:
-        """Ends for good; why not everything is committed, if ``drain`` was to see to that."""
+        """End for good; with ``drain``, returns why not everything is committed."""
         failure: OffloaderError | None = None
         if drain and self._offload is not None:
             try:
                 self.offload()
             except StreamPaused:
-                pass  # as somebody wants it: what isn't offloaded is the hot tier's
+                pass  # intended: unoffloaded entries stay in the hot tier
             except OffloaderError as error:
                 failure = error
         with self._lock:
@@ -503,7 +502,7 @@ class MethodOffload:
         return failure
 
     def _refused(self) -> None:
-        """The stream stopped by itself because the manifest took no record of it: it is started again soon."""
+        """The stream stopped itself after the manifest refused a record: restart it soon."""
         offload = self._offload
         if offload is not None:
             wait_s, self._restart_s = self._restart_s, min(2 * self._restart_s, RESTART_S_MAX)
@@ -519,7 +518,7 @@ class MethodOffload:
             self._refused()
 
     def _restarted(self, stopped: StreamOffload) -> StreamOffload:
-        """The stream in place of one that stopped by itself."""
+        """The replacement of a stream that stopped itself."""
         with self._lock:
             if self._offload is stopped:
                 stopped.stop()
@@ -531,7 +530,7 @@ class MethodOffload:
 
 
 def method_by_hand(state: ManifestState, file: SettingsFile | None) -> str:
-    """How the stream is offloaded, as a settings file or else its manifest says: ``streaming`` or ``ledger``.
+    """Offload method from a settings file or else the manifest: ``streaming`` or ``ledger``.
 
     Raises:
         InvalidCall: it isn't.
@@ -557,10 +556,10 @@ def offload_by_hand(
     on_plan: Callable[[BackfillPlan | LedgerMethodPlan], None] = lambda _: None,
     on_progress: Callable[[SegmentSummary], None] = lambda _: None,
 ) -> HistoryResult:
-    """Offloads what isn't yet, records the method, and which ledgers were closed meanwhile.
+    """Offload the missing entries, record the method and the ledgers closed meanwhile.
 
     Args:
-        source: a view opened with ``may_delete`` will do: it isn't told what is safe.
+        source: a view opened with ``may_delete`` suffices: it gets no acknowledgements.
         method: ``streaming`` or ``ledger``.
         threshold_bytes: method ledger: newest bytes that stay behind.
         others: as for ``BackfillService.backfill``.

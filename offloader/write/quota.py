@@ -1,4 +1,4 @@
-"""The memory budget of a process, each stream's share of it, and the limits of a segment."""
+"""Memory budget of a process, each stream's share of it, and the limits of a segment."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ __all__ = [
     "segment_is_old",
 ]
 
-#: Grants are made in chunks, so that an offer rarely needs the process's lock: as much as is held, between these.
+#: Bounds of a grant: chunks as large as the held bytes, so that an offer rarely needs the process's lock.
 CHUNK_BYTES_MIN = 4 * 1024
 CHUNK_BYTES_MAX = 256 * 1024
-#: What waits for room asks for at least this share of a fair part, so that a turn is worth a read.
+#: Minimum request of a waiting member, as a share of a fair part, so that a grant is worth a read.
 TURN_BYTES_MIN = 16 * 1024
 TURN_BYTES_MAX = 2 * 1024 * 1024
-#: Under pressure at least this share of the budget is kept moving into the store.
+#: Under pressure at least this share of the budget is kept being flushed.
 MOVING_SHARE = 8
 
 
 @dataclass(slots=True)
 class _Member:
-    """One stream's buffer: ``wake`` tells it that it got room, ``relieve`` asks it to let go of bytes."""
+    """One stream's buffer: ``wake`` signals granted room, ``relieve`` requests a flush."""
 
     wake: Callable[[], None]
     relieve: Callable[[], int]
     granted_bytes: int = 0
-    #: Granted while it waited in line, and not collected yet; counted in ``granted_bytes``.
+    #: Granted in the queue and not collected yet; counted in ``granted_bytes``.
     pending_bytes: int = 0
 
 
 class MemoryBudget:
-    """A bounded count of granted bytes. Streams come first come, first served: who waits in line goes before who asks.
+    """Bounded count of granted bytes. First come, first served: queued members precede new requests.
 
     Args:
         limit_bytes: for all members together (``offload_memory_bytes_max``).
-        on_pressure: called, without a lock, when somebody has to wait; is to call ``relieve`` soon.
+        on_pressure: called, without a lock, when a member has to wait; should call ``relieve`` soon.
     """
 
     def __init__(self, limit_bytes: int, on_pressure: Callable[[], None] = lambda: None) -> None:
@@ -70,22 +70,22 @@ class MemoryBudget:
 
     @property
     def waiting(self) -> int:
-        """Members in line."""
+        """Members in the queue."""
         return len(self._waiting)
 
     def join(self, who: Hashable, wake: Callable[[], None], relieve: Callable[[], int]) -> None:
-        """Adds a member.
+        """Add a member.
 
         Args:
-            who: the name it uses from here on.
+            who: its name in later calls.
             wake: called when bytes were granted that it waited for; must be quick and take no lock of a buffer.
-            relieve: asked under pressure to bring bytes on their way or to let go of them; how many those are.
+            relieve: called under pressure to flush or drop bytes; returns their number.
         """
         with self._lock:
             self._members[who] = _Member(wake, relieve)
 
     def leave(self, who: Hashable) -> None:
-        """Takes a member out, and everything it was granted back."""
+        """Remove a member and return all its grants."""
         with self._lock:
             member = self._members.pop(who, None)
             self._waiting.pop(who, None)
@@ -94,12 +94,12 @@ class MemoryBudget:
         _wake(woken)
 
     def take(self, who: Hashable, bytes_min: int, held_bytes: int) -> int:
-        """Grants at least ``bytes_min`` more, a chunk where there is one, or nothing (0)."""
+        """Grant at least ``bytes_min`` more, a chunk where available, or nothing (0)."""
         with self._lock:
             granted = self._taken(who, bytes_min, held_bytes)
             pressed = bool(granted and self._waiting)
         if pressed:
-            # What is held from now on wasn't there when ``relieve`` looked last.
+            # The last ``relieve`` didn't count these bytes.
             self.on_pressure()
         return granted
 
@@ -121,14 +121,14 @@ class MemoryBudget:
         return pending + more
 
     def force(self, who: Hashable, size_bytes: int) -> None:
-        """Counts bytes that are held already (what encoding added), also above the limit."""
+        """Count bytes that are held already (overhead of encoding), also above the limit."""
         with self._lock:
             member = self._members.get(who)
             if member is not None:
                 self._grant(member, size_bytes)
 
     def give_back(self, who: Hashable, size_bytes: int) -> None:
-        """Takes bytes back and hands them to those in line."""
+        """Take bytes back and grant them to the queue."""
         with self._lock:
             member = self._members.get(who)
             if member is None:
@@ -141,7 +141,7 @@ class MemoryBudget:
             self.on_pressure()
 
     def room_for(self, who: Hashable) -> int:
-        """What ``take`` would grant now."""
+        """Bytes that ``take`` would grant now."""
         with self._lock:
             member = self._members.get(who)
             if member is None:
@@ -149,13 +149,13 @@ class MemoryBudget:
             return member.pending_bytes + (self._free() if self._is_next(who) else 0)
 
     def turn_bytes(self) -> int:
-        """What it makes sense to wait for: a part of a fair share."""
+        """Bytes worth waiting for: a part of a fair share."""
         with self._lock:
             share = self.limit_bytes // (2 * (len(self._waiting) + 1))
         return min(max(TURN_BYTES_MIN, min(TURN_BYTES_MAX, share)), self.limit_bytes)
 
     def wait_for(self, who: Hashable, size_bytes: int) -> bool:
-        """Gets in line for ``size_bytes``; True when they are there already. ``wake`` is called when they are."""
+        """Queue for ``size_bytes``; True when they are available already. ``wake`` is called when they are."""
         with self._lock:
             member = self._members.get(who)
             if member is None:
@@ -167,10 +167,10 @@ class MemoryBudget:
                 self._grant(member, more)
                 member.pending_bytes += more
                 return True
-            # A grant that isn't enough goes back: if each in line kept a bit, there might never be enough for one.
+            # An insufficient grant is returned: if each queued member kept one, no request might ever be satisfied.
             pending, member.pending_bytes = member.pending_bytes, 0
             self._grant(member, -pending)
-            # Who is in line keeps its place, whatever it asks for now.
+            # A queued member keeps its place, whatever its new request.
             self._waiting[who] = min(size_bytes, self.limit_bytes)
             woken = self._serve()
         _wake(woken)
@@ -178,7 +178,7 @@ class MemoryBudget:
         return False
 
     def leave_line(self, who: Hashable) -> None:
-        """Waits no longer, and gives back what was granted in line and not collected."""
+        """Leave the queue, and return uncollected grants."""
         with self._lock:
             self._waiting.pop(who, None)
             member = self._members.get(who)
@@ -190,10 +190,10 @@ class MemoryBudget:
         _wake(woken)
 
     def relieve(self) -> int:
-        """Asks members, the fullest first, to bring bytes on their way, as many as those in line need; how many are.
+        """Ask members, the fullest first, to flush as many bytes as the queue needs; returns how many they do.
 
-        Whatever the arrangement of streams: while somebody waits, some bytes move. Each of them that is freed serves
-        the line and calls this again while somebody still waits.
+        While a member waits, some bytes are being flushed, whatever the arrangement of streams. Freed bytes serve the
+        queue and trigger this again while members wait.
         """
         with self._lock:
             if not self._waiting:
@@ -223,7 +223,7 @@ class MemoryBudget:
         assert member.granted_bytes >= member.pending_bytes >= 0, "more bytes given back than were granted"
 
     def _serve(self) -> list[_Member]:
-        """Grants to those in line, in order, as far as it goes; who got something."""
+        """Grant to the queue in order while room lasts; returns the served members."""
         woken = []
         while self._waiting:
             who, wanted = next(iter(self._waiting.items()))
@@ -243,21 +243,21 @@ def _wake(members: list[_Member]) -> None:
 
 
 class StreamQuota:
-    """A bounded count of bytes, shared by the segments of a stream (one is being completed while the next fills).
+    """Bounded count of bytes, shared by the segments of a stream (one is being completed while the next fills).
 
-    Entries are admitted against the limit with ``take``. What encoding adds to them (block headers, entry tables) is
-    counted too, through ``adjust``, and may go above the limit by that much.
+    Entries are admitted against the limit with ``take``. The overhead of encoding (block headers, entry tables) is
+    counted through ``adjust``, and may exceed the limit by that much.
 
     Args:
         limit_bytes: of this stream (``offload_buffer_bytes_max``).
-        budget: of the process, ``None``: there is no other limit.
-        wake: called when room was granted that ``wait_for_room`` asked for.
+        budget: of the process, ``None``: no other limit.
+        wake: called when room was granted that ``wait_for_room`` requested.
         relieve: see ``MemoryBudget.join``.
 
     Attributes:
         lock: guards the counters. The segments of the stream use it as their own, so that an offer takes one lock.
         held_bytes: counted now.
-        granted_bytes: what may be held without asking the budget, at most ``limit_bytes`` but for forced bytes.
+        granted_bytes: may be held without a request to the budget, at most ``limit_bytes`` but for forced bytes.
     """
 
     __slots__ = ("_budget", "granted_bytes", "held_bytes", "limit_bytes", "lock")
@@ -283,13 +283,13 @@ class StreamQuota:
 
     @property
     def limits(self) -> dict[str, int]:
-        """Name of a setting -> bytes that can never be taken at once because of it."""
+        """Name of a setting -> its upper bound of bytes taken at once."""
         own = {"offload_buffer_bytes_max": self.limit_bytes}
         return own if self._budget is None else {**own, "offload_memory_bytes_max": self._budget.limit_bytes}
 
     @property
     def room_bytes(self) -> int:
-        """What ``take`` would still admit."""
+        """Bytes that ``take`` would still admit."""
         with self.lock:
             room = self.limit_bytes - self.held_bytes
             if self._budget is not None and room > self.granted_bytes - self.held_bytes:
@@ -297,12 +297,12 @@ class StreamQuota:
             return max(0, room)
 
     def turn_bytes(self, size_bytes: int) -> int:
-        """How much of ``size_bytes`` it makes sense to wait for: a small buffer is used in quarters."""
+        """Part of ``size_bytes`` worth waiting for: a small buffer is used in quarters."""
         turn = min(size_bytes, self.limit_bytes // 4)
         return turn if self._budget is None else min(turn, self._budget.turn_bytes())
 
     def take(self, size_bytes: int) -> bool:
-        """Counts ``size_bytes`` more, or answers False and counts nothing."""
+        """Count ``size_bytes`` more, or return False and count nothing."""
         with self.lock:
             held = self.held_bytes + size_bytes
             if held > self.limit_bytes:
@@ -313,15 +313,15 @@ class StreamQuota:
             return True
 
     def take_leading(self, payload_bytes: NDArray[np.int32]) -> int:
-        """Counts as many of these entries as there is room for, the first ones; how many."""
+        """Count as many leading entries as fit; returns their number."""
         ends = np.cumsum(payload_bytes.astype(np.int64) + ENTRY_HEADER_BYTES)
         with self.lock:
             count = int(np.searchsorted(ends, self.room_bytes, side="right"))
-            # Another stream may have taken the room since: then nothing is counted, and asked again later.
+            # Another stream may have taken the room since: then count nothing, and request it again later.
             return count if count and self.take(int(ends[count - 1])) else 0
 
     def adjust(self, change_bytes: int) -> None:
-        """Corrects the count by what encoding added or an upload gave back."""
+        """Correct the count by the overhead of encoding or bytes that an upload freed."""
         with self.lock:
             self.held_bytes += change_bytes
             assert self.held_bytes >= 0, "more bytes given back than were held"
@@ -332,7 +332,7 @@ class StreamQuota:
                 self._budget.force(self, -spare)
                 self.granted_bytes = self.held_bytes
                 return
-            # A chunk is kept, so that a steady stream rarely asks; not while somebody waits for it.
+            # Keep a chunk, so that a steady stream rarely requests one, unless members wait for it.
             kept = 0 if self._budget.waiting else min(self.held_bytes, CHUNK_BYTES_MAX)
             if spare > 2 * kept:
                 self.granted_bytes -= spare - kept
@@ -341,7 +341,7 @@ class StreamQuota:
     def wait_for_room(self, size_bytes: int) -> bool:
         """Whether there is room for ``size_bytes``; else the process's budget calls ``wake`` when there is.
 
-        When this stream's own limit is what stands in the way, nothing is waited for: its own bytes have to leave.
+        Doesn't wait if this stream's own limit is exceeded: its own bytes have to be flushed.
         """
         with self.lock:
             if self.limit_bytes - self.held_bytes < size_bytes:
@@ -350,12 +350,12 @@ class StreamQuota:
             return missing <= 0 or self._budget is None or self._budget.wait_for(self, missing)
 
     def stop_waiting(self) -> None:
-        """Waits for room no longer, and gives back what was granted meanwhile."""
+        """Stop waiting for room, and return grants received meanwhile."""
         if self._budget is not None:
             self._budget.leave_line(self)
 
     def leave(self) -> None:
-        """Gives everything back; nothing is admitted any more."""
+        """Return everything; nothing is admitted any more."""
         with self.lock:
             self.limit_bytes = self.granted_bytes = 0
             if self._budget is not None:

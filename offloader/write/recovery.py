@@ -1,4 +1,4 @@
-"""Recovers a predecessor's segments, and continues with another hot tier on an operator's word."""
+"""Recover a predecessor's segments, and continue with another hot tier at the operator's request."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ from offloader.write.upload import abort_uploads
 
 __all__ = ["REPLACED", "Acceptance", "accept_loss", "accept_source", "plan_acceptance", "settle_leftover"]
 
-#: Bytes of one GET while a leftover data object is checked: what that needs of memory, with one block.
+#: Bytes of one GET while a leftover data object is checked: with one block, the memory of the check.
 CHECK_READ_BYTES = 8 * 1024 * 1024
-#: Largest block that is adopted: what its own length field can say.
+#: Largest block that is adopted: the maximum of its length field.
 _BLOCK_BYTES_MAX = 2**31 - 1
 
 
@@ -52,29 +52,28 @@ def settle_leftover(
     part_bytes: int,
     now_ms: int,
 ) -> Offloaded | Failed:
-    """Ends a segment that an earlier epoch assigned: adopted when its data object is whole, else given up.
+    """End a segment that an earlier epoch assigned: adopt it when its data object is complete, else give it up.
 
-    Call it after ``log.open_epoch()``: only then can its owner commit nothing any more. Calling it again after an error
-    is safe.
+    Call it after ``log.open_epoch()``: from then on its owner can't commit. Safe to call again after an error.
 
     Args:
         log: the stream's manifest, its epoch open.
         segment: assigned, of an earlier epoch.
-        facts: what the source knows of the ledgers, for an index that has to be made.
-        part_bytes: named by an index that has to be made.
+        facts: the source's facts about the ledgers, for a new index.
+        part_bytes: recorded in a new index.
         now_ms: ms since 1970 UTC.
 
     Returns:
-        The edit that says so. ``Failed`` belongs into one record with the segment that takes over the range.
+        The edit that records it. ``Failed`` belongs into one record with the segment that takes over the range.
 
     Raises:
-        StoreUnavailable, OutcomeUnknown, AccessDenied: the store doesn't tell. Nothing is decided.
+        StoreUnavailable, OutcomeUnknown, AccessDenied: the object's state is unknown. Nothing is decided.
     """
     assert segment.epoch != log.epoch, "only an earlier epoch leaves something"
     key = data_key(log.stream, segment.uuid, segment.v1_ledger_id)
     if not _is_there(log.store, key):
         abort_uploads(log.store, key)
-    # Looked at again: its owner's last request may have completed the object just before the abort.
+    # Check again: its owner's last request may have completed the object just before the abort.
     if not _is_there(log.store, key):
         return Failed(segment.uuid, "its owner was replaced")
     try:
@@ -98,7 +97,7 @@ def _is_there(store: ObjectStore, key: str) -> bool:
 def _recovered(
     store: ObjectStore, key: str, segment: SegmentRecord, facts: Mapping[int, LedgerFacts], part_bytes: int
 ) -> tuple[bytes, SegmentSummary]:
-    """Index and summary of the data object, every block of it checked."""
+    """Index and summary of the data object, with every block verified."""
     recovery = SegmentRecovery(
         layout=Layout(segment.layout),
         part_bytes=part_bytes,
@@ -117,7 +116,7 @@ def _recovered(
 
 
 def _with_index(log: ManifestLog, segment: SegmentRecord, index: bytes, summary: SegmentSummary) -> SegmentSummary:
-    """The summary with the index object that is in the store: the one there is, checked against the data, or ours."""
+    """The summary with the index object in the store: an existing one, verified against the data, or ours."""
     from offloader import __version__
 
     key = index_key(log.stream, segment.uuid, segment.v1_ledger_id)
@@ -134,7 +133,7 @@ def _with_index(log: ManifestLog, segment: SegmentRecord, index: bytes, summary:
     except PreconditionFailed:
         existing = log.store.get(key)[0]
         _require_same_blocks(existing, index, key, segment.v1_ledger_id)
-        # It may know less or more of the ledgers' ends than ours: what counts is that it describes this data.
+        # It may have other facts about the ledgers' ends than ours; it only has to describe this data.
         return replace(summary, index_bytes=len(existing), index_crc32c=crc32c(existing))
     return summary
 
@@ -150,23 +149,23 @@ def _require_same_blocks(existing: bytes, index: bytes, key: str, ledger_id: int
         raise FormatError("the index doesn't describe the data object", object_name=key)
 
 
-#: Reason of the gap that an accepted source leaves.
+#: Reason of the gap that accepting a source leaves.
 REPLACED = "the ledger database was replaced, and these entries aren't in the one that was accepted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acceptance:
-    """What accepting a source changes, or has changed.
+    """Changes of accepting a source, planned or done.
 
     Attributes:
         why: what the source contradicts; empty: nothing, and nothing is changed.
         source: uuid of the database.
         aside: its ledgers that are never offloaded, released or deleted, ascending.
         gaps: entries that are missing from now on.
-        adopted, failed: segments that were on their way: complete ones count, the rest is part of what is missing. Of
-            a plan all of them are in ``failed``.
+        adopted, failed: assigned segments: complete ones are adopted, the rest is part of the gap. In a plan all of
+            them are in ``failed``.
         ledgers_from: new ledgers get ids from here on.
-        record_id: the record that says so; ``None``: none was written.
+        record_id: its record; ``None``: none was written.
     """
 
     stream: str
@@ -183,18 +182,18 @@ class Acceptance:
 def plan_acceptance(
     state: ManifestState, source: UUID, ledgers: Sequence[LedgerInfo], first_ledger: int, *, why: str = ""
 ) -> Acceptance:
-    """What the manifest says from now on; pure. Segments on their way count as failed.
+    """Plan the manifest's changes. Pure. Assigned segments count as failed.
 
     Args:
         state: the manifest.
         source: uuid of the database that is accepted.
         ledgers: all it has, ascending, listed after ``state`` was read.
-        first_ledger: a ledger id above all that anybody knows of; new ledgers get later ones.
+        first_ledger: a ledger id above all known ones; new ledgers get later ones.
         why: what the source contradicts.
     """
     aside = set(contradictions(state, ledgers))
     if state.source is not None and state.source.uuid != source:
-        # No ledger of another database is one that the manifest has, whatever their lengths.
+        # A ledger of another database differs from the manifest's of the same id, even if equally long.
         newest = first_free_ledger(state) - 1
         aside |= {info.ledger_id for info in ledgers if info.ledger_id <= newest}
     aside = {each for each in aside if each not in state.aside_ledgers}
@@ -215,7 +214,7 @@ def plan_acceptance(
 
 
 def _missing(state: ManifestState, kept: Sequence[LedgerInfo], first_ledger: int) -> list[Gap]:
-    """What lies behind the committed end and neither a segment, nor a gap, nor the accepted source has."""
+    """Entries after the committed end that are in no segment, no gap and not in the accepted source."""
     reached = state.committed_end()
     if reached is None:
         begins = [segment.begin for segment in state.assigned()]
@@ -225,7 +224,7 @@ def _missing(state: ManifestState, kept: Sequence[LedgerInfo], first_ledger: int
             return []
         reached = min(begins).previous()
     ends = {**state.closed_ledgers, **{info.ledger_id: info.last_entry_id for info in kept if info.closed}}
-    # Where the stream goes on: an id that no ledger ever has ends there, so that any later ledger follows it.
+    # Where the stream continues: an id that no ledger ever has ends there, so that any later ledger follows it.
     ends[first_ledger] = -1
     held = [(s.begin, s.end) for s in state.segments.in_order(reached) if s.status is not SegmentStatus.ASSIGNED]
     held += [(gap.first, gap.last) for gap in state.gaps if gap.last > reached]
@@ -241,7 +240,7 @@ def _missing(state: ManifestState, kept: Sequence[LedgerInfo], first_ledger: int
 
 
 def _there(info: LedgerInfo) -> Iterator[tuple[Position, Position]]:
-    """The runs of a ledger's entries that its source hasn't lost."""
+    """Runs of a ledger's entries that its source hasn't lost."""
     at = 0
     for first, last in (*info.lost, (info.entries, info.entries)):
         if at < first:
@@ -258,16 +257,16 @@ def accept_source(
     reserve: bool = False,
     dry_run: bool = False,
 ) -> Acceptance:
-    """Makes ``source`` the stream's hot tier, whatever the manifest knows of the one before.
+    """Make ``source`` the stream's hot tier in place of the previous one.
 
-    The stream's writer is fenced first. Complete segments on their way are adopted; what is missing then is one record,
-    with the new source. Safe to call again after any failure: before that record everything is as it was.
+    The stream's writer is fenced first. Complete assigned segments are adopted; then one record has the gap and the new
+    source. Safe to call again after any failure: before that record everything is as it was.
 
     Args:
-        log: of the stream; nobody else uses it.
+        log: of the stream, for exclusive use.
         source: with an identity.
-        reserve: new ledgers take their ids from a range of this start's own: for who appends.
-        dry_run: only say what would be changed.
+        reserve: new ledgers take their ids from a range of this start's own: for appending processes.
+        dry_run: only plan.
 
     Raises:
         InvalidCall: the source has no identity.
@@ -298,7 +297,7 @@ def accept_source(
 
 
 def accept_loss(log: ManifestLog, source: LedgerSource, *, settings: OffloadSettings, clock: Clock) -> Acceptance:
-    """Records what a ledger database has lost of a stream, once the database itself goes on without it.
+    """Record entries that a ledger database has lost of a stream, once the database itself continues without them.
 
     Raises: as ``accept_source``.
     """
@@ -326,7 +325,7 @@ def _first_ledger(state: ManifestState, identity: IdentifiedSource) -> int:
 
 
 def _adopt(log: ManifestLog, settings: OffloadSettings, clock: Clock) -> list[UUID]:
-    """Ends the segments on their way that are whole; those."""
+    """Adopt the complete assigned segments and return them."""
     adopted = []
     for segment in log.state.assigned():
         part_bytes = part_bytes_for(settings)

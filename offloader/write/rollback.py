@@ -1,4 +1,4 @@
-"""Rewrites V2 segments as V1 objects for readers from before the streaming method."""
+"""Rewrite V2 segments as V1 objects for readers older than the streaming method."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ GROUP_SEGMENTS_MAX = 256
 
 @dataclass(frozen=True, slots=True)
 class StreamedLedger:
-    """A ledger that an old reader can't read: it has entries in V2 segments, or in compressed blocks.
+    """A ledger unreadable to an old reader: it has entries in V2 segments, or in compressed blocks.
 
     Attributes:
         segments: that hold entries of it; others may share them.
         entries, payload_bytes: in those.
-        obstacle: why it can't be rewritten, for people; empty: it can.
+        obstacle: why it can't be rewritten, for display; empty: it can.
     """
 
     ledger_id: int
@@ -65,12 +65,12 @@ class StreamedLedger:
 
 @dataclass(frozen=True, slots=True)
 class RewriteGroup:
-    """What one record replaces.
+    """Replacements of one record.
 
     Attributes:
-        old: segments that go.
-        new: what takes their place, in the stream's order: whole ledgers (V1), and of the ledgers that stay as they are
-            what the old segments hold (V2).
+        old: replaced segments.
+        new: their replacements, in the stream's order: whole ledgers (V1), and the old segments' parts of unchanged
+            ledgers (V2).
     """
 
     old: tuple[SegmentRecord, ...]
@@ -78,13 +78,13 @@ class RewriteGroup:
 
     @property
     def ledger_ids(self) -> list[int]:
-        """The ledgers that an old reader can read afterwards."""
+        """Ledgers that become readable to an old reader."""
         return [each.begin.ledger_id for each in self.new if each.layout is Layout.V1]
 
 
 @dataclass(slots=True)
 class _Found:
-    """What segments hold of one ledger."""
+    """Segments' content of one ledger."""
 
     runs: list[tuple[int, int]] = field(default_factory=list)
     segments: int = 0
@@ -105,7 +105,7 @@ class _Found:
 
 
 def streamed_ledgers(state: ManifestState) -> list[StreamedLedger]:
-    """The ledgers that an old reader can't read, ascending (proposal: rollback guide)."""
+    """Ledgers unreadable to an old reader, ascending (proposal: rollback guide)."""
     found: dict[int, _Found] = {}
     for segment, span in _spans(_unreadable(state.offloaded())):
         found.setdefault(span.ledger_id, _Found()).add(segment, span)
@@ -116,13 +116,13 @@ def streamed_ledgers(state: ManifestState) -> list[StreamedLedger]:
 
 
 def next_group(state: ManifestState, wanted: Sequence[int], bytes_max: int) -> RewriteGroup | None:
-    """The first group of those that make ``wanted`` readable; ``None``: there is nothing of them to be rewritten.
+    """The first group of those that make ``wanted`` readable; ``None``: nothing left to rewrite.
 
-    Whole segments go, as long as they hold wanted ledgers and until they are enough and have completed one. So little
-    is written twice: only what the first and the last one hold of ledgers that aren't complete in them.
+    Whole segments are replaced, as long as they hold wanted ledgers and until they are enough and have completed one.
+    This minimises double writes: only the first and the last one's parts of incomplete ledgers.
 
     Args:
-        state: the manifest as it is now.
+        state: the current manifest.
         wanted: ledger ids without an obstacle, ascending.
         bytes_max: object bytes from which on a group ends; it also ends at ``GROUP_SEGMENTS_MAX`` segments.
     """
@@ -150,7 +150,7 @@ def next_group(state: ManifestState, wanted: Sequence[int], bytes_max: int) -> R
 
 
 def _new(state: ManifestState, complete: set[int], old: Sequence[SegmentRecord]) -> Iterator[PlannedSegment]:
-    """What takes the place of ``old``: runs of entries, one of each ledger at a time."""
+    """Replacements of ``old``: runs of entries, one of each ledger at a time."""
     found: dict[int, _Found] = {}
     for segment, span in _spans(old):
         if span.ledger_id not in state.deleted_ledgers:
@@ -162,7 +162,7 @@ def _new(state: ManifestState, complete: set[int], old: Sequence[SegmentRecord])
 
 
 def _unreadable(segments: Sequence[SegmentRecord]) -> Iterator[SegmentRecord]:
-    """Those that an old reader can't read."""
+    """Segments unreadable to an old reader."""
     for segment in segments:
         assert segment.summary is not None, "an offloaded segment has one"
         if segment.layout != 1 or segment.summary.compressed:
@@ -207,16 +207,16 @@ def _missing(of: _Found, last: int) -> tuple[int, int] | None:
         expected = end + 1
     if expected <= last:
         return expected, last
-    # Inside a segment there may be holes that only the count tells of.
+    # Gaps inside a segment show only in its count.
     return None if of.entries == last + 1 else (0, last)
 
 
 _log = logging.getLogger("offloader.rollback")
 _T = TypeVar("_T")
 
-#: A group ends when it is so many segments large: what a crash repeats, and what is in the store twice per retry.
+#: Size of a group in segments: bounds the work repeated after a crash, and the duplicate data per retry.
 GROUP_SEGMENTS = 4
-#: Times a run plans anew because somebody else changed the stream meanwhile.
+#: Attempts to plan again because of concurrent changes of the stream.
 REPLANS_MAX = 3
 #: Why a ledger is left that was no candidate when the run began.
 LATER = "it became whole meanwhile: the next run rewrites it"
@@ -227,13 +227,13 @@ _MIB = 1024 * 1024
 
 @dataclass(slots=True)
 class RewriteResult:
-    """What a run did.
+    """Result of a run.
 
     Attributes:
         rewritten: name and summary of each V1 object, in the stream's order.
         deleted: ledgers that were marked as deleted.
-        replaced, retired: segments whose objects go after the grace period.
-        left: ledgers that an old reader still can't read, and why.
+        replaced, retired: segments whose objects are deleted after the grace period.
+        left: ledgers still unreadable to an old reader, with the reason.
         errors: why groups couldn't be rewritten.
     """
 
@@ -246,18 +246,18 @@ class RewriteResult:
 
 
 class LedgerRewrite:
-    """One run over one stream; ``run`` it once.
+    """One run over one stream. Single use.
 
     Args:
-        log: the stream's manifest; the run opens an epoch, which fences who has the stream.
-        tools: of the process; its settings must not compress: an old reader can't read that.
+        log: the stream's manifest; the run opens an epoch, which fences the owner.
+        tools: of the process; its settings must not compress: an old reader can't decompress.
         delete: ledgers to be deleted from the stream instead of rewritten.
-        take_over: take the stream from an owner that gives signs of life.
-        is_stopped: asked now and then; when it answers True the run ends with an error.
+        take_over: take the stream from an active owner.
+        is_stopped: called at intervals; when True the run ends with an error.
         on_progress: called with each ledger that became readable to an old reader.
 
     Raises:
-        InvalidCall: the settings compress, or a ledger to be deleted isn't one that an old reader can't read.
+        InvalidCall: the settings compress, or a ledger to be deleted is already readable to an old reader.
     """
 
     def __init__(
@@ -277,12 +277,12 @@ class LedgerRewrite:
         self._result = RewriteResult()
 
     def run(self) -> RewriteResult:
-        """Rewrites what can be rewritten, deletes what is to be deleted.
+        """Rewrite the rewritable ledgers and delete those to be deleted.
 
         Raises:
-            Fenced: a living owner has the stream, or somebody took it meanwhile.
+            Fenced: an active owner has the stream, or another writer took it meanwhile.
             EditRefused: the stream is on hold, or a segment was retired meanwhile.
-            StoreUnavailable, OutcomeUnknown: call again, it goes on where it was.
+            StoreUnavailable, OutcomeUnknown: call again, it continues where it stopped.
         """
         ledgers = streamed_ledgers(self._log.load())
         unknown = set(self._delete) - {each.ledger_id for each in ledgers}
@@ -294,7 +294,7 @@ class LedgerRewrite:
         wanted = [each.ledger_id for each in ledgers if not each.obstacle and each.ledger_id not in self._delete]
         failed: dict[int, OffloaderError] = {}
         if wanted or self._delete:
-            if self._log.state.held:  # said before anybody is fenced
+            if self._log.state.held:  # refuse before fencing the owner
                 raise EditRefused(
                     f"stream {self._log.stream} is on hold: nothing of it is replaced", hint="lift the hold first"
                 )
@@ -309,7 +309,7 @@ class LedgerRewrite:
         return self._result
 
     def _take(self) -> None:
-        """Opens an epoch and says what is different from here on."""
+        """Open an epoch and record the new method."""
         tools, state = self._tools, self._log.state
         require_takeable(state, tools.clock.now_ms(), tools.settings.takeover_after_seconds, take_over=self._take_over)
         self._log.open_epoch()
@@ -324,7 +324,7 @@ class LedgerRewrite:
         self._result.deleted = deleted
 
     def _rewrite(self, wanted: list[int]) -> dict[int, OffloaderError]:
-        """Group after group; why which ledgers couldn't be rewritten."""
+        """Rewrite group after group; returns the failed ledgers with reasons."""
         failed: dict[int, OffloaderError] = {}
         replans = 0
         bytes_max = GROUP_SEGMENTS * segment_bytes_max(self._tools.settings)
@@ -332,7 +332,7 @@ class LedgerRewrite:
             try:
                 self._replace(group)
             except EditRefused:
-                # Retention took a segment meanwhile, or somebody recorded something: look at it anew.
+                # Retention retired a segment meanwhile, or another record was written: plan anew.
                 replans += 1
                 if replans > REPLANS_MAX:
                     raise
@@ -352,7 +352,7 @@ class LedgerRewrite:
         return failed
 
     def _give_up(self, reason: str) -> None:
-        """What was uploaded under the promised names is swept later."""
+        """Give up a group; the sweeper deletes uploads under its promised names."""
         promised = [Failed(each.uuid, reason) for each in self._log.load().rewrites]
         if promised:
             self._commit(promised)
@@ -361,17 +361,17 @@ class LedgerRewrite:
         announce(edits, self._log.commit(edits), recorder_of(self._log.store))
 
     def _replace(self, group: RewriteGroup) -> None:
-        """Promises, uploads, compares and replaces."""
+        """Promise, upload, compare and replace."""
         tools, log = self._tools, self._log
         named = [(self._new_uuid(), planned) for planned in group.new]
         now_ms = tools.clock.now_ms()
         log.commit([Rewrite(u, int(p.layout), p.begin, p.end, now_ms, tools.driver) for u, p in named])
-        # What lies before the head isn't readable any more, but shares segments with what is.
+        # Entries before the start position are unreadable, but share segments with readable ones.
         before = replace(log.state, head=None)
         sent = self._parallel(partial(self._send, uuid, planned, group, before) for uuid, planned in named)
         by = tuple(Rewritten(uuid, summary) for (uuid, _), (summary, _) in zip(named, sent, strict=True))
         edit = Replace(tuple(each.uuid for each in group.old), by, tools.clock.now_ms())
-        # Read as readers will, before they do: the objects of the old ones are somebody's only copy.
+        # Read the new objects like a reader before retiring the old ones, which may be the only copy.
         after = apply_edits(before, [edit], record_id=before.record_id + 1)
         found = self._parallel(partial(self._digest, after, planned) for _, planned in named)
         for (uuid, planned), (_, expected), digest in zip(named, sent, found, strict=True):
@@ -388,7 +388,7 @@ class LedgerRewrite:
                 self._on_progress(each.summary)
 
     def _retire_deleted(self) -> None:
-        """Segments all of whose ledgers are deleted go the way of every retired segment."""
+        """Retire segments with only deleted ledgers."""
         state = self._log.state
         gone = [
             segment.uuid
@@ -401,12 +401,12 @@ class LedgerRewrite:
             self._log.commit([Retire(tuple(gone[start : start + RETIRED_PER_RECORD_MAX]))])
         self._result.retired = len(gone)
 
-    # -- one segment, on a thread of its own
+    # -- one segment, on its own thread
 
     def _send(
         self, uuid: UUID, planned: PlannedSegment, group: RewriteGroup, before: ManifestState
     ) -> tuple[SegmentSummary, bytes]:
-        """Uploads one segment; its summary, and the digest of what was read for it."""
+        """Upload one segment; returns its summary, and the digest of the entries read."""
         settings = self._tools.settings
         ledger_id = planned.begin.ledger_id
         fetcher = Fetcher(self._log.store, ReadSettings())

@@ -1,4 +1,4 @@
-"""One segment being written: takes entries, closes at its limits, ends as two objects."""
+"""One open segment: takes entries, closes at its limits, ends as two objects."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ from offloader.write.upload import PartUploader, SegmentUpload
 
 __all__ = ["SINGLES_MAX", "OffloadHandle", "OffloadResult", "PendingEntries", "Piece", "SegmentNames", "joined"]
 
-#: What waits: a batch, or entries that came one by one, of one ledger or several.
+#: Pending entries: a batch, or single entries, of one ledger or several.
 Piece: TypeAlias = EntryBatch | list[Entry]
 
-#: Single entries that wait before they are encoded whatever their size: as objects they take more than is counted.
+#: Pending single entries that are encoded whatever their size: as objects they take more memory than counted.
 SINGLES_MAX = 2048
-#: Batches that wait before they are encoded whatever their size.
+#: Pending batches that are encoded whatever their size.
 PIECES_MAX = 64
-#: Waiting batches are joined until they are as long as this.
+#: Pending batches are joined up to this length.
 JOINED_BYTES_MIN = 1024 * 1024
 
 
 class PendingEntries:
-    """Accepts consecutive entries, single or in batches, and gives them out in that order, for ``joined``.
+    """Accepts consecutive entries, single or in batches, and returns them in that order, for ``joined``.
 
     Args:
         segment: the segment's name, for errors.
         after: the position the first entry has to follow, ``None``: any.
-        limits: name of a setting -> payload bytes that an entry must not exceed because of it.
+        limits: name of a setting -> its limit of an entry's payload bytes.
 
     Attributes:
         first: the oldest entry accepted.
         wire_bytes: bytes accepted since the beginning: payloads and a 12-byte header each.
-        waiting_bytes: those of them that weren't given out yet.
-        facts: what the source said of closed ledgers.
+        waiting_bytes: the pending part of them.
+        facts: the source's facts about closed ledgers.
         next_ledger_id, next_entry_id: the entry that follows in the same ledger; -1 before the first.
         singles: entries accepted one by one after the last batch.
     """
@@ -74,7 +74,7 @@ class PendingEntries:
         self._after = after
         self._limits = limits
         self._closed_ledgers: dict[int, int] = {}
-        #: What came before ``singles``, each with its bytes; and all of those.
+        #: Pieces before ``singles``, each with its bytes; and their total.
         self._pieces: deque[tuple[Piece, int]] = deque()
         self._pieces_bytes = 0
         self.singles: list[Entry] = []
@@ -90,20 +90,20 @@ class PendingEntries:
         return None if self.first is None else Position(self.next_ledger_id, self.next_entry_id - 1)
 
     def is_worth_a_turn(self, bytes_min: int) -> bool:
-        """Whether an encoder should begin with what waits: ``bytes_min``, or so many pieces that these take more memory
-        than is counted. Less gathers until it is, or until the segment closes."""
+        """Whether pending entries should be encoded: ``bytes_min``, or so many pieces that these take more memory than
+        is counted. Less gathers until then, or until the segment closes."""
         return self.waiting_bytes >= bytes_min or len(self._pieces) >= PIECES_MAX or len(self.singles) >= SINGLES_MAX
 
     def ledger_closed(self, facts: LedgerFacts, last_entry_id: int) -> None:
-        """Takes the source's word that a ledger ends at ``last_entry_id`` (-1: empty), so that the next may follow."""
+        """Record that a ledger ends at ``last_entry_id`` (-1: empty), so that the next may follow."""
         self.facts[facts.ledger_id] = facts
         self._closed_ledgers[facts.ledger_id] = last_entry_id
 
     def check(self, first: Position, payload_bytes_max: int) -> None:
-        """Whether entries from ``first`` on, none larger than ``payload_bytes_max``, may be accepted.
+        """Check whether entries from ``first`` on, none larger than ``payload_bytes_max``, are acceptable.
 
         Raises:
-            InvalidCall: ``first`` doesn't follow what was accepted last.
+            InvalidCall: ``first`` doesn't follow the last accepted entry.
             LimitReached: an entry above a limit; names the setting.
         """
         for setting, limit_bytes in self._limits.items():
@@ -119,21 +119,21 @@ class PendingEntries:
             )
 
     def add_entry(self, entry: Entry, wire_bytes: int) -> None:
-        """Accepts one entry; the payload is the intake's own from here on."""
+        """Accept one entry and take ownership of its payload."""
         self.singles.append(entry)
         self._accepted(entry.position, entry.position, wire_bytes)
 
     def add_batch(self, batch: EntryBatch, wire_bytes: int) -> None:
-        """Accepts a batch; its memory is the intake's own from here on."""
+        """Accept a batch and take ownership of its memory."""
         self._end_singles()
         self._pieces.append((batch, wire_bytes))
         self._pieces_bytes += wire_bytes
         self._accepted(batch.first, batch.last, wire_bytes)
 
     def take(self) -> tuple[list[Piece], int]:
-        """The oldest entries that wait, enough to be worth a turn of the encoder, and their bytes; none when none do.
+        """The oldest pending entries, enough for one encoder run, and their bytes; empty when none are pending.
 
-        Nothing is copied or built here: whoever offers waits for the lock meanwhile.
+        Copies and builds nothing: the writer waits for the lock meanwhile.
         """
         self._end_singles()
         pieces: list[Piece] = []
@@ -147,7 +147,7 @@ class PendingEntries:
         return pieces, taken_bytes
 
     def clear(self) -> None:
-        """Forgets what waits."""
+        """Drop pending entries."""
         self._pieces.clear()
         self.singles = []
         self._pieces_bytes = self.waiting_bytes = 0
@@ -159,7 +159,7 @@ class PendingEntries:
         self.waiting_bytes += wire_bytes
 
     def _end_singles(self) -> None:
-        """Entries that came one by one so far are a piece from here on."""
+        """Close the current run of single entries as one piece."""
         if not self.singles:
             return
         self._pieces.append((self.singles, self.waiting_bytes - self._pieces_bytes))
@@ -168,7 +168,7 @@ class PendingEntries:
 
 
 def joined(pieces: Sequence[Piece]) -> list[EntryBatch]:
-    """Pieces that follow each other as batches, one for each ledger: small ones cost the encoder as much as tens of
+    """Join consecutive pieces into batches, one for each ledger: a small one costs the encoder as much as tens of
     kilobytes."""
     batches = [batch for piece in pieces for batch in ([piece] if isinstance(piece, EntryBatch) else _built(piece))]
     by_ledger = itertools.groupby(batches, key=lambda batch: batch.ledger_id)
@@ -184,7 +184,7 @@ def _built(singles: Sequence[Entry]) -> Iterator[EntryBatch]:
 
 @dataclass(frozen=True, slots=True)
 class OffloadResult:
-    """What a finished segment holds (PIP-76 ``OffloadResult``). Without entries: no objects, no ``summary``."""
+    """Content of a finished segment (PIP-76 ``OffloadResult``). Without entries: no objects, no ``summary``."""
 
     uuid: UUID
     summary: SegmentSummary | None
@@ -208,22 +208,21 @@ class OffloadResult:
 
 
 class OffloadHandle:
-    """A segment that takes entries until it is closed (PIP-76 ``OffloadHandle``).
+    """An open segment that takes entries until it is closed (PIP-76 ``OffloadHandle``).
 
-    Entries are copied when they are offered, encoded and uploaded by workers, and counted in ``buffer`` until the part
-    they are in is acknowledged. The result arrives when both objects are in the store; recording it in the manifest is
-    the caller's.
+    Entries are copied when they are offered, encoded and uploaded by workers, and counted in ``buffer`` until their
+    part is acknowledged. The result arrives when both objects are in the store; the caller records it in the manifest.
 
     Args:
         uuid: the segment's name.
-        upload: where its objects go.
-        workers: who encodes and sends.
+        upload: uploads its objects.
+        workers: encode and send.
         buffer: the stream's count of held bytes.
         settings: block, part, entry and in-flight sizes.
         after: the position the first entry has to follow, ``None``: any.
-        sending: whether parts go out at once; else after ``start_sending``.
+        sending: whether parts are sent at once; else after ``start_sending``.
         on_change: called (from a worker) whenever bytes left the buffer or the result arrived.
-        memory: where blocks are written; ``None``: new memory for each.
+        memory: allocates blocks; ``None``: new memory for each.
     """
 
     def __init__(
@@ -261,7 +260,7 @@ class OffloadHandle:
         self._open = True
         self._failure: BaseException | None = None
         self._settled = False
-        # Held bytes, by where they are: waiting, being encoded, in the open block and part, in parts not acknowledged.
+        # Held bytes by place: pending, being encoded, in the open block and part, in unacknowledged parts.
         limits = {"entry_bytes_max": settings.entry_bytes_max}
         limits |= {name: limit - ENTRY_HEADER_BYTES for name, limit in buffer.limits.items()}
         self._intake = PendingEntries(str(uuid), after, limits)
@@ -304,7 +303,7 @@ class OffloadHandle:
 
     @property
     def can_drain(self) -> bool:
-        """Whether held bytes will leave without another offer: parts are on their way or being made."""
+        """Whether held bytes will be flushed without another offer: parts are being sent or made."""
         with self._lock:
             if not self._sending.begun:
                 return False
@@ -313,8 +312,8 @@ class OffloadHandle:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether some held bytes are on their way into the store, or will be without another event: then they are
-        given back one day. Bytes that are only being encoded may stay."""
+        """Whether some held bytes are being sent, or will be without another event, and so are freed eventually. Bytes
+        that are only being encoded may stay."""
         with self._lock:
             closing = not self._open and self._held() > 0
             return closing or self._sending.is_moving
@@ -324,16 +323,16 @@ class OffloadHandle:
         return self._open and self._failure is None and self._buffer.room_bytes >= size + ENTRY_HEADER_BYTES
 
     def ledger_closed(self, facts: LedgerFacts, last_entry_id: int) -> None:
-        """Takes the source's word that a ledger ends at ``last_entry_id`` (-1: empty), so that the next may follow."""
+        """Record that a ledger ends at ``last_entry_id`` (-1: empty), so that the next may follow."""
         with self._lock:
             self._intake.ledger_closed(facts, last_entry_id)
 
     def offer_entry(self, entry: Entry) -> bool:
-        """Takes a copy of one entry, or answers False when the buffer is full.
+        """Take a copy of one entry, or return False when the buffer is full.
 
         Raises:
             Closed: the handle was closed, or its upload failed.
-            InvalidCall: the entry doesn't follow the last one; the segment is as before.
+            InvalidCall: the entry doesn't follow the last one; the segment is unchanged.
             LimitReached: the entry is larger than ``entry_bytes_max``.
         """
         ledger_id, entry_id, payload, _ = entry
@@ -341,7 +340,7 @@ class OffloadHandle:
         intake, buffer = self._intake, self._buffer
         with self._lock:
             held_bytes = buffer.held_bytes + size_bytes
-            # The usual case, without a call: the next entry of the ledger, into bytes that were granted already.
+            # Fast path, without a call: the next entry of the ledger, into bytes already granted.
             if (
                 entry_id == intake.next_entry_id
                 and ledger_id == intake.next_ledger_id
@@ -361,18 +360,19 @@ class OffloadHandle:
                 if not buffer.take(size_bytes):
                     return False
                 intake.add_entry(entry._replace(payload=bytes(payload)), size_bytes)
-            # Without a call: what ``is_worth_a_turn`` says of entries that come one by one.
+            # Inlined ``is_worth_a_turn`` for single entries.
             if intake.waiting_bytes < self._settings.block_bytes and len(intake.singles) < SINGLES_MAX:
                 return True
         self._encode_task.schedule()
         return True
 
     def offer_batch(self, batch: EntryBatch, *, own: bool = False) -> int:
-        """Takes copies of as many leading entries as there is room for; how many.
+        """Take copies of as many leading entries as fit; returns their number.
 
         Args:
-            batch: entries of one ledger, without holes.
-            own: nobody changes the batch's memory any more: then it is kept, unless most of it is of other entries.
+            batch: entries of one ledger, without gaps.
+            own: the batch's memory is immutable from now on: then it is kept, unless most of it belongs to other
+                entries.
 
         Raises: like ``offer_entry``, and then nothing of the batch was taken.
         """
@@ -381,13 +381,14 @@ class OffloadHandle:
         if int(batch.entry_ids[-1] - batch.entry_ids[0]) != len(batch) - 1:
             raise InvalidCall(f"a batch of ledger {batch.ledger_id} has holes between {batch.first} and {batch.last}")
         if len(batch) == 1:
-            # As an entry it waits for others: a batch of one costs more than what is in it, here and in the encoder.
+            # Treat a batch of one as an entry, which waits for others: a batch costs more than its content, here and in
+            # the encoder.
             return int(self.offer_entry(next(batch.entries())))
         wire_bytes = batch.wire_bytes
         largest_bytes = wire_bytes if wire_bytes <= self._single_wire_max else int(batch.lengths.max())
         with self._lock:
             self._require_takes(batch.first, largest_bytes)
-            # Usually there is room for all of it, and nothing of it has to be looked at.
+            # Usually all of it fits, and no entry needs a check.
             count = len(batch) if self._buffer.take(wire_bytes) else self._buffer.take_leading(batch.lengths)
             if count == 0:
                 return 0
@@ -398,15 +399,15 @@ class OffloadHandle:
         return count
 
     def get_offload_result_async(self) -> Future[OffloadResult]:
-        """The result, when both objects are in the store and their lengths proven, or the reason why not."""
+        """The result, once both objects are in the store and their lengths verified, or the error."""
         return self._result
 
     def start_sending(self) -> None:
-        """Lets parts go out: the segment is recorded as assigned now."""
+        """Allow sending: the segment is recorded as assigned now."""
         self._sending.begin()
 
     def close(self) -> bool:
-        """No entry is taken any more; what was taken is completed. True if the handle was still open."""
+        """Refuse further entries and complete the segment. True if the handle was still open."""
         with self._lock:
             was_open, self._open = self._open, False
         if was_open:
@@ -414,9 +415,9 @@ class OffloadHandle:
         return was_open
 
     def abandon(self, reason: OffloaderError, *, abort: bool) -> None:
-        """Gives the segment up: bytes are dropped, the result is ``reason``.
+        """Give the segment up: drop its bytes and set ``reason`` as the result.
 
-        ``abort``: also drop the unfinished upload. A fenced writer doesn't: nothing there is its own any more.
+        ``abort``: also abort the unfinished upload. A fenced writer doesn't, as it owns nothing there any more.
         """
         self._fail(reason, abort=abort)
 
@@ -431,9 +432,9 @@ class OffloadHandle:
         return self._intake.waiting_bytes + self._encoding_bytes + self._builder_bytes + self._sending.unsent_bytes
 
     def _count(self) -> None:
-        """Tells the stream's buffer what this segment holds now; under the lock, after anything moved.
+        """Report this segment's held bytes to the stream's buffer; under the lock, after any change.
 
-        What waits in the intake was counted when it was offered and isn't part of ``_counted_bytes``.
+        Pending entries were counted when they were offered and aren't part of ``_counted_bytes``.
         """
         held = self._encoding_bytes + self._builder_bytes + self._sending.unsent_bytes
         self._buffer.adjust(held - self._counted_bytes)
@@ -452,19 +453,19 @@ class OffloadHandle:
                     self._sending.add(parts)
                 self._sending.launch()
             self._finish_if_closed()
-            # What is encoded now may sit in an unfinished part: whoever waits for room has to know that it will stay.
+            # Encoded bytes may stay in an unfinished part: a waiter for room has to know that.
             self._on_change()
         except BaseException as error:
-            # Whatever it is (memory, a bug): the segment failed and its stream must hear of it, never a silent stall.
+            # For any error (memory, a bug): the segment fails and reports it to its stream, to avoid a silent stall.
             self._fail(error, abort=True)
 
     def _next_pieces(self) -> list[Piece]:
         with self._lock:
-            # Parts that wait for a connection hold back the encoder, so that bytes wait small and in one place.
+            # Parts that wait for a connection block the encoder, so that bytes wait unencoded, small and in one place.
             if self._failure is not None or self._sending.is_ahead:
                 return []
             pieces, self._encoding_bytes = self._intake.take()
-            # Counted already: it moves from what waits to what is encoded.
+            # Counted already: it moves from pending to encoding.
             self._counted_bytes += self._encoding_bytes
             return pieces
 
@@ -510,7 +511,7 @@ class OffloadHandle:
             self._buffer.adjust(-self._intake.waiting_bytes)
             self._intake.clear()
             self._sending.drop()
-            # The block and the part that were being filled: nobody counts them any more, so nobody may hold them.
+            # Release the open block and part: they are no longer counted.
             self._builder = self._new_builder()
             self._encoding_bytes = self._builder_bytes = 0
             self._count()
@@ -518,29 +519,29 @@ class OffloadHandle:
             if abort:
                 self._upload.abort()
         except OffloaderError as left:
-            # The cause matters more than the parts it leaves: those are swept later.
+            # The cause matters more than the remaining parts, which are swept later.
             error.add_note(f"its unfinished upload couldn't be aborted: {left}")
         finally:
             self._result.set_exception(error)
             self._on_change()
 
 
-#: Names remembered to refuse a second segment of the same name.
+#: Names kept to refuse a second segment of the same name.
 REMEMBERED_MAX = 65_536
 
 
 class SegmentNames:
-    """Thread-safe."""
+    """Recently used segment names. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._used: OrderedDict[UUID, None] = OrderedDict()
 
     def claim(self, uuid: UUID) -> None:
-        """Takes a name.
+        """Claim a name.
 
         Raises:
-            InvalidCall: it was taken before.
+            InvalidCall: it was used before.
         """
         with self._lock:
             if uuid in self._used:

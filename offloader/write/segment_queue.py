@@ -26,13 +26,13 @@ from offloader.write.segment import OffloadHandle
 
 __all__ = ["SEGMENTS_MAX", "Commits", "SegmentQueue", "WritingSegment", "announce"]
 
-#: One completes while the next gathers; more would only move the wait from the hot tier into memory.
+#: One completes while the next gathers; more would only hold entries in memory instead of the hot tier.
 SEGMENTS_MAX = 2
 
 
 @dataclass(slots=True)
 class WritingSegment:
-    """A segment on its way. ``assigned``: the manifest knows it, so its parts may go out."""
+    """A segment in progress. ``assigned``: the manifest has it, so its parts may be sent."""
 
     handle: OffloadHandle
     begin: Position
@@ -40,10 +40,10 @@ class WritingSegment:
 
 
 class SegmentQueue:
-    """Segments in the stream's order, entries offered to the last one.
+    """Segments in the stream's order; entries are offered to the last one.
 
     Args:
-        open_handle: gives the handle of a new segment that follows a position (``None``: the stream's first).
+        open_handle: creates the handle of a new segment that follows a position (``None``: the stream's first).
         buffer: the bytes of all of them.
         settings: when a segment is full.
     """
@@ -60,7 +60,7 @@ class SegmentQueue:
         self._segments: list[WritingSegment] = []
         self._ledgers: dict[int, LedgerInfo] = {}
         self._refused_bytes = 0
-        #: The newest entry that any segment took.
+        #: The newest entry taken by any segment.
         self.offered: Position | None = None
 
     @property
@@ -79,18 +79,19 @@ class SegmentQueue:
         return self._segments[-1] if self._segments and self._segments[-1].handle.is_open else None
 
     def offer(self, batch: EntryBatch) -> int:
-        """Offers ``batch`` to the gathering segment and, when that is full, to the next; how many entries were taken.
+        """Offer ``batch`` to the gathering segment and, when that is full, to the next. Returns the number of entries
+        taken.
 
-        Nobody changes the batch's memory any more: sources promise that of what they tell and of what they read.
+        The batch's memory is immutable from now on: sources guarantee that for batches reported or read.
 
-        None are taken when they don't follow what was offered last, as far as the facts learnt so far tell.
+        None are taken if they don't follow the last offered entry, as far as known.
         """
         if not self.follows(batch.first):
             return 0
         taken = 0
         self._refused_bytes = 0
         while taken < len(batch):
-            # Most batches fit as they are: no slice of them is made.
+            # Most batches fit whole: no slice is made.
             rest = batch.slice(taken, len(batch)) if taken else batch
             segment = self.gathering or self._open(rest.first)
             if segment is None:
@@ -99,8 +100,8 @@ class SegmentQueue:
             try:
                 count = segment.handle.offer_batch(rest.slice(0, fit) if fit < len(rest) else rest, own=True)
             except Closed:
-                # It grew too old, or failed, since the line above: the next one takes these. One without an entry would
-                # never be completed.
+                # It grew too old, or failed, since the line above: the next segment takes these. A segment without
+                # entries would never be completed.
                 if segment.handle.last_offered() is None:
                     self._segments.remove(segment)
                 continue
@@ -108,7 +109,7 @@ class SegmentQueue:
                 self._refused_bytes = int(rest.lengths[count]) + ENTRY_HEADER_BYTES
             if count == 0:
                 if segment.handle.last_offered() is None:
-                    # Opened for an entry that there was no room for: nothing of it will ever be assigned or sent.
+                    # Opened for an entry that didn't fit: it is never assigned or sent.
                     self._segments.remove(segment)
                     segment.handle.close()
                 break
@@ -121,7 +122,7 @@ class SegmentQueue:
         return taken
 
     def follows(self, begin: Position) -> bool:
-        """Whether ``begin`` comes right after what was offered last, as far as the facts learnt so far tell."""
+        """Whether ``begin`` directly follows the last offered entry, as far as known."""
         if self.offered is None:
             return True
         known = {} if begin.ledger_id == self.offered.ledger_id else self.closed_ledgers()
@@ -133,7 +134,7 @@ class SegmentQueue:
         return gap_before(state.stream, read, self.offered, state, seen, is_next=self.follows(begin))
 
     def learn(self, infos: Iterable[LedgerInfo]) -> None:
-        """Takes the source's word on its ledgers."""
+        """Record the source's facts about its ledgers."""
         for info in infos:
             self._ledgers[info.ledger_id] = info
             if info.closed:
@@ -141,9 +142,9 @@ class SegmentQueue:
                     segment.handle.ledger_closed(facts_of(info), info.last_entry_id)
 
     def go_on_after_committed(self, state: ManifestState) -> Position | None:
-        """Offering goes on after the committed end of the manifest, which is answered.
+        """Continue offering after the manifest's committed end; returns that end.
 
-        How that ledger ends may be known to nobody but the manifest any more: its hot copy may have been released.
+        Its ledger's end may only be known to the manifest: the hot copy may have been released.
         """
         end = self.offered = state.committed_end()
         if end is None:
@@ -156,15 +157,15 @@ class SegmentQueue:
         return end
 
     def forget_before(self, ledger_id: int) -> None:
-        """Drops facts that the manifest has by now."""
+        """Drop facts that the manifest has by now."""
         self._ledgers = {key: info for key, info in self._ledgers.items() if key >= ledger_id}
 
     def leave(self, ledger_ids: Set[int]) -> None:
-        """Drops what was learnt of ledgers that aren't the stream's."""
+        """Drop facts about ledgers that aren't the stream's."""
         self._ledgers = {key: info for key, info in self._ledgers.items() if key not in ledger_ids}
 
     def closed_infos(self) -> list[LedgerInfo]:
-        """What was learnt of the closed ones."""
+        """Facts about closed ledgers."""
         return [info for info in self._ledgers.values() if info.closed]
 
     def closed_ledgers(self) -> dict[int, int]:
@@ -172,43 +173,43 @@ class SegmentQueue:
         return {info.ledger_id: info.last_entry_id for info in self.closed_infos()}
 
     def wait_for_room(self, size_bytes: int) -> bool:
-        """Whether reading up to ``size_bytes`` more from the hot tier makes sense now; else the buffer tells when."""
+        """Whether to read up to ``size_bytes`` more from the hot tier now; else the buffer wakes the caller later."""
         if self.gathering is None and len(self._segments) >= SEGMENTS_MAX:
             return False
         return self._buffer.wait_for_room(self._turn_bytes(size_bytes))
 
     def is_stuck(self, size_bytes: int) -> bool:
-        """Whether the buffer is full and nothing will free it but closing the gathering segment."""
+        """Whether the buffer is full and only closing the gathering segment frees it."""
         if self.gathering is None or self.can_drain:
             return False
         return self._buffer.limit_bytes - self._buffer.held_bytes < self._turn_bytes(size_bytes)
 
     @property
     def can_drain(self) -> bool:
-        """Whether held bytes will leave without another offer or a close."""
+        """Whether held bytes will be flushed without another offer or a close."""
         return any(segment.handle.can_drain for segment in self._segments)
 
     @property
     def is_leaving(self) -> bool:
-        """Whether some held bytes will be given back without another close."""
+        """Whether some held bytes will be freed without another close."""
         return any(segment.handle.is_leaving for segment in self._segments)
 
     def _turn_bytes(self, size_bytes: int) -> int:
         return max(self._refused_bytes, self._buffer.turn_bytes(size_bytes))
 
     def pop_first(self) -> None:
-        """The first segment is committed."""
+        """Remove the first segment after its commit."""
         self._segments.pop(0)
 
     def clear(self, offered: Position | None) -> list[WritingSegment]:
-        """Forgets all segments, which the caller abandons; offering starts again after ``offered``."""
+        """Remove all segments, which the caller abandons; offering restarts after ``offered``."""
         segments, self._segments = self._segments, []
         self.offered = offered
         return segments
 
     def keep_assigned(self, committed: Position | None) -> list[WritingSegment]:
-        """Forgets the segments that no record has assigned, which the caller abandons; offering starts again after the
-        others, or after ``committed``."""
+        """Remove unassigned segments, which the caller abandons; offering restarts after the others, or after
+        ``committed``."""
         dropped = [segment for segment in self._segments if not segment.assigned]
         if dropped:
             self._segments = [segment for segment in self._segments if segment.assigned]
@@ -231,7 +232,7 @@ _log = logging.getLogger("offloader.segments")
 
 
 def announce(edits: Sequence[Edit], state: ManifestState, recorder: Recorder) -> None:
-    """Logs and counts the segments and gaps of ``edits``; ``state`` is the view after them."""
+    """Log and count the segments and gaps of ``edits``; ``state`` is the view after them."""
     for edit in edits:
         match edit:
             case Offloaded():
@@ -241,7 +242,7 @@ def announce(edits: Sequence[Edit], state: ManifestState, recorder: Recorder) ->
                 recorder.add("segments_total", stream=state.stream, label="offloaded")
                 _log_segment("segment_offloaded", edit.uuid, summary, edit.offloaded_ms, state)
             case Replace():
-                # The same entries in other objects: what is readable hasn't become more.
+                # The same entries in other objects: no more entries are readable.
                 for each in edit.by:
                     _log_segment("segment_rewritten", each.uuid, each.summary, edit.offloaded_ms, state)
             case Failed():
@@ -293,11 +294,11 @@ _Then = Callable[[ManifestState], None]
 
 
 class Commits:
-    """Commits edits, says so, and does what is to be done after them, exactly once.
+    """Commits edits, announces them, and runs their follow-up exactly once.
 
     Args:
         log: the stream's manifest.
-        source: the hot tier that facts about ledgers are of.
+        source: the hot tier, for facts about ledgers.
         driver: recorded with each segment: where its objects are.
         clock: for the times in the records.
     """
@@ -313,7 +314,7 @@ class Commits:
     def first(
         self, segment: WritingSegment, given_up: Sequence[Failed], closed: Sequence[LedgerInfo], then: _Then
     ) -> None:
-        """Assigns a segment, in one record with the failure of those whose range it takes over."""
+        """Assign a segment, in one record with the failure of those whose range it takes over."""
         self.commit([*given_up, *self._closed(segment.begin, closed), self._assign(segment)], then)
 
     def settled(
@@ -324,7 +325,7 @@ class Commits:
         closed: Sequence[LedgerInfo],
         then: _Then,
     ) -> None:
-        """Ends a segment and, when entries are waiting, assigns the next: one record."""
+        """End a segment and, when entries are pending, assign the next: one record."""
         edits: list[Edit] = [Offloaded(segment.handle.uuid, summary, self._clock.now_ms())]
         if following is not None:
             edits.append(self._assign(following))
@@ -332,22 +333,22 @@ class Commits:
         self.commit([*self._closed(newest, closed), *edits], then)
 
     def passed(self, gap: Gap, given_up: Sequence[Failed], closed: Sequence[LedgerInfo], then: _Then) -> None:
-        """Records a gap, in one record with the failure of what was assigned there."""
+        """Record a gap, in one record with the failure of the segments assigned there."""
         self.commit([*given_up, *self._closed(gap.first, closed), gap], then)
 
     def commit(self, edits: Sequence[Edit], then: _Then) -> None:
-        """Commits ``edits``, then calls ``then`` with the new view.
+        """Commit ``edits``, then call ``then`` with the new view.
 
         Raises:
             OutcomeUnknown: call ``finish`` until it returns; nothing else may be committed before.
-            Fenced, EditRefused, StoreUnavailable: nothing was committed, and the edits are forgotten.
+            Fenced, EditRefused, StoreUnavailable: nothing was committed, and the edits are dropped.
         """
         assert self._pending is None, "an earlier commit is unfinished"
         self._pending = (edits, then)
         self.finish()
 
     def finish(self) -> None:
-        """Commits what is pending, if anything is; raises like ``commit``."""
+        """Commit pending edits, if any; raises like ``commit``."""
         if self._pending is None:
             return
         edits, then = self._pending
@@ -366,7 +367,7 @@ class Commits:
         return Assign(segment.handle.uuid, int(Layout.V2), segment.begin, None, self._clock.now_ms(), self._driver)
 
     def _closed(self, newest: Position, closed: Sequence[LedgerInfo]) -> list[Edit]:
-        """The source's facts about ledgers before ``newest``, all that the manifest lacks."""
+        """The source's facts, missing in the manifest, about ledgers before ``newest``."""
         known = self._log.state.closed_ledgers
         new = [info for info in closed if info.ledger_id < newest.ledger_id and info.ledger_id not in known]
         return [closed_edit(info, self._source) for info in sorted(new, key=lambda info: info.ledger_id)]

@@ -1,4 +1,4 @@
-"""A live stream's mode, progress, lag, and the state it shares with the thread that appends."""
+"""Mode, progress and lag of a live stream, and the state it shares with the appending thread."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Lag", "Mode", "Progress", "StreamState", "StreamStatus", "error_fiel
 
 
 class Mode(enum.Enum):
-    """How entries reach the gathering segment."""
+    """Path of entries to the gathering segment."""
 
     CATCH_UP = "catch-up"
     LIVE = "live"
@@ -33,19 +33,19 @@ class Mode(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamStatus:
-    """What a stream is doing, for people and metrics.
+    """Status of a stream, for display and metrics.
 
     Attributes:
         mode: live, catch-up, paused or stopped.
         buffer_bytes, buffer_bytes_max: held now, and the limit.
         tail: newest entry known in the hot tier.
         offered: newest entry taken into a segment.
-        committed: newest entry that the manifest says is readable from the cold tier.
+        committed: newest entry readable from the cold tier by the manifest.
         segments_committed: by this process.
         segments_failed: segments given up and started again.
-        offers_refused: times an entry was written and there was no room (it is read from the hot tier later).
+        offers_refused: entries refused for lack of room when they were written (they are read from the hot tier later).
         gaps_recorded: gaps that this process recorded: ranges that the hot tier lost before they were offloaded.
-        error, error_kind: why the last step failed and the error's class, empty when it didn't.
+        error, error_kind: the last step's error and its class, empty without one.
         entries_committed, bytes_committed: of those segments; bytes are payload.
         last_progress_ms: when this process last committed a segment, ms since 1970 UTC, ``None``: not yet.
         oldest_time_ms, tail_time_ms: publish times of the first and the newest entry seen here, ``None``: unknown.
@@ -75,12 +75,12 @@ class StreamStatus:
 
     @property
     def was_closed(self) -> bool:
-        """Whether it stopped because it was told to."""
+        """Whether it stopped on request."""
         return self.mode is Mode.STOPPED and self.error_kind == Closed.__name__
 
 
 def error_fields(error: Exception | None) -> dict[str, Any]:
-    """``error`` as a status says it."""
+    """Status fields of ``error``."""
     return {"error": str(error or ""), "error_kind": type(error).__name__ if error is not None else ""}
 
 
@@ -89,11 +89,10 @@ class Progress:
     """Counters of one stream in this process.
 
     Attributes:
-        tell: is told the name of a metric each time there is one more; may be called with locks held.
-        segments_committed, entries_committed, bytes_committed: what became readable from the cold tier; bytes of
-            payload.
+        tell: called with the name of a metric for each increment; may be called with locks held.
+        segments_committed, entries_committed, bytes_committed: readable from the cold tier; bytes of payload.
         segments_failed: segments given up and started again.
-        offers_refused: times an entry was written and there was no room.
+        offers_refused: entries refused for lack of room when they were written.
         last_progress_ms: wall clock of the last commit.
         oldest_time_ms: publish time of the first entry seen here.
         tail_time_ms: publish time of the newest entry seen here.
@@ -113,26 +112,26 @@ class Progress:
 
     @classmethod
     def told_by(cls, store: ObjectStore, stream: str) -> Progress:
-        """Of a stream; the metrics go where those of the store's requests go."""
+        """Counters of a stream; their metrics use the recorder of the store's requests."""
         return cls(partial(recorder_of(store).add, stream=stream))
 
     def fields(self) -> dict[str, Any]:
-        """The counters by name, as ``StreamStatus`` takes them."""
+        """The counters by name, as arguments of ``StreamStatus``."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "tell"}
 
     def refused(self, really: bool) -> None:
-        """An entry was written, and there was no room; ``really``: not only because the stream isn't live."""
+        """Count a written entry without room; ``really``: not only because the stream isn't live."""
         if really:
             self.offers_refused += 1
             self.tell("offers_refused_total")
 
     def stopped(self, error: OffloaderError) -> None:
-        """The stream stopped by itself."""
+        """Count that the stream stopped itself."""
         if isinstance(error, Fenced):
             self.tell("fenced_total")
 
     def seen(self, batch: EntryBatch) -> None:
-        """Entries came by, from the listener or from a read."""
+        """Record publish times of entries from the listener or a read."""
         newest_ms = int(batch.publish_times_ms[-1])
         if newest_ms == TIME_UNKNOWN_MS:
             return
@@ -142,7 +141,7 @@ class Progress:
         self.tail_time_ms = newest_ms if self.tail_time_ms is None else max(self.tail_time_ms, newest_ms)
 
     def committed(self, summary: SegmentSummary, now_ms: int) -> None:
-        """A segment is in the manifest."""
+        """Count a committed segment."""
         self.segments_committed += 1
         self.entries_committed += summary.entries
         self.bytes_committed += summary.payload_bytes
@@ -153,10 +152,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """The newest hot entry against the newest committed one.
+    """Distance between the newest hot entry and the newest committed one.
 
     Attributes:
-        entries: how many the hot tier has and the cold tier hasn't.
+        entries: in the hot tier and not in the cold tier.
         payload_bytes: their bytes; inside a ledger that is partly committed, by the mean size of its entries.
         seconds: between the publish times of the two; ``None`` where entries carry none.
     """
@@ -173,10 +172,10 @@ def lag_between(
     committed_time_ms: int | None = None,
     tail_time_ms: int | None = None,
 ) -> Lag:
-    """How far ``committed`` is behind the end of ``ledgers``.
+    """Lag of ``committed`` behind the end of ``ledgers``.
 
     Args:
-        committed: end of what is readable from the cold tier, ``None``: nothing is.
+        committed: end of the entries readable from the cold tier, ``None``: none.
         ledgers: the hot tier's, any order.
         committed_time_ms, tail_time_ms: publish times of the two ends, ``None``: unknown.
     """
@@ -198,9 +197,9 @@ def lag_between(
 
 
 def lag_of(status: StreamStatus, ledgers: Callable[[], Sequence[LedgerInfo]]) -> Lag:
-    """The lag that a status stands for; ``ledgers`` is asked only when there is one.
+    """Lag of a status; ``ledgers`` is only called if there is one.
 
-    Where nothing was committed yet, time counts from the first entry seen.
+    Before the first commit, time counts from the first entry seen.
     """
     since_ms = status.oldest_time_ms if status.committed_time_ms is None else status.committed_time_ms
     found = [] if status.tail == status.committed else ledgers()
@@ -208,25 +207,24 @@ def lag_of(status: StreamStatus, ledgers: Callable[[], Sequence[LedgerInfo]]) ->
 
 
 class StreamState:
-    """Read and written under ``lock``.
+    """Shared state of a stream. Read and written under ``lock``.
 
     Args:
         stream: its name.
         buffer: bytes held.
-        queue: segments under way.
-        progress: what was done.
+        queue: segments in progress.
+        progress: counters.
 
     Attributes:
-        changed: a condition over ``lock``, told of every change that somebody may wait for.
+        changed: a condition over ``lock``, notified of every change that a caller may wait for.
         mode: live, catch-up, paused or stopped.
         tail: newest entry known in the hot tier.
-        committed: end of what is readable from the cold tier.
-        close_at: up to here somebody asked for; the segment that holds it closes early.
+        committed: end of the entries readable from the cold tier.
+        close_at: requested commit position; the segment that holds it closes early.
         error: why the last step failed, or the stream stopped.
-        is_watched: paused, and somebody looks from time to time whether it may go on.
-        looks_asked, looks_done: how often somebody wanted to know whether the manifest says that it is paused, and got
-            the answer.
-        heard: ledgers that had entries, from the committed one on: one of them that is gone is missed.
+        is_watched: paused, and polled for a resume.
+        looks_asked, looks_done: number of requested and of completed polls of the pause state.
+        heard: ledgers that had entries, from the committed one on, to detect a missing one.
         gaps_recorded: by this process.
     """
 
@@ -249,24 +247,24 @@ class StreamState:
 
     @property
     def is_behind(self) -> bool:
-        """Whether the hot tier has entries that weren't offered."""
+        """Whether the hot tier has unoffered entries."""
         offered = self.queue.offered
         return self.tail is not None and (offered is None or self.tail > offered)
 
     @property
     def rests(self) -> bool:
-        """Whether it is paused for certain, and nothing is on its way any more."""
+        """Whether it is certainly paused, with no segment in progress."""
         return self.mode is Mode.PAUSED and self.queue.first is None and self.looks_asked == self.looks_done
 
     def append(self, batch: EntryBatch, *, ours: bool) -> bool:
-        """Takes a batch that became durable; whether the workers have something to do.
+        """Take a batch that became durable; returns whether the workers have something to do.
 
         Args:
             ours: whether the stream's epoch is ours: else nothing can be offered.
         """
         self.heard.add(batch.ledger_id)
         if self.mode is Mode.STOPPED:
-            self.tail = batch.last  # a fenced stream may be asked later whether data waits
+            self.tail = batch.last  # a fenced stream checks it later for waiting data
             return False
         before, self.tail = self.tail, batch.last
         self.progress.seen(batch)
@@ -282,17 +280,17 @@ class StreamState:
         return self.mode is Mode.CATCH_UP or first is None or not first.assigned
 
     def forget_before(self, ledger_id: int) -> None:
-        """Drops what was known of earlier ledgers: the manifest has it by now."""
+        """Drop facts about earlier ledgers: the manifest has them by now."""
         self.queue.forget_before(ledger_id)
         self.heard = {each for each in self.heard if each >= ledger_id}
 
     def leave(self, ledger_ids: Set[int]) -> None:
-        """Drops what was known of ledgers that the manifest has set aside."""
+        """Drop facts about ledgers that the manifest has set aside."""
         self.queue.leave(ledger_ids)
         self.heard = {each for each in self.heard if each not in ledger_ids}
 
     def moved_on(self, state: ManifestState) -> None:
-        """A record made more of the stream readable; the last trouble is over."""
+        """Record that more of the stream is readable; clears the last error."""
         self.committed = state.committed_end()
         if self.close_at is not None and self.committed is not None and self.committed >= self.close_at:
             self.close_at = None

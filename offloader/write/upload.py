@@ -1,4 +1,4 @@
-"""Uploads one data object and its index: parts, completion, verification."""
+"""Upload one data object and its index: parts, completion, verification."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from offloader.store.base import CREATE, OVERWRITE, ObjectInfo, ObjectStore, Par
 
 __all__ = ["BoundedUploader", "PartUploader", "SegmentUpload", "abort_uploads", "upload_of", "verify_objects"]
 
-#: Completes sent for one upload, each after a look that found neither the object nor a reason to stop.
+#: Completion requests of one upload, each after a check that found neither the object nor a reason to stop.
 COMPLETE_ATTEMPTS_MAX = 4
-#: Looks at an object that was sent whole, each with the store's own retries, before the segment fails and all of it is
-#: sent again under another name.
+#: Checks of a completely sent object, each with the store's own retries, before the segment fails and is sent again
+#: under another name.
 LOOKS_MAX = 4
 
 
 class SegmentUpload:
-    """Uploads one segment. Every method is one or a few storage calls and may run on any thread.
+    """Uploads one segment. Every method is one or a few store requests and may run on any thread.
 
     Args:
-        store: where to.
-        data_key, index_key: the two objects' keys; nobody else writes them.
+        store: the destination.
+        data_key, index_key: keys of the two objects, written by this upload only.
         data_metadata, index_metadata: their user metadata.
-        testimony: what the data object says besides of the record that assigned it; asked when it is sent, which is
-            after that record.
+        testimony: further metadata of the data object about the record that assigned it; called when it is sent, which
+            is after that record.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class SegmentUpload:
         self._began = False
         self._aborted = False
         self._parts: dict[int, PartInfo] = {}
-        #: What the store showed after the completion.
+        #: The object's description after the completion.
         self._completed: ObjectInfo | None = None
 
     def send_part(self, part: Part) -> None:
-        """Sends one part; the first call begins the upload. Parts may be sent at once and in any order.
+        """Send one part; the first call begins the upload. Parts may be sent in parallel and in any order.
 
-        A part that was in flight when the upload was aborted may leave it unfinished in the store (S3's
-        AbortMultipartUpload says so): it is aborted again after the part.
+        A part in flight during the abort may leave the upload unfinished in the store (documented for S3's
+        AbortMultipartUpload): it is aborted again after the part.
         """
         upload_id = self._begin()
         try:
@@ -82,13 +82,13 @@ class SegmentUpload:
             with self._lock:
                 aborted = self._aborted
             if aborted:
-                with suppress(OffloaderError):  # what stays is an orphan, which the orphan search deletes
+                with suppress(OffloaderError):  # the remains are an orphan, which the orphan search deletes
                     abort_uploads(self._store, self.data_key)
         with self._lock:
             self._parts[part.number] = info
 
     def send_whole(self, part: Part) -> None:
-        """Sends a data object that is one part as a single PUT.
+        """Send a data object that is one part as a single PUT.
 
         Raises:
             OutcomeUnknown: the store neither confirms nor shows the object.
@@ -101,7 +101,7 @@ class SegmentUpload:
                 raise
 
     def complete(self) -> None:
-        """Makes the object of the parts sent.
+        """Complete the upload of the parts sent.
 
         Raises:
             OutcomeUnknown: the store neither confirms nor shows the object.
@@ -113,7 +113,7 @@ class SegmentUpload:
             try:
                 self._completed = self._store.complete_upload(self.data_key, upload_id, parts)
             except OutcomeUnknown:
-                # Sent again blindly, the second complete would find no upload and look like a failure.
+                # Without this check, a repeated completion would find no upload and look like a failure.
                 self._completed = self._look()
                 if self._completed is not None:
                     return
@@ -123,12 +123,12 @@ class SegmentUpload:
                 return
 
     def prove(self, data_bytes: int) -> ObjectInfo:
-        """Compares the length of the data object as the store showed it after its completion; asks for it after a
-        single PUT, whose answer says nothing of it.
+        """Verify the length of the data object from its completion, or from a HEAD after a single PUT, whose response
+        lacks it.
 
         Raises:
-            Corrupt: it isn't as long as what was sent, or isn't there.
-            OutcomeUnknown: the store doesn't say.
+            Corrupt: its length differs from the bytes sent, or it doesn't exist.
+            OutcomeUnknown: the store is unreachable.
         """
         info = self._completed or self._look()
         if info is None or info.size_bytes != data_bytes:
@@ -137,10 +137,10 @@ class SegmentUpload:
         return info
 
     def send_index(self, index: bytes) -> None:
-        """Creates the index object.
+        """Create the index object.
 
         Raises:
-            Corrupt: another index is there already.
+            Corrupt: another index exists.
         """
         try:
             self._store.put(self.index_key, index, mode=CREATE, metadata=self._index_metadata, crc32c=crc32c(index))
@@ -152,8 +152,7 @@ class SegmentUpload:
                 ) from error
 
     def abort(self) -> None:
-        """Drops the upload and its parts; nothing of this upload can be completed afterwards. Does nothing after a
-        single PUT."""
+        """Abort the upload and its parts; it can't be completed afterwards. No effect after a single PUT."""
         with self._lock:
             self._aborted = True
             began = self._began
@@ -177,7 +176,7 @@ class SegmentUpload:
         """The data object, after all of it was sent.
 
         Raises:
-            OutcomeUnknown: the store doesn't say whether it is there.
+            OutcomeUnknown: it is unknown whether the object exists.
         """
         for left in reversed(range(LOOKS_MAX)):
             try:
@@ -192,7 +191,7 @@ class SegmentUpload:
 
 
 def abort_uploads(store: ObjectStore, key: str) -> int:
-    """Aborts every unfinished upload of exactly ``key``, those included whose id a lost answer kept from us."""
+    """Abort every unfinished upload of exactly ``key``, including those whose id was lost with a response."""
     found = [upload for upload in store.list_uploads(key) if upload.key == key]
     for upload in found:
         store.abort_upload(upload.key, upload.upload_id)
@@ -211,19 +210,19 @@ def upload_of(
     extra_metadata: Mapping[str, str] | None = None,
     testimony: Callable[[], Testimony | None] = lambda: None,
 ) -> SegmentUpload:
-    """The upload of one segment; nothing is sent yet.
+    """Create the upload of one segment; sends nothing.
 
     Args:
-        store: where to.
+        store: the destination.
         stream, ledger_id: decide the keys with ``uuid``; a ledger for V1 only.
-        incarnation, epoch: written to the objects, so that a bucket explains itself.
+        incarnation, epoch: written to the objects, so that a bucket is self-describing.
         codec: the setting.
-        extra_metadata: for both objects besides.
+        extra_metadata: further metadata for both objects.
         testimony: as for ``SegmentUpload``.
     """
     from offloader import __version__
 
-    # Declared before the first block is compressed, or not: metadata goes with the upload's first request.
+    # Declared before the first block is compressed or not: metadata is sent with the upload's first request.
     version = 1 if codec == "none" else 2
     data, index = (
         {
@@ -243,24 +242,24 @@ def upload_of(
     return SegmentUpload(store, *keys, data, index, testimony)
 
 
-#: Parts made ahead of a connection. Making one takes a small part of the time that sending it takes; more of them would
-#: be memory that the system has to clear first, and that the next block finds outside the processor's cache.
+#: Parts made ahead of a connection. Making one takes a fraction of the time to send it; more would need memory that the
+#: system has to clear first, and evict the next block from the processor's cache.
 READY_PARTS_MAX = 2
 
 
 class PartUploader:
-    """Used by an ``OffloadHandle``; what is marked so is called under its lock, the rest without.
+    """Sends the parts of an ``OffloadHandle``. Methods marked so are called under its lock, the rest without.
 
     Args:
-        upload: where the objects go.
-        workers: who sends.
+        upload: the segment's upload.
+        workers: send the parts.
         lock: of the stream's segments and their buffer.
-        parts_in_flight_max: parts on their way at once.
-        begun: whether the segment is assigned; else ``begin`` says so.
+        parts_in_flight_max: parts sent in parallel.
+        begun: whether the segment is assigned; else ``begin`` marks it.
         on_change: called under the lock when ``unsent_bytes`` changed.
         on_room: called by a worker when a part is acknowledged.
         on_sent: called by a worker when both objects are in the store.
-        on_failure: called by a worker with why they won't be.
+        on_failure: called by a worker with the error when they won't be.
 
     Attributes:
         unsent_bytes: of parts that aren't acknowledged.
@@ -320,7 +319,7 @@ class PartUploader:
 
     @property
     def is_moving(self) -> bool:
-        """Whether parts are on their way or about to be; under the lock."""
+        """Whether parts are in flight or about to be; under the lock."""
         return self.begun and bool(self._ready or self._in_flight)
 
     @property
@@ -330,36 +329,36 @@ class PartUploader:
 
     @property
     def is_finished(self) -> bool:
-        """Whether there will be no more parts; under the lock."""
+        """Whether no more parts follow; under the lock."""
         return self._finished is not None
 
     def add(self, parts: Sequence[Part]) -> None:
-        """Takes the next parts; under the lock."""
+        """Take the next parts; under the lock."""
         self._ready.extend(parts)
         self._parts_made += len(parts)
         self.unsent_bytes += sum(part.size_bytes for part in parts)
         self._on_change()
 
     def finish(self, finished: FinishedSegment) -> None:
-        """Takes the last parts and the index; under the lock."""
-        # Without the parts: each goes with its own sending, and who is done with the segment may still know of it.
+        """Take the last parts and the index; under the lock."""
+        # Without the parts: each is freed after its request, even while other threads still refer to the segment.
         self._finished = replace(finished, parts=[])
         self.add(finished.parts)
 
     def drop(self) -> None:
-        """Forgets what isn't sent and reports nothing any more; under the lock."""
+        """Drop unsent parts and stop reporting; under the lock."""
         self._dropped = True
         self._ready.clear()
         self.unsent_bytes = 0
 
     def begin(self) -> None:
-        """The segment is recorded as assigned: what is ready goes out."""
+        """The segment is recorded as assigned: send what is ready."""
         with self._lock:
             self.begun = True
         self.launch()
 
     def launch(self) -> None:
-        """Starts what may start now: parts up to the limit, the index, the completion after the last part."""
+        """Start what may start now: parts up to the limit, the index, the completion after the last part."""
         start: list[Part] = []
         with self._lock:
             if self._dropped or not self.begun:
@@ -372,7 +371,7 @@ class PartUploader:
             complete = finished is not None and not self._ready and not self._in_flight and not self._completion_begun
             self._index_begun |= send_index
             self._completion_begun |= complete
-            # A segment below one part is a single PUT; a first part that is full while entries still come is not.
+            # A segment below one part is a single PUT; a full first part isn't while more entries may follow.
             whole = finished is not None and self._parts_made == 1 and not self._multipart
             if start and not whole:
                 self._multipart = True
@@ -430,12 +429,12 @@ class PartUploader:
 
 
 class BoundedUploader:
-    """Used by the one thread that makes the parts.
+    """Sends parts for the one thread that makes them.
 
     Args:
-        upload: what they belong to.
-        parts_max: on their way at once; whoever asks for more than one has room for them, and for one that is made.
-        send_aside: runs a call on another thread, sooner or later; ``None``: parts are sent one by one by the caller.
+        upload: their upload.
+        parts_max: parts sent in parallel; above one, the caller has memory for them and for the part being made.
+        send_aside: runs a call on another thread, eventually; ``None``: the caller sends parts one by one.
     """
 
     def __init__(
@@ -449,9 +448,9 @@ class BoundedUploader:
         self._failure: BaseException | None = None
 
     def send(self, part: Part) -> None:
-        """Sends a part, sooner or later; waits while ``parts_max`` are on their way.
+        """Send a part, possibly later; waits while ``parts_max`` are in flight.
 
-        Raises: why this part, or an earlier one, couldn't be sent.
+        Raises: the error of this part or an earlier one.
         """
         if self._send_aside is None:
             self._upload.send_part(part)
@@ -461,18 +460,18 @@ class BoundedUploader:
             if self._failure is not None:
                 raise self._failure
             self._under_way += 1
-        # Whatever this thread's requests are marked with (their priority) goes with them.
+        # This thread's context (the priority of its requests) applies to them.
         context = copy_context()
         self._send_aside(lambda: context.run(self._send, part))
 
     def finish(self) -> None:
-        """Returns when all parts are sent; raises why one wasn't."""
+        """Wait until all parts are sent; raises the error of a failed one."""
         self.wait()
         if self._failure is not None:
             raise self._failure
 
     def wait(self) -> None:
-        """Returns when no part is on its way any more, whatever became of them; each request has a deadline."""
+        """Wait until no part is in flight, sent or failed; each request has a deadline."""
         with self._changed:
             self._changed.wait_for(lambda: self._under_way == 0)
 
@@ -492,13 +491,13 @@ class BoundedUploader:
 def verify_objects(
     store: ObjectStore, stream: str, uuid: UUID, summary: SegmentSummary, *, at_root: bool = False
 ) -> tuple[str, str]:
-    """Asks the store for both objects and compares their lengths with the recorded ones; their keys.
+    """Compare the stored lengths of both objects with the recorded ones; returns their keys.
 
     Args:
         at_root: whether they are where Pulsar puts them, see ``SegmentRecord.object_keys``.
 
     Raises:
-        ObjectMissing: one of them isn't there.
+        ObjectMissing: one of them doesn't exist.
         ObjectChanged: one of them has another length.
     """
     ledger_id = summary.begin.ledger_id if summary.layout is Layout.V1 else None

@@ -48,11 +48,11 @@ __all__ = ["AzureStore", "open_url"]
 
 #: Blobs that one request deletes.
 DELETED_AT_ONCE_MAX = 256
-#: Bodies above this size are read bit by bit while they are sent.
+#: Larger bodies are streamed.
 SENT_BYTES = 256 * 1024
-#: Listings that are remembered, so that the next page doesn't begin with the first one.
+#: Cached listing cursors, so that the next page doesn't restart at the first.
 LISTINGS_KNOWN_MAX = 64
-#: Metadata that Azure couldn't hold under its own names, and the checksum, which it doesn't keep.
+#: Holds metadata whose names Azure doesn't accept, and the checksum, which Azure doesn't keep.
 _OTHERS, _CRC = "offloader_metadata", "offloader_crc32c"
 _NAME = re.compile(r"[a-z_][a-z0-9_]*")
 _BLOCK_ID = struct.Struct(">16sII")
@@ -61,10 +61,10 @@ _ONCE = {"retry_total": 0, "retry_connect": 0, "retry_read": 0, "retry_status": 
 
 
 def open_url(url: str, options: StoreOptions) -> ObjectStore:
-    """The store at ``az://container/root``.
+    """Open the store at ``az://container/root``.
 
-    The account is ``access_key`` and ``secret_key`` (its name and its key), or what the provider's own variables and
-    chain say (``AZURE_STORAGE_CONNECTION_STRING``, ``AZURE_STORAGE_ACCOUNT_NAME``, ...).
+    The account is ``access_key`` and ``secret_key`` (its name and its key), or the provider's own variables and chain
+    (``AZURE_STORAGE_CONNECTION_STRING``, ``AZURE_STORAGE_ACCOUNT_NAME``, ...).
     """
     parts = urlsplit(url)
     if not parts.netloc:
@@ -153,7 +153,7 @@ class AzureStore(CloudStore):
             return self._ask(f"get of {key}", self._fetch(key, byte_range), writes=False, size_bytes=size_bytes)
         except InvalidCall as error:
             cause = error.__cause__
-            if isinstance(cause, HttpResponseError) and cause.status_code == 416:  # it starts behind the end
+            if isinstance(cause, HttpResponseError) and cause.status_code == 416:  # it starts past the end
                 return b"", self.head(key)
             raise
 
@@ -185,7 +185,7 @@ class AzureStore(CloudStore):
         return ObjectInfo(key, len(data), _quoted(answer["etag"]), modified_ms, dict(metadata), crc)
 
     async def _put(self, blob: Any, data: bytes, metadata: Mapping[str, str], mode: PutMode) -> Mapping[str, Any]:
-        # What isn't to overwrite is given that condition by the library itself.
+        # Without overwrite, the library itself adds the condition.
         how = {"overwrite": False} if mode.create_only else {"overwrite": True, **_condition(mode)}
         found: Mapping[str, Any] = await blob.upload_blob(
             data, length=len(data), metadata=metadata, validate_content=True, max_concurrency=1, **how, **self._once
@@ -193,7 +193,7 @@ class AzureStore(CloudStore):
         return found
 
     async def _put_large(self, blob: Any, data: bytes, metadata: Mapping[str, str], mode: PutMode) -> Mapping[str, Any]:
-        """A block that becomes the blob: only blocks are read while they are sent."""
+        """Upload one block that becomes the blob: only blocks are streamed."""
         block_id = _block_id(uuid.uuid4().hex, 1, 0)
         await blob.stage_block(block_id, io.BytesIO(data), length=len(data), validate_content=True, **self._once)
         found: Mapping[str, Any] = await blob.commit_block_list(
@@ -213,7 +213,7 @@ class AzureStore(CloudStore):
         return ListPage(objects, objects[-1].key if has_more else None)
 
     async def _pages(self, prefix: str, after: str, limit: int) -> tuple[list[Any], bool]:
-        """Azure continues a listing by a token of its own; without one what lies in front is read again."""
+        """Pages of a listing. Azure continues by its own token; without one the pages before it are read again."""
         token = self._tokens.pop((prefix, after), None)
         pages = self._container.list_blobs(
             name_starts_with=prefix, results_per_page=min(limit, 5000), **self._once
@@ -241,7 +241,7 @@ class AzureStore(CloudStore):
             except OffloaderError as error:
                 if at == 0:
                     raise
-                # Some are gone, so the call as a whole didn't fail: the others are named.
+                # Some keys are removed, so the call didn't fail as a whole: the failures are listed.
                 retryable = isinstance(error, StoreUnavailable | OutcomeUnknown)
                 return [*failures, *(DeleteFailure(key, str(error), retryable) for key in keys[at:])]
         return failures
@@ -252,7 +252,7 @@ class AzureStore(CloudStore):
         try:
             self._ask(f"delete of {key}", call, writes=True)
         except PreconditionFailed:
-            self.head(key)  # a condition isn't met either where nothing is
+            self.head(key)  # a missing object fails the condition too
             raise
 
     async def _delete_all(self, keys: Sequence[str]) -> list[DeleteFailure]:
@@ -299,11 +299,11 @@ class AzureStore(CloudStore):
         self._ask(f"joining of {upload.key}", call, writes=True, size_bytes=len(parts) * 1024)
 
     def _drop(self, upload: MarkedUpload) -> None:
-        """Blocks that nobody commits go by themselves."""
+        """No effect: the service removes uncommitted blocks."""
 
 
 def _body(data: bytes) -> bytes | io.BytesIO:
-    """A large body as a file: sent whole it would hold up all other requests."""
+    """Wrap a large body as a file: sent whole it would block all other requests."""
     return io.BytesIO(data) if len(data) > SENT_BYTES else data
 
 
@@ -314,7 +314,7 @@ def _condition(mode: PutMode) -> dict[str, Any]:
 
 
 def _kept(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Metadata by names that Azure takes; the others together under one of ours."""
+    """Metadata under names that Azure accepts; the rest is packed under one of ours."""
     plain = {name: value for name, value in metadata.items() if _NAME.fullmatch(name) and value and name != _OTHERS}
     others = {name: value for name, value in metadata.items() if name not in plain}
     if others:
@@ -347,7 +347,7 @@ def _block_id(upload_id: str, number: int, crc: int) -> str:
 
 
 def _of_block(block_id: str) -> tuple[str, int, int]:
-    """Upload, number and checksum of a block; of a foreign one an upload that is none of ours."""
+    """Upload, number and checksum of a block; a foreign block gets an upload id that is never ours."""
     try:
         upload, number, crc = _BLOCK_ID.unpack(base64.b64decode(block_id))
     except (struct.error, ValueError):

@@ -1,4 +1,4 @@
-"""Stores behind asynchronous file systems: deadlines, uploads, and connections that send once."""
+"""Stores behind asynchronous file systems: deadlines, uploads, and connections without hidden resends."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ __all__ = ["UPLOADS_PREFIX", "AnswerLost", "CloudStore", "MarkedUpload", "folder
 
 _Answer = TypeVar("_Answer")
 
-#: Where marks of uploads are, and where a service without parts of its own keeps them.
+#: Location of upload markers, and of parts where the service has none of its own.
 UPLOADS_PREFIX = "_uploads/"
-#: Uploads begun by this process that are remembered, so that a part doesn't ask for the mark first.
+#: Cached uploads begun by this process, so that a part doesn't read the marker first.
 UPLOADS_KNOWN_MAX = 10_000
-#: A body that goes or comes more slowly than this is given up.
+#: Transfers slower than this are aborted.
 SLOWEST_BYTES_PER_S = 256 * 1024
 _LIST_LIMIT = 1000
 _LOOK = "look with head: it may have been completed before"
@@ -55,7 +55,7 @@ _LOOK = "look with head: it may have been completed before"
 
 @dataclass(frozen=True, slots=True)
 class MarkedUpload:
-    """An unfinished upload, as its mark says."""
+    """An unfinished upload, read from its marker."""
 
     key: str
     upload_id: str
@@ -63,7 +63,7 @@ class MarkedUpload:
 
 
 class CloudStore:
-    """The verbs that don't depend on the service, over a few that do.
+    """Service-independent verbs over a few that a service implements.
 
     A service's class has ``url``, ``driver_metadata``, ``head``, ``get``, and ``_write``, ``_listed``, ``_remove``,
     ``_remove_version``, ``_send_part``, ``_parts``, ``_join``, ``_drop``.
@@ -88,7 +88,7 @@ class CloudStore:
     # -- one call
 
     def _ask(self, what: str, call: Coroutine[Any, Any, _Answer], *, writes: bool, size_bytes: int = 0) -> _Answer:
-        """Runs ``call`` on the file system's loop. A deadline that passes leaves a write in doubt."""
+        """Run ``call`` on the file system's loop. A write whose deadline passes has an unknown outcome."""
         settings = self._settings
         deadline_s = settings.connect_timeout_s + settings.read_timeout_s + size_bytes / SLOWEST_BYTES_PER_S
         where = f"{self._url}: {what}"
@@ -114,10 +114,10 @@ class CloudStore:
         return StoreUnavailable(text, hint="try again")
 
     def _meaning(self, where: str, error: Exception, writes: bool) -> OffloaderError:
-        """What an exception of the service's library means."""
+        """Translate an exception of the service's library."""
         raise NotImplementedError
 
-    # -- what a service does
+    # -- implemented by a service
 
     def head(self, key: str) -> ObjectInfo:
         raise NotImplementedError
@@ -147,7 +147,7 @@ class CloudStore:
         raise NotImplementedError
 
     def _drop(self, upload: MarkedUpload) -> None:
-        """Removes what an ended upload leaves behind, but for its mark."""
+        """Remove the remains of an ended upload except its marker."""
         raise NotImplementedError
 
     # -- objects
@@ -165,7 +165,7 @@ class CloudStore:
         return self._write(key, body, mode, kept, crc)
 
     def list(self, prefix: str, *, after: str = "", limit: int = _LIST_LIMIT) -> ListPage:
-        """Marks and parts of uploads lie between the objects and are left out: a page may hold fewer than ``limit``."""
+        """List objects except upload markers and parts among them: a page may hold fewer than ``limit``."""
         checks.check_list(prefix, limit)
         page = self._listed(prefix, after, limit)
         objects = tuple(info for info in page.objects if not info.key.startswith(UPLOADS_PREFIX))
@@ -209,7 +209,7 @@ class CloudStore:
         except NotFound as gone:
             raise OutcomeUnknown(gone.message, hint=_LOOK) from gone
         there = {(part.number, part.etag, part.size_bytes) for part in self._parts(upload)}
-        if not there:  # as a completion leaves it that didn't get as far as removing the mark
+        if not there:  # a completion that was interrupted before it removed the marker
             raise OutcomeUnknown(f"{self._url}: the parts of {key} are gone", hint=_LOOK)
         if any((part.number, part.etag, part.size_bytes) not in there for part in parts):
             raise InvalidCall(f"{self._url}: the parts of {key} aren't what was uploaded", hint="upload them again")
@@ -218,7 +218,7 @@ class CloudStore:
             done = self.head(key)
         except OffloaderError as error:
             raise OutcomeUnknown(f"{self._url}: {key} was completed, then {error.message}", hint=_LOOK) from error
-        # The object is there: what stays of its upload is found by its mark, and removed like any that was left.
+        # The object exists: the remains of its upload are found by its marker and removed later.
         with contextlib.suppress(OffloaderError):
             self._end(upload)
         return done
@@ -228,7 +228,7 @@ class CloudStore:
         self._end(MarkedUpload(key, upload_id, {}))
 
     def list_uploads(self, prefix: str) -> Sequence[UploadInfo]:
-        """Reads the mark of each unfinished upload: there are few."""
+        """Unfinished uploads. Reads the marker of each; there are few."""
         checks.check_list(prefix, 1)
         return [upload for mark in self._marks() for upload in self._described(mark, prefix)]
 
@@ -242,7 +242,7 @@ class CloudStore:
     def _described(self, info: ObjectInfo, prefix: str) -> Sequence[UploadInfo]:
         try:
             key, _ = self._mark(info.key)
-        except NotFound:  # it ended meanwhile
+        except NotFound:  # completed or aborted meanwhile
             return []
         upload_id = info.key.split("/")[-2]
         return [UploadInfo(key, upload_id, info.modified_ms)] if key.startswith(prefix) else []
@@ -259,7 +259,7 @@ class CloudStore:
         return MarkedUpload(key, upload_id, metadata)
 
     def _mark(self, mark_key: str) -> tuple[str, Mapping[str, str]]:
-        """Key and metadata of an upload; whoever can write to the bucket may have put anything there."""
+        """Key and metadata of an upload. The content is untrusted: any writer to the bucket can change it."""
         body = self._read(mark_key)
         try:
             mark = json.loads(body)
@@ -276,7 +276,7 @@ class CloudStore:
                 self._known.popitem(last=False)
 
     def _end(self, upload: MarkedUpload) -> None:
-        """The mark goes last: as long as anything is left of an upload, it is found."""
+        """Remove the marker last, so that an upload's remains stay discoverable."""
         with self._known_lock:
             self._known.pop(upload.upload_id, None)
         self._drop(upload)
@@ -285,7 +285,7 @@ class CloudStore:
             raise StoreUnavailable(f"{self._url}: the mark of upload {upload.upload_id} stays: {failed[0].reason}")
 
     def close(self) -> None:
-        """The file system belongs to fsspec, which closes it."""
+        """No effect: fsspec owns and closes the file system."""
 
 
 def _mark_key(key: str, upload_id: str) -> str:
@@ -293,25 +293,25 @@ def _mark_key(key: str, upload_id: str) -> str:
 
 
 def folder_of(key: str, upload_id: str) -> str:
-    """Where the mark of an upload lies, and its parts, where the service has none."""
+    """Folder of an upload's marker, and of its parts where the service has none of its own."""
     return f"{UPLOADS_PREFIX}{hashlib.sha256(key.encode()).hexdigest()[:32]}/{upload_id}/"
 
 
 _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 
-#: Raised while the connection is made: name resolution, connection refused, TLS handshake, proxy, connect timeout.
+#: Raised while connecting: name resolution, connection refused, TLS handshake, proxy, connect timeout.
 _CONNECTING = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ClientHttpProxyError)
 
 
 class AnswerLost(aiohttp.ClientError):
-    """A connection that ended after the request began to go out."""
+    """The connection ended after sending of the request began."""
 
 
 async def send_once(request: _Request, send: Callable[[_Request], Awaitable[_Response]]) -> _Response:
-    """Middleware: hides lost connections from aiohttp, which sends PUT and DELETE again on a new connection.
+    """Middleware that hides lost connections from aiohttp, which would resend PUT and DELETE on a new connection.
 
-    The second attempt would meet the effect of the first: a create would be refused by the object that it made.
+    The resend would meet the effect of the first attempt: a create would be refused because of its own object.
     """
     try:
         return await send(request)
@@ -322,7 +322,7 @@ async def send_once(request: _Request, send: Callable[[_Request], Awaitable[_Res
 
 
 def was_never_sent(error: BaseException) -> bool:
-    """Whether no byte of the request can have reached the service; false where that isn't certain."""
+    """Whether no byte of the request can have reached the service; false where uncertain."""
     return any(isinstance(cause, _CONNECTING) for cause in _causes(error))
 
 

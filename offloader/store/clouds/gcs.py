@@ -35,11 +35,11 @@ from offloader.store.s3_client import decoded_crc32c, encoded_crc32c, meaning_of
 
 __all__ = ["GcsStore", "open_url"]
 
-#: Objects that one compose may have as sources.
+#: Maximum sources of one compose request.
 COMPOSED_MAX = 32
-#: Objects that are deleted at once.
+#: Objects deleted in parallel.
 DELETES_AT_ONCE_MAX = 16
-#: What of a body is handed to the connection at once.
+#: Body bytes handed to the connection at once.
 SENT_BYTES = 256 * 1024
 _META = "x-goog-meta-"
 _XML_MESSAGE = re.compile(rb"<Message>([^<]{1,300})</Message>")
@@ -52,7 +52,7 @@ class _Response(NamedTuple):
 
 
 class _Refused(Exception):
-    """An answer that isn't a success."""
+    """An error response."""
 
     def __init__(self, answer: _Response) -> None:
         super().__init__(answer.status)
@@ -60,7 +60,7 @@ class _Refused(Exception):
 
 
 def open_url(url: str, options: StoreOptions) -> ObjectStore:
-    """The store at ``gs://bucket/root``. Credentials: the provider's own chain; none at a plain ``http`` endpoint."""
+    """Open the store at ``gs://bucket/root``. Credentials: the provider's chain; none at a plain ``http`` endpoint."""
     parts = urlsplit(url)
     if not parts.netloc:
         raise InvalidCall(f"{url}: no bucket", hint="use gs://bucket/root")
@@ -164,13 +164,13 @@ class GcsStore(CloudStore):
             answer = self._ask(f"get of {key}", call, writes=False, size_bytes=size_bytes)
         except InvalidCall as error:
             cause = error.__cause__
-            if isinstance(cause, _Refused) and cause.answer.status == 416:  # it starts behind the end
+            if isinstance(cause, _Refused) and cause.answer.status == 416:  # it starts past the end
                 return b"", self.head(key)
             raise
         info = _described(key, answer.headers)
         wanted = byte_range or ByteRange(0, info.size_bytes)
         body = answer.body
-        if answer.status == 200 and byte_range is not None:  # a server that knows no ranges
+        if answer.status == 200 and byte_range is not None:  # the server ignores ranges
             body = body[wanted.start : wanted.stop]
         expected = max(min(wanted.stop, info.size_bytes) - wanted.start, 0)
         if len(body) != expected:
@@ -213,19 +213,19 @@ class GcsStore(CloudStore):
             found["name"][len(self._root) :],
             int(found["size"]),
             f'"{found["generation"]}"',
-            int(modified.timestamp()) * 1000,  # a HEAD knows no more than seconds
+            int(modified.timestamp()) * 1000,  # HEAD has a resolution of seconds
             {name.lower(): value for name, value in found.get("metadata", {}).items()},
             decoded_crc32c(found.get("crc32c")),
         )
 
     def _resources(self, prefix: str, after: str, limit: int) -> tuple[list[ObjectInfo], bool]:
-        """Up to ``limit`` objects, and whether there are more."""
+        """Up to ``limit`` objects, and whether more follow."""
         params: dict[str, Any] = {"prefix": self._root + prefix, "maxResults": limit}
         if after:
             params["startOffset"] = f"{self._root}{after}\0"  # offsets are inclusive
         found: list[ObjectInfo] = []
         path = f"storage/v1/b/{quote(self._bucket, safe='')}/o"
-        while len(found) < limit:  # a page may hold fewer than it was asked for, and not be the last one
+        while len(found) < limit:  # a page may be short without being the last
             answer = self._ask(f"list of {prefix!r}", self._request("GET", path, **params), writes=False)
             page = json.loads(answer.body)
             found += [self._resource(each) for each in page.get("items", ())]
@@ -268,7 +268,7 @@ class GcsStore(CloudStore):
         lost = [each for each in found if isinstance(each, BaseException)]
         if len(lost) == len(keys):
             raise next((error for error in lost if not was_never_sent(error)), lost[0])
-        # Some are gone, so the call as a whole didn't fail: the others are named.
+        # Some keys are removed, so the call didn't fail as a whole: the failures are listed.
         return [
             DeleteFailure(key, type(each).__name__, True) if isinstance(each, BaseException) else each
             for key, each in zip(keys, found, strict=True)
@@ -333,7 +333,7 @@ class GcsStore(CloudStore):
 
 
 async def _in_slices(pieces: Sequence[Buffer]) -> AsyncIterator[Buffer]:
-    """A body bit by bit, uncopied: sent whole it would hold up all other requests."""
+    """Body in uncopied slices: sent whole it would block all other requests."""
     for piece in pieces:
         view = byte_array(piece).data
         for at in range(0, len(view), SENT_BYTES):
@@ -345,7 +345,7 @@ def _part(number: int, info: ObjectInfo) -> PartInfo:
 
 
 def _described(key: str, headers: Mapping[str, str]) -> ObjectInfo:
-    """What the headers of a HEAD or GET say."""
+    """Object description from the headers of a HEAD or GET."""
     sums = dict(each.strip().partition("=")[::2] for each in headers.get("x-goog-hash", "").split(","))
     size_bytes = int(headers.get("content-range", "/" + headers.get("content-length", "0")).rpartition("/")[2])
     return ObjectInfo(
@@ -359,7 +359,7 @@ def _described(key: str, headers: Mapping[str, str]) -> ObjectInfo:
 
 
 def _message(body: bytes) -> str:
-    """The words of an error answer: JSON or XML, or none."""
+    """Message of an error response: JSON or XML, or none."""
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, KeyError, TypeError, RecursionError):
