@@ -19,8 +19,9 @@ from formats.keys import (
     stream_prefix,
 )
 from formats.manifest import OpenEpoch, StreamDeleted
-from offloader.errors import Fenced, InvalidCall, NotFound, StoreUnavailable
+from offloader.errors import Corrupt, Fenced, InvalidCall, NotFound, StoreUnavailable, Unsupported
 from offloader.manifest.boundary import (
+    FIRST_BOUNDARY,
     StoredBoundary,
     create_boundary,
     delete_keys,
@@ -297,8 +298,9 @@ def sweep_late_writes(
     """Deletes what a stalled process wrote into a manifest after its stream was deleted and its name freed.
 
     A manifest without a boundary was deleted completely: the boundary is created before the first record and deleted
-    after the last. A boundary alone was created again by a stalled process after that. Both stay while a segment of the
-    incarnation is left: then boundary and catalogue entry may both be lost, and `manifest rebuild` needs the records.
+    after the last. A boundary alone that names no record was created again by a stalled process after that; one that
+    names a record testifies that records are lost, and stays. Both stay while a segment of the incarnation is left:
+    then boundary and catalogue entry may both be lost, and `manifest rebuild` needs the records.
 
     Args:
         incarnation: named by no catalogue entry, and its stream has none.
@@ -312,7 +314,7 @@ def sweep_late_writes(
     """
     found = list_manifest(store, stream, incarnation)
     known = found.known()
-    if found.boundary is not None and len(known) > 1:
+    if found.boundary is not None and (len(known) > 1 or not _is_unused(store, stream, incarnation)):
         return None
     if not known or any(info.modified_ms > old_ms for info in known):
         return None
@@ -324,6 +326,14 @@ def sweep_late_writes(
         require_no_global_hold(store)
         delete_keys(store, [info.key for info in known])
     return DeadIncarnation(objects=len(known), unknown=found.unknown)
+
+
+def _is_unused(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
+    """Whether the boundary is readable and as it was created."""
+    try:
+        return read_boundary(store, stream, incarnation).boundary == FIRST_BOUNDARY
+    except (Corrupt, NotFound, Unsupported):
+        return False
 
 
 def _marked(log: ManifestLog) -> ManifestState:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from uuid import uuid4
 
+import pytest
+
 from formats.documents import GLOBAL_HOLD_KEY, intent_key, lease_key
 from formats.keys import boundary_key, data_key, manifest_prefix, new_segment_uuid, record_key, stream_prefix
 from offloader.errors import Corrupt, NotFound, OffloaderError
@@ -142,6 +144,25 @@ def test_a_boundary_that_a_stalled_deletion_creates_again_goes() -> None:
     bucket.clock.advance(DAY_S)
     assert outcomes(world.reconcile()).get(late) == ("DEAD_MANIFEST", "DELETED")
     assert [info.key for info in listed(bucket.inner, "") if STREAM in info.key] == []
+
+
+@pytest.mark.parametrize("boundary", ["names a record", "damaged"])
+def test_a_boundary_that_tells_of_lost_records_stays(boundary: str) -> None:
+    world = Everything()
+    bucket = world.bucket
+    writer = StreamWriter(bucket.inner, "public/default/persistent/lost")
+    writer.log.open_epoch()
+    writer.log.checkpoint()
+    incarnation = writer.log.state.incarnation
+    key = boundary_key(writer.stream, incarnation)
+    others = [info.key for info in listed(bucket.inner, stream_prefix(writer.stream)) if info.key != key]
+    assert others
+    bucket.inner.delete([*others, f"_catalog/{writer.stream}"])
+    if boundary == "damaged":
+        bucket.put(key)
+    bucket.clock.advance(DAY_S + HOUR_S)
+
+    assert outcomes(world.reconcile())[key] == ("UNLISTED", "KEPT")
 
 
 def test_what_trying_the_store_out_left_stays_while_everything_is_stopped() -> None:
