@@ -158,7 +158,7 @@ class LocalChecks:
             with closing(EmbeddedLedgers(str(path), create=False)) as database:
                 yield fine("ledger database", f"{path} has {len(database.streams())} streams")
         else:
-            yield fine("ledger database", f"{path} is made by whoever comes first")
+            yield fine("ledger database", f"{path} doesn't exist yet: the first process creates it")
         free_bytes = shutil.disk_usage(folder).free
         text = f"{free_bytes / 1024**3:.1f} GiB are free in {folder}"
         if free_bytes < DISK_BYTES_MIN:
@@ -230,7 +230,7 @@ class PulsarChecks:
                 yield from self._found(cluster, topics)
                 yield from _entries(cluster, topics[:TOPICS_LOOKED_AT_MAX])
             elif failure is None:
-                hint = "check names and patterns, or let somebody produce: new topics are looked for while it serves"
+                hint = "check names and patterns; topics that producers create later are discovered while it serves"
                 yield warning("pulsar topics", "pulsar.topics means no topic that is there", hint=hint)
             for namespace in sorted(look.topics):
                 yield from _policies(cluster, namespace)
