@@ -11,32 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from formats.checksum import crc32c
-from formats.compression import Codec, decompress
+from formats.checksum import check_crc32c
 from formats.entries import ENTRY_HEADER_BYTES, TIME_UNKNOWN_MS, Buffer, Bytes, EntryBatch, byte_array
-from formats.errors import BadMagic, ChecksumMismatch, Inconsistent, LimitExceeded, Truncated
-from formats.extension import BlockExtension, decode_block_extension, decode_entry_table
-
-__all__ = [
-    "BLOCK_HEADER_BYTES",
-    "BLOCK_MAGICS",
-    "COMPRESSED_PREFIX",
-    "END_MARKER_BYTES",
-    "PADDING",
-    "RUN_BYTES_MAX",
-    "BlockHeader",
-    "Layout",
-    "check_entry_headers",
-    "decode_block",
-    "decode_block_header",
-    "decode_run",
-    "encode_plain_header",
-    "entry_ids_at",
-    "interleave",
-    "padding",
-    "split_payloads",
-    "walk",
-]
+from formats.errors import BadMagic, Inconsistent, LimitExceeded, Truncated, located
+from formats.extension import BlockExtension, Codec, decode_block_extension, decode_entry_table, decompress
 
 #: First four bytes of a block: V1's, V2's.
 BLOCK_MAGICS = (bytes.fromhex("fbdbabcb"), bytes.fromhex("26a66d32"))
@@ -55,11 +33,7 @@ _UNPACK_LENGTH = struct.Struct(">i").unpack_from
 
 
 def interleave(batch: EntryBatch, out: Bytes | None = None) -> Bytes:
-    """The entries as encoded in a block: uint8, shape (``batch.wire_bytes``,).
-
-    Args:
-        batch: the entries.
-        out: destination of exactly this length; ``None``: new memory.
+    """The entries as encoded in a block: uint8, shape (``batch.wire_bytes``,), in ``out`` or in new memory.
 
     Raises:
         LimitExceeded: more than ``RUN_BYTES_MAX`` bytes.
@@ -70,10 +44,7 @@ def interleave(batch: EntryBatch, out: Bytes | None = None) -> Bytes:
     if len(batch) < _FEW_ENTRIES:
         return _interleave_few(batch, np.empty(wire_bytes, dtype=np.uint8) if out is None else out)
     count, lengths = len(batch), batch.lengths
-    headers = np.empty(count, dtype=_HEADER)
-    headers["length"] = lengths
-    headers["entry_id"] = batch.entry_ids
-    first = int(lengths[0])
+    headers, first = _headers(lengths, batch.entry_ids), int(lengths[0])
     if (lengths == first).all():
         return _interleave_equal(batch, headers, first, np.empty(wire_bytes, dtype=np.uint8) if out is None else out)
     offsets = np.arange(0, ENTRY_HEADER_BYTES * count + 1, ENTRY_HEADER_BYTES, dtype=np.int32)
@@ -86,6 +57,12 @@ def interleave(batch: EntryBatch, out: Bytes | None = None) -> Bytes:
         return run
     out[:] = run
     return out
+
+
+def _headers(lengths: NDArray[np.int64] | NDArray[np.int32], entry_ids: NDArray[np.int64]) -> NDArray[np.void]:
+    headers = np.empty(len(lengths), dtype=_HEADER)
+    headers["length"], headers["entry_id"] = lengths, entry_ids
+    return headers
 
 
 def _interleave_equal(batch: EntryBatch, headers: NDArray[np.void], length: int, run: Bytes) -> Bytes:
@@ -112,16 +89,11 @@ def _interleave_few(batch: EntryBatch, run: Bytes) -> Bytes:
 
 
 def split_payloads(run: Bytes, lengths: NDArray[np.int64]) -> pa.BinaryArray:
-    """The payloads of a run whose entry lengths are known; one copy.
+    """The payloads of a run whose entry lengths are known, int64, shape (n,), n > 0; one copy.
 
-    Args:
-        run: exactly the run's bytes.
-        lengths: int64, shape (n,): payload bytes of each entry; with 12 bytes each they fill ``run``.
+    With 12 bytes each they fill ``run`` exactly.
     """
-    count = len(lengths)
-    if count == 0:
-        return pa.array([], type=pa.binary())
-    step = _equal_step(lengths)
+    count, step = len(lengths), _equal_step(lengths)
     if step:
         return _split_equal(run, count, step)
     # Every second value of (header, payload, header, payload, ...) over the same bytes.
@@ -171,32 +143,16 @@ def _gather(run: Bytes, at: NDArray[np.int64], kind: str) -> NDArray[np.int64]:
     return (values.byteswap() if np.little_endian else values).astype(np.int64, copy=False)
 
 
-def entry_ids_at(run: Bytes, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The ids in the entry headers of a run: int64, shape (n,)."""
-    if len(lengths) == 0:
-        return np.empty(0, dtype=np.int64)
-    return _gather(run, _starts(lengths) + 4, "i8")
+def check_entry_headers(run: Bytes, lengths: NDArray[np.int64], first_entry_id: int) -> None:
+    """Checks that the entry headers in a run match the entry table, with ids from ``first_entry_id`` on.
 
-
-def check_entry_headers(
-    run: Bytes, lengths: NDArray[np.int64], first_entry_id: int, *, object_name: str = "", offset: int = 0
-) -> None:
-    """Checks that the entry headers in a run match the entry table.
-
-    Args:
-        run: exactly the run's bytes; the lengths, with 12 bytes each, fill it.
-        lengths: int64, shape (n,), n > 0.
-        first_entry_id: the ids are this one and the following ones.
-        object_name: for error messages.
-        offset: of the run in its object, for error messages.
+    ``lengths``, int64, shape (n,), n > 0, fill ``run`` exactly with 12 bytes each.
 
     Raises:
         Inconsistent: naming the first entry that differs.
     """
     count, step = len(lengths), _equal_step(lengths)
-    expected = np.empty(count, dtype=_HEADER)
-    expected["length"] = lengths
-    expected["entry_id"] = np.arange(first_entry_id, first_entry_id + count, dtype=np.int64)
+    expected = _headers(lengths, np.arange(first_entry_id, first_entry_id + count, dtype=np.int64))
     if step:
         found = np.ndarray((count,), dtype="V12", buffer=run, strides=(step,)).copy()
     else:
@@ -208,30 +164,17 @@ def check_entry_headers(
     at = int(np.argmax(headers != expected))
     raise Inconsistent(
         "entry header",
-        object_name=object_name,
-        offset=offset + int(_starts(lengths)[at]),
+        offset=int(_starts(lengths)[at]),
         expected=f"entry {int(expected['entry_id'][at])} of {int(lengths[at])} bytes",
         found=f"entry {int(headers['entry_id'][at])} of {int(headers['length'][at])} bytes",
     )
 
 
-def walk(
-    data: Bytes, start: int, stop: int, barrier: int, *, object_name: str = "", offset: int = 0
-) -> tuple[NDArray[np.int64], int]:
-    """Finds the entries of a run from their headers alone.
+def walk(data: Bytes, start: int, stop: int, barrier: int) -> tuple[NDArray[np.int64], int]:
+    """Finds the entries of a run from their headers alone: their lengths, int64, shape (n,), and where the run ends.
 
-    The run ends at ``stop``, at a negative length (padding), or at a block's magic at ``barrier``.
-
-    Args:
-        data: bytes that hold the run.
-        start: offset of the first entry header in ``data``.
-        stop: limit of all entries; ``stop <= len(data)``.
-        barrier: offset of a possible block header in ``data``; -1 for none.
-        object_name: for error messages.
-        offset: of ``data`` in its object, for error messages.
-
-    Returns:
-        The lengths, int64, shape (n,), and where the run ends in ``data``.
+    The run begins at ``start`` and ends at ``stop`` (at most ``len(data)``), at a negative length (padding), or at a
+    block's magic at ``barrier`` (-1: none is there). All are offsets in ``data``.
 
     Raises:
         Truncated: an entry exceeds ``stop``.
@@ -246,34 +189,29 @@ def walk(
             break
         length = length_at(view, position)[0]
         if length < 0:
-            _check_padding(view[position : barrier if position < barrier else stop], object_name, offset + position)
+            _check_padding(view[position : barrier if position < barrier else stop], position)
             break
         following = position + ENTRY_HEADER_BYTES + length
         if following > stop:
             raise Truncated(
                 "entry goes past the end of its block",
-                object_name=object_name,
-                offset=offset + position,
+                offset=position,
                 expected=f"at most {stop - position - ENTRY_HEADER_BYTES} bytes",
                 found=length,
             )
         append(length)
         position = following
     if stop - position in (1, 2, 3) and not data[position] & 0x80:
-        raise Truncated(
-            "entry header is cut", object_name=object_name, offset=offset + position, expected=12, found=stop - position
-        )
+        raise Truncated("entry header is cut", offset=position, expected=12, found=stop - position)
     return np.array(lengths, dtype=np.int64), position
 
 
-def _check_padding(end: memoryview, object_name: str, offset: int) -> None:
+def _check_padding(end: memoryview, offset: int) -> None:
     """Checks the padding: a damaged negative length would hide the entries after it."""
     found = bytes(end[: len(PADDING)])
     differing = int.from_bytes(found, "big") ^ int.from_bytes(PADDING[: len(found)], "big")
     if differing.bit_count() > _PADDING_BITS_MAX:
-        raise Inconsistent(
-            "entry length", object_name=object_name, offset=offset, expected="a length or padding", found=found.hex()
-        )
+        raise Inconsistent("entry length", offset=offset, expected="a length or padding", found=found.hex())
 
 
 def _equal_lengths(data: Bytes, start: int, stop: int, barrier: int) -> list[int]:
@@ -318,10 +256,8 @@ class BlockHeader:
     """A decoded block header.
 
     Attributes:
-        layout: V1 or V2.
         header_bytes: where the payload begins.
         block_bytes: of the whole block, header and padding included.
-        first_entry_id: id of the first entry.
         ledger_id: the ledger; ``None`` in V1, whose headers don't contain it.
         extension: ours; ``None`` in a plain Pulsar block.
     """
@@ -355,45 +291,36 @@ def decode_block_header(data: Buffer, *, object_name: str = "", offset: int = 0)
         Inconsistent: lengths that contradict each other.
         ChecksumMismatch, UnsupportedVersion: our extension in it is damaged or newer.
     """
-    view = byte_array(data)
-    if len(view) < BLOCK_HEADER_BYTES:
-        raise Truncated(
-            "block header", object_name=object_name, offset=offset, expected=BLOCK_HEADER_BYTES, found=len(view)
+    with located(object_name, offset):
+        view = byte_array(data)
+        if len(view) < BLOCK_HEADER_BYTES:
+            raise Truncated("block header", expected=BLOCK_HEADER_BYTES, found=len(view))
+        magic, header_bytes, block_bytes, first_entry_id, ledger_id = _FIXED.unpack_from(view.data)
+        layout = _LAYOUT.get(magic)
+        if layout is None:
+            known = " or ".join(each.hex() for each in _LAYOUT)
+            raise BadMagic("data block header magic word not match", expected=known, found=magic.hex())
+        extension = decode_block_extension(view[:BLOCK_HEADER_BYTES])
+        if not _FIXED_BYTES <= header_bytes <= block_bytes or block_bytes >= 2**63 or first_entry_id < 0:
+            raise Inconsistent(
+                "block header",
+                expected="36 <= header length <= block length, first entry >= 0",
+                found=f"header length {header_bytes}, block length {block_bytes}, first entry {first_entry_id}",
+            )
+        header = BlockHeader(
+            layout=layout,
+            header_bytes=header_bytes,
+            block_bytes=block_bytes,
+            first_entry_id=first_entry_id,
+            ledger_id=ledger_id if layout is Layout.V2 else None,
+            extension=extension,
         )
-    magic, header_bytes, block_bytes, first_entry_id, ledger_id = _FIXED.unpack_from(view.data)
-    if magic not in _LAYOUT:
-        raise BadMagic(
-            "data block header magic word not match",
-            object_name=object_name,
-            offset=offset,
-            expected=" or ".join(each.hex() for each in _LAYOUT),
-            found=magic.hex(),
-        )
-    extension = decode_block_extension(view[:BLOCK_HEADER_BYTES], object_name=object_name, offset=offset)
-    if not _FIXED_BYTES <= header_bytes <= block_bytes or block_bytes >= 2**63 or first_entry_id < 0:
-        raise Inconsistent(
-            "block header",
-            object_name=object_name,
-            offset=offset,
-            expected="36 <= header length <= block length, first entry >= 0",
-            found=f"header length {header_bytes}, block length {block_bytes}, first entry {first_entry_id}",
-        )
-    layout = _LAYOUT[magic]
-    of_ledger = ledger_id if layout is Layout.V2 else None
-    header = BlockHeader(
-        layout=layout,
-        header_bytes=header_bytes,
-        block_bytes=block_bytes,
-        first_entry_id=first_entry_id,
-        ledger_id=of_ledger,
-        extension=extension,
-    )
-    if extension is not None:
-        _check_extended(header, extension, object_name, offset)
-    return header
+        if extension is not None:
+            _check_extended(header, extension)
+        return header
 
 
-def _check_extended(header: BlockHeader, extension: BlockExtension, object_name: str, offset: int) -> None:
+def _check_extended(header: BlockHeader, extension: BlockExtension) -> None:
     needed = BLOCK_HEADER_BYTES + extension.stored_bytes + END_MARKER_BYTES + extension.table_bytes
     last_entry_id = header.first_entry_id + extension.entries - 1
     same_size = extension.codec is not Codec.NONE or extension.stored_bytes == extension.uncompressed_bytes
@@ -405,8 +332,6 @@ def _check_extended(header: BlockHeader, extension: BlockExtension, object_name:
     ):
         raise Inconsistent(
             "block header",
-            object_name=object_name,
-            offset=offset,
             expected=f"a block of at least {needed} bytes, last entry {last_entry_id}",
             found=f"{header.block_bytes} bytes, last entry {extension.last_entry_id}",
         )
@@ -415,8 +340,6 @@ def _check_extended(header: BlockHeader, extension: BlockExtension, object_name:
 def decode_block(
     data: Buffer,
     *,
-    object_name: str = "",
-    offset: int = 0,
     header_bytes: int = BLOCK_HEADER_BYTES,
     block_bytes_max: int,
     decompressed_bytes_max: int,
@@ -428,36 +351,28 @@ def decode_block(
     The header's own length applies; ``header_bytes`` is the index's.
 
     Args:
-        data: the block, and any bytes after it.
-        object_name: for error messages.
-        offset: of the block in its object, for error messages.
         header_bytes: the data header length in the object's index; a header with another length is damaged.
-        block_bytes_max: limit of a block's size.
-        decompressed_bytes_max: limit of a run of entries.
+        block_bytes_max, decompressed_bytes_max: limits of the block and of its run of entries.
         ledger_id: the expected ledger; needed for V1, whose blocks don't contain it (-1 when absent).
 
     Raises:
         FormatError: of every kind; nothing else, whatever the bytes are.
     """
     view = byte_array(data)
-    header = decode_block_header(view, object_name=object_name, offset=offset)
+    header = decode_block_header(view)
     if header.block_bytes > block_bytes_max:
-        raise LimitExceeded(
-            "block is too large",
-            object_name=object_name,
-            offset=offset,
-            expected=f"at most {block_bytes_max}",
-            found=header.block_bytes,
-        )
+        raise LimitExceeded("block is too large", expected=f"at most {block_bytes_max}", found=header.block_bytes)
     if header.block_bytes > len(view):
-        raise Truncated("block", object_name=object_name, offset=offset, expected=header.block_bytes, found=len(view))
-    of_ledger = _ledger_of(header, ledger_id, object_name, offset)
+        raise Truncated("block", expected=header.block_bytes, found=len(view))
+    of_ledger = header.ledger_id
+    if of_ledger is None:
+        of_ledger = -1 if ledger_id is None else ledger_id
+    elif ledger_id not in (None, of_ledger):
+        raise Inconsistent("ledger of the block", expected=ledger_id, found=of_ledger)
     if header.header_bytes != header_bytes:
-        raise Inconsistent(
-            "header length", object_name=object_name, offset=offset, expected=header_bytes, found=header.header_bytes
-        )
+        raise Inconsistent("header length", expected=header_bytes, found=header.header_bytes)
     if header.extension is not None:
-        return _decode_extended(view, header, header.extension, of_ledger, decompressed_bytes_max, object_name, offset)
+        return _decode_extended(view, header, header.extension, of_ledger, decompressed_bytes_max)
     return decode_run(
         view[: header.block_bytes],
         header_bytes=header.header_bytes,
@@ -465,105 +380,51 @@ def decode_block(
         first_entry_id=header.first_entry_id,
         ledger_id=of_ledger,
         run_bytes_max=decompressed_bytes_max,
-        object_name=object_name,
-        offset=offset,
     )
 
 
-def _ledger_of(header: BlockHeader, ledger_id: int | None, object_name: str, offset: int) -> int:
-    if header.ledger_id is None:
-        return -1 if ledger_id is None else ledger_id
-    if ledger_id is not None and ledger_id != header.ledger_id:
-        raise Inconsistent(
-            "ledger of the block", object_name=object_name, offset=offset, expected=ledger_id, found=header.ledger_id
-        )
-    return header.ledger_id
-
-
 def _decode_extended(
-    view: Bytes,
-    header: BlockHeader,
-    extension: BlockExtension,
-    ledger_id: int,
-    decompressed_bytes_max: int,
-    object_name: str,
-    offset: int,
+    view: Bytes, header: BlockHeader, extension: BlockExtension, ledger_id: int, decompressed_bytes_max: int
 ) -> EntryBatch:
     limit = min(decompressed_bytes_max, RUN_BYTES_MAX)
     if extension.uncompressed_bytes > limit:
         raise LimitExceeded(
-            "entries of a block are too large",
-            object_name=object_name,
-            offset=offset,
-            expected=f"at most {limit}",
-            found=extension.uncompressed_bytes,
+            "entries of a block are too large", expected=f"at most {limit}", found=extension.uncompressed_bytes
         )
     stored_end = header.header_bytes + extension.stored_bytes
     table_at = stored_end + END_MARKER_BYTES
-    table = decode_entry_table(
-        view[table_at : table_at + extension.table_bytes],
-        entries=extension.entries,
-        table_crc32c=extension.table_crc32c,
-        object_name=object_name,
-        offset=offset + table_at,
-    )
-    if int(table.lengths.sum()) + ENTRY_HEADER_BYTES * extension.entries != extension.uncompressed_bytes:
-        raise Inconsistent(
-            "entry table",
-            object_name=object_name,
-            offset=offset + table_at,
-            expected=f"lengths that make {extension.uncompressed_bytes} bytes",
-            found=int(table.lengths.sum()) + ENTRY_HEADER_BYTES * extension.entries,
+    with located("", table_at):
+        table = decode_entry_table(
+            view[table_at : table_at + extension.table_bytes],
+            entries=extension.entries,
+            table_crc32c=extension.table_crc32c,
         )
-    run = _stored_run(view[header.header_bytes : stored_end], extension, limit, object_name, offset)
-    check_entry_headers(
-        run,
-        table.lengths,
-        header.first_entry_id,
-        object_name=object_name,
-        offset=offset + header.header_bytes,
-    )
+        run_bytes = int(table.lengths.sum()) + ENTRY_HEADER_BYTES * extension.entries
+        if run_bytes != extension.uncompressed_bytes:
+            raise Inconsistent(
+                "entry table", expected=f"lengths that make {extension.uncompressed_bytes} bytes", found=run_bytes
+            )
+    with located("", header.header_bytes):
+        run = _stored_run(view[header.header_bytes : stored_end], extension, limit)
+        check_entry_headers(run, table.lengths, header.first_entry_id)
     ids = np.arange(header.first_entry_id, extension.last_entry_id + 1, dtype=np.int64)
     return EntryBatch(ledger_id, ids, split_payloads(run, table.lengths), table.publish_times_ms)
 
 
-def _stored_run(stored: Bytes, extension: BlockExtension, limit: int, object_name: str, offset: int) -> Bytes:
-    at = offset + BLOCK_HEADER_BYTES
-    found = crc32c(stored)
-    if found != extension.payload_crc32c:
-        raise ChecksumMismatch(
-            "block payload",
-            object_name=object_name,
-            offset=at,
-            expected=f"{extension.payload_crc32c:08x}",
-            found=f"{found:08x}",
-        )
+def _stored_run(stored: Bytes, extension: BlockExtension, limit: int) -> Bytes:
+    check_crc32c("block payload", stored, extension.payload_crc32c)
     if extension.codec is Codec.NONE:
         return stored
     prefix = stored[: len(COMPRESSED_PREFIX)].tobytes()
     if prefix != COMPRESSED_PREFIX:
-        raise BadMagic(
-            "compressed payload",
-            object_name=object_name,
-            offset=at,
-            expected=COMPRESSED_PREFIX.hex(),
-            found=prefix.hex(),
-        )
-    frame = stored[len(COMPRESSED_PREFIX) :]
-    length = extension.uncompressed_bytes
-    return byte_array(decompress(extension.codec, frame, length, limit, object_name=object_name, offset=at))
+        raise BadMagic("compressed payload", expected=COMPRESSED_PREFIX.hex(), found=prefix.hex())
+    return byte_array(
+        decompress(extension.codec, stored[len(COMPRESSED_PREFIX) :], extension.uncompressed_bytes, limit)
+    )
 
 
 def decode_run(
-    data: Buffer,
-    *,
-    header_bytes: int,
-    length: int,
-    first_entry_id: int,
-    ledger_id: int,
-    run_bytes_max: int,
-    object_name: str = "",
-    offset: int = 0,
+    data: Buffer, *, header_bytes: int, length: int, first_entry_id: int, ledger_id: int, run_bytes_max: int
 ) -> EntryBatch:
     """The entries from one index entry of a plain Pulsar object to the next.
 
@@ -573,13 +434,9 @@ def decode_run(
 
     Args:
         data: the object's bytes from the index entry's offset on; up to ``length + header_bytes`` are used.
-        header_bytes: the data header length in the index.
+        header_bytes, first_entry_id: the data header length in the index, and the id in the index entry.
         length: from this index entry's offset to the next one's, or to the end of the object.
-        first_entry_id: id in the index entry.
-        ledger_id: the ledger.
         run_bytes_max: limit of the entries' bytes.
-        object_name: for error messages.
-        offset: of the index entry, for error messages.
 
     Raises:
         FormatError: entries that exceed the range, or whose ids don't ascend from ``first_entry_id``.
@@ -589,32 +446,17 @@ def decode_run(
     start = min(header_bytes, stop)
     limit = min(run_bytes_max, RUN_BYTES_MAX)
     barrier = length if length > header_bytes else -1
-    lengths, end = walk(view, start, stop, barrier, object_name=object_name, offset=offset)
+    lengths, end = walk(view, start, stop, barrier)
     if end - start > limit:
-        raise LimitExceeded(
-            "entries are too large", object_name=object_name, offset=offset, expected=f"at most {limit}"
-        )
+        raise LimitExceeded("entries are too large", expected=f"at most {limit}")
+    if len(lengths) == 0:
+        return EntryBatch.build(ledger_id, first_entry_id, [])
     run = view[start:end]
-    ids = entry_ids_at(run, lengths)
-    _check_ids(ids, first_entry_id, object_name, offset)
-    times = np.full(len(ids), TIME_UNKNOWN_MS, dtype=np.int64)
-    return EntryBatch(ledger_id, ids, split_payloads(run, lengths), times)
-
-
-def _check_ids(ids: NDArray[np.int64], first_entry_id: int, object_name: str, offset: int) -> None:
-    if len(ids) == 0:
-        return
+    ids = _gather(run, _starts(lengths) + 4, "i8")
     if int(ids[0]) != first_entry_id:
-        raise Inconsistent(
-            "first entry", object_name=object_name, offset=offset, expected=first_entry_id, found=int(ids[0])
-        )
+        raise Inconsistent("first entry", expected=first_entry_id, found=int(ids[0]))
     falling = ids[1:] <= ids[:-1]
     if falling.any():
         at = int(np.argmax(falling))
-        raise Inconsistent(
-            "entry ids don't ascend",
-            object_name=object_name,
-            offset=offset,
-            expected=f"more than {int(ids[at])}",
-            found=int(ids[at + 1]),
-        )
+        raise Inconsistent("entry ids don't ascend", expected=f"more than {int(ids[at])}", found=int(ids[at + 1]))
+    return EntryBatch(ledger_id, ids, split_payloads(run, lengths), np.full(len(ids), TIME_UNKNOWN_MS, dtype=np.int64))

@@ -15,8 +15,6 @@ import numpy as np
 
 from formats.entries import Bytes
 
-__all__ = ["BlockMemory"]
-
 #: Buffers are cut from mappings of this size, which the system backs with a few huge pages instead of thousands.
 _STRETCH_BYTES = 8 * 1024 * 1024
 
@@ -27,10 +25,6 @@ class _Buffer(NamedTuple):
     data: Bytes
     stretch: mmap.mmap
     offset: int
-
-    def empty(self) -> None:
-        """Returns its pages to the system; the addresses stay reserved."""
-        self.stretch.madvise(mmap.MADV_DONTNEED, self.offset, _paged(len(self.data)))
 
 
 class BlockMemory:
@@ -48,14 +42,6 @@ class BlockMemory:
         #: Buffers without memory: addresses only, as many as were ever in use at once.
         self._empty: deque[_Buffer] = deque()
 
-    def __repr__(self) -> str:
-        return f"<BlockMemory {len(self._unused)} unused of {self.buffer_bytes} bytes>"
-
-    @property
-    def kept_bytes(self) -> int:
-        """Bytes of unused buffers."""
-        return len(self._unused) * self.buffer_bytes
-
     def take(self) -> Bytes:
         """A buffer, uint8, shape (``buffer_bytes``,), uninitialised; released with its last view."""
         for buffers in (self._unused, self._empty):
@@ -72,7 +58,8 @@ class BlockMemory:
         if len(self._unused) < self._kept_max:
             self._unused.append(buffer)
             return
-        buffer.empty()
+        # Its pages return to the system; the addresses stay reserved.
+        buffer.stretch.madvise(mmap.MADV_DONTNEED, buffer.offset, _paged(self.buffer_bytes))
         self._empty.append(buffer)
 
     def _made(self) -> list[_Buffer]:

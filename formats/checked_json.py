@@ -7,7 +7,7 @@ import functools
 import json
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, NoReturn, Self, Union, cast, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 from formats.checksum import crc32c
@@ -20,9 +20,8 @@ from formats.errors import (
     LimitExceeded,
     Truncated,
     UnsupportedVersion,
+    located,
 )
-
-__all__ = ["ABSENT_BY_DEFAULT", "DOCUMENT_BYTES_MAX", "from_json", "opened", "sealed", "to_json"]
 
 #: Field metadata: a document omits the field while it has its default. Documents of earlier releases stay readable, and
 #: earlier releases read documents without new values.
@@ -33,11 +32,9 @@ DOCUMENT_BYTES_MAX = 256 * 1024 * 1024
 
 _CRC_SUFFIX = b',"crc32c":"%08x"}'
 _CRC_SUFFIX_BYTES = len(_CRC_SUFFIX % 0)
-_AS_THEY_ARE = frozenset({str, bool, type(None)})
-_SEQUENCES = frozenset({tuple, list})
 
-#: Converts a value, of the named object, at a place in it, to its field's type.
-_Decoder = Callable[[object, str, str], Any]
+#: Converts a value, at a place in its document, to its field's type.
+_Decoder = Callable[[object, str], Any]
 
 
 def sealed(body: Mapping[str, Any], *, bytes_max: int = DOCUMENT_BYTES_MAX) -> bytes:
@@ -53,38 +50,59 @@ def sealed(body: Mapping[str, Any], *, bytes_max: int = DOCUMENT_BYTES_MAX) -> b
     except UnicodeEncodeError as error:
         raise Inconsistent(f"text that UTF-8 can't hold: {error}") from error
     data = text_bytes[:-1] + _CRC_SUFFIX % crc32c(text_bytes[:-1])
-    _require_size(data, bytes_max, "")
+    _require_size(data, bytes_max)
     return data
 
 
-def opened(data: bytes, version: int, object_name: str, *, bytes_max: int = DOCUMENT_BYTES_MAX) -> dict[str, Any]:
+def opened(data: bytes, version: int, *, bytes_max: int = DOCUMENT_BYTES_MAX) -> dict[str, Any]:
     """The body in ``data``, of the format ``version`` and of at most ``bytes_max`` bytes; raises ``FormatError``."""
-    _require_size(data, bytes_max, object_name)
+    _require_size(data, bytes_max)
     # The CRC is at a fixed distance from the end and covers the raw bytes before it, so checking it doesn't depend on
     # JSON libraries producing identical text.
     if len(data) < _CRC_SUFFIX_BYTES + 1:
-        raise Truncated("too short", object_name=object_name, expected=f"> {_CRC_SUFFIX_BYTES}", found=len(data))
+        raise Truncated("too short", expected=f"> {_CRC_SUFFIX_BYTES}", found=len(data))
     if data[:1] != b"{":
-        raise BadMagic("not a JSON object", object_name=object_name, offset=0, expected="{", found=repr(data[:1]))
+        raise BadMagic("not a JSON object", offset=0, expected="{", found=repr(data[:1]))
     body_bytes, suffix = data[:-_CRC_SUFFIX_BYTES], data[-_CRC_SUFFIX_BYTES:]
     expected = _CRC_SUFFIX % crc32c(body_bytes)
     if suffix != expected:
-        raise ChecksumMismatch(
-            "CRC-32C", object_name=object_name, offset=len(body_bytes), expected=repr(expected), found=repr(suffix)
-        )
+        raise ChecksumMismatch("CRC-32C", offset=len(body_bytes), expected=repr(expected), found=repr(suffix))
     try:
         body = json.loads(body_bytes + b"}")
     except (ValueError, RecursionError) as error:
-        raise Inconsistent(f"not JSON: {error}", object_name=object_name) from error
+        raise Inconsistent(f"not JSON: {error}") from error
     found = body.pop("format", None)
     if found != version or isinstance(found, bool):
-        raise UnsupportedVersion("format", object_name=object_name, expected=version, found=found)
+        raise UnsupportedVersion("format", expected=version, found=found)
     return cast("dict[str, Any]", body)
 
 
-def _require_size(data: bytes, bytes_max: int, object_name: str) -> None:
+def _require_size(data: bytes, bytes_max: int) -> None:
     if len(data) > bytes_max:
-        raise LimitExceeded("bytes", object_name=object_name, expected=f"at most {bytes_max}", found=len(data))
+        raise LimitExceeded("bytes", expected=f"at most {bytes_max}", found=len(data))
+
+
+class CheckedDocument:
+    """Base of the dataclasses that are objects of their own, of one version and at most ``bytes_max`` bytes."""
+
+    __slots__ = ()
+    format_version: ClassVar[int] = 1
+    bytes_max: ClassVar[int] = DOCUMENT_BYTES_MAX
+
+    def encode(self) -> bytes:
+        """The bytes of the object; the same document always gives the same bytes.
+
+        Raises:
+            Inconsistent: a text or a number that can't be encoded.
+            LimitExceeded: more than ``bytes_max``.
+        """
+        return sealed({"format": self.format_version, **to_json(self)}, bytes_max=self.bytes_max)
+
+    @classmethod
+    def decode(cls, data: bytes, *, object_name: str = "") -> Self:
+        """The document in ``data``; raises ``FormatError``, with the object's name."""
+        with located(object_name):
+            return cast(Self, from_json(cls, opened(data, cls.format_version, bytes_max=cls.bytes_max)))
 
 
 def to_json(value: object) -> Any:
@@ -96,20 +114,18 @@ def to_json(value: object) -> Any:
     kind: Any = type(value)
     if kind is int:
         return _checked(value)  # type: ignore[arg-type]
-    if kind in _AS_THEY_ARE:
+    if kind in (str, bool, type(None)):
         return value
     if kind is Position:
         return [_checked(number) for number in value]  # type: ignore[attr-defined]
     if kind is UUID:
         return str(value)
-    if kind in _SEQUENCES:
+    if kind in (tuple, list):
         return [to_json(item) for item in value]  # type: ignore[attr-defined]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         absent = _absent_by_default(kind)
-        names = _field_kinds(kind)
-        if absent:
-            names = {name: None for name in names if name not in absent or getattr(value, name) != absent[name]}
-        return {name: to_json(getattr(value, name)) for name in names}
+        fields = {name: getattr(value, name) for name in _field_kinds(kind)}
+        return {name: to_json(own) for name, own in fields.items() if name not in absent or own != absent[name]}
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, int):
@@ -123,9 +139,9 @@ def _checked(value: int) -> int:
     return value
 
 
-def from_json(kind: Any, value: object, object_name: str, path: str = "") -> Any:
+def from_json(kind: Any, value: object, path: str = "") -> Any:
     """Converts ``value`` to ``kind``; every mismatch is a ``FormatError`` that names the place."""
-    return _decoder(kind)(value, object_name, path)
+    return _decoder(kind)(value, path)
 
 
 @functools.cache
@@ -146,57 +162,43 @@ def _decoder(kind: Any) -> _Decoder:
 
 
 def _optional(decode: _Decoder) -> _Decoder:
-    return lambda value, object_name, path: None if value is None else decode(value, object_name, path)
+    return lambda value, path: None if value is None else decode(value, path)
 
 
 def _tuple(decode: _Decoder) -> _Decoder:
-    def decode_all(value: object, object_name: str, path: str) -> Any:
+    def decode_all(value: object, path: str) -> Any:
         if not isinstance(value, list):
-            raise _mismatch("tuple", value, object_name, path)
-        return tuple(decode(item, object_name, f"{path}[{number}]") for number, item in enumerate(value))
+            raise _mismatch("tuple", value, path)
+        return tuple(decode(item, f"{path}[{number}]") for number, item in enumerate(value))
 
     return decode_all
 
 
-def _texts(value: object, object_name: str, path: str) -> Any:
+def _texts(value: object, path: str) -> Any:
     if isinstance(value, dict) and all(isinstance(each, str) for each in value.values()):
         return value
-    raise _mismatch("Mapping", value, object_name, path)
+    raise _mismatch("Mapping", value, path)
 
 
-def _uuid(value: object, object_name: str, path: str) -> UUID:
+def _uuid(value: object, path: str) -> UUID:
     try:
-        if isinstance(value, str):
-            return UUID(value)
-    except ValueError as error:
-        raise _mismatch("a UUID", value, object_name, path) from error
-    raise _mismatch("UUID", value, object_name, path)
+        return UUID(cast(str, value))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise _mismatch("a UUID", value, path) from error
 
 
-def _scalar(kind: Any) -> _Decoder:
-    plain = kind in (str, bool)
+def _scalar(kind: type) -> _Decoder:
+    plain = next(each for each in (bool, int, str) if issubclass(kind, each))
 
-    def decode(value: object, object_name: str, path: str) -> Any:
-        if plain and type(value) is kind:
-            return value
-        if kind is int and type(value) is int and _is_int64(value):
-            return value
-        if isinstance(kind, type) and _is_scalar(kind, value):
+    def decode(value: object, path: str) -> Any:
+        if type(value) is plain and (plain is not int or _is_int64(cast(int, value))):
             try:
-                return kind(value)
+                return value if kind is plain else kind(value)
             except ValueError as error:  # not a member of the enumeration
-                raise _mismatch(kind.__name__, value, object_name, path) from error
-        raise _mismatch(getattr(kind, "__name__", str(kind)), value, object_name, path)
+                raise _mismatch(kind.__name__, value, path) from error
+        raise _mismatch(kind.__name__, value, path)
 
     return decode
-
-
-def _is_scalar(kind: type, value: object) -> bool:
-    if kind is bool or isinstance(value, bool):
-        return kind is bool and isinstance(value, bool)
-    if issubclass(kind, int):
-        return isinstance(value, int) and _is_int64(value)
-    return issubclass(kind, str) and isinstance(value, str)
 
 
 def _is_int64(value: int) -> bool:
@@ -222,39 +224,31 @@ def _dataclass(kind: Any) -> _Decoder:
     names = {name for name, _, _ in fields}
     absent = _absent_by_default(kind)
 
-    def decode(value: object, object_name: str, path: str) -> Any:
+    def decode(value: object, path: str) -> Any:
         if not isinstance(value, dict):
-            raise _mismatch("an object", value, object_name, path)
+            raise _mismatch("an object", value, path)
         if value.keys() != names:
             whole = {**absent, **value}
             if whole.keys() != names:
-                _refuse_fields(whole, list(_field_kinds(kind)), object_name, path)
-        return kind(
-            **{name: field(value[name], object_name, path + place) for name, place, field in fields if name in value}
-        )
+                _refuse_fields(whole, list(_field_kinds(kind)), path)
+        return kind(**{name: field(value[name], path + place) for name, place, field in fields if name in value})
 
     return decode
 
 
-def _refuse_fields(value: dict[str, object], names: list[str], object_name: str, path: str) -> NoReturn:
+def _refuse_fields(value: dict[str, object], names: list[str], path: str) -> NoReturn:
     unknown = sorted(set(value) - set(names))
     if unknown:
-        raise UnsupportedVersion(
-            f"unknown field {path}{unknown[0]}", object_name=object_name, expected=", ".join(names)
-        )
+        raise UnsupportedVersion(f"unknown field {path}{unknown[0]}", expected=", ".join(names))
     missing = next(name for name in names if name not in value)
-    raise Inconsistent(f"field {path}{missing} is missing", object_name=object_name)
+    raise Inconsistent(f"field {path}{missing} is missing")
 
 
-def _position(value: object, object_name: str, path: str) -> Position:
-    if (
-        isinstance(value, list)
-        and len(value) == 2
-        and all(isinstance(v, int) and not isinstance(v, bool) and _is_int64(v) for v in value)
-    ):
+def _position(value: object, path: str) -> Position:
+    if isinstance(value, list) and len(value) == 2 and all(type(v) is int and _is_int64(v) for v in value):
         return Position(value[0], value[1])
-    raise _mismatch("[ledger id, entry id]", value, object_name, path)
+    raise _mismatch("[ledger id, entry id]", value, path)
 
 
-def _mismatch(expected: str, value: object, object_name: str, path: str) -> FormatError:
-    return Inconsistent(f"field {path.rstrip('.')}", object_name=object_name, expected=expected, found=repr(value)[:60])
+def _mismatch(expected: str, value: object, path: str) -> FormatError:
+    return Inconsistent(f"field {path.rstrip('.')}", expected=expected, found=repr(value)[:60])

@@ -13,42 +13,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from formats.checked_json import ABSENT_BY_DEFAULT, from_json, opened, sealed, to_json
+from formats.checked_json import ABSENT_BY_DEFAULT, CheckedDocument
 from formats.checkpoint_parquet import (
     FILE_ROWS_MAX,
+    FORMAT_KEY,
     ROW_BYTES_MIN,
     ColumnLimits,
     SegmentColumns,
-    decode_file,
+    columns_in,
     encode_columns,
+    open_columns,
+    open_parquet,
     require_sizes,
 )
 from formats.entries import Position
-from formats.errors import Inconsistent, LimitExceeded, UnsupportedVersion
-from formats.manifest import FACT_UNKNOWN, Gap, Totals, Writer
-
-__all__ = [
-    "ASIDE",
-    "DELETED",
-    "FILE_LEDGERS_MAX",
-    "HOT_RELEASED",
-    "LAST_UNKNOWN",
-    "AssignedSegment",
-    "AssigningEpoch",
-    "Checkpoint",
-    "KnownSource",
-    "LedgerColumns",
-    "LedgerRow",
-    "ReplacedSegment",
-    "RowRange",
-    "RunRef",
-    "decode_checkpoint",
-    "decode_ledgers",
-    "encode_checkpoint",
-    "encode_ledgers",
-    "run_name",
-    "run_record_id",
-]
+from formats.errors import Inconsistent, LimitExceeded, located
+from formats.manifest import FACT_UNKNOWN, Gap, GapFilled, Totals, Writer
 
 #: ``last_entry_id`` of a ledger that isn't known to be closed.
 LAST_UNKNOWN = -2
@@ -58,7 +38,7 @@ HOT_RELEASED = 2
 #: Of an accepted source whose ledger contradicts the manifest: its hot copy stays untouched.
 ASIDE = 4
 
-_FORMAT_KEY, _FORMAT = b"offloader.format", b"1"
+_FORMAT = b"1"
 #: Most ledgers of one file: runs are merged as long as eight of them together stay below it.
 FILE_LEDGERS_MAX = 2_097_152
 #: Rows of a Parquet row group.
@@ -73,12 +53,12 @@ _SCHEMA = pa.schema(
         pa.field("last_entry_id", pa.int64(), nullable=False),
         pa.field("flags", pa.uint8(), nullable=False),
     ],
-    metadata={_FORMAT_KEY: _FORMAT},
+    metadata={FORMAT_KEY: _FORMAT},
 )
 #: Optional columns, present only if any ledger of the file has such a fact: earlier releases read the others.
 _FACTS = ("payload_bytes", "created_ms")
 _SCHEMA_WITH_FACTS = pa.schema(
-    [*_SCHEMA, *(pa.field(name, pa.int64(), nullable=False) for name in _FACTS)], metadata={_FORMAT_KEY: _FORMAT}
+    [*_SCHEMA, *(pa.field(name, pa.int64(), nullable=False) for name in _FACTS)], metadata={FORMAT_KEY: _FORMAT}
 )
 
 _LIMITS = ColumnLimits(
@@ -117,18 +97,8 @@ class LedgerColumns:
         order = np.argsort(ids, kind="stable")
         ids = ids[order]
         newest = order[np.append(ids[1:] != ids[:-1], True)] if len(ids) else order
-        return cls(
-            ledger_id=np.concatenate([part.ledger_id for part in parts])[newest],
-            last_entry_id=np.concatenate([part.last_entry_id for part in parts])[newest],
-            flags=np.concatenate([part.flags for part in parts])[newest],
-            payload_bytes=np.concatenate([part.payload_bytes for part in parts])[newest],
-            created_ms=np.concatenate([part.created_ms for part in parts])[newest],
-        )
-
-    @property
-    def has_facts(self) -> bool:
-        """Whether any source reported more than where its ledger ends."""
-        return bool((self.payload_bytes != FACT_UNKNOWN).any() or (self.created_ms != FACT_UNKNOWN).any())
+        names = _SCHEMA_WITH_FACTS.names
+        return cls(**{name: np.concatenate([getattr(part, name) for part in parts])[newest] for name in names})
 
 
 def encode_ledgers(ledgers: LedgerColumns) -> bytes:
@@ -137,7 +107,8 @@ def encode_ledgers(ledgers: LedgerColumns) -> bytes:
     Raises:
         LimitExceeded: it is too large to be read.
     """
-    schema = _SCHEMA_WITH_FACTS if ledgers.has_facts else _SCHEMA
+    has_facts = any((getattr(ledgers, name) != FACT_UNKNOWN).any() for name in _FACTS)
+    schema = _SCHEMA_WITH_FACTS if has_facts else _SCHEMA
     arrays = [pa.array(getattr(ledgers, name), type=schema.field(name).type) for name in schema.names]
     sink = pa.BufferOutputStream()
     wide = [name for name in schema.names if name != "flags"]
@@ -156,36 +127,31 @@ def encode_ledgers(ledgers: LedgerColumns) -> bytes:
 
 def decode_ledgers(data: bytes, *, object_name: str = "") -> LedgerColumns:
     """The ledger facts in a Parquet file of ``encode_ledgers``; raises ``FormatError``."""
-    rows = require_sizes(data, _LIMITS, object_name=object_name)
-    columns: dict[str, NDArray[Any]] = {
-        "ledger_id": np.empty(rows, np.int64),
-        "last_entry_id": np.empty(rows, np.int64),
-        "flags": np.empty(rows, np.uint8),
-        **{name: np.full(rows, FACT_UNKNOWN, np.int64) for name in _FACTS},
-    }
-    try:
-        file = pq.ParquetFile(pa.BufferReader(data))
-        found = (file.schema_arrow.metadata or {}).get(_FORMAT_KEY)
-        if found != _FORMAT:
-            raise UnsupportedVersion("format", object_name=object_name, expected=_FORMAT, found=found)
-        if not any(map(file.schema_arrow.equals, (_SCHEMA, _SCHEMA_WITH_FACTS))):
-            raise Inconsistent("columns", object_name=object_name, expected=_SCHEMA.names, found=file.schema_arrow)
-        start = 0
-        for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
-            for name in batch.schema.names:
-                columns[name][start : start + batch.num_rows] = batch.column(name).to_numpy()
-            start += batch.num_rows
-        if start != rows:
-            raise Inconsistent("rows", object_name=object_name, expected=rows, found=start)
-    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
-        raise Inconsistent(f"not a table of ledgers: {error}", object_name=object_name) from error
-    ids = columns["ledger_id"]
-    if (ids[1:] <= ids[:-1]).any():
-        raise Inconsistent("ledgers", object_name=object_name, expected="ascending ids")
-    return LedgerColumns(**columns)
+    with located(object_name):
+        file = open_parquet(data, _LIMITS, _FORMAT, [_SCHEMA, _SCHEMA_WITH_FACTS])
+        rows = file.metadata.num_rows
+        columns: dict[str, NDArray[Any]] = {
+            "ledger_id": np.empty(rows, np.int64),
+            "last_entry_id": np.empty(rows, np.int64),
+            "flags": np.empty(rows, np.uint8),
+            **{name: np.full(rows, FACT_UNKNOWN, np.int64) for name in _FACTS},
+        }
+        try:
+            start = 0
+            for batch in file.iter_batches(batch_size=_BATCH_ROWS, use_threads=False):
+                for name in batch.schema.names:
+                    columns[name][start : start + batch.num_rows] = batch.column(name).to_numpy()
+                start += batch.num_rows
+            if start != rows:
+                raise Inconsistent("rows", expected=rows, found=start)
+        except (pa.ArrowException, OSError, ValueError, TypeError) as error:
+            raise Inconsistent(f"not a table of ledgers: {error}") from error
+        ids = columns["ledger_id"]
+        if (ids[1:] <= ids[:-1]).any():
+            raise Inconsistent("ledgers", expected="ascending ids")
+        return LedgerColumns(**columns)
 
 
-CHECKPOINT_FORMAT = 1
 #: Limit of the header. Most of it is tombstoned rows, gaps, and replaced segments that aren't deleted yet.
 HEADER_BYTES_MAX = 32 * 1024 * 1024
 #: Ledgers in all runs together. A run of consecutive ledger ids is small, however many there are.
@@ -208,8 +174,6 @@ class RunRef:
 
     Attributes:
         name: of the object, below the manifest's prefix; see ``run_name``.
-        rows: how many it has.
-        object_bytes, crc32c: of the object.
         dead: tombstoned rows: removed, or newer in the checkpoint or in a later run.
     """
 
@@ -236,7 +200,6 @@ class KnownSource:
     """The ledger database that a stream's positions belong to.
 
     Attributes:
-        uuid: of the database.
         token: of the newest start; the database has it.
         reserved: later starts get ledger ids above this one.
         reach: the newest position that the source had when its owner wrote last; ``None``: it was empty.
@@ -265,9 +228,7 @@ class AssignedSegment:
 class ReplacedSegment:
     """A segment that record ``retire_record`` replaced by others; its objects are deleted after the grace period.
 
-    Attributes:
-        ledger_id: in the keys of a V1 segment; ``None`` for V2.
-        object_bytes: of both objects.
+    ``ledger_id`` is in the keys of a V1 segment, ``None`` for V2; ``object_bytes`` are of both objects.
     """
 
     uuid: UUID
@@ -285,7 +246,7 @@ class AssigningEpoch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
+class Checkpoint(CheckedDocument):
     """The header of a checkpoint: all of a manifest's view but the segments in columns.
 
     Attributes:
@@ -303,8 +264,10 @@ class Checkpoint:
         source: the ledger database that the stream's positions belong to; ``None`` if unknown.
         assigning: the epochs that assigned segments, from the oldest on.
         base_crc32c: of the checkpoint it was built upon; 0: not known.
+        fills: objects with entries of gaps, ascending. Earlier releases refuse a checkpoint that has any.
     """
 
+    bytes_max = HEADER_BYTES_MAX
     record_id: int
     base_id: int
     incarnation: UUID
@@ -331,6 +294,7 @@ class Checkpoint:
     source: KnownSource | None = field(default=None, metadata=ABSENT_BY_DEFAULT)
     assigning: tuple[AssigningEpoch, ...] = field(default=(), metadata=ABSENT_BY_DEFAULT)
     base_crc32c: int = field(default=0, metadata=ABSENT_BY_DEFAULT)
+    fills: tuple[GapFilled, ...] = field(default=(), metadata=ABSENT_BY_DEFAULT)
 
 
 def run_name(record_id: int, nonce: int, content: str) -> str:
@@ -353,47 +317,47 @@ def encode_checkpoint(header: Checkpoint, segments: SegmentColumns) -> bytes:
     Raises:
         LimitExceeded: it is too large to be read.
     """
-    body = sealed({"format": CHECKPOINT_FORMAT, **to_json(header)}, bytes_max=HEADER_BYTES_MAX)
-    _require_ledgers(header, "")
+    body = header.encode()
+    _require_ledgers(header)
     return encode_columns(segments, {_HEADER_KEY: body})
 
 
 def decode_checkpoint(data: bytes, *, object_name: str = "") -> tuple[Checkpoint, SegmentColumns]:
     """Header and segments of a checkpoint object; raises ``FormatError``."""
-    metadata, segments = decode_file(data, object_name=object_name)
-    body = metadata.get(_HEADER_KEY)
-    if body is None:
-        raise Inconsistent("no checkpoint header", object_name=object_name)
-    found = opened(body, CHECKPOINT_FORMAT, object_name, bytes_max=HEADER_BYTES_MAX)
-    header = cast(Checkpoint, from_json(Checkpoint, found, object_name))
-    _require_runs(header, object_name)
-    return header, segments()
+    with located(object_name):
+        file, metadata = open_columns(data)
+        body = metadata.get(_HEADER_KEY)
+        if body is None:
+            raise Inconsistent("no checkpoint header")
+        header = Checkpoint.decode(body)
+        _require_runs(header)
+        return header, columns_in(file, metadata)
 
 
-def _require_runs(header: Checkpoint, object_name: str) -> None:
+def _require_runs(header: Checkpoint) -> None:
     """Checks runs before memory is allocated for them: impossible row counts, and runs named twice."""
     runs = (*header.runs, *header.ledger_runs)
     for run in runs:
         if run_record_id(run.name) is None:
-            raise Inconsistent("name of a run", object_name=object_name, found=ascii(run.name)[:80])
+            raise Inconsistent("name of a run", found=ascii(run.name)[:80])
     if len({run.name for run in runs}) < len(runs):
-        raise Inconsistent("names of runs", object_name=object_name, expected="each once")
+        raise Inconsistent("names of runs", expected="each once")
     for run in header.runs:
-        _require_rows(run, min(FILE_ROWS_MAX, run.object_bytes // ROW_BYTES_MIN), object_name)
+        _require_rows(run, min(FILE_ROWS_MAX, run.object_bytes // ROW_BYTES_MIN))
     for run in header.ledger_runs:
-        _require_rows(run, FILE_LEDGERS_MAX, object_name)
-    _require_ledgers(header, object_name)
+        _require_rows(run, FILE_LEDGERS_MAX)
+    _require_ledgers(header)
 
 
-def _require_ledgers(header: Checkpoint, object_name: str) -> None:
+def _require_ledgers(header: Checkpoint) -> None:
     ledgers = sum(run.rows for run in header.ledger_runs)
     if ledgers > LEDGERS_MAX:
-        raise LimitExceeded("ledgers", object_name=object_name, expected=f"at most {LEDGERS_MAX}", found=ledgers)
+        raise LimitExceeded("ledgers", expected=f"at most {LEDGERS_MAX}", found=ledgers)
 
 
-def _require_rows(run: RunRef, rows_max: int, object_name: str) -> None:
+def _require_rows(run: RunRef, rows_max: int) -> None:
     if not 0 <= run.rows <= rows_max:
-        raise LimitExceeded("rows of a run", object_name=object_name, expected=f"at most {rows_max}", found=run.rows)
+        raise LimitExceeded("rows of a run", expected=f"at most {rows_max}", found=run.rows)
     edges = [edge for each in run.dead for edge in (each.start, each.stop)]
     if edges != sorted(edges) or (edges and not 0 <= edges[0] <= edges[-1] <= run.rows):
-        raise Inconsistent("dead rows of a run", object_name=object_name, expected=f"ascending, up to {run.rows}")
+        raise Inconsistent("dead rows of a run", expected=f"ascending, up to {run.rows}")

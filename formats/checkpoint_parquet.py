@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, cast
 
 import numpy as np
@@ -13,25 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from formats.errors import BadMagic, Inconsistent, LimitExceeded, Truncated, UnsupportedVersion
-
-__all__ = [
-    "FILE_ROWS_MAX",
-    "NUMBER_COLUMNS",
-    "PLAIN_SPAN_COLUMNS",
-    "ROW_BYTES_MIN",
-    "RUN_FORMAT",
-    "SPAN_NUMBERS",
-    "ColumnLimits",
-    "Numbers",
-    "SegmentColumns",
-    "decode_columns",
-    "decode_file",
-    "decode_names",
-    "encode_columns",
-    "narrow_dtype",
-    "require_sizes",
-]
+from formats.errors import BadMagic, Inconsistent, LimitExceeded, Truncated, UnsupportedVersion, located
 
 #: Numbers of one ledger span: ledger id, first and last entry id, entries, payload bytes.
 SPAN_NUMBERS = 5
@@ -40,31 +22,6 @@ PLAIN_SPAN_COLUMNS = ("begin_ledger_id", "begin_entry_id", "end_entry_id", "entr
 
 Numbers = NDArray[Any]
 
-#: Columns of one number per segment. In memory they are as narrow as their values allow.
-NUMBER_COLUMNS: Mapping[str, np.dtype[Any]] = {
-    "status": np.dtype(np.uint8),
-    "layout": np.dtype(np.uint8),
-    "owned": np.dtype(np.uint8),
-    "compressed": np.dtype(np.uint8),
-    "driver": np.dtype(np.int32),
-    "epoch": np.dtype(np.int64),
-    "retire_record": np.dtype(np.int64),
-    "begin_ledger_id": np.dtype(np.int64),
-    "begin_entry_id": np.dtype(np.int64),
-    "end_ledger_id": np.dtype(np.int64),
-    "end_entry_id": np.dtype(np.int64),
-    "assigned_ms": np.dtype(np.int64),
-    "offloaded_ms": np.dtype(np.int64),
-    "data_bytes": np.dtype(np.int64),
-    "index_bytes": np.dtype(np.int64),
-    "data_crc32c": np.dtype(np.uint32),
-    "index_crc32c": np.dtype(np.uint32),
-    "entries": np.dtype(np.int64),
-    "payload_bytes": np.dtype(np.int64),
-    "publish_time_min_ms": np.dtype(np.int64),
-    "publish_time_max_ms": np.dtype(np.int64),
-    "blocks": np.dtype(np.int64),
-}
 _NARROW = tuple(np.dtype(name) for name in ("uint8", "uint16", "uint32"))
 
 
@@ -75,15 +32,11 @@ class SegmentColumns:
     Attributes:
         uuid_high, uuid_low: the two halves of the uuids, uint64.
         status: 1 offloaded, 2 retired.
-        layout: 1 or 2.
         owned, compressed: 0 or 1.
         driver: index into ``drivers``.
         epoch: which assigned it.
         retire_record: which retired it, -1 none.
-        begin_ledger_id, begin_entry_id, end_ledger_id, end_entry_id: the range.
         assigned_ms, offloaded_ms: ms since 1970 UTC.
-        data_bytes, index_bytes, data_crc32c, index_crc32c: the two objects.
-        entries, payload_bytes, blocks: what is in them.
         publish_time_min_ms, publish_time_max_ms: -1 where none is known.
         span_rows: int64, ascending: rows whose ledgers the other columns don't imply.
         span_offsets: int64, shape (len(span_rows) + 1,): where the spans of each such row begin in ``spans``.
@@ -134,42 +87,42 @@ class SegmentColumns:
 
     def ledger_spans(self, rows: Numbers) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The ledger spans of some rows, in their order: the spans, int64, shape (m, 5), and how many each row has."""
-        at = np.searchsorted(self.span_rows, rows)
-        has_spans = np.append(self.span_rows, -1)[at] == rows
+        has_spans, starts, own = self._recorded_spans(rows)
         counts = np.ones(len(rows), np.int64)
-        starts = self.span_offsets[at[has_spans]]
-        counts[has_spans] = self.span_offsets[at[has_spans] + 1] - starts
-        firsts = np.cumsum(counts) - counts
-        found = np.empty((int(counts.sum()), SPAN_NUMBERS), np.int64)
-        plain = rows[~has_spans]
+        counts[has_spans] = own
+        is_recorded = np.repeat(has_spans, counts)
+        found = np.empty((len(is_recorded), SPAN_NUMBERS), np.int64)
         columns = [getattr(self, name) for name in PLAIN_SPAN_COLUMNS]
-        found[firsts[~has_spans]] = np.stack([column[plain].astype(np.int64) for column in columns], axis=1)
-        own = counts[has_spans]
-        within = np.arange(int(own.sum())) - np.repeat(np.cumsum(own) - own, own)
-        found[np.repeat(firsts[has_spans], own) + within] = self.spans[np.repeat(starts, own) + within]
+        plain = rows[~has_spans]
+        found[~is_recorded] = np.stack([column[plain].astype(np.int64) for column in columns], axis=1)
+        found[is_recorded] = self._spans_at(starts, own)
         return found, counts
 
     def take(self, rows: Numbers) -> SegmentColumns:
         """Those rows, in that order."""
-        at = np.searchsorted(self.span_rows, rows)
-        padded = np.append(self.span_rows, -1)
-        has_spans = np.flatnonzero(padded[at] == rows)
-        starts, stops = self.span_offsets[at[has_spans]], self.span_offsets[at[has_spans] + 1]
-        pieces = [self.spans[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+        has_spans, starts, counts = self._recorded_spans(rows)
         return SegmentColumns(
             uuid_high=self.uuid_high[rows],
             uuid_low=self.uuid_low[rows],
             **{name: _narrowed(getattr(self, name)[rows]) for name in NUMBER_COLUMNS},
-            span_rows=has_spans.astype(np.int64),
-            span_offsets=np.concatenate([np.zeros(1, np.int64), np.cumsum(stops - starts, dtype=np.int64)]),
-            spans=np.concatenate([np.empty((0, SPAN_NUMBERS), np.int64), *pieces]),
+            span_rows=np.flatnonzero(has_spans).astype(np.int64),
+            span_offsets=np.append(0, np.cumsum(counts, dtype=np.int64)),
+            spans=self._spans_at(starts, counts),
             drivers=self.drivers,
         )
 
-    def narrowed(self) -> SegmentColumns:
-        """The same values in as few bytes as possible."""
-        values = {name: _narrowed(getattr(self, name)) for name in NUMBER_COLUMNS}
-        return replace(self, **values)  # type: ignore[arg-type]
+    def _recorded_spans(self, rows: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+        """Which of some rows have recorded spans; of those, where they begin in ``spans`` and how many they are."""
+        at = np.searchsorted(self.span_rows, rows)
+        has_spans = np.append(self.span_rows, -1)[at] == rows
+        starts = self.span_offsets[at[has_spans]]
+        return has_spans, starts, self.span_offsets[at[has_spans] + 1] - starts
+
+    def _spans_at(self, starts: Numbers, counts: Numbers) -> Numbers:
+        """So many spans from each of these places on, one after the other."""
+        within = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+        found: Numbers = self.spans[np.repeat(starts, counts) + within]
+        return found
 
     @classmethod
     def concatenated(cls, parts: Sequence[SegmentColumns]) -> SegmentColumns:
@@ -195,8 +148,22 @@ class SegmentColumns:
         )
         order = np.lexsort((joined.begin_entry_id, joined.begin_ledger_id))
         if (order[1:] > order[:-1]).all():
-            return joined.narrowed()
+            values: dict[str, Any] = {name: _narrowed(getattr(joined, name)) for name in NUMBER_COLUMNS}
+            return replace(joined, **values)
         return joined.take(order)
+
+
+_NARROW_COLUMNS = {
+    **dict.fromkeys(("status", "layout", "owned", "compressed"), np.uint8),
+    "driver": np.int32,
+    **dict.fromkeys(("data_crc32c", "index_crc32c"), np.uint32),
+}
+#: Columns of one number per segment, in the order of the file. In memory they are as narrow as their values allow.
+NUMBER_COLUMNS: Mapping[str, np.dtype[Any]] = {
+    each.name: np.dtype(_NARROW_COLUMNS.get(each.name, np.int64))
+    for each in fields(SegmentColumns)
+    if not each.name.startswith(("uuid_", "span")) and each.name != "drivers"
+}
 
 
 def narrow_dtype(low: int, high: int, dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -226,6 +193,7 @@ _VARINT_BYTES_MAX = 10
 #: Types of the compact protocol.
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = range(1, 13)
 _WHOLE = frozenset({_I16, _I32, _I64})
+_SKIPPED_BYTES = {_BYTE: 1, _TRUE: 1, _FALSE: 1, _DOUBLE: 8}
 
 
 def _key(number: int, kind: int) -> int:
@@ -255,7 +223,6 @@ class ColumnLimits:
 
     Attributes:
         columns: maximum number, leaves counted.
-        rows_max: rows of the file.
         group_rows_max: rows of a row group, which is what is decoded at once.
         list_values_max: values of all lists; columns that are no lists have as many values as there are rows.
         page_bytes_max: bytes of a page after decompression.
@@ -270,7 +237,7 @@ class ColumnLimits:
     lists: frozenset[int] = frozenset()
 
 
-def require_sizes(data: bytes, limits: ColumnLimits, *, object_name: str = "") -> int:
+def require_sizes(data: bytes, limits: ColumnLimits) -> int:
     """Refuses a file whose decoded size exceeds ``limits``; returns its number of rows.
 
     Raises:
@@ -278,61 +245,59 @@ def require_sizes(data: bytes, limits: ColumnLimits, *, object_name: str = "") -
         FormatError: it isn't Parquet, or its footer and its page headers contradict each other.
     """
     try:
-        return _Sizes(data, limits, object_name).rows()
+        return _Sizes(data, limits).rows()
     except (LookupError, TypeError, AttributeError) as error:  # a missing field, or one of another type
-        raise Inconsistent("a Parquet header lacks a field", object_name=object_name) from error
+        raise Inconsistent("a Parquet header lacks a field") from error
 
 
 class _Sizes:
     """Sizes of one file."""
 
-    def __init__(self, data: bytes, limits: ColumnLimits, object_name: str) -> None:
-        self._data, self._limits, self._name = data, limits, object_name
+    def __init__(self, data: bytes, limits: ColumnLimits) -> None:
+        self._data, self._limits = data, limits
         if len(data) < len(_MAGIC) + _TAIL_BYTES:
-            raise Truncated("too short for a Parquet file", object_name=object_name, found=len(data))
+            raise Truncated("too short for a Parquet file", found=len(data))
         for at in (0, len(data) - len(_MAGIC)):
             found = bytes(data[at : at + len(_MAGIC)])
             if found != _MAGIC:
-                raise BadMagic("not a Parquet file", object_name=object_name, offset=at, expected=_MAGIC, found=found)
+                raise BadMagic("not a Parquet file", offset=at, expected=_MAGIC, found=found)
         footer_bytes = int.from_bytes(data[-_TAIL_BYTES : -len(_MAGIC)], "little")
         self._footer_at = len(data) - _TAIL_BYTES - footer_bytes
         if self._footer_at < len(_MAGIC):
-            raise Truncated("Parquet footer", object_name=object_name, expected=footer_bytes, found=len(data))
+            raise Truncated("Parquet footer", expected=footer_bytes, found=len(data))
         self._list_values = 0
 
     def rows(self) -> int:
         footer = self._fields(self._footer_at, len(self._data) - _TAIL_BYTES)[0]
         if _ENCRYPTION in footer:
-            raise Inconsistent("the Parquet file is encrypted", object_name=self._name)
+            raise Inconsistent("the Parquet file is encrypted")
         rows, groups = footer[_NUM_ROWS], footer[_ROW_GROUPS]
         self._bounded("rows", rows, self._limits.rows_max)
         for group in groups:
             self._group(group)
         if sum(group[_GROUP_ROWS] for group in groups) != rows:
-            raise Inconsistent("rows of the row groups", object_name=self._name, expected=rows)
+            raise Inconsistent("rows of the row groups", expected=rows)
         return cast(int, rows)
 
     def _group(self, group: _Fields) -> None:
         rows, columns = group[_GROUP_ROWS], group[_GROUP_COLUMNS]
         self._bounded("rows of a row group", rows, self._limits.group_rows_max)
         if len(columns) not in self._limits.columns:
-            raise Inconsistent(
-                "columns of a row group", object_name=self._name, expected=self._limits.columns, found=len(columns)
-            )
+            raise Inconsistent("columns of a row group", expected=self._limits.columns, found=len(columns))
         for number, chunk in enumerate(columns):
             if any(field in chunk for field in (_CHUNK_FILE, _CHUNK_CRYPTO, _CHUNK_ENCRYPTED)):
-                raise Inconsistent("a Parquet column is elsewhere, or encrypted", object_name=self._name)
+                raise Inconsistent("a Parquet column is elsewhere, or encrypted")
             self._column(chunk[_CHUNK_METADATA], rows, is_list=number in self._limits.lists)
 
     def _column(self, column: _Fields, rows: int, *, is_list: bool) -> None:
         values = column[_VALUES]
         if values < rows or (values > rows and not is_list):
-            raise Inconsistent("values of a column", object_name=self._name, expected=rows, found=values)
+            raise Inconsistent("values of a column", expected=rows, found=values)
         # A row without a list is a value too.
         self._list_values += values - rows
         self._bounded("values of lists", self._list_values, self._limits.list_values_max)
         if (found := sum(self._pages(column, values))) != values:
-            raise Inconsistent("values of a column's pages", object_name=self._name, expected=values, found=found)
+            raise Inconsistent("values of a column's pages", expected=values, found=found)
 
     def _pages(self, column: _Fields, values: int) -> Iterator[int]:
         """Number of values in each data page."""
@@ -343,7 +308,7 @@ class _Sizes:
         at = dictionary_at if 0 < dictionary_at < at else at
         stop = at + column[_COMPRESSED_BYTES]
         if not len(_MAGIC) <= at <= stop <= self._footer_at:
-            raise Inconsistent("place of a column", object_name=self._name, found=f"{at} to {stop}")
+            raise Inconsistent("place of a column", found=f"{at} to {stop}")
         seen = 0
         while seen < values:
             header, at = self._fields(at, stop)
@@ -357,7 +322,7 @@ class _Sizes:
 
     def _bounded(self, what: str, found: int, most: int) -> int:
         if not 0 <= found <= most:
-            raise LimitExceeded(what, object_name=self._name, expected=f"at most {most}", found=found)
+            raise LimitExceeded(what, expected=f"at most {most}", found=found)
         return found
 
     def _fields(self, at: int, stop: int) -> tuple[_Fields, int]:
@@ -365,9 +330,9 @@ class _Sizes:
         try:
             return _struct(self._data, at, stop, _DEPTH_MAX)
         except IndexError:
-            raise Truncated("a Parquet header", object_name=self._name, offset=at) from None
+            raise Truncated("a Parquet header", offset=at) from None
         except ValueError as error:
-            raise Inconsistent(f"a Parquet header: {error}", object_name=self._name, offset=at) from None
+            raise Inconsistent(f"a Parquet header: {error}", offset=at) from None
 
 
 def _struct(data: bytes, at: int, stop: int, depth: int) -> tuple[_Fields, int]:
@@ -417,12 +382,13 @@ def _value(data: bytes, at: int, stop: int, kind: int, depth: int) -> tuple[Any,
         return _items(data, at, stop, depth)
     if kind == _BINARY:
         size, at = _varint(data, at, stop)
-        return None, _within(at + size, stop)
-    if kind in (_BYTE, _TRUE, _FALSE):
-        return None, _within(at + 1, stop)
-    if kind == _DOUBLE:
-        return None, _within(at + 8, stop)
-    raise ValueError(f"a field of type {kind}")
+    elif kind in _SKIPPED_BYTES:
+        size = _SKIPPED_BYTES[kind]
+    else:
+        raise ValueError(f"a field of type {kind}")
+    if at + size > stop:
+        raise IndexError
+    return None, at + size
 
 
 def _items(data: bytes, at: int, stop: int, depth: int) -> tuple[Sequence[Any], int]:
@@ -437,12 +403,6 @@ def _items(data: bytes, at: int, stop: int, depth: int) -> tuple[Sequence[Any], 
         item, at = _value(data, at, stop, head & 15, depth - 1)
         found.append(item)
     return found, at
-
-
-def _within(at: int, stop: int) -> int:
-    if at > stop:
-        raise IndexError
-    return at
 
 
 def _varint(data: bytes, at: int, stop: int) -> tuple[int, int]:
@@ -479,9 +439,12 @@ SPAN_VALUES_MIN, SPAN_VALUES_PER_BYTE = 65_536, 16
 PAGE_BYTES_MIN = 2 * 1024 * 1024
 #: JSON texts beside the columns: where objects are, and the smallest and largest numbers of the columns.
 DRIVERS_BYTES_MAX, RANGES_BYTES_MAX = 1024 * 1024, 16 * 1024
-_FORMAT_KEY = b"offloader.format"
+#: Metadata of a Parquet file: the version of its columns.
+FORMAT_KEY = b"offloader.format"
 _DRIVERS_KEY = b"offloader.drivers"
 _RANGES_KEY = b"offloader.ranges"
+#: What Arrow and JSON raise for damaged files.
+_UNREADABLE = (pa.ArrowException, OSError, LookupError, ValueError, TypeError, ArithmeticError, RecursionError)
 
 _SCHEMA = pa.schema(
     [
@@ -502,12 +465,14 @@ def encode_columns(columns: SegmentColumns, metadata: Mapping[bytes, bytes]) -> 
     uuids = np.empty((count, 2), dtype=">u8")
     uuids[:, 0], uuids[:, 1] = columns.uuid_high, columns.uuid_low
     arrays = [pa.Array.from_buffers(pa.binary(16), count, [None, pa.py_buffer(uuids.tobytes())])]
-    arrays += [pa.array(getattr(columns, name).astype(dtype)) for name, dtype in NUMBER_COLUMNS.items()]
+    numbers = {name: getattr(columns, name) for name in NUMBER_COLUMNS}
+    ranges = {name: [int(values.min()), int(values.max())] for name, values in numbers.items()} if count else {}
+    arrays += [pa.array(numbers[name].astype(dtype)) for name, dtype in NUMBER_COLUMNS.items()]
     arrays.append(_span_lists(columns))
     own = {
-        _FORMAT_KEY: b"%d" % RUN_FORMAT,
+        FORMAT_KEY: b"%d" % RUN_FORMAT,
         _DRIVERS_KEY: json.dumps([dict(driver) for driver in columns.drivers], sort_keys=True).encode(),
-        _RANGES_KEY: json.dumps(_ranges_of(columns) if count else {}).encode(),
+        _RANGES_KEY: json.dumps(ranges).encode(),
     }
     table = pa.Table.from_arrays(arrays, schema=_SCHEMA.with_metadata({**own, **metadata}))
     sink = pa.BufferOutputStream()
@@ -515,7 +480,7 @@ def encode_columns(columns: SegmentColumns, metadata: Mapping[bytes, bytes]) -> 
     pq.write_table(table, sink, row_group_size=ROW_GROUP_ROWS, write_statistics=list(NUMBER_COLUMNS), **ways)
     body = cast(bytes, sink.getvalue().to_pybytes())
     require_sizes(body, _limits_of(body))
-    _require_texts(own, "")
+    _require_texts(own)
     return body
 
 
@@ -530,30 +495,23 @@ _LARGE: Mapping[str, Any] = {
 
 
 def decode_columns(data: bytes, *, object_name: str = "") -> SegmentColumns:
-    """The segments in a Parquet file of ``encode_columns``; as ``decode_file``."""
-    return decode_file(data, object_name=object_name)[1]()
+    """The segments in a Parquet file of ``encode_columns``; raises ``FormatError``: check known checksums before."""
+    with located(object_name):
+        return columns_in(*open_columns(data))
 
 
-def decode_file(data: bytes, *, object_name: str = "") -> tuple[Mapping[bytes, bytes], Callable[[], SegmentColumns]]:
-    """The metadata given to ``encode_columns``, with the file's own, and a function that decodes the segments.
+def columns_in(file: pq.ParquetFile, metadata: Mapping[bytes, bytes]) -> SegmentColumns:
+    """The segments in a file of ``open_columns``; raises ``FormatError``.
 
     Decodes one row group at a time into columns as narrow as the recorded ranges allow.
-
-    Raises:
-        FormatError: any problem, from either; check known checksums before.
     """
-    file, metadata = _opened(data, object_name)
-    return metadata, lambda: _columns(file, metadata, object_name)
-
-
-def _columns(file: pq.ParquetFile, metadata: Mapping[bytes, bytes], object_name: str) -> SegmentColumns:
     try:
         drivers = json.loads(metadata[_DRIVERS_KEY])
         if not isinstance(drivers, list) or not all(isinstance(driver, dict) for driver in drivers):
-            raise Inconsistent("drivers", object_name=object_name, expected="a list of objects", found=drivers)
-        return _filled(file, metadata, tuple(drivers), object_name)
-    except (pa.ArrowException, OSError, LookupError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
-        raise Inconsistent(f"not a table of segments: {error}", object_name=object_name) from error
+            raise Inconsistent("drivers", expected="a list of objects", found=drivers)
+        return _filled(file, metadata, tuple(drivers))
+    except _UNREADABLE as error:
+        raise Inconsistent(f"not a table of segments: {error}") from error
 
 
 def decode_names(data: bytes, *, object_name: str = "") -> Iterator[tuple[Numbers, Numbers, Numbers]]:
@@ -562,18 +520,18 @@ def decode_names(data: bytes, *, object_name: str = "") -> Iterator[tuple[Number
     Raises:
         FormatError: any problem.
     """
-    file, _ = _opened(data, object_name)
-    try:
-        for group in range(file.num_row_groups):
-            table = file.read_row_group(group, columns=["uuid", "status"], use_threads=False)
-            halves = _uuid_halves(table.column("uuid"))
-            yield halves[:, 0], halves[:, 1], table.column("status").to_numpy()
-    except (pa.ArrowException, OSError, LookupError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
-        raise Inconsistent(f"not a table of segments: {error}", object_name=object_name) from error
+    with located(object_name):
+        file, _ = open_columns(data)
+        try:
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group, columns=["uuid", "status"], use_threads=False)
+                halves = _uuid_halves(table.column("uuid"))
+                yield halves[:, 0], halves[:, 1], table.column("status").to_numpy()
+        except _UNREADABLE as error:
+            raise Inconsistent(f"not a table of segments: {error}") from error
 
 
 def _limits_of(data: bytes) -> ColumnLimits:
-    """Limits of a file of these bytes."""
     span_values_max = SPAN_VALUES_MIN + SPAN_VALUES_PER_BYTE * len(data)
     return ColumnLimits(
         columns=(len(_SCHEMA),),
@@ -585,36 +543,47 @@ def _limits_of(data: bytes) -> ColumnLimits:
     )
 
 
-def _require_texts(metadata: Mapping[bytes, bytes], object_name: str) -> None:
+def _require_texts(metadata: Mapping[bytes, bytes]) -> None:
     """Refuses JSON metadata of the file that is too long to parse."""
     for key, most in ((_DRIVERS_KEY, DRIVERS_BYTES_MAX), (_RANGES_KEY, RANGES_BYTES_MAX)):
         found = len(metadata.get(key, b""))
         if found > most:
-            raise LimitExceeded(
-                f"bytes of {key.decode()}", object_name=object_name, expected=f"at most {most}", found=found
-            )
+            raise LimitExceeded(f"bytes of {key.decode()}", expected=f"at most {most}", found=found)
 
 
-def _opened(data: bytes, object_name: str) -> tuple[pq.ParquetFile, Mapping[bytes, bytes]]:
-    """The file and its metadata; checks sizes before Arrow opens it."""
-    require_sizes(data, _limits_of(data), object_name=object_name)
+def open_parquet(data: bytes, limits: ColumnLimits, version: bytes, schemas: Sequence[pa.Schema]) -> pq.ParquetFile:
+    """A file of one of the schemas; its sizes are checked before Arrow opens it.
+
+    Raises:
+        FormatError: any problem.
+    """
+    require_sizes(data, limits)
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
         schema = file.schema_arrow
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise Inconsistent(f"not a Parquet file: {error}", object_name=object_name) from error
-    metadata = schema.metadata or {}
-    found = metadata.get(_FORMAT_KEY)
-    if found != b"%d" % RUN_FORMAT:
-        raise UnsupportedVersion("format", object_name=object_name, expected=RUN_FORMAT, found=found)
-    if not schema.equals(_SCHEMA):
-        raise Inconsistent("columns", object_name=object_name, expected=_SCHEMA.names, found=schema.names)
-    _require_texts(metadata, object_name)
+    except _UNREADABLE as error:
+        raise Inconsistent(f"not a Parquet file: {error}") from error
+    found = (schema.metadata or {}).get(FORMAT_KEY)
+    if found != version:
+        raise UnsupportedVersion("format", expected=version, found=found)
+    if not any(map(schema.equals, schemas)):
+        expected, shown = (
+            each.to_string(show_field_metadata=False, show_schema_metadata=False) for each in (schemas[0], schema)
+        )
+        raise Inconsistent("columns", expected=expected, found=shown)
+    return file
+
+
+def open_columns(data: bytes) -> tuple[pq.ParquetFile, Mapping[bytes, bytes]]:
+    """A file of ``encode_columns``, and its metadata with those given there; raises ``FormatError``."""
+    file = open_parquet(data, _limits_of(data), b"%d" % RUN_FORMAT, [_SCHEMA])
+    metadata = file.schema_arrow.metadata
+    _require_texts(metadata)
     return file, metadata
 
 
 def _filled(
-    file: pq.ParquetFile, metadata: Mapping[bytes, bytes], drivers: tuple[Mapping[str, str], ...], object_name: str
+    file: pq.ParquetFile, metadata: Mapping[bytes, bytes], drivers: tuple[Mapping[str, str], ...]
 ) -> SegmentColumns:
     count = file.metadata.num_rows
     ranges = _ranges(file, metadata, count)
@@ -634,30 +603,24 @@ def _filled(
         table = file.read_row_group(group, columns=["uuid", *varying, "ledgers"], use_threads=False)
         stop = start + table.num_rows
         for name in varying:
-            _copy(table.column(name).to_numpy(), columns[name][start:stop], ranges[name])
+            values, (low, high) = table.column(name).to_numpy(), ranges[name]
+            if len(values) and not low <= int(values.min()) <= int(values.max()) <= high:
+                raise ValueError(f"a number outside of {low} to {high}")
+            np.copyto(columns[name][start:stop], values, casting="unsafe")
         halves = _uuid_halves(table.column("uuid"))
         columns["uuid_high"][start:stop], columns["uuid_low"][start:stop] = halves[:, 0], halves[:, 1]
-        span_parts.append(_spans_in(table.column("ledgers"), start, object_name))
+        span_parts.append(_spans_in(table.column("ledgers"), start))
         start = stop
     low, high = ranges["driver"]
     if start != count or low < 0 or high >= max(len(drivers), 1):
-        raise Inconsistent("rows", object_name=object_name, expected=count, found=start)
+        raise Inconsistent("rows", expected=count, found=start)
     span_rows, span_counts, spans = (np.concatenate(part) for part in zip(*span_parts, strict=True))
     offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(span_counts, dtype=np.int64)])
     return SegmentColumns(**columns, span_rows=span_rows, span_offsets=offsets, spans=spans, drivers=drivers)
 
 
-def _ranges_of(columns: SegmentColumns) -> dict[str, list[int]]:
-    """Smallest and largest value of each column of numbers."""
-    return {name: [int(values.min()), int(values.max())] for name, values in _numbers(columns)}
-
-
-def _numbers(columns: SegmentColumns) -> Iterator[tuple[str, Numbers]]:
-    return ((name, getattr(columns, name)) for name in NUMBER_COLUMNS)
-
-
 def _ranges(file: pq.ParquetFile, metadata: Mapping[bytes, bytes], count: int) -> Mapping[str, tuple[int, int]]:
-    """The recorded result of ``_ranges_of``; computed from the columns if it is missing.
+    """Smallest and largest value of each column, as recorded; computed from the columns if that is missing.
 
     Parquet's own statistics aren't used: reading them from a damaged file ends the process, because Arrow's metadata
     classes throw what Python can't catch, while reading columns reports it.
@@ -672,13 +635,6 @@ def _ranges(file: pq.ParquetFile, metadata: Mapping[bytes, bytes], count: int) -
     if found.keys() != NUMBER_COLUMNS.keys():
         raise ValueError("ranges of other columns")
     return found
-
-
-def _copy(values: Numbers, into: Numbers, limits: tuple[int, int]) -> None:
-    """Copies into a column only as wide as ``limits`` require."""
-    if len(values) and not limits[0] <= int(values.min()) <= int(values.max()) <= limits[1]:
-        raise ValueError(f"a number outside of {limits}")
-    np.copyto(into, values, casting="unsafe")
 
 
 def _uuid_halves(column: pa.ChunkedArray) -> Numbers:
@@ -705,7 +661,7 @@ def _span_lists(columns: SegmentColumns) -> pa.Array:
     return lists.cast(_SCHEMA.field("ledgers").type)
 
 
-def _spans_in(column: pa.ChunkedArray, first_row: int, object_name: str) -> tuple[Numbers, Numbers, Numbers]:
+def _spans_in(column: pa.ChunkedArray, first_row: int) -> tuple[Numbers, Numbers, Numbers]:
     """Rows with spans, how many each has, and the spans."""
     lists = column.combine_chunks()
     if isinstance(lists, pa.ChunkedArray):
@@ -714,9 +670,5 @@ def _spans_in(column: pa.ChunkedArray, first_row: int, object_name: str) -> tupl
     rows = np.flatnonzero(lengths)
     values = lists.flatten().to_numpy()
     if (lengths % SPAN_NUMBERS).any() or len(values) != lengths.sum():
-        raise Inconsistent("ledgers of segments", object_name=object_name, expected="five numbers each")
-    return (
-        rows + first_row,
-        (lengths[rows] // SPAN_NUMBERS).astype(np.int64),
-        values.reshape(-1, SPAN_NUMBERS),
-    )
+        raise Inconsistent("ledgers of segments", expected="five numbers each")
+    return (rows + first_row, (lengths[rows] // SPAN_NUMBERS).astype(np.int64), values.reshape(-1, SPAN_NUMBERS))

@@ -9,9 +9,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from formats.entries import Buffer, byte_array
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["crc32c", "crc32c_combine", "implementation"]
+from formats.entries import Buffer, byte_array
+from formats.errors import ChecksumMismatch
 
 #: The polynomial of CRC-32C, bits reversed.
 _POLYNOMIAL = 0x82F63B78
@@ -33,11 +35,7 @@ def _crcmod_extend() -> Callable[[int, Any], int]:
     import crcmod.predefined
 
     function = crcmod.predefined.mkPredefinedCrcFun("crc-32c")
-
-    def extend(value: int, data: Any) -> int:
-        return int(function(bytes(data), value))
-
-    return extend
+    return lambda value, data: int(function(bytes(data), value))
 
 
 def implementation() -> str:
@@ -57,9 +55,48 @@ def crc32c(data: Buffer, value: int = 0) -> int:
     return (_google_extend() or _crcmod_extend())(value, plain)
 
 
+def check_crc32c(what: str, data: Buffer, expected: int) -> None:
+    """Raises ``ChecksumMismatch`` unless ``expected`` is the CRC-32C of ``data``."""
+    found = crc32c(data)
+    if found != expected:
+        raise ChecksumMismatch(what, expected=f"{expected:08x}", found=f"{found:08x}")
+
+
 def crc32c_combine(first: int, second: int, second_bytes: int) -> int:
     """CRC-32C of two byte strings in a row, from the CRC of each and the length of the second."""
     return _multiply(_shift(second_bytes), first) ^ second
+
+
+def crc32c_combine_many(
+    first: NDArray[np.int64], second: NDArray[np.int64], second_bytes: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """``crc32c_combine`` of n pairs; int64, shape (n,)."""
+    product, bits = first, second_bytes
+    for exponent in range(3, 3 + int(second_bytes.max(initial=0)).bit_length()):
+        product = np.where(bits & 1, _multiply_many(exponent, product), product)
+        bits = bits >> 1
+    result: NDArray[np.int64] = product ^ second
+    return result
+
+
+@functools.cache
+def _power_table(exponent_log2: int) -> NDArray[np.int64]:
+    """Products of ``_power(exponent_log2)`` and each value of each byte of a CRC, int64, shape (4, 256)."""
+    table = np.zeros((4, 256), dtype=np.int64)
+    for bit in range(32):
+        byte, place = divmod(bit, 8)
+        product = _multiply(_power(exponent_log2), 1 << bit)
+        # Multiplication distributes over XOR: each value is the sum of its bits.
+        table[byte, 1 << place : 2 << place] = table[byte, : 1 << place] ^ product
+    return table
+
+
+def _multiply_many(exponent_log2: int, b: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``_multiply`` of ``_power(exponent_log2)`` and n others."""
+    table = _power_table(exponent_log2)
+    product: NDArray[np.int64] = table[0][b & 255] ^ table[1][b >> 8 & 255]
+    product ^= table[2][b >> 16 & 255] ^ table[3][b >> 24]
+    return product
 
 
 def _multiply(a: int, b: int) -> int:

@@ -9,36 +9,19 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from formats.block import (
-    END_MARKER_BYTES,
-    BlockHeader,
-    Layout,
-    decode_block,
-    decode_block_header,
-    decode_run,
-)
+from formats.block import END_MARKER_BYTES, BlockHeader, Layout, decode_block, decode_block_header, decode_run
 from formats.checked_json import to_json
 from formats.checkpoint import decode_checkpoint, decode_ledgers
 from formats.checkpoint_parquet import decode_columns
 from formats.entries import Buffer, EntryBatch, byte_array
-from formats.errors import FormatError
+from formats.errors import FormatError, located
+from formats.frames import END_MARK_BYTES, FILL_HEADER_BYTES, decode_fill_header, decode_frames
 from formats.index import INDEX_ENTRY, INDEX_HEADER_BYTES, IndexGroup, decode_index, decode_index_header
-from formats.manifest import decode_boundary, decode_catalog_entry, decode_record
+from formats.manifest import Boundary, CatalogEntry, decode_record
 from formats.metadata.messages import BookKeeperLedger, PulsarLedger
-
-__all__ = [
-    "DescribedBytes",
-    "describe_block",
-    "describe_boundary",
-    "describe_catalog_entry",
-    "describe_checkpoint",
-    "describe_index",
-    "describe_ledger_run",
-    "describe_record",
-    "describe_segment_run",
-]
 
 #: Bytes before the counts and the metadata of a group: V1's two counts, V2's ledger and two counts.
 _GROUP_HEAD_BYTES = {Layout.V1: 8, Layout.V2: 16}
@@ -50,9 +33,7 @@ class DescribedBytes:
 
     Attributes:
         start: of the first byte, in the object.
-        length: how many bytes.
-        what: the piece's name, in the words of docs/FORMAT.md.
-        facts: its values by name.
+        what: the piece's name, in the words of docs/reference/format.md.
         problem: what is wrong with it; empty if valid.
     """
 
@@ -69,8 +50,6 @@ def describe_block(
     """The pieces of the block at the start of ``data``: header, entries, end marker, entry table, padding.
 
     Args:
-        data: the block, and any bytes after it.
-        offset: of the block in its object.
         ledger_id: of a V1 block, which doesn't contain it.
         block_bytes_max, decompressed_bytes_max: as for ``decode_block``.
     """
@@ -78,40 +57,31 @@ def describe_block(
     try:
         header = decode_block_header(view, offset=offset)
     except FormatError as error:
-        yield DescribedBytes(start=offset, length=len(view), what="not a block header", problem=_problem(error))
+        yield DescribedBytes(start=offset, length=len(view), what="not a block header", problem=error.described())
         return
     yield DescribedBytes(start=offset, length=header.header_bytes, what="block header", facts=_header_facts(header))
+    batch, problem = None, ""
     try:
-        batch = _entries(view, header, offset, ledger_id, block_bytes_max, decompressed_bytes_max)
+        with located("", offset):
+            batch = _entries(view, header, ledger_id, block_bytes_max, decompressed_bytes_max)
     except FormatError as error:
-        batch, problem = None, _problem(error)
-    else:
-        problem = ""
+        problem = error.described()
     at, end = offset + header.header_bytes, offset + header.block_bytes
-    if header.extension is None:
-        facts = {} if batch is None else _entries_facts(batch)
-        stored = 0 if batch is None else batch.payload_bytes + 12 * len(batch)
-        if batch is None:
-            yield DescribedBytes(start=at, length=max(end - at, 0), what="entries", problem=problem)
-            return
-        yield DescribedBytes(start=at, length=stored, what="entries", facts=facts)
-        at += stored
+    own = header.extension
+    if own is not None:
+        lengths = {"entries": own.stored_bytes, "end marker": END_MARKER_BYTES, "entry table": own.table_bytes}
     else:
-        facts = {} if batch is None else _entries_facts(batch)
-        yield DescribedBytes(
-            start=at, length=header.extension.stored_bytes, what="entries", facts=facts, problem=problem
-        )
-        at += header.extension.stored_bytes
-        yield DescribedBytes(start=at, length=END_MARKER_BYTES, what="end marker")
-        at += END_MARKER_BYTES
-        yield DescribedBytes(start=at, length=header.extension.table_bytes, what="entry table")
-        at += header.extension.table_bytes
+        lengths = {"entries": max(end - at, 0) if batch is None else batch.wire_bytes}
+    facts = {} if batch is None else _entries_facts(batch)
+    for what, length in lengths.items():
+        yield DescribedBytes(start=at, length=length, what=what, facts=facts, problem=problem)
+        at, facts, problem = at + length, {}, ""
     if end > at:
         yield DescribedBytes(start=at, length=end - at, what="padding")
 
 
 def _entries(
-    view: Any, header: BlockHeader, offset: int, ledger_id: int | None, block_bytes_max: int, decompressed: int
+    view: Any, header: BlockHeader, ledger_id: int | None, block_bytes_max: int, decompressed: int
 ) -> EntryBatch:
     if header.extension is None and header.block_bytes <= block_bytes_max:
         of_ledger = header.ledger_id if header.ledger_id is not None else ledger_id
@@ -122,11 +92,9 @@ def _entries(
             first_entry_id=header.first_entry_id,
             ledger_id=-1 if of_ledger is None else of_ledger,
             run_bytes_max=decompressed,
-            offset=offset,
         )
     return decode_block(
         view,
-        offset=offset,
         header_bytes=header.header_bytes,
         block_bytes_max=block_bytes_max,
         decompressed_bytes_max=decompressed,
@@ -141,7 +109,7 @@ def _header_facts(header: BlockHeader) -> Mapping[str, object]:
     facts |= {"first_entry": header.first_entry_id, "block_bytes": header.block_bytes}
     if header.extension is None:
         return {**facts, "extension": "none"}
-    own = {each.name: getattr(header.extension, each.name) for each in dataclasses.fields(header.extension)}
+    own = header.extension._asdict()
     own["codec"] = header.extension.codec.name.lower()
     own |= {name: f"{own[name]:08x}" for name in ("payload_crc32c", "table_crc32c")}
     return {**facts, **own}
@@ -153,13 +121,36 @@ def _entries_facts(batch: EntryBatch) -> Mapping[str, object]:
     return {"entries": len(batch), "first": batch.first, "last": batch.last, "payload_bytes": batch.payload_bytes}
 
 
+def describe_fill(data: Buffer) -> Iterator[DescribedBytes]:
+    """The pieces of a fill: its header, the frames of its entries, the end mark."""
+    view = byte_array(data)
+    try:
+        header = decode_fill_header(view)
+    except FormatError as error:
+        yield DescribedBytes(start=0, length=len(view), what="not a fill", problem=error.described())
+        return
+    yield DescribedBytes(start=0, length=FILL_HEADER_BYTES, what="fill header", facts=dataclasses.asdict(header))
+    batch, problem = None, ""
+    try:
+        with located("", FILL_HEADER_BYTES):
+            batch = decode_frames(view[FILL_HEADER_BYTES:], ledger_id=header.ledger_id)
+    except FormatError as error:
+        problem = error.described()
+    stop = max(len(view) - END_MARK_BYTES, FILL_HEADER_BYTES)
+    facts = {} if batch is None else _entries_facts(batch)
+    yield DescribedBytes(
+        start=FILL_HEADER_BYTES, length=stop - FILL_HEADER_BYTES, what="frames", facts=facts, problem=problem
+    )
+    yield DescribedBytes(start=stop, length=len(view) - stop, what="end mark")
+
+
 def describe_index(data: Buffer, *, ledger_id: int | None = None) -> Iterator[DescribedBytes]:
     """The pieces of an index object: header, then of each ledger its head, metadata and block entries."""
     view = byte_array(data)
     try:
         header = decode_index_header(view)
     except FormatError as error:
-        yield DescribedBytes(start=0, length=len(view), what="not an index", problem=_problem(error))
+        yield DescribedBytes(start=0, length=len(view), what="not an index", problem=error.described())
         return
     yield DescribedBytes(
         start=0, length=INDEX_HEADER_BYTES, what="index header", facts=header._asdict() | {"layout": header.layout.name}
@@ -168,7 +159,7 @@ def describe_index(data: Buffer, *, ledger_id: int | None = None) -> Iterator[De
         index = decode_index(view, ledger_id=ledger_id)
     except FormatError as error:
         start = INDEX_HEADER_BYTES if error.offset is None else max(error.offset, INDEX_HEADER_BYTES)
-        yield DescribedBytes(start=start, length=max(len(view) - start, 0), what="ledgers", problem=_problem(error))
+        yield DescribedBytes(start=start, length=max(len(view) - start, 0), what="ledgers", problem=error.described())
         return
     at = INDEX_HEADER_BYTES
     for group in index.groups:
@@ -208,27 +199,12 @@ def _metadata_facts(group: IndexGroup, layout: Layout) -> Mapping[str, object]:
     return {**known, **({"custom": custom} if custom else {}), "extension": "none" if group.blocks is None else "yes"}
 
 
-def describe_record(data: bytes) -> Iterator[DescribedBytes]:
-    """A manifest record: its writer, and each edit."""
-    yield from _document(data, "record", decode_record)
-
-
-def describe_boundary(data: bytes) -> Iterator[DescribedBytes]:
-    """A manifest's boundary."""
-    yield from _document(data, "boundary", decode_boundary)
-
-
-def describe_catalog_entry(data: bytes) -> Iterator[DescribedBytes]:
-    """A stream's entry in the catalogue."""
-    yield from _document(data, "catalogue entry", decode_catalog_entry)
-
-
 def _document(data: bytes, what: str, decode: Callable[[bytes], object]) -> Iterator[DescribedBytes]:
     problem, facts = "", _readable_json(data)
     try:
         decode(data)
     except FormatError as error:
-        problem = _problem(error)
+        problem = error.described()
     edits = facts.pop("edits", [])
     yield DescribedBytes(start=0, length=len(data), what=what, facts=facts, problem=problem)
     at = 0
@@ -254,11 +230,12 @@ def describe_checkpoint(data: bytes) -> Iterator[DescribedBytes]:
     try:
         header, segments = decode_checkpoint(data)
     except FormatError as error:
-        yield DescribedBytes(start=0, length=len(data), what="not a checkpoint", problem=_problem(error))
+        yield DescribedBytes(start=0, length=len(data), what="not a checkpoint", problem=error.described())
         return
     facts = to_json(header)
     runs = [*facts.pop("runs"), *facts.pop("ledger_runs")]
     counted = {name: len(facts.pop(name)) for name in ("gaps", "assigned", "rewrites", "replaced", "ledgers")}
+    counted |= {name: len(facts.pop(name)) for name in ("fills",) if name in facts}
     yield DescribedBytes(
         start=0, length=len(data), what="checkpoint", facts={**facts, **counted, "segments": len(segments)}
     )
@@ -267,28 +244,17 @@ def describe_checkpoint(data: bytes) -> Iterator[DescribedBytes]:
         yield DescribedBytes(start=0, length=0, what="sealed run", facts={**run, "dead": dead})
 
 
-def describe_segment_run(data: bytes) -> Iterator[DescribedBytes]:
-    """A run of segments."""
-    yield from _run(data, "sealed run of segments", decode_columns)
-
-
-def describe_ledger_run(data: bytes) -> Iterator[DescribedBytes]:
-    """A run of ledgers."""
-    yield from _run(data, "sealed run of ledgers", decode_ledgers)
-
-
 def _run(data: bytes, what: str, decode: Callable[[bytes], Any]) -> Iterator[DescribedBytes]:
     try:
         rows = len(decode(data))
     except FormatError as error:
-        yield DescribedBytes(start=0, length=len(data), what=f"not a {what}", problem=_problem(error))
+        yield DescribedBytes(start=0, length=len(data), what=f"not a {what}", problem=error.described())
         return
     yield DescribedBytes(start=0, length=len(data), what=what, facts={"rows": rows})
 
 
-def _problem(error: FormatError) -> str:
-    at = "" if error.offset is None else f" at byte {error.offset}"
-    text = f"{error.problem}{at}"
-    if error.expected is not None or error.found is not None:
-        text += f": expected {error.expected}, found {error.found}"
-    return text
+describe_record = partial(_document, what="record", decode=decode_record)
+describe_boundary = partial(_document, what="boundary", decode=Boundary.decode)
+describe_catalog_entry = partial(_document, what="catalogue entry", decode=CatalogEntry.decode)
+describe_segment_run = partial(_run, what="sealed run of segments", decode=decode_columns)
+describe_ledger_run = partial(_run, what="sealed run of ledgers", decode=decode_ledgers)

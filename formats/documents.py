@@ -4,83 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TypeVar, cast
+from typing import TypeVar
 from urllib.parse import quote, unquote
 from uuid import UUID
 
-from formats.checked_json import ABSENT_BY_DEFAULT, from_json, opened, sealed, to_json
+from formats.checked_json import ABSENT_BY_DEFAULT, CheckedDocument
 from formats.entries import Position
 from formats.keys import stream_prefix
 
-__all__ = [
-    "DELETION_FORMAT",
-    "GLOBAL_HOLD_FORMAT",
-    "GLOBAL_HOLD_KEY",
-    "INTENT_FORMAT",
-    "LEASE_FORMAT",
-    "NONCES_KEPT",
-    "RETENTION_FORMAT",
-    "AwaitedReaders",
-    "CheckpointRow",
-    "CutRow",
-    "DecisionRow",
-    "Decisions",
-    "DeletedSegment",
-    "DeletionRecord",
-    "GlobalHold",
-    "GroupState",
-    "Lease",
-    "PartitionHead",
-    "PartitionRow",
-    "RecordRow",
-    "Records",
-    "SizeRow",
-    "StreamCutRow",
-    "SubscriberRow",
-    "Subscribers",
-    "ToDoRow",
-    "TopicEntry",
-    "TruncationIntent",
-    "Version",
-    "awaited_key",
-    "awaited_number",
-    "awaited_prefix",
-    "decode_awaited",
-    "decode_deletion",
-    "decode_document",
-    "decode_global_hold",
-    "decode_intent",
-    "decode_lease",
-    "decode_topic_entry",
-    "deletion_key",
-    "deletion_name",
-    "deletion_prefix",
-    "document_key",
-    "document_keys",
-    "encode_awaited",
-    "encode_deletion",
-    "encode_document",
-    "encode_global_hold",
-    "encode_intent",
-    "encode_lease",
-    "encode_topic_entry",
-    "group_key",
-    "group_of_key",
-    "group_prefix",
-    "incarnation_of_retention_key",
-    "intent_key",
-    "lease_key",
-    "lease_prefix",
-    "lease_uuid",
-    "retention_prefix",
-    "topic_key",
-]
-
-LEASE_FORMAT = 1
-
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class Lease(CheckedDocument):
     """A reader's lease, and its length, counted from the last write of the object."""
 
     uuid: UUID
@@ -109,23 +43,12 @@ def lease_uuid(key: str, stream: str) -> UUID | None:
     return found if lease_key(stream, found) == key else None
 
 
-def encode_lease(lease: Lease) -> bytes:
-    """The bytes of a lease object."""
-    return sealed({"format": LEASE_FORMAT, **to_json(lease)})
-
-
-def decode_lease(data: bytes, *, object_name: str = "") -> Lease:
-    """The lease in ``data``; raises ``FormatError``."""
-    return cast(Lease, from_json(Lease, opened(data, LEASE_FORMAT, object_name), object_name))
-
-
-GLOBAL_HOLD_FORMAT = 1
 #: No stream's name can begin like this.
 GLOBAL_HOLD_KEY = "_hold"
 
 
 @dataclass(frozen=True, slots=True)
-class GlobalHold:
+class GlobalHold(CheckedDocument):
     """A global hold: who set it, when (ms since 1970 UTC) and why."""
 
     by: str
@@ -133,17 +56,6 @@ class GlobalHold:
     reason: str
 
 
-def encode_global_hold(hold: GlobalHold) -> bytes:
-    """The bytes of the object."""
-    return sealed({"format": GLOBAL_HOLD_FORMAT, **to_json(hold)})
-
-
-def decode_global_hold(data: bytes) -> GlobalHold:
-    """The hold in ``data``; raises ``FormatError``."""
-    return cast(GlobalHold, from_json(GlobalHold, opened(data, GLOBAL_HOLD_FORMAT, GLOBAL_HOLD_KEY), GLOBAL_HOLD_KEY))
-
-
-DELETION_FORMAT = 1
 _NAME = re.compile(r"[0-9]{16}-[0-9a-f]{16}")
 _NUMBER = re.compile(r"[0-9]{20}")
 _SUFFIX = ".json"
@@ -156,7 +68,6 @@ class DeletedSegment:
     Attributes:
         keys: of its objects; empty if they stay and only the manifest dropped them.
         first, last: its range; ``None``: it had none any more.
-        object_bytes: of all its objects.
     """
 
     uuid: UUID
@@ -168,20 +79,17 @@ class DeletedSegment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeletionRecord:
+class DeletionRecord(CheckedDocument):
     """One deletion batch.
 
     Attributes:
         name: of the object, in the order of time.
         action: ``purge`` or ``release``.
-        by: who ran it.
         rule: why its segments may be deleted.
         retire_record: the record that retired them; 0: none did.
         planned_ms: when it was written first, ms since 1970 UTC by the earlier clock.
         done_ms: when everything was deleted; ``None``: not yet.
-        attempts: number of failed attempts.
         tried_ms: time of the last attempt, 0: none.
-        problem: why the last attempt failed.
     """
 
     name: str
@@ -200,7 +108,7 @@ class DeletionRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class AwaitedReaders:
+class AwaitedReaders(CheckedDocument):
     """The leases that existed after record ``retire_record`` was durable: the purge waits for these only."""
 
     incarnation: UUID
@@ -224,16 +132,6 @@ def deletion_name(key: str, stream: str, *, done: bool) -> str | None:
     return name if _NAME.fullmatch(name) and deletion_key(stream, name, done=done) == key else None
 
 
-def encode_deletion(record: DeletionRecord) -> bytes:
-    """The bytes of a deletion record."""
-    return sealed({"format": DELETION_FORMAT, **to_json(record)})
-
-
-def decode_deletion(data: bytes, *, object_name: str = "") -> DeletionRecord:
-    """The deletion record in ``data``; raises ``FormatError``."""
-    return cast(DeletionRecord, from_json(DeletionRecord, opened(data, DELETION_FORMAT, object_name), object_name))
-
-
 def awaited_prefix(stream: str) -> str:
     """Prefix of the keys of lists of awaited readers."""
     return f"{stream_prefix(stream)}retention/awaited/"
@@ -250,19 +148,6 @@ def awaited_number(key: str, stream: str) -> int | None:
     return int(number) if _NUMBER.fullmatch(number) and awaited_key(stream, int(number)) == key else None
 
 
-def encode_awaited(awaited: AwaitedReaders) -> bytes:
-    """The bytes of a list of awaited readers."""
-    return sealed({"format": DELETION_FORMAT, **to_json(awaited)})
-
-
-def decode_awaited(data: bytes, *, object_name: str = "") -> AwaitedReaders:
-    """The list in ``data``; raises ``FormatError``."""
-    return cast(AwaitedReaders, from_json(AwaitedReaders, opened(data, DELETION_FORMAT, object_name), object_name))
-
-
-INTENT_FORMAT = 1
-
-
 @dataclass(frozen=True, slots=True)
 class PartitionHead:
     """The first kept position of one partition's stream, in that incarnation only."""
@@ -273,14 +158,12 @@ class PartitionHead:
 
 
 @dataclass(frozen=True, slots=True)
-class TruncationIntent:
+class TruncationIntent(CheckedDocument):
     """A truncation of several streams as one.
 
     Attributes:
         topic: the name above the partitions.
-        heads: of each partition.
         forced: also where earlier entries aren't offloaded.
-        by: who requested it.
         time_ms: since when, ms since 1970 UTC.
         is_done: every partition begins there by now.
     """
@@ -298,17 +181,6 @@ def intent_key(topic: str) -> str:
     return f"{stream_prefix(topic)}retention/truncation.json"
 
 
-def encode_intent(intent: TruncationIntent) -> bytes:
-    """The bytes of an intent."""
-    return sealed({"format": INTENT_FORMAT, **to_json(intent)})
-
-
-def decode_intent(data: bytes, *, object_name: str = "") -> TruncationIntent:
-    """The intent in ``data``; raises ``FormatError``."""
-    return cast(TruncationIntent, from_json(TruncationIntent, opened(data, INTENT_FORMAT, object_name), object_name))
-
-
-RETENTION_FORMAT = 1
 #: Nonces of earlier changes kept in a document: a writer whose response was lost finds its own among them.
 NONCES_KEPT = 128
 _GROUPS = "_groups/"
@@ -368,7 +240,6 @@ class SubscriberRow:
     """One subscriber.
 
     Attributes:
-        name: of the subscriber.
         generation: only positions published with this generation count.
         updated_ms: when its row was changed last; ``active_ms``: when it was last active.
         cut: what it has consumed; ``None``: it has never published.
@@ -384,7 +255,7 @@ class SubscriberRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Subscribers:
+class Subscribers(CheckedDocument):
     """The registry of one stream or partitioned topic, ascending by name."""
 
     name: str
@@ -403,7 +274,7 @@ class RecordRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Records:
+class Records(CheckedDocument):
     """The retention set.
 
     Attributes:
@@ -430,7 +301,7 @@ class DecisionRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decisions:
+class Decisions(CheckedDocument):
     """The last decisions, the oldest first."""
 
     name: str
@@ -454,7 +325,6 @@ class CheckpointRow:
     Attributes:
         name: its name, unique in the group.
         kept: whether it stays until it expires; others are removed when a later one is complete.
-        created_ms: ms since 1970 UTC.
         waiting: readers that haven't reported their position at it.
         behind: readers that haven't read anything after it.
         cuts: positions of the readers, ascending by stream.
@@ -485,7 +355,7 @@ class ToDoRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GroupState:
+class GroupState(CheckedDocument):
     """A reader group over several streams.
 
     Attributes:
@@ -494,7 +364,6 @@ class GroupState:
         retention: ``none``, ``manual`` or ``automatic``.
         streams: names, ascending.
         starts, ends: where it begins and ends reading, of streams where that isn't their beginning and end.
-        automatic_checkpoint_ms: time between two automatic checkpoints.
         outstanding_checkpoints_max: checkpoints that may wait for readers at once.
         refresh_ms: maximum age of a reader's view of this document.
         readers: names of the active ones, ascending.
@@ -527,7 +396,7 @@ class GroupState:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicEntry:
+class TopicEntry(CheckedDocument):
     """A partitioned topic with a retention state, and the incarnations of its partitions."""
 
     topic: str
@@ -581,23 +450,3 @@ def group_of_key(key: str) -> str | None:
     """The group of a key; ``None`` for any other key."""
     name = unquote(key.removeprefix(_GROUPS))
     return name if group_key(name) == key else None
-
-
-def encode_document(document: Document) -> bytes:
-    """The bytes of a document; the same one always gives the same bytes."""
-    return sealed({"format": RETENTION_FORMAT, **to_json(document)})
-
-
-def decode_document(kind: type[Document], data: bytes, *, object_name: str = "") -> Document:
-    """The document in ``data``; raises ``FormatError``."""
-    return cast(Document, from_json(kind, opened(data, RETENTION_FORMAT, object_name), object_name))
-
-
-def encode_topic_entry(entry: TopicEntry) -> bytes:
-    """The bytes of a topic's entry."""
-    return sealed({"format": RETENTION_FORMAT, **to_json(entry)})
-
-
-def decode_topic_entry(data: bytes, *, object_name: str = "") -> TopicEntry:
-    """The entry in ``data``; raises ``FormatError``."""
-    return cast(TopicEntry, from_json(TopicEntry, opened(data, RETENTION_FORMAT, object_name), object_name))

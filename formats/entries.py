@@ -14,22 +14,6 @@ from numpy.typing import NDArray
 
 from formats.errors import Inconsistent, LimitExceeded
 
-__all__ = [
-    "BATCH_BYTES_MAX",
-    "ENTRY_HEADER_BYTES",
-    "TIME_MS_MAX",
-    "TIME_MS_MIN",
-    "TIME_UNKNOWN_MS",
-    "Buffer",
-    "Bytes",
-    "Entry",
-    "EntryBatch",
-    "Pieces",
-    "Position",
-    "byte_array",
-    "views_of",
-]
-
 #: Any contiguous byte buffer.
 Buffer: TypeAlias = bytes | bytearray | memoryview | NDArray[np.uint8] | pa.Buffer
 #: uint8, shape (n,).
@@ -68,11 +52,6 @@ class Pieces:
         if not isinstance(other, bytes | bytearray | memoryview | Pieces):
             return NotImplemented
         return len(self) == len(other) and bytes(self) == bytes(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"<Pieces: {len(self)} bytes in {len(self.views)}>"
 
 
 def views_of(body: Buffer | Pieces) -> Sequence[memoryview]:
@@ -150,7 +129,6 @@ class EntryBatch:
     """Entries of one ledger, in columns.
 
     Attributes:
-        ledger_id: the ledger all entries belong to.
         entry_ids: int64, shape (n,), strictly ascending.
         payloads: Arrow ``binary`` array of n non-null values over one contiguous buffer.
         publish_times_ms: int64, shape (n,), ``TIME_UNKNOWN_MS`` where unknown.
@@ -172,7 +150,6 @@ class EntryBatch:
         """A batch of consecutive entries.
 
         Args:
-            ledger_id: the ledger.
             first_entry_id: id of the first entry; the others follow without gaps.
             payloads: n byte strings, or an Arrow binary array without nulls.
             publish_times_ms: n times in ms, or one time for all.

@@ -5,16 +5,8 @@ Decoders raise only subclasses of ``FormatError`` for bad input.
 
 from __future__ import annotations
 
-__all__ = [
-    "BadMagic",
-    "ChecksumMismatch",
-    "FormatError",
-    "Inconsistent",
-    "LimitExceeded",
-    "Truncated",
-    "UnsupportedVersion",
-    "one_line",
-]
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 def one_line(text: str) -> str:
@@ -32,11 +24,8 @@ class FormatError(Exception):
     """Bytes that don't decode.
 
     Args:
-        problem: what is wrong, in a few words.
         object_name: the object or file the bytes came from, empty when unknown.
         offset: where in that object, in bytes; ``None`` without a single place.
-        expected: the expected value.
-        found: the actual value.
     """
 
     def __init__(
@@ -53,26 +42,34 @@ class FormatError(Exception):
         self.offset = offset
         self.expected = expected
         self.found = found
-        super().__init__(problem, object_name, offset, expected, found)
+        super().__init__(problem)
 
     def __str__(self) -> str:
-        text = self.problem
-        if self.object_name:
-            text += f" in {self.object_name}"
-        if self.offset is not None:
-            text += f" at byte {self.offset}"
-        if self.expected is not None or self.found is not None:
-            text += f": expected {self.expected}, found {self.found}"
-        return one_line(text)
+        return one_line(self.described(f" in {self.object_name}" if self.object_name else ""))
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.problem, self.object_name, self.offset, self.expected, self.found))
+    def described(self, where: str = "") -> str:
+        """The problem, ``where``, the offset and the two values; may hold characters that can't be printed."""
+        at = "" if self.offset is None else f" at byte {self.offset}"
+        values = f": expected {self.expected}, found {self.found}"
+        return f"{self.problem}{where}{at}{'' if self.expected is self.found is None else values}"
 
 
-def _rebuild(
-    kind: type[FormatError], problem: str, object_name: str, offset: int | None, expected: object, found: object
-) -> FormatError:
-    return kind(problem, object_name=object_name, offset=offset, expected=expected, found=found)
+@contextmanager
+def located(object_name: str, offset: int | None = None) -> Iterator[None]:
+    """Adds to each ``FormatError`` raised in the context where the bytes are from.
+
+    Args:
+        object_name: the object or file, for errors that name none; empty when unknown.
+        offset: where in it the bytes begin, which an error's own offset counts from; ``None``: at its beginning, so
+            that errors without an offset stay without.
+    """
+    try:
+        yield
+    except FormatError as error:
+        error.object_name = error.object_name or object_name
+        if offset is not None:
+            error.offset = offset + (error.offset or 0)
+        raise
 
 
 class Truncated(FormatError):

@@ -1,41 +1,81 @@
 """Our extension of Pulsar's blocks and indexes, in bytes that Pulsar ignores.
 
 Three layouts: the block header's bytes 36..127, the entry table after a payload's end marker, and the rows with which
-an index describes its blocks. Plain Pulsar objects are readable without it. Byte by byte in docs/FORMAT.md.
+an index describes its blocks. Plain Pulsar objects are readable without it. Byte by byte in docs/reference/format.md.
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Any
+from enum import IntEnum
+from typing import Any, NamedTuple
 
 import numpy as np
+import zstandard
 from numpy.typing import NDArray
 
-from formats.checksum import crc32c
-from formats.compression import Codec, codec_of
+from formats.checksum import check_crc32c, crc32c
 from formats.entries import ENTRY_HEADER_BYTES, TIME_UNKNOWN_MS, Buffer, Bytes, byte_array
-from formats.errors import BadMagic, ChecksumMismatch, Inconsistent, Truncated, UnsupportedVersion
+from formats.errors import BadMagic, Inconsistent, LimitExceeded, Truncated, UnsupportedVersion
 
-__all__ = [
-    "ENTRY_TABLE_HEADER_BYTES",
-    "EXTENDED_HEADER_BYTES",
-    "EXTENSION_VERSION",
-    "FLAG_INDEXED",
-    "FLAG_TIMES_INCOMPLETE",
-    "ROW",
-    "TABLE_ENTRY_BYTES_MAX",
-    "BlockExtension",
-    "EntryTable",
-    "decode_block_extension",
-    "decode_entry_table",
-    "decode_index_rows",
-    "encode_block_extension",
-    "encode_entry_table",
-    "encode_index_rows",
-    "time_range",
-]
+#: zstd's own default: the best ratio that still keeps up with an upload.
+ZSTD_LEVEL = 3
+#: Largest window of a frame: 128 MiB, zstd's own limit for streams.
+_WINDOW_BYTES_MAX = 1 << 27
+
+
+class Codec(IntEnum):
+    """How a block's payload is stored; the number is in the block header."""
+
+    NONE = 0
+    ZSTD = 1
+
+
+def codec_of(number: int) -> Codec:
+    """The codec with this number; ``UnsupportedVersion`` for an unknown one."""
+    try:
+        return Codec(number)
+    except ValueError as cause:
+        raise UnsupportedVersion("unknown codec", expected="0 (none) or 1 (zstd)", found=number) from cause
+
+
+def compress(codec: Codec, data: Buffer) -> bytes:
+    """``data`` in the codec's form; zstd gives one frame that states its content size."""
+    if codec is Codec.NONE:
+        return bytes(data)
+    return zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_content_size=True).compress(byte_array(data).data)
+
+
+def decompress(codec: Codec, data: Buffer, length: int, limit: int) -> bytes:
+    """The bytes that ``compress`` was given; allocates no more than ``limit``.
+
+    ``data`` is exactly the stored bytes; ``length`` the decompressed length, as declared in the block header.
+
+    Raises:
+        LimitExceeded: ``length`` is above ``limit``.
+        Inconsistent: the bytes don't decompress to exactly ``length`` bytes.
+    """
+    if length > limit:
+        raise LimitExceeded("decompressed size is too large", expected=f"at most {limit}", found=length)
+    plain = bytes(data) if codec is Codec.NONE else _unzstd(data, length)
+    if len(plain) != length:
+        raise Inconsistent("decompressed size", expected=length, found=len(plain))
+    return plain
+
+
+def _unzstd(data: Buffer, length: int) -> bytes:
+    try:
+        view = byte_array(data).data
+        # The library allocates what the frame declares, regardless of max_output_size: so check first.
+        declared = zstandard.frame_content_size(view)
+        if declared != length:
+            raise Inconsistent("zstd frame's content size", expected=length, found=declared)
+        decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX)
+        return decompressor.decompress(view, max_output_size=length, allow_extra_data=False)
+    except (zstandard.ZstdError, ValueError) as cause:
+        raise Inconsistent("zstd frame", expected="a whole frame", found=str(cause)) from cause
+
 
 EXTENSION_VERSION = 1
 #: A header with the extension is exactly this long.
@@ -45,7 +85,7 @@ FLAG_INDEXED = 1
 #: Bit of the flags: some entries have no publish time.
 FLAG_TIMES_INCOMPLETE = 2
 
-_MAGIC = b"OFFL"
+EXTENSION_MAGIC = b"OFFL"
 _MAGIC_AT = 36
 _PLAIN = bytes(4)
 _KNOWN_FLAGS = FLAG_INDEXED | FLAG_TIMES_INCOMPLETE
@@ -84,22 +124,17 @@ ROW = np.dtype(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlockExtension:
+class BlockExtension(NamedTuple):
     """The extension of a block header.
 
     Attributes:
-        codec: how the payload is stored.
         flags: ``FLAG_INDEXED``, ``FLAG_TIMES_INCOMPLETE``.
         entries: how many; their ids are consecutive.
-        last_entry_id: id of the last one.
         stored_bytes: bytes between the block header and the end marker.
         uncompressed_bytes: of the run of entries, entry headers included.
         payload_crc32c: of the stored bytes.
-        table_bytes: of the entry table, which follows the four bytes of the end marker.
-        table_crc32c: of the entry table.
-        publish_time_min_ms: earliest known publish time, ``TIME_UNKNOWN_MS`` when none is known.
-        publish_time_max_ms: latest known publish time.
+        table_bytes, table_crc32c: of the entry table, which follows the four bytes of the end marker.
+        publish_time_min_ms, publish_time_max_ms: earliest and latest known time, ``TIME_UNKNOWN_MS`` if none is known.
     """
 
     codec: Codec
@@ -116,92 +151,42 @@ class BlockExtension:
 
     def row(self) -> tuple[int, ...]:
         """The same facts as a ``ROW`` of the index extension."""
-        counts = (self.entries, self.last_entry_id, self.stored_bytes, self.uncompressed_bytes, self.payload_crc32c)
-        table_and_times = (self.table_bytes, self.table_crc32c, self.publish_time_min_ms, self.publish_time_max_ms)
-        return (*counts, *table_and_times, int(self.codec), 0, self.flags)
+        return (*self[2:], int(self.codec), 0, self.flags)
 
 
 def encode_block_extension(plain_header: bytes, extension: BlockExtension) -> bytes:
-    """A block header, 128 bytes, with its extension.
-
-    Args:
-        plain_header: the first 36 bytes.
-        extension: its values.
-    """
-    e = extension
-    counts = (e.entries, e.last_entry_id, e.stored_bytes, e.uncompressed_bytes, e.payload_crc32c)
-    table_and_times = (e.table_bytes, e.table_crc32c, e.publish_time_min_ms, e.publish_time_max_ms)
-    fields = _HEADER.pack(_MAGIC, EXTENSION_VERSION, e.codec, e.flags, *counts, *table_and_times, bytes(32))
+    """A block header, 128 bytes, with its extension; ``plain_header``: at least the first 36 bytes."""
+    fields = _HEADER.pack(EXTENSION_MAGIC, EXTENSION_VERSION, *extension, bytes(32))
     covered = plain_header[:_MAGIC_AT] + fields
     return covered + crc32c(covered).to_bytes(4, "big")
 
 
-def decode_block_extension(header: Bytes, *, object_name: str = "", offset: int = 0) -> BlockExtension | None:
-    """The extension in a block header; ``None`` when the header is a plain Pulsar one.
-
-    Args:
-        header: at least the first 40 bytes of the block; 128 are needed when there is an extension.
-        object_name: for error messages.
-        offset: of the block in its object, for error messages.
+def decode_block_extension(header: Bytes) -> BlockExtension | None:
+    """The extension in a block header of 128 bytes; ``None`` when the header is a plain Pulsar one.
 
     Raises:
         Truncated, BadMagic, ChecksumMismatch, UnsupportedVersion, Inconsistent: the header is damaged or newer.
     """
-    magic = header[_MAGIC_AT : _MAGIC_AT + 4].tobytes()
+    if len(header) < EXTENDED_HEADER_BYTES:
+        raise Truncated("block header", expected=EXTENDED_HEADER_BYTES, found=len(header))
+    magic, version, codec, flags, *numbers, reserved = _HEADER.unpack_from(header.data, _MAGIC_AT)
     if magic == _PLAIN:
         return None
-    if magic != _MAGIC:
-        raise BadMagic(
-            "block header extension",
-            object_name=object_name,
-            offset=offset + _MAGIC_AT,
-            expected=f"{_PLAIN.hex()} or {_MAGIC.hex()}",
-            found=magic.hex(),
-        )
-    if len(header) < EXTENDED_HEADER_BYTES:
-        raise Truncated(
-            "block header", object_name=object_name, offset=offset, expected=EXTENDED_HEADER_BYTES, found=len(header)
-        )
-    expected = int.from_bytes(header[_HEADER_CRC_AT:EXTENDED_HEADER_BYTES].tobytes(), "big")
-    found = crc32c(header[:_HEADER_CRC_AT])
-    if found != expected:
-        raise ChecksumMismatch(
-            "block header", object_name=object_name, offset=offset, expected=f"{expected:08x}", found=f"{found:08x}"
-        )
-    return _block_extension(header, object_name, offset)
-
-
-def _block_extension(header: Bytes, object_name: str, offset: int) -> BlockExtension:
-    _, version, codec, flags, *numbers, reserved = _HEADER.unpack_from(header.data, _MAGIC_AT)
+    if magic != EXTENSION_MAGIC:
+        known = f"{_PLAIN.hex()} or {EXTENSION_MAGIC.hex()}"
+        raise BadMagic("block header extension", offset=_MAGIC_AT, expected=known, found=magic.hex())
+    check_crc32c("block header", header[:_HEADER_CRC_AT], int.from_bytes(header[_HEADER_CRC_AT:].tobytes(), "big"))
     if version != EXTENSION_VERSION or flags & ~_KNOWN_FLAGS or any(reserved):
         raise UnsupportedVersion(
             "block header extension",
-            object_name=object_name,
-            offset=offset + _MAGIC_AT,
+            offset=_MAGIC_AT,
             expected=f"version {EXTENSION_VERSION}, flags 0..{_KNOWN_FLAGS}",
             found=f"version {version}, flags {flags}",
         )
-    extension = BlockExtension(
-        codec=codec_of(codec, object_name=object_name, offset=offset),
-        flags=flags,
-        entries=numbers[0],
-        last_entry_id=numbers[1],
-        stored_bytes=numbers[2],
-        uncompressed_bytes=numbers[3],
-        payload_crc32c=numbers[4],
-        table_bytes=numbers[5],
-        table_crc32c=numbers[6],
-        publish_time_min_ms=numbers[7],
-        publish_time_max_ms=numbers[8],
-    )
-    if not extension.entries or extension.entries * ENTRY_HEADER_BYTES > extension.uncompressed_bytes:
-        raise Inconsistent(
-            "entries of a block",
-            object_name=object_name,
-            offset=offset,
-            expected=f"1 to {extension.uncompressed_bytes // ENTRY_HEADER_BYTES}",
-            found=extension.entries,
-        )
+    extension = BlockExtension(codec_of(codec), flags, *numbers)
+    entries_max = extension.uncompressed_bytes // ENTRY_HEADER_BYTES
+    if not 1 <= extension.entries <= entries_max:
+        raise Inconsistent("entries of a block", expected=f"1 to {entries_max}", found=extension.entries)
     return extension
 
 
@@ -242,42 +227,23 @@ def encode_entry_table(lengths: NDArray[np.int64], publish_times_ms: NDArray[np.
     return table
 
 
-def decode_entry_table(
-    data: Buffer, *, entries: int, table_crc32c: int, object_name: str = "", offset: int = 0
-) -> EntryTable:
-    """Lengths and publish times of a block's entries, from the table alone.
+def decode_entry_table(data: Buffer, *, entries: int, table_crc32c: int) -> EntryTable:
+    """Lengths and publish times of a block's entries, from exactly the ``table_bytes`` bytes of its table.
 
-    Args:
-        data: exactly the ``table_bytes`` bytes of the table.
-        entries: how many entries the block has.
-        table_crc32c: from the header or the index.
-        object_name: for error messages.
-        offset: of the table in its object, for error messages.
+    The number of entries and the table's CRC-32C are those of the header or the index.
 
     Raises:
         Truncated, ChecksumMismatch, Inconsistent: the table is damaged, or isn't one of that many entries.
     """
     table = byte_array(data)
-    found = crc32c(table)
-    if found != table_crc32c:
-        raise ChecksumMismatch(
-            "entry table", object_name=object_name, offset=offset, expected=f"{table_crc32c:08x}", found=f"{found:08x}"
-        )
+    check_crc32c("entry table", table, table_crc32c)
     if len(table) < ENTRY_TABLE_HEADER_BYTES:
-        raise Truncated(
-            "entry table",
-            object_name=object_name,
-            offset=offset,
-            expected=ENTRY_TABLE_HEADER_BYTES,
-            found=len(table),
-        )
+        raise Truncated("entry table", expected=ENTRY_TABLE_HEADER_BYTES, found=len(table))
     length_width, time_width, zero, smallest, earliest = _TABLE_HEADER.unpack_from(table.data)
     expected_bytes = ENTRY_TABLE_HEADER_BYTES + entries * (length_width + time_width)
     if length_width not in _WIDTHS[:4] or time_width not in _WIDTHS or zero or len(table) != expected_bytes:
         raise Inconsistent(
             "entry table",
-            object_name=object_name,
-            offset=offset,
             expected=f"{expected_bytes} bytes for {entries} entries",
             found=f"{len(table)} bytes, widths {length_width} and {time_width}",
         )
@@ -307,32 +273,23 @@ def encode_index_rows(ledger_id: int, rows: NDArray[np.void]) -> bytes:
     return _ROWS_HEADER.pack(EXTENSION_VERSION, bytes(3), len(rows), ledger_id) + rows.tobytes()
 
 
-def decode_index_rows(
-    data: bytes, *, ledger_id: int | None, rows: int, object_name: str = ""
-) -> tuple[int, NDArray[np.void]]:
-    """The ledger and the rows in a group's index extension.
+def decode_index_rows(data: bytes, *, ledger_id: int | None, rows: int) -> tuple[int, NDArray[np.void]]:
+    """The ledger and the rows in the index extension of a group with ``rows`` index entries.
 
-    Args:
-        data: the extension's bytes.
-        ledger_id: of the group; ``None`` in V1, whose index doesn't contain it.
-        rows: how many index entries the group has.
-        object_name: for error messages.
+    ``ledger_id`` is ``None`` in V1, whose index doesn't contain it.
 
     Raises:
         UnsupportedVersion, Inconsistent: the extension is newer, or contradicts the index it is in.
     """
     if len(data) < _ROWS_HEADER.size:
-        raise Truncated("index extension", object_name=object_name, expected=_ROWS_HEADER.size, found=len(data))
+        raise Truncated("index extension", expected=_ROWS_HEADER.size, found=len(data))
     version, zeros, count, of_ledger = _ROWS_HEADER.unpack_from(data)
     if version != EXTENSION_VERSION or any(zeros):
-        raise UnsupportedVersion(
-            "index extension", object_name=object_name, expected=f"version {EXTENSION_VERSION}", found=version
-        )
+        raise UnsupportedVersion("index extension", expected=f"version {EXTENSION_VERSION}", found=version)
     expected_bytes = _ROWS_HEADER.size + rows * ROW.itemsize
     if count != rows or len(data) != expected_bytes or (ledger_id is not None and of_ledger != ledger_id):
         raise Inconsistent(
             "index extension",
-            object_name=object_name,
             expected=f"{rows} blocks of ledger {ledger_id} in {expected_bytes} bytes",
             found=f"{count} blocks of ledger {of_ledger} in {len(data)} bytes",
         )

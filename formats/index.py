@@ -13,34 +13,10 @@ from numpy.typing import NDArray
 
 from formats.block import BLOCK_HEADER_BYTES, END_MARKER_BYTES, Layout
 from formats.checksum import crc32c
-from formats.compression import codec_of
 from formats.entries import Buffer, Position, byte_array
-from formats.errors import BadMagic, ChecksumMismatch, Inconsistent, LimitExceeded, Truncated
-from formats.extension import ROW, decode_index_rows
+from formats.errors import BadMagic, ChecksumMismatch, Inconsistent, LimitExceeded, Truncated, located
+from formats.extension import ROW, codec_of, decode_index_rows
 from formats.metadata.messages import BookKeeperLedger, PulsarLedger
-
-__all__ = [
-    "BLOCKS_KEY",
-    "ENTRY_ID_UNKNOWN_MAX",
-    "INDEX_CRC_KEY",
-    "INDEX_ENTRY",
-    "INDEX_HEADER_BYTES",
-    "BlockTable",
-    "InOrder",
-    "IndexGroup",
-    "IndexHeader",
-    "Int64s",
-    "LedgerGroup",
-    "ObjectIndex",
-    "build_block_table",
-    "decode_index",
-    "decode_index_header",
-    "encode_index",
-    "is_index",
-    "rows_of",
-    "seal_index",
-    "upper_bounds",
-]
 
 #: One block index entry, 20 bytes.
 INDEX_ENTRY = np.dtype([("first_entry_id", ">i8"), ("part", ">i4"), ("offset", ">i8")])
@@ -53,9 +29,8 @@ _FIXED = struct.Struct(">4siqq")
 INDEX_HEADER_BYTES = _FIXED.size
 _V1_COUNTS = struct.Struct(">ii")
 _V2_GROUP = struct.Struct(">qii")
-_INDEX_BYTES_MAX = 2**31 - 1
-#: Larger header lengths than this are damage; Pulsar writes 128.
-_HEADER_BYTES_MAX = 2**31 - 1
+#: Limit of an index, and of its header length: more than that is damage, Pulsar writes 128.
+_LENGTH_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +42,6 @@ class IndexGroup:
         metadata: the ledger metadata, protobuf, untouched.
         entries: ``INDEX_ENTRY``, shape (n,).
         last_entry_id: from the metadata; -1 if missing.
-        closed: whether the ledger is closed according to the metadata.
         blocks: our extension's rows for ``entries``, undecoded; ``None`` in a plain index.
     """
 
@@ -81,14 +55,7 @@ class IndexGroup:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ObjectIndex:
-    """A whole index.
-
-    Attributes:
-        layout: V1 or V2.
-        data_bytes: length of the data object.
-        header_bytes: length of its block headers.
-        groups: in the order of the index; exactly one in V1.
-    """
+    """A whole index. ``header_bytes``: length of the block headers; ``groups``: in order, exactly one in V1."""
 
     layout: Layout
     data_bytes: int
@@ -102,17 +69,15 @@ def encode_index(index: ObjectIndex) -> bytes:
     Raises:
         LimitExceeded: the index exceeds its own length field.
     """
-    body = b"".join(_encode_group(index.layout, group) for group in index.groups)
+    body = bytearray()
+    for group in index.groups:
+        counts = (len(group.entries), len(group.metadata))
+        body += _V1_COUNTS.pack(*counts) if index.layout is Layout.V1 else _V2_GROUP.pack(group.ledger_id, *counts)
+        body += group.metadata + group.entries.tobytes()
     total = _FIXED.size + len(body)
-    if total > _INDEX_BYTES_MAX:
-        raise LimitExceeded("index is too long", expected=f"at most {_INDEX_BYTES_MAX} bytes", found=total)
+    if total > _LENGTH_MAX:
+        raise LimitExceeded("index is too long", expected=f"at most {_LENGTH_MAX} bytes", found=total)
     return _FIXED.pack(_MAGIC[index.layout], total, index.data_bytes, index.header_bytes) + body
-
-
-def _encode_group(layout: Layout, group: IndexGroup) -> bytes:
-    counts = (len(group.entries), len(group.metadata))
-    head = _V1_COUNTS.pack(*counts) if layout is Layout.V1 else _V2_GROUP.pack(group.ledger_id, *counts)
-    return head + group.metadata + group.entries.tobytes()
 
 
 class IndexHeader(NamedTuple):
@@ -129,7 +94,7 @@ def is_index(data: Buffer) -> bool:
     return byte_array(data)[:4].tobytes() in _MAGIC.values()
 
 
-def decode_index_header(data: Buffer, *, object_name: str = "") -> IndexHeader:
+def decode_index_header(data: Buffer) -> IndexHeader:
     """Decodes the first ``INDEX_HEADER_BYTES`` bytes of an index; ignores what follows.
 
     Raises:
@@ -137,20 +102,17 @@ def decode_index_header(data: Buffer, *, object_name: str = "") -> IndexHeader:
     """
     view = byte_array(data)
     if len(view) < _FIXED.size:
-        raise Truncated("index", object_name=object_name, expected=f"at least {_FIXED.size}", found=len(view))
+        raise Truncated("index", expected=f"at least {_FIXED.size}", found=len(view))
     magic, index_bytes, data_bytes, header_bytes = _FIXED.unpack_from(view.data)
     layout = next((each for each, known in _MAGIC.items() if known == magic), None)
     if layout is None:
         known = " or ".join(each.hex() for each in _MAGIC.values())
-        raise BadMagic("index", object_name=object_name, offset=0, expected=known, found=magic.hex())
+        raise BadMagic("index", offset=0, expected=known, found=magic.hex())
     if index_bytes < _FIXED.size:
-        raise Inconsistent(
-            "index length", object_name=object_name, offset=4, expected=f"at least {_FIXED.size}", found=index_bytes
-        )
-    if data_bytes < 0 or not 0 <= header_bytes <= _HEADER_BYTES_MAX:
+        raise Inconsistent("index length", offset=4, expected=f"at least {_FIXED.size}", found=index_bytes)
+    if data_bytes < 0 or not 0 <= header_bytes <= _LENGTH_MAX:
         raise Inconsistent(
             "index",
-            object_name=object_name,
             offset=8,
             expected="lengths of data object and block headers",
             found=f"{data_bytes} and {header_bytes}",
@@ -158,29 +120,26 @@ def decode_index_header(data: Buffer, *, object_name: str = "") -> IndexHeader:
     return IndexHeader(layout, index_bytes, data_bytes, header_bytes)
 
 
-def decode_index(data: Buffer, *, object_name: str = "", ledger_id: int | None = None) -> ObjectIndex:
+def decode_index(data: Buffer, *, ledger_id: int | None = None) -> ObjectIndex:
     """Decodes the index at the start of ``data``; ignores bytes after its own length.
 
-    Args:
-        data: the index object.
-        object_name: for error messages.
-        ledger_id: the ledger of a V1 index, which doesn't contain it.
+    ``ledger_id`` is of a V1 index, which doesn't contain it.
 
     Raises:
         FormatError: of every kind; nothing else, whatever the bytes are.
     """
     view = byte_array(data)
-    header = decode_index_header(view, object_name=object_name)
+    header = decode_index_header(view)
     if header.index_bytes > len(view):
-        raise Truncated("index", object_name=object_name, expected=header.index_bytes, found=len(view))
+        raise Truncated("index", expected=header.index_bytes, found=len(view))
     whole = view[: header.index_bytes].tobytes()
-    groups, sealed_at = _decode_groups(whole, header.layout, ledger_id, object_name)
-    _check_seal(whole, groups, sealed_at, object_name)
+    groups, sealed_at = _decode_groups(whole, header.layout, ledger_id)
+    _check_seal(whole, groups, sealed_at)
     return ObjectIndex(header.layout, header.data_bytes, header.header_bytes, groups)
 
 
 def _decode_groups(
-    whole: bytes, layout: Layout, ledger_id: int | None, object_name: str
+    whole: bytes, layout: Layout, ledger_id: int | None
 ) -> tuple[tuple[IndexGroup, ...], list[tuple[int, int]]]:
     """The groups, and the offset and value of each one's CRC of the index, if present."""
     groups: list[IndexGroup] = []
@@ -189,16 +148,14 @@ def _decode_groups(
     position = _FIXED.size
     while position < len(whole) or (layout is Layout.V1 and not groups):
         if len(whole) - position < head.size:
-            raise Truncated(
-                "index group", object_name=object_name, offset=position, expected=head.size, found=len(whole) - position
-            )
+            raise Truncated("index group", offset=position, expected=head.size, found=len(whole) - position)
         *of_ledger, count, metadata_bytes = head.unpack_from(whole, position)
+        of_ledger = of_ledger or [-1 if ledger_id is None else ledger_id]
         at = position + head.size
         needed = metadata_bytes + INDEX_ENTRY.itemsize * count
         if count < 0 or metadata_bytes < 0 or needed > len(whole) - at:
             raise Inconsistent(
                 "index group",
-                object_name=object_name,
                 offset=position,
                 expected=f"metadata and index entries in {len(whole) - at} bytes",
                 found=f"{metadata_bytes} bytes and {count} entries",
@@ -206,49 +163,38 @@ def _decode_groups(
         metadata = whole[at : at + metadata_bytes]
         entries = np.frombuffer(whole, dtype=INDEX_ENTRY, count=count, offset=at + metadata_bytes)
         position = at + needed
-        if layout is Layout.V1:
-            group, crc = _v1_group(-1 if ledger_id is None else ledger_id, metadata, entries, object_name, at)
-        else:
-            group, crc = _v2_group(of_ledger[0], metadata, entries, object_name, at)
+        with located("", at):
+            group, crc = _group_of(layout, of_ledger[0], metadata, entries)
         groups.append(group)
         if crc is not None:
             seals.append((at + metadata_bytes - 4, crc))
         if layout is Layout.V1 and position != len(whole):
-            raise Inconsistent("index length", object_name=object_name, offset=4, expected=position, found=len(whole))
+            raise Inconsistent("index length", offset=4, expected=position, found=len(whole))
     return tuple(groups), seals
 
 
-def _v1_group(
-    ledger_id: int, metadata: bytes, entries: NDArray[np.void], object_name: str, at: int
+def _group_of(
+    layout: Layout, ledger_id: int, metadata: bytes, entries: NDArray[np.void]
 ) -> tuple[IndexGroup, int | None]:
-    ledger = BookKeeperLedger.decode(metadata, object_name=object_name, offset=at)
-    last = -1 if ledger.last_entry_id is None else ledger.last_entry_id
-    crc = ledger.custom.get(INDEX_CRC_KEY)
-    group = IndexGroup(ledger_id, metadata, entries, last, ledger.closed, ledger.custom.get(BLOCKS_KEY))
-    if crc is None:
-        return group, None
-    if len(crc) != 4 or not metadata.endswith(crc):
-        raise Inconsistent("index checksum", object_name=object_name, offset=at, expected="four bytes at the end")
-    return group, int.from_bytes(crc, "little")
+    """The group with this metadata, and the CRC of the index in it, if present."""
+    crc: bytes | None
+    if layout is Layout.V1:
+        v1 = BookKeeperLedger.decode(metadata)
+        last, closed, blocks = v1.last_entry_id, v1.closed, v1.custom.get(BLOCKS_KEY)
+        crc = v1.custom.get(INDEX_CRC_KEY)
+    else:
+        v2 = PulsarLedger.decode(metadata)
+        if v2.ledger_id != ledger_id:
+            raise Inconsistent("ledger of an index group", expected=ledger_id, found=v2.ledger_id)
+        last, closed, blocks = None if v2.entries is None else v2.entries - 1, bool(v2.closed_ms), v2.blocks
+        crc = None if v2.index_crc32c is None else v2.index_crc32c.to_bytes(4, "little")
+    if crc is not None and (len(crc) != 4 or not metadata.endswith(crc)):
+        raise Inconsistent("index checksum", expected="four bytes at the end")
+    group = IndexGroup(ledger_id, metadata, entries, -1 if last is None else last, closed, blocks)
+    return group, None if crc is None else int.from_bytes(crc, "little")
 
 
-def _v2_group(
-    ledger_id: int, metadata: bytes, entries: NDArray[np.void], object_name: str, at: int
-) -> tuple[IndexGroup, int | None]:
-    ledger = PulsarLedger.decode(metadata, object_name=object_name, offset=at)
-    if ledger.ledger_id != ledger_id:
-        raise Inconsistent(
-            "ledger of an index group", object_name=object_name, offset=at, expected=ledger_id, found=ledger.ledger_id
-        )
-    last = -1 if ledger.entries is None else ledger.entries - 1
-    group = IndexGroup(ledger_id, metadata, entries, last, bool(ledger.closed_ms), ledger.blocks)
-    crc = ledger.index_crc32c
-    if crc is not None and not metadata.endswith(crc.to_bytes(4, "little")):
-        raise Inconsistent("index checksum", object_name=object_name, offset=at, expected="four bytes at the end")
-    return group, crc
-
-
-def _check_seal(whole: bytes, groups: Sequence[IndexGroup], seals: list[tuple[int, int]], object_name: str) -> None:
+def _check_seal(whole: bytes, groups: Sequence[IndexGroup], seals: list[tuple[int, int]]) -> None:
     """Checks the CRC: an index has the extension, with a CRC, in all groups or in none."""
     extended = sum(group.blocks is not None for group in groups)
     if extended == 0 and not seals:
@@ -256,16 +202,13 @@ def _check_seal(whole: bytes, groups: Sequence[IndexGroup], seals: list[tuple[in
     if extended != len(groups) or len(seals) != len(groups):
         raise Inconsistent(
             "index extension is incomplete",
-            object_name=object_name,
             expected=f"blocks and a checksum in {len(groups)} groups",
             found=f"{extended} and {len(seals)}",
         )
     computed = crc32c(_unsealed(whole, [at for at, _ in seals]))
     for at, crc in seals:
         if crc != computed:
-            raise ChecksumMismatch(
-                "index", object_name=object_name, offset=at, expected=f"{crc:08x}", found=f"{computed:08x}"
-            )
+            raise ChecksumMismatch("index", offset=at, expected=f"{crc:08x}", found=f"{computed:08x}")
 
 
 def _unsealed(whole: bytes, positions: Sequence[int]) -> bytearray:
@@ -307,7 +250,6 @@ class LedgerGroup:
         metadata: the ledger metadata, protobuf, untouched.
         first_entry_id: first entry in the object; -1 when the group has no blocks.
         last_entry_id: last entry in the metadata (of the ledger, or of the ledger in this segment); -1 unknown.
-        closed: whether the ledger is closed according to the metadata.
     """
 
     ledger_id: int
@@ -324,24 +266,14 @@ class BlockTable:
     In a plain Pulsar index all columns from ``entries`` on, and ``last_entry_id``, are -1.
 
     Attributes:
-        ledger_id: the ledger.
-        first_entry_id: id of the first entry.
-        last_entry_id: id of the last entry.
         offset: where the block begins in the data object.
         length: bytes to the next block's offset, or to the end of the object.
         read_bytes: how many bytes from ``offset`` on ``SegmentMap.decode`` needs. More than ``length`` by one block
             header in plain objects, whose index may point between the entries of a block.
-        entries: how many entries the block has.
-        payload_crc32c: CRC-32C of the stored payload.
-        stored_bytes: of the stored payload.
+        payload_crc32c, stored_bytes: of the stored payload.
         uncompressed_bytes: of the run of entries, 12-byte entry headers included.
-        codec: number of a ``Codec``.
-        flags: see ``formats.extension``.
-        table_offset: where the entry table begins in the data object.
-        table_bytes: how long it is.
-        table_crc32c: its CRC-32C.
-        publish_time_min_ms: earliest known publish time.
-        publish_time_max_ms: latest known publish time.
+        codec, flags: number of a ``Codec``; see ``formats.extension``.
+        table_offset, table_bytes, table_crc32c: where the entry table begins in the data object, length and CRC-32C.
     """
 
     ledger_id: Int64s
@@ -406,35 +338,31 @@ class InOrder:
         return begin, bisect_right(self.ledger_id, ledger_id, begin)
 
 
-def rows_of(
-    index: ObjectIndex, ledger_id: int | None, object_name: str
-) -> tuple[list[int], list[NDArray[np.void]] | None]:
+def rows_of(index: ObjectIndex, ledger_id: int | None) -> tuple[list[int], list[NDArray[np.void]] | None]:
     """The ledger of each group, and the rows of our extension if there is one."""
     ledgers = [group.ledger_id for group in index.groups]
     if len(set(ledgers)) != len(ledgers):
-        raise Inconsistent("index", object_name=object_name, expected="one group per ledger", found=f"{ledgers[:10]}")
+        raise Inconsistent("index", expected="one group per ledger", found=f"{ledgers[:10]}")
     if not index.groups or index.groups[0].blocks is None:
         return ledgers, None
     rows = []
     for number, group in enumerate(index.groups):
         of_ledger = ledger_id if index.layout is Layout.V1 else group.ledger_id
         data = group.blocks or b""
-        found, own = decode_index_rows(data, ledger_id=of_ledger, rows=len(group.entries), object_name=object_name)
+        found, own = decode_index_rows(data, ledger_id=of_ledger, rows=len(group.entries))
         ledgers[number] = found
         rows.append(own)
     return ledgers, rows
 
 
-def build_block_table(
-    index: ObjectIndex, ledgers: Sequence[int], rows: list[NDArray[np.void]] | None, object_name: str
-) -> BlockTable:
+def build_block_table(index: ObjectIndex, ledgers: Sequence[int], rows: list[NDArray[np.void]] | None) -> BlockTable:
     """The table of an index; ``ledgers`` and ``rows`` are the result of ``rows_of``.
 
     Raises:
         Inconsistent: index entries that don't ascend, or an extension that contradicts them.
     """
     for group in index.groups:
-        _check_ascending(group, object_name)
+        _check_ascending(group)
     counts = [len(group.entries) for group in index.groups]
     ledger_id = np.repeat(np.array(ledgers, dtype=np.int64), counts)
     first = _joined([group.entries["first_entry_id"] for group in index.groups])
@@ -459,7 +387,7 @@ def build_block_table(
         table_offset=offset + BLOCK_HEADER_BYTES + column["stored_bytes"] + END_MARKER_BYTES,
         **{name: values for name, values in column.items() if name != "reserved"},
     )
-    _check_extended(table, index, column["reserved"], object_name)
+    _check_extended(table, index, column["reserved"])
     return table
 
 
@@ -467,23 +395,20 @@ def _joined(columns: Sequence[NDArray[np.int64]]) -> Int64s:
     return np.concatenate(columns).astype(np.int64) if columns else np.empty(0, dtype=np.int64)
 
 
-def _check_ascending(group: IndexGroup, object_name: str) -> None:
+def _check_ascending(group: IndexGroup) -> None:
     first, offset = group.entries["first_entry_id"].astype(np.int64), group.entries["offset"].astype(np.int64)
     if len(first) and (
         first[0] < 0 or offset[0] < 0 or (first[1:] < first[:-1]).any() or (offset[1:] <= offset[:-1]).any()
     ):
         raise Inconsistent(
-            "index entries",
-            object_name=object_name,
-            expected="entry ids and offsets that ascend",
-            found=f"ledger {group.ledger_id}",
+            "index entries", expected="entry ids and offsets that ascend", found=f"ledger {group.ledger_id}"
         )
 
 
-def _check_extended(table: BlockTable, index: ObjectIndex, reserved: Int64s, object_name: str) -> None:
+def _check_extended(table: BlockTable, index: ObjectIndex, reserved: Int64s) -> None:
     """Checks what read planning relies on without the data object."""
     for codec in np.unique(table.codec).tolist():
-        codec_of(codec, object_name=object_name)
+        codec_of(codec)
     needed = BLOCK_HEADER_BYTES + table.stored_bytes + END_MARKER_BYTES + table.table_bytes
     wrong = (
         (table.entries < 1)
@@ -496,7 +421,6 @@ def _check_extended(table: BlockTable, index: ObjectIndex, reserved: Int64s, obj
     if wrong.any() or first_offset != 0 or index.header_bytes != BLOCK_HEADER_BYTES:
         raise Inconsistent(
             "index extension",
-            object_name=object_name,
             expected="blocks that fit between their offsets",
             found=f"block {int(np.argmax(wrong)) if len(wrong) else 0}",
         )

@@ -13,39 +13,6 @@ from uuid import UUID
 
 from formats.errors import Inconsistent, UnsupportedVersion
 
-__all__ = [
-    "CONTENT_TYPE",
-    "LEVEL_BYTES_MAX",
-    "RESERVED_FIRST_LEVEL",
-    "RESERVED_LEVELS",
-    "STREAM_BYTES_MAX",
-    "ObjectKey",
-    "ObjectOwner",
-    "Testimony",
-    "boundary_key",
-    "catalog_key",
-    "catalog_prefix",
-    "check_object_version",
-    "checkpoint_key",
-    "checkpoint_number",
-    "data_key",
-    "decode_stream",
-    "encode_stream",
-    "index_key",
-    "is_segment_uuid_of",
-    "levels_above",
-    "manifest_prefix",
-    "new_segment_uuid",
-    "object_metadata",
-    "object_owner",
-    "object_testimony",
-    "parse_object_key",
-    "record_key",
-    "record_number",
-    "stream_of_catalog_key",
-    "stream_prefix",
-]
-
 #: Levels that a stream name can't have: they are folders of the stream itself.
 RESERVED_LEVELS = frozenset({"manifest", "retention", "leases"})
 #: First level that a stream name can't have: the folder that a local store keeps beside its objects.
@@ -141,9 +108,7 @@ class ObjectOwner:
 class Testimony:
     """Assignment evidence of an object: the record that assigned it, or a later assigning one of its epoch.
 
-    Attributes:
-        epoch_nonce: of the record that opened the epoch.
-        record_id: of the record that assigned.
+    ``epoch_nonce`` is of the record that opened the epoch.
     """
 
     epoch_nonce: str
@@ -156,7 +121,7 @@ class Testimony:
 
 def object_metadata(
     *,
-    role: Literal["data", "index"],
+    role: Literal["data", "index", "fill"],
     stream: str,
     format_version: int,
     software_version: str,
@@ -167,13 +132,9 @@ def object_metadata(
     """The user metadata of an object that this project writes.
 
     Args:
-        role: what the object is.
         stream: the stream's name; written percent-encoded, because metadata is ASCII. Empty: not known, not written
             (objects at the store's root, in Pulsar's own layout).
         format_version: 1, or 2 when a block is compressed (Pulsar refuses 2 when it opens the object).
-        software_version: of this project.
-        incarnation: of the stream.
-        epoch: of the writer.
         testimony: of the record that assigned the segment; ``None``: not written.
     """
     return {
@@ -219,8 +180,8 @@ def _lower(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 _CATALOG = "_catalog/"
-_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-_OBJECT = re.compile(rf"({_UUID.pattern})(?:-ledger-([0-9]{{1,19}}))?(-index)?")
+_UUID = r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})"
+_OBJECT = re.compile(rf"{_UUID}(?:(?:-ledger-([0-9]{{1,19}}))?(-index)?|(-fill))")
 _RECORD = re.compile(r"([0-9]{20})\.json")
 _CHECKPOINT = re.compile(r"([0-9]{20})\.checkpoint\.parquet")
 _LEDGER_ID_MAX = 2**63 - 1
@@ -245,18 +206,31 @@ def index_key(stream: str, uuid: UUID, ledger_id: int | None = None) -> str:
     return f"{data_key(stream, uuid, ledger_id)}-index"
 
 
+def fill_key(stream: str, uuid: UUID) -> str:
+    """Key of a fill: entries of recorded gaps, which readers aren't given."""
+    return f"{stream_prefix(stream)}{uuid}-fill"
+
+
 @dataclass(frozen=True, slots=True)
 class ObjectKey:
-    """The parsed name of a data or index object. ``ledger_id`` is ``None`` in V2."""
+    """The parsed name of a data object, an index or a fill. ``ledger_id`` is ``None`` in V2 and of a fill."""
 
     stream: str
     uuid: UUID
     ledger_id: int | None
     is_index: bool
+    is_fill: bool = False
+
+    @property
+    def witness_key(self) -> str:
+        """Key of the object whose user metadata tells of its record; of an index that is its data object."""
+        if self.is_fill:
+            return fill_key(self.stream, self.uuid)
+        return data_key(self.stream, self.uuid, self.ledger_id)
 
 
 def parse_object_key(key: str, stream: str) -> ObjectKey | None:
-    """Parses a listed key of this stream; ``None`` unless it is a data or index object directly under the stream."""
+    """Parses a listed key of this stream; ``None`` unless it is a data object, an index or a fill directly under it."""
     prefix = stream_prefix(stream)
     match = _OBJECT.fullmatch(key[len(prefix) :]) if key.startswith(prefix) else None
     if match is None:
@@ -264,7 +238,7 @@ def parse_object_key(key: str, stream: str) -> ObjectKey | None:
     ledger_id = None if match[2] is None else int(match[2])
     if ledger_id is not None and (ledger_id > _LEDGER_ID_MAX or str(ledger_id) != match[2]):
         return None
-    return ObjectKey(stream, UUID(match[1]), ledger_id, match[3] is not None)
+    return ObjectKey(stream, UUID(match[1]), ledger_id, match[3] is not None, match[4] is not None)
 
 
 def catalog_prefix() -> str:
@@ -296,8 +270,7 @@ def record_key(stream: str, incarnation: UUID, number: int) -> str:
 
 def record_number(key: str) -> int | None:
     """The number in a record's key; ``None`` for any other key."""
-    match = _RECORD.fullmatch(key.rpartition("/")[2])
-    return None if match is None else int(match[1])
+    return _number(_RECORD, key)
 
 
 def checkpoint_key(stream: str, incarnation: UUID, number: int) -> str:
@@ -307,7 +280,11 @@ def checkpoint_key(stream: str, incarnation: UUID, number: int) -> str:
 
 def checkpoint_number(key: str) -> int | None:
     """The number in a checkpoint's key; ``None`` for any other key."""
-    match = _CHECKPOINT.fullmatch(key.rpartition("/")[2])
+    return _number(_CHECKPOINT, key)
+
+
+def _number(kind: re.Pattern[str], key: str) -> int | None:
+    match = kind.fullmatch(key.rpartition("/")[2])
     return None if match is None else int(match[1])
 
 
@@ -322,14 +299,11 @@ def new_segment_uuid(incarnation: UUID, random_bits: int) -> UUID:
     A listing of unfinished uploads carries no metadata, so the key alone must prove ownership. Its 122 free bits are 64
     random bits followed by the first 58 bits of SHA-256(``"offloader segment uuid 1"`` + incarnation, 16 bytes + the
     random bits, 8 bytes).
-
-    Args:
-        incarnation: of the stream.
-        random_bits: 64 random bits, 0 <= bits < 2**64.
     """
     if not 0 <= random_bits < 2**64:
         raise Inconsistent("random bits of a segment uuid", expected="64 bits", found=random_bits)
-    free = random_bits << _DIGEST_BITS | _digest(incarnation, random_bits)
+    digest = hashlib.sha256(_DIGEST_DOMAIN + incarnation.bytes + random_bits.to_bytes(8, "big")).digest()
+    free = random_bits << _DIGEST_BITS | int.from_bytes(digest[:8], "big") >> 64 - _DIGEST_BITS
     high, middle, low = free >> 74, free >> 62 & 0xFFF, free & (1 << 62) - 1
     return UUID(int=high << 80 | 8 << 76 | middle << 64 | 0b10 << 62 | low)
 
@@ -337,12 +311,5 @@ def new_segment_uuid(incarnation: UUID, random_bits: int) -> UUID:
 def is_segment_uuid_of(uuid: UUID, incarnation: UUID) -> bool:
     """Whether ``new_segment_uuid`` created this uuid for this incarnation."""
     number = uuid.int
-    if number >> 76 & 0xF != 8 or number >> 62 & 0b11 != 0b10:
-        return False
     free = number >> 80 << 74 | (number >> 64 & 0xFFF) << 62 | number & (1 << 62) - 1
-    return free & (1 << _DIGEST_BITS) - 1 == _digest(incarnation, free >> _DIGEST_BITS)
-
-
-def _digest(incarnation: UUID, random_bits: int) -> int:
-    digest = hashlib.sha256(_DIGEST_DOMAIN + incarnation.bytes + random_bits.to_bytes(8, "big")).digest()
-    return int.from_bytes(digest[:8], "big") >> 64 - _DIGEST_BITS
+    return uuid == new_segment_uuid(incarnation, free >> _DIGEST_BITS)

@@ -8,58 +8,10 @@ from dataclasses import dataclass, field
 from typing import ClassVar, cast
 from uuid import UUID
 
-from formats.checked_json import ABSENT_BY_DEFAULT, from_json, opened, sealed, to_json
+from formats.checked_json import ABSENT_BY_DEFAULT, CheckedDocument, from_json, opened, sealed, to_json
 from formats.entries import Position
-from formats.errors import Inconsistent, UnsupportedVersion
+from formats.errors import Inconsistent, UnsupportedVersion, located
 from formats.segment import SegmentSummary
-
-__all__ = [
-    "BOUNDARY_BYTES_MAX",
-    "BOUNDARY_FORMAT",
-    "CATALOG_BYTES_MAX",
-    "CATALOG_FORMAT",
-    "EDIT_KINDS",
-    "FACT_UNKNOWN",
-    "RECORD_BYTES_MAX",
-    "RECORD_FORMAT",
-    "Adopt",
-    "Assign",
-    "Boundary",
-    "CatalogEntry",
-    "Edit",
-    "Failed",
-    "Gap",
-    "Hold",
-    "HotReleased",
-    "LedgerClosed",
-    "LedgersDeleted",
-    "Offloaded",
-    "OpenEpoch",
-    "Pause",
-    "Purged",
-    "Record",
-    "Release",
-    "Replace",
-    "ReserveLedgers",
-    "Restore",
-    "Resume",
-    "Retire",
-    "Rewrite",
-    "Rewritten",
-    "SetAside",
-    "SetMethod",
-    "StreamDeleted",
-    "Totals",
-    "Truncate",
-    "UndoRetire",
-    "Writer",
-    "decode_boundary",
-    "decode_catalog_entry",
-    "decode_record",
-    "encode_boundary",
-    "encode_catalog_entry",
-    "encode_record",
-]
 
 #: ``payload_bytes`` or ``created_ms`` of a ledger whose source doesn't report them.
 FACT_UNKNOWN = -1
@@ -67,13 +19,17 @@ FACT_UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """Base of all edits in a record."""
+    """Base of all edits in a record; each class names its ``kind``, which is in the record."""
 
     kind: ClassVar[str]
 
+    def __init_subclass__(cls, kind: str = "") -> None:
+        if kind:  # a class that dataclass() makes again for its slots has it already
+            cls.kind = kind
+
 
 @dataclass(frozen=True, slots=True)
-class OpenEpoch(Edit):
+class OpenEpoch(Edit, kind="open_epoch"):
     """A writer took over the stream; lower epochs are fenced from here on.
 
     Attributes:
@@ -84,7 +40,6 @@ class OpenEpoch(Edit):
         accepted: an operator declared this source the stream's, whatever the previous one.
     """
 
-    kind = "open_epoch"
     epoch: int
     source: UUID | None = field(default=None, metadata=ABSENT_BY_DEFAULT)
     token: str = field(default="", metadata=ABSENT_BY_DEFAULT)
@@ -93,22 +48,20 @@ class OpenEpoch(Edit):
 
 
 @dataclass(frozen=True, slots=True)
-class ReserveLedgers(Edit):
+class ReserveLedgers(Edit, kind="reserve_ledgers"):
     """The source may assign ledger ids up to ``reserved``; later starts get ids above."""
 
-    kind = "reserve_ledgers"
     reserved: int
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerClosed(Edit):
+class LedgerClosed(Edit, kind="ledger_closed"):
     """The source closed ``ledger_id`` at ``last_entry_id`` (-1: it is empty).
 
     ``payload_bytes`` and ``created_ms`` distinguish different ledgers of one id; ``FACT_UNKNOWN``: the source doesn't
     report them.
     """
 
-    kind = "ledger_closed"
     ledger_id: int
     last_entry_id: int
     payload_bytes: int = field(default=FACT_UNKNOWN, metadata=ABSENT_BY_DEFAULT)
@@ -116,10 +69,9 @@ class LedgerClosed(Edit):
 
 
 @dataclass(frozen=True, slots=True)
-class Assign(Edit):
+class Assign(Edit, kind="assign"):
     """A segment is assigned, before its first byte is uploaded. ``end`` is known for historical ones only."""
 
-    kind = "assign"
     uuid: UUID
     layout: int
     begin: Position
@@ -129,39 +81,51 @@ class Assign(Edit):
 
 
 @dataclass(frozen=True, slots=True)
-class Offloaded(Edit):
+class Offloaded(Edit, kind="offloaded"):
     """Both objects of an assigned segment are in the store; ``summary`` describes them."""
 
-    kind = "offloaded"
     uuid: UUID
     summary: SegmentSummary
     offloaded_ms: int
 
 
 @dataclass(frozen=True, slots=True)
-class Failed(Edit):
+class Failed(Edit, kind="failed"):
     """An assigned segment won't be offloaded under this uuid; its objects may be deleted."""
 
-    kind = "failed"
     uuid: UUID
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Gap(Edit):
+class Gap(Edit, kind="gap"):
     """Entries that provably no tier has."""
 
-    kind = "gap"
     first: Position
     last: Position
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Adopt(Edit):
+class GapFilled(Edit, kind="gap_filled"):
+    """An object keeps entries of recorded gaps: readers aren't given them, the broker reads whole ledgers with them.
+
+    It holds every entry from ``first`` to ``last``, of one ledger, that is in a gap, and no other one.
+    """
+
+    uuid: UUID
+    first: Position
+    last: Position
+    entries: int
+    payload_bytes: int
+    object_bytes: int
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt(Edit, kind="adopt"):
     """Objects of another writer become part of the stream. ``owned``: this project may delete them."""
 
-    kind = "adopt"
     uuid: UUID
     summary: SegmentSummary
     driver: Mapping[str, str]
@@ -169,85 +133,75 @@ class Adopt(Edit):
 
 
 @dataclass(frozen=True, slots=True)
-class Release(Edit):
+class Release(Edit, kind="release"):
     """Adopted segments leave the manifest; their objects stay."""
 
-    kind = "release"
     uuids: tuple[UUID, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Truncate(Edit):
+class Truncate(Edit, kind="truncate"):
     """The stream now begins at ``head``."""
 
-    kind = "truncate"
     head: Position
 
 
 @dataclass(frozen=True, slots=True)
-class LedgersDeleted(Edit):
+class LedgersDeleted(Edit, kind="ledgers_deleted"):
     """These ledgers are deleted from the stream: the only mark that makes segments deletable."""
 
-    kind = "ledgers_deleted"
     ledger_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class HotReleased(Edit):
+class HotReleased(Edit, kind="hot_released"):
     """The hot copies of these ledgers may be deleted; nothing in the cold tier becomes deletable."""
 
-    kind = "hot_released"
     ledger_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class SetAside(Edit):
+class SetAside(Edit, kind="set_aside"):
     """These ledgers of an accepted source contradict the manifest: they are never offloaded, released or deleted."""
 
-    kind = "set_aside"
     ledger_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Retire(Edit):
+class Retire(Edit, kind="retire"):
     """These segments will be deleted after the grace period; readers no longer see them."""
 
-    kind = "retire"
     uuids: tuple[UUID, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Purged(Edit):
+class Purged(Edit, kind="purged"):
     """The objects of segments retired by record ``retire_record`` are deleted next. Irreversible."""
 
-    kind = "purged"
     uuids: tuple[UUID, ...]
     retire_record: int
 
 
 @dataclass(frozen=True, slots=True)
-class UndoRetire(Edit):
+class UndoRetire(Edit, kind="undo_retire"):
     """Segments retired by record ``retire_record`` are readable again."""
 
-    kind = "undo_retire"
     uuids: tuple[UUID, ...]
     retire_record: int
 
 
 @dataclass(frozen=True, slots=True)
-class Restore(Edit):
+class Restore(Edit, kind="restore"):
     """The stream begins at ``head`` again (``None``: as before), and these ledgers are no longer deleted from it."""
 
-    kind = "restore"
     head: Position | None
     ledger_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Rewrite(Edit):
+class Rewrite(Edit, kind="rewrite"):
     """Assigns a segment for entries that others already hold; it counts only once it has replaced them."""
 
-    kind = "rewrite"
     uuid: UUID
     layout: int
     begin: Position
@@ -265,61 +219,51 @@ class Rewritten:
 
 
 @dataclass(frozen=True, slots=True)
-class Replace(Edit):
+class Replace(Edit, kind="replace"):
     """The segments ``by`` now hold the entries of ``uuids``, which are retired for good."""
 
-    kind = "replace"
     uuids: tuple[UUID, ...]
     by: tuple[Rewritten, ...]
     offloaded_ms: int
 
 
 @dataclass(frozen=True, slots=True)
-class SetMethod(Edit):
+class SetMethod(Edit, kind="set_method"):
     """Offload method of the stream from here on: ``streaming``, ``ledger`` or ``none``."""
 
-    kind = "set_method"
     method: str
 
 
 @dataclass(frozen=True, slots=True)
-class Pause(Edit):
+class Pause(Edit, kind="pause"):
     """Offloading stops until ``resume``."""
 
-    kind = "pause"
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Resume(Edit):
+class Resume(Edit, kind="resume"):
     """Offloading continues."""
-
-    kind = "resume"
 
 
 @dataclass(frozen=True, slots=True)
-class Hold(Edit):
+class Hold(Edit, kind="hold"):
     """``on``: nothing of the stream is deleted until the hold is off."""
 
-    kind = "hold"
     on: bool
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class StreamDeleted(Edit):
+class StreamDeleted(Edit, kind="stream_deleted"):
     """The last record of an incarnation."""
-
-    kind = "stream_deleted"
 
 
 EDIT_KINDS: Mapping[str, type[Edit]] = {kind.kind: kind for kind in Edit.__subclasses__()}
 
 
-#: Versions of the three documents; a reader refuses any other.
+#: Version of records; a reader refuses any other.
 RECORD_FORMAT = 1
-BOUNDARY_FORMAT = 1
-CATALOG_FORMAT = 1
 #: Limit of a record: about a hundred thousand ledgers or segments; larger ones have to be split.
 RECORD_BYTES_MAX = 16 * 1024 * 1024
 #: Limit of a boundary: three numbers.
@@ -371,7 +315,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Boundary:
+class Boundary(CheckedDocument):
     """Records below ``first_kept_id`` may be deleted; the newest checkpoint is ``checkpoint_id`` (0: none).
 
     ``checkpoint_crc32c`` is of that checkpoint's object, which holds the checksums of its runs: so a flipped bit
@@ -379,6 +323,7 @@ class Boundary:
     not set yet); no deletion relies on a later record.
     """
 
+    bytes_max = BOUNDARY_BYTES_MAX
     first_kept_id: int
     checkpoint_id: int
     checkpoint_crc32c: int = 0
@@ -387,9 +332,10 @@ class Boundary:
 
 
 @dataclass(frozen=True, slots=True)
-class CatalogEntry:
+class CatalogEntry(CheckedDocument):
     """Names a stream and its living incarnation."""
 
+    bytes_max = CATALOG_BYTES_MAX
     stream: str
     incarnation: UUID
     created_ms: int
@@ -413,43 +359,22 @@ def decode_record(data: bytes, *, object_name: str = "") -> Record:
     Raises:
         FormatError: not a record, damaged, or written by a later release.
     """
-    body = opened(data, RECORD_FORMAT, object_name, bytes_max=RECORD_BYTES_MAX)
-    edits = body.pop("edits", None)
-    if not isinstance(edits, list):
-        raise Inconsistent("edits are not a list", object_name=object_name, found=type(edits).__name__)
-    body["edits"] = []
-    record = cast(Record, from_json(Record, body, object_name))
-    return dataclasses.replace(record, edits=tuple(_edit(edit, object_name) for edit in edits))
+    with located(object_name):
+        body = opened(data, RECORD_FORMAT, bytes_max=RECORD_BYTES_MAX)
+        edits = body.pop("edits", None)
+        if not isinstance(edits, list):
+            raise Inconsistent("edits are not a list", found=type(edits).__name__)
+        return cast(
+            Record, dataclasses.replace(from_json(Record, {**body, "edits": []}), edits=tuple(map(_edit, edits)))
+        )
 
 
-def encode_boundary(boundary: Boundary) -> bytes:
-    """The bytes of a boundary object."""
-    return sealed({"format": BOUNDARY_FORMAT, **to_json(boundary)}, bytes_max=BOUNDARY_BYTES_MAX)
-
-
-def decode_boundary(data: bytes, *, object_name: str = "") -> Boundary:
-    """The boundary in ``data``; raises ``FormatError``."""
-    body = opened(data, BOUNDARY_FORMAT, object_name, bytes_max=BOUNDARY_BYTES_MAX)
-    return cast(Boundary, from_json(Boundary, body, object_name))
-
-
-def encode_catalog_entry(entry: CatalogEntry) -> bytes:
-    """The bytes of a catalogue entry."""
-    return sealed({"format": CATALOG_FORMAT, **to_json(entry)}, bytes_max=CATALOG_BYTES_MAX)
-
-
-def decode_catalog_entry(data: bytes, *, object_name: str = "") -> CatalogEntry:
-    """The catalogue entry in ``data``; raises ``FormatError``."""
-    body = opened(data, CATALOG_FORMAT, object_name, bytes_max=CATALOG_BYTES_MAX)
-    return cast(CatalogEntry, from_json(CatalogEntry, body, object_name))
-
-
-def _edit(value: object, object_name: str) -> Edit:
+def _edit(value: object) -> Edit:
     if not isinstance(value, dict):
-        raise Inconsistent("an edit is not an object", object_name=object_name, found=type(value).__name__)
+        raise Inconsistent("an edit is not an object", found=type(value).__name__)
     fields = dict(value)
     name = fields.pop("edit", None)
     kind = EDIT_KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise UnsupportedVersion("unknown edit, written by a later release?", object_name=object_name, found=name)
-    return cast(Edit, from_json(kind, fields, object_name))
+        raise UnsupportedVersion("unknown edit, written by a later release?", found=name)
+    return cast(Edit, from_json(kind, fields))

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from formats.block import BLOCK_HEADER_BYTES, BLOCK_MAGICS, Layout, decode_block, decode_block_header, decode_run
-from formats.block_builder import EncodedBlock
 from formats.checksum import crc32c
-from formats.compression import Codec
-from formats.entries import ENTRY_HEADER_BYTES, TIME_UNKNOWN_MS, Buffer, EntryBatch, Position, byte_array
-from formats.errors import Inconsistent, LimitExceeded, Truncated
-from formats.extension import FLAG_INDEXED, ROW, EntryTable, decode_entry_table, encode_index_rows
+from formats.entries import ENTRY_HEADER_BYTES, TIME_UNKNOWN_MS, Buffer, Bytes, EntryBatch, Position, byte_array
+from formats.errors import Inconsistent, LimitExceeded, Truncated, located
+from formats.extension import (
+    FLAG_INDEXED,
+    ROW,
+    BlockExtension,
+    Codec,
+    EntryTable,
+    decode_entry_table,
+    encode_index_rows,
+)
 from formats.index import (
     BLOCKS_KEY,
     ENTRY_ID_UNKNOWN_MAX,
@@ -35,19 +41,15 @@ from formats.index import (
 )
 from formats.metadata.messages import BookKeeperLedger, PulsarLedger
 
-__all__ = ["BlockTable", "LedgerFacts", "LedgerGroup", "LedgerSpan", "SegmentMap", "SegmentSummary", "describe_segment"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerFacts:
     """The source's facts of a ledger, beyond what the builder saw, for an index.
 
     Attributes:
-        ledger_id: the ledger.
-        closed: whether it takes no more entries.
+        closed: whether the ledger takes no more entries.
         size_bytes: payload bytes of the whole ledger; 0: use those of this segment.
-        closed_ms: when it was closed, ms since 1970 UTC.
-        created_ms: when it was opened, ms since 1970 UTC.
+        created_ms, closed_ms: when it was opened and closed, ms since 1970 UTC.
     """
 
     ledger_id: int
@@ -73,18 +75,8 @@ class SegmentSummary:
     """Summary of a finished segment.
 
     Attributes:
-        layout: V1 or V2.
-        begin: position of the first entry.
-        end: position of the last entry.
-        data_bytes: length of the data object.
-        index_bytes: length of the index object.
         data_crc32c: CRC-32C of the data object; 0 if it was never read (adopted by its index alone).
-        index_crc32c: CRC-32C of the index object.
-        entries: how many.
-        payload_bytes: their payloads together.
-        publish_time_min_ms: earliest known publish time, -1 when none is known.
-        publish_time_max_ms: latest known publish time, -1 when none is known.
-        blocks: how many.
+        publish_time_min_ms, publish_time_max_ms: earliest and latest known publish time, -1 when none is known.
         compressed: whether any block is: the object then needs format version 2.
         ledgers: ascending.
     """
@@ -104,104 +96,141 @@ class SegmentSummary:
     compressed: bool
     ledgers: tuple[LedgerSpan, ...]
 
+    @classmethod
+    def of_spans(
+        cls,
+        spans: Sequence[LedgerSpan],
+        *,
+        layout: Layout,
+        data_bytes: int,
+        data_crc32c: int,
+        blocks: int,
+        compressed: bool,
+        index_bytes: int = 0,
+        index_crc32c: int = 0,
+        publish_time_min_ms: int = TIME_UNKNOWN_MS,
+        publish_time_max_ms: int = TIME_UNKNOWN_MS,
+    ) -> SegmentSummary:
+        """The summary of a segment with the entries of ``spans``, which ascend; at least one."""
+        return cls(
+            layout=layout,
+            begin=Position(spans[0].ledger_id, spans[0].first_entry_id),
+            end=Position(spans[-1].ledger_id, spans[-1].last_entry_id),
+            data_bytes=data_bytes,
+            index_bytes=index_bytes,
+            data_crc32c=data_crc32c,
+            index_crc32c=index_crc32c,
+            entries=sum(span.entries for span in spans),
+            payload_bytes=sum(span.payload_bytes for span in spans),
+            publish_time_min_ms=publish_time_min_ms,
+            publish_time_max_ms=publish_time_max_ms,
+            blocks=blocks,
+            compressed=compressed,
+            ledgers=tuple(spans),
+        )
 
-def describe_segment(
-    *,
-    layout: Layout,
-    part_bytes: int,
-    data_bytes: int,
-    data_crc32c: int,
-    spans: Sequence[LedgerSpan],
-    blocks: Sequence[tuple[int, EncodedBlock]],
-    facts: Mapping[int, LedgerFacts],
-    extension: bool,
-) -> tuple[bytes, SegmentSummary]:
-    """The index object and the summary of a segment.
+
+class BlockFacts(NamedTuple):
+    """A finished block, as an index describes it; ``extension`` is its header's, ``None`` in a plain block."""
+
+    ledger_id: int
+    first_entry_id: int
+    publish_time_min_ms: int
+    publish_time_max_ms: int
+    extension: BlockExtension | None
+
+
+class SegmentOutline:
+    """The ledgers and blocks of a segment, collected while it is written or read, for its index and its summary.
 
     Args:
-        layout: V1 or V2.
         part_bytes: length of the upload's parts, whose numbers are in an index.
-        data_bytes, data_crc32c: length and CRC-32C of the data object.
-        spans: the segment's ledgers, ascending; at least one.
-        blocks: offset in the data object and description of each block, in order.
-        facts: the source's facts of the ledgers; missing ledgers count as open.
-        extension: whether blocks and index have our extension.
     """
-    of_ledger: dict[int, list[tuple[int, EncodedBlock]]] = {span.ledger_id: [] for span in spans}
-    for offset, block in blocks:
-        of_ledger[block.ledger_id].append((offset, block))
-    groups = tuple(
-        _group(
-            layout,
-            part_bytes,
-            span,
-            facts.get(span.ledger_id, LedgerFacts(ledger_id=span.ledger_id)),
-            of_ledger[span.ledger_id],
-            extension,
+
+    def __init__(self, layout: Layout, part_bytes: int, *, extension: bool) -> None:
+        self._layout = layout
+        self._part_bytes = part_bytes
+        self._extension = extension
+        self._spans: dict[int, LedgerSpan] = {}
+        self._blocks: dict[int, list[tuple[int, BlockFacts]]] = {}
+
+    @property
+    def blocks(self) -> list[BlockFacts]:
+        """The blocks that were added."""
+        return [block for blocks in self._blocks.values() for _, block in blocks]
+
+    @property
+    def last(self) -> Position | None:
+        """Position of the last entry."""
+        span = next(reversed(self._spans.values()), None)
+        return None if span is None else Position(span.ledger_id, span.last_entry_id)
+
+    def add_entries(self, batch: EntryBatch) -> None:
+        """Adds entries that follow the last ones; at least one."""
+        span = self._spans.get(batch.ledger_id)
+        self._spans[batch.ledger_id] = LedgerSpan(
+            batch.ledger_id,
+            batch.first.entry_id if span is None else span.first_entry_id,
+            batch.last.entry_id,
+            len(batch) + (0 if span is None else span.entries),
+            batch.payload_bytes + (0 if span is None else span.payload_bytes),
         )
-        for span in spans
-    )
-    decoded = ObjectIndex(layout, data_bytes, BLOCK_HEADER_BYTES, groups)
-    index = seal_index(decoded) if extension else encode_index(decoded)
-    known = [block for _, block in blocks if block.publish_time_max_ms != -1]
-    summary = SegmentSummary(
-        layout=layout,
-        begin=Position(spans[0].ledger_id, spans[0].first_entry_id),
-        end=Position(spans[-1].ledger_id, spans[-1].last_entry_id),
-        data_bytes=data_bytes,
-        index_bytes=len(index),
-        data_crc32c=data_crc32c,
-        index_crc32c=crc32c(index),
-        entries=sum(span.entries for span in spans),
-        payload_bytes=sum(span.payload_bytes for span in spans),
-        publish_time_min_ms=min((block.publish_time_min_ms for block in known), default=-1),
-        publish_time_max_ms=max((block.publish_time_max_ms for block in known), default=-1),
-        blocks=len(blocks),
-        compressed=any(block.compressed for _, block in blocks),
-        ledgers=tuple(spans),
-    )
-    return index, summary
 
+    def add_block(self, offset: int, block: BlockFacts) -> None:
+        """Adds the next block, which begins at ``offset`` of the data object."""
+        self._blocks.setdefault(block.ledger_id, []).append((offset, block))
 
-def _group(
-    layout: Layout,
-    part_bytes: int,
-    span: LedgerSpan,
-    facts: LedgerFacts,
-    blocks: Sequence[tuple[int, EncodedBlock]],
-    extension: bool,
-) -> IndexGroup:
-    entries = np.array(
-        [(block.first_entry_id, 1 + offset // part_bytes, offset) for offset, block in blocks], dtype=INDEX_ENTRY
-    )
-    rows = None
-    if extension:
-        rows = encode_index_rows(span.ledger_id, np.array([block.row for _, block in blocks], dtype=ROW))
-    encode = _v1_metadata if layout is Layout.V1 else _v2_metadata
-    return IndexGroup(span.ledger_id, encode(span, facts, rows), entries)
+    def describe(
+        self, data_bytes: int, data_crc32c: int, facts: Mapping[int, LedgerFacts]
+    ) -> tuple[bytes, SegmentSummary]:
+        """The index object and the summary; ledgers missing in ``facts``, the source's, count as open."""
+        spans, blocks = tuple(self._spans.values()), self.blocks
+        groups = tuple(self._group(span, facts.get(span.ledger_id)) for span in spans)
+        decoded = ObjectIndex(self._layout, data_bytes, BLOCK_HEADER_BYTES, groups)
+        index = seal_index(decoded) if self._extension else encode_index(decoded)
+        known = [block for block in blocks if block.publish_time_max_ms != TIME_UNKNOWN_MS]
+        return index, SegmentSummary.of_spans(
+            spans,
+            layout=self._layout,
+            data_bytes=data_bytes,
+            index_bytes=len(index),
+            data_crc32c=data_crc32c,
+            index_crc32c=crc32c(index),
+            publish_time_min_ms=min((block.publish_time_min_ms for block in known), default=TIME_UNKNOWN_MS),
+            publish_time_max_ms=max((block.publish_time_max_ms for block in known), default=TIME_UNKNOWN_MS),
+            blocks=len(blocks),
+            compressed=any(block.extension is not None and block.extension.codec != Codec.NONE for block in blocks),
+        )
 
-
-def _v1_metadata(span: LedgerSpan, facts: LedgerFacts, rows: bytes | None) -> bytes:
-    return BookKeeperLedger(
-        length_bytes=span.payload_bytes,
-        last_entry_id=span.last_entry_id,
-        closed=True,
-        created_ms=facts.created_ms,
-        custom={} if rows is None else {BLOCKS_KEY: rows, INDEX_CRC_KEY: bytes(4)},
-    ).encode()
-
-
-def _v2_metadata(span: LedgerSpan, facts: LedgerFacts, rows: bytes | None) -> bytes:
-    # Pulsar takes a ledger's last readable entry from the metadata of its last segment: so this is where the segment
-    # ends, not the ledger.
-    return PulsarLedger(
-        ledger_id=span.ledger_id,
-        entries=span.last_entry_id + 1,
-        size_bytes=facts.size_bytes or span.payload_bytes,
-        closed_ms=facts.closed_ms if facts.closed else None,
-        blocks=rows,
-        index_crc32c=None if rows is None else 0,
-    ).encode()
+    def _group(self, span: LedgerSpan, facts: LedgerFacts | None) -> IndexGroup:
+        blocks = self._blocks[span.ledger_id]
+        places = [(block.first_entry_id, 1 + offset // self._part_bytes, offset) for offset, block in blocks]
+        rows = None
+        if self._extension:
+            own = [block.extension.row() for _, block in blocks if block.extension is not None]
+            rows = encode_index_rows(span.ledger_id, np.array(own, dtype=ROW))
+        facts = facts or LedgerFacts(ledger_id=span.ledger_id)
+        metadata: BookKeeperLedger | PulsarLedger
+        if self._layout is Layout.V1:
+            metadata = BookKeeperLedger(
+                length_bytes=span.payload_bytes,
+                last_entry_id=span.last_entry_id,
+                closed=True,
+                created_ms=facts.created_ms,
+                custom={} if rows is None else {BLOCKS_KEY: rows, INDEX_CRC_KEY: bytes(4)},
+            )
+        else:
+            # Pulsar takes a ledger's last readable entry from the metadata of its last segment: so this is where the
+            # segment ends, not the ledger.
+            metadata = PulsarLedger(
+                ledger_id=span.ledger_id,
+                entries=span.last_entry_id + 1,
+                size_bytes=facts.size_bytes or span.payload_bytes,
+                closed_ms=facts.closed_ms if facts.closed else None,
+                blocks=rows,
+                index_crc32c=None if rows is None else 0,
+            )
+        return IndexGroup(span.ledger_id, metadata.encode(), np.array(places, dtype=INDEX_ENTRY))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -209,14 +238,8 @@ class SegmentMap:
     """An index, parsed and checked.
 
     Attributes:
-        layout: V1 or V2.
-        data_bytes: length of the data object.
-        header_bytes: length of its block headers.
         ledgers: in the order of the index.
-        blocks: in the order of their offsets.
-        has_extension: whether the index has our extension.
         index_crc32c: CRC-32C of the whole index, as the manifest keeps it.
-        object_name: for error messages.
     """
 
     layout: Layout
@@ -227,7 +250,6 @@ class SegmentMap:
     has_extension: bool
     index_crc32c: int
     object_name: str
-    _index: ObjectIndex
     #: Largest entry id that each block may hold.
     _upper: Int64s
     #: Numbers of the blocks in the order of their positions.
@@ -239,18 +261,15 @@ class SegmentMap:
     def parse(cls, index: Buffer, *, object_name: str = "", ledger_id: int | None = None) -> SegmentMap:
         """Parses an index object; ignores bytes after the index's own length.
 
-        Args:
-            index: the index object.
-            object_name: for error messages.
-            ledger_id: the ledger of a V1 index without our extension, which doesn't contain it.
+        ``ledger_id`` is of a V1 index without our extension, which doesn't contain it.
 
         Raises:
             FormatError: of every kind; nothing else, whatever the bytes are.
         """
-        decoded = decode_index(index, object_name=object_name, ledger_id=ledger_id)
-        encoded = encode_index(decoded)
-        groups, rows = rows_of(decoded, ledger_id, object_name)
-        blocks = build_block_table(decoded, groups, rows, object_name)
+        with located(object_name):
+            decoded = decode_index(index, ledger_id=ledger_id)
+            groups, rows = rows_of(decoded, ledger_id)
+            blocks = build_block_table(decoded, groups, rows)
         ledgers = tuple(
             LedgerGroup(
                 of_ledger,
@@ -270,23 +289,17 @@ class SegmentMap:
             ledgers=ledgers,
             blocks=blocks,
             has_extension=rows is not None,
-            index_crc32c=crc32c(encoded),
+            index_crc32c=crc32c(encode_index(decoded)),
             object_name=object_name,
-            _index=decoded,
             _upper=upper,
             _by_position=by_position,
             _in_order=InOrder.of(blocks, by_position, upper),
         )
 
-    def encode(self) -> bytes:
-        """Rebuilds the parsed index object from its values, byte for byte."""
-        return encode_index(self._index)
-
     def summary(self, data_crc32c: int) -> SegmentSummary:
         """The summary from an index with our extension; the index object's own length and checksum are 0 in it.
 
-        Args:
-            data_crc32c: CRC-32C of the data object, which isn't in the index.
+        ``data_crc32c``, of the data object, isn't in the index.
         """
         blocks = self.blocks
         payload = blocks.uncompressed_bytes - ENTRY_HEADER_BYTES * blocks.entries
@@ -296,21 +309,16 @@ class SegmentMap:
             first, last = int(blocks.first_entry_id[of].min()), int(blocks.last_entry_id[of].max())
             spans.append(LedgerSpan(ledger_id, first, last, int(blocks.entries[of].sum()), int(payload[of].sum())))
         known = blocks.publish_time_max_ms != TIME_UNKNOWN_MS
-        return SegmentSummary(
+        has_times = known.any()
+        return SegmentSummary.of_spans(
+            spans,
             layout=self.layout,
-            begin=Position(spans[0].ledger_id, spans[0].first_entry_id),
-            end=Position(spans[-1].ledger_id, spans[-1].last_entry_id),
             data_bytes=self.data_bytes,
-            index_bytes=0,
             data_crc32c=data_crc32c,
-            index_crc32c=0,
-            entries=sum(span.entries for span in spans),
-            payload_bytes=sum(span.payload_bytes for span in spans),
-            publish_time_min_ms=int(blocks.publish_time_min_ms[known].min()) if known.any() else TIME_UNKNOWN_MS,
-            publish_time_max_ms=int(blocks.publish_time_max_ms[known].max()) if known.any() else TIME_UNKNOWN_MS,
+            publish_time_min_ms=int(blocks.publish_time_min_ms[known].min()) if has_times else TIME_UNKNOWN_MS,
+            publish_time_max_ms=int(blocks.publish_time_max_ms[known].max()) if has_times else TIME_UNKNOWN_MS,
             blocks=len(blocks),
             compressed=bool((blocks.codec != int(Codec.NONE)).any()),
-            ledgers=tuple(spans),
         )
 
     def find(self, first: Position, last: Position) -> Int64s:
@@ -338,8 +346,6 @@ class SegmentMap:
             number: index into ``blocks``.
             data: the data object's bytes from the block's offset on, at least ``read_bytes`` of them; for a block that
                 is followed by a block header, ``length`` of them are enough.
-            block_bytes_max: limit of a block's size.
-            decompressed_bytes_max: limit of a run of entries.
 
         Raises:
             FormatError: of every kind; nothing else, whatever the bytes are.
@@ -347,94 +353,67 @@ class SegmentMap:
         blocks = self.blocks
         view = byte_array(data)[: int(blocks.read_bytes[number])]
         offset, length = int(blocks.offset[number]), int(blocks.length[number])
-        if length > block_bytes_max:
-            raise LimitExceeded(
-                "block is too large",
-                object_name=self.object_name,
-                offset=offset,
-                expected=f"at most {block_bytes_max}",
-                found=length,
-            )
-        if len(view) < length:
-            raise Truncated("block", object_name=self.object_name, offset=offset, expected=length, found=len(view))
         ledger_id = int(blocks.ledger_id[number])
-        if self.has_extension or self._begins_extended(number, view):
-            self._check_header(number, view)
-            return decode_block(
+        with located(self.object_name, offset):
+            if length > block_bytes_max:
+                raise LimitExceeded("block is too large", expected=f"at most {block_bytes_max}", found=length)
+            if len(view) < length:
+                raise Truncated("block", expected=length, found=len(view))
+            if self.has_extension or self._begins_extended(number, view):
+                self._check_header(number, view)
+                return decode_block(
+                    view,
+                    header_bytes=self.header_bytes,
+                    block_bytes_max=block_bytes_max,
+                    decompressed_bytes_max=decompressed_bytes_max,
+                    ledger_id=ledger_id,
+                )
+            batch = decode_run(
                 view,
-                object_name=self.object_name,
-                offset=offset,
                 header_bytes=self.header_bytes,
-                block_bytes_max=block_bytes_max,
-                decompressed_bytes_max=decompressed_bytes_max,
+                length=length,
+                first_entry_id=int(blocks.first_entry_id[number]),
                 ledger_id=ledger_id,
+                run_bytes_max=decompressed_bytes_max,
             )
-        batch = decode_run(
-            view,
-            header_bytes=self.header_bytes,
-            length=length,
-            first_entry_id=int(blocks.first_entry_id[number]),
-            ledger_id=ledger_id,
-            run_bytes_max=decompressed_bytes_max,
-            object_name=self.object_name,
-            offset=offset,
-        )
-        self._check_complete(number, batch)
+            self._check_complete(number, batch)
         return batch
 
     def decode_entry_table(self, number: int, data: Buffer) -> EntryTable:
-        """Lengths and publish times of block ``number``, from the entry table's bytes alone.
+        """Lengths and publish times of block ``number``, whose ``table_bytes`` isn't -1, from its entry table alone.
 
-        Args:
-            number: index into ``blocks``, whose ``table_bytes`` isn't -1.
-            data: exactly the ``table_bytes`` bytes at ``table_offset``.
+        ``data``: exactly the ``table_bytes`` bytes at ``table_offset``.
         """
-        blocks = self.blocks
-        return decode_entry_table(
-            data,
-            entries=int(blocks.entries[number]),
-            table_crc32c=int(blocks.table_crc32c[number]),
-            object_name=self.object_name,
-            offset=int(blocks.table_offset[number]),
-        )
+        entries, table_crc32c = int(self.blocks.entries[number]), int(self.blocks.table_crc32c[number])
+        with located(self.object_name, int(self.blocks.table_offset[number])):
+            return decode_entry_table(data, entries=entries, table_crc32c=table_crc32c)
 
-    def _begins_extended(self, number: int, view: NDArray[np.uint8]) -> bool:
+    def _begins_extended(self, number: int, view: Bytes) -> bool:
         """Whether a block header with our extension is where this plain index points."""
-        magic = view[:4].tobytes()
-        if len(view) < BLOCK_HEADER_BYTES or magic not in BLOCK_MAGICS:
+        if len(view) < BLOCK_HEADER_BYTES or view[:4].tobytes() not in BLOCK_MAGICS:
             return False
         if int.from_bytes(view[20:28].tobytes(), "big", signed=True) != int(self.blocks.first_entry_id[number]):
             return False
-        offset = int(self.blocks.offset[number])
-        extension = decode_block_header(view, object_name=self.object_name, offset=offset).extension
+        extension = decode_block_header(view).extension
         if extension is not None and extension.flags & FLAG_INDEXED:
             raise Inconsistent(
                 "index has lost its extension",
-                object_name=self.object_name,
-                offset=offset,
                 expected="an extended index, as the block header says",
                 found="a plain one",
             )
         return extension is not None
 
-    def _check_header(self, number: int, view: NDArray[np.uint8]) -> None:
-        blocks = self.blocks
-        offset = int(blocks.offset[number])
-        header = decode_block_header(view, object_name=self.object_name, offset=offset)
-        extension = header.extension
-        expected = [int(blocks.first_entry_id[number])]
-        found = [header.first_entry_id]
+    def _check_header(self, number: int, view: Bytes) -> None:
+        blocks, header = self.blocks, decode_block_header(view)
+        expected, found = [int(blocks.first_entry_id[number])], [header.first_entry_id]
         if self.has_extension:
             columns = (blocks.entries, blocks.payload_crc32c, blocks.table_crc32c, blocks.stored_bytes, blocks.codec)
             expected += [int(column[number]) for column in columns]
-            if extension is not None:
-                e = extension
+            if (e := header.extension) is not None:
                 found += [e.entries, e.payload_crc32c, e.table_crc32c, e.stored_bytes, int(e.codec)]
         if header.layout is not self.layout or found != expected:
             raise Inconsistent(
                 "block header contradicts the index",
-                object_name=self.object_name,
-                offset=offset,
                 expected=f"{self.layout.name} {expected}",
                 found=f"{header.layout.name} {found}",
             )
@@ -452,8 +431,6 @@ class SegmentMap:
         if len(batch) != last - first + 1 or last > upper or is_short:
             raise Inconsistent(
                 "entries of a block",
-                object_name=self.object_name,
-                offset=int(self.blocks.offset[number]),
                 expected=f"{first} to {upper if is_short else min(last, upper)} without a gap",
                 found=f"{len(batch)} entries, the last one {last}",
             )

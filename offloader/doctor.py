@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
 import shutil
@@ -12,14 +11,27 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
 
 from formats.entries import Position
-from offloader.errors import AccessDenied, ErrorKind, NotFound, OffloaderError, StoreUnavailable, Unsupported
+from offloader.errors import (
+    AccessDenied,
+    ErrorKind,
+    InvalidCall,
+    NotFound,
+    OffloaderError,
+    StoreUnavailable,
+    Unsupported,
+)
 from offloader.ledgers.base import LedgerInfo
+from offloader.ledgers.pulsar.broker_settings import (
+    BrokerFinding,
+    namespace_findings,
+    settings_findings,
+    version_finding,
+)
 from offloader.ledgers.pulsar.discovery import TopicPatterns, survey
 from offloader.ledgers.pulsar.source import PulsarCluster
-from offloader.ledgers.pulsar.topics import EntryFate, TopicInternals, policy_warnings
+from offloader.ledgers.pulsar.topics import EntryFate, policy_warnings
 from offloader.ledgers.sqlite.database import database_path
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.checked_source import CheckedSource
@@ -33,21 +45,6 @@ from offloader.settings import PulsarSettings, Settings
 from offloader.settings.layered import SettingsFile
 from offloader.store.base import ByteRange, ObjectStore
 from offloader.store.probe import PROBE_PREFIX, probe_conditional_puts
-
-__all__ = [
-    "STREAMS_MAX",
-    "Check",
-    "Finding",
-    "LocalChecks",
-    "Outcome",
-    "PulsarChecks",
-    "StoreChecks",
-    "StreamChecks",
-    "fine",
-    "problem",
-    "run_checks",
-    "warning",
-]
 
 
 class Outcome(StrEnum):
@@ -78,23 +75,6 @@ class Finding:
     kind: ErrorKind | None = None
 
 
-class Check(Protocol):
-    """A check of one item or a few related ones."""
-
-    @property
-    def name(self) -> str:
-        """Name of the item, for a check that fails as a whole."""
-        ...
-
-    def run(self) -> Iterable[Finding]:
-        """The check's findings.
-
-        Raises:
-            OffloaderError: the check couldn't be finished; it counts as a problem.
-        """
-        ...
-
-
 def fine(check: str, what: str) -> Finding:
     """A finding without trouble."""
     return Finding(check=check, outcome=Outcome.OK, what=what)
@@ -111,13 +91,18 @@ def problem(check: str, error: OffloaderError, hint: str = "") -> Finding:
     return Finding(check=check, outcome=Outcome.PROBLEM, what=error.message, hint=said, kind=error.kind)
 
 
-def run_checks(checks: Iterable[Check]) -> Iterator[Finding]:
-    """The findings of all checks, in order."""
-    for check in checks:
+def run_checks(checks: Iterable[tuple[str, Iterable[Finding]]]) -> Iterator[Finding]:
+    """The findings of all checks, in order.
+
+    Args:
+        checks: each check's name and its findings. An ``OffloaderError`` that ends a check counts as a problem of that
+            name.
+    """
+    for name, findings in checks:
         try:
-            yield from check.run()
+            yield from findings
         except OffloaderError as error:
-            yield problem(check.name, error)
+            yield problem(name, error)
 
 
 #: A disk with fewer free bytes is reported as nearly full.
@@ -128,139 +113,115 @@ MEMORY_SHARE_MAX = 0.5
 FILES_BESIDE = 256
 
 
-class LocalChecks:
-    """See ``offloader.doctor.Check``."""
-
-    name = "machine"
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
-    def run(self) -> Iterator[Finding]:
-        if self._settings.serve.ledgers:
-            yield from self._ledgers()
-        if self._settings.telemetry.status_file:
-            yield from self._status_file()
-        yield from self._memory()
-        yield from self._files()
-
-    def _ledgers(self) -> Iterator[Finding]:
-        path = Path(database_path(self._settings.serve.ledgers))
-        if str(path) == ":memory:":
-            return
-        folder = path.parent
-        if not folder.is_dir() or not os.access(folder, os.W_OK):
-            missing = "isn't there" if not folder.is_dir() else "can't be written"
-            error = AccessDenied(f"the folder {folder} {missing}")
-            yield problem("ledger database", error, "make it, owned by the user of the process")
-            return
-        if path.exists():
-            with closing(EmbeddedLedgers(str(path), create=False)) as database:
-                yield fine("ledger database", f"{path} has {len(database.streams())} streams")
-        else:
-            yield fine("ledger database", f"{path} doesn't exist yet: the first process creates it")
-        free_bytes = shutil.disk_usage(folder).free
-        text = f"{free_bytes / 1024**3:.1f} GiB are free in {folder}"
-        if free_bytes < DISK_BYTES_MIN:
-            yield warning("ledger disk", text, "free some: appends fail when it is full")
-        else:
-            yield fine("ledger disk", text)
-
-    def _status_file(self) -> Iterator[Finding]:
-        folder = Path(self._settings.telemetry.status_file).absolute().parent
+def check_machine(settings: Settings) -> Iterator[Finding]:
+    """Checks what this machine provides: disk, folders, memory, open files."""
+    if settings.serve.ledgers:
+        yield from _ledgers(settings.serve.ledgers)
+    if settings.telemetry.status_file:
+        folder = Path(settings.telemetry.status_file).absolute().parent
         if folder.is_dir() and os.access(folder, os.W_OK):
             yield fine("status file", f"can be written in {folder}")
         else:
             error = AccessDenied(f"{folder} isn't there or can't be written")
             yield problem("status file", error, "make the folder, or set another telemetry.status_file")
+    wanted_bytes = settings.offload.offload_memory_bytes_max
+    there_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    text = f"buffers may take {wanted_bytes / 1024**2:.0f} of {there_bytes / 1024**2:.0f} MiB"
+    if wanted_bytes > there_bytes * MEMORY_SHARE_MAX:
+        yield warning("memory", text, "lower offload.offload_memory_size_max, or use a larger machine")
+    else:
+        yield fine("memory", text)
+    wanted, limit = settings.store.connections_max + FILES_BESIDE, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        yield fine("open files", "unlimited")
+    elif limit < wanted:
+        text = f"{limit} are allowed, up to {wanted} may be needed"
+        yield warning("open files", text, f"ulimit -n {max(wanted, 4096)}")
+    else:
+        yield fine("open files", f"{limit} are allowed")
 
-    def _memory(self) -> Iterator[Finding]:
-        wanted_bytes = self._settings.offload.offload_memory_bytes_max
-        there_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        text = f"buffers may take {wanted_bytes / 1024**2:.0f} of {there_bytes / 1024**2:.0f} MiB"
-        if wanted_bytes > there_bytes * MEMORY_SHARE_MAX:
-            yield warning("memory", text, "lower offload.offload_memory_bytes_max, or use a larger machine")
-        else:
-            yield fine("memory", text)
 
-    def _files(self) -> Iterator[Finding]:
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = self._settings.store.connections_max + FILES_BESIDE
-        if limit != resource.RLIM_INFINITY and limit < wanted:
-            yield warning(
-                "open files", f"{limit} are allowed, up to {wanted} may be needed", f"ulimit -n {max(wanted, 4096)}"
-            )
-        else:
-            yield fine("open files", "unlimited" if limit == resource.RLIM_INFINITY else f"{limit} are allowed")
+def _ledgers(ledgers: str) -> Iterator[Finding]:
+    path = Path(database_path(ledgers))
+    if str(path) == ":memory:":
+        return
+    folder = path.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        missing = "isn't there" if not folder.is_dir() else "can't be written"
+        error = AccessDenied(f"the folder {folder} {missing}")
+        yield problem("ledger database", error, "make it, owned by the user of the process")
+        return
+    if path.exists():
+        with closing(EmbeddedLedgers(str(path), create=False)) as database:
+            yield fine("ledger database", f"{path} has {len(database.streams())} streams")
+    else:
+        yield fine("ledger database", f"{path} doesn't exist yet: the first process creates it")
+    free_bytes = shutil.disk_usage(folder).free
+    text = f"{free_bytes / 1024**3:.1f} GiB are free in {folder}"
+    if free_bytes < DISK_BYTES_MIN:
+        yield warning("ledger disk", text, "free some: appends fail when it is full")
+    else:
+        yield fine("ledger disk", text)
 
 
 #: Topics whose subscriptions are checked; further topics are skipped.
 TOPICS_LOOKED_AT_MAX = 100
 
 
-class PulsarChecks:
-    """See ``offloader.doctor.Check``.
+def check_pulsar(settings: PulsarSettings, clock: Clock) -> Iterator[Finding]:
+    """Checks a Pulsar cluster: brokers, admin interface, topics, subscriptions and namespace policies.
 
     Args:
         settings: the section ``[pulsar]``.
-        clock: for waits.
     """
+    # The operator waits for the report: cap the retries.
+    settings = replace(settings, retry_seconds_max=min(settings.retry_seconds_max, 1.0))
+    patterns = TopicPatterns.of(settings.topics, settings.exclude)
+    with PulsarCluster(settings, clock=clock) as cluster:
+        try:
+            yield fine("pulsar broker", f"{cluster.client.greet()} answers and lets us in")
+        except OffloaderError as error:
+            yield problem("pulsar broker", error)
+        look, failure = survey(cluster.admin, patterns)
+        if failure is not None:
+            yield problem("pulsar admin", failure)
+        if look.topics:
+            yield fine("pulsar admin", f"{cluster.admin.url} answers")
+        topics = sorted(topic for each in look.topics.values() for topic in each)
+        if topics:
+            if len(topics) > settings.topics_max:
+                hint = "raise pulsar.topics_max, or share the topics between several processes"
+                what = f"{len(topics)} topics are meant, {settings.topics_max} are offloaded"
+                yield warning("pulsar topics", what, hint)
+            else:
+                yield fine("pulsar topics", f"{len(topics)} topics and partitions are meant")
+            looked_at = topics[:TOPICS_LOOKED_AT_MAX]
+            yield _subscriptions(cluster, looked_at)
+            yield from _entries(cluster, looked_at)
+        elif failure is None:
+            hint = "check names and patterns; topics that producers create later are discovered while it serves"
+            yield warning("pulsar topics", "pulsar.topics means no topic that is there", hint)
+        for namespace in sorted(look.topics):
+            yield from _policies(cluster, namespace)
+        if settings.broker_plugin:
+            yield from _plugin(cluster)
 
-    name = "pulsar"
 
-    def __init__(self, settings: PulsarSettings, clock: Clock) -> None:
-        # The operator waits for the report: cap the retries.
-        self._settings = replace(settings, retry_seconds_max=min(settings.retry_seconds_max, 1.0))
-        self._clock = clock
-
-    def run(self) -> Iterator[Finding]:
-        patterns = TopicPatterns.of(self._settings.topics, self._settings.exclude)
-        with PulsarCluster(self._settings, clock=self._clock) as cluster:
-            try:
-                yield fine("pulsar broker", f"{cluster.client.greet()} answers and lets us in")
-            except OffloaderError as error:
-                yield problem("pulsar broker", error)
-            look, failure = survey(cluster.admin, patterns)
-            if failure is not None:
-                yield problem("pulsar admin", failure)
-            if look.topics:
-                yield fine("pulsar admin", f"{cluster.admin.url} answers")
-            topics = sorted(topic for each in look.topics.values() for topic in each)
-            if topics:
-                yield from self._found(cluster, topics)
-                yield from _entries(cluster, topics[:TOPICS_LOOKED_AT_MAX])
-            elif failure is None:
-                hint = "check names and patterns; topics that producers create later are discovered while it serves"
-                yield warning("pulsar topics", "pulsar.topics means no topic that is there", hint=hint)
-            for namespace in sorted(look.topics):
-                yield from _policies(cluster, namespace)
-
-    def _found(self, cluster: PulsarCluster, topics: list[str]) -> Iterator[Finding]:
-        most = self._settings.topics_max
-        if len(topics) > most:
-            hint = "raise pulsar.topics_max, or share the topics between several processes"
-            yield warning("pulsar topics", f"{len(topics)} topics are meant, {most} are offloaded", hint=hint)
-        else:
-            yield fine("pulsar topics", f"{len(topics)} topics and partitions are meant")
-        looked_at = topics[:TOPICS_LOOKED_AT_MAX]
-        without = []
-        for topic in looked_at:
-            try:
-                found = cluster.admin.stats(topic).subscriptions.get(self._settings.subscription)
-            except NotFound:
-                continue  # deleted since, or an unused partition
-            except OffloaderError as error:
-                yield problem("pulsar subscriptions", error)
-                return
-            if found is None or not found.is_durable:
-                without.append(topic)
-        name = self._settings.subscription
-        if without:
-            what = f"{len(without)} of {len(looked_at)} topics have no subscription {name}, {without[0]} for example"
-            hint = "until a process serves them nothing keeps what isn't offloaded"
-            yield warning("pulsar subscriptions", what, hint=hint)
-        else:
-            yield fine("pulsar subscriptions", f"{len(looked_at)} topics have the subscription {name}")
+def _subscriptions(cluster: PulsarCluster, topics: list[str]) -> Finding:
+    name, without = cluster.settings.subscription, []
+    for topic in topics:
+        try:
+            found = cluster.admin.stats(topic).subscriptions.get(name)
+        except NotFound:
+            continue  # deleted since, or an unused partition
+        except OffloaderError as error:
+            return problem("pulsar subscriptions", error)
+        if found is None or not found.is_durable:
+            without.append(topic)
+    if without:
+        what = f"{len(without)} of {len(topics)} topics have no subscription {name}, {without[0]} for example"
+        return warning("pulsar subscriptions", what, "until a process serves them nothing keeps what isn't offloaded")
+    return fine("pulsar subscriptions", f"{len(topics)} topics have the subscription {name}")
 
 
 def _entries(cluster: PulsarCluster, topics: list[str]) -> Iterator[Finding]:
@@ -269,10 +230,11 @@ def _entries(cluster: PulsarCluster, topics: list[str]) -> Iterator[Finding]:
     without = "until then entries that aren't delivered count as unconfirmed (pulsar.on_gap), and their ledgers stay"
     for topic in topics:
         try:
-            newest = _newest_entry(cluster.admin.internals(topic))
-            if newest is None:
+            filled = [each for each in cluster.admin.internals(topic).stored() if each[1]]
+            if not filled:
                 continue
-            fate = cluster.admin.fate(topic, newest)
+            ledger_id, entries = filled[-1]
+            fate = cluster.admin.fate(topic, Position(ledger_id, entries - 1))
         except NotFound:
             continue  # deleted since, or an unused partition
         except OffloaderError as error:
@@ -288,29 +250,55 @@ def _entries(cluster: PulsarCluster, topics: list[str]) -> Iterator[Finding]:
         if fate is EntryFate.UNKNOWN:
             what = f"{cluster.admin.url} doesn't explain entries of {topic}"
             hint = f"let GET .../ledger/L/entry/E and its X-Pulsar headers pass, of a broker 2.11 or later; {without}"
-            yield warning(check, what, hint=hint)
+            yield warning(check, what, hint)
             return
     if asked:
         yield fine(check, f"{cluster.admin.url} explains single entries of {asked} topics")
 
 
-def _newest_entry(internals: TopicInternals) -> Position | None:
-    """The newest entry listed."""
-    filled = [Position(ledger_id, entries - 1) for ledger_id, entries in internals.stored() if entries]
-    return filled[-1] if filled else None
+def _plugin(cluster: PulsarCluster) -> Iterator[Finding]:
+    """Checks the settings of a broker that is to read through the plugin."""
+    check, admin = "pulsar broker plugin", cluster.admin
+    with suppress(OffloaderError):  # the next request says why
+        yield _told(check, version_finding(admin.broker_version()))
+    try:
+        settings = admin.broker_settings()
+    except AccessDenied as error:
+        hint = (
+            "only a superuser may read a broker's settings: run doctor with such a token, or compare them yourself "
+            "with the page about the plugin"
+        )
+        yield warning(check, f"the settings of the broker can't be read: {error.message}", hint)
+        return
+    except OffloaderError as error:
+        yield problem(check, error)
+        return
+    for each in settings_findings(settings):
+        yield _told(check, each, f"{admin.url}: ")
+
+
+def _told(check: str, found: BrokerFinding, where: str = "") -> Finding:
+    if not found.hint:
+        return fine(check, f"{where}{found.what}")
+    if found.is_problem:
+        return problem(check, InvalidCall(f"{where}{found.what}"), found.hint)
+    return warning(check, f"{where}{found.what}", found.hint)
 
 
 def _policies(cluster: PulsarCluster, namespace: str) -> Iterator[Finding]:
-    check = f"pulsar namespace {namespace}"
+    check, has_plugin = f"pulsar namespace {namespace}", cluster.settings.broker_plugin
     try:
-        for each in policy_warnings(cluster.admin.policies(namespace)):
+        policies = cluster.admin.policies(namespace)
+        for each in policy_warnings(policies, broker_plugin=has_plugin):
             what, _, hint = each.partition("; ")
-            yield warning(check, what, hint=hint)
+            yield warning(check, what, hint)
+        for found in namespace_findings(policies) if has_plugin else ():
+            yield _told(check, found)
     except NotFound:
         yield warning(check, "there is no such namespace", hint="check pulsar.topics")
     except OffloaderError as error:
         hint = "the token may not read them: look yourself for a message TTL and for quotas that evict"
-        yield warning(check, f"its policies can't be read: {error.message}", hint=hint)
+        yield warning(check, f"its policies can't be read: {error.message}", hint)
 
 
 _BODY = b"offloader doctor"
@@ -327,112 +315,96 @@ _PERMISSIONS = {
 }
 
 
-class StoreChecks:
-    """See ``offloader.doctor.Check``.
+def store_answers(store: ObjectStore) -> Finding:
+    """Whether the store responds; if it doesn't, every other check of it would fail the same way."""
+    try:
+        store.list("", limit=1)
+    except OffloaderError as error:
+        return problem("store reachable", error, _hint("list", error))
+    return fine("store reachable", f"{store.url} answers")
+
+
+def check_store(store: ObjectStore, settings: Settings, clock: Clock) -> Iterator[Finding]:
+    """Checks a responding store: permissions, conditional puts, time, and whether deletion is stopped.
 
     Args:
-        store: open for writing, unless only reading is checked.
-        settings: of the process.
+        store: open for writing.
+        clock: compared with the store's.
     """
+    yield from _verbs(store)
+    name, found = "store conditional puts", probe_conditional_puts(store)
+    broken = f"not kept: {'; '.join(found.problems)}"
+    if found.conditional:
+        yield fine(name, f"kept, also when creators met {found.rounds} times")
+    elif settings.store.single_writer:
+        yield warning(name, broken, "store.single_writer is set: nobody else may write there")
+    else:
+        hint = "use another store, or set store.single_writer where nobody else ever writes"
+        yield problem(name, Unsupported(broken), hint)
+    limit_s = settings.manifest.clock_skew_seconds_max
+    time_for_deletion_ms(store, clock, skew_ms_max=limit_s * 1000)
+    yield fine("store clock", f"within {limit_s:g} s of this machine's")
+    stop = global_hold(store)
+    if stop is not None:
+        yield warning(
+            "store deletion",
+            f"all deletion is stopped by {stop.by}: {stop.reason}",
+            "`offloader cleanup hold --all --off` lifts that",
+        )
 
-    name = "store"
 
-    def __init__(self, store: ObjectStore, settings: Settings, clock: Clock, *, read_only: bool = False) -> None:
-        self._store, self._settings, self._clock = store, settings, clock
-        self._read_only = read_only
-        #: Whether the store answered.
-        self.answers = False
+def _verbs(store: ObjectStore) -> Iterator[Finding]:
+    key = f"{PROBE_PREFIX}{uuid.uuid4().hex}-doctor"
+    begun: list[str] = []
 
-    def run(self) -> Iterator[Finding]:
+    def uploads() -> None:
+        begun.append(store.begin_upload(key))
+        part = store.upload_part(key, begun[0], 1, _BODY)
+        store.complete_upload(key, begun[0], [part])
+
+    def parts() -> None:
+        begun.append(store.begin_upload(key))
+        store.upload_part(key, begun[-1], 1, _BODY)
+        if len(store.list_parts(key, begun[-1])) != 1:
+            raise StoreUnavailable("a part that was sent isn't listed")
+
+    def listed() -> None:
+        if not any(each.key == key for each in store.list(key).objects):
+            raise StoreUnavailable("an object that was put isn't listed")
+
+    def read() -> None:
+        size_bytes = store.head(key).size_bytes
+        if (size_bytes, store.get(key, ByteRange(2, 5))[0]) != (len(_BODY), _BODY[2:5]):
+            raise StoreUnavailable("what was put isn't what is read")
+
+    def deleted() -> None:
+        kept = store.delete([key])
+        if kept:
+            raise AccessDenied(f"{kept[0].key} wasn't deleted: {kept[0].reason}")
+
+    verbs: dict[str, Callable[[], object]] = {
+        "put": lambda: store.put(key, _BODY),
+        "head and get": read,
+        "list": listed,
+        "uploads": uploads,
+        "list parts": parts,
+        "list uploads": lambda: store.list_uploads(key),
+        "abort": lambda: store.abort_upload(key, begun[-1]),
+        "delete": deleted,
+    }
+    for verb, call in verbs.items():
         try:
-            self._store.list("", limit=1)
+            call()
+        except Unsupported as error:
+            yield warning(f"store {verb}", error.message, error.hint)
         except OffloaderError as error:
-            # Every other check would fail the same way.
-            yield problem("store reachable", error, _hint("list", error))
-            return
-        self.answers = True
-        yield fine("store reachable", f"{self._store.url} answers")
-        if self._read_only:
-            return
-        yield from self._verbs()
-        yield from self._promises()
-        yield from self._time()
-        stop = global_hold(self._store)
-        if stop is not None:
-            yield warning(
-                "store deletion",
-                f"all deletion is stopped by {stop.by}: {stop.reason}",
-                "`offloader cleanup hold --all --off` lifts that",
-            )
-
-    def _verbs(self) -> Iterator[Finding]:
-        store, key = self._store, f"{PROBE_PREFIX}{uuid.uuid4().hex}-doctor"
-        begun: list[str] = []
-
-        def uploads() -> None:
-            begun.append(store.begin_upload(key))
-            part = store.upload_part(key, begun[0], 1, _BODY)
-            store.complete_upload(key, begun[0], [part])
-
-        def parts() -> None:
-            begun.append(store.begin_upload(key))
-            store.upload_part(key, begun[-1], 1, _BODY)
-            if len(store.list_parts(key, begun[-1])) != 1:
-                raise StoreUnavailable("a part that was sent isn't listed")
-
-        def listed() -> None:
-            if not any(each.key == key for each in store.list(key).objects):
-                raise StoreUnavailable("an object that was put isn't listed")
-
-        def read() -> None:
-            size_bytes = store.head(key).size_bytes
-            if (size_bytes, store.get(key, ByteRange(2, 5))[0]) != (len(_BODY), _BODY[2:5]):
-                raise StoreUnavailable("what was put isn't what is read")
-
-        def deleted() -> None:
-            kept = store.delete([key])
-            if kept:
-                raise AccessDenied(f"{kept[0].key} wasn't deleted: {kept[0].reason}")
-
-        verbs: dict[str, Callable[[], object]] = {
-            "put": lambda: store.put(key, _BODY),
-            "head and get": read,
-            "list": listed,
-            "uploads": uploads,
-            "list parts": parts,
-            "list uploads": lambda: store.list_uploads(key),
-            "abort": lambda: store.abort_upload(key, begun[-1]),
-            "delete": deleted,
-        }
-        for verb, call in verbs.items():
-            try:
-                call()
-            except Unsupported as error:
-                yield warning(f"store {verb}", error.message, error.hint)
-            except OffloaderError as error:
-                yield problem(f"store {verb}", error, _hint(verb, error))
-            except IndexError:
-                continue  # no upload was begun, so none is to be aborted
-            else:
-                yield fine(f"store {verb}", "allowed")
-        with contextlib.suppress(OffloaderError):
-            store.delete([key])
-
-    def _promises(self) -> Iterator[Finding]:
-        name, found = "store conditional puts", probe_conditional_puts(self._store)
-        broken = f"not kept: {'; '.join(found.problems)}"
-        if found.conditional:
-            yield fine(name, f"kept, also when creators met {found.rounds} times")
-        elif self._settings.store.single_writer:
-            yield warning(name, broken, "store.single_writer is set: nobody else may write there")
+            yield problem(f"store {verb}", error, _hint(verb, error))
+        except IndexError:
+            continue  # no upload was begun, so none is to be aborted
         else:
-            hint = "use another store, or set store.single_writer where nobody else ever writes"
-            yield problem(name, Unsupported(broken), hint)
-
-    def _time(self) -> Iterator[Finding]:
-        limit_s = self._settings.manifest.clock_skew_seconds_max
-        time_for_deletion_ms(self._store, self._clock, skew_ms_max=limit_s * 1000)
-        yield fine("store clock", f"within {limit_s:g} s of this machine's")
+            yield fine(f"store {verb}", "allowed")
+    with suppress(OffloaderError):
+        store.delete([key])
 
 
 def _hint(verb: str, error: OffloaderError) -> str:
@@ -443,83 +415,75 @@ def _hint(verb: str, error: OffloaderError) -> str:
 STREAMS_MAX = 200
 
 
-class StreamChecks:
-    """See ``offloader.doctor.Check``."""
+def check_streams(store: ObjectStore, file: SettingsFile, clock: Clock) -> Iterator[Finding]:
+    """Checks what keeps the store's and the hot tier's streams from being offloaded."""
+    stored = list(list_streams(store))
+    ledgers = file.settings_of("").serve.ledgers
+    with ExitStack() as stack:
+        hot: dict[str, EmbeddedStream] = {}
+        if ledgers:
+            with suppress(NotFound):  # no entry was appended yet
+                database = stack.enter_context(closing(EmbeddedLedgers(ledgers, create=False)))
+                hot = {name: database.view_stream(name) for name in database.streams()[:STREAMS_MAX]}
+        names = sorted({*stored, *hot})
+        troubles = 0
+        for name in names[:STREAMS_MAX]:
+            for finding in _stream(store, name, hot.get(name), file.settings_of(name), clock):
+                troubles += 1
+                yield finding
+    rest = f"; {len(names) - STREAMS_MAX} more weren't looked at" if len(names) > STREAMS_MAX else ""
+    if not troubles:
+        yield fine("streams", f"{len(names)} streams, nothing keeps them from being offloaded{rest}")
+    elif rest:
+        yield warning("streams", f"{len(names)} streams{rest}", "`offloader status` says how far those are")
 
-    name = "streams"
 
-    def __init__(self, store: ObjectStore, file: SettingsFile, clock: Clock) -> None:
-        self._store, self._file, self._clock = store, file, clock
+def _stream(
+    store: ObjectStore, name: str, source: EmbeddedStream | None, settings: Settings, clock: Clock
+) -> Iterator[Finding]:
+    check = f"stream {name}"
+    try:
+        state = load_stream(store, name, may_be_absent=True)
+        # List the ledgers after reading the manifest: they are compared with it.
+        infos = [] if source is None else CheckedSource(source, lambda: state).ledgers()
+    except OffloaderError as error:
+        yield problem(check, error)
+        return
+    waiting = _entries_after(infos, state.committed_end())
+    if state.paused:
+        yield warning(check, f"paused{_waits(waiting)}", f"`offloader resume {name}` lets it go on")
+    elif settings.offload.method == "none" and (waiting or state.record_id):
+        yield warning(check, f"its method is none{_waits(waiting)}", 'set offload.method = "streaming"')
+    elif waiting:
+        yield from _late(check, state, settings, clock.now_ms(), waiting)
+    if state.held:
+        lift = f"`offloader cleanup hold {name} --off` lifts that"
+        yield warning(check, "on hold: nothing of it is deleted", lift)
 
-    def run(self) -> Iterator[Finding]:
-        stored = list(list_streams(self._store))
-        ledgers = self._file.settings_of("").serve.ledgers
-        with ExitStack() as stack:
-            hot: dict[str, EmbeddedStream] = {}
-            if ledgers:
-                with suppress(NotFound):  # no entry was appended yet
-                    database = stack.enter_context(closing(EmbeddedLedgers(ledgers, create=False)))
-                    hot = {name: database.view_stream(name) for name in database.streams()[:STREAMS_MAX]}
-            names = sorted({*stored, *hot})
-            troubles = 0
-            for name in names[:STREAMS_MAX]:
-                for finding in self._of(name, hot.get(name)):
-                    troubles += 1
-                    yield finding
-        rest = f"; {len(names) - STREAMS_MAX} more weren't looked at" if len(names) > STREAMS_MAX else ""
-        if not troubles:
-            yield fine("streams", f"{len(names)} streams, nothing keeps them from being offloaded{rest}")
-        elif rest:
-            yield warning("streams", f"{len(names)} streams{rest}", "`offloader status` says how far those are")
 
-    def _of(self, name: str, source: EmbeddedStream | None) -> Iterator[Finding]:
-        check, settings = f"stream {name}", self._file.settings_of(name)
-        try:
-            state = load_stream(self._store, name, may_be_absent=True)
-            # List the ledgers after reading the manifest: they are compared with it.
-            infos = [] if source is None else CheckedSource(source, lambda: state).ledgers()
-        except OffloaderError as error:
-            yield problem(check, error)
-            return
-        waiting = _entries_after(infos, state.committed_end())
-        if state.paused:
-            yield warning(check, f"paused{_waits(waiting)}", f"`offloader resume {name}` lets it go on")
-        elif settings.offload.method == "none" and (waiting or state.record_id):
-            yield warning(check, f"its method is none{_waits(waiting)}", "set streaming_offload = true")
-        elif waiting:
-            yield from self._late(check, state, settings, waiting)
-        if state.held:
-            lift = f"`offloader cleanup hold {name} --off` lifts that"
-            yield warning(check, "on hold: nothing of it is deleted", lift)
-
-    def _late(self, check: str, state: ManifestState, settings: Settings, waiting: int) -> Iterator[Finding]:
-        """A finding if the stream's waiting entries aren't being offloaded."""
-        offload = settings.offload
-        patience_s = offload.takeover_after_seconds + offload.max_offload_segment_rollover_time_minutes * 60
-        if not state.record_id:
-            yield warning(check, f"never offloaded{_waits(waiting)}", _START)
-            return
-        silent_s = (self._clock.now_ms() - state.time_ms) / 1000
-        if silent_s <= patience_s:
-            return
-        if offload.method == "ledger":
-            hint = "the method ledger takes closed ledgers only: streaming_offload = true takes what is written too"
-        else:
-            hint = f"its owner was {state.owner.name or 'nobody'}: {_START}"
-        yield warning(check, f"nothing was written for {silent_s:.0f} s{_waits(waiting)}", hint)
+def _late(check: str, state: ManifestState, settings: Settings, now_ms: int, waiting: int) -> Iterator[Finding]:
+    offload = settings.offload
+    patience_s = offload.takeover_after_seconds + offload.max_offload_segment_rollover_time_minutes * 60
+    if not state.record_id:
+        yield warning(check, f"never offloaded{_waits(waiting)}", _START)
+        return
+    silent_s = (now_ms - state.time_ms) / 1000
+    if silent_s <= patience_s:
+        return
+    if offload.method == "ledger":
+        hint = "the method ledger takes closed ledgers only: the method streaming takes what is written too"
+    else:
+        hint = f"its owner was {state.owner.name or 'nobody'}: {_START}"
+    yield warning(check, f"nothing was written for {silent_s:.0f} s{_waits(waiting)}", hint)
 
 
 _START = "start `offloader serve` where its ledgers are, and look at its log"
 
 
 def _entries_after(infos: list[LedgerInfo], end: Position | None) -> int:
-    count = 0
-    for info in infos:
-        if end is None or info.ledger_id > end.ledger_id:
-            count += info.entries
-        elif info.ledger_id == end.ledger_id:
-            count += max(info.last_entry_id - end.entry_id, 0)
-    return count
+    after = end or Position(-1, -1)
+    same = sum(max(info.last_entry_id - after.entry_id, 0) for info in infos if info.ledger_id == after.ledger_id)
+    return same + sum(info.entries for info in infos if info.ledger_id > after.ledger_id)
 
 
 def _waits(count: int) -> str:

@@ -47,11 +47,11 @@ class ErrorKind(enum.Enum):
     """The caller's remedy; the value is the process's exit code."""
 
     BUG = 1
-    FIX_CALL = 2
+    INVALID_REQUEST = 2
     NOT_FOUND = 3
     RETRY_LATER = 4
     FENCED = 5
-    REPAIR_DATA = 6
+    DATA_CORRUPTION = 6
     OUTCOME_UNKNOWN = 7
     DENIED = 8
 
@@ -63,11 +63,11 @@ class ErrorKind(enum.Enum):
 
 _ADVICE = {
     ErrorKind.BUG: "report it, with what `--debug` prints",
-    ErrorKind.FIX_CALL: "change the command, the settings or the input; nothing was changed",
+    ErrorKind.INVALID_REQUEST: "change the command, the settings or the input; nothing was changed",
     ErrorKind.NOT_FOUND: "the stream, bucket, object or position isn't there: look at the name",
     ErrorKind.RETRY_LATER: "the store or source didn't answer usefully; try again later",
     ErrorKind.FENCED: "a newer owner has the stream; stop, and look who it is with `offloader status`",
-    ErrorKind.REPAIR_DATA: "stored bytes are damaged or missing: `offloader verify --deep` names them; restore a copy",
+    ErrorKind.DATA_CORRUPTION: "stored bytes are damaged or gone: `offloader verify --deep` names them; restore a copy",
     ErrorKind.OUTCOME_UNKNOWN: "a write may or may not have happened; look before you repeat it",
     ErrorKind.DENIED: "credentials or permissions are wrong: mend them, then repeat",
 }
@@ -92,7 +92,7 @@ class OffloaderError(Exception):
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.message, self.__dict__))
+        return type(self).__new__, (type(self), self.message), self.__dict__
 
     @property
     def retryable(self) -> bool:
@@ -104,17 +104,10 @@ class OffloaderError(Exception):
         return self.kind.value
 
 
-def _rebuild(kind: type[OffloaderError], message: str, state: dict[str, object]) -> OffloaderError:
-    error = kind.__new__(kind)
-    Exception.__init__(error, message)
-    error.__dict__.update(state)
-    return error
-
-
 class InvalidCall(OffloaderError):
     """The call, setting or input is wrong; nothing was changed."""
 
-    kind = ErrorKind.FIX_CALL
+    kind = ErrorKind.INVALID_REQUEST
 
 
 class Unsupported(InvalidCall):
@@ -176,7 +169,7 @@ class Overloaded(OutcomeUnknown):
 class PreconditionFailed(OffloaderError):
     """The precondition of a conditional put failed: the key exists, or its ETag is another."""
 
-    kind = ErrorKind.FIX_CALL
+    kind = ErrorKind.INVALID_REQUEST
 
 
 class Fenced(OffloaderError):
@@ -188,25 +181,25 @@ class Fenced(OffloaderError):
 class Corrupt(OffloaderError):
     """Stored bytes are damaged; the message has object, range, expected and found."""
 
-    kind = ErrorKind.REPAIR_DATA
+    kind = ErrorKind.DATA_CORRUPTION
 
 
 class SourceMismatch(OffloaderError):
     """A hot tier isn't the recorded source, or has lost entries."""
 
-    kind = ErrorKind.REPAIR_DATA
+    kind = ErrorKind.DATA_CORRUPTION
 
 
 class ObjectMissing(OffloaderError):
     """An object of the manifest isn't in the store."""
 
-    kind = ErrorKind.REPAIR_DATA
+    kind = ErrorKind.DATA_CORRUPTION
 
 
 class ObjectChanged(OffloaderError):
     """An object differs from the manifest's record."""
 
-    kind = ErrorKind.REPAIR_DATA
+    kind = ErrorKind.DATA_CORRUPTION
 
 
 class Trimmed(OffloaderError):

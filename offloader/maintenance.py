@@ -17,22 +17,19 @@ from offloader.manifest.catalog import list_streams
 from offloader.manifest.deletion_clock import DeletionClock
 from offloader.manifest.leases import require_no_global_hold
 from offloader.manifest.maintenance import expire_history
-from offloader.retention.cycle import JITTER, RETRY, RETRY_S_MIN, RetentionCycle, RetentionService, no_source
-from offloader.retention.scope import SourceOf
-from offloader.retention.snapshot import HotStreams
+from offloader.retention.cycle import JITTER, RETRY, RETRY_S_MIN, HotStreams, RetentionCycle, RetentionService
+from offloader.retention.scope import SourceOf, no_source
 from offloader.runtime.clock import Clock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.rate_limit import Priority, working_at
 from offloader.telemetry.recorder import NO_TELEMETRY, Reading, Recorder
 
-__all__ = ["CLEANUP", "JOBS_AT_ONCE_MAX", "ORPHANS", "JobRun", "Left", "Upkeep"]
-
 _log = logging.getLogger("offloader.maintenance")
 
 CLEANUP = "cleanup"
 ORPHANS = "orphans"
-#: Maximum threads of ``Upkeep.start``: retention, cleanup and orphan search, one each. A search may list for minutes,
+#: Maximum threads of ``Maintenance.start``: retention, cleanup and orphan search, one each. A search may take minutes,
 #: and cleanup stays on schedule meanwhile.
 JOBS_AT_ONCE_MAX = 3
 #: The first run starts after a part of the period, at most after this time, so that short-lived processes run it too.
@@ -95,7 +92,7 @@ class _Pending:
     deletable_bytes: int = 0
 
 
-class Upkeep:
+class Maintenance:
     """Periodic maintenance of a store until it is closed.
 
     Args:
@@ -104,7 +101,6 @@ class Upkeep:
         settings_of: the settings of a stream or topic; those of the name "" have the periods.
         source_of: the hot tier of a stream, for entries that aren't offloaded yet.
         hot_streams: the streams of ``source_of``: policies also apply to those that aren't offloaded.
-        recorder: takes the measurements.
         by: actor, for the audit; default: user and machine.
     """
 
@@ -133,20 +129,19 @@ class Upkeep:
         )
         self._times = DeletionClock(store, clock, skew_ms_max=settings.manifest.clock_skew_seconds_max * 1000)
         self._jobs = [
-            self._job(CLEANUP, settings.cleanup.cycle_minutes * 60, self._clean),
-            self._job(ORPHANS, settings.cleanup.orphans_hours * 3600, self._find_orphans),
+            _Job(name, period_s, run, due_s=clock.monotonic_s() + min(period_s, FIRST_S_MAX) * self._phase(name))
+            for name, period_s, run in (
+                (CLEANUP, settings.cleanup.cycle_minutes * 60, self._clean),
+                (ORPHANS, settings.cleanup.orphans_hours * 3600, self._find_orphans),
+            )
         ]
         # Guards the start flags and the figures behind the gauges.
         self._lock = threading.Lock()
         self._pending: dict[str, _Pending] = {}
-        self._left: Mapping[str, Left] = {}
-        self._started = False
-        self._closed = False
+        #: Orphans that the newest search left, by owner: ``ours`` and ``foreign``; empty before the first.
+        self.leftovers: Mapping[str, Left] = {}
+        self._started = self._closed = False
         self._unwatch = recorder.watch(self._readings)
-
-    def _job(self, name: str, period_s: float, run: Callable[[], None]) -> _Job:
-        first_s = min(period_s, FIRST_S_MAX) * self._phase(name)
-        return _Job(name, period_s, run, due_s=self._clock.monotonic_s() + first_s)
 
     def start(self, call_after: Callable[[float, Callable[[], object]], object]) -> None:
         """Starts all periodic jobs, each on its own schedule; a second call changes nothing.
@@ -186,16 +181,6 @@ class Upkeep:
         """The newest run of each job that has run."""
         return {job.name: job.latest for job in self._jobs if job.latest is not None}
 
-    @property
-    def leftovers(self) -> Mapping[str, Left]:
-        """Orphans that the newest search left, by owner: ``ours`` and ``foreign``; empty before the first."""
-        return self._left
-
-    def run_due(self) -> float:
-        """Runs cleanup and the orphan search if due, one after the other; returns the seconds until the next is due.
-        For callers with a single thread; ``start`` uses one per job."""
-        return min([self._run_due(job) for job in self._jobs if job.period_s], default=FIRST_S_MAX)
-
     def _run_due(self, job: _Job) -> float:
         """Runs a job if it is due, once for concurrent callers; returns the seconds until the next run."""
         with job.running:
@@ -205,17 +190,17 @@ class Upkeep:
 
     def _run(self, job: _Job) -> None:
         error: OffloaderError | None = None
-        failed = False
+        failed = True
         try:
             with working_at(Priority.DELETION):
                 require_no_global_hold(self._store)
                 job.run()
+            failed = False
         except OffloaderError as found:
-            error, failed = found, True
+            error = found
             self._warn(job.name, "", found)
         except Exception:
             # An error in one stream must not end maintenance.
-            failed = True
             _log.exception("a run of %s failed; it is tried again", job.name)
         job.runs += 1
         job.latest = JobRun(self._clock.now_ms(), error)
@@ -298,7 +283,7 @@ class Upkeep:
             failures.append(error)
             self._warn(ORPHANS, stream, error)
 
-        left = {"ours": Left(), "foreign": Left()}
+        left, deletable = {"ours": Left(), "foreign": Left()}, Left()
         search = StoreReconciliation(
             self._store,
             clock=self._clock,
@@ -307,7 +292,6 @@ class Upkeep:
             delete=True,
             may_delete=self._may_delete,
         )
-        deletable = Left()
         for each in search.leftovers():
             if each.outcome is Outcome.DELETABLE:
                 deletable = deletable.plus(each)
@@ -319,7 +303,7 @@ class Upkeep:
                 left[owner] = left[owner].plus(each)
             if self._closed:
                 return
-        self._left = left
+        self.leftovers = left
         if deletable.objects:
             text = "%d orphans (%d bytes) could be deleted" + _KEPT
             _log.info(text, deletable.objects, deletable.size_bytes, extra={"event": "orphans_reported"})
@@ -348,8 +332,7 @@ class Upkeep:
             except OffloaderError as error:
                 fail(stream, error)
                 continue
-            objects = 0 if done is None else done.records + done.checkpoints + done.runs
-            if done is None or not objects:
+            if done is None or not (objects := done.records + done.checkpoints + done.runs):
                 continue
             if not settings.cleanup.delete:
                 kept.append(objects)
@@ -358,7 +341,7 @@ class Upkeep:
             counts = (done.first_kept_id, done.records, done.checkpoints, done.runs)
             _log.info(text, stream, *counts, extra={"event": "history_expired", "stream": stream})
         if kept:
-            text = "%d objects of %d manifests are older than manifest.history_days_min" + _KEPT
+            text = "%d objects of %d manifests are older than manifest.history_age_min" + _KEPT
             _log.info(text, sum(kept), len(kept), extra={"event": "history_reported"})
 
     # --- reporting -----------------------------------------------------------------------------------------------
@@ -375,11 +358,11 @@ class Upkeep:
             yield Reading("cleanup_pending_objects", float(pending.objects), stream)
             yield Reading("cleanup_pending_retries", float(pending.refused), stream)
             yield Reading("cleanup_deletable_bytes", float(pending.deletable_bytes), stream)
-        for owner, left in self._left.items():
+        for owner, left in self.leftovers.items():
             yield Reading("orphan_objects", float(left.objects), label=owner)
             yield Reading("orphan_bytes", float(left.size_bytes), label=owner)
             age_ms = 0 if left.oldest_ms is None else max(self._clock.now_ms() - left.oldest_ms, 0)
             yield Reading("orphan_oldest_seconds", age_ms / 1000, label=owner)
         for job in self._jobs:
             if job.succeeded_ms is not None:
-                yield Reading("upkeep_last_success_timestamp_seconds", job.succeeded_ms / 1000, label=job.name)
+                yield Reading("maintenance_last_success_timestamp_seconds", job.succeeded_ms / 1000, label=job.name)

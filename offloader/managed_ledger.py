@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -37,8 +38,6 @@ from offloader.write.epoch import open_source
 from offloader.write.hot_release import HotRelease
 from offloader.write.offloader import LedgerOffloader, MethodOffload
 from offloader.write.status import StreamStatus
-
-__all__ = ["ManagedLedger", "open_managed_ledger"]
 
 
 def open_managed_ledger(
@@ -80,27 +79,24 @@ def open_managed_ledger(
         # Two writers that both "win" would lose entries: check before the first write.
         problems = require_conditional_puts(store, single_writer=settings.store.single_writer).problems
         require_free_name(store, stream)
-    offloader: LedgerOffloader | None = None
     own = EmbeddedLedgers(ledgers, settings=settings.ledgers, clock=clock) if isinstance(ledgers, str) else None
-    try:
+    with ExitStack() as opened:
+        if own is not None:
+            opened.callback(own.close)
         database = own or ledgers
         assert isinstance(database, EmbeddedLedgers)
         _require_ledger_settings(database, settings.ledgers)
         offloader = LedgerOffloader(
             store, settings, clock=clock, entropy=entropy, observe=True, store_problems=problems
         )
+        opened.callback(offloader.close)
         log = offloader.history.owners_log(stream)
         source = open_source(database, log, settings=settings.offload, clock=clock, new_source=new_source)
         # Before the offload: an entry must be in the cache when its notification arrives.
         tail = TailingSource(source, settings.offload.tail_cache_bytes_max)
         offload = MethodOffload(offloader, tail, stream, settings.offload.method)
         offload.begin(log)
-    except BaseException:
-        if offloader is not None:
-            offloader.close()
-        if own is not None:
-            own.close()
-        raise
+        opened.pop_all()  # the managed ledger closes them
     hot_release = offloader.history.hot_release(tail, stream)
     if settings.offload.method != "none":
         hot_release.start()
@@ -131,8 +127,7 @@ class ManagedLedger:
     """One stream, both tiers. Thread-safe. Made by ``open_managed_ledger``; close it, or use it as a context."""
 
     def __init__(self, parts: _Parts) -> None:
-        self._parts = parts
-        self._closed = False
+        self._parts, self._closed = parts, False
         self._switching = threading.Lock()
 
     @property
@@ -286,7 +281,7 @@ class ManagedLedger:
         return self._look_after(self._parts.offloader.history.resume(self.stream))
 
     def _look_after(self, changed: bool) -> bool:
-        self._parts.offload.look_again()
+        self._parts.offload.wake()
         return changed
 
     def release_hot(self) -> list[int]:
@@ -349,7 +344,9 @@ class ManagedLedger:
 
 
 def _require_ledger_settings(database: EmbeddedLedgers, settings: LedgerSettings) -> None:
-    if settings not in (LedgerSettings(), database.settings):
+    # An open database polls nothing.
+    others = (replace(each, poll_interval_s=settings.poll_interval_s) for each in (LedgerSettings(), database.settings))
+    if settings not in others:
         raise InvalidCall(
             f"the settings ledgers have no effect on {database.path}: it was opened with others",
             hint="open it with EmbeddedLedgers(..., settings=settings.ledgers)",

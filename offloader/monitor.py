@@ -23,29 +23,12 @@ from offloader.store.rate_limit import LimitStatus
 from offloader.telemetry.recorder import NO_TELEMETRY, Reading, Recorder
 from offloader.write.status import Lag, Mode, StreamStatus
 
-__all__ = [
-    "VERSION",
-    "Observation",
-    "ObservedStream",
-    "Stall",
-    "Watchdog",
-    "idle_document",
-    "manifest_document",
-    "process_document",
-    "read_status_file",
-    "store_document",
-    "stream_document",
-    "with_manifest",
-    "write_status_file",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Stall:
     """A stream that has data and makes no progress.
 
     Attributes:
-        stream: its name.
         seconds: since its last progress.
         reason: one line: what waits, since when, why if that is known.
     """
@@ -71,14 +54,8 @@ class Watchdog:
     """
 
     def __init__(self, no_progress_s: float, segment_age_s: float) -> None:
-        self._no_progress_s = no_progress_s
-        self._segment_age_s = segment_age_s
+        self._no_progress_s, self._segment_age_s = no_progress_s, segment_age_s
         self._seen: dict[str, _SeenProgress] = {}
-
-    @property
-    def streams(self) -> int:
-        """Number of streams in the last observation."""
-        return len(self._seen)
 
     def look(
         self, now_s: float, statuses: Mapping[str, StreamStatus], hanging: Mapping[str, str] | None = None
@@ -87,7 +64,6 @@ class Watchdog:
 
         Args:
             now_s: of a monotonic clock.
-            statuses: stream -> its status.
             hanging: stream -> its overdue request, in words.
         """
         seen: dict[str, _SeenProgress] = {}
@@ -115,9 +91,7 @@ class Watchdog:
             return None
         waits = f"stream {stream}: entries up to {status.tail} wait, committed is {status.committed or 'nothing'}"
         if status.mode is Mode.STOPPED:
-            if status.was_closed:
-                return None
-            return Stall(stream, quiet_s, f"{waits}; it stopped: {status.error}")
+            return None if status.was_closed else Stall(stream, quiet_s, f"{waits}; it stopped: {status.error}")
         gathering = status.mode is Mode.LIVE and not _after(status.tail, status.offered)
         segment_age_s = self._segment_age_s if status.segment_age_s is None else status.segment_age_s
         allowed_s = self._no_progress_s + (segment_age_s if gathering else 0)
@@ -164,26 +138,22 @@ def stream_document(stream: str, status: StreamStatus, lag: Lag | None, stall: S
     }
 
 
+_UNKNOWN = (
+    *("tail", "offered", "committed", "lag", "buffer", "segments", "entries_offloaded", "bytes_offloaded"),
+    *("offers_refused", "gaps_recorded", "last_error", "last_progress_ms", "stalled"),
+)
+
+
 def idle_document(stream: str, mode: str, *, error: str | None) -> dict[str, Any]:
-    """A stream of this process without streaming offload: ``mode`` is ``standby``, ``ledger``, ``none`` or
-    ``starting``. Unknown values are ``null``, or come from the manifest."""
+    """A stream of this process without streaming offload: ``mode`` is ``standby``, ``ledger``, ``none``,
+    ``starting`` or ``stopped``. Unknown values are ``null``, or come from the manifest."""
     return {
         "stream": stream,
         "source": "process",
         "mode": mode,
-        "tail": None,
-        "offered": None,
-        "committed": None,
-        "lag": None,
-        "buffer": None,
+        **dict.fromkeys(_UNKNOWN),
         "segments": {"offloaded": None, "failed": 0},
-        "entries_offloaded": None,
-        "bytes_offloaded": None,
-        "offers_refused": None,
-        "gaps_recorded": None,
         "last_error": error,
-        "last_progress_ms": None,
-        "stalled": None,
     }
 
 
@@ -229,48 +199,7 @@ def with_manifest(process: Mapping[str, Any], manifest: Mapping[str, Any]) -> di
     if manifest["mode"] == "paused" and process["mode"] != Mode.STOPPED.value:
         merged["mode"] = "paused"  # the process notices at its next commit or offload
     merged["last_progress_ms"] = process["last_progress_ms"] or manifest["last_progress_ms"]
-    for name in ("committed", "entries_offloaded", "bytes_offloaded"):
-        merged[name] = manifest[name]
-    return merged
-
-
-def store_document(store: ObjectStore, settings: Settings, problems: Sequence[str]) -> dict[str, Any]:
-    """The process's store: location, unreliable guarantees, and whether it responds.
-
-    Args:
-        problems: guarantees that the store failed in a check; writes go on where ``store.single_writer`` is set.
-    """
-    requests = open_requests_of(store)
-    return {
-        "url": store.url,
-        "single_writer": settings.store.single_writer,
-        "problems": list(problems),
-        "open_requests": len(requests),
-        "oldest_request": asdict(requests[0]) if requests else None,
-    }
-
-
-def process_document(
-    streams: Sequence[Mapping[str, Any]],
-    *,
-    settings: Settings,
-    limits: LimitStatus | None,
-    store: Mapping[str, Any] | None,
-    now_ms: int,
-) -> dict[str, Any]:
-    """The document of a process: its streams, its store, its limits and their current use."""
-    from offloader import __version__
-
-    return {
-        "version": VERSION,
-        "written_ms": now_ms,
-        "software": __version__,
-        "pid": os.getpid(),
-        "store": store,
-        "limits": None if limits is None else asdict(limits),
-        "settings": asdict(settings),
-        "streams": list(streams),
-    }
+    return merged | {name: manifest[name] for name in ("committed", "entries_offloaded", "bytes_offloaded")}
 
 
 def write_status_file(path: Path, document: Mapping[str, Any]) -> None:
@@ -310,16 +239,15 @@ def read_status_file(path: Path) -> dict[str, Any]:
         document: Any = json.loads(raw)
     except (ValueError, RecursionError) as cause:
         raise Corrupt(f"{path} isn't a status document: {cause}", hint=_WHERE) from cause
-    if not isinstance(document, dict) or document.get("version") != VERSION or not _is_whole(document):
+    if not (
+        isinstance(document, dict)
+        and document.get("version") == VERSION
+        and isinstance(document.get("written_ms"), int)
+        and isinstance(document.get("streams"), list)
+        and all(isinstance(each, dict) and isinstance(each.get("stream"), str) for each in document["streams"])
+    ):
         raise Corrupt(f"{path} isn't a status document of version {VERSION}", hint=_WHERE)
     return document
-
-
-def _is_whole(document: Mapping[str, Any]) -> bool:
-    streams = document.get("streams")
-    if not isinstance(document.get("written_ms"), int) or not isinstance(streams, list):
-        return False
-    return all(isinstance(stream, dict) and isinstance(stream.get("stream"), str) for stream in streams)
 
 
 def _position(position: Position | None) -> str | None:
@@ -344,12 +272,8 @@ class ObservedStream(Protocol):
 _IDLE_FACTOR = 50.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    stream: str
-    status: StreamStatus
-    lag: Lag | None
-    stall: Stall | None
+#: One observed stream, by name.
+_Seen = tuple[str, StreamStatus, Lag | None, Stall | None]
 
 
 class Observation:
@@ -360,7 +284,7 @@ class Observation:
         clock: for the watchdog and the time of a document.
         recorder: reads the gauges of the streams until this is closed.
         store: of the streams; its limits and open requests are observed too.
-        store_problems: guarantees that the store failed in a check.
+        store_problems: guarantees that the store failed in a check; writes go on where ``store.single_writer`` is set.
     """
 
     def __init__(
@@ -372,29 +296,28 @@ class Observation:
         store: ObjectStore | None = None,
         store_problems: Sequence[str] = (),
     ) -> None:
-        self._settings = settings
-        self._clock = clock
-        self._store = store
-        self._store_problems = store_problems
-        self._watchdog = Watchdog(
-            settings.telemetry.watchdog_no_progress_s,
-            settings.offload.max_offload_segment_rollover_time_minutes * 60,
-        )
+        self._settings, self._clock = settings, clock
+        self._store, self._store_problems = store, store_problems
+        segment_age_s = settings.offload.max_offload_segment_rollover_time_minutes * 60
+        self._watchdog = Watchdog(settings.telemetry.watchdog_no_progress_s, segment_age_s)
         # Guards the streams; one thread at a time observes.
-        self._lock = threading.Lock()
-        self._looking = threading.Lock()
+        self._lock, self._looking = threading.Lock(), threading.Lock()
         self._streams: weakref.WeakSet[ObservedStream] = weakref.WeakSet()
         self._reasons: dict[str, str] = {}
         self._told: str = ""
         self._complete: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] = lambda rows: rows
-        self._started = False
-        self._closed = False
+        self._started = self._closed = False
         self._unwatch = recorder.watch(self.readings)
 
     def add(self, stream: ObservedStream) -> None:
         """Observes a stream from now on, by weak reference."""
         with self._lock:
             self._streams.add(stream)
+
+    def remove(self, stream: ObservedStream) -> None:
+        """Ends the observation of a stream that was replaced, or that its process no longer offloads."""
+        with self._lock:
+            self._streams.discard(stream)
 
     def complete_with(self, complete: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
         """From now on ``complete`` makes the document's rows of the observations: a service knows more of its streams,
@@ -441,29 +364,44 @@ class Observation:
 
     def look(self) -> dict[str, Any]:
         """Observes once; returns the process's document, also written to the status file."""
-        seen = self._see()
-        documents = [stream_document(each.stream, each.status, each.lag, each.stall) for each in seen]
-        document = process_document(
-            self._complete(documents),
-            settings=self._settings,
-            limits=self._limits(),
-            store=None if self._store is None else store_document(self._store, self._settings, self._store_problems),
-            now_ms=self._clock.now_ms(),
-        )
+        from offloader import __version__
+
+        streams, limits = self._complete([stream_document(*each) for each in self._see()]), self._limits()
+        document = {
+            "version": VERSION,
+            "written_ms": self._clock.now_ms(),
+            "software": __version__,
+            "pid": os.getpid(),
+            "store": self._store_document(),
+            "limits": None if limits is None else asdict(limits),
+            "settings": asdict(self._settings),
+            "streams": streams,
+        }
         self._write(document)
         return document
+
+    def _store_document(self) -> dict[str, Any] | None:
+        """The process's store: location, unreliable guarantees, and whether it responds."""
+        if self._store is None:
+            return None
+        requests = open_requests_of(self._store)
+        return {
+            "url": self._store.url,
+            "single_writer": self._settings.store.single_writer,
+            "problems": list(self._store_problems),
+            "open_requests": len(requests),
+            "oldest_request": asdict(requests[0]) if requests else None,
+        }
 
     def readings(self) -> Iterator[Reading]:
         """Current gauges of the streams and of the resources they wait for."""
         for each in self._see():
-            if not each.status.was_closed:
-                yield from _readings_of(each)
+            yield from _readings_of(*each)
         limits = self._limits()
         for priority, count in ({} if limits is None else limits.waiting).items():
-            yield Reading("turns_waiting", count, label=priority)
+            yield Reading("throttle_queue_requests", count, label=priority)
         if limits is not None and limits.pace_requests_per_s is not None:
-            yield Reading("pace_requests_per_second", limits.pace_requests_per_s)
-
+            yield Reading("adaptive_rate_requests_per_second", limits.pace_requests_per_s)
         if self._store is not None:
             requests = open_requests_of(self._store)
             yield Reading("requests_open", len(requests))
@@ -495,12 +433,9 @@ class Observation:
             named = {name: status for name, (_, status) in streams.items()}
             stalls = self._watchdog.look(self._clock.monotonic_s(), named, self._hanging())
             self._warn(stalls)
-            return [
-                _Seen(name, status, _lag_of(stream), stalls.get(name)) for name, (stream, status) in streams.items()
-            ]
+            return [(name, status, _lag_of(stream), stalls.get(name)) for name, (stream, status) in streams.items()]
 
     def _warn(self, stalls: Mapping[str, Stall]) -> None:
-        """Logs the start and the end of each stall."""
         for name in stalls.keys() - self._reasons.keys():
             extra = {"event": "stream_stalled", "stream": name, "seconds": round(stalls[name].seconds, 3)}
             _log.warning("%s", stalls[name].reason, extra=extra)
@@ -520,20 +455,21 @@ class Observation:
             self._told = str(error)
 
 
-def _readings_of(seen: _Seen) -> Iterator[Reading]:
-    stream, status = seen.stream, seen.status
+def _readings_of(stream: str, status: StreamStatus, lag: Lag | None, stall: Stall | None) -> Iterator[Reading]:
+    if status.was_closed:
+        return
     yield Reading("streams", 1.0, stream, status.mode.value)
-    yield Reading("streams_stalled", float(seen.stall is not None), stream)
+    yield Reading("streams_stalled", float(stall is not None), stream)
     yield Reading("buffer_bytes", status.buffer_bytes, stream)
     yield Reading("buffer_limit_bytes", status.buffer_bytes_max, stream)
     if status.last_progress_ms is not None:
         yield Reading("last_progress_timestamp_seconds", status.last_progress_ms / 1000, stream)
-    if seen.lag is None:
+    if lag is None:
         return
-    yield Reading("lag_entries", seen.lag.entries, stream)
-    yield Reading("lag_bytes", seen.lag.payload_bytes, stream)
-    if seen.lag.seconds is not None:
-        yield Reading("lag_seconds", seen.lag.seconds, stream)
+    yield Reading("lag_entries", lag.entries, stream)
+    yield Reading("lag_bytes", lag.payload_bytes, stream)
+    if lag.seconds is not None:
+        yield Reading("lag_seconds", lag.seconds, stream)
 
 
 def _lag_of(stream: ObservedStream) -> Lag | None:

@@ -7,7 +7,7 @@ import os
 import re
 import ssl
 import threading
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -27,12 +27,11 @@ from offloader.errors import (
     StoreUnavailable,
 )
 from offloader.manifest.state import ManifestState
+from offloader.read.ledger_standing import LedgerMismatch, LedgerTrimmed
 from offloader.read.reader import load_stream
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
-
-__all__ = ["CA_VARIABLE", "HOSTS_VARIABLE", "TOKEN_VARIABLE", "OwnerClient", "OwnerUnreachable", "ask_owner"]
 
 #: Environment variables: the token to present, and a CA file for the owner's certificate.
 TOKEN_VARIABLE, CA_VARIABLE = "OFFLOADER_TOKEN", "OFFLOADER_CA_FILE"
@@ -41,6 +40,10 @@ HOSTS_VARIABLE = "OFFLOADER_OWNER_HOSTS"
 CONNECT_TIMEOUT_S = 5.0
 #: The owner responds "not done yet" within the first; the second is added for receiving the whole response.
 WAIT_S_MAX, ANSWER_S = 20.0, 25.0
+#: The same of a forwarded request, whose sender waits as well.
+FORWARD_ANSWER_S = 4.0
+#: Header of a forwarded request: it isn't forwarded again.
+FORWARDED = "Offloader-Forwarded"
 #: Between two requests.
 AGAIN_S = 0.5
 ANSWER_BYTES_MAX = 1024 * 1024
@@ -58,12 +61,25 @@ class OwnerUnreachable(StoreUnavailable):
     """No response from the address: the process has ended or is unreachable."""
 
 
+class NotOwner(OffloaderError):
+    """Only the process that owns the stream can do this.
+
+    Args:
+        owner: its URL; empty: it has none, or there is no owner.
+    """
+
+    kind = ErrorKind.FENCED
+
+    def __init__(self, message: str, *, owner: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.owner = owner or None
+
+
 class OwnerClient:
     """Client of the process at ``url``.
 
     Args:
         url: ``http://host:port``, from the manifest.
-        clock: for deadlines.
         hosts: that may receive the token, each a host, or a host and a port.
         environ: has the token, the CA file and further hosts.
 
@@ -103,13 +119,10 @@ class OwnerClient:
         """
         deadline_s = self._clock.monotonic_s() + within_s
         while True:
-            left_s = deadline_s - self._clock.monotonic_s()
-            asked: dict[str, Any] = {"wait_seconds": max(min(left_s, WAIT_S_MAX), 0.0)}
-            if until is not None:
-                asked["until"] = str(until)
+            wait_s = max(min(deadline_s - self._clock.monotonic_s(), WAIT_S_MAX), 0.0)
+            asked = {"wait_seconds": wait_s, **({} if until is None else {"until": str(until)})}
             try:
-                limit_s = asked["wait_seconds"] + ANSWER_S
-                found = self._post(f"/v1/streams/{quote(stream, safe='')}/offload", asked, limit_s)
+                found = self._post(f"/v1/streams/{quote(stream, safe='')}/offload", asked, wait_s + ANSWER_S)
             except OwnerUnreachable:
                 raise
             except StoreUnavailable:
@@ -126,8 +139,31 @@ class OwnerClient:
             except (TypeError, ValueError) as cause:
                 raise Corrupt(f"{self.url} answers with {committed!r} instead of a position") from cause
 
-    def _post(self, path: str, body: Mapping[str, Any], limit_s: float) -> Mapping[str, Any]:
+    @property
+    def is_allowed(self) -> bool:
+        """Whether the host may receive a token."""
+        return self._is_trusted and self._is_safe
+
+    def offload_ledger(
+        self, stream: str, ledger_id: int, asked: Mapping[str, Any], *, wait_s: float, source: str = ""
+    ) -> Mapping[str, Any]:
+        """Passes a broker's request to offload a ledger on to the owner; returns its response.
+
+        Args:
+            asked: the request's body.
+            source: the cluster's name; empty: none was given.
+
+        Raises: as ``offload``; LedgerTrimmed, LedgerMismatch, NotOwner: the owner's own.
+        """
+        more = {FORWARDED: "1", **({"Offloader-Source": source} if source else {})}
+        path = f"/v1/streams/{quote(stream, safe='')}/ledgers/{ledger_id}/offload"
+        return self._post(path, {**asked, "wait_seconds": wait_s}, wait_s + FORWARD_ANSWER_S, more)
+
+    def _post(
+        self, path: str, body: Mapping[str, Any], limit_s: float, more: Mapping[str, str] | None = None
+    ) -> Mapping[str, Any]:
         headers = {"Content-Type": "application/json", "Accept": "application/json", **self._authorization(path)}
+        headers |= more or {}
         found: list[tuple[int, bytes] | Exception] = []
         over = threading.Event()
 
@@ -172,7 +208,6 @@ class OwnerClient:
         return {"Authorization": f"Bearer {self._token}"}
 
     def _exchanged(self, path: str, body: bytes, headers: Mapping[str, str], limit_s: float) -> tuple[int, bytes]:
-        """Status and body of the response."""
         try:
             answer = self._pool.request(
                 "POST",
@@ -188,8 +223,11 @@ class OwnerClient:
         except urllib3.exceptions.ReadTimeoutError as cause:
             raise OutcomeUnknown(f"{self.url} didn't answer within {limit_s:g} s", hint="ask again") from cause
         except urllib3.exceptions.HTTPError as cause:
+            # The cause in urllib3's message, without its own terms.
+            reason = getattr(cause, "reason", None) or cause
+            why = str(reason).rpartition(": ")[2] or type(reason).__name__
             raise OwnerUnreachable(
-                f"nobody answers at {self.url}, which offloads the stream: {_why(cause)}",
+                f"nobody answers at {self.url}, which offloads the stream: {why}",
                 hint="is the process running, and reachable from here? serve.url says where others reach it",
             ) from cause
         return answer.status, raw
@@ -207,7 +245,7 @@ class OwnerClient:
         message = f"{self.url}: {detail}"
         if status in (401, 403):
             raise AccessDenied(message, hint=f"set {TOKEN_VARIABLE} to a token that may write there")
-        raise _error_of(str(found.get("kind", "")), message, hint)
+        raise _ERRORS.get(str(found.get("kind", "")), OffloaderError)(message, hint=hint)
 
 
 def ask_owner(store: ObjectStore, state: ManifestState, until: Position | None, settings: Settings) -> ManifestState:
@@ -238,18 +276,17 @@ def ask_owner(store: ObjectStore, state: ManifestState, until: Position | None, 
     return after
 
 
-def _error_of(kind: str, message: str, hint: str) -> OffloaderError:
-    """The local error for the owner's error kind."""
-    kinds: dict[str, type[OffloaderError]] = {
-        ErrorKind.FIX_CALL.name.lower(): InvalidCall,
-        ErrorKind.NOT_FOUND.name.lower(): NotFound,
-        ErrorKind.RETRY_LATER.name.lower(): StoreUnavailable,
-        ErrorKind.FENCED.name.lower(): Fenced,
-        ErrorKind.REPAIR_DATA.name.lower(): Corrupt,
-        ErrorKind.OUTCOME_UNKNOWN.name.lower(): OutcomeUnknown,
-        ErrorKind.DENIED.name.lower(): AccessDenied,
-    }
-    return kinds.get(kind, OffloaderError)(message, hint=hint)
+#: Kind in the owner's response -> the local error. The first two are those of earlier releases.
+_ERRORS: Mapping[str, Callable[..., OffloaderError]] = {
+    "fix_call": InvalidCall,
+    "repair_data": Corrupt,
+    "trimmed": LedgerTrimmed,
+    "source_mismatch": LedgerMismatch,
+    "not_owner": NotOwner,
+} | {
+    error.kind.name.lower(): error
+    for error in (InvalidCall, NotFound, StoreUnavailable, Fenced, Corrupt, OutcomeUnknown, AccessDenied)
+}
 
 
 def _tls(authorities_file: str) -> ssl.SSLContext:
@@ -257,9 +294,3 @@ def _tls(authorities_file: str) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=authorities_file or None)
     except (OSError, ssl.SSLError) as cause:
         raise AccessDenied(f"{CA_VARIABLE}: {Path(authorities_file)} can't be read: {cause}") from cause
-
-
-def _why(error: Exception) -> str:
-    """The cause in urllib3's message, without its own terms."""
-    reason = getattr(error, "reason", None) or error
-    return str(reason).rpartition(": ")[2] or type(reason).__name__

@@ -7,8 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import TypeVar
 
-__all__ = ["IN_FLIGHT_MAX", "at_once"]
-
 #: Concurrent calls of one caller.
 IN_FLIGHT_MAX = 8
 #: Up to this number calls run sequentially: threads would cost more than they save.
@@ -18,10 +16,16 @@ _Given = TypeVar("_Given")
 _Answer = TypeVar("_Answer")
 
 
-def at_once(call: Callable[[_Given], _Answer], given: Iterable[_Given]) -> list[_Answer]:
-    """``call`` of each item, in order, several at a time; raises the first error."""
+def at_once(
+    call: Callable[[_Given], _Answer], given: Iterable[_Given], *, sequential_max: int = SEQUENTIAL_MAX
+) -> list[_Answer]:
+    """``call`` of each item, in order, several at a time; raises the first error.
+
+    Args:
+        sequential_max: up to this number of items run sequentially; 1 where each call is several requests.
+    """
     items = list(given)
-    if len(items) <= SEQUENTIAL_MAX:
+    if len(items) <= sequential_max:
         return [call(item) for item in items]
     with ThreadPoolExecutor(min(len(items), IN_FLIGHT_MAX)) as threads:
         # Pass this thread's context on (the requests' priority).

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 from offloader.errors import AccessDenied, Unsupported, install_hint
 
-__all__ = ["Span", "StreamShape", "draw", "thinned"]
-
 _INK, _MUTED, _LINE = "#22303c", "#6b7a88", "#c9d2da"
 _LEDGER_COLOURS = ("#2f6f9f", "#c96f1e", "#4b9b7a", "#a05195", "#c8553d", "#5c6bc0", "#8a9a3b", "#3a8fb7")
 #: Narrower bars, by share of the width, carry no text.
@@ -41,7 +39,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamShape:
+class StreamTimeline:
     """Data of a plot.
 
     Attributes:
@@ -64,7 +62,7 @@ class StreamShape:
         return max((span.stop for span in [*self.ledgers, *self.segments]), default=0)
 
 
-def draw(shape: StreamShape, path: Path) -> None:
+def draw(shape: StreamTimeline, path: Path) -> None:
     """Writes the plot (PNG or SVG, by the suffix).
 
     The horizontal axis is publish time if times ascend along the stream, else the number of events.
@@ -80,7 +78,7 @@ def draw(shape: StreamShape, path: Path) -> None:
         raise Unsupported("matplotlib isn't installed, so there is no picture", hint=install_hint("plot")) from error
     figure = Figure(figsize=(14, 6.6), dpi=110, facecolor="white")
     FigureCanvasAgg(figure)
-    axis = _Axis.of(shape)
+    axis = _Axis(shape)
     bars, rate = figure.subplots(2, 1, sharex=True, gridspec_kw={"height_ratios": [1.9, 1], "hspace": 0.1})
     figure.subplots_adjust(left=0.105, right=0.98, top=0.87, bottom=0.075)
     figure.text(0.105, 0.945, shape.title, fontsize=17, color=_INK, weight="bold")
@@ -98,32 +96,24 @@ def draw(shape: StreamShape, path: Path) -> None:
 class _Axis:
     """Maps events to the horizontal axis: dates in days since 1970 where times ascend, else events."""
 
-    def __init__(self, events: NDArray[np.int64], times_ms: NDArray[np.int64], *, by_time: bool) -> None:
-        self.by_time = by_time
-        self._events = events
+    def __init__(self, shape: StreamTimeline) -> None:
+        self._events = np.array([events for events, _ in shape.timeline], dtype=np.int64)
+        times_ms = np.array([time_ms for _, time_ms in shape.timeline], dtype=np.int64)
         self._days = times_ms / (_MS_PER_S * 86_400)
-
-    @classmethod
-    def of(cls, shape: StreamShape) -> _Axis:
-        events = np.array([events for events, _ in shape.timeline], dtype=np.int64)
-        times = np.array([time_ms for _, time_ms in shape.timeline], dtype=np.int64)
-        ascending = len(times) > 1 and bool((np.diff(times) >= 0).all()) and times[0] >= 0 and times[-1] > times[0]
-        return cls(events, times, by_time=ascending)
+        ascends = len(times_ms) > 1 and bool((np.diff(times_ms) >= 0).all())
+        self.by_time = ascends and bool(0 <= times_ms[0] < times_ms[-1])
 
     def at(self, event: float) -> float:
         return float(np.interp(event, self._events, self._days)) if self.by_time else float(event)
 
-    def edges(self, shape: StreamShape) -> NDArray[np.float64]:
-        return np.linspace(self.at(0), self.at(shape.events), _BINS + 1)
-
-    def events_at(self, edges: NDArray[np.float64], shape: StreamShape) -> NDArray[np.float64]:
+    def events_at(self, edges: NDArray[np.float64], shape: StreamTimeline) -> NDArray[np.float64]:
         """Events before each place; adds the stream's end, which the last sample isn't."""
         days = np.append(self._days, self._days[-1])
         before: NDArray[np.float64] = np.interp(edges, days, np.append(self._events, shape.events))
         return before
 
 
-def _subtitle(shape: StreamShape) -> str:
+def _subtitle(shape: StreamTimeline) -> str:
     over = int((_pieces_of(shape.segments, shape.ledgers) > 1).sum())
     cut = int((_pieces_of(shape.ledgers, shape.segments) > 1).sum())
     whole = " in ".join([_count(shape.events, "entry", "entries"), _count(len(shape.ledgers), "ledger", "ledgers")])
@@ -134,13 +124,6 @@ def _subtitle(shape: StreamShape) -> str:
 
 def _count(number: int, one: str, many: str) -> str:
     return f"{number:,} {one if number == 1 else many}"
-
-
-def _overlapping(span: Span, starts: NDArray[np.int64], stops: NDArray[np.int64]) -> range:
-    """Indexes of the spans that share an event with ``span``; they ascend without overlaps."""
-    return range(
-        int(np.searchsorted(stops, span.start, side="right")), int(np.searchsorted(starts, span.stop, side="left"))
-    )
 
 
 def _edges_of(spans: Sequence[Span]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -170,7 +153,7 @@ def _joined(spans: Sequence[Span]) -> Span:
     return Span(name, first.start, last.stop, sum(span.size_bytes for span in spans))
 
 
-def _draw_bars(axes: Any, shape: StreamShape, axis: _Axis) -> None:
+def _draw_bars(axes: Any, shape: StreamTimeline, axis: _Axis) -> None:
     ledgers, segments = thinned(shape.ledgers, _BARS_MAX), thinned(shape.segments, _BARS_MAX)
     colours = list(itertools.islice(itertools.cycle(_LEDGER_COLOURS), len(ledgers)))
     width = (axis.at(shape.events) - axis.at(0)) or 1.0
@@ -191,9 +174,11 @@ def _draw_bars(axes: Any, shape: StreamShape, axis: _Axis) -> None:
         for edge in (ledger.start, ledger.stop) if len(ledgers) <= _LINES_MAX else ():
             for ends in ([0.66, 0.78], [1.62, 1.85]):
                 axes.plot([axis.at(edge)] * 2, ends, color=_MUTED, lw=0.9, ls=(0, (4, 3)))
-    edges = _edges_of(ledgers)
+    starts, stops = _edges_of(ledgers)
     for segment in segments:
-        for number in _overlapping(segment, *edges):
+        # the ledgers that share an event with it; they ascend without overlaps
+        below = int(np.searchsorted(stops, segment.start, side="right"))
+        for number in range(below, int(np.searchsorted(starts, segment.stop, side="left"))):
             ledger = ledgers[number]
             first, last = ledger.start <= segment.start, ledger.stop >= segment.stop
             x0 = axis.at(max(segment.start, ledger.start)) + gap * first * 2
@@ -202,7 +187,10 @@ def _draw_bars(axes: Any, shape: StreamShape, axis: _Axis) -> None:
             bar(x0, x1, 0.8, 0.07, colours[number])
         start, stop = axis.at(segment.start), axis.at(segment.stop)
         label(start, stop, 1.22, f"{segment.name}\n{_mib(segment.size_bytes)}", _INK, 9.5)
-    _draw_gaps(axes, shape, axis)
+    for events, text in shape.gaps:
+        axes.plot([axis.at(events)] * 2, [0.72, 1.72], color=_GAP_COLOUR, lw=2.0)
+        if len(shape.gaps) <= _GAP_LABELS_MAX:
+            axes.text(axis.at(events), 1.73, text, ha="center", va="bottom", color=_GAP_COLOUR, fontsize=9)
     where = f"ledgers\n({shape.where_ledgers})" if shape.where_ledgers else "ledgers"
     axes.set_ylim(0.66, 2.7)
     axes.set_yticks([2.25, 1.2], [where, "segments\n(object store)"], fontsize=11, color=_INK)
@@ -210,14 +198,7 @@ def _draw_bars(axes: Any, shape: StreamShape, axis: _Axis) -> None:
     axes.tick_params(axis="x", length=0, labelbottom=False)
 
 
-def _draw_gaps(axes: Any, shape: StreamShape, axis: _Axis) -> None:
-    for events, text in shape.gaps:
-        axes.plot([axis.at(events)] * 2, [0.72, 1.72], color=_GAP_COLOUR, lw=2.0)
-        if len(shape.gaps) <= _GAP_LABELS_MAX:
-            axes.text(axis.at(events), 1.73, text, ha="center", va="bottom", color=_GAP_COLOUR, fontsize=9)
-
-
-def _draw_rate(axes: Any, shape: StreamShape, axis: _Axis) -> None:
+def _draw_rate(axes: Any, shape: StreamTimeline, axis: _Axis) -> None:
     axes.set_xlim(axis.at(0), axis.at(shape.events))
     _bare(axes)
     axes.tick_params(axis="both", colors=_MUTED, labelsize=10)
@@ -225,9 +206,7 @@ def _draw_rate(axes: Any, shape: StreamShape, axis: _Axis) -> None:
         axes.set_xlabel("entries of the stream", color=_MUTED, fontsize=10)
         _draw_times(axes, shape)
         return
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
-
-    edges = axis.edges(shape)
+    edges = np.linspace(axis.at(0), axis.at(shape.events), _BINS + 1)
     unit, days = _unit((edges[-1] - edges[0]) / _BINS)
     per_unit = np.diff(axis.events_at(edges, shape)) / np.diff(edges) * days
     axes.stairs(per_unit, edges, fill=True, color=_LINE)
@@ -237,25 +216,27 @@ def _draw_rate(axes: Any, shape: StreamShape, axis: _Axis) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if per_unit.max() >= 10 else f"{value:g}")
     for ledger in shape.ledgers[1:] if len(shape.ledgers) <= _LINES_MAX else ():
         axes.axvline(axis.at(ledger.start), color=_MUTED, lw=0.9, ls=(0, (4, 3)))
-    locator = AutoDateLocator()  # type: ignore[no-untyped-call]
-    axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
+    _show_dates(axes.xaxis)
 
 
-def _draw_times(axes: Any, shape: StreamShape) -> None:
+def _draw_times(axes: Any, shape: StreamTimeline) -> None:
     """Publish times along the stream, where they don't ascend and can't be the axis."""
     known = [(events, time_ms) for events, time_ms in shape.timeline if time_ms >= 0]
     if not known:
         axes.set_yticks([])
         axes.text(0.5, 0.5, "no publish times", transform=axes.transAxes, ha="center", color=_MUTED, fontsize=11)
         return
-    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
-
     axes.plot([e for e, _ in known], [ms / (_MS_PER_S * 86_400) for _, ms in known], color=_MUTED, lw=1.0, marker=".")
     axes.set_ylabel("publish time", color=_INK, fontsize=11)
+    _show_dates(axes.yaxis)
+
+
+def _show_dates(axis: Any) -> None:
+    from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+
     locator = AutoDateLocator()  # type: ignore[no-untyped-call]
-    axes.yaxis.set_major_locator(locator)
-    axes.yaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
+    axis.set_major_locator(locator)
+    axis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
 
 
 def _unit(bin_days: float) -> tuple[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -11,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from uuid import UUID
 
@@ -25,22 +24,7 @@ from offloader.ledgers.pulsar.producer import Producer, ProducerLimits
 from offloader.ledgers.pulsar.protocol import NameTaken
 from offloader.read.reader import Reader
 from offloader.runtime.clock import Clock
-
-__all__ = [
-    "Progress",
-    "ProgressFile",
-    "Rate",
-    "ReplayLimits",
-    "ReplayResult",
-    "Replayer",
-    "Target",
-    "TargetState",
-    "default_folder",
-    "lease_name",
-    "number_of",
-    "place_of",
-    "producer_name",
-]
+from offloader.runtime.directories import sync_name
 
 #: 268 million entries of a ledger; brokers close one after 50,000, or after ten minutes if that is later.
 _ENTRY_BITS = 28
@@ -73,7 +57,6 @@ def producer_name(stream: str, incarnation: UUID, topic: str, begin: str, label:
 
     Args:
         stream: the replayed stream, and its incarnation.
-        topic: the target.
         begin: the start, as given. A replay with an earlier start needs another name: the broker would drop its
             sequence ids as duplicates.
         label: distinguishes a repeated replay.
@@ -103,8 +86,6 @@ class Progress:
 
     Attributes:
         producer: its producer's name.
-        stream: the replayed stream.
-        topic: the target.
         sent: the newest entry of the stream that is stored in the target; ``None``: none.
         target: an entry of the target; this replay's entries beyond ``sent`` lie after it; ``None``: anywhere.
     """
@@ -142,14 +123,11 @@ class ProgressFile:
                 fields = json.loads(opened.read(FILE_BYTES_MAX))
             if fields["version"] != _VERSION:
                 raise ValueError(f"version {fields['version']!r}")
-            sent, target = (None if fields[name] is None else Position.parse(fields[name]) for name in _POSITIONS)
-            return Progress(
-                producer=str(fields["producer"]),
-                stream=str(fields["stream"]),
-                topic=str(fields["topic"]),
-                sent=sent,
-                target=target,
+            names = {name: str(fields[name]) for name in ("producer", "stream", "topic")}
+            sent, target = (
+                None if fields[name] is None else Position.parse(fields[name]) for name in ("sent", "target")
             )
+            return Progress(**names, sent=sent, target=target)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as cause:
@@ -174,14 +152,8 @@ class ProgressFile:
 
     def write(self, progress: Progress) -> None:
         """Replaces the file; durable on return."""
-        fields = {
-            "version": _VERSION,
-            "producer": progress.producer,
-            "stream": progress.stream,
-            "topic": progress.topic,
-            "sent": None if progress.sent is None else str(progress.sent),
-            "target": None if progress.target is None else str(progress.target),
-        }
+        told = {name: None if value is None else str(value) for name, value in asdict(progress).items()}
+        fields = {"version": _VERSION, **told}
         beside = self.path.with_name(f"{self.path.name}.new")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -190,20 +162,13 @@ class ProgressFile:
                 opened.flush()
                 os.fsync(opened.fileno())
             beside.replace(self.path)
-            folder = os.open(self.path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_name(self.path)
         except OSError as cause:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 beside.unlink()
             raise StoreUnavailable(
                 f"{self.path} can't be written: {cause.strerror}", hint="name another file with --progress-file"
             ) from cause
-
-
-_POSITIONS = ("sent", "target")
 
 
 _BURST_S = 1.0
@@ -215,12 +180,10 @@ class Rate:
     Args:
         messages: per second; 0: unlimited.
         size_bytes: per second; 0: unlimited.
-        clock: measures and waits.
     """
 
     def __init__(self, messages: float, size_bytes: float, clock: Clock) -> None:
-        self._limits = tuple(limit for limit in (messages, size_bytes))
-        self._clock = clock
+        self._limits, self._clock = (messages, size_bytes), clock
         self._due_s = [clock.monotonic_s() - _BURST_S] * 2
 
     def take(self, messages: int, size_bytes: int, stopping: threading.Event) -> None:
@@ -260,18 +223,11 @@ class TargetState:
 
 
 class Target:
-    """One topic, or one partition of it.
-
-    Args:
-        client: of the cluster.
-        topic: its name.
-        clock: for waits.
-    """
+    """One topic, or one partition of it."""
 
     def __init__(self, client: PulsarClient, topic: str, clock: Clock) -> None:
         self.topic = topic
-        self._client = client
-        self._clock = clock
+        self._client, self._clock = client, clock
 
     def end(self) -> Position | None:
         """The newest entry; ``None``: none."""
@@ -371,14 +327,9 @@ class Replayer:
     """Sends one range of one stream to one topic. Use it once.
 
     Args:
-        reader: of the stream.
         first, last: the range, inclusive.
-        client: of the target's cluster.
         wanted: the replay's names, with nothing sent.
         lease: name of a producer that sends nothing: while it is connected, no other replay with that lease runs.
-        file: its progress file.
-        clock: for waits.
-        limits: of speed and patience.
         with_transactions: send transactional entries too; else the replay ends at the first.
         on_progress: called periodically with the progress.
     """
@@ -403,14 +354,12 @@ class Replayer:
         self._file, self._lease = file, lease
         self._limits = limits or ReplayLimits()
         self._rate = Rate(self._limits.messages_per_s, self._limits.bytes_per_s, clock)
-        self._with_transactions = with_transactions
-        self._on_progress = on_progress
+        self._with_transactions, self._on_progress = with_transactions, on_progress
         self._target = Target(client, wanted.topic, clock)
         self._stopping = threading.Event()
-        self._progress = wanted
+        self._progress, self._result = wanted, ReplayResult()
         self._noted: Progress | None = None
         self._note_due_s = 0.0
-        self._result = ReplayResult()
         #: Sent, not known to be stored: sequence id, messages, bytes.
         self._on_its_way: deque[tuple[int, int, int]] = deque()
 
@@ -435,7 +384,8 @@ class Replayer:
         while not self._stopping.is_set():
             before = self._progress.sent
             try:
-                self._session(is_new=is_new)
+                with closing(self._leased()):
+                    self._produce(is_new=is_new)
                 break
             except OffloaderError as error:
                 if self._progress.sent != before:
@@ -450,10 +400,6 @@ class Replayer:
         return self._result
 
     # --- one producer --------------------------------------------------------------------------------------------
-
-    def _session(self, *, is_new: bool) -> None:
-        with closing(self._leased()):
-            self._produce(is_new=is_new)
 
     def _leased(self) -> Producer:
         """A producer that locks the topic: a broker admits one producer of a name. The sending producers' names differ
@@ -534,7 +480,6 @@ class Replayer:
         producer.send(number, entry.entry, entry.messages)
 
     def _entries(self) -> Generator[tuple[Position, Resent], None, None]:
-        """The range's entries that are still to be sent."""
         sent = self._progress.sent
         first = self._first if sent is None else max(self._first, sent.next())
         if first > self._last:
@@ -585,7 +530,6 @@ class Replayer:
         return entries
 
     def _note(self) -> None:
-        """Saves and reports the progress if it changed."""
         self._note_due_s = self._clock.monotonic_s() + NOTE_S
         if self._progress != self._noted:
             self._file.write(self._progress)

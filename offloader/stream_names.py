@@ -6,8 +6,6 @@ from formats.errors import FormatError
 from formats.keys import encode_stream
 from offloader.errors import InvalidCall
 
-__all__ = ["name_clash", "require_stream_name"]
-
 
 def require_stream_name(stream: str) -> None:
     """Refuses an invalid stream name.

@@ -16,8 +16,6 @@ from google.protobuf.message import DecodeError
 from formats.errors import Inconsistent
 from formats.metadata import bookkeeper_ledger_pb2, pulsar_ledger_pb2
 
-__all__ = ["BookKeeperLedger", "OffloadContext", "OffloadSegment", "PulsarLedger"]
-
 _PULSAR: Any = pulsar_ledger_pb2
 _BOOKKEEPER: Any = bookkeeper_ledger_pb2
 _INT64 = range(-(2**63), 2**63)
@@ -29,26 +27,22 @@ _OPEN, _CLOSED = 1, 3
 _DIGEST_CRC32C = 3
 
 
-def _parse(kind: Any, data: bytes, object_name: str, offset: int | None) -> Any:
-    message = kind()
+def parse_message(kind: Any, data: bytes, what: str = "ledger metadata", offset: int | None = None) -> Any:
+    """A protobuf message of the generated class ``kind``.
+
+    Raises:
+        Inconsistent: ``data``, which is ``what`` at ``offset``, isn't one, or lacks a required field.
+    """
     try:
-        message.ParseFromString(data)
+        message = kind.FromString(data)
+        if message.IsInitialized():
+            return message
     except DecodeError as cause:
-        raise _bad_message(kind, str(cause), object_name, offset) from cause
-    if not message.IsInitialized():
-        missing = ", ".join(message.FindInitializationErrors())
-        raise _bad_message(kind, f"no {missing}", object_name, offset)
-    return message
-
-
-def _bad_message(kind: Any, found: str, object_name: str, offset: int | None) -> Inconsistent:
-    return Inconsistent(
-        "ledger metadata",
-        object_name=object_name,
-        offset=offset,
-        expected=f"protobuf {kind.DESCRIPTOR.name}",
-        found=found,
-    )
+        raise Inconsistent(
+            what, offset=offset, expected=f"protobuf {kind.DESCRIPTOR.name}", found=str(cause)
+        ) from cause
+    missing = ", ".join(message.FindInitializationErrors())
+    raise Inconsistent(what, offset=offset, expected=f"protobuf {kind.DESCRIPTOR.name}", found=f"no {missing}")
 
 
 def _text(value: str | bytes) -> str:
@@ -58,12 +52,12 @@ def _text(value: str | bytes) -> str:
     return value
 
 
-def _set(message: Any, values: Mapping[str, int | None]) -> None:
+def _set(message: Any, values: Mapping[str, int | bytes | None]) -> None:
     """Sets the fields that have a value and clears those that are ``None``."""
     for name, value in values.items():
         if value is None:
             message.ClearField(name)
-        elif value in _INT64:
+        elif isinstance(value, bytes) or value in _INT64:
             setattr(message, name, value)
         else:
             raise Inconsistent(f"ledger metadata field {name}", expected="a 64-bit number", found=value)
@@ -78,7 +72,6 @@ class PulsarLedger:
     """Pulsar's ``ManagedLedgerInfo.LedgerInfo``: the metadata of a group of a V2 index.
 
     Attributes:
-        ledger_id: the ledger.
         entries: last entry id (in the segment, or of the ledger) + 1; ``None`` when absent.
         size_bytes: payload bytes of the ledger.
         closed_ms: when it was closed; 0 or ``None`` while it is open.
@@ -98,9 +91,9 @@ class PulsarLedger:
     message: bytes = field(default=b"", repr=False)
 
     @classmethod
-    def decode(cls, data: bytes, *, object_name: str = "", offset: int | None = None) -> PulsarLedger:
+    def decode(cls, data: bytes) -> PulsarLedger:
         """The value in ``data``; ``Inconsistent`` when it isn't this protobuf message."""
-        message = _parse(_PULSAR.LedgerInfo, data, object_name, offset)
+        message = parse_message(_PULSAR.LedgerInfo, data)
         context = OffloadContext.of_message(message.offloadContext) if message.HasField("offloadContext") else None
         return cls(
             ledger_id=message.ledgerId,
@@ -115,13 +108,10 @@ class PulsarLedger:
 
     def encode(self) -> bytes:
         """The message, fields in the order of their numbers."""
-        message = _parse(_PULSAR.LedgerInfo, self.message, "", None) if self.message else _PULSAR.LedgerInfo()
+        message = parse_message(_PULSAR.LedgerInfo, self.message) if self.message else _PULSAR.LedgerInfo()
         fields = {"entries": self.entries, "size": self.size_bytes, "timestamp": self.closed_ms}
-        _set(message, {"ledgerId": self.ledger_id, **fields, "offloaderIndexCrc32c": self.index_crc32c})
-        if self.blocks is None:
-            message.ClearField("offloaderBlocks")
-        else:
-            message.offloaderBlocks = self.blocks
+        own = {"offloaderBlocks": self.blocks, "offloaderIndexCrc32c": self.index_crc32c}
+        _set(message, {"ledgerId": self.ledger_id, **fields, **own})
         if self.context is None:
             message.ClearField("offloadContext")
         else:
@@ -136,7 +126,6 @@ class BookKeeperLedger:
     Attributes:
         length_bytes: payload bytes of the ledger.
         last_entry_id: its last entry; ``None`` when absent.
-        closed: whether the ledger's state is CLOSED.
         created_ms: ms since 1970 UTC; ``None`` when absent.
         custom: custom metadata, key -> value, in order.
         message: the protobuf message this was decoded from, empty for a new one.
@@ -150,9 +139,9 @@ class BookKeeperLedger:
     message: bytes = field(default=b"", repr=False)
 
     @classmethod
-    def decode(cls, data: bytes, *, object_name: str = "", offset: int | None = None) -> BookKeeperLedger:
+    def decode(cls, data: bytes) -> BookKeeperLedger:
         """The value in ``data``; ``Inconsistent`` when it isn't this protobuf message."""
-        message = _parse(_BOOKKEEPER.LedgerMetadataFormat, data, object_name, offset)
+        message = parse_message(_BOOKKEEPER.LedgerMetadataFormat, data)
         return cls(
             length_bytes=message.length,
             last_entry_id=_get(message, "lastEntryId"),
@@ -164,10 +153,10 @@ class BookKeeperLedger:
 
     def encode(self) -> bytes:
         """The message, fields in the order of their numbers; a new one has quorum 1, ensemble 1, CRC-32C."""
-        message = _BOOKKEEPER.LedgerMetadataFormat()
         if self.message:
-            message.CopyFrom(_parse(_BOOKKEEPER.LedgerMetadataFormat, self.message, "", None))
+            message = parse_message(_BOOKKEEPER.LedgerMetadataFormat, self.message)
         else:
+            message = _BOOKKEEPER.LedgerMetadataFormat()
             message.quorumSize = message.ensembleSize = message.ackQuorumSize = 1
             message.digestType = _DIGEST_CRC32C
         _set(message, {"length": self.length_bytes, "lastEntryId": self.last_entry_id, "ctime": self.created_ms})
@@ -207,9 +196,9 @@ class OffloadContext:
     message: bytes = field(default=b"", repr=False)
 
     @classmethod
-    def decode(cls, data: bytes, *, object_name: str = "", offset: int | None = None) -> OffloadContext:
+    def decode(cls, data: bytes) -> OffloadContext:
         """The value in ``data``; ``Inconsistent`` when it isn't this protobuf message."""
-        return cls.of_message(_parse(_PULSAR.OffloadContext, data, object_name, offset))
+        return cls.of_message(parse_message(_PULSAR.OffloadContext, data))
 
     def encode(self) -> bytes:
         """The message, fields in the order of their numbers."""
@@ -231,9 +220,7 @@ class OffloadContext:
 
     def to_message(self) -> Any:
         """As the generated class."""
-        message = _PULSAR.OffloadContext()
-        if self.message:
-            message.CopyFrom(_parse(_PULSAR.OffloadContext, self.message, "", None))
+        message = parse_message(_PULSAR.OffloadContext, self.message)
         _set_uuid(message, self.uuid)
         _set(message, {"timestamp": self.timestamp_ms})
         _set_flag(message, "complete", self.complete)

@@ -10,24 +10,13 @@ import struct
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from google.protobuf.message import DecodeError, EncodeError
+from google.protobuf.message import EncodeError
 
 from formats.entries import Position
 from formats.errors import Inconsistent, LimitExceeded
 from formats.metadata import pulsar_protocol_pb2
+from formats.metadata.messages import parse_message
 from formats.pulsar.entry import signed64
-
-__all__ = [
-    "FRAME_BYTES_MAX",
-    "FRAME_PADDING_BYTES",
-    "Command",
-    "CommandType",
-    "FrameSplitter",
-    "decode_command",
-    "encode_command",
-    "message_id",
-    "position_of",
-]
 
 _PROTOCOL: Any = pulsar_protocol_pb2
 _BaseCommand: Any = _PROTOCOL.BaseCommand
@@ -95,12 +84,7 @@ class Command(NamedTuple):
 
 
 def encode_command(kind: CommandType, entry: bytes = b"", **fields: Any) -> bytes:
-    """Encodes one frame.
-
-    Args:
-        kind: the command.
-        entry: what comes after it.
-        fields: of the command; message fields as mappings. ``None`` leaves one out.
+    """Encodes one frame: the command's fields (message fields as mappings; ``None`` leaves one out), then ``entry``.
 
     Raises:
         Inconsistent: a field's value isn't of its type, or a required one is missing.
@@ -124,23 +108,16 @@ def decode_command(frame: bytes) -> Command:
     size = _SIZE.unpack_from(frame)[0] if len(frame) >= 4 else -1
     if not 0 <= size <= len(frame) - 4:
         raise Inconsistent("size of a Pulsar command", offset=0, expected=f"at most {len(frame) - 4}", found=size)
-    try:
-        base = _BaseCommand.FromString(frame[4 : 4 + size])
-    except DecodeError as cause:
-        raise _bad_command(str(cause)) from cause
-    if not base.IsInitialized():
-        raise _bad_command("no " + ", ".join(base.FindInitializationErrors()))
+    base = parse_message(_BaseCommand, frame[4 : 4 + size], "Pulsar command", 4)
     kind = _TYPES.get(base.type)
     if kind is None:
         return Command(None, None)
     name = _FIELDS[kind]
     if not base.HasField(name):
-        raise _bad_command(f"{kind.name} without its field")
+        raise Inconsistent(
+            "Pulsar command", offset=4, expected="protobuf BaseCommand", found=f"{kind.name} without its field"
+        )
     return Command(kind, getattr(base, name), frame[4 + size :])
-
-
-def _bad_command(found: str) -> Inconsistent:
-    return Inconsistent("Pulsar command", offset=4, expected="protobuf BaseCommand", found=found)
 
 
 class FrameSplitter:
@@ -154,12 +131,8 @@ class FrameSplitter:
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self.frame_bytes_max = frame_bytes_max
+        #: The incomplete frame; at most a frame and the last input.
         self._received = bytearray()
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes of the incomplete frame; at most a frame and the last input."""
-        return len(self._received)
 
     def feed(self, data: bytes) -> Iterator[Command]:
         """The commands that ``data`` completes; consume them before feeding more.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -15,25 +16,9 @@ from google.protobuf.message import DecodeError
 from formats.checksum import crc32c
 from formats.errors import ChecksumMismatch, FormatError, Inconsistent, LimitExceeded, Truncated, UnsupportedVersion
 from formats.metadata import pulsar_message_pb2
-
-__all__ = [
-    "MESSAGE_BYTES_MIN",
-    "BatchPart",
-    "Frame",
-    "PayloadCodec",
-    "Resent",
-    "codec_name",
-    "decode_frame",
-    "decompress_payload",
-    "parse_message",
-    "resent",
-    "signed64",
-    "split_batch",
-]
+from formats.metadata.messages import parse_message
 
 _PROTOCOL: Any = pulsar_message_pb2
-_MessageMetadata: Any = _PROTOCOL.MessageMetadata
-_BrokerEntryMetadata: Any = _PROTOCOL.BrokerEntryMetadata
 
 _MAGIC_BROKER_METADATA = 0x0E02
 _MAGIC_CHECKSUM = 0x0E01
@@ -69,14 +54,14 @@ def decode_frame(entry: bytes) -> Frame:
     if magic == _MAGIC_BROKER_METADATA:
         start = 6
         position = start + _length(entry, 2, "broker entry metadata")
-        broker = parse_message(_BrokerEntryMetadata, entry[start:position], start)
+        broker = parse_message(_PROTOCOL.BrokerEntryMetadata, entry[start:position], "message metadata", start)
         magic = _U16(entry, position)[0] if size >= position + 2 else 0
     if magic == _MAGIC_CHECKSUM:
         _check_crc(entry, position + 2)
         position += 6
     start = position + 4
     position = start + _length(entry, position, "message metadata")
-    metadata = parse_message(_MessageMetadata, entry[start:position], start)
+    metadata = parse_message(_PROTOCOL.MessageMetadata, entry[start:position], "message metadata", start)
     return Frame(metadata, broker, position)
 
 
@@ -99,50 +84,31 @@ def _check_crc(entry: bytes, at: int) -> None:
         raise ChecksumMismatch("message", offset=at, expected=f"CRC-32C {expected:08x}", found=f"{found:08x}")
 
 
-def parse_message(kind: Any, data: bytes, offset: int) -> Any:
-    """Parses a protobuf message; ``Inconsistent`` when it isn't one, or lacks a required field."""
-    try:
-        message = kind.FromString(data)
-    except DecodeError as cause:
-        raise Inconsistent(
-            "message metadata", offset=offset, expected=f"protobuf {kind.DESCRIPTOR.name}", found=str(cause)
-        ) from cause
-    if not message.IsInitialized():
-        missing = ", ".join(message.FindInitializationErrors())
-        raise Inconsistent(
-            "message metadata", offset=offset, expected=f"protobuf {kind.DESCRIPTOR.name}", found=f"no {missing}"
-        )
-    return message
-
-
 def signed64(value: int) -> int:
     """An unsigned 64-bit field as Pulsar's code (Java, signed) reads it."""
     return value - 2**64 if value >= 2**63 else value
 
 
-_SingleMessageMetadata: Any = _PROTOCOL.SingleMessageMetadata
 #: Least size of a message in a batch: its metadata's length, and in that its own size.
 MESSAGE_BYTES_MIN = 6
 
 
+@dataclass(slots=True)
 class BatchPart:
     """Consecutive messages of a batch, up to the first unreadable one.
 
     Attributes:
+        end: where the next message begins, if there is no error.
         singles: protobuf ``SingleMessageMetadata`` of each.
         starts, ends: where each message's bytes are in the decompressed payload.
-        end: where the next message begins, if there is no error.
         error: why the messages after these couldn't be read, or what follows the last one; ``None`` if valid.
     """
 
-    __slots__ = ("end", "ends", "error", "singles", "starts")
-
-    def __init__(self, start: int) -> None:
-        self.singles: list[Any] = []
-        self.starts: list[int] = []
-        self.ends: list[int] = []
-        self.end = start
-        self.error: FormatError | None = None
+    end: int
+    singles: list[Any] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+    error: FormatError | None = None
 
 
 def split_batch(payload: bytes, start: int, first: int, stop: int, count: int) -> BatchPart:
@@ -155,35 +121,34 @@ def split_batch(payload: bytes, start: int, first: int, stop: int, count: int) -
     """
     part = BatchPart(start)
     singles, starts, ends = part.singles.append, part.starts.append, part.ends.append
-    parse = _SingleMessageMetadata.FromString
+    parse = _PROTOCOL.SingleMessageMetadata.FromString
     size, position, number = len(payload), start, first
     try:
         for number in range(first, stop):
             begin = position + 4
             value = begin + _U32(payload, position)[0] if begin <= size else size + 1
             if value > size:
-                part.error = _truncated("metadata", number, position, size)
-                return part
+                raise _truncated("metadata", number, position, size)
             single = parse(payload[begin:value])
             length = single.payload_size
             following = value + length
             if length <= 0 and (length < 0 or not single.HasField("payload_size")):
-                part.error = _bad_size(number, begin, length)
-                return part
+                what = f"size of message {number} of a batch"
+                raise Inconsistent(what, offset=begin, expected="0 or more", found=length or "none")
             if following > size:
-                part.error = _truncated("bytes", number, value, size)
-                return part
+                raise _truncated("bytes", number, value, size)
             singles(single)
             starts(value)
             ends(following)
             part.end = position = following
+        if stop == count and position != size:
+            more = f"{size - position} more bytes"
+            raise Inconsistent(f"batch of {count} messages", offset=position, expected="its end", found=more)
     except DecodeError as cause:
         what = f"metadata of message {number} of a batch"
         part.error = Inconsistent(what, offset=begin, expected="protobuf SingleMessageMetadata", found=str(cause))
-        return part
-    if stop == count and position != size:
-        more = f"{size - position} more bytes"
-        part.error = Inconsistent(f"batch of {count} messages", offset=position, expected="its end", found=more)
+    except FormatError as error:
+        part.error = error
     return part
 
 
@@ -191,11 +156,6 @@ def _truncated(what: str, number: int, offset: int, size: int) -> Truncated:
     return Truncated(
         f"{what} of message {number} of a batch", offset=offset, expected="all of it", found=f"{size - offset} bytes"
     )
-
-
-def _bad_size(number: int, offset: int, length: int) -> Inconsistent:
-    found = length if length else "none"
-    return Inconsistent(f"size of message {number} of a batch", offset=offset, expected="0 or more", found=found)
 
 
 class PayloadCodec(IntEnum):
@@ -217,13 +177,7 @@ def codec_name(number: int) -> str:
 
 
 def decompress_payload(codec: int, data: bytes, size: int, limit: int) -> bytes:
-    """Decompresses a payload.
-
-    Args:
-        codec: number from the metadata.
-        data: exactly the stored payload.
-        size: decompressed size, as declared in the metadata; not used for ``NONE``.
-        limit: the caller's maximum of decompressed bytes.
+    """Decompresses exactly one payload to the ``size`` declared in its metadata, which isn't used for ``NONE``.
 
     Raises:
         UnsupportedVersion: an unknown codec.
@@ -266,11 +220,6 @@ def _zlib(data: bytes, size: int) -> bytes:
     return plain
 
 
-def _zstd(data: bytes, size: int) -> bytes:
-    plain: bytes = pa.Codec("zstd").decompress(pa.py_buffer(data), decompressed_size=size, asbytes=True)
-    return plain
-
-
 def _snappy(data: bytes, size: int) -> bytes:
     # Arrow fills as many bytes as the data declares and leaves the rest uninitialised, so the two must agree.
     declared = _varint32(data)
@@ -292,13 +241,11 @@ def _varint32(data: bytes) -> int:
 _CODECS: dict[int, Callable[[bytes, int], bytes]] = {
     PayloadCodec.LZ4: _lz4,
     PayloadCodec.ZLIB: _zlib,
-    PayloadCodec.ZSTD: _zstd,
+    PayloadCodec.ZSTD: lambda data, size: pa.Codec("zstd").decompress(pa.py_buffer(data), size, asbytes=True),
     PayloadCodec.SNAPPY: _snappy,
 }
 
 
-_CHECKSUM = struct.Struct(">HI")
-_SIZE = struct.Struct(">I")
 #: Fields specific to the topic and cluster where an entry was stored.
 _OF_THE_PLACE = ("replicated_from", "txnid_least_bits", "txnid_most_bits", "highest_sequence_id")
 
@@ -309,7 +256,6 @@ class Resent(NamedTuple):
     Attributes:
         entry: the bytes after the command ``SEND``, with their checksum; empty for a broker's own marker, which isn't
             for consumers.
-        messages: how many are in it.
         is_of_transaction: whether it was sent within a transaction, whose outcome an entry doesn't contain.
     """
 
@@ -319,11 +265,7 @@ class Resent(NamedTuple):
 
 
 def resent(entry: bytes, producer_name: str, sequence_id: int) -> Resent:
-    """Rewrites a stored entry for another producer.
-
-    Args:
-        entry: as it is stored.
-        producer_name, sequence_id: of the sending producer.
+    """Rewrites a stored entry for another producer, whose name and sequence id it gets.
 
     Raises:
         FormatError: it isn't what Pulsar stores, or damaged.
@@ -338,6 +280,6 @@ def resent(entry: bytes, producer_name: str, sequence_id: int) -> Resent:
     for name in _OF_THE_PLACE:
         metadata.ClearField(name)
     encoded = metadata.SerializeToString()
-    checked = b"".join((_SIZE.pack(len(encoded)), encoded, memoryview(entry)[frame.payload_start :]))
-    sent = _CHECKSUM.pack(_MAGIC_CHECKSUM, crc32c(checked)) + checked
+    checked = b"".join((struct.pack(">I", len(encoded)), encoded, memoryview(entry)[frame.payload_start :]))
+    sent = struct.pack(">HI", _MAGIC_CHECKSUM, crc32c(checked)) + checked
     return Resent(sent, max(metadata.num_messages_in_batch, 1), is_of_transaction)

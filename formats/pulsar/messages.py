@@ -27,35 +27,6 @@ from formats.pulsar.entry import (
     split_batch,
 )
 
-__all__ = [
-    "BATCH_MESSAGES_MAX",
-    "BYTES_MAX",
-    "COLUMNS",
-    "ENTRY_COLUMNS",
-    "NOTHING",
-    "NOT_IN_A_BATCH",
-    "PAYLOAD_BYTES_LIMIT",
-    "PAYLOAD_BYTES_MAX",
-    "ROWS_MAX",
-    "ROW_COLUMNS",
-    "TIME_MS_MAX",
-    "BadEntry",
-    "MessageDecoder",
-    "MessageOptions",
-    "MessageRows",
-    "Piece",
-    "binary_column",
-    "entry_column",
-    "key_column",
-    "messages",
-    "properties_column",
-    "publish_times_ms",
-    "record_batch",
-    "schema_of",
-    "text_column",
-    "time_column",
-]
-
 #: ``batch_index`` of a message that is an entry of its own, as in Pulsar's message ids.
 NOT_IN_A_BATCH: Final = -1
 
@@ -68,14 +39,11 @@ class Piece(NamedTuple):
     """Rows of one entry: all of them, or a section of a large batch.
 
     Attributes:
-        entry_id: the entry.
         metadata, broker: protobuf; ``None`` where it couldn't be read, the broker's also where there is none.
         first: index in the batch of the first row, or ``NOT_IN_A_BATCH``.
-        rows: how many.
         singles: the messages' own metadata (protobuf), of as many rows as could be read; none if not requested.
         payload: bytes that hold them all; of a message that isn't in a batch, its own.
         starts, ends: where the bytes of messages of a batch are in ``payload``, before ``shift`` is subtracted.
-        shift: subtracted from ``starts`` and ``ends``.
         error: why the other rows, or if there is no other something in the last row, couldn't be read.
         more_bytes: about how much memory the rows take besides their payload.
     """
@@ -98,39 +66,25 @@ class MessageRows:
     """Rows of one ledger.
 
     Attributes:
-        ledger_id: the ledger.
-        count: rows so far.
-        payload_bytes: bytes of ``payloads``.
+        payload_bytes: bytes of the payloads of pieces with readable messages.
         size_bytes: about how much memory the rows take.
-        entry_ids, metadata, brokers, firsts, counts: a value per piece.
         singles, starts, ends: a value per row, none when only columns of entries are wanted: the message's own metadata
-            (``NOTHING`` where it couldn't be read) and where its bytes are in the joined ``payloads``.
+            (``NOTHING`` where it couldn't be read) and where its bytes are in those payloads, joined.
         errors: row -> why it, or something in its entry, couldn't be read.
     """
 
     def __init__(self, ledger_id: int) -> None:
         self.ledger_id = ledger_id
-        self.count = 0
-        self.payload_bytes = 0
-        self.size_bytes = 0
-        self.entry_ids: list[int] = []
-        self.metadata: list[Any] = []
-        self.brokers: list[Any] = []
-        self.firsts: list[int] = []
-        self.counts: list[int] = []
+        self.count = self.payload_bytes = self.size_bytes = 0
+        self.pieces: list[Piece] = []
         self.singles: list[Any] = []
         self.starts: list[int] = []
         self.ends: list[int] = []
-        self.payloads: list[bytes] = []
         self.errors: dict[int, str] = {}
 
     def add(self, piece: Piece) -> None:
         """Appends the rows of ``piece``."""
-        self.entry_ids.append(piece.entry_id)
-        self.metadata.append(piece.metadata)
-        self.brokers.append(piece.broker)
-        self.firsts.append(piece.first)
-        self.counts.append(piece.rows)
+        self.pieces.append(piece)
         self.count += piece.rows
         self.size_bytes += piece.more_bytes
         if piece.singles:
@@ -143,7 +97,6 @@ class MessageRows:
                 shift = self.payload_bytes - piece.shift
                 self.starts += [shift + start for start in piece.starts]
                 self.ends += [shift + end for end in piece.ends]
-            self.payloads.append(piece.payload)
             self.payload_bytes += size
             self.size_bytes += size
         if piece.error is not None:
@@ -368,8 +321,10 @@ class _Table:
 
     def __init__(self, rows: MessageRows) -> None:
         self.rows = rows
-        self.counts = np.array(rows.counts, dtype=np.int64)
-        self.firsts = np.array(rows.firsts, dtype=np.int64)
+        self.metadata = [piece.metadata for piece in rows.pieces]
+        self.brokers = [piece.broker for piece in rows.pieces]
+        self.counts = np.array([piece.rows for piece in rows.pieces], dtype=np.int64)
+        self.firsts = np.array([piece.first for piece in rows.pieces], dtype=np.int64)
         self.is_batch = self.firsts != NOT_IN_A_BATCH
         self.owners = np.repeat(np.arange(len(self.counts)), self.counts)
         self.unread: NDArray[np.bool_] | None = None
@@ -381,7 +336,7 @@ class _Table:
         make = _MAKERS.get(name)
         if make is not None:
             return make(self)
-        return self.expanded(entry_column(name, self.rows.metadata, self.rows.brokers))
+        return self.expanded(entry_column(name, self.metadata, self.brokers))
 
     def expanded(self, of_entries: pa.Array) -> pa.Array:
         """Expands a value per entry to a value per row."""
@@ -413,48 +368,28 @@ class _Table:
 
     def of_entries(self, name: str) -> NDArray[np.uint64]:
         """A numeric field of each entry's metadata, 0 where that couldn't be read."""
-        return np.array([0 if m is None else getattr(m, name) for m in self.rows.metadata], dtype=np.uint64)
+        return np.array([0 if m is None else getattr(m, name) for m in self.metadata], dtype=np.uint64)
 
     def masked(self, values: list[Any], kind: pa.DataType) -> pa.Array:
         """A value per row, null in rows that couldn't be read."""
         return pa.array(values, kind) if self.unread is None else pa.array(values, kind, mask=self.unread)
 
 
-def _ledger_id(table: _Table) -> pa.Array:
-    return pa.array(np.full(table.rows.count, table.rows.ledger_id, dtype=np.int64))
-
-
-def _entry_id(table: _Table) -> pa.Array:
-    return pa.array(np.array(table.rows.entry_ids, dtype=np.int64)[table.owners])
-
-
-def _batch_index(table: _Table) -> pa.Array:
-    return pa.array(table.batch_indices.astype(np.int32))
-
-
 def _broker_index(table: _Table) -> pa.Array:
     """Computed from the broker's index of the entry, which is that of its last message."""
-    brokers = table.rows.brokers
+    brokers = table.brokers
     known = np.array([broker is not None and broker.HasField("index") for broker in brokers], dtype=bool)
     last = np.array([broker.index if there else 0 for broker, there in zip(brokers, known, strict=True)], np.uint64)
     is_batch = table.is_batch
-    sizes = [m.num_messages_in_batch if batch else 0 for m, batch in zip(table.rows.metadata, is_batch, strict=True)]
+    sizes = [m.num_messages_in_batch if batch else 0 for m, batch in zip(table.metadata, is_batch, strict=True)]
     sizes_of_rows = np.array(sizes, dtype=np.int64)[table.owners]
     behind = np.where(is_batch[table.owners], sizes_of_rows - 1 - table.batch_indices, 0)
     return pa.array(last.view(np.int64)[table.owners] - behind, mask=~known[table.owners])
 
 
-def _publish_time(table: _Table) -> pa.Array:
-    return table.expanded(time_column(table.of_entries("publish_time")))
-
-
-def _event_time(table: _Table) -> pa.Array:
-    return time_column(table.event_times_ms)
-
-
 def _sequence_id(table: _Table) -> pa.Array:
     """Sequence id of each message, else of its batch, as in Pulsar."""
-    singles, metadata = table.rows.singles, table.rows.metadata
+    singles, metadata = table.rows.singles, table.metadata
     ids = [single.sequence_id for single in singles]
     for row, number in enumerate(ids):
         if number == 0 and not singles[row].HasField("sequence_id") and singles[row] is not NOTHING:
@@ -470,35 +405,20 @@ def _ordering_key(table: _Table) -> pa.Array:
     return pa.array(keys, pa.binary())
 
 
-def _null_key(table: _Table) -> pa.Array:
-    return table.masked([single.null_partition_key for single in table.rows.singles], pa.bool_())
-
-
-def _compacted_out(table: _Table) -> pa.Array:
-    return table.masked(table.compacted_out, pa.bool_())
-
-
-def _properties(table: _Table) -> pa.Array:
-    return properties_column(table.rows.singles, table.unread)
-
-
 def _value(table: _Table) -> pa.Array:
     rows = table.rows
     is_null = np.array([single.null_value for single in rows.singles], dtype=bool)
     is_null |= np.array(table.compacted_out, dtype=bool)
     if table.unread is not None:
         is_null |= table.unread
-    data = b"".join(rows.payloads)
+    data = b"".join(piece.payload for piece in rows.pieces if piece.singles)
     return binary_column(data, np.array(rows.starts, dtype=np.int64), np.array(rows.ends, dtype=np.int64), is_null)
 
 
 def _error(table: _Table) -> pa.Array:
     """Why a row couldn't be read, or which of its times is invalid."""
     reasons = dict(table.rows.errors)
-    beyond = {
-        "publish_time": table.of_entries("publish_time")[table.owners],
-        "event_time": table.event_times_ms,
-    }
+    beyond = {"publish_time": table.of_entries("publish_time")[table.owners], "event_time": table.event_times_ms}
     for name, times_ms in beyond.items():
         for row in np.flatnonzero(times_ms > TIME_MS_MAX).tolist():
             reasons.setdefault(row, f"{name} {times_ms[row]} ms is beyond the year 9999")
@@ -508,20 +428,22 @@ def _error(table: _Table) -> pa.Array:
 
 
 _MAKERS: Final[dict[str, Callable[[_Table], pa.Array]]] = {
-    "ledger_id": _ledger_id,
-    "entry_id": _entry_id,
-    "batch_index": _batch_index,
+    "ledger_id": lambda table: pa.array(np.full(table.rows.count, table.rows.ledger_id, dtype=np.int64)),
+    "entry_id": lambda table: pa.array(
+        np.array([piece.entry_id for piece in table.rows.pieces], dtype=np.int64)[table.owners]
+    ),
+    "batch_index": lambda table: pa.array(table.batch_indices.astype(np.int32)),
     "broker_index": _broker_index,
-    "publish_time": _publish_time,
+    "publish_time": lambda table: table.expanded(time_column(table.of_entries("publish_time"))),
     "key": lambda table: table.keys[0],
     "key_is_base64": lambda table: table.keys[1],
-    "null_key": _null_key,
+    "null_key": lambda table: table.masked([single.null_partition_key for single in table.rows.singles], pa.bool_()),
     "ordering_key": _ordering_key,
-    "event_time": _event_time,
+    "event_time": lambda table: time_column(table.event_times_ms),
     "sequence_id": _sequence_id,
-    "properties": _properties,
+    "properties": lambda table: properties_column(table.rows.singles, table.unread),
     "value": _value,
-    "compacted_out": _compacted_out,
+    "compacted_out": lambda table: table.masked(table.compacted_out, pa.bool_()),
     "error": _error,
 }
 assert set(_MAKERS) <= set(COLUMNS)
@@ -556,7 +478,6 @@ class MessageOptions:
             column ``error``.
         markers: whether to return entries that Pulsar's servers wrote for themselves.
         payload_bytes_max: limit of one entry's decompressed payload; at most 1 GiB.
-        batch_messages_max: limit of messages of one entry.
         rows_max, bytes_max: a record batch ends with the entry, or the ``rows_max`` messages of a batch, that reach one
             of them.
     """
@@ -589,7 +510,6 @@ class MessageDecoder:
     """Decodes the entries of one stream.
 
     Args:
-        options: of the decoder.
         source: where the entries come from, for error messages: ``"orders"`` gives "orders entry 7:12".
     """
 
@@ -701,8 +621,6 @@ class MessageDecoder:
 
     def _payload(self, frame: Frame, entry: bytes) -> bytes:
         metadata, stored = frame.metadata, entry[frame.payload_start :]
-        if metadata.compression == PayloadCodec.NONE:
-            return stored
         try:
             return decompress_payload(
                 metadata.compression, stored, metadata.uncompressed_size, self._options.payload_bytes_max

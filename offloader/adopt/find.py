@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 from uuid import UUID
 
-from formats.block import PADDING
+from formats.block import padding
 from formats.checksum import crc32c
-from formats.entries import ENTRY_HEADER_BYTES, TIME_UNKNOWN_MS, Position
+from formats.entries import ENTRY_HEADER_BYTES
 from formats.errors import Inconsistent, LimitExceeded
 from formats.keys import check_object_version, index_key, parse_object_key
 from formats.metadata.messages import BookKeeperLedger
@@ -20,17 +20,6 @@ from offloader.errors import LimitReached
 from offloader.manifest.rebuild import FoundSegment, read_segment
 from offloader.settings import OffloadSettings
 from offloader.store.base import ByteRange, ObjectInfo, ObjectStore
-
-__all__ = [
-    "Attempt",
-    "AttemptOwner",
-    "AttemptTable",
-    "Found",
-    "Listing",
-    "ObjectPair",
-    "ends_with_entry",
-    "read_attempt",
-]
 
 #: Index objects are read whole.
 INDEX_BYTES_MAX = 512 * 1024 * 1024
@@ -42,9 +31,6 @@ TAIL_BYTES_MAX = 256 * 1024 * 1024
 PENDING_MAX = 1_000_000
 #: Keys of each kind kept as examples.
 EXAMPLES_MAX = 20
-
-_MANAGED_LEDGER = "managedledgername"
-_CLUSTER = "pulsarclustername"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +48,6 @@ class Attempt:
     """One complete offload attempt.
 
     Attributes:
-        segment: its content.
         managed_ledger: its managed ledger from the metadata; empty when absent.
         cluster: the Pulsar cluster that wrote it, empty when unknown.
         closed: whether its index marks every ledger in it as closed (not recorded in V2).
@@ -93,7 +78,6 @@ class Listing:
     """One listing of a store's root.
 
     Attributes:
-        objects: listed so far.
         foreign: objects at the root that are neither data nor index.
         unfinished: data objects without an index, or the reverse: a failed or running offload.
     """
@@ -110,36 +94,32 @@ class Listing:
         Raises:
             LimitReached: more than ``PENDING_MAX`` halves wait for the other one.
         """
-        waiting: dict[tuple[UUID, int | None], tuple[bool, ObjectInfo]] = {}
+        waiting: dict[tuple[UUID, int | None], ObjectInfo] = {}
         after: str | None = ""
         while after is not None:
             page = self._store.list("", after=after)
             for info in page.objects:
                 self.objects += 1
                 parsed = parse_object_key(info.key, "")
-                if parsed is None:
+                if parsed is None or parsed.is_fill:
                     if "/" not in info.key:
                         self.foreign.add(info.key)
                     continue
                 name = parsed.uuid, parsed.ledger_id
                 other = waiting.pop(name, None)
-                if other is None:
-                    waiting[name] = parsed.is_index, info
-                    self._require_bounded(len(waiting))
-                elif parsed.is_index:
-                    yield ObjectPair(parsed.uuid, parsed.ledger_id, other[1], info)
-                else:
-                    yield ObjectPair(parsed.uuid, parsed.ledger_id, info, other[1])
+                if other is not None:
+                    data, index = (other, info) if parsed.is_index else (info, other)
+                    yield ObjectPair(parsed.uuid, parsed.ledger_id, data, index)
+                    continue
+                waiting[name] = info
+                if len(waiting) > PENDING_MAX:
+                    raise LimitReached(
+                        f"{self._store.url}: {len(waiting)} objects whose data or index isn't there",
+                        hint="is this really where Pulsar's offloader writes?",
+                    )
             after = page.next_after
-        for _, info in waiting.values():
+        for info in waiting.values():
             self.unfinished.add(info.key)
-
-    def _require_bounded(self, waiting: int) -> None:
-        if waiting > PENDING_MAX:
-            raise LimitReached(
-                f"{self._store.url}: {waiting} objects whose data or index isn't there",
-                hint="is this really where Pulsar's offloader writes?",
-            )
 
 
 def read_attempt(store: ObjectStore, pair: ObjectPair, *, deep: bool) -> Attempt:
@@ -168,7 +148,6 @@ def read_attempt(store: ObjectStore, pair: ObjectPair, *, deep: bool) -> Attempt
             expected=f"{segment_map.data_bytes} bytes, as its index says",
             found=pair.data.size_bytes,
         )
-    is_v1 = segment_map.layout is Layout.V1
     if deep or not _says_enough(segment_map):
         part_bytes = OffloadSettings().part_bytes
         segment = read_segment(store, "", uuid, ledger_id, has_index=True, part_bytes=part_bytes)
@@ -179,9 +158,9 @@ def read_attempt(store: ObjectStore, pair: ObjectPair, *, deep: bool) -> Attempt
     named: Mapping[str, str] = {name.lower(): value for name, value in info.metadata.items()}
     return Attempt(
         segment=segment,
-        managed_ledger=named.get(_MANAGED_LEDGER, ""),
-        cluster=named.get(_CLUSTER, ""),
-        closed=not is_v1 or all(group.closed for group in segment_map.ledgers),
+        managed_ledger=named.get("managedledgername", ""),
+        cluster=named.get("pulsarclustername", ""),
+        closed=segment_map.layout is not Layout.V1 or all(group.closed for group in segment_map.ledgers),
         modified_ms=pair.index.modified_ms,
     )
 
@@ -190,16 +169,15 @@ def _says_enough(segment_map: SegmentMap) -> bool:
     if segment_map.has_extension or segment_map.layout is not Layout.V1:
         return segment_map.has_extension
     [group] = segment_map.ledgers
-    return BookKeeperLedger.decode(group.metadata, object_name=segment_map.object_name).length_bytes > 0
+    return BookKeeperLedger.decode(group.metadata).length_bytes > 0
 
 
 def _summary(store: ObjectStore, pair: ObjectPair, segment_map: SegmentMap) -> SegmentSummary:
     """Summary of an object whose index is sufficient and matches the object's end."""
     if segment_map.has_extension:
-        info = store.head(pair.data.key)
-        return segment_map.summary(info.crc32c or 0)
+        return segment_map.summary(store.head(pair.data.key).crc32c or 0)
     [group] = segment_map.ledgers
-    ledger = BookKeeperLedger.decode(group.metadata, object_name=segment_map.object_name)
+    ledger = BookKeeperLedger.decode(group.metadata)
     blocks = segment_map.blocks
     last = group.last_entry_id
     entries = last + 1
@@ -219,21 +197,29 @@ def _summary(store: ObjectStore, pair: ObjectPair, segment_map: SegmentMap) -> S
             found=f"{segment_map.data_bytes} bytes",
         )
     _require_last_entry(store, pair, segment_map, last)
-    return SegmentSummary(
+    return _ledger_summary(group.ledger_id, entries, ledger.length_bytes, segment_map.data_bytes, len(blocks))
+
+
+def _ledger_summary(
+    ledger_id: int,
+    entries: int,
+    payload_bytes: int,
+    data_bytes: int,
+    blocks: int,
+    data_crc32c: int = 0,
+    index_bytes: int = 0,
+    index_crc32c: int = 0,
+) -> SegmentSummary:
+    """The summary of a plain V1 object, which holds a whole ledger."""
+    return SegmentSummary.of_spans(
+        [LedgerSpan(ledger_id, 0, entries - 1, entries, payload_bytes)],
         layout=Layout.V1,
-        begin=Position(group.ledger_id, 0),
-        end=Position(group.ledger_id, last),
-        data_bytes=segment_map.data_bytes,
-        index_bytes=0,
-        data_crc32c=0,
-        index_crc32c=0,
-        entries=entries,
-        payload_bytes=ledger.length_bytes,
-        publish_time_min_ms=TIME_UNKNOWN_MS,
-        publish_time_max_ms=TIME_UNKNOWN_MS,
-        blocks=len(blocks),
+        data_bytes=data_bytes,
+        data_crc32c=data_crc32c,
+        index_bytes=index_bytes,
+        index_crc32c=index_crc32c,
+        blocks=blocks,
         compressed=False,
-        ledgers=(LedgerSpan(group.ledger_id, 0, last, entries, ledger.length_bytes),),
     )
 
 
@@ -270,12 +256,7 @@ def _require_last_entry(store: ObjectStore, pair: ObjectPair, segment_map: Segme
 
 
 def ends_with_entry(tail: bytes, entry_id: int) -> bool:
-    """Whether bytes end with entry ``entry_id``, followed only by the padding of a block.
-
-    Args:
-        tail: bytes up to the end of a data object; they may begin within an entry.
-        entry_id: the entry.
-    """
+    """Whether the end of a data object, from anywhere in it, ends with an entry, followed only by a block's padding."""
     needle = entry_id.to_bytes(8, "big")
     at = tail.rfind(needle)
     while at >= 0:
@@ -283,7 +264,7 @@ def ends_with_entry(tail: bytes, entry_id: int) -> bool:
         end = at + len(needle) + length
         if length >= 0 and end <= len(tail):
             rest = len(tail) - end
-            if tail[end:] == (PADDING * (rest // len(PADDING) + 1))[:rest]:
+            if tail[end:] == padding(rest):
                 return True
         at = tail.rfind(needle, 0, at + len(needle) - 1)
     return False
@@ -311,8 +292,8 @@ class AttemptTable:
     def add(self, attempt: Attempt) -> None:
         owner = AttemptOwner(attempt.managed_ledger, attempt.cluster)
         packed = _packed(attempt)
-        plain = packed is not None and _attempt(packed, owner) == attempt
-        self._rows.setdefault(owner, []).append(packed if packed is not None and plain else attempt)
+        is_plain = packed is not None and _attempt(packed, owner) == attempt
+        self._rows.setdefault(owner, []).append(packed if packed and is_plain else attempt)
         self.count += 1
 
     def owners(self) -> list[AttemptOwner]:
@@ -347,7 +328,6 @@ def _packed(attempt: Attempt) -> bytes | None:
 
 def _attempt(row: bytes, owner: AttemptOwner) -> Attempt:
     uuid, ledger_id, data, index, entries, payload, blocks, modified_ms, data_crc, index_crc, closed = _ROW.unpack(row)
-    last = entries - 1
     return Attempt(
         segment=FoundSegment(
             uuid=UUID(bytes=uuid),
@@ -355,22 +335,7 @@ def _attempt(row: bytes, owner: AttemptOwner) -> Attempt:
             epoch=0,
             owned=False,
             closed_bytes={},
-            summary=SegmentSummary(
-                layout=Layout.V1,
-                begin=Position(ledger_id, 0),
-                end=Position(ledger_id, last),
-                data_bytes=data,
-                index_bytes=index,
-                data_crc32c=data_crc,
-                index_crc32c=index_crc,
-                entries=entries,
-                payload_bytes=payload,
-                publish_time_min_ms=TIME_UNKNOWN_MS,
-                publish_time_max_ms=TIME_UNKNOWN_MS,
-                blocks=blocks,
-                compressed=False,
-                ledgers=(LedgerSpan(ledger_id, 0, last, entries, payload),),
-            ),
+            summary=_ledger_summary(ledger_id, entries, payload, data, blocks, data_crc, index, index_crc),
         ),
         managed_ledger=owner.managed_ledger,
         cluster=owner.cluster,

@@ -28,21 +28,6 @@ from offloader.read.prefetch import ReaderThreads
 from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectStore
 
-__all__ = [
-    "AdoptedStream",
-    "Adoption",
-    "AdoptionProblem",
-    "AdoptionProgress",
-    "Choice",
-    "LeftOut",
-    "adopt",
-    "adoptions_of",
-    "choose_attempts",
-    "facts_of",
-    "release",
-    "without_hiding",
-]
-
 
 class LeftOut(NamedTuple):
     """A rejected attempt, with the reason."""
@@ -58,7 +43,6 @@ class Choice:
     Attributes:
         adopted: disjoint, in the stream's order, none of them in the manifest yet.
         already: number already in the manifest.
-        left_out: the others.
         closed: ledger id -> last entry id (-1: empty), facts that the manifest doesn't have yet.
         missing: closed ledgers of the topic with entries that neither the store nor the manifest has completely.
     """
@@ -76,28 +60,26 @@ def choose_attempts(attempts: Sequence[Attempt], state: ManifestState, topic: To
     Of several complete attempts at the same entries the newest wins: Pulsar forgets an attempt when it begins another,
     and deletes its objects.
 
-    Args:
-        attempts: complete ones, all of the same stream and cluster.
-        state: the stream's manifest, an empty one when it has none.
-        topic: the broker's list of its ledgers; ``None`` if not queried.
+    The attempts are complete, and all of the same stream and cluster; ``topic``, the broker's list of its ledgers, is
+    ``None`` if not queried.
     """
     left: list[LeftOut] = []
     fresh: dict[tuple[Position, Position], Attempt] = {}
     already = 0
     for attempt in attempts:
         segment = attempt.segment
-        if _is_recorded(segment, state):
+        span, record = (segment.summary.begin, segment.summary.end), state.segments.get(segment.uuid)
+        if record is not None and (record.begin, record.end) == span:
             already += 1
             continue
         why = _refusal(attempt, state, topic)
         if why:
             left.append(LeftOut(segment, why))
             continue
-        span = segment.summary.begin, segment.summary.end
         other = fresh.setdefault(span, attempt)
         if other is attempt:
             continue
-        older, newer = sorted((attempt, other), key=_age)
+        older, newer = sorted((attempt, other), key=lambda each: (each.modified_ms, each.segment.uuid))
         fresh[span] = newer
         left.append(LeftOut(older.segment, f"attempt {newer.segment.uuid} at the same entries is newer"))
     of_topic = {} if topic is None else topic.closed
@@ -146,15 +128,6 @@ def without_hiding(choice: Choice, state: ManifestState) -> Choice:
         closed = {ledger_id: last for ledger_id, last in choice.closed.items() if ledger_id in taken}
         choice = replace(choice, adopted=kept, closed=closed, left_out=[*choice.left_out, *hidden])
     return choice
-
-
-def _is_recorded(segment: FoundSegment, state: ManifestState) -> bool:
-    record = state.segments.get(segment.uuid)
-    return record is not None and (record.begin, record.end) == (segment.summary.begin, segment.summary.end)
-
-
-def _age(attempt: Attempt) -> tuple[int, UUID]:
-    return attempt.modified_ms, attempt.segment.uuid
 
 
 def _refusal(attempt: Attempt, state: ManifestState, topic: TopicLedgers | None) -> str:
@@ -218,8 +191,6 @@ REQUESTS_IN_FLIGHT = 16
 #: Problems kept; further ones are only counted.
 PROBLEMS_MAX = 10_000
 
-_NOTHING = UUID(int=0)
-
 
 @dataclass(frozen=True, slots=True)
 class AdoptionProblem:
@@ -244,10 +215,8 @@ class AdoptedStream:
     """Adoption of one stream.
 
     Attributes:
-        stream: its name.
         adopted: begins of the segments recorded, or in a dry run to be recorded; ascending.
         entries, payload_bytes: of those.
-        already: number of segments already in the manifest.
         left_out, missing: see ``Choice``.
         first, last: readable positions afterwards; ``None``: none, or it is a dry run.
         unreadable: segments after a gap; readable once the gap is filled.
@@ -270,12 +239,9 @@ class Adoption:
     """Result of an adoption.
 
     Attributes:
-        streams: by name.
         problems: what isn't adopted; at most ``PROBLEMS_MAX``.
         problems_count: all of them.
-        objects: listed.
-        foreign: objects at the root that aren't Pulsar's.
-        unfinished: objects without their other half.
+        foreign, unfinished: see ``Listing``.
         unmatched: complete attempts of an unknown topic.
     """
 
@@ -312,15 +278,12 @@ def adopt(
 
     Args:
         store: its root holds Pulsar's objects. ``catalogue:///directory`` keeps the manifests elsewhere.
-        clock: for the records' times.
         topics: the brokers' lists of topics' ledgers; they decide a ledger's topic when no metadata names it, and which
             ledgers are missing.
         streams: names or patterns of those to adopt; none: all.
         cluster: only objects written by this Pulsar cluster.
         take_ownership: let our retention and cleanup delete the objects from now on, including those adopted earlier.
         deep: every entry is read.
-        dry_run: nothing is written.
-        requests_in_flight: attempts read in parallel.
         on_progress: called at intervals.
 
     Raises:
@@ -441,7 +404,7 @@ def _state(store: ObjectStore, stream: str) -> ManifestState:
     try:
         state = load_manifest(store, stream)
     except NotFound:
-        return ManifestState(stream=stream, incarnation=_NOTHING)
+        return ManifestState(stream=stream, incarnation=UUID(int=0))
     if state.stream_deleted:
         raise InvalidCall(f"stream {stream} is being deleted", hint="run this again when that is complete")
     return state

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 
-from offloader.cli.options import DryRun, Json, LedgerArguments, Stream
-from offloader.cli.output import json_line
+from offloader.cli.options import DryRun, Json, LedgerArguments, Stream, TakeOver
+from offloader.cli.output import print_result
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.log import ManifestLog
 from offloader.read.reader import load_stream
 from offloader.runtime.clock import SystemClock
-from offloader.write import recovery as accepting
-from offloader.write.recovery import Acceptance
-
-__all__ = ["accept_loss", "accept_source"]
+from offloader.write import epoch as accepting
+from offloader.write.epoch import Acceptance
 
 
 def accept_source(stream: Stream, given: LedgerArguments, dry_run: DryRun = False, json: Json = False) -> None:
@@ -36,23 +34,19 @@ def accept_source(stream: Stream, given: LedgerArguments, dry_run: DryRun = Fals
         source = database.view_stream(stream, may_delete=not dry_run)
         log = ManifestLog(opened, stream, clock=clock, settings=settings.manifest)
         done = accepting.accept_source(log, source, settings=settings.offload, clock=clock, dry_run=dry_run)
-    if json:
-        print(json_line(_facts(done, dry_run=dry_run)))
-        return
-    if not done.why:
-        print(f"ledger database {done.source} is the one that the manifest of {stream} knows: nothing to do")
-        return
-    print(f"{stream}: {done.why}")
-    for line in _words(done, dry_run=dry_run):
-        print(line)
+    nothing = f"ledger database {done.source} is the one that the manifest of {stream} knows: nothing to do"
+    lines = [f"{stream}: {done.why}", *_words(done, dry_run=dry_run)] if done.why else [nothing]
+    print_result(_facts(done, dry_run=dry_run), lines, as_json=json)
 
 
-def accept_loss(stream: Stream, given: LedgerArguments, dry_run: DryRun = False, json: Json = False) -> None:
+def accept_loss(
+    stream: Stream, given: LedgerArguments, take_over: TakeOver = False, dry_run: DryRun = False, json: Json = False
+) -> None:
     """Open a stream again whose ledger database lacks entries that it acknowledged.
 
     Their positions stay used. What the object store doesn't have of them becomes a gap of the manifest, whatever
-    on_gap says. Restore the database instead if there is a copy that has them. Stop the process that appends first.
-    There is no undo.
+    on_gap says. A segment that is on its way is taken from its writer and kept if it is complete. Restore the database
+    instead if there is a copy that has them. Stop the process that appends first. There is no undo.
     """
     settings, clock = given.settings(stream), SystemClock()
     given.require_ledgers()
@@ -66,22 +60,22 @@ def accept_loss(stream: Stream, given: LedgerArguments, dry_run: DryRun = False,
         if not dry_run and is_offloaded:
             log = ManifestLog(opened, stream, clock=clock, settings=settings.manifest)
             source = database.view_stream(stream, may_delete=True)
-            recorded = accepting.accept_loss(log, source, settings=settings.offload, clock=clock)
-    if json:
-        ranges = [{"first": each.first, "last": each.last, "source": each.source_id} for each in lost]
-        facts = None if recorded is None else _facts(recorded, dry_run=dry_run)
-        print(json_line({"stream": stream, "dry_run": dry_run, "lost": ranges, "manifest": facts}))
-        return
-    if not lost:
-        print(f"ledger database {given.ledgers} has everything of {stream} that it acknowledged")
-    for each in lost:
-        print(f"{'would be lost' if dry_run else 'lost'} from the ledger database: {each.first} up to {each.last}")
-    for line in () if recorded is None or recorded.record_id is None else _words(recorded, dry_run=dry_run):
-        print(line)
+            recorded = accepting.accept_loss(log, source, settings=settings.offload, clock=clock, take_over=take_over)
+    facts = {
+        "stream": stream,
+        "dry_run": dry_run,
+        "lost": [{"first": each.first, "last": each.last, "source": each.source_id} for each in lost],
+        "manifest": None if recorded is None else _facts(recorded, dry_run=dry_run),
+    }
+    verb = "would be lost" if dry_run else "lost"
+    lines = [f"{verb} from the ledger database: {each.first} up to {each.last}" for each in lost]
+    lines = lines or [f"ledger database {given.ledgers} has everything of {stream} that it acknowledged"]
+    if recorded is not None and recorded.record_id is not None:
+        lines += _words(recorded, dry_run=dry_run)
+    print_result(facts, lines, as_json=json)
 
 
 def _facts(done: Acceptance, *, dry_run: bool) -> Mapping[str, object]:
-    """The result, for ``--json``."""
     return {
         "stream": done.stream,
         "dry_run": dry_run,
@@ -96,7 +90,6 @@ def _facts(done: Acceptance, *, dry_run: bool) -> Mapping[str, object]:
 
 
 def _words(done: Acceptance, *, dry_run: bool) -> Sequence[str]:
-    """The result, as text."""
     would = "would be " if dry_run else ""
     lines = [f"missing from now on: {gap.first} up to {gap.last}: {gap.reason}" for gap in done.gaps]
     lines += [f"ledger {each} {would}left aside: never offloaded, released or deleted" for each in done.aside]

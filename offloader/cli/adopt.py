@@ -11,13 +11,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated
 
 import typer
 
-from offloader.adopt.record import REQUESTS_IN_FLIGHT, AdoptedStream, Adoption, AdoptionProgress, adopt, release
-from offloader.cli.options import Json, StoreArguments, open_chosen_store
-from offloader.cli.output import Column, bytes_text, json_line, print_rows
+from offloader.adopt.record import REQUESTS_IN_FLIGHT, Adoption, AdoptionProgress, adopt, release
+from offloader.cli.options import Json, StoreArguments, argument, open_chosen_store, option
+from offloader.cli.output import ENDS, Column, TransientLine, bytes_text, counted, json_line, print_result, print_rows
 from offloader.errors import BucketMissing, ErrorKind, InvalidCall, NotFound
 from offloader.ledgers.pulsar.admin import CONNECTIONS_MAX, AdminClient
 from offloader.ledgers.pulsar.topics import TopicLedgers, ledgers_of_topics
@@ -28,78 +28,60 @@ from offloader.store.base import ObjectStore, StoreOptions
 from offloader.store.overlay import SCHEME, ObjectsPlace, create_catalogue
 from offloader.store.probe import require_conditional_puts
 
-__all__ = ["run"]
-
 TOKEN_VARIABLE = "OFFLOADER_ADMIN_TOKEN"  # noqa: S105 - the name of it
 #: Comma-separated hosts that may receive the token after a redirect of the admin interface, with * as a wildcard.
 HOSTS_VARIABLE = "OFFLOADER_ADMIN_HOSTS"
-#: Returns to the start of the line and clears it.
-_LINE_START = "\r\x1b[K"
 
-
-Streams = Annotated[
-    list[str] | None, typer.Argument(help="Only these streams; * and ? stand for anything.", show_default="all")
-]
 ReadOnly = Annotated[
     str,
-    typer.Option(
+    option(
         "--read-only",
-        metavar="DIRECTORY",
-        help="Write nothing into the store: keep the catalogue in this directory, to be named as "
+        "Write nothing into the store: keep the catalogue in this directory, to be named as "
         "--store catalogue:///DIRECTORY from then on.",
-        show_default=False,
+        metavar="DIRECTORY",
     ),
-]
-AdminUrl = Annotated[
-    str,
-    typer.Option(
-        "--admin-url",
-        metavar="URL",
-        help=f"Ask this Pulsar which ledgers its topics have; a token in {TOKEN_VARIABLE} is sent along.",
-        show_default=False,
-    ),
-]
-Namespaces = Annotated[
-    list[str] | None,
-    typer.Option("--namespace", metavar="TENANT/NAMESPACE", help="Ask for these only.", show_default="all"),
 ]
 InternalStats = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--internal-stats",
+        "The same out of a file: what `pulsar-admin topics stats-internal TOPIC` printed.",
         metavar="[TOPIC=]FILE",
-        help="The same out of a file: what `pulsar-admin topics stats-internal TOPIC` printed.",
-        show_default=False,
     ),
 ]
-Cluster = Annotated[
-    str, typer.Option("--cluster", metavar="NAME", help="Only what this Pulsar cluster wrote.", show_default=False)
-]
-TakeOwnership = Annotated[
-    bool,
-    typer.Option("--take-ownership", help="From now on our retention may delete the objects. Pulsar must not."),
-]
-ReleaseThem = Annotated[
-    bool, typer.Option("--release", help="The other way: the manifests of these streams forget what isn't ours.")
-]
-Deep = Annotated[bool, typer.Option("--deep", help="Read every entry, not only indexes and last entries.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be recorded.")]
-Parallel = Annotated[int, typer.Option("--parallel", min=1, max=256, help="Objects looked at at once.")]
 
 
 def run(
     given: StoreArguments,
-    streams: Streams = None,
+    streams: Annotated[
+        list[str] | None, argument("Only these streams; * and ? stand for anything.", shown="all")
+    ] = None,
     read_only: ReadOnly = "",
-    admin_url: AdminUrl = "",
-    namespaces: Namespaces = None,
+    admin_url: Annotated[
+        str,
+        option(
+            "--admin-url",
+            f"Ask this Pulsar which ledgers its topics have; a token in {TOKEN_VARIABLE} is sent along.",
+            metavar="URL",
+        ),
+    ] = "",
+    namespaces: Annotated[
+        list[str] | None, option("--namespace", "Ask for these only.", metavar="TENANT/NAMESPACE", shown="all")
+    ] = None,
     internal_stats: InternalStats = None,
-    cluster: Cluster = "",
-    take_ownership: TakeOwnership = False,
-    release_them: ReleaseThem = False,
-    deep: Deep = False,
-    dry_run: DryRun = False,
-    parallel: Parallel = REQUESTS_IN_FLIGHT,
+    cluster: Annotated[str, option("--cluster", "Only what this Pulsar cluster wrote.", metavar="NAME")] = "",
+    take_ownership: Annotated[
+        bool,
+        typer.Option("--take-ownership", help="From now on our retention may delete the objects. Pulsar must not."),
+    ] = False,
+    release_them: Annotated[
+        bool, typer.Option("--release", help="The other way: the manifests of these streams forget what isn't ours.")
+    ] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Read every entry, not only indexes and last entries.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be recorded.")] = False,
+    parallel: Annotated[
+        int, typer.Option("--parallel", min=1, max=256, help="Objects looked at at once.")
+    ] = REQUESTS_IN_FLIGHT,
     json: Json = False,
 ) -> int:
     """Take over what a Pulsar offloaded to the store: its ledgers become streams, to be read like any other.
@@ -111,12 +93,13 @@ def run(
     if namespaces and not admin_url:
         raise InvalidCall("--namespace is for --admin-url", hint="name the streams to adopt instead")
     if release_them:
-        _release(streams or [], _opened(given, read_only, dry_run=dry_run), dry_run, as_json=json)
+        _release(streams, _opened(given, read_only, dry_run=dry_run), dry_run=dry_run, as_json=json)
         return 0
     topics = [*_saved(internal_stats or []), *(_asked(admin_url, namespaces or []) if admin_url else [])]
     opened = _opened(given, read_only, dry_run=dry_run)
     if not dry_run:
         require_conditional_puts(opened)
+    progress = TransientLine(sys.stderr)
     done = adopt(
         opened,
         clock=SystemClock(),
@@ -127,14 +110,13 @@ def run(
         deep=deep,
         dry_run=dry_run,
         requests_in_flight=parallel,
-        on_progress=partial(_show, sys.stderr) if sys.stderr.isatty() else lambda _: None,
+        on_progress=lambda now: progress.show(_progress_text(now)),
     )
-    if sys.stderr.isatty():
-        sys.stderr.write(_LINE_START)
+    progress.clear()
     _print(done, dry_run=dry_run, as_json=json)
     if read_only and not (dry_run or json):
         print(f"from now on: --store {opened.url}")
-    return ErrorKind.REPAIR_DATA.value if done.problems_count else 0
+    return ErrorKind.DATA_CORRUPTION.value if done.problems_count else 0
 
 
 def _opened(given: StoreArguments, read_only: str, *, dry_run: bool) -> ObjectStore:
@@ -151,16 +133,14 @@ def _opened(given: StoreArguments, read_only: str, *, dry_run: bool) -> ObjectSt
     return open_chosen_store(url, read_only=False)
 
 
-def _release(streams: Sequence[str], store: ObjectStore, dry_run: bool, *, as_json: bool) -> None:
+def _release(streams: Sequence[str] | None, store: ObjectStore, *, dry_run: bool, as_json: bool) -> None:
     if not streams:
         raise InvalidCall("--release of what?", hint="name the streams")
+    verb = "would release" if dry_run else "released"
     for stream in streams:
         count = release(store, stream, clock=SystemClock(), dry_run=dry_run)
-        if as_json:
-            print(json_line({"what": "stream", "stream": stream, "released": count, "dry_run": dry_run}))
-        else:
-            verb = "would let go of" if dry_run else "let go of"
-            print(f"{stream}: {verb} {_counted(count, 'segment')}; the objects stay")
+        facts = {"what": "stream", "stream": stream, "released": count, "dry_run": dry_run}
+        print_result(facts, f"{stream}: {verb} {counted(count, 'segment')}; the objects stay", as_json=as_json)
 
 
 def _saved(given: Sequence[str]) -> Iterator[TopicLedgers]:
@@ -191,10 +171,9 @@ def _ledgers(client: AdminClient, topic: str) -> TopicLedgers | None:
         return None  # deleted since the listing
 
 
-def _show(out: TextIO, now: AdoptionProgress) -> None:
+def _progress_text(now: AdoptionProgress) -> str:
     streams = f", {now.streams:,} of {now.streams_total:,} streams" if now.streams_total else ""
-    out.write(f"{_LINE_START}{now.objects:,} objects listed, {now.attempts:,} ledgers looked at{streams}")
-    out.flush()
+    return f"{now.objects:,} objects listed, {now.attempts:,} ledgers looked at{streams}"
 
 
 _COLUMNS = [
@@ -204,19 +183,34 @@ _COLUMNS = [
     Column("left_out", "LEFT OUT", lambda left: f"{len(left):,}", right=True),
     Column("entries", "ENTRIES", right=True),
     Column("payload_bytes", "PAYLOAD", bytes_text, right=True),
-    Column("first", "FIRST", right=True),
-    Column("last", "LAST", right=True),
+    *ENDS,
 ]
 
 
 def _print(done: Adoption, *, dry_run: bool, as_json: bool) -> None:
-    rows = [_row(each) for each in done.streams]
+    rows = [
+        {
+            "what": "stream",
+            "stream": each.stream,
+            "adopted": len(each.adopted),
+            "already": each.already,
+            "left_out": [{"segment": str(one.segment.uuid), "why": one.why} for one in each.left_out],
+            "entries": each.entries,
+            "payload_bytes": each.payload_bytes,
+            "missing_ledgers": [ledger.ledger_id for ledger in each.missing],
+            "first": each.first,
+            "last": each.last,
+            "unreadable": each.unreadable,
+        }
+        for each in done.streams
+    ]
+    adopted_segments = sum(len(each.adopted) for each in done.streams)
     summary: Mapping[str, object] = {
         "what": "summary",
         "dry_run": dry_run,
         "objects": done.objects,
         "streams": len(rows),
-        "adopted": sum(len(each.adopted) for each in done.streams),
+        "adopted": adopted_segments,
         "already": sum(each.already for each in done.streams),
         "left_out": sum(len(each.left_out) for each in done.streams),
         "unmatched": done.unmatched.count,
@@ -231,33 +225,10 @@ def _print(done: Adoption, *, dry_run: bool, as_json: bool) -> None:
     if as_json:
         for problem in done.problems:
             print(json_line({"what": "problem", "object": problem.what, "why": problem.why}))
-        print(json_line(summary))
-        return
-    for line in _remarks(done):
-        print(line)
     verb = "would adopt" if dry_run else "adopted"
-    adopted, streams = _counted(summary["adopted"], "segment"), _counted(len(rows), "stream")
-    print(f"{verb} {adopted} of {streams}; already there: {summary['already']:,}")
-
-
-def _counted(count: object, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-def _row(each: AdoptedStream) -> Mapping[str, object]:
-    return {
-        "what": "stream",
-        "stream": each.stream,
-        "adopted": len(each.adopted),
-        "already": each.already,
-        "left_out": [{"segment": str(one.segment.uuid), "why": one.why} for one in each.left_out],
-        "entries": each.entries,
-        "payload_bytes": each.payload_bytes,
-        "missing_ledgers": [ledger.ledger_id for ledger in each.missing],
-        "first": each.first,
-        "last": each.last,
-        "unreadable": each.unreadable,
-    }
+    adopted, streams = counted(adopted_segments, "segment"), counted(len(rows), "stream")
+    last = f"{verb} {adopted} of {streams}; already there: {summary['already']:,}"
+    print_result(summary, [*_remarks(done), last], as_json=as_json)
 
 
 def _remarks(done: Adoption) -> Iterator[str]:
@@ -268,7 +239,7 @@ def _remarks(done: Adoption) -> Iterator[str]:
         if missing:
             yield f"{each.stream}: not in the store: ledgers {', '.join(missing)}"
         if each.unreadable:
-            yield f"{each.stream}: can be read once they are: {_counted(each.unreadable, 'segment')} after that"
+            yield f"{each.stream}: can be read once they are: {counted(each.unreadable, 'segment')} after that"
     for problem in done.problems:
         yield f"not usable: {problem.what}: {problem.why}"
     for found, which, what in (
@@ -277,4 +248,4 @@ def _remarks(done: Adoption) -> Iterator[str]:
         (done.foreign, "not Pulsar's", "object"),
     ):
         if found.count:
-            yield f"{_counted(found.count, what)} {which}, for example {found.examples[0]}"
+            yield f"{counted(found.count, what)} {which}, for example {found.examples[0]}"

@@ -10,31 +10,26 @@ from uuid import UUID
 
 import typer
 
-from formats.documents import DeletionRecord
+from formats.documents import DeletedSegment, DeletionRecord
 from offloader.cli.errors import failure_of
-from offloader.cli.options import ConfigArguments, DryRun, Json, StoreArguments, Stream, position_of
-from offloader.cli.output import Column, bytes_text, counted, json_line, print_rows
+from offloader.cli.options import ConfigArguments, DryRun, Json, StoreArguments, Stream, argument, option, position_of
+from offloader.cli.output import ENDS, Column, bytes_text, counted, print_result, print_rows
 from offloader.errors import ErrorKind, InvalidCall, NotFound, OffloaderError
-from offloader.gc.audit import read_batches
 from offloader.gc.orphans import Garbage, Outcome, Place
 from offloader.gc.plan import CleanupPlan
 from offloader.gc.reconcile import Reconciliation, StoreReconciliation, Tally
-from offloader.gc.sweep import CleanupReport, cleanup_all, cleanup_stream, undo_retirements
+from offloader.gc.sweep import CleanupReport, cleanup_all, cleanup_stream, read_batches, undo_retirements
 from offloader.manifest.catalog import list_streams
 from offloader.manifest.leases import global_hold, lift_global_hold, set_global_hold, set_hold, user_at_host
 from offloader.manifest.log import ManifestLog
 from offloader.read.reader import time_text
 from offloader.runtime.clock import SystemClock
-from offloader.store.base import ObjectStore
-
-__all__ = ["ACTIONS", "audit", "hold", "orphans", "plan", "run", "undo"]
 
 _AUDIT_COLUMNS = [
     Column("stream", "STREAM"),
-    Column("done_ms", "WHEN", lambda done_ms: "not yet" if done_ms is None else time_text(done_ms)),
+    Column("done_ms", "WHEN", time_text, none="not yet"),
     Column("action", "ACTION"),
-    Column("first", "FIRST", right=True),
-    Column("last", "LAST", right=True),
+    *ENDS,
     Column("entries", "ENTRIES", right=True),
     Column("object_bytes", "BYTES", bytes_text, right=True),
     Column("by", "BY"),
@@ -44,57 +39,56 @@ _AUDIT_COLUMNS = [
 
 def audit(
     given: StoreArguments,
-    stream: Annotated[str, typer.Argument(help="The stream's name.", show_default="every stream")] = "",
+    stream: Annotated[str, argument("The stream's name.", shown="every stream")] = "",
     json: Json = False,
 ) -> None:
     """List every segment that was deleted from the store: who decided, why, which objects, how many bytes, when.
 
-    With --json one object per line, to be kept elsewhere: batches are remembered for cleanup.audit_days, at most
+    With --json one object per line, to be kept elsewhere: batches are remembered for cleanup.audit_period, at most
     cleanup.audit_records_max of a stream, and as long as the stream exists.
     """
     opened = given.open()
     streams = list_streams(opened)
     if stream and stream not in streams:
         raise NotFound(f"stream {stream} isn't in {opened.url}", hint="`offloader ls` lists the streams")
-    rows = (row for name in ([stream] if stream else streams) for row in _audit_rows(opened, name))
+    rows = (
+        _audit_row(batch, segment)
+        for name in ([stream] if stream else streams)
+        for done in (True, False)
+        for batch in read_batches(opened, name, done=done)
+        for segment in batch.segments
+    )
     print_rows(rows, _AUDIT_COLUMNS, as_json=json, empty="nothing was deleted")
 
 
-def _audit_rows(store: ObjectStore, stream: str) -> Iterator[Mapping[str, object]]:
-    for done in (True, False):
-        for batch in read_batches(store, stream, done=done):
-            yield from _of_batch(batch)
-
-
-def _of_batch(batch: DeletionRecord) -> Iterator[Mapping[str, object]]:
-    for segment in batch.segments:
-        yield {
-            "stream": batch.stream,
-            "incarnation": batch.incarnation,
-            "batch": batch.name,
-            "action": batch.action,
-            "by": batch.by,
-            "rule": batch.rule,
-            "retire_record": batch.retire_record or None,
-            "segment": segment.uuid,
-            "keys": segment.keys,
-            "first": segment.first,
-            "last": segment.last,
-            "entries": segment.entries,
-            "object_bytes": segment.object_bytes,
-            "planned_ms": batch.planned_ms,
-            "done_ms": batch.done_ms,
-            "attempts": batch.attempts,
-            "problem": batch.problem or None,
-        }
+def _audit_row(batch: DeletionRecord, segment: DeletedSegment) -> Mapping[str, object]:
+    return {
+        "stream": batch.stream,
+        "incarnation": batch.incarnation,
+        "batch": batch.name,
+        "action": batch.action,
+        "by": batch.by,
+        "rule": batch.rule,
+        "retire_record": batch.retire_record or None,
+        "segment": segment.uuid,
+        "keys": segment.keys,
+        "first": segment.first,
+        "last": segment.last,
+        "entries": segment.entries,
+        "object_bytes": segment.object_bytes,
+        "planned_ms": batch.planned_ms,
+        "done_ms": batch.done_ms,
+        "attempts": batch.attempts,
+        "problem": batch.problem or None,
+    }
 
 
 def hold(
     given: ConfigArguments,
-    stream: Annotated[str, typer.Argument(help="The stream's name.", show_default=False)] = "",
+    stream: Annotated[str, argument("The stream's name.")] = "",
     everything: Annotated[bool, typer.Option("--all", help="All deletion in the store.")] = False,
     off: Annotated[bool, typer.Option("--off", help="Lift it.")] = False,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for people.", show_default="none")] = "",
+    reason: Annotated[str, option("--reason", "Why, for people.", metavar="TEXT", shown="none")] = "",
     json: Json = False,
 ) -> None:
     """Keep everything of a stream, or of the whole store, until the hold is lifted.
@@ -104,29 +98,23 @@ def hold(
     if bool(stream) == everything:
         raise InvalidCall("a hold is on one stream or on everything", hint="name a STREAM, or say --all")
     opened = given.open(given.settings(stream), read_only=False)
-    clock = SystemClock()
+    clock, changed = SystemClock(), True
     if stream:
         changed = set_hold(opened, stream, on=not off, reason=reason, clock=clock)
     elif off:
         lift_global_hold(opened)
-        changed = True
     else:
         set_global_hold(opened, by=user_at_host(), reason=reason or "no reason given", now_ms=clock.now_ms())
-        changed = True
     what = stream or f"everything in {opened.url}"
-    if json:
-        print(json_line({"stream": stream or None, "held": not off, "changed": changed}))
-    elif off:
-        print(f"no hold on {what} any more" if changed else f"there was no hold on {what}")
-    else:
-        print(f"nothing of {what} is deleted until `offloader cleanup hold {stream or '--all'} --off`")
+    text = f"nothing of {what} is deleted until `offloader cleanup hold {stream or '--all'} --off`"
+    if off:
+        text = f"no hold on {what} any more" if changed else f"there was no hold on {what}"
+    print_result({"stream": stream or None, "held": not off, "changed": changed}, text, as_json=json)
 
 
 def orphans(
     given: ConfigArguments,
-    stream: Annotated[
-        str, typer.Argument(help="The stream's name; without one: the whole store.", show_default=False)
-    ] = "",
+    stream: Annotated[str, argument("The stream's name; without one: the whole store.")] = "",
     delete: Annotated[bool, typer.Option("--delete", help="Delete what may be deleted.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing, which is the default.")] = False,
     ours: Annotated[bool, typer.Option("--ours", help="Leave out what is foreign; the sums still count it.")] = False,
@@ -135,7 +123,7 @@ def orphans(
     """Find objects and unfinished uploads that no manifest needs, and delete those that are ours and old.
 
     Ours is what its name proves to be ours; everything else is foreign: it is listed and never touched. Old is what
-    was last written orphan_age_hours_min ago, by the earlier of this machine's clock and the store's. With --delete the
+    was last written orphan_age_min ago, by the earlier of this machine's clock and the store's. With --delete the
     same list is gone through: each line says what became of it.
     """
     if delete and dry_run:
@@ -155,12 +143,8 @@ def orphans(
             failed=said.fail,
             delete=delete,
         )
-    now_ms = clock.now_ms()
-    print_rows(said.rows(search.leftovers(), now_ms), _ORPHAN_COLUMNS, as_json=json)
-    if json:
-        print(json_line(said.summary(search.needed)))
-    else:
-        said.print_summary(search.needed)
+    print_rows(said.rows(search.leftovers(), clock.now_ms()), _ORPHAN_COLUMNS, as_json=json)
+    print_result(said.facts(search.needed), said.lines(search.needed), as_json=json)
     return said.exit_code
 
 
@@ -214,12 +198,9 @@ class _Said:
         failure = failure_of(error)
         self.failures += 1
         self.exit_code = max(self.exit_code, failure.exit_code)
-        sys.stderr.write(f"offloader: stream {stream}: {failure.message}\n")
-        if failure.hint:
-            sys.stderr.write(f"hint: {failure.hint}\n")
+        failure.print(sys.stderr, f"stream {stream}: ")
 
-    def summary(self, needed: Mapping[Place, Tally]) -> Mapping[str, object]:
-        """The sums as one object for programs."""
+    def facts(self, needed: Mapping[Place, Tally]) -> Mapping[str, object]:
         found: dict[str, object] = {"what": "summary", "failed_streams": self.failures}
         for (outcome, ours), tally in sorted(self.tallies.items()):
             name = outcome.value if ours else "foreign"
@@ -229,13 +210,9 @@ class _Said:
         }
         return found
 
-    def print_summary(self, needed: Mapping[Place, Tally]) -> None:
-        """The sums as text."""
-        count, size_bytes = (
-            sum(each.objects for each in needed.values()),
-            sum(each.size_bytes for each in needed.values()),
-        )
-        print(f"{count:,} objects ({bytes_text(size_bytes)}) are needed")
+    def lines(self, needed: Mapping[Place, Tally]) -> Iterator[str]:
+        size_bytes = sum(each.size_bytes for each in needed.values())
+        yield f"{sum(each.objects for each in needed.values()):,} objects ({bytes_text(size_bytes)}) are needed"
         words = {
             Outcome.DELETABLE: "may be deleted: say --delete",
             Outcome.DELETED: "deleted",
@@ -244,34 +221,26 @@ class _Said:
         }
         for (outcome, ours), tally in sorted(self.tallies.items()):
             text = words[outcome] if ours else "foreign, left alone"
-            print(f"{tally.objects:,} ({bytes_text(tally.size_bytes)}) {text}")
+            yield f"{tally.objects:,} ({bytes_text(tally.size_bytes)}) {text}"
         if not any(ours for _, ours in self.tallies) and not self.failures:
-            print("nothing of ours is left over")
+            yield "nothing of ours is left over"
 
 
-_Stream = Annotated[str, typer.Argument(help="The stream's name.", show_default="every stream")]
-_Prefix = Annotated[
-    str, typer.Option("--prefix", metavar="TEXT", help="Only streams whose names begin with it.", show_default=False)
-]
+_Stream = Annotated[str, argument("The stream's name.", shown="every stream")]
+_Prefix = Annotated[str, option("--prefix", "Only streams whose names begin with it.", metavar="TEXT")]
 
 _PLAN_COLUMNS = [
     Column("stream", "STREAM"),
     Column("action", "ACTION"),
     Column("segment", "SEGMENT"),
-    Column("first", "FIRST", right=True),
-    Column("last", "LAST", right=True),
+    *ENDS,
     Column("object_bytes", "BYTES", bytes_text, right=True),
     Column("rule", "WHY"),
     Column("when", "WHEN"),
 ]
 
 
-def plan(
-    given: ConfigArguments,
-    stream: _Stream = "",
-    prefix: _Prefix = "",
-    json: Json = False,
-) -> None:
+def plan(given: ConfigArguments, stream: _Stream = "", prefix: _Prefix = "", json: Json = False) -> None:
     """List what the next round would do, segment by segment, why, and what it waits for. Writes nothing.
 
     What is old is told by this machine's clock alone here; a round asks the store's clock too.
@@ -326,7 +295,7 @@ def _round(stream: str, given: ConfigArguments, prefix: str, *, yes: bool, dry_r
         )
     errors = []
     for report in reports:
-        _print(report, as_json=as_json)
+        print_result(_facts(report), _lines(report), as_json=as_json)
         errors += [] if report.error is None else [report.error]
     if errors:
         raise errors[0]
@@ -339,53 +308,52 @@ def _plan_rows(planned: CleanupPlan) -> Iterator[Mapping[str, object]]:
         yield {"stream": planned.state.stream, **line.as_json(), "when": when}
 
 
-def _print(report: CleanupReport, *, as_json: bool) -> None:
+def _facts(report: CleanupReport) -> Mapping[str, object]:
+    return {
+        "what": "summary",
+        "stream": report.stream,
+        "dry_run": report.dry_run,
+        "held": report.held,
+        "large": None if report.plan is None else report.plan.large,
+        "is_deleted": report.is_deleted,
+        "retired": report.swept.retired,
+        "released": report.swept.released,
+        "purged": report.swept.purged,
+        "deleted_objects": report.swept.deleted_objects,
+        "deleted_bytes": report.swept.deleted_bytes,
+        "pending": [
+            {
+                "batch": batch.name,
+                "segments": len(batch.segments),
+                "attempts": batch.attempts,
+                "tried_ms": batch.tried_ms or None,
+                "problem": batch.problem or None,
+            }
+            for batch in report.pending
+        ],
+        "error": None if report.error is None else str(report.error),
+    }
+
+
+def _lines(report: CleanupReport) -> Iterator[str]:
     swept = report.swept
-    if as_json:
-        facts = {
-            "what": "summary",
-            "stream": report.stream,
-            "dry_run": report.dry_run,
-            "held": report.held,
-            "large": None if report.plan is None else report.plan.large,
-            "is_deleted": report.is_deleted,
-            "retired": swept.retired,
-            "released": swept.released,
-            "purged": swept.purged,
-            "deleted_objects": swept.deleted_objects,
-            "deleted_bytes": swept.deleted_bytes,
-            "pending": [_pending(batch) for batch in report.pending],
-            "error": None if report.error is None else str(report.error),
-        }
-        print(json_line(facts))
-        return
     for batch in report.pending:
-        print(f"{report.stream}: not deleted yet: {_pending_text(batch)}")
+        yield f"{report.stream}: not deleted yet: {_pending_text(batch)}"
     if report.error is not None:
-        print(f"{report.stream}: {report.error}")
+        done = str(report.error)
     elif report.is_deleted:
-        print(f"{report.stream}: the stream is being deleted")
+        done = "the stream is being deleted"
     elif report.held:
-        print(f"{report.stream}: on hold, nothing was done")
+        done = "on hold, nothing was done"
     elif report.dry_run:
         large = report.plan is not None and report.plan.large
-        print(f"{report.stream}: {'more than half of it: run asks for --yes' if large else 'nothing was done'}")
+        done = "more than half of it: run asks for --yes" if large else "nothing was done"
     else:
-        print(
-            f"{report.stream}: {counted(swept.retired, 'segment')} retired, {swept.released:,} released, "
-            f"{swept.purged:,} purged; {counted(swept.deleted_objects, 'object')} deleted, "
-            f"{bytes_text(swept.deleted_bytes)}"
+        done = (
+            f"{counted(swept.retired, 'segment')} retired, {swept.released:,} released, {swept.purged:,} purged; "
+            f"{counted(swept.deleted_objects, 'object')} deleted, {bytes_text(swept.deleted_bytes)}"
         )
-
-
-def _pending(batch: DeletionRecord) -> Mapping[str, object]:
-    return {
-        "batch": batch.name,
-        "segments": len(batch.segments),
-        "attempts": batch.attempts,
-        "tried_ms": batch.tried_ms or None,
-        "problem": batch.problem or None,
-    }
+    yield f"{report.stream}: {done}"
 
 
 def _pending_text(batch: DeletionRecord) -> str:
@@ -400,13 +368,11 @@ def undo(
     given: ConfigArguments,
     segment: Annotated[
         list[str] | None,
-        typer.Option("--segment", metavar="UUID", help="Only this one. May be repeated.", show_default="all retired"),
+        option("--segment", "Only this one. May be repeated.", metavar="UUID", shown="all retired"),
     ] = None,
     to: Annotated[
         str,
-        typer.Option(
-            "--to", metavar="LEDGER:ENTRY", help="Where the stream begins then.", show_default="where it began before"
-        ),
+        option("--to", "Where the stream begins then.", metavar="LEDGER:ENTRY", shown="where it began before"),
     ] = "",
     dry_run: DryRun = False,
     json: Json = False,
@@ -425,21 +391,18 @@ def undo(
     log = ManifestLog(opened, stream, clock=SystemClock(), settings=settings.manifest)
     head = position_of(to, option="--to") if to else None
     done = undo_retirements(log, segments=uuids, head=head, dry_run=dry_run)
-    if json:
-        facts = {
-            "stream": stream,
-            "dry_run": dry_run,
-            "segments": [each.uuid for each in done.segments],
-            "head_before": done.head_before,
-            "head": done.head,
-            "ledgers": done.ledgers,
-            "record": done.record_id,
-        }
-        print(json_line(facts))
-        return
+    facts = {
+        "stream": stream,
+        "dry_run": dry_run,
+        "segments": [each.uuid for each in done.segments],
+        "head_before": done.head_before,
+        "head": done.head,
+        "ledgers": done.ledgers,
+        "record": done.record_id,
+    }
     verbs = ("would come back", "would begin") if dry_run else ("came back", "begins")
     begins = "" if done.head == done.head_before else f"; the stream {verbs[1]} at {done.head} again"
-    print(f"{counted(len(done.segments), 'segment')} of {stream} {verbs[0]}{begins}")
+    print_result(facts, f"{counted(len(done.segments), 'segment')} of {stream} {verbs[0]}{begins}", as_json=json)
 
 
 #: Action -> its function, in the order of the help.

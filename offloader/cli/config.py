@@ -1,21 +1,20 @@
-"""``offloader config explain TOPIC | check | sample``: effective settings, their sources, and all settings.
-
-Changes no setting.
-"""
+"""``offloader config explain TOPIC | check | migrate FILE | sample``: effective settings, sources, all of them."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Annotated, Any
 
 import typer
 
-from offloader.cli.options import Config, Json
-from offloader.cli.output import Column, json_line, print_rows
+from offloader.cli.options import Config, Json, argument
+from offloader.cli.output import Column, print_result, print_rows
 from offloader.errors import InvalidCall
+from offloader.settings.keys import key_of
 from offloader.settings.layered import SettingsFile, read_settings_file
+from offloader.settings.migrate import migrate_file
 from offloader.settings.sample import sample_settings
-
-__all__ = ["run"]
 
 
 def _value(value: object) -> str:
@@ -25,38 +24,69 @@ def _value(value: object) -> str:
 _COLUMNS = [Column("name", "SETTING"), Column("value", "VALUE", _value), Column("source", "FROM")]
 
 
-def run(
-    action: Annotated[str, typer.Argument(help="explain, check or sample.", show_default=False)],
-    topic: Annotated[str, typer.Argument(help="explain: the stream's name.", show_default="the process")] = "",
+def explain(
+    topic: Annotated[str, argument("The stream's name.", shown="the process")] = "",
     config: Config = "",
-    changed: Annotated[bool, typer.Option("--changed", help="explain: only what differs from the defaults.")] = False,
+    changed: Annotated[bool, typer.Option("--changed", help="Only what differs from the defaults.")] = False,
     json: Json = False,
 ) -> None:
-    """Explain each effective setting of a stream and where it comes from, check a settings file, or print a sample.
+    """Explain the effective settings of a stream.
 
-    Layers: process, then namespace, then topic; the last one that names a setting counts. A file with unknown,
-    ineffective or contradictory settings is refused (exit code 2), all of them named. The sample has every setting with
-    its default and what it means.
+    Each with where it comes from. Layers: process, then namespace, then topic; the last one that names a setting
+    counts.
     """
-    if action not in ("explain", "check", "sample"):
-        raise InvalidCall(f"config {action}: no such action", hint="explain TOPIC, check or sample")
-    if action == "sample":
-        if config or topic or changed:
-            raise InvalidCall("sample takes nothing else", hint="offloader config sample > offloader.toml")
-        text = sample_settings()
-        print(json_line({"sample": text}) if json else text, end="\n" if json else "")
-        return
-    if action == "check" and (not config or topic):
-        raise InvalidCall("check takes a settings file and nothing else", hint="give --config FILE")
     found = read_settings_file(config) if config else SettingsFile()
     found.settings_of(topic)
-    if action == "check":
-        count = sum(map(len, found.layers.values()))
-        print(json_line({"file": config, "settings": count}) if json else f"{config}: {count} settings, all in effect")
-        return
     rows = [
-        {"name": each.name, "value": each.value, "source": each.source}
-        for each in sorted(found.values_of(topic).values(), key=lambda each: ("." in each.name, each.name))
+        each.as_json()
+        for each in sorted(found.values_of(topic).values(), key=lambda each: key_of(each.name))
         if not changed or each.source != "default"
     ]
     print_rows(rows, _COLUMNS, as_json=json, empty="every setting has its default")
+
+
+def check(config: Config = "", json: Json = False) -> None:
+    """Check a settings file.
+
+    One with unknown, ineffective or contradictory settings is refused (exit code 2), all of them named.
+    """
+    if not config:
+        raise InvalidCall("check takes a settings file", hint="give --config FILE")
+    found = read_settings_file(config)
+    found.settings_of("")
+    count = sum(map(len, found.layers.values()))
+    print_result({"file": config, "settings": count}, f"{config}: {count} settings, all in effect", as_json=json)
+
+
+def migrate(
+    file: Annotated[str, argument("The settings file.", shown="that of --config")] = "",
+    config: Config = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print the difference.")] = False,
+    json: Json = False,
+) -> None:
+    """Rewrite the keys of earlier releases in a file.
+
+    In place; comments and order stay. A file that would not load afterwards stays as it is.
+    """
+    path = file or config
+    if not path:
+        raise InvalidCall("migrate takes a settings file", hint="offloader config migrate FILE")
+    found = migrate_file(path, dry_run=dry_run)
+    keys = [{"old": old, "new": new} for old, new in found.changes]
+    lines: Iterable[str] = [f"{path}: {len(keys)} keys rewritten"]
+    if dry_run:
+        lines = difflib.unified_diff(found.before.splitlines(), found.after.splitlines(), path, path, lineterm="")
+    print_result({"file": path, "written": bool(keys) and not dry_run, "keys": keys}, lines, as_json=json)
+
+
+def sample(json: Json = False) -> None:
+    """Print a sample of a settings file.
+
+    It has every setting with its default and what it means.
+    """
+    text = sample_settings()
+    print_result({"sample": text}, text.removesuffix("\n"), as_json=json)
+
+
+#: Action -> its function, in the order of the help.
+ACTIONS: Mapping[str, Callable[..., Any]] = {"explain": explain, "check": check, "migrate": migrate, "sample": sample}

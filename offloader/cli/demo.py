@@ -7,21 +7,21 @@ import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
-from offloader.cli.options import Json, StoreArguments
+from offloader.cli.errors import failure_of
+from offloader.cli.options import Json, StoreArguments, option
 from offloader.cli.output import Column, bytes_text, json_line, print_rows, program_name
 from offloader.demo.input import FORMATS
-from offloader.demo.run import STREAM, DemoRequest, DemoResult, Progress, run_demo
+from offloader.demo.run import STREAM, DemoRequest, DemoResult, Observer, Progress, run_demo
 from offloader.runtime.clock import SystemClock
 from offloader.spark.demo_query import ScanResult, snippet
-
-__all__ = ["run"]
+from offloader.store.attempts import VerbCount
 
 #: Progress lines of a run with piped output.
 _LINES = 10
@@ -30,41 +30,30 @@ _WIDE = 150
 #: A day with flights, for the example of a read.
 _FLIGHTS_DAY = "2013-07-04"
 
-_Dir = Annotated[str, typer.Option("--dir", metavar="DIR", help="Where everything is kept.")]
-_Input = Annotated[
-    str, typer.Option("--input", metavar="FILE", help="Your own events instead of the flights.", show_default=False)
-]
-_Format = Annotated[
-    str,
-    typer.Option(
-        "--input-format", metavar="|".join(FORMATS), help="Default: by the file's suffix.", show_default=False
-    ),
-]
-_TimeField = Annotated[
-    str,
-    typer.Option(
-        "--time-field",
-        metavar="NAME",
-        help="The field of --input with the publish time (ISO 8601, or a number of s or ms since 1970). "
-        "Default: events are published when they are imported.",
-        show_default=False,
-    ),
-]
-_Clean = Annotated[bool, typer.Option("--clean", help="Remove an earlier run's data first.")]
-_Spark = Annotated[bool, typer.Option("--spark/--no-spark", help="Whether to scan with Spark at the end.")]
-
-_Picture = Annotated[bool, typer.Option("--picture/--no-picture", help="Whether to draw ledgers, segments and time.")]
-
 
 def run(
     given: StoreArguments,
-    directory: _Dir = "offloader-demo",
-    input_path: _Input = "",
-    input_format: _Format = "",
-    time_field: _TimeField = "",
-    clean: _Clean = False,
-    spark: _Spark = True,
-    picture: _Picture = True,
+    directory: Annotated[
+        str, typer.Option("--dir", metavar="DIR", help="Where everything is kept.")
+    ] = "offloader-demo",
+    input_path: Annotated[str, option("--input", "Your own events instead of the flights.", metavar="FILE")] = "",
+    input_format: Annotated[
+        str, option("--input-format", "Default: by the file's suffix.", metavar="|".join(FORMATS))
+    ] = "",
+    time_field: Annotated[
+        str,
+        option(
+            "--time-field",
+            "The field of --input with the publish time (ISO 8601, or a number of s or ms since 1970). "
+            "Default: events are published when they are imported.",
+            metavar="NAME",
+        ),
+    ] = "",
+    clean: Annotated[bool, typer.Option("--clean", help="Remove an earlier run's data first.")] = False,
+    spark: Annotated[bool, typer.Option("--spark/--no-spark", help="Whether to scan with Spark at the end.")] = True,
+    picture: Annotated[
+        bool, typer.Option("--picture/--no-picture", help="Whether to draw ledgers, segments and time.")
+    ] = True,
     json: Json = False,
 ) -> int:
     """Run the whole path once on real data: 336,776 flights, or your own events.
@@ -94,19 +83,7 @@ def run(
 # --- progress --------------------------------------------------------------------------------------------------------
 
 
-class _Quiet:
-    """No output, for use with JSON; keeps the newest progress."""
-
-    now: Progress | None = None
-
-    def step(self, text: str) -> None:
-        pass
-
-    def progress(self, now: Progress) -> None:
-        self.now = now
-
-
-class _Lines(_Quiet):
+class _Lines(Observer):
     """A line per step, and one for each tenth appended or in the store."""
 
     _told = 0
@@ -125,7 +102,7 @@ class _Lines(_Quiet):
         self._told, self.now = max(tenths, self._told), now
 
 
-class _Bars(_Quiet):
+class _Bars(Observer):
     """Two bars: appended, and in the store."""
 
     def __init__(self) -> None:
@@ -156,22 +133,18 @@ def _buffer(now: Progress) -> str:
 
 
 @contextmanager
-def _shown(*, as_json: bool) -> Iterator[_Quiet]:
+def _shown(*, as_json: bool) -> Iterator[Observer]:
     """Bars on a terminal, lines in a pipe, nothing with JSON; on Ctrl-C how to resume."""
     bars = _Bars() if sys.stdout.isatty() and not as_json else None
-    shown = bars or (_Quiet() if as_json else _Lines())
-    try:
-        if bars is not None:
-            bars.bars.start()
-        yield shown
-    except KeyboardInterrupt:
-        if shown.now is not None and shown.now.appended and not as_json:
-            durable = f"{shown.now.appended:,} of {shown.now.total:,} events are durable"
-            print(f"\n{durable}; the same command goes on from there", file=sys.stderr)
-        raise
-    finally:
-        if bars is not None:
-            bars.bars.stop()
+    shown = bars or (Observer() if as_json else _Lines())
+    with bars.bars if bars is not None else nullcontext():
+        try:
+            yield shown
+        except KeyboardInterrupt:
+            if shown.now is not None and shown.now.appended and not as_json:
+                durable = f"{shown.now.appended:,} of {shown.now.total:,} events are durable"
+                print(f"\n{durable}; the same command goes on from there", file=sys.stderr)
+            raise
 
 
 # --- the result ------------------------------------------------------------------------------------------------------
@@ -203,10 +176,11 @@ _REQUESTS = (
 
 
 def _print_text(result: DemoResult) -> None:
-    summary, place = result.summary, result.place
-    print(f"\nInput:   {summary.name}, {summary.events:,} events, {bytes_text(summary.payload_bytes)}")
-    print(f"Store:   {place.store_url}, stream {STREAM}")
-    print(f"Ledgers: {place.ledgers_path}\n")
+    summary, request = result.summary, result.request
+    print(
+        f"\nInput:   {summary.name}, {summary.events:,} events, {bytes_text(summary.payload_bytes)}\n"
+        f"Store:   {request.url}, stream {STREAM}\nLedgers: {request.ledgers_path}\n"
+    )
     is_wide = not sys.stdout.isatty() or shutil.get_terminal_size().columns >= _WIDE
     print_rows(_ledger_rows(result), _LEDGERS)
     print()
@@ -218,15 +192,11 @@ def _print_text(result: DemoResult) -> None:
         _print_scan(result.scan, result.scan_seconds, digits=1 if is_wide else 0)
     if result.picture is not None:
         print(f"\nPicture: {result.picture}")
-    print("\nType next:\n")
-    for command in _next_commands(result):
-        print(f"  {command}")
-    print(f"\nor, in {shlex.quote(os.path.relpath(sys.executable))}:\n")
-    print(_python_snippet(result))
+    commands = "\n".join(f"  {command}" for command in _next_commands(result))
+    python = shlex.quote(os.path.relpath(sys.executable))
+    print(f"\nType next:\n\n{commands}\n\nor, in {python}:\n\n{_python_snippet(result)}")
     for problem in result.problems:
-        print(f"offloader: {problem.message}", file=sys.stderr)
-        if problem.hint:
-            print(f"hint: {problem.hint}", file=sys.stderr)
+        failure_of(problem).print(sys.stderr)
 
 
 def _print_outcome(result: DemoResult) -> None:
@@ -236,7 +206,7 @@ def _print_outcome(result: DemoResult) -> None:
     if offload is None:
         print(f"Appended:   nothing, all {result.events_before:,} events were there already")
     else:
-        before = f" ({offload.appended_before:,} were there already)" if offload.appended_before else ""
+        before = f" ({result.events_before:,} were there already)" if result.events_before else ""
         seconds = max(offload.seconds, 1e-9)
         print(
             f"Appended:   {offload.appended:,} events{before}, {bytes_text(offload.appended_bytes)}, durable and "
@@ -245,9 +215,10 @@ def _print_outcome(result: DemoResult) -> None:
         )
     rate = found.payload_bytes / max(found.seconds, 1e-9) / 1e6
     print(f"Read back:  {found.events:,} events from the store alone in {found.seconds:.1f} s: {rate:.0f} MB/s")
-    verdict = "equals" if found.ok else "DIFFERS FROM"
-    print(f"Verified:   {found.events:,} of {found.expected.events:,} events, SHA-256 {found.sha256}")
-    print(f"            {verdict} that of what was appended")
+    verdict = f"{'equals' if found.ok else 'DIFFERS FROM'} that of what was appended"
+    print(
+        f"Verified:   {found.events:,} of {found.expected.events:,} events, SHA-256 {found.sha256}\n{' ' * 12}{verdict}"
+    )
 
 
 def _print_scan(scan: ScanResult, seconds: float, *, digits: int) -> None:
@@ -267,11 +238,15 @@ def _print_json(result: DemoResult) -> None:
     found, offload, scan = result.verification, result.offload, result.scan
     assert found is not None
     names = ("ok", "events", "payload_bytes", "sha256", "seconds")
+    spark: dict[str, object] | None = None
+    if scan is not None:
+        spark = {"question": scan.question, "partitions": scan.partitions, "seconds": result.scan_seconds}
+        spark["rows"] = list(_scan_rows(scan))
     value = {
         "input": asdict(result.summary),
-        "store": result.place.store_url,
+        "store": result.request.url,
         "stream": STREAM,
-        "ledgers_file": str(result.place.ledgers_path),
+        "ledgers_file": str(result.request.ledgers_path),
         "removed_objects": result.removed_objects,
         "events_before": result.events_before,
         "events_appended": offload.appended if offload else 0,
@@ -280,26 +255,23 @@ def _print_json(result: DemoResult) -> None:
         "segments": list(_segment_rows(result)),
         "verification": {name: getattr(found, name) for name in names},
         "requests": list(_request_rows(result)),
-        "spark": None,
+        "spark": spark,
         "picture": str(result.picture) if result.picture else None,
         "next": {"commands": _next_commands(result), "python": _python_snippet(result)},
         "problems": [
-            {"kind": p.kind.name.lower(), "error": type(p).__name__, "message": p.message, "hint": p.hint}
-            for p in result.problems
+            {name: value for name, value in asdict(failure_of(each)).items() if name != "exit_code"}
+            for each in result.problems
         ],
         "seconds": result.seconds,
     }
-    if scan is not None:
-        facts = {"question": scan.question, "partitions": scan.partitions, "seconds": result.scan_seconds}
-        value["spark"] = {**facts, "rows": list(_scan_rows(scan))}
     print(json_line(value))
 
 
 def _next_commands(result: DemoResult) -> list[str]:
     """Example commands that work as printed."""
-    request, place, program = result.request, result.place, shlex.quote(program_name())
+    request, program = result.request, shlex.quote(program_name())
     environment = {
-        "OFFLOADER_STORE": place.store_url,
+        "OFFLOADER_STORE": request.url,
         "OFFLOADER_ENDPOINT_URL": request.endpoint_url,
         "OFFLOADER_REGION": request.region,
     }
@@ -313,8 +285,7 @@ def _next_commands(result: DemoResult) -> list[str]:
 
 
 def _python_snippet(result: DemoResult) -> str:
-    """Lines to paste into a Python prompt."""
-    return snippet(result.place.store_url, STREAM, result.request.store_options, flights=not result.request.input_path)
+    return snippet(result.request.url, STREAM, result.request.store_options, flights=not result.request.input_path)
 
 
 def _ledger_rows(result: DemoResult) -> Iterator[Mapping[str, object]]:
@@ -330,18 +301,19 @@ def _ledger_rows(result: DemoResult) -> Iterator[Mapping[str, object]]:
 
 def _segment_rows(result: DemoResult) -> Iterator[Mapping[str, object]]:
     for number, record in enumerate(result.segments, 1):
-        assert record.summary is not None, "readable segments are complete"
+        summary = record.summary
+        assert summary is not None, "readable segments are complete"
         yield {
             "segment": number,
-            "first": str(record.summary.begin),
-            "last": str(record.summary.end),
-            "entries": record.summary.entries,
-            "payload_bytes": record.summary.payload_bytes,
-            "published": _times(record.summary.publish_time_min_ms, record.summary.publish_time_max_ms),
-            "ledgers": " ".join(str(span.ledger_id) for span in record.summary.ledgers),
-            "data_object_bytes": record.summary.data_bytes,
-            "index_object_bytes": record.summary.index_bytes,
-            "objects": f"{record.summary.data_bytes:,} + {record.summary.index_bytes:,}",
+            "first": str(summary.begin),
+            "last": str(summary.end),
+            "entries": summary.entries,
+            "payload_bytes": summary.payload_bytes,
+            "published": _times(summary.publish_time_min_ms, summary.publish_time_max_ms),
+            "ledgers": " ".join(str(span.ledger_id) for span in summary.ledgers),
+            "data_object_bytes": summary.data_bytes,
+            "index_object_bytes": summary.index_bytes,
+            "objects": f"{summary.data_bytes:,} + {summary.index_bytes:,}",
             "uuid": str(record.uuid),
         }
 
@@ -354,17 +326,16 @@ def _times(first_ms: int, last_ms: int) -> str:
 
 
 def _request_rows(result: DemoResult) -> Iterator[Mapping[str, object]]:
-    offloading = result.offload.requests if result.offload else {}
-    reading = result.verification.requests if result.verification else {}
-    for verb in sorted({*offloading, *reading}):
-        counts = [requests[verb] for requests in (offloading, reading) if verb in requests]
+    phases = [each.requests if each else {} for each in (result.offload, result.verification)]
+    for verb in sorted(set().union(*phases)):
+        offloading, reading = (requests.get(verb, VerbCount()) for requests in phases)
         yield {
             "verb": verb,
-            "offloading": offloading[verb].requests if verb in offloading else 0,
-            "reading": reading[verb].requests if verb in reading else 0,
-            "errors": sum(count.errors for count in counts),
-            "bytes_sent": sum(count.bytes_sent for count in counts),
-            "bytes_received": sum(count.bytes_received for count in counts),
+            "offloading": offloading.requests,
+            "reading": reading.requests,
+            "errors": offloading.errors + reading.errors,
+            "bytes_sent": offloading.bytes_sent + reading.bytes_sent,
+            "bytes_received": offloading.bytes_received + reading.bytes_received,
         }
 
 

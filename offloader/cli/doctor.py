@@ -6,7 +6,7 @@ Leaves nothing behind: it removes its scratch objects.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Annotated
 
@@ -14,19 +14,21 @@ import typer
 
 from offloader.cli.options import ConfigArguments, Json, StoreArguments, open_chosen_store
 from offloader.cli.output import Column, print_rows
-from offloader.doctor import Check, Finding, LocalChecks, Outcome, PulsarChecks, StoreChecks, StreamChecks, run_checks
+from offloader.doctor import (
+    Finding,
+    Outcome,
+    check_machine,
+    check_pulsar,
+    check_store,
+    check_streams,
+    run_checks,
+    store_answers,
+)
 from offloader.runtime.clock import SystemClock
-from offloader.service.bootstrap import DoorChecks
+from offloader.service.bootstrap import check_access
 from offloader.settings.layered import SettingsFile
 
-__all__ = ["run"]
-
-_COLUMNS = [
-    Column("outcome", "OUTCOME"),
-    Column("check", "CHECK"),
-    Column("what", "FOUND"),
-    Column("hint", "TO DO"),
-]
+_COLUMNS = [Column("outcome", "OUTCOME"), Column("check", "CHECK"), Column("what", "FOUND"), Column("hint", "TO DO")]
 
 
 def run(
@@ -46,7 +48,13 @@ def run(
         for each in run_checks(_checks(file, given, read_only=read_only)):
             if each.outcome is Outcome.PROBLEM:
                 failed.append(each.kind.value if each.kind else 1)
-            yield _row(each)
+            yield {
+                "outcome": each.outcome.value,
+                "check": each.check,
+                "what": each.what,
+                "hint": each.hint or None,
+                "kind": None if each.kind is None else each.kind.name.lower(),
+            }
 
     print_rows(rows(), _COLUMNS, as_json=json)
     if failed and not json:
@@ -54,7 +62,7 @@ def run(
     return failed[0] if failed else 0
 
 
-def _checks(file: SettingsFile, given: StoreArguments, *, read_only: bool) -> Iterator[Check]:
+def _checks(file: SettingsFile, given: StoreArguments, *, read_only: bool) -> Iterator[tuple[str, Iterable[Finding]]]:
     clock, settings = SystemClock(), file.settings_of("")
     serve = settings.serve
     # Report an unresponsive store soon.
@@ -68,21 +76,13 @@ def _checks(file: SettingsFile, given: StoreArguments, *, read_only: bool) -> It
         read_only=read_only,
         create=True,
     )
-    stores = StoreChecks(opened, settings, clock, read_only=read_only)
-    yield stores
-    yield LocalChecks(settings)
-    yield DoorChecks(settings)
+    answer = store_answers(opened)
+    yield "store", [answer]
+    if answer.outcome is Outcome.OK and not read_only:
+        yield "store", check_store(opened, settings, clock)
+    yield "machine", check_machine(settings)
+    yield "access", check_access(settings)
     if settings.pulsar.topics:
-        yield PulsarChecks(settings.pulsar, clock)
-    if stores.answers:
-        yield StreamChecks(opened, file, clock)
-
-
-def _row(finding: Finding) -> dict[str, object]:
-    return {
-        "outcome": finding.outcome.value,
-        "check": finding.check,
-        "what": finding.what,
-        "hint": finding.hint or None,
-        "kind": None if finding.kind is None else finding.kind.name.lower(),
-    }
+        yield "pulsar", check_pulsar(settings.pulsar, clock)
+    if answer.outcome is Outcome.OK:
+        yield "streams", check_streams(opened, file, clock)

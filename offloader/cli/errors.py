@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TextIO
 
 import typer
@@ -39,7 +39,6 @@ class Failure:
 
     Attributes:
         kind: name of the ``ErrorKind`` in lower case, or ``interrupted``.
-        error: name of the error's class.
         message: one line: what, where, why.
         hint: one line: the remedy; may be empty.
         exit_code: of the process.
@@ -51,6 +50,10 @@ class Failure:
     hint: str
     exit_code: int
 
+    def print(self, stream: TextIO, prefix: str = "") -> None:
+        """Prints a line for the error, and one for the hint."""
+        stream.write(f"offloader: {prefix}{self.message}\n" + (f"hint: {self.hint}\n" if self.hint else ""))
+
 
 def failure_of(error: BaseException) -> Failure:
     """The output for ``error``, and the exit code."""
@@ -59,15 +62,22 @@ def failure_of(error: BaseException) -> Failure:
         case OffloaderError():
             kind, message, hint = error.kind, error.message, error.hint
         case Inconsistent() if str(error).startswith("stream name"):  # of a call, as over HTTP: no data is damaged
-            kind, message, hint = ErrorKind.FIX_CALL, str(error), "names look like public/default/persistent/orders"
+            kind, message, hint = (
+                ErrorKind.INVALID_REQUEST,
+                str(error),
+                "names look like public/default/persistent/orders",
+            )
         case FormatError():
-            kind, message = ErrorKind.REPAIR_DATA, str(error)
+            kind, message = ErrorKind.DATA_CORRUPTION, str(error)
             hint = "the bytes are damaged or not ours; every other object is unaffected"
         case typer.TyperException():
             context = getattr(error, "ctx", None)
-            kind, message = ErrorKind.FIX_CALL, _sentence(error.format_message())
-            if name == "NoArgsIsHelpError" and context is not None:  # its text is the whole help
-                message = f"missing action. Choose from: {', '.join(context.command.list_commands(context))}"
+            kind, message = ErrorKind.INVALID_REQUEST, _sentence(error.format_message())
+            if name == "NoArgsIsHelpError":  # its text is the whole help
+                message = "missing action"
+            if context is not None and context.parent is not None and hasattr(context.command, "list_commands"):
+                listed = ", ".join(context.command.list_commands(context))
+                message += f"{' ' if message.endswith('?') else '. '}Choose from: {listed}"
             hint = f"see `{context.command_path if context else 'offloader'} --help`"
         case KeyboardInterrupt():
             return Failure("interrupted", name, "interrupted", "", EXIT_INTERRUPTED)
@@ -75,7 +85,7 @@ def failure_of(error: BaseException) -> Failure:
             return Failure("interrupted", "Abort", "aborted: the input ended", "", EXIT_INTERRUPTED)
         case ModuleNotFoundError() if (error.name or "").split(".")[0] in _EXTRAS:
             package = (error.name or "").split(".")[0]
-            kind, message = ErrorKind.FIX_CALL, f"the package {package} is not installed"
+            kind, message = ErrorKind.INVALID_REQUEST, f"the package {package} is not installed"
             hint = install_hint(_EXTRAS[package])
         case _:
             kind, message = ErrorKind.BUG, f"this is a bug: {name}: {error}"
@@ -87,8 +97,6 @@ def report(error: BaseException, stream: TextIO, *, as_json: bool = False, debug
     """Prints ``error`` and returns the exit code.
 
     Args:
-        error: that ended the command.
-        stream: standard error.
         as_json: one object ``{"error": {kind, error, message, hint, exit_code}}`` on one line instead of text.
         debug: print the traceback first.
     """
@@ -96,12 +104,9 @@ def report(error: BaseException, stream: TextIO, *, as_json: bool = False, debug
     if debug:
         stream.write("".join(traceback.format_exception(error)))
     if as_json:
-        fields = {name: getattr(failure, name) for name in ("kind", "error", "message", "hint", "exit_code")}
-        stream.write(json.dumps({"error": fields}, ensure_ascii=False) + "\n")
+        stream.write(json.dumps({"error": asdict(failure)}, ensure_ascii=False) + "\n")
     else:
-        stream.write(f"offloader: {failure.message}\n")
-        if failure.hint:
-            stream.write(f"hint: {failure.hint}\n")
+        failure.print(stream)
     return failure.exit_code
 
 

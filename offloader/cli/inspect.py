@@ -13,27 +13,22 @@ import typer
 
 from formats.describe import DescribedBytes
 from formats.entries import Position
-from offloader.cli.options import Json, StoreArguments
-from offloader.cli.output import json_line
+from offloader.cli.options import Json, StoreArguments, amount, argument
+from offloader.cli.output import json_line, print_result
 from offloader.errors import ErrorKind
 from offloader.inspect.inspect import Inspection, inspect_object
-
-__all__ = ["hex_lines", "run"]
 
 _ROW_BYTES = 16
 
 
 def run(
-    key: Annotated[
-        str,
-        typer.Argument(
-            metavar="OBJECT", help="The object's key, as `offloader segments --json` prints it.", show_default=False
-        ),
-    ],
+    key: Annotated[str, argument("The object's key, as `offloader segments --json` prints it.", metavar="OBJECT")],
     given: StoreArguments,
     limit: Annotated[int, typer.Option("--limit", min=0, help="Most pieces shown; 0 = all.")] = 0,
     hexadecimal: Annotated[bool, typer.Option("--hex", help="Show each piece's first bytes, too.")] = False,
-    hex_bytes: Annotated[int, typer.Option("--hex-bytes", min=1, max=65536, help="How many of them.")] = 128,
+    hex_bytes: Annotated[
+        int, amount("--hex-bytes", "How many of them.", "bytes", whole=True, low=1, high=65536, shown=True)
+    ] = 128,
     json: Json = False,
 ) -> int:
     """Show what an object says, piece by piece: data objects, indexes, manifest records, checkpoints.
@@ -42,50 +37,31 @@ def run(
     is and what was expected there; the exit code is 6.
     """
     found = inspect_object(given.open(), key)
-    pieces = islice(found.pieces, limit or None)
-    count = hex_bytes if hexadecimal else 0
-    damaged = _print_json(found, pieces, count) if json else _print_text(found, pieces, count)
-    return ErrorKind.REPAIR_DATA.value if damaged else 0
+    head = {"object": found.key, "kind": found.kind, "size_bytes": found.size_bytes, "metadata": found.metadata}
+    print_result(head, _head_lines(found), as_json=json)
+    damaged = False
+    for piece in islice(found.pieces, limit or None):
+        damaged |= bool(piece.problem)
+        data = found.bytes_of(piece.start, piece.start + min(piece.length, hex_bytes)) if hexadecimal else b""
+        facts = {"start": piece.start, "length": piece.length, "what": piece.what, "facts": piece.facts}
+        facts |= {"problem": piece.problem or None, **({"hex": data.hex()} if hexadecimal else {})}
+        print_result(facts, _piece_lines(piece, data), as_json=json)
+    return ErrorKind.DATA_CORRUPTION.value if damaged else 0
 
 
-def _print_text(found: Inspection, pieces: Iterator[DescribedBytes], hex_bytes: int) -> bool:
-    print(f"{_printable(found.key)}: {found.kind}, {found.size_bytes:,} bytes")
+def _head_lines(found: Inspection) -> Iterator[str]:
+    yield f"{_printable(found.key)}: {found.kind}, {found.size_bytes:,} bytes"
     for name, value in sorted(found.metadata.items()):
-        print(f"  {_printable(name)} = {_printable(value)}")
-    damaged = False
-    for piece in pieces:
-        damaged |= bool(piece.problem)
-        facts = "  ".join(f"{name}={_value(value)}" for name, value in piece.facts.items())
-        print(f"{piece.start:>12}  {piece.length:>10}  {piece.what:<16}  {facts}".rstrip())
-        if piece.problem:
-            print(f"{'':>12}  damaged: {_printable(piece.problem)}")
-        for line in hex_lines(_first_bytes(found, piece, hex_bytes), piece.start):
-            print(f"{'':>12}  {line}")
-    return damaged
+        yield f"  {_printable(name)} = {_printable(value)}"
 
 
-def _print_json(found: Inspection, pieces: Iterator[DescribedBytes], hex_bytes: int) -> bool:
-    print(
-        json_line(
-            {
-                "object": found.key,
-                "kind": found.kind,
-                "size_bytes": found.size_bytes,
-                "metadata": found.metadata,
-            }
-        )
-    )
-    damaged = False
-    for piece in pieces:
-        damaged |= bool(piece.problem)
-        row = {"start": piece.start, "length": piece.length, "what": piece.what, "facts": piece.facts}
-        shown = {"hex": _first_bytes(found, piece, hex_bytes).hex()} if hex_bytes else {}
-        print(json_line({**row, "problem": piece.problem or None, **shown}))
-    return damaged
-
-
-def _first_bytes(found: Inspection, piece: DescribedBytes, count: int) -> bytes:
-    return found.bytes_of(piece.start, piece.start + min(piece.length, count)) if count else b""
+def _piece_lines(piece: DescribedBytes, data: bytes) -> Iterator[str]:
+    facts = "  ".join(f"{name}={_value(value)}" for name, value in piece.facts.items())
+    yield f"{piece.start:>12}  {piece.length:>10}  {piece.what:<16}  {facts}".rstrip()
+    if piece.problem:
+        yield f"{'':>12}  damaged: {_printable(piece.problem)}"
+    for line in hex_lines(data, piece.start):
+        yield f"{'':>12}  {line}"
 
 
 def hex_lines(data: bytes, start: int) -> Iterator[str]:

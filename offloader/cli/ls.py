@@ -11,72 +11,49 @@ from typing import Annotated
 import typer
 
 from offloader.cli.errors import failure_of
-from offloader.cli.options import Json, StoreArguments
-from offloader.cli.output import Column, bytes_text, print_rows
+from offloader.cli.options import Json, StoreArguments, argument
+from offloader.cli.output import AMOUNTS, ENDS, Column, print_rows
 from offloader.errors import OffloaderError
 from offloader.manifest.log import list_streams, load_manifest
 from offloader.read import fetch as plan
 from offloader.store.base import ObjectStore
 
-__all__ = ["run"]
-
-_COLUMNS = [
-    Column("stream", "STREAM"),
-    Column("segments", "SEGMENTS", right=True),
-    Column("entries", "ENTRIES", right=True),
-    Column("payload_bytes", "PAYLOAD", bytes_text, right=True),
-    Column("object_bytes", "STORED", bytes_text, right=True),
-    Column("first", "FIRST", right=True),
-    Column("last", "LAST", right=True),
-]
+_COLUMNS = [Column("stream", "STREAM"), Column("segments", "SEGMENTS", right=True), *AMOUNTS, *ENDS]
 
 
 def run(
     given: StoreArguments,
-    prefix: Annotated[str, typer.Argument(help="Only streams whose name begins like this.", show_default=False)] = "",
+    prefix: Annotated[str, argument("Only streams whose name begins like this.")] = "",
     limit: Annotated[int, typer.Option("--limit", min=0, help="Most streams shown; 0 = all.")] = 0,
     json: Json = False,
 ) -> int:
     """List the streams of a store: what each has in the cold tier."""
     opened = given.open()
-    names = list_streams(opened, prefix=prefix)
+    names = list_streams(opened, prefix=prefix)[: limit or None]
     codes: list[int] = []
-    print_rows(
-        _rows(opened, names[:limit] if limit else names, codes),
-        _COLUMNS,
-        as_json=json,
-        empty=f"no streams in {opened.url}",
-    )
+    print_rows(_rows(opened, names, codes), _COLUMNS, as_json=json, empty=f"no streams in {opened.url}")
     return max(codes, default=0)
 
 
 def _rows(store: ObjectStore, names: list[str], codes: list[int]) -> Iterator[Mapping[str, object]]:
     for name in names:
         try:
-            yield _row(store, name)
+            state = load_manifest(store, name)
+            ends = plan.whole_range(state)
+            sums = plan.readable_segments(state).sums()
+            yield {
+                "stream": name,
+                "segments": sums.segments,
+                "entries": sums.entries,
+                "payload_bytes": sums.payload_bytes,
+                "object_bytes": sums.object_bytes,
+                "first": ends[0] if ends else None,
+                "last": ends[1] if ends else None,
+            }
         except OffloaderError as error:
             if error.retryable:
                 raise  # the store is unreachable, for every other stream too
             failure = failure_of(error)
             codes.append(failure.exit_code)
-            yield {
-                "stream": f"{name} ({failure.message})",
-                "payload_bytes": 0,
-                "object_bytes": 0,
-                "error": failure.error,
-            }
-
-
-def _row(store: ObjectStore, name: str) -> Mapping[str, object]:
-    state = load_manifest(store, name)
-    ends = plan.whole_range(state)
-    sums = plan.readable_segments(state).sums()
-    return {
-        "stream": name,
-        "segments": sums.segments,
-        "entries": sums.entries,
-        "payload_bytes": sums.payload_bytes,
-        "object_bytes": sums.object_bytes,
-        "first": ends[0] if ends else None,
-        "last": ends[1] if ends else None,
-    }
+            broken = f"{name} ({failure.message})"
+            yield {"stream": broken, "payload_bytes": 0, "object_bytes": 0, "error": failure.error}

@@ -14,9 +14,8 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import is_dataclass
-from types import ModuleType
 from typing import Annotated, Any
 
 import typer
@@ -25,8 +24,6 @@ from typer.main import get_command
 import offloader
 from offloader.cli.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, report
 from offloader.runtime import process_tuning as own_process
-
-__all__ = ["VERBS", "main", "place_of"]
 
 #: Verb -> its line in ``offloader --help``, in the order of the help.
 VERBS = {
@@ -45,7 +42,9 @@ VERBS = {
     "accept-source": "Go on with another ledger database.",
     "accept-loss": "Go on without entries that a ledger database has lost.",
     "truncate": "Let a stream begin later.",
-    "retention": "Decide what may be deleted; list who still needs a stream.",
+    "retention": "Decide what may be deleted, and say why.",
+    "subscribers": "List who still needs a stream; add, acknowledge, remove.",
+    "reader-groups": "Show and change reader groups.",
     "cleanup": "Delete what no stream needs any more.",
     "delete-stream": "Delete whole streams.",
     "rollback": "Make ledgers readable for a reader that knows V1 only.",
@@ -62,8 +61,6 @@ _SHARED = {
     "accept-source": ("acceptance", "accept_source"),
     "resume": ("pause", "resume"),
 }
-#: Verbs whose process runs for weeks.
-_LONG_LIVED = frozenset({"serve"})
 #: Verbs whose own process holds no entries up to a budget: they read from the store, or Spark's workers do, which
 #: inherit the allocator's settings.
 _WITHOUT_BUDGET = frozenset({"inspect", "read", "spark", "verify"})
@@ -88,11 +85,13 @@ def main(
     words = [word for word in options if word != _DEBUG] + given[len(options) :]
     verb = next((word for word in words if not word.startswith("-")), "")
     own_process.set_up(has_budget=verb not in _WITHOUT_BUDGET)
-    if verb in _LONG_LIVED:
+    if verb == "serve":  # runs for weeks
         own_process.keep_heap_small()
     try:
-        command = get_command(_app(verb, verbs, package))
-        result = command.main(args=words or ["--help"], prog_name="offloader", standalone_mode=False)
+        command: Any = get_command(_app(verb, verbs, package))
+        actions = getattr(command.commands.get(verb), "commands", ())
+        arguments = _action_first(words, verb, actions) or ["--help"]
+        result = command.main(args=arguments, prog_name="offloader", standalone_mode=False)
         if result == EXIT_INTERRUPTED:  # typer's result
             raise KeyboardInterrupt
         code = result if isinstance(result, int) else 0
@@ -114,26 +113,31 @@ def _app(verb: str, verbs: Mapping[str, str], package: str) -> typer.Typer:
     for name, text in verbs.items():
         if name == verb:
             module, function = place_of(name)
-            _add(app, name, text, importlib.import_module(f"{package}.{module}"), function)
+            loaded = importlib.import_module(f"{package}.{module}")
+            if hasattr(loaded, "ACTIONS"):
+                actions = typer.Typer(help=text, no_args_is_help=True)
+                for action, run in loaded.ACTIONS.items():
+                    actions.command(action)(_command(run))
+                app.add_typer(actions, name=name)
+            else:
+                app.command(name)(_command(getattr(loaded, function)))
         else:
             app.command(name, help=text)(_not_loaded)
     return app
 
 
+def _action_first(words: list[str], verb: str, actions: Collection[str]) -> list[str]:
+    """``words`` with the verb's action directly after the verb: options may precede it, as they may any argument."""
+    start = words.index(verb) + 1 if actions else len(words)
+    if not words[start : start + 1] or not words[start].startswith("-"):
+        return words
+    found = next((number for number in range(start, len(words)) if words[number] in actions), start)
+    return [*words[:start], words[found], *words[start:found], *words[found + 1 :]]
+
+
 def place_of(verb: str) -> tuple[str, str]:
     """The module and the function of a verb."""
     return _SHARED.get(verb, (verb.replace("-", "_"), "run"))
-
-
-def _add(app: typer.Typer, name: str, text: str, module: ModuleType, function: str) -> None:
-    """Adds the called verb."""
-    if not hasattr(module, "ACTIONS"):
-        app.command(name)(_command(getattr(module, function)))
-        return
-    actions = typer.Typer(help=text, no_args_is_help=True)
-    for action, run in module.ACTIONS.items():
-        actions.command(action)(_command(run))
-    app.add_typer(actions, name=name)
 
 
 def _print_version(given: bool) -> None:

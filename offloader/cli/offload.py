@@ -11,11 +11,19 @@ from contextlib import closing
 from functools import partial
 from typing import Annotated, Any
 
-import typer
-
 from formats.entries import Position
-from offloader.cli.options import DryRun, Json, LedgerArguments, ShowProgress, Stream, TakeOver, position_of
-from offloader.cli.output import Column, SegmentProgress, bytes_text, json_line, print_rows
+from offloader.cli.options import (
+    DryRun,
+    Json,
+    LedgerArguments,
+    ShowProgress,
+    Stream,
+    TakeOver,
+    amount,
+    option,
+    position_of,
+)
+from offloader.cli.output import ENDS, Column, SegmentProgress, bytes_text, json_line, print_rows
 from offloader.cli.segments import STORED_COLUMNS, stored_rows, stored_totals, totals_text
 from offloader.errors import BucketMissing, NotFound
 from offloader.ledgers.base import LedgerInfo
@@ -24,30 +32,20 @@ from offloader.owner_client import OwnerUnreachable, ask_owner
 from offloader.read.reader import load_stream
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
-from offloader.write.backfill import HistoryResult
-from offloader.write.backfill_plan import BackfillPlan
+from offloader.write.backfill import BackfillPlan, HistoryResult
 from offloader.write.hot_tier import LedgerSizeEstimator, position_leaving
 from offloader.write.ledger_method import LedgerMethodPlan
-from offloader.write.offloader import LedgerOffloader, method_by_hand, offload_by_hand
+from offloader.write.offloader import LedgerOffloader, manual_method, offload_manually
 
-__all__ = ["run"]
-
-_PLANNED = [
-    Column("layout", "LAYOUT"),
-    Column("first", "FIRST", right=True),
-    Column("last", "LAST", right=True),
-    Column("bytes", "ABOUT", bytes_text, right=True),
-]
+_PLANNED = [Column("layout", "LAYOUT"), *ENDS, Column("bytes", "ABOUT", bytes_text, right=True)]
 
 
 def run(
     stream: Stream,
     given: LedgerArguments,
-    until: Annotated[
-        str, typer.Option("--until", metavar="LEDGER:ENTRY", help="Last entry.", show_default="the newest")
-    ] = "",
+    until: Annotated[str, option("--until", "Last entry.", metavar="LEDGER:ENTRY", shown="the newest")] = "",
     size_threshold: Annotated[
-        int, typer.Option("--size-threshold", min=0, metavar="BYTES", help="Leave the newest BYTES bytes behind.")
+        int, amount("--size-threshold", "Leave so much of the newest behind.", "bytes", whole=True, shown=True)
     ] = 0,
     dry_run: DryRun = False,
     take_over: TakeOver = False,
@@ -75,7 +73,7 @@ def run(
     with closing(given.open_ledgers()) as database:
         # A view, which doesn't fence the writer.
         source = database.view_stream(stream, may_delete=not dry_run)
-        method = method_by_hand(state, file)
+        method = manual_method(state, file)
         infos = source.ledgers()
         if size_threshold and method == "streaming":
             leaving = position_leaving(infos, size_threshold)
@@ -87,7 +85,7 @@ def run(
                 _print_planned(planned, infos, stream, as_json=json)
                 return
             with SegmentProgress(sys.stderr, always=progress) as shown:
-                result = offload_by_hand(
+                result = offload_manually(
                     runs,
                     source,
                     stream,

@@ -2,92 +2,86 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from formats.entries import Position
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCall, NotFound
+from offloader.ledgers.base import LedgerSource
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.read.reader import Reader, time_ms_of
 from offloader.settings import LimitSettings, Settings, StoreSettings
+from offloader.settings.amounts import DURATION, SIZE
 from offloader.settings.layered import SettingsFile, read_settings_file
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from offloader.store.probe import require_conditional_puts
 
-__all__ = [
-    "AskedRange",
-    "Config",
-    "ConfigArguments",
-    "DryRun",
-    "EndpointUrl",
-    "From",
-    "FromTime",
-    "Json",
-    "LedgerArguments",
-    "Region",
-    "ShowProgress",
-    "Store",
-    "StoreArguments",
-    "Stream",
-    "StreamOrTopic",
-    "TakeOver",
-    "chosen_range",
-    "open_chosen_store",
-    "position_of",
-]
 
-Stream = Annotated[str, typer.Argument(help="The stream's name.", show_default=False)]
-StreamOrTopic = Annotated[str, typer.Argument(help="The stream's name, or a partitioned topic's.", show_default=False)]
-Store = Annotated[
-    str,
-    typer.Option(
-        "--store",
-        envvar="OFFLOADER_STORE",
-        metavar="URL",
-        help="The object store: file:///folder, s3://bucket/root, memory://name, catalogue:///folder (see adopt).",
-        show_default=False,
-    ),
-]
-EndpointUrl = Annotated[
-    str,
-    typer.Option(
-        "--endpoint-url",
-        envvar="OFFLOADER_ENDPOINT_URL",
-        metavar="URL",
-        help="Where the S3 API is, when it isn't AWS.",
-        show_default=False,
-    ),
-]
-Region = Annotated[
-    str,
-    typer.Option(
-        "--region",
-        envvar="OFFLOADER_REGION",
-        metavar="NAME",
-        help="The store's region.",
-        show_default=False,
-    ),
-]
-Config = Annotated[
-    str,
-    typer.Option(
-        "--config", envvar="OFFLOADER_CONFIG", metavar="FILE", help="The settings file (TOML).", show_default=False
-    ),
-]
-Ledgers = Annotated[
-    str,
-    typer.Option(
-        "--ledgers",
-        envvar="OFFLOADER_LEDGERS",
-        metavar="URL",
-        help="The ledger database: sqlite:///relative.db, sqlite:////absolute.db.",
-        show_default=False,
-    ),
-]
+def option(name: str, text: str, *, shown: str | bool = False, **more: Any) -> Any:
+    """An option with the help ``text``; ``shown``: what the help shows as its default, False: nothing."""
+    return typer.Option(name, help=text, show_default=shown, **more)
+
+
+def argument(text: str, *, shown: str | bool = False, **more: Any) -> Any:
+    """An argument, likewise."""
+    return typer.Argument(help=text, show_default=shown, **more)
+
+
+#: Unit of a plain number -> its quantity, the unit in the quantity's first one, and a text for the help.
+_COUNTED = {
+    "seconds": (DURATION, 1000, "30s"),
+    "bytes": (SIZE, 1, "4KiB"),
+    "megabytes": (SIZE, 1_000_000, "64MiB"),
+}
+
+
+def amount(
+    name: str,
+    text: str,
+    unit: str,
+    *,
+    whole: bool = False,
+    low: float = 0,
+    high: float = sys.float_info.max,
+    **more: Any,
+) -> Any:
+    """An option for an amount: a plain number of ``unit``, or a text as in a settings file, ``30s`` or ``1GiB``.
+
+    Args:
+        unit: of the value, of ``low`` and of ``high``: ``seconds``, ``bytes`` or ``megabytes``.
+        whole: the value is an integer.
+    """
+    quantity, factor, example = _COUNTED[unit]
+
+    def parse(given: str | float) -> float:
+        try:
+            number = float(given)
+        except ValueError:
+            try:
+                number = float(quantity.parse(str(given), next(iter(quantity.units))) / factor)
+            except ValueError as cause:
+                raise typer.BadParameter(f"{given!r} is neither a number of {unit} nor {quantity.form}") from cause
+        if not low <= number <= high or (whole and not number.is_integer()):
+            most = "" if high == sys.float_info.max else f", at most {high:,}"
+            raise typer.BadParameter(
+                f"{given!r} is no {quantity.name} of at least {low:,}{most} {'whole ' * whole}{unit}"
+            )
+        return int(number) if whole else number
+
+    limits = {"min": low, "max": None if high == sys.float_info.max else high, "parser": parse}
+    text = f"{text} In {unit}, or with a unit as in a settings file: {example}."
+    return option(name, text, **{"metavar": unit.upper(), **limits, **more})
+
+
+Stream = Annotated[str, argument("The stream's name.")]
+StreamOrTopic = Annotated[str, argument("The stream's name, or a partitioned topic's.")]
+Config = Annotated[str, option("--config", "The settings file (TOML).", envvar="OFFLOADER_CONFIG", metavar="FILE")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")]
 TakeOver = Annotated[bool, typer.Option("--take-over", help="Take the stream from a writer that gives signs of life.")]
 ShowProgress = Annotated[
@@ -132,9 +126,22 @@ def open_chosen_store(
 class StoreArguments:
     """Options of verbs that read a store. A parameter of such a type is replaced by its fields, each an option."""
 
-    store: Store = ""
-    endpoint_url: EndpointUrl = ""
-    region: Region = ""
+    store: Annotated[
+        str,
+        option(
+            "--store",
+            "The object store: file:///folder, s3://bucket/root, memory://name, catalogue:///folder (see adopt).",
+            envvar="OFFLOADER_STORE",
+            metavar="URL",
+        ),
+    ] = ""
+    endpoint_url: Annotated[
+        str,
+        option(
+            "--endpoint-url", "Where the S3 API is, when it isn't AWS.", envvar="OFFLOADER_ENDPOINT_URL", metavar="URL"
+        ),
+    ] = ""
+    region: Annotated[str, option("--region", "The store's region.", envvar="OFFLOADER_REGION", metavar="NAME")] = ""
 
     def open(self, settings: Settings | None = None, *, read_only: bool = True, create: bool = False) -> ObjectStore:
         """The store by the options and ``settings``; probed before the first write.
@@ -178,7 +185,15 @@ class ConfigArguments(StoreArguments):
 class LedgerArguments(ConfigArguments):
     """Options of verbs that read a ledger database."""
 
-    ledgers: Ledgers = ""
+    ledgers: Annotated[
+        str,
+        option(
+            "--ledgers",
+            "The ledger database: sqlite:///relative.db, sqlite:////absolute.db.",
+            envvar="OFFLOADER_LEDGERS",
+            metavar="URL",
+        ),
+    ] = ""
 
     def require_ledgers(self) -> None:
         """Raises ``InvalidCall`` without a ledger database."""
@@ -212,18 +227,28 @@ def position_of(text: str, *, option: str) -> Position:
         ) from cause
 
 
-From = Annotated[
-    str, typer.Option("--from", metavar="LEDGER:ENTRY", help="First entry.", show_default="the first there is")
-]
+def partition_position_of(text: str, *, option: str, hint: str) -> tuple[int | None, Position]:
+    """``[PARTITION=]LEDGER:ENTRY`` as the partition's number, if there is one, and a position.
+
+    Raises:
+        InvalidCall: anything else; names the option.
+    """
+    number, separator, rest = text.rpartition("=")
+    if separator and not number.isdecimal():
+        raise InvalidCall(f"{option} {text}: {number!r} is no partition's number", hint=hint)
+    return int(number) if separator else None, position_of(rest, option=option)
+
+
+From = Annotated[str, option("--from", "First entry.", metavar="LEDGER:ENTRY", shown="the first there is")]
 FromTime = Annotated[
     str,
-    typer.Option(
+    option(
         "--from-time",
+        "Begin at the earliest entry published then or later: 2013-07-04T12:00:00Z, 2013-07-04 (UTC), or ms.",
         metavar="TIME",
-        help="Begin at the earliest entry published then or later: 2013-07-04T12:00:00Z, 2013-07-04 (UTC), or ms.",
-        show_default=False,
     ),
 ]
+ToTime = Annotated[str, option("--to-time", "End before the earliest entry of then.", metavar="TIME")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,3 +298,20 @@ def chosen_range(reader: Reader, asked: AskedRange) -> tuple[Position | None, Po
             return None
         last = None if after is None else after.previous()
     return first, last
+
+
+@contextmanager
+def opening_sources(ledgers: str) -> Iterator[Callable[[str], LedgerSource | None]]:
+    """The hot tier by a stream's name; none for other streams, or without a database."""
+    if not ledgers:
+        yield lambda _: None
+        return
+    with closing(EmbeddedLedgers(ledgers, create=False)) as database:
+
+        def source_of(stream: str) -> LedgerSource | None:
+            try:
+                return database.view_stream(stream)
+            except NotFound:
+                return None
+
+        yield source_of

@@ -10,31 +10,18 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from formats.entries import Position
 from formats.segment import SegmentSummary
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-
-__all__ = [
-    "VALUE_SIGNS_MAX",
-    "Column",
-    "EntryProgress",
-    "SegmentProgress",
-    "bytes_text",
-    "counted",
-    "json_line",
-    "message_json",
-    "message_text",
-    "print_rows",
-    "program_name",
-]
+    from rich.progress import Progress
 
 #: Rows buffered before a table is printed: a column is as wide as its widest cell.
 TABLE_ROWS_MAX = 10_000
@@ -50,25 +37,38 @@ def bytes_text(count: int) -> str:
     return f"{size:.1f} {_UNITS[unit]}" if unit else f"{count} B"
 
 
-def counted(count: int, noun: str) -> str:
-    """``1, "segment"`` -> ``"1 segment"``."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """``2, "segment"`` -> ``"2 segments"``, unless it has another plural."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def _text(value: object) -> str:
-    if value is None:
-        return "-"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table: key, heading, formatter, and alignment."""
+    """One column of a table: key, heading, formatter, alignment, and the text of ``None``."""
 
     key: str
     heading: str
     text: Callable[[Any], str] = _text
     right: bool = False
+    none: str = "-"
+
+    def cell(self, row: Mapping[str, object]) -> str:
+        """The cell of a row."""
+        value = row.get(self.key)
+        return self.none if value is None else self.text(value)
+
+
+#: Columns of many tables: the ends of a range, and how much it holds.
+ENDS = (Column("first", "FIRST", right=True), Column("last", "LAST", right=True))
+AMOUNTS = (
+    Column("entries", "ENTRIES", right=True),
+    Column("payload_bytes", "PAYLOAD", bytes_text, right=True),
+    Column("object_bytes", "STORED", bytes_text, right=True),
+)
 
 
 def json_line(value: Mapping[str, object]) -> str:
@@ -92,6 +92,12 @@ def _plain(value: object) -> object:
             return str(value)
 
 
+def print_result(facts: Mapping[str, object], lines: str | Iterable[str], *, as_json: bool) -> None:
+    """Prints ``facts`` as one line of JSON, or ``lines`` for people."""
+    for line in [json_line(facts)] if as_json else [lines] if isinstance(lines, str) else lines:
+        print(line)
+
+
 def print_rows(
     rows: Iterable[Mapping[str, object]],
     columns: Sequence[Column],
@@ -106,23 +112,17 @@ def print_rows(
     JSON lines are written row by row and hold every key of a row; a table shows ``columns`` only, and ``empty`` without
     rows.
     """
-    out = stream or sys.stdout
+    out, count = stream or sys.stdout, 0
     if as_json:
-        count = 0
         for row in rows:
             out.write(json_line(row) + "\n")
             count += 1
         return count
-    count, page = 0, []
-    for row in rows:
-        page.append([column.text(row.get(column.key)) for column in columns])
-        count += 1
-        if len(page) == TABLE_ROWS_MAX:
-            _print_table(page, columns, out, title if count == len(page) else "")
-            page = []
-    if page:
-        _print_table(page, columns, out, title if count == len(page) else "")
-    elif count == 0 and empty:
+    cells = ([column.cell(row) for column in columns] for row in rows)
+    while page := list(islice(cells, TABLE_ROWS_MAX)):
+        _print_table(page, columns, out, "" if count else title)
+        count += len(page)
+    if not count and empty:
         out.write(empty + "\n")
     return count
 
@@ -163,34 +163,85 @@ def program_name() -> str:
     return os.path.relpath(here) if here.exists() else "offloader"
 
 
-class SegmentProgress:
+class TransientLine:
+    """One line, overwritten on a terminal; nothing elsewhere."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out, self._is_shown = out, False
+
+    def show(self, text: str) -> None:
+        """Replaces the line."""
+        if self._out.isatty():
+            self._is_shown = True
+            self._out.write(f"\r\x1b[K{text}")
+            self._out.flush()
+
+    def clear(self) -> None:
+        """Removes the line."""
+        if self._is_shown:
+            self.show("")
+            self._is_shown = False
+
+
+class _ProgressLine(ExitStack):
+    """A bar on a terminal, which the context ends; lines elsewhere.
+
+    Args:
+        always: print lines even if ``out`` is no terminal.
+    """
+
+    def __init__(self, out: TextIO, *, always: bool) -> None:
+        super().__init__()
+        self._out, self._shown = out, always or out.isatty()
+        self._bar: Progress | None = None
+
+    def _start_bar(self, what: str, total: int) -> None:
+        if not self._out.isatty():
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[size]}"),
+            TimeElapsedColumn(),
+            console=Console(file=self._out),
+            transient=True,
+        )
+        self._bar.add_task(what, total=total, size="0 B")
+        self.enter_context(self._bar)
+
+    def _show(self, done: int, total: int, size: str, line: str) -> None:
+        """Updates the bar, or prints ``line`` instead."""
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=done, total=total, size=size)
+        elif self._shown:
+            self._out.write(f"{line}\n")
+            self._out.flush()
+
+
+class SegmentProgress(_ProgressLine):
     """Counts segments as they become readable. Thread-safe; a context that ends the bar.
 
     Args:
-        out: standard error.
         always: print lines even if ``out`` is no terminal.
         what: the counted noun, plural.
     """
 
     def __init__(self, out: TextIO, *, always: bool = False, what: str = "segments") -> None:
-        self._out, self._what = out, what
-        self._shown = always or out.isatty()
+        super().__init__(out, always=always)
+        self._what, self._about = what, ""
         self._lock = threading.Lock()
-        self._done = 0
-        self._payload_bytes = 0
-        self._total = 0
-        self._about = ""
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
+        self._done = self._total = self._payload_bytes = 0
 
     def expect(self, total: int, *, about: bool = False) -> None:
         """Sets the total; ``about``: an estimate."""
         with self._lock:
             self._total, self._about = total, "about " if about else ""
-            if self._shown and self._out.isatty() and total and self._bar is None:
-                self._bar = _bar(self._out)
-                self._task = self._bar.add_task(self._what, total=total, size="0 B")
-                self._bar.start()
+            if total and self._bar is None:
+                self._start_bar(self._what, total)
 
     def segment(self, summary: SegmentSummary) -> None:
         """One more."""
@@ -198,76 +249,30 @@ class SegmentProgress:
             self._done += 1
             self._payload_bytes += summary.payload_bytes
             size = bytes_text(self._payload_bytes)
-            if self._bar is not None and self._task is not None:
-                self._bar.update(self._task, completed=self._done, total=max(self._done, self._total), size=size)
-            elif self._shown:
-                of = f"{self._done} of {self._about}{self._total} {self._what}"
-                self._out.write(f"{of}, {size}: {summary.begin}..{summary.end}\n")
-                self._out.flush()
-
-    def __enter__(self) -> SegmentProgress:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+            of = f"{self._done} of {self._about}{self._total} {self._what}"
+            self._show(self._done, max(self._done, self._total), size, f"{of}, {size}: {summary.begin}..{summary.end}")
 
 
-class EntryProgress:
+class EntryProgress(_ProgressLine):
     """Progress of entries. A context that ends the bar.
 
     Args:
-        out: standard error.
         total: number of entries.
         always: print lines even if ``out`` is no terminal.
     """
 
     def __init__(self, out: TextIO, total: int, *, always: bool = False) -> None:
-        self._out, self._total = out, total
-        self._shown = always or out.isatty()
-        self._last = -1
-        self._bar: Progress | None = None
-        self._task: TaskID | None = None
-        if self._shown and out.isatty():
-            self._bar = _bar(out)
-            self._task = self._bar.add_task("entries", total=total, size="0 B")
-            self._bar.start()
+        super().__init__(out, always=always)
+        self._total, self._last = total, -1
+        self._start_bar("entries", total)
 
     def at(self, entries: int, size_bytes: int, position: Position | None) -> None:
         """Updates the progress."""
         size = bytes_text(size_bytes)
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=entries, size=size)
-        elif self._shown and entries != self._last:
-            self._last = entries
-            self._out.write(f"{entries:,} of {self._total:,} entries, {size}: {position or '-'}\n")
-            self._out.flush()
-
-    def __enter__(self) -> EntryProgress:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-
-def _bar(out: TextIO) -> Progress:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[size]}"),
-        TimeElapsedColumn(),
-        console=Console(file=out),
-        transient=True,
-    )
+        if self._bar is not None or entries != self._last:
+            of = f"{entries:,} of {self._total:,} entries"
+            self._show(entries, self._total, size, f"{of}, {size}: {position or '-'}")
+        self._last = entries
 
 
 #: Characters of a value in a line for people.
@@ -291,9 +296,7 @@ def message_json(row: _Row) -> str:
     Bytes are base64 under a name that ends in ``_base64``; a value that is UTF-8 is text.
     """
     shown: dict[str, object] = {"id": _id(row)}
-    for name in ("publish_time", "key"):
-        shown[name] = _plain_value(row[name])
-    shown |= _value(row["value"])
+    shown |= {name: _plain_value(row[name]) for name in ("publish_time", "key")} | _value(row["value"])
     shown["properties"] = dict(row["properties"] or ())
     for name, value in row.items():
         if name not in _SHOWN_ALREADY and value is not None and value is not False:
@@ -315,10 +318,10 @@ def _id(row: _Row) -> str:
 
 
 def _value(value: bytes | None) -> dict[str, object]:
-    text = _decoded(value) if value is not None else None
+    text = utf8_text(value) if value is not None else None
     if value is None or text is not None:
         return {"value": text}
-    return {"value_base64": _base64(value)}
+    return {"value_base64": base64_text(value)}
 
 
 def _note(row: _Row) -> str:
@@ -343,7 +346,7 @@ def _preview(value: bytes) -> str:
         # Drops a character that the cut splits.
         text = codecs.getincrementaldecoder("utf-8")().decode(head, final=len(head) == len(value))
     except UnicodeDecodeError:
-        shown = "base64:" + _base64(value[:VALUE_SIGNS_MAX])
+        shown = "base64:" + base64_text(value[:VALUE_SIGNS_MAX])
         return shown if len(value) <= VALUE_SIGNS_MAX else f"{shown}..."
     whole = len(head) == len(value) and len(text) <= VALUE_SIGNS_MAX
     return _one_line(text[:VALUE_SIGNS_MAX]) + ("" if whole else "...")
@@ -359,18 +362,20 @@ def _one_line(text: str) -> str:
 def _plain_value(value: object) -> object:
     if isinstance(value, datetime):
         return _time(value)
-    return _base64(value) if isinstance(value, bytes) else value
+    return base64_text(value) if isinstance(value, bytes) else value
 
 
 def _time(when: datetime) -> str:
     return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def _base64(value: bytes) -> str:
+def base64_text(value: bytes) -> str:
+    """Base64 without line breaks."""
     return base64.b64encode(value).decode("ascii")
 
 
-def _decoded(value: bytes) -> str | None:
+def utf8_text(value: bytes) -> str | None:
+    """UTF-8 as text; ``None``: it isn't UTF-8."""
     try:
         return value.decode("utf-8")
     except UnicodeDecodeError:

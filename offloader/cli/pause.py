@@ -12,12 +12,10 @@ from typing import Annotated
 import typer
 
 from offloader.cli.options import ConfigArguments, Json, Stream
-from offloader.cli.output import json_line
+from offloader.cli.output import counted, print_result
 from offloader.read.reader import load_stream
 from offloader.write.backfill_service import BackfillService
 from offloader.write.offloader import LedgerOffloader
-
-__all__ = ["resume", "run"]
 
 
 def run(
@@ -26,17 +24,12 @@ def run(
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for who reads the manifest.")] = "",
     json: Json = False,
 ) -> None:
-    """Stop offloading a stream until it is resumed, whoever offloads it.
+    """Stop offloading a stream until it is resumed, in whichever process it runs.
 
     A segment that is under way completes; whatever comes later stays in the hot tier. A running writer notices with its
     next record. Appending, reading and retention go on.
     """
-    _record(
-        *(stream, given, json),
-        change=lambda runs: runs.pause(stream, reason),
-        changed="is paused",
-        as_it_was="was paused already",
-    )
+    _record(stream, given, lambda runs: runs.pause(stream, reason), "is paused", "was paused already", as_json=json)
 
 
 def resume(stream: Stream, given: ConfigArguments, json: Json = False) -> None:
@@ -45,22 +38,17 @@ def resume(stream: Stream, given: ConfigArguments, json: Json = False) -> None:
     A running writer that has entries waiting looks every minute at the latest; one in the process that resumes it goes
     on at once.
     """
-    _record(
-        *(stream, given, json),
-        change=lambda runs: runs.resume(stream),
-        changed="goes on",
-        as_it_was="wasn't paused",
-    )
+    _record(stream, given, lambda runs: runs.resume(stream), "goes on", "wasn't paused", as_json=json)
 
 
 def _record(
     stream: str,
     given: ConfigArguments,
-    as_json: bool,
-    *,
     change: Callable[[BackfillService], bool],
     changed: str,
     as_it_was: str,
+    *,
+    as_json: bool,
 ) -> None:
     """Records the change and prints the result: ``changed``, or ``as_it_was`` without a change."""
     settings = given.settings(stream)
@@ -70,10 +58,8 @@ def _record(
     with closing(LedgerOffloader(opened, settings)) as offloader:
         done = change(offloader.history)
     state = load_stream(opened, stream)
-    if as_json:
-        facts = {"stream": stream, "paused": state.paused, "changed": done}
-        print(json_line({**facts, "assigned": len(state.assigned()), "committed": state.committed_end()}))
-        return
-    left = len(state.assigned())
-    under_way = f"; {left} assigned {'segment completes' if left == 1 else 'segments complete'}" if left else ""
-    print(f"{stream} {changed if done else as_it_was}: committed is {state.committed_end() or 'nothing'}{under_way}")
+    left, end = len(state.assigned()), state.committed_end()
+    facts = {"stream": stream, "paused": state.paused, "changed": done, "assigned": left, "committed": end}
+    under_way = f"; {counted(left, 'assigned segment completes', 'assigned segments complete')}" if left else ""
+    text = f"{stream} {changed if done else as_it_was}: committed is {end or 'nothing'}{under_way}"
+    print_result(facts, text, as_json=as_json)

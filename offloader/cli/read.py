@@ -5,7 +5,6 @@ Escapes control characters: a terminal obeys none of an entry's bytes.
 
 from __future__ import annotations
 
-import base64
 import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
@@ -17,13 +16,11 @@ import typer
 
 from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch
 from formats.pulsar.messages import COLUMNS, ROWS_MAX, BadEntry, MessageOptions
-from offloader.cli.options import AskedRange, From, FromTime, Json, StoreArguments, Stream, chosen_range
-from offloader.cli.output import json_line, message_json, message_text
+from offloader.cli.options import AskedRange, From, FromTime, Json, StoreArguments, Stream, ToTime, chosen_range, option
+from offloader.cli.output import base64_text, json_line, message_json, message_text, utf8_text
 from offloader.errors import InvalidCall
 from offloader.read.reader import decode_messages, follow, open_reader, time_text
 from offloader.runtime.clock import SystemClock
-
-__all__ = ["run"]
 
 _ALL = tuple(COLUMNS)
 #: Known without decompression: the number of messages in an entry.
@@ -38,14 +35,10 @@ def run(
     given: StoreArguments,
     start: From = "",
     end: Annotated[
-        str,
-        typer.Option("--to", metavar="LEDGER:ENTRY", help="Last entry, included.", show_default="the last there is"),
+        str, option("--to", "Last entry, included.", metavar="LEDGER:ENTRY", shown="the last there is")
     ] = "",
     from_time: FromTime = "",
-    to_time: Annotated[
-        str,
-        typer.Option("--to-time", metavar="TIME", help="End before the earliest entry of then.", show_default=False),
-    ] = "",
+    to_time: ToTime = "",
     limit: Annotated[int, typer.Option("--limit", min=0, help="Most entries, or messages; 0 = all.")] = 0,
     following: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on with what becomes readable, until interrupted.")
@@ -86,12 +79,14 @@ def run(
         decoded = _messages(batches, stream, limit, on_bad_message, names=_COUNTED if count else _ALL)
         if count:
             _print_count(sum(batch.num_rows for batch in decoded), json=json)
-        else:
-            _print_messages(decoded, as_json=json)
+            return
+        line_of = message_json if json else message_text
+        for batch in decoded:
+            sys.stdout.write("".join([line_of(row) + "\n" for row in batch.to_pylist()]))
+            sys.stdout.flush()
 
 
 def _require_one_shape(*, count: bool, messages: bool, raw: bool, json: bool, following: bool, ends: str) -> None:
-    """Refuses contradictory options before opening anything."""
     if raw and (messages or json or count):
         raise InvalidCall("--raw writes payloads only", hint="leave out --messages, --json and --count")
     if following and (count or ends):
@@ -131,35 +126,19 @@ def _messages(
                 return
 
 
-def _print_messages(batches: Iterator[pa.RecordBatch], *, as_json: bool) -> None:
-    line_of = message_json if as_json else message_text
-    for batch in batches:
-        sys.stdout.write("".join([line_of(row) + "\n" for row in batch.to_pylist()]))
-        sys.stdout.flush()
-
-
 def _text_of(entry: Entry) -> str:
-    text = _decoded(entry.payload)
+    text = utf8_text(entry.payload)
     # Line breaks would split an entry, other control characters could control a terminal.
-    if text is None or not (text.isprintable() or all(map(_harmless, text))):
-        return BASE64_MARK + base64.b64encode(entry.payload).decode("ascii")
+    if text is None or not (
+        all(sign == "\t" or unicodedata.category(sign) == "Zs" for sign in text if not sign.isprintable())
+    ):
+        return BASE64_MARK + base64_text(entry.payload)
     return text
 
 
-def _harmless(sign: str) -> bool:
-    return sign == "\t" or sign.isprintable() or unicodedata.category(sign) == "Zs"
-
-
 def _json_of(entry: Entry) -> str:
-    text = _decoded(entry.payload)
+    text = utf8_text(entry.payload)
     known = entry.publish_time_ms != TIME_UNKNOWN_MS
-    payload = {"payload_base64": base64.b64encode(entry.payload).decode("ascii")} if text is None else {"payload": text}
+    payload = {"payload_base64": base64_text(entry.payload)} if text is None else {"payload": text}
     time = time_text(entry.publish_time_ms) if known else None
     return json_line({"position": entry.position, "publish_time": time, **payload})
-
-
-def _decoded(payload: bytes) -> str | None:
-    try:
-        return payload.decode("utf-8")
-    except UnicodeDecodeError:
-        return None

@@ -6,7 +6,7 @@ Sends nothing before all sources and targets are resolved.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,15 +24,18 @@ from offloader.cli.options import (
     Json,
     ShowProgress,
     StreamOrTopic,
+    ToTime,
+    amount,
     chosen_range,
+    option,
 )
-from offloader.cli.output import EntryProgress, bytes_text, counted, json_line
+from offloader.cli.output import EntryProgress, bytes_text, counted, print_result
 from offloader.errors import InvalidCall, NotFound
 from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.topics import stream_of_topic
 from offloader.ledgers.pulsar.transport import security_of
 from offloader.manifest.topics import partition_streams
-from offloader.read.reader import Reader, load_stream, open_reader
+from offloader.read.reader import load_stream, open_reader
 from offloader.replay import (
     Progress,
     ProgressFile,
@@ -47,68 +50,25 @@ from offloader.runtime.clock import SystemClock
 from offloader.settings import PulsarSettings, Settings
 from offloader.store.base import ObjectStore
 
-__all__ = ["run"]
-
 _DOMAIN = "persistent://"
-
 
 _Target = Annotated[
     str,
-    typer.Option(
+    option(
         "--to",
-        metavar="TOPIC",
-        help="Where to: persistent://tenant/namespace/topic. A partitioned topic's streams go to a topic with as many "
+        "Where to: persistent://tenant/namespace/topic. A partitioned topic's streams go to a topic with as many "
         "partitions.",
-        show_default=False,
+        metavar="TOPIC",
     ),
 ]
 _ServiceUrl = Annotated[
     str,
-    typer.Option(
+    option(
         "--service-url",
+        "The cluster: pulsar://broker:6650 or pulsar+ssl://broker:6651. Its token is taken from "
+        "OFFLOADER_PULSAR_TOKEN.",
         envvar="OFFLOADER_PULSAR_URL",
         metavar="URL",
-        help="The cluster: pulsar://broker:6650 or pulsar+ssl://broker:6651. Its token is taken from "
-        "OFFLOADER_PULSAR_TOKEN.",
-        show_default=False,
-    ),
-]
-_TokenFile = Annotated[
-    str, typer.Option("--token-file", metavar="FILE", help="The token, instead.", show_default=False)
-]
-_CaFile = Annotated[
-    str, typer.Option("--ca-file", metavar="FILE", help="Certificate authorities of pulsar+ssl.", show_default=False)
-]
-_Until = Annotated[
-    str,
-    typer.Option("--until", metavar="LEDGER:ENTRY", help="Last entry, included.", show_default="the last there is"),
-]
-_UntilTime = Annotated[
-    str,
-    typer.Option("--until-time", metavar="TIME", help="End before the earliest entry of then.", show_default=False),
-]
-_Rate = Annotated[float, typer.Option("--rate", min=0, metavar="MESSAGES", help="At most so many a second; 0: any.")]
-_RateMbytes = Annotated[
-    float, typer.Option("--rate-mbytes", min=0, metavar="MEGABYTES", help="At most so many a second; 0: any.")
-]
-_WithTransactions = Annotated[
-    bool,
-    typer.Option(
-        "--with-transactions",
-        help="Send what was sent within transactions too, as committed. What `adopt` found may have been aborted.",
-    ),
-]
-_Label = Annotated[
-    str,
-    typer.Option("--label", metavar="TEXT", help="Another replay of the same: sends it once more.", show_default=False),
-]
-_File = Annotated[
-    str,
-    typer.Option(
-        "--progress-file",
-        metavar="FILE",
-        help="Where it is remembered how far the replay is.",
-        show_default="a file in ~/.local/state/offloader/replay",
     ),
 ]
 
@@ -118,17 +78,37 @@ def run(
     to: _Target,
     given: ConfigArguments,
     service_url: _ServiceUrl = "",
-    token_file: _TokenFile = "",
-    ca_file: _CaFile = "",
+    token_file: Annotated[str, option("--token-file", "The token, instead.", metavar="FILE")] = "",
+    ca_file: Annotated[str, option("--ca-file", "Certificate authorities of pulsar+ssl.", metavar="FILE")] = "",
     start: From = "",
-    end: _Until = "",
+    end: Annotated[
+        str, option("--until", "Last entry, included.", metavar="LEDGER:ENTRY", shown="the last there is")
+    ] = "",
     from_time: FromTime = "",
-    until_time: _UntilTime = "",
-    rate: _Rate = 0,
-    mbytes_rate: _RateMbytes = 0,
-    with_transactions: _WithTransactions = False,
-    label: _Label = "",
-    progress_file: _File = "",
+    to_time: ToTime = "",
+    rate: Annotated[
+        float, option("--rate", "At most so many a second; 0: any.", metavar="MESSAGES", min=0, shown=True)
+    ] = 0,
+    mbytes_rate: Annotated[
+        float, amount("--rate-mbytes", "At most so many a second; 0: any.", "megabytes", shown=True)
+    ] = 0,
+    with_transactions: Annotated[
+        bool,
+        typer.Option(
+            "--with-transactions",
+            help="Send what was sent within transactions too, as committed. What `adopt` found may have been aborted.",
+        ),
+    ] = False,
+    label: Annotated[str, option("--label", "Another replay of the same: sends it once more.", metavar="TEXT")] = "",
+    progress_file: Annotated[
+        str,
+        option(
+            "--progress-file",
+            "Where it is remembered how far the replay is.",
+            metavar="FILE",
+            shown="a file in ~/.local/state/offloader/replay",
+        ),
+    ] = "",
     dry_run: DryRun = False,
     progress: ShowProgress = False,
     json: Json = False,
@@ -138,18 +118,25 @@ def run(
     The same command again goes on where it ended, however it ended. Nothing arrives twice where the target's broker
     deduplicates; elsewhere at most one entry does, and it is said.
     """
-    asked = AskedRange.of(start, end, from_time, until_time, end_options=("--until", "--until-time"))
+    asked = AskedRange.of(start, end, from_time, to_time, end_options=("--until", "--to-time"))
     settings = given.settings(stream)
     opened = given.open(settings)
     limits = ReplayLimits(messages_per_s=rate, bytes_per_s=mbytes_rate * 1e6)
     with _client(settings.pulsar, service_url, token_file, ca_file) as client:
-        for pair in _pairs(opened, stream, _topic_of(to), client, asked):
-            job = _Job(opened, settings, client, pair, asked, label, progress_file)
-            _run_one(job, limits, with_transactions=with_transactions, dry_run=dry_run, progress=progress, json=json)
+        stream_of_topic(to)  # raises for an invalid name
+        for pair in _pairs(opened, stream, _DOMAIN + to.removeprefix(_DOMAIN), client, asked):
+            _run_one(
+                *(opened, settings, client, pair, asked, limits),
+                label=label,
+                progress_file=progress_file,
+                with_transactions=with_transactions,
+                dry_run=dry_run,
+                progress=progress,
+                json=json,
+            )
 
 
 def _client(configured: PulsarSettings, service_url: str, token_file: str, ca_file: str) -> PulsarClient:
-    """Client of the cluster in the options, else in the settings file."""
     # A token of the settings file is only for that cluster.
     known = PulsarSettings() if service_url else configured
     wanted = replace(
@@ -169,44 +156,11 @@ def _client(configured: PulsarSettings, service_url: str, token_file: str, ca_fi
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A stream and its target; ``number`` of the partition, if there are several."""
+    """A stream and its target; ``part``: suffix of a partition's progress file, ``.3``."""
 
     stream: str
     topic: str
-    number: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """Parts of one stream's replay."""
-
-    store: ObjectStore
-    settings: Settings
-    client: PulsarClient
-    pair: _Pair
-    asked: AskedRange
-    label: str
-    file: str
-
-    def open(self) -> tuple[Reader, Progress, str]:
-        """Opens the stream; returns its reader, the initial progress, and the name of the lease."""
-        state = load_stream(self.store, self.pair.stream)
-        begin = f"{self.asked.first or ''}|{self.asked.from_ms or ''}"
-        name = producer_name(self.pair.stream, state.incarnation, self.pair.topic, begin, self.label)
-        reader = open_reader(self.store, self.pair.stream, settings=self.settings.read, state=state)
-        lease = lease_name(self.pair.stream, state.incarnation, self.pair.topic, self.label)
-        return reader, Progress(producer=name, stream=self.pair.stream, topic=self.pair.topic), lease
-
-    def progress_file(self, progress: Progress) -> ProgressFile:
-        if not self.file:
-            return ProgressFile(default_folder() / f"{progress.producer}.json")
-        beside = "" if self.pair.number is None else f".{self.pair.number}"
-        return ProgressFile(Path(self.file + beside))
-
-
-def _topic_of(text: str) -> str:
-    stream_of_topic(text)  # raises for an invalid name
-    return text if text.startswith(_DOMAIN) else _DOMAIN + text
+    part: str = ""
 
 
 def _pairs(store: ObjectStore, stream: str, topic: str, client: PulsarClient, asked: AskedRange) -> Sequence[_Pair]:
@@ -234,46 +188,61 @@ def _pairs(store: ObjectStore, stream: str, topic: str, client: PulsarClient, as
         )
     if asked.first is not None or asked.last is not None:
         raise InvalidCall(
-            f"{stream} has {len(streams)} partitions, and a position is of one", hint="--from-time and --until-time"
+            f"{stream} has {len(streams)} partitions, and a position is of one", hint="--from-time and --to-time"
         )
-    return [_Pair(each, f"{topic}-partition-{number}", number) for number, each in sorted(streams.items())]
+    return [_Pair(each, f"{topic}-partition-{number}", f".{number}") for number, each in sorted(streams.items())]
 
 
 def _run_one(
-    job: _Job, limits: ReplayLimits, *, with_transactions: bool, dry_run: bool, progress: bool, json: bool
+    store: ObjectStore,
+    settings: Settings,
+    client: PulsarClient,
+    pair: _Pair,
+    asked: AskedRange,
+    limits: ReplayLimits,
+    *,
+    label: str,
+    progress_file: str,
+    with_transactions: bool,
+    dry_run: bool,
+    progress: bool,
+    json: bool,
 ) -> None:
-    reader, wanted, lease = job.open()
-    with closing(reader):
-        chosen = chosen_range(reader, job.asked)
+    state = load_stream(store, pair.stream)
+    name = producer_name(
+        pair.stream, state.incarnation, pair.topic, f"{asked.first or ''}|{asked.from_ms or ''}", label
+    )
+    path = Path(f"{progress_file}{pair.part}") if progress_file else default_folder() / f"{name}.json"
+    file, wanted = ProgressFile(path), Progress(producer=name, stream=pair.stream, topic=pair.topic)
+    with closing(open_reader(store, pair.stream, settings=settings.read, state=state)) as reader:
+        chosen = chosen_range(reader, asked)
         first, last = chosen or (None, None)
         first, last = first or reader.first_position, last or reader.last_position
         if chosen is None or first is None or last is None or first > last:
-            _say(job.pair, None, ReplayResult(), 0, json=json, dry_run=dry_run)
+            _say(pair, None, ReplayResult(), 0, json=json, dry_run=dry_run)
             return
-        file = job.progress_file(wanted)
         known = file.require(wanted)
         sent = None if known is None else known.sent
         # The sent entries may be truncated by now.
         begin = first if sent is None else max(first, sent.next())
         left = reader.count(begin, last) if begin <= last else 0
-        if dry_run:
-            _say(job.pair, (begin, last), ReplayResult(resumed_after=sent), left, json=json, dry_run=True)
-            return
-        with EntryProgress(sys.stderr, left, always=progress) as shown:
-            result = Replayer(
-                reader,
-                begin,
-                last,
-                client=job.client,
-                wanted=wanted,
-                lease=lease,
-                file=file,
-                clock=SystemClock(),
-                limits=limits,
-                with_transactions=with_transactions,
-                on_progress=lambda now: shown.at(now.entries, now.size_bytes, now.sent),
-            ).run()
-    _say(job.pair, (begin, last), result, left, json=json, dry_run=False)
+        result = ReplayResult(resumed_after=sent)
+        if not dry_run:
+            with EntryProgress(sys.stderr, left, always=progress) as shown:
+                result = Replayer(
+                    reader,
+                    begin,
+                    last,
+                    client=client,
+                    wanted=wanted,
+                    lease=lease_name(pair.stream, state.incarnation, pair.topic, label),
+                    file=file,
+                    clock=SystemClock(),
+                    limits=limits,
+                    with_transactions=with_transactions,
+                    on_progress=lambda now: shown.at(now.entries, now.size_bytes, now.sent),
+                ).run()
+    _say(pair, (begin, last), result, left, json=json, dry_run=dry_run)
 
 
 def _say(
@@ -286,47 +255,43 @@ def _say(
     dry_run: bool,
 ) -> None:
     first, last = chosen or (None, None)
-    if json:
-        facts = {"stream": pair.stream, "topic": pair.topic, "first": first, "last": last, "to_send": left}
-        facts["sent" if not dry_run else "would_go_on_after"] = result.sent if not dry_run else result.resumed_after
-        if not dry_run:
-            facts |= {
-                "resumed_after": result.resumed_after,
-                "entries": result.entries,
-                "messages": result.messages,
-                "bytes": result.size_bytes,
-                "left_out": result.markers,
-                "twice": result.twice,
-                "deduplicates": result.deduplicates,
-                "target_forgot": result.target_forgot,
-            }
-        print(json_line(facts))
-        return
-    print("\n".join(_lines(pair, chosen, result, left, dry_run=dry_run)))
+    facts = {"stream": pair.stream, "topic": pair.topic, "first": first, "last": last, "to_send": left}
+    if dry_run:
+        facts["would_go_on_after"] = result.resumed_after
+    else:
+        facts |= {
+            "sent": result.sent,
+            "resumed_after": result.resumed_after,
+            "entries": result.entries,
+            "messages": result.messages,
+            "bytes": result.size_bytes,
+            "left_out": result.markers,
+            "twice": result.twice,
+            "deduplicates": result.deduplicates,
+            "target_forgot": result.target_forgot,
+        }
+    print_result(facts, _lines(pair, chosen, result, left, dry_run=dry_run), as_json=json)
 
 
 def _lines(
     pair: _Pair, chosen: tuple[Position, Position] | None, result: ReplayResult, left: int, *, dry_run: bool
-) -> list[str]:
+) -> Iterator[str]:
     where = f"{pair.stream} to {pair.topic}"
     if chosen is None:
-        return [f"{where}: there is nothing in that range"]
-    first, last = chosen
-    count = "1 entry" if left == 1 else f"{left:,} entries"
-    found = f"{first}..{last}, {count}"
+        yield f"{where}: there is nothing in that range"
+        return
+    found = f"{chosen[0]}..{chosen[1]}, {counted(left, 'entry', 'entries')}"
     after = "" if result.resumed_after is None else f", an earlier run got to {result.resumed_after}"
     if dry_run:
-        return [f"{where}: would send {found}{after}"]
-    if not result.entries:
-        return [f"{where}: nothing was left to send{after} (--label sends it once more)"]
-    sent = f"{counted(result.messages, 'message')} in {result.entries:,} of {left:,} entries"
-    lines = [f"{where}: sent {sent}, {bytes_text(result.size_bytes)}, {first}..{result.sent}{after}"]
-    if result.markers:
-        lines.append(f"left out {result.markers:,} entries that the brokers wrote for themselves")
-    if result.twice:
-        lines.append(f"{result.twice:,} entries arrived twice: turn deduplication on to avoid that")
-    if result.target_forgot:
-        lines.append(
-            "the target had deleted what tells where the earlier run got to: about its last second is repeated"
-        )
-    return lines
+        yield f"{where}: would send {found}{after}"
+    elif not result.entries:
+        yield f"{where}: nothing was left to send{after} (--label sends it once more)"
+    else:
+        sent = f"{counted(result.messages, 'message')} in {result.entries:,} of {left:,} entries"
+        yield f"{where}: sent {sent}, {bytes_text(result.size_bytes)}, {chosen[0]}..{result.sent}{after}"
+        if result.markers:
+            yield f"left out {result.markers:,} entries that the brokers wrote for themselves"
+        if result.twice:
+            yield f"{result.twice:,} entries arrived twice: turn deduplication on to avoid that"
+        if result.target_forgot:
+            yield "the target had deleted what tells where the earlier run got to: about its last second is repeated"

@@ -5,17 +5,16 @@ Deletes only named ledgers, and reports only objects that it has verified in the
 
 from __future__ import annotations
 
-import enum
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from offloader.cli.options import ConfigArguments, DryRun, Json, ShowProgress, Stream, TakeOver
-from offloader.cli.output import Column, SegmentProgress, bytes_text, json_line, print_rows
+from offloader.cli.options import ConfigArguments, DryRun, Json, ShowProgress, Stream, TakeOver, option
+from offloader.cli.output import Column, SegmentProgress, bytes_text, counted, json_line, print_rows
 from offloader.cli.segments import STORED_COLUMNS, stored_rows, stored_totals, totals_text
 from offloader.errors import InvalidCall, Unsupported
 from offloader.read.reader import load_stream
@@ -23,17 +22,8 @@ from offloader.store.base import ObjectStore
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.rollback import RewriteResult, StreamedLedger, streamed_ledgers
 
-__all__ = ["Action", "run"]
-
 #: Ledgers named in an error.
 NAMED_MAX = 10
-
-
-class Action(enum.StrEnum):
-    """The verb's actions."""
-
-    PLAN = "plan"
-    APPLY = "apply"
 
 
 _COLUMNS = [
@@ -46,37 +36,47 @@ _COLUMNS = [
 ]
 
 
-def run(
-    action: Annotated[Action, typer.Argument(help="plan or apply.", show_default=False)],
+def plan(
+    stream: Stream,
+    given: ConfigArguments,
+    _dry_run: Annotated[bool, typer.Option("--dry-run", hidden=True)] = False,
+    _progress: Annotated[bool, typer.Option("--progress", hidden=True)] = False,
+    json: Json = False,
+) -> None:
+    """List the ledgers that a V1 reader can't read.
+
+    Such a reader is from before the streaming method and knows V1 objects only. Also listed: what would become of each
+    ledger. Nothing is written.
+    """
+    _print_plan(given, stream, (), as_json=json)
+
+
+def apply(
     stream: Stream,
     given: ConfigArguments,
     delete: Annotated[
         list[int] | None,
-        typer.Option(
+        option(
             "--delete",
+            "Delete this ledger from the stream instead of rewriting it. May be repeated; needs --yes.",
             metavar="LEDGER",
-            help="apply: delete this ledger from the stream instead of rewriting it. May be repeated; needs --yes.",
-            show_default=False,
         ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="apply: do delete what --delete names.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do delete what --delete names.")] = False,
     dry_run: DryRun = False,
     take_over: TakeOver = False,
     progress: ShowProgress = False,
     json: Json = False,
 ) -> None:
-    """Make a stream's ledgers readable to a reader from before the streaming method, which knows V1 objects only.
+    """Make a stream's ledgers readable for a V1 reader.
 
-    plan: list the ledgers that such a reader can't read, and what would become of them. apply: write each whole ledger
-    as a V1 object and let it take the place of its V2 segments, whose objects go after the grace period. Everything
-    stays readable meanwhile. Interrupted, it goes on where it was when it is called again.
+    Such a reader is from before the streaming method and knows V1 objects only. Writes each whole ledger as a V1 object
+    and lets it take the place of its V2 segments, whose objects go after the grace period. Everything stays readable
+    meanwhile. Interrupted, it goes on where it was when it is called again.
     """
     chosen = sorted(set(delete or []))
-    if action is Action.PLAN and (chosen or yes or take_over):
-        raise InvalidCall("--delete, --yes and --take-over are for applying", hint="`offloader rollback apply STREAM`")
-    if action is Action.PLAN or dry_run:
-        state = load_stream(given.open(), stream)
-        _print_plan(stream, streamed_ledgers(state), chosen, as_json=json)
+    if dry_run:
+        _print_plan(given, stream, chosen, as_json=json)
         return
     if chosen and not yes:
         raise InvalidCall(
@@ -87,21 +87,27 @@ def run(
     # Old readers don't support compression.
     settings = replace(settings, offload=replace(settings.offload, codec="none"))
     opened = given.open(settings, read_only=False)
-    plan = streamed_ledgers(load_stream(opened, stream))
+    ledgers = streamed_ledgers(load_stream(opened, stream))
     with (
         closing(LedgerOffloader(opened, settings)) as offloader,
         SegmentProgress(sys.stderr, always=progress, what="ledgers") as shown,
     ):
-        shown.expect(sum(1 for each in plan if not each.obstacle and each.ledger_id not in chosen))
+        shown.expect(sum(1 for each in ledgers if not each.obstacle and each.ledger_id not in chosen))
         result = offloader.history.rollback(stream, delete=chosen, take_over=take_over, on_progress=shown.segment)
     _print_result(opened, stream, result, as_json=json)
     if result.errors:
         raise result.errors[0]
     if result.left:
-        raise _left(stream, result.left)
+        named = ", ".join(f"{each.ledger_id} ({each.obstacle})" for each in result.left[:NAMED_MAX])
+        more = " ..." if len(result.left) > NAMED_MAX else ""
+        raise Unsupported(
+            f"an old reader still can't read {len(result.left)} of the ledgers of {stream}: {named}{more}",
+            hint="close and offload what can be and call this again, or --delete LEDGER --yes what nobody needs",
+        )
 
 
-def _print_plan(stream: str, ledgers: Sequence[StreamedLedger], delete: Collection[int], *, as_json: bool) -> None:
+def _print_plan(given: ConfigArguments, stream: str, delete: Collection[int], *, as_json: bool) -> None:
+    ledgers = streamed_ledgers(load_stream(given.open(), stream))
     rows = [{**asdict(each), "becomes": _fate(each, delete)} for each in ledgers]
     print_rows(rows, _COLUMNS, as_json=as_json, empty=f"an old reader can read all that is offloaded of {stream}")
 
@@ -134,8 +140,7 @@ def _print_result(store: ObjectStore, stream: str, result: RewriteResult, *, as_
             print(f"nothing to rewrite: an old reader can read all that is offloaded of {stream}")
         return
     print_rows(rows, STORED_COLUMNS)
-    gone = result.replaced + result.retired
-    waiting = "1 segment awaits" if gone == 1 else f"{gone} segments await"
+    waiting = counted(result.replaced + result.retired, "segment awaits", "segments await")
     print(f"{totals_text(totals, store)}; {waiting} deletion after the grace period")
 
 
@@ -144,10 +149,5 @@ def _ledgers(ids: Sequence[int]) -> str:
     return f"{'ledger' if len(ids) == 1 else 'ledgers'} {shown}{' ...' if len(ids) > NAMED_MAX else ''}"
 
 
-def _left(stream: str, left: Sequence[StreamedLedger]) -> Unsupported:
-    named = ", ".join(f"{each.ledger_id} ({each.obstacle})" for each in left[:NAMED_MAX])
-    more = " ..." if len(left) > NAMED_MAX else ""
-    return Unsupported(
-        f"an old reader still can't read {len(left)} of the ledgers of {stream}: {named}{more}",
-        hint="close and offload what can be and call this again, or --delete LEDGER --yes what nobody needs",
-    )
+#: Action -> its function, in the order of the help.
+ACTIONS: Mapping[str, Callable[..., Any]] = {"plan": plan, "apply": apply}

@@ -11,29 +11,14 @@ import typer
 
 from formats.segment import SegmentSummary
 from offloader.cli.options import Json, StoreArguments, Stream
-from offloader.cli.output import Column, bytes_text, json_line, print_rows
+from offloader.cli.output import AMOUNTS, ENDS, Column, bytes_text, print_result, print_rows
 from offloader.errors import InvalidCall
-from offloader.inspect.inspect import segment_row, shape_of
+from offloader.inspect.inspect import segment_row, timeline_of
 from offloader.manifest.state import ManifestState
 from offloader.plot import draw
 from offloader.read.reader import load_stream, time_text
 from offloader.store.base import ObjectStore
 from offloader.write.upload import verify_objects
-
-__all__ = ["STORED_COLUMNS", "run", "stored_rows", "stored_totals", "totals_text"]
-
-
-def _time(value: int | None) -> str:
-    return "-" if value is None else time_text(value)
-
-
-def _size(value: int | None) -> str:
-    return "-" if value is None else bytes_text(value)
-
-
-def _plain(value: object) -> str:
-    return "-" if value is None else str(value)
-
 
 #: Suffixes of plot files.
 PICTURES = (".svg", ".png")
@@ -42,16 +27,13 @@ _COLUMNS = [
     Column("uuid", "SEGMENT"),
     Column("layout", "LAYOUT"),
     Column("status", "STATUS"),
-    Column("first", "FIRST", _plain, right=True),
-    Column("last", "LAST", _plain, right=True),
+    *ENDS,
     Column("ledgers", "LEDGERS", lambda ledgers: ",".join(map(str, ledgers)) or "-"),
-    Column("entries", "ENTRIES", right=True),
-    Column("payload_bytes", "PAYLOAD", _size, right=True),
-    Column("object_bytes", "STORED", _size, right=True),
+    *AMOUNTS,
     Column("blocks", "BLOCKS", right=True),
-    Column("publish_time_min_ms", "PUBLISHED FROM", _time),
-    Column("publish_time_max_ms", "TO", _time),
-    Column("offloaded_ms", "OFFLOADED", _time),
+    Column("publish_time_min_ms", "PUBLISHED FROM", time_text),
+    Column("publish_time_max_ms", "TO", time_text),
+    Column("offloaded_ms", "OFFLOADED", time_text),
 ]
 
 
@@ -71,31 +53,18 @@ def run(
     if plot:
         _plot(state, Path(plot), as_json=json)
         return
-    rows = [segment_row(record, stream) for record in state.segments.in_order()]
-    print_rows(
-        rows[:limit] if limit else rows,
-        _COLUMNS,
-        as_json=json,
-        empty=f"stream {stream} has no segments",
-    )
+    rows = [segment_row(record, stream) for record in state.segments.in_order()][: limit or None]
+    print_rows(rows, _COLUMNS, as_json=json, empty=f"stream {stream} has no segments")
 
 
 def _plot(state: ManifestState, path: Path, *, as_json: bool) -> None:
     if path.suffix not in PICTURES:
         raise InvalidCall(f"--plot {path}: a picture is {' or '.join(PICTURES)}", hint="give the file such a name")
-    draw(shape_of(state), path)
-    print(json_line({"stream": state.stream, "picture": str(path)}) if as_json else f"Picture: {path}")
+    draw(timeline_of(state), path)
+    print_result({"stream": state.stream, "picture": str(path)}, f"Picture: {path}", as_json=as_json)
 
 
-STORED_COLUMNS = [
-    Column("uuid", "SEGMENT"),
-    Column("layout", "LAYOUT"),
-    Column("first", "FIRST", right=True),
-    Column("last", "LAST", right=True),
-    Column("entries", "ENTRIES", right=True),
-    Column("payload_bytes", "PAYLOAD", bytes_text, right=True),
-    Column("object_bytes", "STORED", bytes_text, right=True),
-]
+STORED_COLUMNS = [Column("uuid", "SEGMENT"), Column("layout", "LAYOUT"), *ENDS, *AMOUNTS]
 
 
 def stored_rows(

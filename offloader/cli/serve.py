@@ -19,15 +19,12 @@ import typer
 
 from offloader.cli.options import Config
 from offloader.errors import InvalidCall, OffloaderError, StoreUnavailable
-from offloader.runtime.clock import Clock, SystemClock
+from offloader.runtime.clock import SystemClock
 from offloader.runtime.logs import log_to
 from offloader.service.bootstrap import assemble, require_sound
-from offloader.service.host import Notifier
+from offloader.service.host import Notifier, RecentErrors
 from offloader.service.process import ServingProcess
-from offloader.service.queries import RecentErrors
 from offloader.settings.layered import SettingsFile, read_settings_file
-
-__all__ = ["run"]
 
 _log = logging.getLogger("offloader.service")
 
@@ -38,54 +35,55 @@ WAIT_S = 1.0
 def run(
     config: Config = "",
     check: Annotated[bool, typer.Option("--check", help="Only check the settings file.")] = False,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Only answer over HTTP: own no stream, change nothing.")
+    ] = False,
 ) -> int:
     """Serve: offload streams, keep the store in order, answer questions, until told to stop.
 
-    SIGTERM or SIGINT: the current segments are completed within offload.drain_seconds_max, then the process ends (exit
+    SIGTERM or SIGINT: the current segments are completed within offload.drain_timeout, then the process ends (exit
     code 4 when something is left to the next start). A second one ends it at once: nothing is lost, what isn't
     committed is read again from its source. SIGHUP: the settings file is read again; what can't change while it runs is
     named, and a file with mistakes changes nothing.
+
+    With --read-only it answers what the store alone can: as many such processes as wanted may stand behind a load
+    balancer, with the same settings file, and give ledgers to brokers.
     """
     if not config:
         raise InvalidCall(
             "no settings file was named", hint="give --config FILE; `offloader config sample` prints one with comments"
         )
     file = read_settings_file(config)
-    require_sound(file.settings_of(""))
+    require_sound(file.settings_of(""), read_only=read_only)
     if check:
         print(f"{config}: all settings are good")
         return 0
-    return _Service(file, config).run()
+    return _Service(file, config, read_only=read_only).run()
 
 
 class _Service:
-    """One run."""
-
-    def __init__(self, file: SettingsFile, config: str, clock: Clock | None = None) -> None:
-        self._file, self._config = file, config
-        self._clock = clock or SystemClock()
+    def __init__(self, file: SettingsFile, config: str, *, read_only: bool) -> None:
+        self._file, self._config, self._read_only = file, config, read_only
+        self._clock = SystemClock()
         self._notifier = Notifier()
         self._wake = threading.Event()
         self._reload = False
         self._stopped_by = 0
-        self._handler: logging.Handler | None = None
+        self._handler = log_to(sys.stderr, as_json=file.settings_of("").serve.log_format == "json")
 
     def run(self) -> int:
-        serve = self._file.settings_of("").serve
-        handler = log_to(sys.stderr, as_json=serve.log_format == "json")
-        self._handler, recent = handler, RecentErrors()
-        logger = logging.getLogger("offloader")
+        recent, logger = RecentErrors(), logging.getLogger("offloader")
         logger.addHandler(recent)
-        self._log_from(serve.log_level)
+        self._log_from(self._file.settings_of("").serve.log_level)
         try:
             with self._signals():
                 return self._serve(recent)
         finally:
             logger.removeHandler(recent)
-            logger.removeHandler(handler)
+            logger.removeHandler(self._handler)
 
     def _serve(self, recent: RecentErrors) -> int:
-        assembled = assemble(self._file, clock=self._clock, recent=recent)
+        assembled = assemble(self._file, clock=self._clock, recent=recent, read_only=self._read_only)
         process = assembled.process
         try:
             process.start()
@@ -114,7 +112,7 @@ class _Service:
         """Stops within the limits in any case: an unresponsive store must not delay a machine's shutdown."""
         streams = process.streams.all()
         drain_s = max((each.settings.offload.drain_seconds_max for each in streams), default=0.0)
-        limit_s = drain_s + process.file.settings_of("").serve.stop_seconds_max
+        limit_s = drain_s + process.streams.settings_of("").serve.stop_seconds_max
         done = threading.Event()
 
         def give_up() -> None:
@@ -149,21 +147,14 @@ class _Service:
         """Sets the log level; warnings are kept for the page at every level."""
         number = logging.getLevelNamesMapping()[level.upper()]
         logging.getLogger("offloader").setLevel(min(number, logging.WARNING))
-        if self._handler is not None:
-            self._handler.setLevel(number)
+        self._handler.setLevel(number)
 
     # --- signals -------------------------------------------------------------------------------------------------
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        before = {
-            each: signal.signal(each, handle)
-            for each, handle in (
-                (signal.SIGTERM, self._on_stop),
-                (signal.SIGINT, self._on_stop),
-                (signal.SIGHUP, self._on_reload),
-            )
-        }
+        handlers = {signal.SIGTERM: self._on_stop, signal.SIGINT: self._on_stop, signal.SIGHUP: self._on_reload}
+        before = {each: signal.signal(each, handle) for each, handle in handlers.items()}
         try:
             yield
         finally:

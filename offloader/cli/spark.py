@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from offloader.cli.options import DryRun, Json, LedgerArguments, TakeOver
-from offloader.cli.output import json_line
+from offloader.cli.options import DryRun, Json, LedgerArguments, TakeOver, argument, option
+from offloader.cli.output import json_line, print_result
 from offloader.cli.segments import stored_rows, stored_totals, totals_text
 from offloader.cli.verify import print_finding, print_totals
 from offloader.errors import ErrorKind, InvalidCall
@@ -20,7 +20,7 @@ from offloader.store.base import ObjectStore
 if TYPE_CHECKING:
     from offloader.spark.jobs import Backfilled, Exported, Scrub
 
-__all__ = ["Action", "Content", "print_backfilled", "print_exported", "print_scrub", "run"]
+_Done = TypeVar("_Done")
 
 
 def print_scrub(scrub: Scrub, *, as_json: bool) -> int:
@@ -29,20 +29,17 @@ def print_scrub(scrub: Scrub, *, as_json: bool) -> int:
         for finding in each.findings:
             print_finding(finding, as_json=as_json)
         print_totals(each.stream, each.manifest, each.totals, deep=True, as_json=as_json)
-    return ErrorKind.REPAIR_DATA.value if scrub.has_damage else 0
+    return ErrorKind.DATA_CORRUPTION.value if scrub.has_damage else 0
 
 
 def print_exported(done: Sequence[Exported], *, as_json: bool) -> int:
     """A line for each stream."""
     for exported in done:
         rows, bad_rows = (sum(getattr(each, name) for each in exported.ranges) for name in ("rows", "bad_rows"))
-        if as_json:
-            facts = {"stream": exported.stream, "ranges": len(exported.ranges), "rows": rows, "bad_rows": bad_rows}
-            print(json_line({**facts, "end": exported.end}))
-            continue
+        facts = {"stream": exported.stream, "ranges": len(exported.ranges), "rows": rows, "bad_rows": bad_rows}
         bad = f", {bad_rows:,} put aside" if bad_rows else ""
         new = f"{rows:,} new rows{bad}, exported up to {exported.end}" if exported.ranges else "nothing new"
-        print(f"{exported.stream}: {new}")
+        print_result({**facts, "end": exported.end}, f"{exported.stream}: {new}", as_json=as_json)
     return 0
 
 
@@ -102,96 +99,61 @@ class Content(StrEnum):
     MESSAGES = "messages"
 
 
-_Streams = Annotated[
-    list[str],
-    typer.Argument(help="The streams' names, or patterns with * and ?.", metavar="STREAM...", show_default=False),
-]
-_To = Annotated[
-    str, typer.Option("--to", metavar="FOLDER", help="export: where to, as Spark names it.", show_default=False)
-]
-_PutBadAside = Annotated[
-    bool, typer.Option("--put-bad-aside", help="export: messages that can't be read go to FOLDER/bad.")
-]
-_SkipLost = Annotated[
-    bool, typer.Option("--skip-lost", help="export: go on where retention took entries before they were exported.")
-]
-_JsonValues = Annotated[
-    str,
-    typer.Option(
-        "--json-values",
-        metavar="FIELDS",
-        help="export: values are JSON with these fields: 'id BIGINT, name STRING'.",
-        show_default=False,
-    ),
-]
-_AvroValues = Annotated[
-    str,
-    typer.Option(
-        "--avro-values", metavar="FILE", help="export: values are Avro of the schema in this file.", show_default=False
-    ),
-]
 _AvroVersion = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--avro-version",
+        "export: the schema that values of schema version N were written with. May be repeated.",
         metavar="N=FILE",
-        help="export: the schema that values of schema version N were written with. May be repeated.",
-        show_default=False,
-    ),
-]
-_SegmentsAtOnce = Annotated[
-    int | None,
-    typer.Option(
-        "--segments-at-once", metavar="N", help="backfill: tasks at once.", show_default="what the cluster runs"
-    ),
-]
-_Option = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--option", metavar="NAME=VALUE", help="An option of the data source. May be repeated.", show_default=False
-    ),
-]
-_Master = Annotated[
-    str,
-    typer.Option(
-        "--master", metavar="URL", help="A cluster, as Spark spells it; without: this machine.", show_default=False
     ),
 ]
 
 
 def run(
-    action: Annotated[Action, typer.Argument(help="Which job.", show_default=False)],
-    streams: _Streams,
+    action: Annotated[Action, argument("Which job.")],
+    streams: Annotated[list[str], argument("The streams' names, or patterns with * and ?.", metavar="STREAM...")],
     given: LedgerArguments,
     take_over: TakeOver = False,
     dry_run: DryRun = False,
-    segments_at_once: _SegmentsAtOnce = None,
-    to: _To = "",
+    segments_at_once: Annotated[
+        int | None, option("--segments-at-once", "backfill: tasks at once.", metavar="N", shown="what the cluster runs")
+    ] = None,
+    to: Annotated[str, option("--to", "export: where to, as Spark names it.", metavar="FOLDER")] = "",
     content: Annotated[Content, typer.Option("--content", help="export: what a row is.")] = Content.ENTRIES,
-    json_values: _JsonValues = "",
-    avro_values: _AvroValues = "",
+    json_values: Annotated[
+        str,
+        option(
+            "--json-values", "export: values are JSON with these fields: 'id BIGINT, name STRING'.", metavar="FIELDS"
+        ),
+    ] = "",
+    avro_values: Annotated[
+        str, option("--avro-values", "export: values are Avro of the schema in this file.", metavar="FILE")
+    ] = "",
     avro_version: _AvroVersion = None,
-    put_bad_aside: _PutBadAside = False,
-    skip_lost: _SkipLost = False,
-    option: _Option = None,
-    master: _Master = "",
+    dead_letter: Annotated[
+        bool, typer.Option("--dead-letter", help="export: messages that can't be read go to FOLDER/bad.")
+    ] = False,
+    skip_lost: Annotated[
+        bool, typer.Option("--skip-lost", help="export: go on where retention took entries before they were exported.")
+    ] = False,
+    more: Annotated[
+        list[str] | None, option("--option", "An option of the data source. May be repeated.", metavar="NAME=VALUE")
+    ] = None,
+    master: Annotated[
+        str, option("--master", "A cluster, as Spark spells it; without: this machine.", metavar="URL")
+    ] = "",
     json: Json = False,
 ) -> int:
-    """Run a job over many streams with Spark; docs/SPARK.md.
+    """Run a job over many streams with Spark; docs/how-to/spark.md.
 
     backfill: what a ledger database holds of the streams and the store doesn't. export: Parquet by stream and date; run
     again it adds what is new. verify: every byte of the streams against their manifests; damage ends with exit code 6.
     """
-    options = _options(given, option or [])
-    exporting = {
-        "to": to,
-        "content": content.value,
-        "put_bad_aside": put_bad_aside,
-        "skip_lost": skip_lost,
-    }
+    options = _options(given, more or [])
+    exporting = {"to": to, "content": content.value, "dead_letter": dead_letter, "skip_lost": skip_lost}
     backfilling = {"take_over": take_over, "dry_run": dry_run, "segments_at_once": segments_at_once}
     decoding = {"json_values": json_values, "avro_values": avro_values, "avro_version": avro_version}
-    if action is not Action.EXPORT and (to or put_bad_aside or skip_lost or content is not Content.ENTRIES):
+    if action is not Action.EXPORT and (to or dead_letter or skip_lost or content is not Content.ENTRIES):
         raise _not_for(exporting, "exporting", "export")
     if action is not Action.EXPORT and any(decoding.values()):
         raise _not_for(decoding, "exporting", "export")
@@ -202,15 +164,18 @@ def run(
             if not to:
                 raise InvalidCall("where to?", hint="give --to FOLDER, for example --to file://$PWD/export")
             exported = {**exporting, "values": _values(json_values, avro_values, avro_version or [])}
-            return _export(master, streams, options, exported, as_json=json)
+            done = _run_job(action, master, lambda jobs, spark: jobs.export(spark, streams, options, **exported))
+            return print_exported(done, as_json=json)
         case Action.VERIFY:
-            return _verify(master, streams, options, as_json=json)
+            scrub = _run_job(action, master, lambda jobs, spark: jobs.verify(spark, streams, options))
+            return print_scrub(scrub, as_json=json)
         case Action.BACKFILL:
             given.require_ledgers()
             file = given.file() if given.config else None
             given_hot = {**backfilling, "ledgers": given.ledgers, "config": file}
             opened = given.open()
-            return _backfill(master, streams, options, given_hot, opened, as_json=json)
+            done = _run_job(action, master, lambda jobs, spark: jobs.backfill(spark, streams, options, **given_hot))
+            return print_backfilled(done, opened, dry_run=dry_run, as_json=json)
 
 
 def _values(json_values: str, avro_values: str, avro_version: list[str]) -> Values | None:
@@ -246,56 +211,27 @@ def _not_for(names: Iterable[str], what: str, action: str) -> InvalidCall:
     )
 
 
-# Imported late: Spark is slow to load.
-
-
-def _backfill(
-    master: str,
-    streams: list[str],
-    options: dict[str, str],
-    given: dict[str, Any],
-    store: ObjectStore,
-    *,
-    as_json: bool,
-) -> int:
-    from offloader.spark.jobs import backfill
+def _run_job(action: Action, master: str, job: Callable[[Any, Any], _Done]) -> _Done:
+    """Runs a job with the module of jobs and a session; Spark is imported here: it is slow to load."""
+    from offloader.spark import jobs
     from offloader.spark.session import command_session
 
-    with command_session("offloader spark backfill", master) as spark:
-        done = backfill(spark, streams, options, **given)
-    return print_backfilled(done, store, dry_run=given["dry_run"], as_json=as_json)
-
-
-def _export(master: str, streams: list[str], options: dict[str, str], given: dict[str, Any], *, as_json: bool) -> int:
-    from offloader.spark.jobs import export
-    from offloader.spark.session import command_session
-
-    with command_session("offloader spark export", master) as spark:
-        done = export(spark, streams, options, **given)
-    return print_exported(done, as_json=as_json)
-
-
-def _verify(master: str, streams: list[str], options: dict[str, str], *, as_json: bool) -> int:
-    from offloader.spark.jobs import verify
-    from offloader.spark.session import command_session
-
-    with command_session("offloader spark verify", master) as spark:
-        return print_scrub(verify(spark, streams, options), as_json=as_json)
+    with command_session(f"offloader spark {action.value}", master) as spark:
+        return job(jobs, spark)
 
 
 def _options(given: LedgerArguments, more: list[str]) -> dict[str, str]:
     if not given.store:
         raise InvalidCall("no store was named", hint="give --store URL or set OFFLOADER_STORE")
-    options = {"store": given.store}
-    if given.endpoint_url:
-        options["endpointUrl"] = given.endpoint_url
-    if given.region:
-        options["region"] = given.region
+    named = {"store": given.store, "endpointUrl": given.endpoint_url, "region": given.region}
+    options = {name: value for name, value in named.items() if value}
     for text in more:
         name, sign, value = text.partition("=")
         if not sign or not name:
             raise InvalidCall(f"--option {text!r} isn't NAME=VALUE", hint="for example --option leaseSeconds=86400")
         if name.lower() in ("secretkey", "sessiontoken", "accesskey"):
-            raise InvalidCall(f"--option {name}: other users of this machine see it", hint="credentials: docs/SPARK.md")
+            raise InvalidCall(
+                f"--option {name}: other users of this machine see it", hint="credentials: docs/how-to/spark.md"
+            )
         options[name] = value
     return options

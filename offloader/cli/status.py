@@ -9,14 +9,15 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import fields
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from offloader.cli.errors import failure_of
-from offloader.cli.options import Json, StoreArguments
+from offloader.cli.options import Json, StoreArguments, amount, argument, option
 from offloader.cli.output import Column, bytes_text, json_line, print_rows
 from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.manifest.log import list_streams
@@ -24,22 +25,11 @@ from offloader.monitor import manifest_document, read_status_file, with_manifest
 from offloader.read.reader import load_stream, time_text
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import Settings, TelemetrySettings
+from offloader.settings.keys import key_of, shown
 from offloader.store.base import ObjectStore
 
 if TYPE_CHECKING:
     from rich.text import Text
-
-__all__ = [
-    "LIMIT_COLUMNS",
-    "PLAIN_COLUMNS",
-    "frame",
-    "head_lines",
-    "limit_lines",
-    "limit_rows",
-    "run",
-    "trouble_of",
-    "watch",
-]
 
 #: Intervals without a write after which a status file counts as old.
 _INTERVALS_MAX = 3
@@ -71,13 +61,20 @@ def head_lines(document: Mapping[str, Any], status_file: str, now_ms: int) -> li
             what = f"{oldest['verb']} of {oldest['key']}"
             lines.append((f"{store['open_requests']} requests are open, {what} for {oldest['seconds']:.0f} s", True))
     changed = [
-        f"{row['setting']} = {row['value']}"
+        f"{key_of(row['setting'])} = {shown(row['setting'], row['value'])}"
         for row in limit_rows(document)
         if row["value"] != row["default"] and row["setting"] != "telemetry.status_file"
     ]
     if changed:
         lines.append((f"settings: {', '.join(changed)}", False))
-    return lines + _limit_lines(document.get("limits"))
+    limits = document.get("limits") or {}
+    waiting = [f"{count} {name}" for name, count in limits.get("waiting", {}).items() if count]
+    if waiting:
+        lines.append((f"waiting because of a rate limit: {', '.join(waiting)}", False))
+    pace = limits.get("pace_requests_per_s")
+    if pace is not None:
+        lines.append((f"slowed down by the store to {pace:.1f} requests/s", True))
+    return lines
 
 
 def _age_line(document: Mapping[str, Any], status_file: str, now_ms: int) -> tuple[str, bool]:
@@ -89,29 +86,24 @@ def _age_line(document: Mapping[str, Any], status_file: str, now_ms: int) -> tup
     return f"{status_file} of process {document.get('pid')}, written {_duration(age_s)} ago{note}", old
 
 
-def _limit_lines(limits: Mapping[str, Any] | None) -> list[tuple[str, bool]]:
-    lines = []
-    waiting = {name: count for name, count in (limits or {}).get("waiting", {}).items() if count}
-    if waiting:
-        lines.append((f"waiting for their turn: {', '.join(f'{n} {name}' for name, n in waiting.items())}", False))
-    pace = (limits or {}).get("pace_requests_per_s")
-    if pace is not None:
-        lines.append((f"slowed down by the store to {pace:.1f} requests/s", True))
-    return lines
-
-
-def limit_rows(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every setting in force: name, value, default and what it limits."""
-    rows = []
+def limit_rows(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every setting in force: section and attribute, value in the attribute's unit, default and what it limits."""
     for section in fields(Settings):
         given = (document.get("settings") or {}).get(section.name) or {}
         for setting in fields(getattr(Settings(), section.name)):
             if setting.name in given:
-                row = {"setting": f"{section.name}.{setting.name}", "value": given[setting.name]}
-                # As in JSON.
-                default = list(setting.default) if isinstance(setting.default, tuple) else setting.default
-                rows.append({**row, "default": default, "what": setting.metadata["doc"]})
-    return rows
+                yield {
+                    "setting": f"{section.name}.{setting.name}",
+                    "value": given[setting.name],
+                    # As in JSON.
+                    "default": list(setting.default) if isinstance(setting.default, tuple) else setting.default,
+                    "what": setting.metadata["doc"],
+                }
+
+
+def _in_file(row: Mapping[str, Any]) -> dict[str, Any]:
+    name = row["setting"]
+    return {"setting": key_of(name), "value": shown(name, row["value"]), "default": shown(name, row["default"])}
 
 
 def limit_lines(document: Mapping[str, Any], width: int) -> list[Text]:
@@ -120,9 +112,10 @@ def limit_lines(document: Mapping[str, Any], width: int) -> list[Text]:
 
     lines = []
     for row in limit_rows(document):
-        differs = row["value"] != row["default"]
-        note = f" (default {row['default']})" if differs else ""
-        lines += [Text(part, style="bold") for part in _wrapped(f"{row['setting']} = {row['value']}{note}", width)]
+        found = _in_file(row)
+        note = f" (default {found['default']})" if row["value"] != row["default"] else ""
+        text = f"{found['setting']} = {found['value']}{note}"
+        lines += [Text(part, style="bold") for part in _wrapped(text, width)]
         lines += [Text(f"{_GAP}{part}") for part in textwrap.wrap(row["what"], width - len(_GAP))]
     return lines
 
@@ -155,81 +148,61 @@ def _plain(value: object) -> str:
     return "-" if value is None else str(value)
 
 
-def _size(value: int | None) -> str:
-    return "-" if value is None else bytes_text(value)
-
-
 def _segments(value: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} {status}" for status, count in value.items() if count) or "0"
 
 
-def _lag(value: Mapping[str, Any] | None) -> str:
-    if value is None:
-        return "-"
+def _lag(value: Mapping[str, Any]) -> str:
     seconds = "" if value["seconds"] is None else f", {value['seconds']:.1f} s"
     return "0" if not value["entries"] else f"{value['entries']:,} entries, {bytes_text(value['bytes'])}{seconds}"
 
 
-def _buffer(value: Mapping[str, Any] | None) -> str:
-    return "-" if value is None else f"{bytes_text(value['bytes'])} of {bytes_text(value['bytes_max'])}"
+def _buffer(value: Mapping[str, Any]) -> str:
+    return f"{bytes_text(value['bytes'])} of {bytes_text(value['bytes_max'])}"
 
 
 #: For pipes and files: all columns, one line for each stream.
 PLAIN_COLUMNS = [
     Column("stream", "STREAM"),
-    Column("mode", "MODE", _plain),
-    Column("committed", "COMMITTED", _plain, right=True),
-    Column("offered", "OFFERED", _plain, right=True),
-    Column("tail", "TAIL", _plain, right=True),
+    Column("mode", "MODE"),
+    Column("committed", "COMMITTED", right=True),
+    Column("offered", "OFFERED", right=True),
+    Column("tail", "TAIL", right=True),
     Column("lag", "LAG", _lag),
     Column("buffer", "BUFFER", _buffer),
     Column("segments", "SEGMENTS", _segments),
-    Column("bytes_offloaded", "OFFLOADED", _size, right=True),
-    Column("last_progress_ms", "LAST PROGRESS", lambda value: "-" if value is None else time_text(value)),
-    Column("trouble", "TROUBLE", _plain),
+    Column("bytes_offloaded", "OFFLOADED", bytes_text, right=True),
+    Column("last_progress_ms", "LAST PROGRESS", time_text),
+    Column("trouble", "TROUBLE"),
 ]
 
 
 # -- on a terminal
 
 
-@dataclass(frozen=True, slots=True)
-class _Column:
-    heading: str
-    text: Callable[[Mapping[str, Any], int], str]
-    right: bool = True
+def _cells(row: Mapping[str, Any], now_ms: int) -> dict[str, str]:
+    """A stream's cells by column, in display order."""
+    lag, buffer, when_ms, offloaded = (row.get(key) for key in ("lag", "buffer", "last_progress_ms", "bytes_offloaded"))
+    return {
+        "mode": _plain(row.get("mode")),
+        "lag": "-" if lag is None else _lag_time(lag),
+        "entries": "-" if lag is None else f"{lag['entries']:,}",
+        "bytes": "-" if lag is None else bytes_text(lag["bytes"]),
+        "buffer": "-" if buffer is None else f"{buffer['bytes'] / max(1, buffer['bytes_max']):.0%}",
+        "progress": "-" if when_ms is None else f"{_duration(max(0, now_ms - when_ms) / 1000)} ago",
+        "committed": _plain(row.get("committed")),
+        "tail": _plain(row.get("tail")),
+        "offloaded": "-" if offloaded is None else bytes_text(offloaded),
+        "segments": _segments(row.get("segments") or {}),
+    }
 
 
-def _lag_time(row: Mapping[str, Any], _: int) -> str:
-    lag = row.get("lag")
-    if lag is None:
-        return "-"
+def _lag_time(lag: Mapping[str, Any]) -> str:
     return "?" if lag["seconds"] is None else "0" if not lag["entries"] else _duration(lag["seconds"])
 
 
-def _progress(row: Mapping[str, Any], now_ms: int) -> str:
-    when_ms = row.get("last_progress_ms")
-    return "-" if when_ms is None else f"{_duration(max(0, now_ms - when_ms) / 1000)} ago"
-
-
-def _filled(row: Mapping[str, Any], _: int) -> str:
-    buffer = row.get("buffer")
-    return "-" if buffer is None else f"{buffer['bytes'] / max(1, buffer['bytes_max']):.0%}"
-
-
-#: In display order.
-_COLUMNS = {
-    "mode": _Column("MODE", lambda row, _: _plain(row.get("mode")), right=False),
-    "lag": _Column("LAG", _lag_time),
-    "entries": _Column("ENTRIES", lambda row, _: "-" if row.get("lag") is None else f"{row['lag']['entries']:,}"),
-    "bytes": _Column("BYTES", lambda row, _: "-" if row.get("lag") is None else bytes_text(row["lag"]["bytes"])),
-    "buffer": _Column("BUFFER", _filled),
-    "progress": _Column("PROGRESS", _progress),
-    "committed": _Column("COMMITTED", lambda row, _: _plain(row.get("committed"))),
-    "tail": _Column("TAIL", lambda row, _: _plain(row.get("tail"))),
-    "offloaded": _Column("OFFLOADED", lambda row, _: _size(row.get("bytes_offloaded"))),
-    "segments": _Column("SEGMENTS", lambda row, _: _segments(row.get("segments") or {}), right=False),
-}
+#: Columns of texts; the others are right-aligned.
+_LEFT = frozenset(("mode", "segments"))
 #: By priority for the available width.
 _PRIORITY = ("mode", "lag", "entries", "progress", "bytes", "buffer", "committed", "segments", "offloaded", "tail")
 
@@ -285,11 +258,8 @@ def _common(names: Sequence[str]) -> str:
     """The levels common to all of them, with the last slash."""
     if len(names) < 2:
         return ""
-    levels = [name.split("/")[:-1] for name in names]
-    shared = 0
-    while all(len(each) > shared and each[shared] == levels[0][shared] for each in levels):
-        shared += 1
-    return "".join(f"{level}/" for level in levels[0][:shared])
+    levels = zip(*(name.split("/")[:-1] for name in names), strict=False)
+    return "".join(f"{same[0]}/" for same in takewhile(lambda each: len(set(each)) == 1, levels))
 
 
 def _table(rows: Sequence[Mapping[str, Any]], common: str, now_ms: int, width: int) -> list[Text]:
@@ -297,28 +267,27 @@ def _table(rows: Sequence[Mapping[str, Any]], common: str, now_ms: int, width: i
 
     skip = len(common)
     wanted = max(len(_HEADING), *(len(row["stream"]) - skip for row in rows))
-    cells = {key: [column.text(row, now_ms) for row in rows] for key, column in _COLUMNS.items()}
-    widths = {key: max(len(_COLUMNS[key].heading), *map(len, texts)) for key, texts in cells.items()}
+    by_row = [_cells(row, now_ms) for row in rows]
+    widths = {key: max(len(key), *(len(cells[key]) for cells in by_row)) for key in by_row[0]}
     chosen: set[str] = set()
     left = width - min(wanted, _NAME_WIDTH_MIN)
     # Drop columns without any value (a manifest has no lag).
-    known = [key for key in _PRIORITY if any(text != "-" for text in cells[key])]
+    known = [key for key in _PRIORITY if any(cells[key] != "-" for cells in by_row)]
     for key in known:
         # The first columns take precedence over the full name; the others don't shorten it.
-        needed = widths[key] + len(_GAP)
         vital = _PRIORITY.index(key) < _PRIORITY.index("committed")
-        spare = left if vital else left - max(0, wanted - _NAME_WIDTH_MIN)
-        if needed > spare:
+        kept = 0 if vital else max(0, wanted - _NAME_WIDTH_MIN)
+        if widths[key] + len(_GAP) > left - kept:
             break
         chosen.add(key)
-        left -= needed
-    keys = [key for key in _COLUMNS if key in chosen]
+        left -= widths[key] + len(_GAP)
+    keys = [key for key in widths if key in chosen]
     name_width = min(wanted, width - sum(widths[key] + len(_GAP) for key in keys))
-    lines = [Text(_line(_HEADING, name_width, keys, widths, [_COLUMNS[k].heading for k in keys]))]
+    lines = [Text(_line(_HEADING, name_width, keys, widths, [key.upper() for key in keys]))]
     lines[0].stylize("bold")
-    for number, row in enumerate(rows):
+    for row, cells in zip(rows, by_row, strict=True):
         name = _cut(row["stream"][skip:], name_width)
-        text = Text(_line(name, name_width, keys, widths, [cells[key][number] for key in keys]))
+        text = Text(_line(name, name_width, keys, widths, [cells[key] for key in keys]))
         if trouble_of(row) is not None:
             text.stylize("bold red", 0, len(name))
         mode = row.get("mode")
@@ -331,7 +300,7 @@ def _table(rows: Sequence[Mapping[str, Any]], common: str, now_ms: int, width: i
 
 def _line(name: str, name_width: int, keys: Sequence[str], widths: Mapping[str, int], texts: Sequence[str]) -> str:
     padded = [
-        text.rjust(widths[key]) if _COLUMNS[key].right else text.ljust(widths[key])
+        text.ljust(widths[key]) if key in _LEFT else text.rjust(widths[key])
         for key, text in zip(keys, texts, strict=True)
     ]
     return _GAP.join([name.ljust(name_width), *padded]).rstrip()
@@ -363,19 +332,18 @@ def _troubles(rows: Sequence[Mapping[str, Any]], width: int, lines_max: int | No
 
 def run(
     given: StoreArguments,
-    stream: Annotated[str, typer.Argument(help="One stream's name.", show_default="all")] = "",
+    stream: Annotated[str, argument("One stream's name.", shown="all")] = "",
     status_file: Annotated[
         str,
-        typer.Option(
+        option(
             "--status-file",
+            "The file that the writing process keeps (setting telemetry.status_file).",
             envvar="OFFLOADER_STATUS_FILE",
             metavar="FILE",
-            help="The file that the writing process keeps (setting telemetry.status_file).",
-            show_default=False,
         ),
     ] = "",
     watching: Annotated[bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")] = False,
-    interval: Annotated[float, typer.Option("--interval", min=0.01, help="Seconds between two looks.")] = 2.0,
+    interval: Annotated[float, amount("--interval", "Between two looks.", "seconds", low=0.01, shown=True)] = 2.0,
     limit: Annotated[int, typer.Option("--limit", min=0, help="Most streams shown; 0 = all.")] = 0,
     limits: Annotated[bool, typer.Option("--limits", help="Show every limit in force instead.")] = False,
     json: Json = False,
@@ -418,7 +386,10 @@ def _look(
             elif as_json:
                 _print_json(document, clock.now_ms())
             else:
-                _print_plain(document, status_file, clock.now_ms())
+                for line, _ in head_lines(document, status_file, clock.now_ms()):
+                    print(line)
+                rows = [{**row, "trouble": trouble_of(row)} for row in document["streams"]]
+                print_rows(rows, PLAIN_COLUMNS, empty="no streams")
             return code
 
         if interval_s is None:
@@ -435,7 +406,8 @@ def _show_limits(status_file: str, *, as_json: bool) -> int:
         with _screen(in_place=False) as draw:
             draw(limit_lines(document, shutil.get_terminal_size().columns))
     else:
-        print_rows(limit_rows(document), LIMIT_COLUMNS, as_json=as_json)
+        rows = [row if as_json else {**row, **_in_file(row)} for row in limit_rows(document)]
+        print_rows(rows, LIMIT_COLUMNS, as_json=as_json)
     return 0
 
 
@@ -465,7 +437,7 @@ def _documents(store: ObjectStore | None, status_file: str, stream: str, limit: 
     stored = set() if store is None or stream else set(list_streams(store))
     names = [stream] if stream else sorted(stored | written.keys())
     rows, code = [], 0
-    for name in names[:limit] if limit else names:
+    for name in names[: limit or None]:
         try:
             rows.append(_one(store, written.get(name), name, status_file))
         except OffloaderError as error:
@@ -490,13 +462,6 @@ def _one(store: ObjectStore | None, written: Mapping[str, Any] | None, name: str
             raise
         return dict(written)
     return manifest if written is None else with_manifest(written, manifest)
-
-
-def _print_plain(document: Mapping[str, Any], status_file: str, now_ms: int) -> None:
-    for line, _ in head_lines(document, status_file, now_ms):
-        print(line)
-    rows = [{**row, "trouble": trouble_of(row)} for row in document["streams"]]
-    print_rows(rows, PLAIN_COLUMNS, empty="no streams")
 
 
 def _print_json(document: Mapping[str, Any], now_ms: int) -> None:

@@ -5,45 +5,59 @@ Gives up entries that aren't offloaded only with ``--force``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from typing import Annotated
 
 import typer
 
 from formats.entries import Position
-from offloader.cli.options import DryRun, Json, LedgerArguments, StreamOrTopic, TakeOver, position_of
-from offloader.cli.output import bytes_text, counted, json_line
-from offloader.errors import InvalidCall, NotFound, StoreUnavailable
+from offloader.cli.broker_lists import opening_lists
+from offloader.cli.options import (
+    DryRun,
+    Json,
+    LedgerArguments,
+    StreamOrTopic,
+    TakeOver,
+    option,
+    partition_position_of,
+)
+from offloader.cli.output import bytes_text, counted, print_result
+from offloader.errors import InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.leases import user_at_host
 from offloader.manifest.log import ManifestLog
 from offloader.owner_client import OwnerUnreachable, ask_owner
 from offloader.read.reader import load_stream
-from offloader.retention.scope import find_place
+from offloader.retention.broker import ListedOf
+from offloader.retention.scope import find_scope
 from offloader.retention.truncate import Truncation, truncate_stream, truncate_topic
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 
-__all__ = ["run"]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force",
+        help="Also give up entries that aren't offloaded yet, a gap is recorded; and ledgers that a broker still lists "
+        "and reads from here.",
+    ),
+]
 
 
 def run(
     stream: StreamOrTopic,
     before: Annotated[
         list[str],
-        typer.Option(
+        option(
             "--before",
+            "The first position that stays; of a partitioned topic one for each partition, by its number.",
             metavar="[PARTITION=]LEDGER:ENTRY",
-            help="The first position that stays; of a partitioned topic one for each partition, by its number.",
-            show_default=False,
         ),
     ],
     given: LedgerArguments,
-    force: Annotated[
-        bool, typer.Option("--force", help="Also give up entries that aren't offloaded yet; a gap is recorded.")
-    ] = False,
+    force: Force = False,
     dry_run: DryRun = False,
     take_over: TakeOver = False,
     json: Json = False,
@@ -57,7 +71,8 @@ def run(
     """
     settings = given.settings(stream)
     opened = given.open(settings, read_only=dry_run)
-    wanted = [_wanted(text) for text in before]
+    hint = "PARTITION=LEDGER:ENTRY"
+    wanted = [partition_position_of(text, option="--before", hint=hint) for text in before]
     with ExitStack() as stack:
         database = stack.enter_context(closing(given.open_ledgers())) if given.ledgers else None
 
@@ -67,40 +82,62 @@ def run(
         after_s = settings.offload.takeover_after_seconds
         if force and not (take_over or dry_run):
             _ask_owners(opened, stream, wanted, settings)
+        names = [stream if number is None else f"{stream}-partition-{number}" for number, _ in wanted]
+        listed = {} if force else _first_listed(stack.enter_context(opening_lists(settings.pulsar, source_of)), names)
+        done: Iterable[Truncation]
         if len(wanted) == 1 and wanted[0][0] is None:
             log = ManifestLog(opened, stream, clock=SystemClock(), settings=settings.manifest)
-            done = truncate_stream(
-                *(log, wanted[0][1]),
+            done = [
+                truncate_stream(
+                    *(log, wanted[0][1]),
+                    clock=SystemClock(),
+                    source=source_of(stream),
+                    force=force,
+                    take_over=take_over,
+                    takeover_after_s=after_s,
+                    dry_run=dry_run,
+                    method=settings.offload.method,
+                    listed=listed.get(stream),
+                )
+            ]
+        else:
+            heads = _heads(opened, stream, wanted)
+            done = truncate_topic(
+                *(opened, stream, heads),
                 clock=SystemClock(),
-                source=source_of(stream),
+                by=user_at_host(),
+                source_of=source_of,
                 force=force,
                 take_over=take_over,
                 takeover_after_s=after_s,
                 dry_run=dry_run,
-                method=settings.offload.method,
-            )
-            _print([done], dry_run=dry_run, as_json=json)
-            return
-        heads = _heads(opened, stream, wanted)
-        changed = truncate_topic(
-            *(opened, stream, heads),
-            clock=SystemClock(),
-            by=user_at_host(),
-            source_of=source_of,
-            force=force,
-            take_over=take_over,
-            takeover_after_s=after_s,
-            dry_run=dry_run,
-        )
-        _print(changed.values(), dry_run=dry_run, as_json=json)
+                listed=listed,
+            ).values()
+        for each in done:
+            print_result(_facts(each, dry_run=dry_run), _lines(each, dry_run=dry_run), as_json=json)
 
 
-def _wanted(text: str) -> tuple[int | None, Position]:
-    """The partition's number, if any, and a position."""
-    number, separator, rest = text.rpartition("=")
-    if separator and not number.isdecimal():
-        raise InvalidCall(f"--before {text}: {number!r} is no partition's number", hint="PARTITION=LEDGER:ENTRY")
-    return int(number) if separator else None, position_of(rest, option="--before")
+def _first_listed(listed_of: ListedOf, streams: Sequence[str]) -> Mapping[str, int]:
+    """The first ledger that brokers with the plugin list of each stream; a stream without such a broker isn't in it.
+
+    Raises:
+        StoreUnavailable: it isn't known.
+    """
+    found = {}
+    for stream in streams:
+        try:
+            answer = listed_of(stream)
+        except OffloaderError as error:
+            raise StoreUnavailable(
+                f"stream {stream}: it isn't known which ledgers its broker lists: {error.message}",
+                hint="nothing was changed; try again, or --force, which doesn't ask: consumers that come to a ledger "
+                "that is gone stand still there",
+            ) from error
+        if answer is not None and not answer.stored:
+            raise StoreUnavailable(f"stream {stream}: its broker lists no ledger", hint="--force doesn't ask")
+        if answer is not None:
+            found[stream] = answer.stored[0][0]
+    return found
 
 
 def _ask_owners(
@@ -137,7 +174,7 @@ def _ask_owners(
 
 
 def _heads(store: ObjectStore, topic: str, wanted: Sequence[tuple[int | None, Position]]) -> Mapping[str, Position]:
-    place = find_place(store, topic)
+    place = find_scope(store, topic)
     known = [each.stream for each in place.partitions.values()] if place.is_topic else []
     heads = {f"{topic}-partition-{number}": head for number, head in wanted if number is not None}
     unknown = [stream for stream in heads if stream not in known]
@@ -148,14 +185,6 @@ def _heads(store: ObjectStore, topic: str, wanted: Sequence[tuple[int | None, Po
             + (f"; partitions of {topic}: {len(known)}" if known else f"; {topic} has no partitions here"),
         )
     return heads
-
-
-def _print(done: Iterable[Truncation], *, dry_run: bool, as_json: bool) -> None:
-    for each in done:
-        if as_json:
-            print(json_line(_facts(each, dry_run=dry_run)))
-        else:
-            _print_words(each, dry_run=dry_run)
 
 
 def _facts(done: Truncation, *, dry_run: bool) -> Mapping[str, object]:
@@ -176,20 +205,20 @@ def _facts(done: Truncation, *, dry_run: bool) -> Mapping[str, object]:
     }
 
 
-def _print_words(done: Truncation, *, dry_run: bool) -> None:
+def _lines(done: Truncation, *, dry_run: bool) -> Iterator[str]:
     if not done.moves and not done.hot_ledgers:
-        print(f"{done.stream} begins at {done.head} already: nothing to do")
+        yield f"{done.stream} begins at {done.head} already: nothing to do"
         return
     verb = "would begin" if dry_run else "begins"
-    print(
+    yield (
         f"{done.stream} {verb} at {done.head}; before it: {counted(done.segments, 'segment')}, "
         f"{done.entries:,} entries, {bytes_text(done.object_bytes)} in the store, which the next cleanup retires"
     )
     for gap in done.gaps:
-        print(f"given up, never offloaded: {gap.first} up to {gap.last}")
+        yield f"given up, never offloaded: {gap.first} up to {gap.last}"
     kept = dict(done.hot_kept)
     gone = [ledger_id for ledger_id in done.hot_ledgers if ledger_id not in kept]
     if gone:
-        print(f"hot ledgers {'that would go' if dry_run else 'deleted'}: {', '.join(map(str, gone))}")
+        yield f"hot ledgers {'that would go' if dry_run else 'deleted'}: {', '.join(map(str, gone))}"
     for ledger_id, error in kept.items():
-        print(f"hot ledger {ledger_id} stays for now: {error}")
+        yield f"hot ledger {ledger_id} stays for now: {error}"

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, NoReturn, Protocol
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -25,11 +25,6 @@ from numpy.typing import NDArray
 
 from formats.entries import TIME_UNKNOWN_MS
 from offloader.errors import AccessDenied, InvalidCall, NotFound, Unsupported, install_hint
-
-__all__ = [
-    "EVENTS_PER_BATCH", "FLIGHTS", "FORMATS", "LINE_BYTES_MAX", "EventDigest", "EventFile", "Events", "Flights",
-    "InputSummary", "Source", "open_input", "survey", "table_to_json", "time_ms_of",
-]  # fmt: skip
 
 #: Events read, appended and hashed at once.
 EVENTS_PER_BATCH = 8192
@@ -56,18 +51,6 @@ class Events(NamedTuple):
     times_ms: NDArray[np.int64]
 
 
-class Source(Protocol):
-    """Returns the same events each time; ``has_times``: with publish times."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def has_times(self) -> bool: ...
-
-    def events(self) -> Iterator[Events]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class InputSummary:
     """Summary of the first pass. ``sha256`` identifies the input."""
@@ -88,8 +71,7 @@ class EventDigest:
     def __init__(self, *, with_times: bool) -> None:
         self._fields = [("length", "<i4"), ("time", "<i8")] if with_times else [("length", "<i4")]
         self._sha = hashlib.sha256()
-        self.events = 0
-        self.payload_bytes = 0
+        self.events = self.payload_bytes = 0
 
     def add(self, events: Events) -> None:
         """Counts and hashes ``events``."""
@@ -215,7 +197,6 @@ def _json(value: Any) -> str:
 
 
 def _other_to_json(value: Any) -> str:
-    """Times, decimals and bytes, as text."""
     if isinstance(value, bytes):
         return value.hex()
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
@@ -225,7 +206,6 @@ class EventFile:
     """A file's events in order.
 
     Args:
-        path: a regular file.
         file_format: one of ``FORMATS``; empty: by the file's suffix, else lines.
         time_field: the field of an event's publish time, see ``time_ms_of``; empty: events have none.
 
@@ -237,9 +217,7 @@ class EventFile:
     def __init__(self, path: str, *, file_format: str = "", time_field: str = "") -> None:
         self._path = Path(path)
         self._format = file_format or _SUFFIXES.get(self._path.suffix.lower(), "lines")
-        self._time_field = time_field
-        self.name = path
-        self.has_times = bool(time_field)
+        self._time_field, self.name, self.has_times = time_field, path, bool(time_field)
         if self._format not in FORMATS:
             raise InvalidCall(f"input format {self._format!r} is unknown", hint=f"give {', '.join(FORMATS)}")
         if self._format == "lines" and time_field:
@@ -262,10 +240,9 @@ class EventFile:
             yield from self._parquet()
             return
         try:
+            rows = {"lines": self._plain, "ndjson": self._ndjson, "csv": self._csv}[self._format]
             with self._path.open("rb") as file:
-                yield from _batches(
-                    {"lines": self._plain, "ndjson": self._ndjson, "csv": self._csv}[self._format](file)
-                )
+                yield from _batches(rows(file))
         except OSError as error:
             raise AccessDenied(f"input file {self.name} can't be read: {error.strerror or error}") from error
 
@@ -315,12 +292,11 @@ class EventFile:
                     continue
                 if len(row) != len(header):
                     self._broken(reader.line_num, f"{len(row)} fields, the first line has {len(header)}")
-                fields = {name: value for name, value in zip(header, row, strict=True) if value}
-                texts = (f"{_json(name)}:{_csv_value(value)}" for name, value in fields.items())
-                time = {
-                    name: json.loads(_csv_value(value)) for name, value in fields.items() if name == self._time_field
-                }
-                yield f"{{{','.join(texts)}}}".encode(), self._time_of(time, reader.line_num)
+                filled = ((name, value) for name, value in zip(header, row, strict=True) if value)
+                fields = {name: value if _JSON_NUMBER.fullmatch(value) else _json(value) for name, value in filled}
+                text = ",".join(f"{_json(name)}:{value}" for name, value in fields.items())
+                time = {name: json.loads(value) for name, value in fields.items() if name == self._time_field}
+                yield f"{{{text}}}".encode(), self._time_of(time, reader.line_num)
         except csv.Error as error:
             self._broken(reader.line_num, f"not CSV: {error}", cause=error)
 
@@ -360,12 +336,16 @@ class EventFile:
         if not self._time_field:
             return TIME_UNKNOWN_MS
         found = value.get(self._time_field) if isinstance(value, dict) else None
-        if found is None or found == "":
+        if found in (None, ""):
             self._broken(number, f"no field {self._time_field!r}", unit=unit)
         try:
             return time_ms_of(found)
         except (ValueError, OverflowError) as error:
             self._broken(number, f"field {self._time_field!r} is no time: {error}", unit=unit, cause=error)
+
+
+#: Returns the same events each time; ``has_times``: with publish times.
+Source = Flights | EventFile
 
 
 def time_ms_of(value: Any) -> int:
@@ -404,10 +384,6 @@ def _batches(rows: Iterator[tuple[bytes, int]]) -> Iterator[Events]:
 def _events_of(rows: list[tuple[bytes, int]]) -> Events:
     payloads, times = zip(*rows, strict=True)
     return Events(pa.array(payloads, pa.binary()), np.array(times, dtype=np.int64))
-
-
-def _csv_value(text: str) -> str:
-    return text if _JSON_NUMBER.fullmatch(text) else _json(text)
 
 
 def _refuse_constant(name: str) -> NoReturn:

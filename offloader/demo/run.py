@@ -7,9 +7,11 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from formats.entries import Position
 from formats.keys import catalog_key, stream_prefix
@@ -20,7 +22,7 @@ from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.log import load_manifest
 from offloader.manifest.state import SegmentRecord
-from offloader.plot import Span, StreamShape, draw
+from offloader.plot import Span, StreamTimeline, draw
 from offloader.read.reader import open_reader
 from offloader.runtime.clock import Clock
 from offloader.settings import Settings
@@ -31,11 +33,6 @@ from offloader.write.status import Mode
 
 if TYPE_CHECKING:
     from offloader.spark.demo_query import ScanResult
-
-__all__ = [
-    "STREAM", "DemoPlace", "DemoRequest", "DemoResult", "Imported", "Observer", "OffloadReport", "Progress",
-    "Verification", "demo_settings", "run_demo",
-]  # fmt: skip
 
 #: The demo's only stream.
 STREAM = "public/default/persistent/demo"
@@ -49,7 +46,10 @@ _NOTE_INPUT, _NOTE_EVENTS = "demo.input", "demo.events"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoRequest:
-    """Parameters of a run. Empty texts mean: the default store, the flights, a format by the file's suffix."""
+    """Parameters of a run. Empty texts mean: the default store, the flights, a format by the file's suffix.
+
+    Each store has its own ledgers and picture in ``directory``, so that the demo can run against several.
+    """
 
     directory: str = "offloader-demo"
     store_url: str = ""
@@ -68,27 +68,10 @@ class DemoRequest:
         given = {"endpoint_url": self.endpoint_url, "region": self.region}
         return {name: value for name, value in given.items() if value}
 
-
-@dataclass(frozen=True, slots=True)
-class DemoPlace:
-    """Paths of the demo under ``directory``; objects may be in a store elsewhere.
-
-    Each store has its own ledgers, so that the demo can run against several.
-    """
-
-    directory: Path
-    store_url: str
-    endpoint_url: str = ""
-
-    @classmethod
-    def at(cls, directory: str, store_url: str = "", endpoint_url: str = "") -> DemoPlace:
-        """``store_url`` empty: the directory ``store`` in ``directory``."""
-        root = Path(directory)
-        return cls(root, store_url or (root / "store").absolute().as_uri(), endpoint_url)
-
     @property
-    def is_default_store(self) -> bool:
-        return self.store_url == (self.directory / "store").absolute().as_uri()
+    def url(self) -> str:
+        """The store's URL; by default the directory ``store`` in ``directory``."""
+        return self.store_url or self._default_url
 
     @property
     def ledgers_path(self) -> Path:
@@ -98,11 +81,15 @@ class DemoPlace:
     def picture_path(self) -> Path:
         return self._path("picture", ".png")
 
+    @property
+    def _default_url(self) -> str:
+        return (Path(self.directory) / "store").absolute().as_uri()
+
     def _path(self, name: str, suffix: str) -> Path:
-        if not self.is_default_store:
-            short = re.sub(r"[^A-Za-z0-9]+", "-", self.store_url).strip("-")[:40]
-            name += f"-{short}-{hashlib.sha256(f'{self.store_url} {self.endpoint_url}'.encode()).hexdigest()[:8]}"
-        return self.directory / f"{name}{suffix}"
+        if self.url != self._default_url:
+            short = re.sub(r"[^A-Za-z0-9]+", "-", self.url).strip("-")[:40]
+            name += f"-{short}-{hashlib.sha256(f'{self.url} {self.endpoint_url}'.encode()).hexdigest()[:8]}"
+        return Path(self.directory) / f"{name}{suffix}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,25 +103,24 @@ class Imported:
     ledgers: tuple[LedgerInfo, ...] = ()
 
     @classmethod
-    def read(cls, place: DemoPlace) -> Imported:
-        """Reads the ledgers and their notes without disturbing a current run. Raises ``Corrupt`` for other notes."""
+    def read(cls, path: Path) -> Imported:
+        """Reads a ledger database and its notes without disturbing a current run.
+
+        Raises:
+            Corrupt: its notes aren't the demo's.
+        """
         try:
-            database = EmbeddedLedgers(str(place.ledgers_path), create=False)
-        except NotFound:
-            return cls()
-        try:
-            view = database.view_stream(STREAM)
-            note, events, newest = view.get_note(_NOTE_INPUT), view.get_note(_NOTE_EVENTS), view.last_position()
-            if note is None or events is None:
-                return cls()
-            recorded, ledgers = json.loads(note), tuple(info for info in view.ledgers() if info.entries)
-            return cls(recorded["sha256"], recorded["name"], int(events), newest, ledgers)
+            with closing(EmbeddedLedgers(str(path), create=False)) as database:
+                view = database.view_stream(STREAM)
+                note, events, newest = view.get_note(_NOTE_INPUT), view.get_note(_NOTE_EVENTS), view.last_position()
+                if note is None or events is None:
+                    return cls()
+                recorded, ledgers = json.loads(note), tuple(info for info in view.ledgers() if info.entries)
+                return cls(recorded["sha256"], recorded["name"], int(events), newest, ledgers)
         except NotFound:
             return cls()
         except (ValueError, KeyError, TypeError) as error:
-            raise Corrupt(f"{place.ledgers_path}: the demo's notes can't be read", hint=_CLEAN_HINT) from error
-        finally:
-            database.close()
+            raise Corrupt(f"{path}: the demo's notes can't be read", hint=_CLEAN_HINT) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,19 +143,24 @@ class Progress:
         return self.appended - self.committed
 
 
-class Observer(Protocol):
-    """Called at the start of each step and with the progress of appends and offloading; must return quickly."""
+class Observer:
+    """Called at the start of each step and with the progress of appends and offloading; must return quickly. This one
+    prints nothing, and keeps the newest progress."""
 
-    def step(self, text: str) -> None: ...
+    now: Progress | None = None
 
-    def progress(self, now: Progress) -> None: ...
+    def step(self, text: str) -> None:
+        """The step ``text`` begins."""
+
+    def progress(self, now: Progress) -> None:
+        """The progress of the current step."""
+        self.now = now
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadReport:
-    """Result of appending and offloading: events of this run and of earlier ones, and the time taken."""
+    """Result of appending and offloading: events and bytes of this run, the time taken and the requests."""
 
-    appended_before: int
     appended: int
     appended_bytes: int
     seconds: float
@@ -201,7 +192,6 @@ class DemoResult:
     """Result of a run. ``problems``: steps that failed without affecting others, the gravest first."""
 
     request: DemoRequest
-    place: DemoPlace
     summary: InputSummary
     events_before: int = 0
     offload: OffloadReport | None = None
@@ -238,27 +228,23 @@ def run_demo(request: DemoRequest, observer: Observer, clock: Clock) -> DemoResu
         OffloaderError: another error stopped the import.
     """
     started_s = clock.monotonic_s()
-    place = DemoPlace.at(request.directory, request.store_url, request.endpoint_url)
-    _require_usable(place)
+    _require_usable(Path(request.directory))
     source = open_input(request.input_path, file_format=request.input_format, time_field=request.time_field)
     observer.step(f"Looking through {source.name}")
-    result = DemoResult(request=request, place=place, summary=survey(source))
-    store = open_store(
-        place.store_url, endpoint_url=request.endpoint_url or None, region=request.region or None, clock=clock
-    )
-    try:
+    result = DemoResult(request=request, summary=survey(source))
+    with closing(
+        open_store(request.url, endpoint_url=request.endpoint_url or None, region=request.region or None, clock=clock)
+    ) as store:
         if request.clean:
             observer.step("Removing the earlier run's data")
-            result.removed_objects = _clean(place, store)
-        imported, committed = _check_fits(place, store, result.summary)
+            result.removed_objects = _clean(request, store)
+        imported, committed = _check_fits(request, store, result.summary)
         result.events_before = imported.events
         if imported.events != result.summary.events or committed != imported.newest:
             observer.step(f"Appending to ledgers and offloading to {store.url}")
-            result.offload = _Run(result, store, imported, observer, clock).report(source)
+            result.offload = _Run(result, store, observer, clock).report(source)
         observer.step("Reading everything back from the store")
         _read_back(result, store, clock)
-    finally:
-        store.close()
     if request.picture:
         _try(result, lambda: _draw(result))
     if request.spark:
@@ -276,41 +262,38 @@ def _try(result: DemoResult, step: Callable[[], None]) -> None:
         result.problems.append(error)
 
 
-def _require_usable(place: DemoPlace) -> None:
+def _require_usable(directory: Path) -> None:
     """Raises ``AccessDenied`` if the demo's directory isn't writable; creates nothing."""
-    nearest = place.directory.absolute()
+    nearest = directory.absolute()
     while not nearest.exists():
         nearest = nearest.parent
     if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
         why = "may not be written to" if nearest.is_dir() else "is not a directory"
         raise AccessDenied(
-            f"the demo's directory {place.directory} can't be used: {nearest} {why}", hint="name another one with --dir"
+            f"the demo's directory {directory} can't be used: {nearest} {why}", hint="name another one with --dir"
         )
 
 
-def _check_fits(place: DemoPlace, store: ObjectStore, summary: InputSummary) -> tuple[Imported, Position | None]:
+def _check_fits(request: DemoRequest, store: ObjectStore, summary: InputSummary) -> tuple[Imported, Position | None]:
     """How much of this input earlier runs imported and offloaded.
 
     Raises:
         InvalidCall: the directory has another input's data; nothing was changed.
     """
-    imported = Imported.read(place)
-    try:
+    path, committed = request.ledgers_path, None
+    imported = Imported.read(path)
+    with suppress(NotFound):
         committed = load_manifest(store, STREAM).committed_end()
-    except NotFound:
-        committed = None
-    problem, path = "", place.ledgers_path
     if imported.events and imported.input_sha256 != summary.sha256:
-        there = f"{imported.events:,} events of {imported.input_name}"
-        problem = f"{path} holds {there}, and {summary.name} is another input"
-    elif not imported.events and committed is not None:
-        problem = f"{store.url} holds stream {STREAM} up to {committed}, and {path} knows nothing of it"
-    if problem:
-        raise InvalidCall(problem, hint=_CLEAN_HINT)
+        held = f"{imported.events:,} events of {imported.input_name}"
+        raise InvalidCall(f"{path} holds {held}, and {summary.name} is another input", hint=_CLEAN_HINT)
+    if not imported.events and committed is not None:
+        known = f"{store.url} holds stream {STREAM} up to {committed}"
+        raise InvalidCall(f"{known}, and {path} knows nothing of it", hint=_CLEAN_HINT)
     return imported, committed
 
 
-def _clean(place: DemoPlace, store: ObjectStore) -> int:
+def _clean(request: DemoRequest, store: ObjectStore) -> int:
     """Removes the demo's stream from the store, its ledgers and plot; returns the number of objects."""
     removed = 0
     # The catalog entry last: an interrupted removal can be repeated.
@@ -326,11 +309,11 @@ def _clean(place: DemoPlace, store: ObjectStore) -> int:
     for upload in store.list_uploads(stream_prefix(STREAM)):
         store.abort_upload(upload.key, upload.upload_id)
     try:
-        for path in (place.ledgers_path, place.picture_path):
+        for path in (request.ledgers_path, request.picture_path):
             for suffix in ("-wal", "-shm", ".acked", ""):
                 path.with_name(path.name + suffix).unlink(missing_ok=True)
     except OSError as error:
-        raise AccessDenied(f"{place.directory}: can't remove {path.name}: {error.strerror or error}") from error
+        raise AccessDenied(f"{request.directory}: can't remove {path.name}: {error.strerror or error}") from error
     return removed
 
 
@@ -341,12 +324,10 @@ class _Run:
     resumes exactly.
     """
 
-    def __init__(
-        self, result: DemoResult, store: ObjectStore, imported: Imported, observer: Observer, clock: Clock
-    ) -> None:
-        self._summary, self._store, self._observer, self._clock = result.summary, store, observer, clock
-        self._ledgers_path, self._before = result.place.ledgers_path, imported.events
-        self._appended, self._appended_bytes = imported.events, 0
+    def __init__(self, result: DemoResult, store: ObjectStore, observer: Observer, clock: Clock) -> None:
+        self._result, self._summary, self._store = result, result.summary, store
+        self._observer, self._clock = observer, clock
+        self._appended, self._appended_bytes = result.events_before, 0
         # Events before each ledger: maps a position to the number of events up to it.
         self._events_before: dict[int, int] = {}
 
@@ -358,46 +339,42 @@ class _Run:
             StoreUnavailable: nothing was committed for ``STALL_S``; run it again to resume.
         """
         before, started_s = requests_of(self._store), self._clock.monotonic_s()
-        topic = open_managed_ledger(
+        count = 0
+        with open_managed_ledger(
             STREAM,
-            ledgers=str(self._ledgers_path),
+            ledgers=str(self._result.request.ledgers_path),
             store=self._store,
             settings=demo_settings(self._summary.payload_bytes),
             clock=self._clock,
-        )
-        is_done, count = False, 0
-        try:
+        ) as topic:
             for ledger in topic.ledgers():
                 if ledger.entries:
                     self._events_before[ledger.ledger_id] = count
                     count += ledger.entries
             self._append_all(topic, source)
             self._wait(topic)
-            is_done = True
-        finally:
-            topic.close(drain=is_done)
         return OffloadReport(
-            self._before,
-            self._appended - self._before,
+            self._appended - self._result.events_before,
             self._appended_bytes,
             self._clock.monotonic_s() - started_s,
             _requests_since(before, self._store),
         )
 
     def _append_all(self, topic: ManagedLedger, source: Source) -> None:
-        summary, digest = self._summary, EventDigest(with_times=source.has_times)
+        digest = EventDigest(with_times=source.has_times)
         for events in source.events():
             skipped = min(max(self._appended - digest.events, 0), len(events.payloads))
             digest.add(events)
             # Checked before the last batch is appended, so that a changed input never counts as complete.
-            self._require_same(digest, is_over=digest.events >= summary.events)
+            if digest.events >= self._summary.events:
+                self._require_same(digest)
             if skipped < len(events.payloads):
                 self._append(topic, Events(events.payloads.slice(skipped), events.times_ms[skipped:]))
-        self._require_same(digest, is_over=True)
+        self._require_same(digest)
 
-    def _require_same(self, digest: EventDigest, *, is_over: bool) -> None:
+    def _require_same(self, digest: EventDigest) -> None:
         summary = self._summary
-        if is_over and (digest.events, digest.hexdigest()) != (summary.events, summary.sha256):
+        if (digest.events, digest.hexdigest()) != (summary.events, summary.sha256):
             raise InvalidCall(f"{summary.name} changed while it was read", hint="give --clean and run the demo again")
 
     def _append(self, topic: ManagedLedger, events: Events) -> None:
@@ -444,7 +421,7 @@ def _read_back(result: DemoResult, store: ObjectStore, clock: Clock) -> None:
     """Reads the whole stream from the store alone and hashes it like the input."""
     reader = open_reader(store, STREAM, settings=demo_settings(result.summary.payload_bytes).read)
     result.segments = reader.segments()
-    result.ledgers = list(Imported.read(result.place).ledgers)
+    result.ledgers = list(Imported.read(result.request.ledgers_path).ledgers)
     before, started_s = requests_of(store), clock.monotonic_s()
     digest = EventDigest(with_times=result.summary.has_times)
     timeline: list[tuple[int, int]] = []
@@ -482,22 +459,19 @@ def _requests_since(before: Mapping[str, VerbCount], store: ObjectStore) -> dict
 def _draw(result: DemoResult) -> None:
     assert result.verification is not None
     summaries = [record.summary for record in result.segments if record.summary is not None]
-    shape = StreamShape(
+    shape = StreamTimeline(
         Path(result.summary.name).name,
         _spans([(f"ledger {each.ledger_id}", each.entries, each.size_bytes) for each in result.ledgers]),
         _spans([(f"segment {number}", each.entries, each.data_bytes) for number, each in enumerate(summaries, 1)]),
         result.verification.timeline,
     )
-    draw(shape, result.place.picture_path)
-    result.picture = result.place.picture_path
+    draw(shape, result.request.picture_path)
+    result.picture = result.request.picture_path
 
 
 def _spans(sizes: list[tuple[str, int, int]]) -> list[Span]:
-    spans, start = [], 0
-    for name, events, size_bytes in sizes:
-        spans.append(Span(name, start, start + events, size_bytes))
-        start += events
-    return spans
+    stops = accumulate(events for _, events, _ in sizes)
+    return [Span(name, stop - events, stop, size) for (name, events, size), stop in zip(sizes, stops, strict=True)]
 
 
 def _scan(result: DemoResult, clock: Clock) -> None:
@@ -505,5 +479,5 @@ def _scan(result: DemoResult, clock: Clock) -> None:
 
     started_s = clock.monotonic_s()
     question = entries_by_ledger if result.request.input_path else delays_by_carrier_and_month
-    result.scan = question(result.place.store_url, STREAM, result.request.store_options)
+    result.scan = question(result.request.url, STREAM, result.request.store_options)
     result.scan_seconds = clock.monotonic_s() - started_s

@@ -5,26 +5,26 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
+from formats.checkpoint import AssignedSegment
 from formats.documents import incarnation_of_retention_key, intent_key, lease_uuid, retention_prefix, topic_key
 from formats.keys import data_key, is_segment_uuid_of, parse_object_key, stream_prefix
 from offloader.errors import InvalidCall, NotFound, StoreUnavailable
 from offloader.gc.reconcile import uploads_of_deleted
 from offloader.manifest.boundary import DELETE_KEYS_MAX, delete_keys, listed
-from offloader.manifest.catalog import read_entry
+from offloader.manifest.catalog import read_entry, require_entry
 from offloader.manifest.deletion_clock import DeletionClock
 from offloader.manifest.leases import leases_of, require_no_global_hold
 from offloader.manifest.load import load_manifest
 from offloader.manifest.maintenance import StreamDeletion, delete_stream
-from offloader.manifest.segment_table import is_at_root
+from offloader.manifest.segment_table import SegmentRecord, is_at_root
 from offloader.manifest.state import ManifestState
 from offloader.runtime.clock import Clock
 from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectStore, UploadInfo
 from offloader.store.probe import finds_uploads_by_prefix
-
-__all__ = ["StreamRemoval", "removal_of", "remove_stream"]
 
 #: Listings repeated because new objects arrived meanwhile.
 ROUNDS_MAX = 10
@@ -54,11 +54,7 @@ class StreamRemoval:
 
 
 def removal_of(store: ObjectStore, stream: str, *, now_ms: int) -> StreamRemoval:
-    """What deleting a stream would remove. Writes nothing.
-
-    Raises:
-        NotFound: no such stream.
-    """
+    """What deleting a stream would remove. Writes nothing. Raises ``NotFound``: no such stream."""
     state = load_manifest(store, stream)
     found = StreamRemoval(stream=stream, adopted=_adopted(state), readers=_readers(store, stream, now_ms))
     for key, size_bytes, ours in _objects(store, state):
@@ -76,15 +72,15 @@ def remove_stream(
     stream: str,
     *,
     clock: Clock,
-    settings: ManifestSettings | None = None,
+    settings: ManifestSettings = ManifestSettings(),
     deletion_clock: DeletionClock | None = None,
-    despite_readers: bool = False,
+    ignore_leases: bool = False,
     entropy: Callable[[int], bytes] = os.urandom,
 ) -> StreamRemoval:
     """Delete a stream as far as safe now; call again after ``orphan_age_hours_min`` to finish.
 
     Args:
-        despite_readers: ignore leases.
+        ignore_leases: ignore leases.
 
     Raises:
         NotFound: no such stream.
@@ -94,25 +90,23 @@ def remove_stream(
         ClockSkew: the clocks can't be trusted.
         StoreUnavailable, OutcomeUnknown: call it again.
     """
-    chosen = settings or ManifestSettings()
     require_no_global_hold(store)
-    times = deletion_clock or DeletionClock(store, clock, skew_ms_max=chosen.clock_skew_seconds_max * 1000)
+    times = deletion_clock or DeletionClock(store, clock, skew_ms_max=settings.clock_skew_seconds_max * 1000)
     now_ms = times.now_ms()
-    if read_entry(store, stream) is None:
-        raise NotFound(f"stream {stream} isn't in {store.url}", hint="`offloader ls` lists the streams")
+    require_entry(store, stream)
     done = StreamRemoval(stream=stream, readers=_readers(store, stream, now_ms))
-    if done.readers and not despite_readers:
+    if done.readers and not ignore_leases:
         raise InvalidCall(
             f"stream {stream} is being read by {', '.join(done.readers)}",
-            hint="wait until they are done, or say --despite-readers",
+            hint="wait until they are done, or say --ignore-leases",
         )
 
-    def delete_objects(state: ManifestState) -> None:
-        done.adopted = _adopted(state)
-        _delete_everything(store, state, done, entropy)
-
     done.deletion = delete_stream(
-        store, stream, clock=clock, delete_objects=delete_objects, settings=chosen, entropy=entropy
+        *(store, stream),
+        clock=clock,
+        delete_objects=lambda state: _delete_everything(store, state, done, entropy),
+        settings=settings,
+        entropy=entropy,
     )
     return done
 
@@ -121,6 +115,7 @@ def _delete_everything(
     store: ObjectStore, state: ManifestState, done: StreamRemoval, entropy: Callable[[int], bytes]
 ) -> None:
     """Delete until a listing shows no object of ours."""
+    done.adopted = _adopted(state)
     by_prefix = finds_uploads_by_prefix(store, entropy=entropy)
     for _ in range(ROUNDS_MAX):
         failed = () if by_prefix else uploads_of_deleted(store, state.stream, state.incarnation)
@@ -156,7 +151,7 @@ def _delete_listed(store: ObjectStore, state: ManifestState, keys: Sequence[str]
     require_no_global_hold(store)
     entry = read_entry(store, state.stream)
     if entry is None or entry.incarnation != state.incarnation:
-        raise NotFound(f"stream {state.stream} was deleted by somebody else meanwhile")
+        raise NotFound(f"stream {state.stream} was deleted by another process meanwhile")
     delete_keys(store, keys)
 
 
@@ -170,16 +165,9 @@ def _objects(store: ObjectStore, state: ManifestState) -> Iterator[tuple[str, in
         if segment.owned and segment.summary is not None and is_at_root(segment.driver):
             sizes = segment.summary.data_bytes, segment.summary.index_bytes
             for key, size_bytes in zip(segment.object_keys(state.stream), sizes, strict=True):
-                if _is_there(store, key):
+                with suppress(NotFound):
+                    store.head(key)
                     yield key, size_bytes, True
-
-
-def _is_there(store: ObjectStore, key: str) -> bool:
-    try:
-        store.head(key)
-    except NotFound:
-        return False
-    return True
 
 
 def _is_of_others(key: str, state: ManifestState) -> bool:
@@ -203,16 +191,15 @@ def _is_ours(key: str, state: ManifestState) -> bool:
     segment = state.segments.get(parsed.uuid)
     if segment is not None and key in segment.object_keys(stream):
         return segment.owned
-    return is_segment_uuid_of(parsed.uuid, state.incarnation)
+    is_own = is_segment_uuid_of(parsed.uuid, state.incarnation)
+    return is_own or (parsed.is_fill and any(fill.uuid == parsed.uuid for fill in state.fills))
 
 
 def _listed_uploads(store: ObjectStore, state: ManifestState) -> Iterator[UploadInfo]:
     # Some servers find an upload by its exact key only.
-    promised = [data_key(state.stream, each.uuid, each.v1_ledger_id) for each in state.assigned()]
-    promised += [
-        data_key(state.stream, each.uuid, each.begin.ledger_id if each.layout == 1 else None) for each in state.rewrites
-    ]
-    for prefix in [stream_prefix(state.stream), *promised]:
+    promised: list[SegmentRecord | AssignedSegment] = [*state.assigned(), *state.rewrites]
+    keys = (data_key(state.stream, each.uuid, each.begin.ledger_id if each.layout == 1 else None) for each in promised)
+    for prefix in [stream_prefix(state.stream), *keys]:
         yield from store.list_uploads(prefix)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from uuid import UUID
@@ -18,7 +19,7 @@ from formats.documents import (
     lease_uuid,
     topic_key,
 )
-from formats.keys import Testimony, data_key, is_segment_uuid_of, object_testimony, parse_object_key, stream_prefix
+from formats.keys import Testimony, is_segment_uuid_of, object_testimony, parse_object_key, stream_prefix
 from offloader.errors import NotFound
 from offloader.manifest.boundary import REBUILD, LostRecords, is_manifest_object
 from offloader.manifest.catalog import is_void_size
@@ -27,18 +28,6 @@ from offloader.manifest.lost_records import newest_ms
 from offloader.manifest.state import tells_of_loss
 from offloader.manifest.topics import TopicState
 from offloader.store.base import ObjectInfo, ObjectStore, UploadInfo
-
-__all__ = [
-    "Garbage",
-    "LiveSet",
-    "Outcome",
-    "Place",
-    "Reason",
-    "Witnesses",
-    "classified_again",
-    "classify_page",
-    "classify_upload",
-]
 
 
 class Place(StrEnum):
@@ -112,14 +101,10 @@ class Garbage:
 
     Attributes:
         stream: the stream whose prefix it is under; empty for none.
-        place: its kind.
         key, size_bytes, modified_ms: from the listing; of an upload its start, and 0 bytes, as listings don't give its
             size.
         reason: why it is garbage, or why it is kept.
-        upload_id: of an upload.
         objects: number below that key; more than one of an old manifest only.
-        outcome: the action taken.
-        problem: why it couldn't be deleted.
     """
 
     stream: str
@@ -132,6 +117,23 @@ class Garbage:
     objects: int = 1
     outcome: Outcome = Outcome.KEPT
     problem: str = ""
+
+    @classmethod
+    def of(cls, info: ObjectInfo, stream: str, place: Place, reason: Reason, upload_id: str = "") -> Garbage:
+        """A listed object, or with ``upload_id`` an upload."""
+        return cls(
+            stream=stream,
+            place=place,
+            key=info.key,
+            size_bytes=info.size_bytes,
+            modified_ms=info.modified_ms,
+            reason=reason,
+            upload_id=upload_id,
+        )
+
+    def if_deletable(self, outcome: Outcome) -> Garbage:
+        """With ``outcome`` if its reason allows deletion."""
+        return replace(self, outcome=outcome) if self.reason.is_deletable else self
 
     def as_json(self, now_ms: int) -> dict[str, object]:
         """For programs, with its age at ``now_ms``."""
@@ -154,15 +156,13 @@ class LiveSet:
     """Facts about a stream that classification needs.
 
     Attributes:
-        stream: its name.
         names: what the live manifest names, loaded after the listing; ``None``: the stream is deleted.
         dead: incarnations known to be deleted.
         doubtful: other incarnations with objects below the prefix: given up, damaged, or unknown.
         old_ms: objects last written then or earlier are old enough, by the earlier of both clocks.
-        stopped: all deletion in the store is stopped.
         topic: documents of a partitioned topic of that name, read together with ``names``.
         is_stream: False: only such a topic has the name.
-        is_forgotten: no stream, topic or partition of the name exists anywhere in the store.
+        is_forgotten: no manifest or catalogue entry of a stream, topic or partition of the name exists.
     """
 
     stream: str
@@ -230,7 +230,7 @@ def classify_page(page: Sequence[ObjectInfo], known: LiveSet) -> Iterator[tuple[
         if is_uuid[row]:
             uuid = UUID(int=int(high[row]) << 64 | int(low[row]))
             info = shaped[row]
-            yield _leftover(known, Place.SEGMENT, info, known.why_unnamed(uuid, info.modified_ms))
+            yield Garbage.of(info, known.stream, Place.SEGMENT, known.why_unnamed(uuid, info.modified_ms))
         else:
             rest.append(shaped[row])
     for info in rest:
@@ -263,7 +263,7 @@ def _judge_other(info: ObjectInfo, known: LiveSet, name: str) -> tuple[Place, in
     if folder == "retention" and below:
         reason = _retention_reason(info, known)
         if reason is not None:
-            return _leftover(known, Place.OTHER if reason is Reason.FOREIGN else Place.RETENTION, info, reason)
+            return Garbage.of(info, known.stream, Place.OTHER if reason is Reason.FOREIGN else Place.RETENTION, reason)
         place = Place.RETENTION
     elif folder == "leases" and lease_uuid(info.key, known.stream) is not None:
         place = Place.LEASE
@@ -273,8 +273,11 @@ def _judge_other(info: ObjectInfo, known: LiveSet, name: str) -> tuple[Place, in
             if incarnation == str(known.incarnation):
                 place = Place.MANIFEST
             elif any(incarnation == str(each) for each in known.dead | known.doubtful):
-                return _leftover(known, Place.OLD_MANIFEST, info, known.kept_or(Reason.DEAD_MANIFEST, info.modified_ms))
-    return _leftover(known, place, info, Reason.FOREIGN) if place is Place.OTHER else (place, 1, info.size_bytes)
+                reason = known.kept_or(Reason.DEAD_MANIFEST, info.modified_ms)
+                return Garbage.of(info, known.stream, Place.OLD_MANIFEST, reason)
+    if place is Place.OTHER:
+        return Garbage.of(info, known.stream, place, Reason.FOREIGN)
+    return place, 1, info.size_bytes
 
 
 def _retention_reason(info: ObjectInfo, known: LiveSet) -> Reason | None:
@@ -308,7 +311,6 @@ def _retention_reason(info: ObjectInfo, known: LiveSet) -> Reason | None:
 
 def classify_upload(upload: UploadInfo, known: LiveSet) -> Garbage | None:
     """Classify an unfinished upload of a stream; ``None``: a writer may still be using it."""
-    info = ObjectInfo(upload.key, 0, "", upload.started_ms)
     parsed = parse_object_key(upload.key, known.stream)
     if parsed is None:
         reason = Reason.FOREIGN
@@ -321,36 +323,26 @@ def classify_upload(upload: UploadInfo, known: LiveSet) -> Garbage | None:
         reason = known.kept_or(Reason.COMPLETE, upload.started_ms)
     else:
         reason = Reason.FOREIGN
-    return _leftover(known, Place.UPLOAD, info, reason, upload.upload_id)
+    info = ObjectInfo(upload.key, 0, "", upload.started_ms)
+    return Garbage.of(info, known.stream, Place.UPLOAD, reason, upload.upload_id)
 
 
 def classified_again(leftover: Garbage, known: LiveSet) -> Garbage:
     """The same garbage, classified with newer facts."""
-    info = ObjectInfo(leftover.key, leftover.size_bytes, "", leftover.modified_ms)
+    reason: Reason | None
     if leftover.place is Place.SEGMENT:
         parsed = parse_object_key(leftover.key, known.stream)
         assert parsed is not None, "a segment's key can be parsed"
         named = known.is_named(parsed.uuid)
-        reason = Reason.NAMED_SINCE if named else known.why_unnamed(parsed.uuid, leftover.modified_ms)
-        return replace(leftover, reason=reason)
-    if leftover.place is Place.UPLOAD:
+        reason = None if named else known.why_unnamed(parsed.uuid, leftover.modified_ms)
+    elif leftover.place is Place.UPLOAD:
         again = classify_upload(UploadInfo(leftover.key, leftover.upload_id, leftover.modified_ms), known)
-        return replace(leftover, reason=Reason.NAMED_SINCE if again is None else again.reason)
-    if leftover.place is Place.RETENTION:
-        return replace(leftover, reason=_retention_reason(info, known) or Reason.NAMED_SINCE)
-    return replace(leftover, reason=known.kept_or(leftover.reason, info.modified_ms))
-
-
-def _leftover(known: LiveSet, place: Place, info: ObjectInfo, reason: Reason, upload_id: str = "") -> Garbage:
-    return Garbage(
-        stream=known.stream,
-        place=place,
-        key=info.key,
-        size_bytes=info.size_bytes,
-        modified_ms=info.modified_ms,
-        reason=reason,
-        upload_id=upload_id,
-    )
+        reason = None if again is None else again.reason
+    elif leftover.place is Place.RETENTION:
+        reason = _retention_reason(ObjectInfo(leftover.key, leftover.size_bytes, "", leftover.modified_ms), known)
+    else:
+        reason = known.kept_or(leftover.reason, leftover.modified_ms)
+    return replace(leftover, reason=reason or Reason.NAMED_SINCE)
 
 
 @dataclass(slots=True)
@@ -372,10 +364,14 @@ class Witnesses:
         if asked and names is not None and not self.lost:
             key = parse_object_key(leftover.key, self.stream)
             assert key is not None, "a segment's key can be parsed"
-            testimony = self.testimony_of(key.uuid, key.ledger_id)
+            testimony: Testimony | None = None
+            with suppress(NotFound):
+                testimony = object_testimony(self.store.head(key.witness_key).metadata)
+            # A fill is older than the only record that names it, so it can't tell of that one.
+            is_untold = testimony is None or key.is_fill
             if testimony is not None and tells_of_loss(names.assigning, testimony):
                 self.lost = f"{leftover.key} tells of record {testimony.record_id}"
-            elif testimony is None and leftover.modified_ms > self._newest_of(names):
+            elif is_untold and leftover.modified_ms > self._newest_of(names):
                 return replace(leftover, reason=Reason.UNTOLD)
         return replace(leftover, reason=Reason.RECORDS_LOST) if self.lost else leftover
 
@@ -386,13 +382,6 @@ class Witnesses:
                 f"stream {self.stream}: {self.lost}, which its manifest hasn't: nothing more of it is deleted",
                 hint=f"`offloader verify {self.stream}` says more; {REBUILD}",
             )
-
-    def testimony_of(self, uuid: UUID, ledger_id: int | None) -> Testimony | None:
-        """Metadata of a segment's data object; ``None``: none, or no object."""
-        try:
-            return object_testimony(self.store.head(data_key(self.stream, uuid, ledger_id)).metadata)
-        except NotFound:
-            return None
 
     def _newest_of(self, names: LiveUuids) -> int:
         if names.record_id not in self._newest_ms:

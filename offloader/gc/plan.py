@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from uuid import UUID
@@ -11,43 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.checkpoint import ReplacedSegment
-from formats.documents import (
-    AwaitedReaders,
-    awaited_key,
-    awaited_number,
-    awaited_prefix,
-    decode_awaited,
-    encode_awaited,
-)
+from formats.documents import AwaitedReaders, awaited_key, awaited_number, awaited_prefix
 from formats.entries import Position
-from formats.errors import FormatError
 from formats.keys import record_key
-from formats.manifest import decode_record
 from offloader.errors import NotFound
-from offloader.manifest.boundary import delete_keys, list_manifest, listed, unreadable
-from offloader.manifest.leases import LeaseInfo, leases_of
+from offloader.manifest.boundary import decoded, delete_keys, list_manifest, listed, read_record
+from offloader.manifest.leases import leases_of
+from offloader.manifest.ledger_table import ENTRY_ID_MAX
 from offloader.manifest.segment_table import SegmentRecord, SegmentSlice
 from offloader.manifest.state import ManifestState
 from offloader.store.base import ObjectStore
-
-__all__ = [
-    "Action",
-    "CleanupPlan",
-    "Deletable",
-    "PlannedDeletion",
-    "Retired",
-    "RetiredFacts",
-    "forget_readers",
-    "is_large",
-    "note_readers",
-    "plan_cleanup",
-    "replaced_rule",
-    "retired_facts",
-    "retired_groups",
-    "rule_of",
-]
-
-_ENTRY_ID_MAX = 2**63 - 1
 
 
 class Action(StrEnum):
@@ -72,18 +46,12 @@ class Retired:
     """Segments that one record retired.
 
     Attributes:
-        record_id: that record.
-        segments: in the stream's order.
         replaced: segments whose entries are in others by now; they have no range any more.
     """
 
     record_id: int
     segments: SegmentSlice
     replaced: tuple[ReplacedSegment, ...]
-
-    @property
-    def uuids(self) -> list[UUID]:
-        return [*(segment.uuid for segment in self.segments), *(each.uuid for each in self.replaced)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +74,17 @@ class PlannedDeletion:
     Attributes:
         first, last: ``None``: the segment has no range any more.
         entries: 0: unknown.
-        rule: why it may be deleted.
         waits_for: why it stays for now; empty: nothing.
         until_ms: when the wait ends; ``None``: unknown.
     """
 
     action: Action
     uuid: UUID
-    first: Position | None
-    last: Position | None
-    entries: int
     object_bytes: int
     rule: str
+    first: Position | None = None
+    last: Position | None = None
+    entries: int = 0
     waits_for: str = ""
     until_ms: int | None = None
 
@@ -141,18 +108,22 @@ class CleanupPlan:
     """Actions of one cycle on one stream.
 
     Attributes:
-        state: the manifest that it is based on.
-        doomed: retired or released now.
-        due: purged now.
         waiting: retired and kept for now, why, and until when.
-        large: more than half of the stream's bytes would be retired or released: needs the operator's approval.
     """
 
     state: ManifestState
     doomed: Sequence[Deletable]
     due: Sequence[Retired]
     waiting: Sequence[tuple[Retired, str, int | None]]
-    large: bool
+
+    def doomed_bytes(self) -> int:
+        """Bytes of the objects that would be retired or released."""
+        return sum(each.segments.sums().object_bytes for each in self.doomed)
+
+    @property
+    def large(self) -> bool:
+        """Whether these are more than half of the stream's bytes: needs the operator's approval."""
+        return 2 * self.doomed_bytes() > self.state.sums.object_bytes
 
     def size(self) -> tuple[int, int]:
         """Number of segments that a round retires, releases or purges now, and the bytes of their objects."""
@@ -173,9 +144,6 @@ class CleanupPlan:
                 yield PlannedDeletion(
                     action=Action.PURGE,
                     uuid=replaced.uuid,
-                    first=None,
-                    last=None,
-                    entries=0,
                     object_bytes=replaced.object_bytes,
                     rule=replaced_rule(replaced),
                     waits_for=why,
@@ -187,7 +155,6 @@ def plan_cleanup(state: ManifestState, facts: Mapping[int, RetiredFacts], *, now
     """Plan the deletions of one stream.
 
     Args:
-        state: its manifest.
         facts: retire record -> facts in the store; a record without facts waits.
         now_ms: by the earlier clock, ms since 1970 UTC.
         grace_ms: time that a retired segment stays.
@@ -205,13 +172,7 @@ def plan_cleanup(state: ManifestState, facts: Mapping[int, RetiredFacts], *, now
             waiting.append((group, f"readers: {', '.join(known.readers)}", None))
         else:
             due.append(group)
-    return CleanupPlan(state=state, doomed=doomed, due=due, waiting=waiting, large=is_large(state, doomed))
-
-
-def is_large(state: ManifestState, doomed: Sequence[Deletable]) -> bool:
-    """Whether more than half of the stream's stored bytes would be deleted."""
-    going_bytes = sum(each.segments.sums().object_bytes for each in doomed)
-    return 2 * going_bytes > state.sums.object_bytes
+    return CleanupPlan(state=state, doomed=doomed, due=due, waiting=waiting)
 
 
 def retired_groups(state: ManifestState) -> list[Retired]:
@@ -221,11 +182,10 @@ def retired_groups(state: ManifestState) -> list[Retired]:
     replaced: dict[int, list[ReplacedSegment]] = {}
     for each in state.replaced:
         replaced.setdefault(each.retire_record, []).append(each)
-    nothing = np.empty(0, dtype=np.int32)
     return [
         Retired(
             record_id=number,
-            segments=segments.where(rows.get(number, nothing)),
+            segments=segments.where(rows.get(number, np.empty(0, np.int32))),
             replaced=tuple(replaced.get(number, ())),
         )
         for number in sorted({*rows, *replaced})
@@ -288,13 +248,10 @@ def _in_gone_ledgers(state: ManifestState) -> dict[UUID, Position]:
     deleted = state.deleted_ledgers
     head = state.head or Position(0, 0)
     found = {}
-    for ledger_id in deleted:
-        if ledger_id < head.ledger_id:
-            continue
-        for segment in state.offloaded(Position(ledger_id, 0), Position(ledger_id, _ENTRY_ID_MAX)):
-            assert segment.summary is not None, "an offloaded segment has one"
+    for ledger_id in (each for each in deleted if each >= head.ledger_id):
+        for segment in state.offloaded(Position(ledger_id, 0), Position(ledger_id, ENTRY_ID_MAX)):
             is_before = segment.end is not None and state.head is not None and segment.end < state.head
-            if not is_before and all(span.ledger_id in deleted for span in segment.summary.ledgers):
+            if not is_before and all(span.ledger_id in deleted for span in segment.spans):
                 found[segment.uuid] = segment.begin
     return found
 
@@ -302,15 +259,13 @@ def _in_gone_ledgers(state: ManifestState) -> dict[UUID, Position]:
 def _line(
     action: Action, segment: SegmentRecord, rule: str, waits_for: str = "", until_ms: int | None = None
 ) -> PlannedDeletion:
-    summary = segment.summary
-    assert summary is not None, "only offloaded segments are deleted"
     return PlannedDeletion(
         action=action,
         uuid=segment.uuid,
         first=segment.begin,
         last=segment.end,
-        entries=summary.entries,
-        object_bytes=summary.data_bytes + summary.index_bytes,
+        entries=segment.content.entries,
+        object_bytes=segment.object_bytes,
         rule=rule,
         waits_for=waits_for,
         until_ms=until_ms,
@@ -335,7 +290,7 @@ def retired_facts(
             found[group.record_id] = RetiredFacts(retired_ms)
             break
         # One listing suffices: all these records were durable before it.
-        live = _live(leases_of(store, state.stream), now_ms) if live is None else live
+        live = _live(store, state, now_ms) if live is None else live
         found[group.record_id] = RetiredFacts(retired_ms, _awaited(store, state, group.record_id, live, notes=notes))
     return found
 
@@ -345,10 +300,7 @@ def note_readers(store: ObjectStore, state: ManifestState, retire_records: Seque
 
     Without this list, all readers at the end of the grace period are waited for, including later ones.
     """
-    if not retire_records:
-        return
-    live = _live(leases_of(store, state.stream), now_ms)
-    if live:
+    if retire_records and (live := _live(store, state, now_ms)):
         for number in retire_records:
             _write(store, state, number, live)
 
@@ -358,32 +310,28 @@ def forget_readers(store: ObjectStore, state: ManifestState, groups: Sequence[Re
     kept = {group.record_id for group in groups}
     names = [(info.key, awaited_number(info.key, state.stream)) for info in listed(store, awaited_prefix(state.stream))]
     # A record newer than this view may have retired a segment meanwhile.
-    gone = [key for key, number in names if number is not None and number <= state.record_id and number not in kept]
-    if gone:
-        delete_keys(store, gone)
+    delete_keys(
+        store, [key for key, number in names if number is not None and number <= state.record_id and number not in kept]
+    )
 
 
 def _retired_ms(store: ObjectStore, state: ManifestState, record_id: int) -> int | None:
     """Latest possible time of a record: the later of its writer's clock and the store's."""
     key = record_key(state.stream, state.incarnation, record_id)
-    try:
-        data, info = store.get(key)
-    except NotFound:
-        # Folded into a checkpoint that was written later and is kept.
-        checkpoints = list_manifest(store, state.stream, state.incarnation).checkpoints
-        later = [number for number in checkpoints if number >= record_id]
-        return checkpoints[min(later)].modified_ms if later else None
-    try:
-        return max(decode_record(data, object_name=key).time_ms, info.modified_ms)
-    except FormatError as error:
-        raise unreadable(f"manifest of stream {state.stream}, record {record_id}", error) from error
+    with suppress(NotFound):
+        record, info = read_record(store, state.stream, key, record_id)
+        return max(record.time_ms, info.modified_ms)
+    # Folded into a checkpoint that was written later and is kept.
+    checkpoints = list_manifest(store, state.stream, state.incarnation).checkpoints
+    later = [number for number in checkpoints if number >= record_id]
+    return checkpoints[min(later)].modified_ms if later else None
 
 
-def _live(leases: Sequence[LeaseInfo], now_ms: int) -> dict[UUID, str]:
+def _live(store: ObjectStore, state: ManifestState, now_ms: int) -> dict[UUID, str]:
     """Leases that haven't expired by the earlier clock; an unreadable one doesn't expire."""
     return {
         lease.uuid: lease.reader or f"the unreadable lease {lease.uuid}"
-        for lease in leases
+        for lease in leases_of(store, state.stream)
         if lease.ends_ms is None or lease.ends_ms >= now_ms
     }
 
@@ -394,27 +342,18 @@ def _awaited(
     """Readers to wait for: those listed after the record whose leases are still live."""
     if not live:
         return ()
-    noted = _noted(store, state, record_id)
-    if noted is None:
-        if notes:
-            _write(store, state, record_id, live)
-        return sorted(live.values())
-    return sorted(live[uuid] for uuid in noted if uuid in live)
-
-
-def _noted(store: ObjectStore, state: ManifestState, record_id: int) -> Sequence[UUID] | None:
     key = awaited_key(state.stream, record_id)
-    try:
-        found = decode_awaited(store.get(key)[0], object_name=key)
-    except NotFound:
-        return None
-    except FormatError as error:
-        raise unreadable(f"the list of readers {key}", error) from error
-    # Leases of a deleted stream of that name: not our readers.
-    return found.leases if (found.incarnation, found.retire_record) == (state.incarnation, record_id) else None
+    with suppress(NotFound):
+        noted = decoded(store.get(key)[0], key, AwaitedReaders.decode, f"the list of readers {key}")
+        # Those of a deleted stream of that name aren't our readers.
+        if (noted.incarnation, noted.retire_record) == (state.incarnation, record_id):
+            return sorted(live[uuid] for uuid in noted.leases if uuid in live)
+    if notes:
+        _write(store, state, record_id, live)
+    return sorted(live.values())
 
 
 def _write(store: ObjectStore, state: ManifestState, record_id: int, live: Mapping[UUID, str]) -> None:
     awaited = AwaitedReaders(state.incarnation, record_id, tuple(sorted(live)))
     # Every writer of this list took it after the record was durable: each such list is right.
-    store.put(awaited_key(state.stream, record_id), encode_awaited(awaited))
+    store.put(awaited_key(state.stream, record_id), awaited.encode())

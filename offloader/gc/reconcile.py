@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import lru_cache
+from itertools import chain
 from uuid import UUID
 
 from formats.documents import (
@@ -17,7 +20,6 @@ from formats.documents import (
     retention_prefix,
     topic_key,
 )
-from formats.entries import Position
 from formats.errors import FormatError
 from formats.keys import (
     RESERVED_LEVELS,
@@ -31,7 +33,7 @@ from formats.keys import (
     stream_of_catalog_key,
     stream_prefix,
 )
-from formats.manifest import Assign, Record, Rewrite, decode_record
+from formats.manifest import Assign, Record, Rewrite
 from offloader.errors import Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable, Unsupported
 from offloader.gc.orphans import (
     Garbage,
@@ -50,26 +52,26 @@ from offloader.manifest.boundary import (
     is_manifest_object,
     list_manifest,
     listed,
-    unreadable,
+    read_record,
 )
 from offloader.manifest.catalog import forget_name, is_released, list_streams, read_entry, unused_void
-from offloader.manifest.deletion_clock import TIME_KEY, time_for_deletion_ms
+from offloader.manifest.deletion_clock import TIME_KEY, age_limit_ms, time_for_deletion_ms
 from offloader.manifest.leases import global_hold, leases_of
 from offloader.manifest.live_uuids import LiveUuids, load_live_uuids, refreshed_live_uuids
 from offloader.manifest.load import kept_records
-from offloader.manifest.maintenance import DeadIncarnation, sweep_dead_incarnations, sweep_late_writes
-from offloader.manifest.topics import forget_topic, is_topic_unused, release_intent, release_topic, topic_state
+from offloader.manifest.maintenance import sweep_dead_incarnations, sweep_late_writes
+from offloader.manifest.topics import (
+    forget_topic,
+    is_topic_unused,
+    partition_streams,
+    release_intent,
+    release_topic,
+    topic_state,
+)
 from offloader.runtime.clock import Clock
 from offloader.settings import ManifestSettings
 from offloader.store.base import DeleteFailure, ListPage, ObjectInfo, ObjectStore, UploadInfo
 from offloader.store.probe import PROBE_PREFIX, finds_uploads_by_prefix
-
-__all__ = ["Reconciliation", "StoreReconciliation", "Tally", "uploads_below", "uploads_by_key", "uploads_of_deleted"]
-
-
-def uploads_below(store: ObjectStore, stream: str) -> list[UploadInfo]:
-    """Uploads that the store lists below the stream's prefix."""
-    return list(store.list_uploads(stream_prefix(stream)))
 
 
 def uploads_by_key(store: ObjectStore, names: LiveUuids) -> Iterator[UploadInfo]:
@@ -78,14 +80,11 @@ def uploads_by_key(store: ObjectStore, names: LiveUuids) -> Iterator[UploadInfo]
     Records are kept for ``orphan_age_hours_min`` and longer, so a failed attempt's upload is searched once it is old
     enough to be aborted. An upload begun under a key long after the attempt failed isn't found.
     """
-    try:
+    with suppress(NotFound):  # records are being deleted right now: their uploads are searched in the next run
         for record in kept_records(store, names):
             for uuid, key in _assigned_by(record, names.stream):
                 if not names.is_open(uuid):
-                    yield from (upload for upload in store.list_uploads(key) if upload.key == key)
-    except NotFound:
-        # Records are being deleted right now: their uploads are searched in the next run.
-        return
+                    yield from _uploads_of(store, key)
 
 
 def uploads_of_deleted(store: ObjectStore, stream: str, incarnation: UUID) -> Iterator[UploadInfo]:
@@ -96,30 +95,27 @@ def uploads_of_deleted(store: ObjectStore, stream: str, incarnation: UUID) -> It
     """
     for number, info in sorted(list_manifest(store, stream, incarnation).records.items()):
         try:
-            record = decode_record(store.get(info.key)[0], object_name=info.key)
+            record, _ = read_record(store, stream, info.key, number)
         except NotFound:
             continue  # another process deletes the stream, and is ahead
-        except FormatError as error:
-            raise unreadable(f"manifest of stream {stream}, record {number}", error) from error
         for _, key in _assigned_by(record, stream):
-            yield from (upload for upload in store.list_uploads(key) if upload.key == key)
+            yield from _uploads_of(store, key)
 
 
 def _assigned_by(record: Record, stream: str) -> Iterator[tuple[UUID, str]]:
     """Uuid and data object key of each segment that a record promises."""
     for edit in record.edits:
         if isinstance(edit, Assign | Rewrite):
-            yield edit.uuid, data_key(stream, edit.uuid, _ledger_of(edit.layout, edit.begin))
+            yield edit.uuid, data_key(stream, edit.uuid, edit.begin.ledger_id if edit.layout == 1 else None)
 
 
-def _ledger_of(layout: int, begin: Position) -> int | None:
-    return begin.ledger_id if layout == 1 else None
+def _uploads_of(store: ObjectStore, key: str) -> Iterator[UploadInfo]:
+    return (upload for upload in store.list_uploads(key) if upload.key == key)
 
 
 #: Attempts to delete a key that the store kept for a transient reason, and the wait before the first retry.
 DELETE_ATTEMPTS_MAX = 4
 RETRY_SECONDS_FIRST = 0.5
-_MS_PER_HOUR = 3_600_000
 
 
 @dataclass(slots=True)
@@ -141,14 +137,11 @@ class Reconciliation:
 
     Attributes:
         store: must be open for writing when ``delete``.
-        stream: its name.
         is_topic: it is the name of a partitioned topic, which only has retention documents.
-        clock: the local one.
         settings: ``orphan_age_hours_min`` and ``clock_skew_seconds_max``.
         delete: False: a dry run, which finds the same and writes nothing.
         now_ms: the time, when the caller has read both clocks already.
         finds_by_prefix: whether the store finds uploads by prefix, when the caller has probed it already.
-        needed: kind -> count of needed objects.
     """
 
     store: ObjectStore
@@ -182,35 +175,30 @@ class Reconciliation:
             prefix = retention_prefix(self.stream) if self.is_topic else f"{encode_stream(self.stream)}/"
         except FormatError as error:
             raise InvalidCall(str(error), hint="names look like public/default/persistent/orders") from error
-        now_ms = self._time_ms()
-        # List first, load after: every listed object that is needed was named before the load.
-        uploads = [] if self.is_topic else uploads_below(self.store, self.stream)
-        incarnations = incarnations_in(self.store, self.stream)
-        page = self.store.list(prefix)
-        self._witnesses = Witnesses(self.store, self.stream)
-        self._known = self._knowledge(incarnations, now_ms - int(self.settings.orphan_age_hours_min * _MS_PER_HOUR))
-        voids = self._voids()
-        waiting: list[Garbage] = []
-        for some in (self._judged_uploads(uploads), self._ended_leases(), self._judged_pages(page, prefix)):
-            for leftover in some:
-                if not leftover.reason.is_deletable:
-                    yield self._done(leftover)
-                    continue
-                waiting.append(leftover)
-                if len(waiting) == DELETE_KEYS_MAX:
-                    yield from self._taken(waiting)
-                    waiting = []
-        yield from self._taken(waiting)
-        self._witnesses.require_none_lost()
-        yield from self._swept_manifests()
-        yield from self._forgotten(voids)
-
-    def _time_ms(self) -> int:
         if self.now_ms is None:
             self.now_ms = time_for_deletion_ms(
                 self.store, self.clock, skew_ms_max=self.settings.clock_skew_seconds_max * 1000, ask_store=self.delete
             )
-        return self.now_ms
+        # List first, load after: every listed object that is needed was named before the load.
+        uploads = [] if self.is_topic else list(self.store.list_uploads(stream_prefix(self.stream)))
+        incarnations = incarnations_in(self.store, self.stream)
+        page = self.store.list(prefix)
+        self._witnesses = Witnesses(self.store, self.stream)
+        self._known = self._knowledge(incarnations, age_limit_ms(self.now_ms, self.settings.orphan_age_hours_min))
+        voids = self._voids()
+        waiting: list[Garbage] = []
+        for leftover in chain(self._judged_uploads(uploads), self._ended_leases(), self._judged_pages(page, prefix)):
+            if leftover.reason.is_deletable:
+                waiting.append(leftover)
+            else:
+                yield self._done(leftover)
+            if len(waiting) == DELETE_KEYS_MAX:
+                yield from self._taken(waiting)
+                waiting = []
+        yield from self._taken(waiting)
+        self._witnesses.require_none_lost()
+        yield from self._swept_manifests()
+        yield from self._forgotten(voids, self.now_ms)
 
     # -- facts
 
@@ -227,9 +215,8 @@ class Reconciliation:
         for incarnation in {*incarnations, *([] if entry is None else [entry.incarnation])}:
             found: LiveUuids | None = None
             try:
-                found = load_live_uuids(self.store, self.stream, incarnation)
-            except NotFound:
-                pass  # only begun, or nearly deleted
+                with suppress(NotFound):  # only begun, or nearly deleted
+                    found = load_live_uuids(self.store, self.stream, incarnation)
             except (Corrupt, Unsupported):
                 if incarnation == self._entry:
                     raise
@@ -254,14 +241,14 @@ class Reconciliation:
 
     def _is_forgotten(self) -> bool:
         """Whether no manifest, of the stream or a partition, could restore a missing catalogue entry."""
-        name = encode_stream(self.stream)
-        return not any(self.store.list(f"{name}{rest}", limit=1).objects for rest in ("/manifest/", "-partition-"))
+        prefixes = [f"{encode_stream(self.stream)}{rest}" for rest in ("/manifest/", "-partition-")]
+        below = chain.from_iterable(listed(self.store, prefix) for prefix in prefixes)
+        return not (partition_streams(self.store, self.stream) or any(_manifest_of(info.key) for info in below))
 
-    def _look_again(self) -> None:
+    def _poll(self) -> None:
         """Reload the global stop, the entries of stream and topic, the manifest's tail and boundary."""
         stopped = global_hold(self.store) is not None
-        entry = read_entry(self.store, self.stream)
-        names = self._known.names
+        entry, names = read_entry(self.store, self.stream), self._known.names
         try:
             if (None if entry is None else entry.incarnation) != self._entry:
                 raise NotFound(f"stream {self.stream} was deleted or created anew")
@@ -277,34 +264,27 @@ class Reconciliation:
     # -- garbage
 
     def _judged_uploads(self, listed: Sequence[UploadInfo]) -> Iterator[Garbage]:
-        seen = set()
-        for upload in listed:
-            seen.add(upload.upload_id)
-            leftover = classify_upload(upload, self._known)
-            if leftover is not None:
-                yield leftover
+        seen = {upload.upload_id for upload in listed}
+        yield from self._judged(listed)
         if self.finds_by_prefix is None:
             # Without write permission it can't probe, and lists both ways.
             self.finds_by_prefix = self.delete and finds_uploads_by_prefix(self.store)
         if self.finds_by_prefix or self._known.names is None:
             return
         for upload in uploads_by_key(self.store, self._known.names):
-            leftover = None if upload.upload_id in seen else classify_upload(upload, self._known)
-            seen.add(upload.upload_id)
-            if leftover is not None:
-                yield leftover
+            if upload.upload_id not in seen:
+                seen.add(upload.upload_id)
+                yield from self._judged([upload])
+
+    def _judged(self, uploads: Iterable[UploadInfo]) -> Iterator[Garbage]:
+        found = (classify_upload(upload, self._known) for upload in uploads)
+        return (each for each in found if each is not None)
 
     def _ended_leases(self) -> Iterator[Garbage]:
         for lease in leases_of(self.store, self.stream):
             if lease.ends_ms is not None and lease.ends_ms <= self._known.old_ms:
-                yield Garbage(
-                    stream=self.stream,
-                    place=Place.LEASE,
-                    key=lease_key(self.stream, lease.uuid),
-                    size_bytes=0,
-                    modified_ms=lease.ends_ms,
-                    reason=self._known.kept_or(Reason.ENDED, lease.ends_ms),
-                )
+                info = ObjectInfo(lease_key(self.stream, lease.uuid), 0, "", lease.ends_ms)
+                yield Garbage.of(info, self.stream, Place.LEASE, self._known.kept_or(Reason.ENDED, lease.ends_ms))
 
     def _judged_pages(self, page: ListPage, prefix: str) -> Iterator[Garbage]:
         while True:
@@ -323,11 +303,8 @@ class Reconciliation:
 
     def _note_old_manifest(self, found: Garbage) -> None:
         """One garbage item for a whole old manifest, aged as its youngest object."""
-        key = "/".join(found.key.split("/")[:-1]) + "/"
-        before = self._old_manifests.get(key)
-        if before is None:
-            self._old_manifests[key] = replace(found, key=key)
-            return
+        key = found.key.rpartition("/")[0] + "/"
+        before = self._old_manifests.get(key, replace(found, size_bytes=0, objects=0))
         youngest = found if found.modified_ms > before.modified_ms else before
         self._old_manifests[key] = replace(
             youngest, key=key, size_bytes=before.size_bytes + found.size_bytes, objects=before.objects + 1
@@ -341,14 +318,7 @@ class Reconciliation:
         if voids and is_topic_unused(self.store, self.stream):
             found += [(Place.RETENTION, each) for each in voids]
         return [
-            Garbage(
-                stream=self.stream,
-                place=place,
-                key=info.key,
-                size_bytes=info.size_bytes,
-                modified_ms=info.modified_ms,
-                reason=self._known.kept_or(Reason.LET_GO, info.modified_ms),
-            )
+            Garbage.of(info, self.stream, place, self._known.kept_or(Reason.LET_GO, info.modified_ms))
             for place, info in found
         ]
 
@@ -357,16 +327,14 @@ class Reconciliation:
     def _taken(self, some: Sequence[Garbage]) -> Iterator[Garbage]:
         """Delete, and report the outcome of each."""
         if not self.delete:
-            for each in some:
-                told = self._witnesses.judged(each, self._known.names)
-                is_deletable = told.reason.is_deletable
-                yield self._done(replace(told, outcome=Outcome.DELETABLE) if is_deletable else told)
+            told = (self._witnesses.judged(each, self._known.names) for each in some)
+            yield from (self._done(each.if_deletable(Outcome.DELETABLE)) for each in told)
             return
         waiting, wait_s = list(some), RETRY_SECONDS_FIRST
         for attempt in range(1, DELETE_ATTEMPTS_MAX + 1):
             if not waiting:
                 return
-            self._look_again()
+            self._poll()
             # Check each object before any of them is deleted.
             again = [classified_again(leftover, self._known) for leftover in waiting]
             again = [self._witnesses.judged(each, self._known.names) for each in again]
@@ -397,10 +365,10 @@ class Reconciliation:
         keys = list(dict.fromkeys(each.key for each in doomed if each.place is not Place.UPLOAD))
         # These have one key for all incarnations: delete only the version that was classified.
         shared = {topic_key(self.stream): release_topic, intent_key(self.stream): release_intent}
-        failed = [key for key in keys if key in shared and not shared[key](self.store, self.stream)]
-        failures = {key: DeleteFailure(key, "it was changed meanwhile", retryable=True) for key in failed}
+        changed = [key for key in keys if key in shared and not shared[key](self.store, self.stream)]
+        failures = [DeleteFailure(key, "it was changed meanwhile", retryable=True) for key in changed]
         keys = [key for key in keys if key not in shared]
-        return failures | {failure.key: failure for failure in (self.store.delete(keys) if keys else ())}
+        return {failure.key: failure for failure in [*failures, *(self.store.delete(keys) if keys else ())]}
 
     def _done(self, leftover: Garbage) -> Garbage:
         """Record the dead incarnations with remains: only their manifests show the owner."""
@@ -411,29 +379,28 @@ class Reconciliation:
             self._unfinished |= {each for each in others if parsed and is_segment_uuid_of(parsed.uuid, each)}
         return leftover
 
-    def _forgotten(self, voids: Sequence[Garbage]) -> Iterator[Garbage]:
+    def _forgotten(self, voids: Sequence[Garbage], now_ms: int) -> Iterator[Garbage]:
         for void in voids:
             if not (self.delete and void.reason.is_deletable):
-                yield replace(void, outcome=Outcome.DELETABLE) if void.reason.is_deletable else void
+                yield void.if_deletable(Outcome.DELETABLE)
                 continue
-            self._look_again()
+            self._poll()
+            forget = forget_name if void.place is Place.CATALOGUE else forget_topic
             if self._known.stopped:
                 yield replace(void, reason=Reason.HELD)
-                continue
-            forget = forget_name if void.place is Place.CATALOGUE else forget_topic
-            gone = forget(self.store, self.stream, clock=self.clock, now_ms=self._time_ms())
-            changed = replace(void, reason=Reason.NAMED_SINCE)
-            yield replace(void, outcome=Outcome.DELETED) if gone else changed
+            elif forget(self.store, self.stream, clock=self.clock, now_ms=now_ms):
+                yield replace(void, outcome=Outcome.DELETED)
+            else:
+                yield replace(void, reason=Reason.NAMED_SINCE)
 
     def _has_old_manifests(self) -> bool:
-        """Whether deletable old manifests exist."""
         return any(each.reason.is_deletable for each in self._old_manifests.values())
 
     def _swept_manifests(self) -> Iterator[Garbage]:
-        swept: Mapping[UUID, DeadIncarnation] = {}
+        swept: Iterable[UUID] = ()
         if self.delete and self._has_old_manifests():
             # They were classified with their page: a hold on the stream, or on everything, may have been set since.
-            self._look_again()
+            self._poll()
             self._old_manifests = {
                 key: classified_again(each, self._known) for key, each in self._old_manifests.items()
             }
@@ -447,14 +414,12 @@ class Reconciliation:
                 but=self._unfinished,
             )
         outcome = Outcome.DELETED if self.delete else Outcome.DELETABLE
-        prefixes = {manifest_prefix(self.stream, incarnation): incarnation for incarnation in swept}
+        prefixes = {manifest_prefix(self.stream, incarnation) for incarnation in swept}
         for key, leftover in self._old_manifests.items():
             if key in prefixes:
                 yield replace(leftover, outcome=outcome)
-            elif leftover.reason.is_deletable:
-                yield replace(leftover, reason=Reason.DOUBTFUL)
             else:
-                yield leftover
+                yield replace(leftover, reason=Reason.DOUBTFUL) if leftover.reason.is_deletable else leftover
 
 
 @dataclass(slots=True)
@@ -462,12 +427,10 @@ class StoreReconciliation:
     """One run of the orphan search over all streams.
 
     Attributes:
-        store, clock, delete: as of ``Reconciliation``.
         settings_of: a stream's settings; of the name "": the common ones.
         failed: called with each unfinished stream and its error; the next run retries it.
         may_delete: whether garbage of a stream may be deleted, of the name "": objects below no stream; else it is only
             listed.
-        needed: kind -> count of needed objects.
     """
 
     store: ObjectStore
@@ -520,19 +483,19 @@ class StoreReconciliation:
 
     def _outside(self, now_ms: int) -> Iterator[Garbage]:
         # Reload: streams created meanwhile aren't outside.
-        below = _Below(list_streams(self.store, released=True))
-        old_ms = now_ms - int(self.settings_of("").orphan_age_hours_min * _MS_PER_HOUR)
+        is_below = _folders_below(list_streams(self.store, released=True))
+        old_ms = age_limit_ms(now_ms, self.settings_of("").orphan_age_hours_min)
         for upload in self.store.list_uploads(""):
             info = ObjectInfo(upload.key, 0, "", upload.started_ms)
             if upload.key.startswith(PROBE_PREFIX):
                 yield from self._scratch(info, old_ms, upload.upload_id)
-            elif not below.holds(upload.key):
-                yield _found(info, Place.UPLOAD, Reason.FOREIGN, upload.upload_id)
+            elif not is_below(upload.key.rpartition("/")[0]):
+                yield Garbage.of(info, "", Place.UPLOAD, Reason.FOREIGN, upload.upload_id)
         names: set[str] = set()
         gone: set[str] = set()
         late: dict[tuple[str, UUID], bool] = {}
         for info in listed(self.store, ""):
-            if below.holds(info.key):
+            if is_below(info.key.rpartition("/")[0]):
                 continue
             name, is_lease = _kept_for(info.key)
             if name is not None:
@@ -558,9 +521,9 @@ class StoreReconciliation:
                     if swept is not None:
                         yield swept
                 if not late[manifest]:
-                    yield _found(info, Place.OTHER, Reason.UNLISTED)
+                    yield Garbage.of(info, "", Place.OTHER, Reason.UNLISTED)
             else:
-                yield _found(info, Place.OTHER, Reason.FOREIGN)
+                yield Garbage.of(info, "", Place.OTHER, Reason.FOREIGN)
 
     def _late_writes(self, stream: str, incarnation: UUID, first: ObjectInfo, old_ms: int) -> Garbage | None:
         """A manifest with only late writes after its stream's deletion; ``None``: it may be a lost one."""
@@ -568,13 +531,11 @@ class StoreReconciliation:
         swept = sweep_late_writes(self.store, stream, incarnation, old_ms=old_ms, dry_run=stopped or not self.delete)
         if swept is None:
             return None
-        found = _found(
-            replace(first, key=manifest_prefix(stream, incarnation)), Place.OLD_MANIFEST, Reason.DEAD_MANIFEST
-        )
+        info = replace(first, key=manifest_prefix(stream, incarnation))
+        found = replace(Garbage.of(info, "", Place.OLD_MANIFEST, Reason.DEAD_MANIFEST), objects=swept.objects)
         if stopped:
-            return replace(found, objects=swept.objects, reason=Reason.HELD)
-        outcome = Outcome.DELETED if self.delete else Outcome.DELETABLE
-        return replace(found, objects=swept.objects, outcome=outcome)
+            return replace(found, reason=Reason.HELD)
+        return replace(found, outcome=Outcome.DELETED if self.delete else Outcome.DELETABLE)
 
     def _scratch(self, info: ObjectInfo, old_ms: int, upload_id: str = "") -> Iterator[Garbage]:
         """Remains of interrupted probes and clock readings."""
@@ -582,7 +543,7 @@ class StoreReconciliation:
             if not upload_id:
                 self.needed.setdefault(Place.STORE, Tally()).add(1, info.size_bytes)
             return
-        found = _found(info, Place.UPLOAD if upload_id else Place.STORE, Reason.SCRATCH, upload_id)
+        found = Garbage.of(info, "", Place.UPLOAD if upload_id else Place.STORE, Reason.SCRATCH, upload_id)
         if global_hold(self.store) is not None:
             yield replace(found, reason=Reason.HELD)
         elif not self._deletes(""):
@@ -596,30 +557,25 @@ class StoreReconciliation:
             yield replace(found, outcome=Outcome.FAILED if problem else Outcome.DELETED, problem=problem)
 
 
-class _Below:
-    """Tests whether keys are below a stream's name; any order, fast for adjacent keys."""
+def _folders_below(streams: Iterable[str]) -> Callable[[str], bool]:
+    """Tests whether folders are a stream's or below one; fast for adjacent keys."""
+    prefixes = {encode_stream(stream) for stream in streams}
 
-    def __init__(self, streams: Collection[str]) -> None:
-        self._prefixes = {encode_stream(stream) for stream in streams}
-        self._last: tuple[str, bool] = ("", False)
+    @lru_cache(1)
+    def is_below(folder: str) -> bool:
+        levels = folder.split("/")
+        return any("/".join(levels[:count]) in prefixes for count in range(1, len(levels) + 1))
 
-    def holds(self, key: str) -> bool:
-        folder = key.rpartition("/")[0]
-        if folder != self._last[0]:
-            levels = folder.split("/")
-            found = any("/".join(levels[:count]) in self._prefixes for count in range(1, len(levels) + 1))
-            self._last = folder, found
-        return self._last[1]
+    return is_below
 
 
 def _place_outside(info: ObjectInfo) -> Place | None:
     """Kind of a key below no stream, where this project writes such keys."""
     if info.key.startswith(catalog_prefix()):
-        try:
+        with suppress(FormatError):
             stream_of_catalog_key(info.key)
-        except FormatError:
-            return None
-        return Place.CATALOGUE
+            return Place.CATALOGUE
+        return None
     # A reader group. A deleted one keeps its generation, so groups leave no garbage.
     if info.key.startswith(group_prefix()) and group_of_key(info.key) is not None:
         return Place.RETENTION
@@ -644,27 +600,13 @@ def _manifest_of(key: str) -> tuple[str, UUID] | None:
     incarnation, _, object_name = rest.partition("/")
     if not separator or not _is_stream(name) or not is_manifest_object(object_name):
         return None
-    try:
+    with suppress(ValueError):
         found = UUID(incarnation)
-    except ValueError:
-        return None
-    return (decode_stream(name), found) if str(found) == incarnation else None
+        return (decode_stream(name), found) if str(found) == incarnation else None
+    return None
 
 
 def _is_stream(encoded: str) -> bool:
-    try:
+    with suppress(FormatError):
         return RESERVED_LEVELS.isdisjoint(decode_stream(encoded).split("/"))
-    except FormatError:
-        return False
-
-
-def _found(info: ObjectInfo, place: Place, reason: Reason, upload_id: str = "") -> Garbage:
-    return Garbage(
-        stream="",
-        place=place,
-        key=info.key,
-        size_bytes=info.size_bytes,
-        modified_ms=info.modified_ms,
-        reason=reason,
-        upload_id=upload_id,
-    )
+    return False

@@ -1,4 +1,4 @@
-"""Execute a cleanup plan: retire, purge, delete, each step recorded before the next."""
+"""Execute a cleanup plan: retire, purge, delete, each step recorded before the next; keep an audit of it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 from uuid import UUID
 
-from formats.documents import DeletedSegment, DeletionRecord
+from formats.checkpoint import ReplacedSegment
+from formats.documents import DeletedSegment, DeletionRecord, deletion_key, deletion_name, deletion_prefix
 from formats.entries import Position
-from formats.keys import data_key, index_key
-from formats.manifest import Edit, Purged, Release, Restore, Retire, Truncate, UndoRetire
+from formats.keys import data_key, fill_key, index_key
+from formats.manifest import Edit, GapFilled, Purged, Release, Restore, Retire, Truncate, UndoRetire
 from offloader.errors import InvalidCall, NotFound, OffloaderError, StoreUnavailable
-from offloader.gc.audit import begin_batch, end_batch, expire_audit, read_batches, retry_at_ms, void_batch
 from offloader.gc.delete_stream import remove_stream
 from offloader.gc.plan import (
     Action,
@@ -29,30 +30,82 @@ from offloader.gc.plan import (
     rule_of,
 )
 from offloader.manifest.apply import apply_edits
+from offloader.manifest.boundary import decoded, delete_keys, listed
 from offloader.manifest.catalog import forget_name, list_streams
-from offloader.manifest.deletion_clock import DeletionClock
+from offloader.manifest.deletion_clock import MS_PER_HOUR, DeletionClock, age_limit_ms
 from offloader.manifest.leases import DeletionStopped, require_no_global_hold, user_at_host
 from offloader.manifest.load import kept_records
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.segment_table import SegmentRecord, SegmentSlice
+from offloader.manifest.segment_table import SegmentRecord
 from offloader.manifest.state import EditRefused, ManifestState, follows
 from offloader.manifest.topics import release_topics_of
 from offloader.runtime.clock import Clock
-from offloader.settings import Settings
+from offloader.settings import CleanupSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.store.rate_limit import Priority, working_at
 
-__all__ = [
-    "SEGMENTS_PER_RECORD_MAX",
-    "CleanupReport",
-    "LargeDelete",
-    "Sweeper",
-    "Swept",
-    "Undone",
-    "cleanup_all",
-    "cleanup_stream",
-    "undo_retirements",
-]
+#: Wait before failed deletions are retried; doubles up to ``retry_minutes_max``.
+RETRY_FIRST_MS = 60_000
+
+
+def end_batch(store: ObjectStore, record: DeletionRecord, *, now_ms: int, problem: str = "") -> DeletionRecord:
+    """Record that all objects are deleted, or why not."""
+    if problem:
+        record = replace(record, attempts=record.attempts + 1, tried_ms=now_ms, problem=problem)
+        write_batch(store, record)
+        return record
+    record = replace(record, done_ms=now_ms, problem="")
+    write_batch(store, record)
+    void_batch(store, record)
+    return record
+
+
+def void_batch(store: ObjectStore, record: DeletionRecord) -> None:
+    """Forget an open batch: it is done, or was never committed."""
+    delete_keys(store, [deletion_key(record.stream, record.name, done=False)])
+
+
+def retry_at_ms(record: DeletionRecord, settings: CleanupSettings) -> int:
+    """When the remaining objects of a batch are retried."""
+    if not record.attempts:
+        return 0
+    wait_ms = RETRY_FIRST_MS << min(record.attempts - 1, 30)
+    return record.tried_ms + min(wait_ms, int(settings.retry_minutes_max * 60_000))
+
+
+def read_batches(store: ObjectStore, stream: str, *, done: bool) -> Iterator[DeletionRecord]:
+    """The finished or the open batches of a stream, the oldest first.
+
+    Raises:
+        Corrupt: one of them is damaged.
+        Unsupported: a later release wrote one of them.
+    """
+    for name in _names(store, stream, done=done):
+        key = deletion_key(stream, name, done=done)
+        with suppress(NotFound):  # removed meanwhile
+            yield decoded(store.get(key)[0], key, DeletionRecord.decode, f"the deletion record {key}")
+
+
+def expire_audit(store: ObjectStore, stream: str, settings: CleanupSettings, *, now_ms: int) -> int:
+    """Remove old batches, and the oldest above the limit. Returns their number."""
+    names = _names(store, stream, done=True)
+    old_ms = age_limit_ms(now_ms, settings.audit_days * 24)
+    over = max(len(names) - settings.audit_records_max, 0)
+    gone = [name for number, name in enumerate(names) if number < over or int(name[:16]) < old_ms]
+    delete_keys(store, [deletion_key(stream, name, done=True) for name in gone])
+    return len(gone)
+
+
+def _names(store: ObjectStore, stream: str, *, done: bool) -> list[str]:
+    found = (deletion_name(info.key, stream, done=done) for info in listed(store, deletion_prefix(stream, done=done)))
+    return sorted(name for name in found if name is not None)
+
+
+def write_batch(store: ObjectStore, record: DeletionRecord) -> None:
+    """Record the state of a batch: before its deletion, after a failed attempt, or at its end."""
+    key = deletion_key(record.stream, record.name, done=record.done_ms is not None)
+    store.put(key, record.encode())
+
 
 #: Segments that one record retires or purges: their objects are one delete request.
 SEGMENTS_PER_RECORD_MAX = 500
@@ -63,7 +116,6 @@ class Swept:
     """Result of the steps.
 
     Attributes:
-        retired, released, purged: segments.
         deleted_objects, deleted_bytes: of segments whose objects are all deleted.
         failed: batches with undeleted objects; they are retried.
     """
@@ -82,7 +134,6 @@ class Sweeper:
     Args:
         log: of the stream, loaded, for this sweeper's exclusive use.
         now_ms: reads both clocks; raises when they can't be trusted.
-        by: the operator or process, for the audit.
         batches: those under way, read before the log was loaded.
         swept: earlier results of the same round.
     """
@@ -139,22 +190,8 @@ class Sweeper:
         for segments in _chunks(group.segments):
             entries = [_entry(segment, segment.object_keys(state.stream)) for segment in segments]
             self._purge(group.record_id, rule_of(state, segments[0]), entries)
-        for start in range(0, len(group.replaced), SEGMENTS_PER_RECORD_MAX):
-            replaced = group.replaced[start : start + SEGMENTS_PER_RECORD_MAX]
-            entries = [
-                DeletedSegment(
-                    uuid=each.uuid,
-                    keys=(
-                        data_key(state.stream, each.uuid, each.ledger_id),
-                        index_key(state.stream, each.uuid, each.ledger_id),
-                    ),
-                    first=None,
-                    last=None,
-                    entries=0,
-                    object_bytes=each.object_bytes,
-                )
-                for each in replaced
-            ]
+        for replaced in _chunks(group.replaced):
+            entries = [_replaced_entry(state.stream, each) for each in replaced]
             self._purge(group.record_id, replaced_rule(replaced[0]), entries)
 
     def resume(self, batch: DeletionRecord, *, void_before_ms: int) -> None:
@@ -164,18 +201,21 @@ class Sweeper:
             batch: read before the log was loaded.
             void_before_ms: a batch that was never committed and was planned earlier is dropped.
         """
-        state = self._log.state
-        if _names_any(state, batch):
+        if not _names_any(self._log.state, batch):
+            self._delete_purged(batch)
+        elif batch.planned_ms < void_before_ms:
             # Its record was never written, or was refused, or is still in flight.
-            if batch.planned_ms < void_before_ms:
-                void_batch(self._store, batch)
-            return
-        self._delete_purged(batch)
+            void_batch(self._store, batch)
 
     def _purge(self, record_id: int, rule: str, entries: Sequence[DeletedSegment]) -> None:
         require_no_global_hold(self._store)
-        batch = self._begin(Action.PURGE, rule, record_id, entries)
-        self._log.commit_as_maintainer([Purged(tuple(each.uuid for each in entries), record_id)])
+        purged, state = Purged(tuple(each.uuid for each in entries), record_id), self._log.state
+        fills: list[DeletedSegment] = []
+        if state.fills:  # with the last segment of a ledger its fills leave, too
+            after = {each.uuid for each in apply_edits(state, [purged], record_id=state.record_id + 1).fills}
+            fills = [_fill_entry(state.stream, each) for each in state.fills if each.uuid not in after]
+        batch = self._begin(Action.PURGE, rule, record_id, [*entries, *fills])
+        self._log.commit_as_maintainer([purged])
         self.swept.purged += len(entries)
         self._delete_purged(batch)
 
@@ -183,24 +223,29 @@ class Sweeper:
         """Delete once the boundary names the purge record or a later one: a loss after that is detected."""
         state = self._log.name_newest()
         if not _names_any(state, batch):
-            self._delete(batch)
+            # A fill whose ledger was restored in between is named still.
+            fills = {each.uuid for each in state.fills}
+            self._delete(replace(batch, segments=tuple(each for each in batch.segments if each.uuid not in fills)))
 
     def _begin(self, action: Action, rule: str, record_id: int, entries: Sequence[DeletedSegment]) -> DeletionRecord:
         # A batch recorded before its purge record, when the last round stopped, is this one.
         found = self._batches.get(_identity(action.value, record_id, entries))
         if found is not None:
             return found
-        state = self._log.state
-        return begin_batch(
-            *(self._store, state.stream, state.incarnation),
+        now_ms = self._now_ms()
+        batch = DeletionRecord(
+            name=f"{now_ms:016d}-{self._entropy(8).hex()}",
+            stream=self._log.stream,
+            incarnation=self._log.state.incarnation,
             action=action.value,
             by=self._by,
             rule=rule,
             retire_record=record_id,
-            segments=entries,
-            now_ms=self._now_ms(),
-            entropy=self._entropy,
+            segments=tuple(entries),
+            planned_ms=now_ms,
         )
+        write_batch(self._store, batch)
+        return batch
 
     def _delete(self, batch: DeletionRecord) -> None:
         """Delete the objects of a batch that no manifest names any more."""
@@ -209,18 +254,20 @@ class Sweeper:
         problem = ""
         try:
             failures = self._store.delete(keys) if keys else ()
-        except OffloaderError as error:
-            problem = str(error)
-        else:
             # The response to a multi-delete doesn't confirm each key.
             if failures:
                 problem = f"{len(failures)} of {len(keys)} objects, first {failures[0].key}: {failures[0].reason}"
+        except OffloaderError as error:
+            problem = str(error)
         batch = end_batch(self._store, batch, now_ms=self._now_ms(), problem=problem)
         if problem:
             self.swept.failed.append(batch)
             return
         self.swept.deleted_objects += len(keys)
         self.swept.deleted_bytes += sum(each.object_bytes for each in batch.segments if each.keys)
+
+
+_Segment = TypeVar("_Segment")
 
 
 def _names_any(state: ManifestState, batch: DeletionRecord) -> bool:
@@ -233,27 +280,40 @@ def _identity(action: str, retire_record: int, segments: Sequence[DeletedSegment
     return action, retire_record, *(each.uuid for each in segments)
 
 
-def _chunks(segments: SegmentSlice) -> Iterator[list[SegmentRecord]]:
+def _chunks(segments: Sequence[_Segment]) -> Iterator[list[_Segment]]:
     for start in range(0, len(segments), SEGMENTS_PER_RECORD_MAX):
         yield list(segments[start : start + SEGMENTS_PER_RECORD_MAX])
 
 
+def _replaced_entry(stream: str, each: ReplacedSegment) -> DeletedSegment:
+    keys = data_key(stream, each.uuid, each.ledger_id), index_key(stream, each.uuid, each.ledger_id)
+    return DeletedSegment(uuid=each.uuid, keys=keys, first=None, last=None, entries=0, object_bytes=each.object_bytes)
+
+
+def _fill_entry(stream: str, fill: GapFilled) -> DeletedSegment:
+    return DeletedSegment(
+        uuid=fill.uuid,
+        keys=(fill_key(stream, fill.uuid),),
+        first=fill.first,
+        last=fill.last,
+        entries=fill.entries,
+        object_bytes=fill.object_bytes,
+    )
+
+
 def _entry(segment: SegmentRecord, keys: tuple[str, ...]) -> DeletedSegment:
-    summary = segment.summary
-    assert summary is not None, "only offloaded segments are deleted"
     return DeletedSegment(
         uuid=segment.uuid,
         keys=keys,
         first=segment.begin,
         last=segment.end,
-        entries=summary.entries,
-        object_bytes=summary.data_bytes + summary.index_bytes,
+        entries=segment.content.entries,
+        object_bytes=segment.object_bytes,
     )
 
 
 #: Attempts of a round to plan again because the manifest changed before the plan was executed.
 PLANS_MAX = 5
-_MS_PER_HOUR = 3_600_000
 
 
 class LargeDelete(InvalidCall):
@@ -265,13 +325,9 @@ class CleanupReport:
     """Result of one round on one stream, or of its dry run.
 
     Attributes:
-        plan: the planned actions; ``None``: planning failed.
-        swept: what was done.
         pending: batches recorded as purged, or about to be, with undeleted objects.
         held: the stream is on hold: nothing was done.
         is_deleted: the stream itself is being deleted; ``is_finished``: nothing of it remains.
-        expired: audit batches removed.
-        error: why the round ended early.
     """
 
     stream: str
@@ -291,7 +347,7 @@ def cleanup_stream(
     stream: str,
     *,
     clock: Clock,
-    settings: Settings | None = None,
+    settings: Settings = Settings(),
     deletion_clock: DeletionClock | None = None,
     by: str = "",
     allow_large: bool = False,
@@ -306,7 +362,6 @@ def cleanup_stream(
     Args:
         deletion_clock: shared by repeated calls, to detect clock jumps.
         by: the operator or process, for the audit; default: user and machine.
-        allow_large: allow retiring more than half of the stream.
         dry_run: only plan; writes nothing.
         on_plan: receives the plan before its execution; called again when a concurrent round or an undo changed the
             manifest and the plan no longer fits.
@@ -320,16 +375,9 @@ def cleanup_stream(
     """
     report = CleanupReport(stream=stream, dry_run=dry_run)
     with working_at(Priority.DELETION):
-        _clean(
-            *(report, store, clock, settings or Settings()),
-            deletion_clock=deletion_clock,
-            by=by or user_at_host(),
-            allow_large=allow_large,
-            on_plan=on_plan,
-            entropy=entropy,
-        )
+        _Round(store, clock, settings, deletion_clock, by, allow_large, on_plan, entropy).run(report)
         if report.is_finished:
-            now_ms = (deletion_clock or _deletion_clock(store, clock, settings or Settings())).now_ms()
+            now_ms = (deletion_clock or _deletion_clock(store, clock, settings)).now_ms()
             release_topics_of(store, [stream], clock=clock, now_ms=now_ms)
     return report
 
@@ -350,7 +398,6 @@ def cleanup_all(
     """One round for each stream; a failed stream has its error in its report.
 
     Args:
-        settings_of: the settings of a stream.
         prefix: only streams whose names begin with it.
         may_delete: whether deletion is allowed in a stream; else its round is a dry run.
 
@@ -368,14 +415,7 @@ def cleanup_all(
         report = CleanupReport(stream=stream, dry_run=dry_run or not may_delete(stream))
         try:
             with working_at(Priority.DELETION):
-                _clean(
-                    *(report, store, clock, settings),
-                    deletion_clock=kept,
-                    by=by or user_at_host(),
-                    allow_large=allow_large,
-                    on_plan=on_plan,
-                    entropy=os.urandom,
-                )
+                _Round(store, clock, settings, kept, by, allow_large, on_plan, os.urandom).run(report)
         except DeletionStopped:
             raise
         except OffloaderError as error:
@@ -403,111 +443,95 @@ def _deletion_clock(store: ObjectStore, clock: Clock, settings: Settings) -> Del
     return DeletionClock(store, clock, skew_ms_max=settings.manifest.clock_skew_seconds_max * 1000)
 
 
-def _clean(
-    report: CleanupReport,
-    store: ObjectStore,
-    clock: Clock,
-    settings: Settings,
-    *,
-    deletion_clock: DeletionClock | None,
-    by: str,
-    allow_large: bool,
-    on_plan: Callable[[CleanupPlan], object],
-    entropy: Callable[[int], bytes],
-) -> None:
-    times = deletion_clock or _deletion_clock(store, clock, settings)
-    if not report.dry_run:
-        require_no_global_hold(store)
-    log = ManifestLog(store, report.stream, clock=clock, settings=settings.manifest, entropy=entropy)
-    for attempt in range(1, PLANS_MAX + 1):
-        try:
-            _clean_once(
-                *(report, log, clock, settings, times),
-                by=by,
-                allow_large=allow_large,
-                on_plan=on_plan,
-                entropy=entropy,
-            )
-        except EditRefused:
-            # A concurrent round or an undo was first: plan again from the current state.
-            if report.is_deleted or attempt == PLANS_MAX:
-                raise
-        else:
-            return
+@dataclass(slots=True)
+class _Round:
+    store: ObjectStore
+    clock: Clock
+    settings: Settings
+    deletion_clock: DeletionClock | None
+    by: str
+    allow_large: bool
+    on_plan: Callable[[CleanupPlan], object]
+    entropy: Callable[[int], bytes]
 
+    def run(self, report: CleanupReport) -> None:
+        times = self.deletion_clock or _deletion_clock(self.store, self.clock, self.settings)
+        if not report.dry_run:
+            require_no_global_hold(self.store)
+        log = ManifestLog(
+            self.store, report.stream, clock=self.clock, settings=self.settings.manifest, entropy=self.entropy
+        )
+        for attempt in range(1, PLANS_MAX + 1):
+            try:
+                self._once(report, log, times)
+                return
+            except EditRefused:
+                # A concurrent round or an undo was first: plan again from the current state.
+                if report.is_deleted or attempt == PLANS_MAX:
+                    raise
 
-def _clean_once(
-    report: CleanupReport,
-    log: ManifestLog,
-    clock: Clock,
-    settings: Settings,
-    times: DeletionClock,
-    *,
-    by: str,
-    allow_large: bool,
-    on_plan: Callable[[CleanupPlan], object],
-    entropy: Callable[[int], bytes],
-) -> None:
-    """Make one plan and execute it.
+    def _once(self, report: CleanupReport, log: ManifestLog, times: DeletionClock) -> None:
+        """Make one plan and execute it.
 
-    Raises:
-        EditRefused: the manifest changed meanwhile, the rest wasn't executed; ``report.swept`` has the part that was.
-    """
-    store, dry_run = log.store, report.dry_run
-    # List first, load after: segments that a batch names and the manifest doesn't are purged.
-    batches = list(read_batches(store, report.stream, done=False))
-    state = log.load()
-    report.is_deleted, report.held, report.pending = state.stream_deleted, state.held, batches
-    if state.stream_deleted:
-        if not dry_run:
+        Raises:
+            EditRefused: the manifest changed meanwhile, the rest wasn't executed; ``report.swept`` has the part that
+                was.
+        """
+        # List first, load after: segments that a batch names and the manifest doesn't are purged.
+        batches = list(read_batches(self.store, report.stream, done=False))
+        state = log.load()
+        report.is_deleted, report.held, report.pending = state.stream_deleted, state.held, batches
+        if not state.stream_deleted:
+            self._execute(report, log, times, batches)
+        elif not report.dry_run:
             with suppress(NotFound):
                 removal = remove_stream(
-                    *(store, report.stream),
-                    clock=clock,
-                    settings=settings.manifest,
+                    *(self.store, report.stream),
+                    clock=self.clock,
+                    settings=self.settings.manifest,
                     deletion_clock=times,
-                    despite_readers=True,
-                    entropy=entropy,
+                    ignore_leases=True,
+                    entropy=self.entropy,
                 )
                 report.is_finished = removal.deletion is not None and removal.deletion.is_finished
-        return
 
-    def now_ms() -> int:
-        return times.now_ms(newest_ms=log.state.time_ms, ask_store=not dry_run)
+    def _execute(
+        self, report: CleanupReport, log: ManifestLog, times: DeletionClock, batches: Sequence[DeletionRecord]
+    ) -> None:
+        store, state, settings = self.store, log.state, self.settings
+        writes = not report.dry_run and not state.held
 
-    grace_ms, now = int(settings.cleanup.grace_hours * _MS_PER_HOUR), now_ms()
-    facts = retired_facts(
-        store, state, retired_groups(state), now_ms=now, grace_ms=grace_ms, notes=not dry_run and not state.held
-    )
-    plan = report.plan = plan_cleanup(state, facts, now_ms=now, grace_ms=grace_ms)
-    on_plan(plan)
-    if dry_run or state.held:
-        return
-    sweeper = Sweeper(log, now_ms=now_ms, by=by, batches=batches, swept=report.swept, entropy=entropy)
-    for batch in batches:
-        if retry_at_ms(batch, settings.cleanup) <= now:
-            sweeper.resume(batch, void_before_ms=now - int(settings.manifest.orphan_age_hours_min * _MS_PER_HOUR))
-    for group in plan.due:
-        sweeper.purge(group)
-    large = plan.large and not (allow_large or settings.cleanup.allow_large_delete)
-    if not large:
-        for doomed in plan.doomed:
-            (sweeper.retire if doomed.action is Action.RETIRE else sweeper.release)(doomed)
-    if batches or sweeper.swept.purged or sweeper.swept.released:
-        report.pending = list(read_batches(store, report.stream, done=False))
-    report.expired = expire_audit(store, report.stream, settings.cleanup, now_ms=now)
-    forget_readers(store, log.state, retired_groups(log.state))
-    if large:
-        raise _too_large(plan)
+        def now_ms() -> int:
+            return times.now_ms(newest_ms=log.state.time_ms, ask_store=not report.dry_run)
 
-
-def _too_large(plan: CleanupPlan) -> LargeDelete:
-    going = sum(each.segments.sums().object_bytes for each in plan.doomed)
-    return LargeDelete(
-        f"stream {plan.state.stream}: {going:,} of {plan.state.sums.object_bytes:,} bytes would be deleted, more than "
-        "half: nothing new was retired",
-        hint="look at it with `offloader cleanup plan`, then say --yes, or set cleanup.allow_large_delete",
-    )
+        grace_ms, now = int(settings.cleanup.grace_hours * MS_PER_HOUR), now_ms()
+        facts = retired_facts(store, state, retired_groups(state), now_ms=now, grace_ms=grace_ms, notes=writes)
+        plan = report.plan = plan_cleanup(state, facts, now_ms=now, grace_ms=grace_ms)
+        self.on_plan(plan)
+        if not writes:
+            return
+        sweeper = Sweeper(
+            log, now_ms=now_ms, by=self.by or user_at_host(), batches=batches, swept=report.swept, entropy=self.entropy
+        )
+        for batch in batches:
+            if retry_at_ms(batch, settings.cleanup) <= now:
+                sweeper.resume(batch, void_before_ms=age_limit_ms(now, settings.manifest.orphan_age_hours_min))
+        for group in plan.due:
+            sweeper.purge(group)
+        large = plan.large and not (self.allow_large or settings.cleanup.allow_large_delete)
+        if not large:
+            for doomed in plan.doomed:
+                (sweeper.retire if doomed.action is Action.RETIRE else sweeper.release)(doomed)
+        if batches or sweeper.swept.purged or sweeper.swept.released:
+            report.pending = list(read_batches(store, report.stream, done=False))
+        report.expired = expire_audit(store, report.stream, settings.cleanup, now_ms=now)
+        forget_readers(store, log.state, retired_groups(log.state))
+        if large:
+            raise LargeDelete(
+                f"stream {report.stream}: {plan.doomed_bytes():,} of {state.sums.object_bytes:,} bytes would be "
+                "deleted, more than half: nothing new was retired",
+                hint="look at it with `offloader cleanup plan`, then say --yes, or set cleanup.allow_large_delete",
+            )
 
 
 _AGAIN = "`offloader cleanup plan` shows what is retired"
@@ -518,9 +542,7 @@ class Undone:
     """Restored segments, or in a dry run those to be restored.
 
     Attributes:
-        segments: in the stream's order.
         head_before, head: the start position before and after.
-        ledgers: no longer marked as deleted.
         record_id: the undo record; ``None``: a dry run.
     """
 
@@ -606,23 +628,17 @@ def _head_before(store: ObjectStore, state: ManifestState, chosen: Sequence[Segm
             found = begin, end
     if found is None:
         return None
-    return _cut_off_at(store, state, *found)
-
-
-def _cut_off_at(store: ObjectStore, state: ManifestState, begin: Position, end: Position) -> Position:
-    """Within the earliest segment: the start position before it passed that segment."""
-    for record in kept_records(store, state, newest_first=True):
-        for edit in reversed(record.edits):
-            if isinstance(edit, Truncate) and edit.head <= end:
-                return max(begin, edit.head)
-    return begin
+    begin, end = found
+    # Within the earliest segment: the start position before it passed that segment.
+    edits = (edit for record in kept_records(store, state, newest_first=True) for edit in reversed(record.edits))
+    heads = (edit.head for edit in edits if isinstance(edit, Truncate) and edit.head <= end)
+    return max(begin, next(heads, begin))
 
 
 def _ledgers(state: ManifestState, chosen: Sequence[SegmentRecord], head: Position | None) -> set[int]:
     """Ledgers marked as deleted that are restored completely, from the new start position on."""
-    spans = {span.ledger_id for each in chosen if each.summary is not None for span in each.summary.ledgers}
-    known = state.closed_ledgers
-    deleted = state.deleted_ledgers
+    spans = {span.ledger_id for each in chosen for span in each.spans}
+    known, deleted = state.closed_ledgers, state.deleted_ledgers
     if head is not None and state.head is not None:
         first, last = head.ledger_id, state.head.ledger_id
         spans |= {ledger_id for ledger_id in deleted if first <= ledger_id <= last}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from formats.block import BLOCK_HEADER_BYTES, decode_block_header
 from formats.describe import (
@@ -12,6 +13,7 @@ from formats.describe import (
     describe_boundary,
     describe_catalog_entry,
     describe_checkpoint,
+    describe_fill,
     describe_index,
     describe_ledger_run,
     describe_record,
@@ -24,33 +26,20 @@ from formats.keys import checkpoint_number, parse_object_key, record_number
 from offloader.errors import LimitReached, NotFound
 from offloader.manifest.segment_table import SegmentRecord
 from offloader.manifest.state import ManifestState
-from offloader.plot import Span, StreamShape
+from offloader.plot import Span, StreamTimeline
 from offloader.read.fetch import readable_segments
 from offloader.settings import ReadSettings
 from offloader.store.base import ByteRange, ObjectStore
-
-__all__ = ["Inspection", "inspect_object", "segment_row", "shape_of"]
 
 #: Size limit of objects described as a whole: indexes, records, checkpoints, runs.
 WHOLE_BYTES_MAX = 256 * 1024 * 1024
 #: Bytes of one GET of a data object.
 WINDOW_BYTES = 8 * 1024 * 1024
-#: Decode a block together with the bytes after its length, as Pulsar's reader checks there.
-_AFTER_BLOCK_BYTES = BLOCK_HEADER_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
-    """Description of an object.
-
-    Attributes:
-        key: its key.
-        kind: in words.
-        size_bytes: its length.
-        metadata: user metadata.
-        pieces: in order; read lazily.
-        bytes_of: the bytes ``start`` .. ``stop`` of the object.
-    """
+    """Description of an object; ``pieces`` are read lazily, ``bytes_of`` gives its bytes ``start`` .. ``stop``."""
 
     key: str
     kind: str
@@ -61,12 +50,7 @@ class Inspection:
 
 
 def inspect_object(store: ObjectStore, key: str, *, settings: ReadSettings | None = None) -> Inspection:
-    """Describe the object at ``key``, by its name or else by its first bytes.
-
-    Args:
-        store: where it is.
-        key: relative to the store's root.
-        settings: largest block that is decoded.
+    """Describe the object at ``key``, relative to the store's root, by its name or else by its first bytes.
 
     Raises:
         NotFound: no such object.
@@ -80,41 +64,34 @@ def inspect_object(store: ObjectStore, key: str, *, settings: ReadSettings | Non
     window = _Window(store, key, info.size_bytes)
     kind, describe = _kind_of(key, window.bytes_of(0, 4))
     if describe is None:
-        ledger_id = _ledger_id_of(key)
-        pieces = _data_pieces(window, ledger_id, settings or ReadSettings())
+        pieces = _data_pieces(window, _ledger_id_of(key), settings or ReadSettings())
     elif info.size_bytes > WHOLE_BYTES_MAX:
         raise LimitReached(f"{key} in {store.url}: {info.size_bytes} bytes are too many for a {kind}")
     else:
         pieces = describe(store.get(key)[0])
     return Inspection(
-        key=key,
-        kind=kind,
-        size_bytes=info.size_bytes,
-        metadata=info.metadata,
-        pieces=pieces,
-        bytes_of=window.bytes_of,
+        key=key, kind=kind, size_bytes=info.size_bytes, metadata=info.metadata, pieces=pieces, bytes_of=window.bytes_of
     )
+
+
+#: Which keys, their kind, and its describer.
+_KINDS: tuple[tuple[Callable[[str], bool], tuple[str, Callable[[bytes], Iterator[DescribedBytes]]]], ...] = (
+    (lambda key: key.startswith("_catalog/"), ("catalogue entry", describe_catalog_entry)),
+    (lambda key: record_number(key) is not None, ("manifest record", describe_record)),
+    (lambda key: checkpoint_number(key) is not None, ("manifest checkpoint", describe_checkpoint)),
+    (lambda key: key.endswith(".segments.parquet"), ("manifest run", describe_segment_run)),
+    (lambda key: key.endswith(".ledgers.parquet"), ("manifest run", describe_ledger_run)),
+    (lambda key: key.endswith("-fill"), ("fill", describe_fill)),
+    (lambda key: key.rpartition("/")[2] == "boundary", ("manifest boundary", describe_boundary)),
+)
 
 
 def _kind_of(key: str, begin: bytes) -> tuple[str, Callable[[bytes], Iterator[DescribedBytes]] | None]:
     """The kind of an object, and its describer; ``None`` for data objects, which are read piece by piece."""
     name = key.rpartition("/")[2]
     if is_index(begin) or name.endswith("-index"):
-        ledger_id = _ledger_id_of(key)
-        return "index", lambda data: describe_index(data, ledger_id=ledger_id)
-    if key.startswith("_catalog/"):
-        return "catalogue entry", describe_catalog_entry
-    if record_number(key) is not None:
-        return "manifest record", describe_record
-    if checkpoint_number(key) is not None:
-        return "manifest checkpoint", describe_checkpoint
-    if name.endswith(".segments.parquet"):
-        return "manifest run", describe_segment_run
-    if name.endswith(".ledgers.parquet"):
-        return "manifest run", describe_ledger_run
-    if name == "boundary":
-        return "manifest boundary", describe_boundary
-    return "data object", None
+        return "index", partial(describe_index, ledger_id=_ledger_id_of(key))
+    return next((known for is_kind, known in _KINDS if is_kind(key)), ("data object", None))
 
 
 def _ledger_id_of(key: str) -> int | None:
@@ -130,7 +107,8 @@ def _data_pieces(window: _Window, ledger_id: int | None, settings: ReadSettings)
             block_bytes = decode_block_header(head).block_bytes
         except FormatError:
             block_bytes = len(head)
-        fetched = min(block_bytes, settings.block_bytes_max) + _AFTER_BLOCK_BYTES
+        # With the bytes after the block's length, as Pulsar's reader checks there.
+        fetched = min(block_bytes, settings.block_bytes_max) + BLOCK_HEADER_BYTES
         pieces = describe_block(
             window.bytes_of(at, at + fetched),
             offset=at,
@@ -203,7 +181,7 @@ def _known(time_ms: int) -> int | None:
     return None if time_ms == TIME_UNKNOWN_MS else time_ms
 
 
-def shape_of(state: ManifestState) -> StreamShape:
+def timeline_of(state: ManifestState) -> StreamTimeline:
     """Readable segments of ``state`` and the parts of ledgers in them.
 
     Entries count from the first readable one; a gap lies between two of them. Sizes are of the data objects, and
@@ -236,4 +214,4 @@ def shape_of(state: ManifestState) -> StreamShape:
     for gap in state.gaps:
         after = next((before for begin, before in begins if begin > gap.last), events)
         gaps.append((after, f"gap {gap.first}..{gap.last}"))
-    return StreamShape(state.stream, list(ledgers.values()), segments, timeline, gaps, where_ledgers="")
+    return StreamTimeline(state.stream, list(ledgers.values()), segments, timeline, gaps, where_ledgers="")

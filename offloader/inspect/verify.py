@@ -1,10 +1,10 @@
-"""Verify a stream's objects, indexes, blocks and manifest records against its manifest."""
+"""Verify a stream's objects, indexes, blocks and records against its manifest; find objects that it doesn't name."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from enum import Enum
 from functools import partial
 from itertools import pairwise
@@ -14,10 +14,10 @@ from uuid import UUID
 import numpy as np
 
 from formats.checksum import crc32c
-from formats.entries import EntryBatch, Position
+from formats.entries import EntryBatch
 from formats.errors import FormatError
-from formats.keys import parse_object_key, record_key, stream_prefix
-from formats.manifest import decode_record
+from formats.keys import fill_key, is_segment_uuid_of, manifest_prefix, parse_object_key, record_key, stream_prefix
+from formats.manifest import GapFilled, decode_record
 from formats.segment import SegmentSummary
 from formats.segment_map import SegmentMap
 from offloader.errors import (
@@ -31,27 +31,24 @@ from offloader.errors import (
     OffloaderError,
     Trimmed,
 )
-from offloader.manifest.boundary import GIVEN_UP_ID, REBUILD, Unreadable, incarnations_in, listed, read_boundary
+from offloader.manifest.boundary import (
+    GIVEN_UP_ID,
+    REBUILD,
+    Unreadable,
+    incarnations_in,
+    is_manifest_object,
+    listed,
+    read_boundary,
+)
 from offloader.manifest.catalog import read_entry
+from offloader.manifest.fills import gap_runs, runs_of
 from offloader.manifest.load import check_checkpoints, load_manifest_view
-from offloader.manifest.lost_records import Survivors, Unnamed, survivors_of, unnamed_objects
+from offloader.manifest.lost_records import Survivors, Unnamed, newest_ms, survivors_of, unnamed_objects
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.cold import objects_of
 from offloader.read.fetch import BlockRun, Fetcher, SegmentObjects, block_runs
+from offloader.read.fills import read_fill
 from offloader.store.base import ObjectStore
-
-__all__ = [
-    "CheckTotals",
-    "Damage",
-    "Finding",
-    "SegmentCheck",
-    "check_history",
-    "check_order",
-    "check_segment",
-    "check_segments",
-    "describe_damage",
-    "lost_record_told",
-]
 
 
 class Damage(Enum):
@@ -62,7 +59,7 @@ class Damage(Enum):
     CORRUPT = "corrupt"
     CONTRADICTION = "contradiction"
     UNREADABLE = "unreadable"
-    HOLE = "hole"
+    GAP = "gap"
     MANIFEST = "manifest"
     LOST_RECORDS = "lost records"
     ORPHAN = "orphan"
@@ -79,14 +76,9 @@ class Finding:
     """One deviation.
 
     Attributes:
-        stream: its name.
         problem: what kind of thing.
-        segment: the affected segment, if any.
-        key: the affected object, if any.
         start, stop: bytes of the object, where they are known.
-        expected, found: in a few words.
         message: one line with all of it.
-        advice: what to do.
     """
 
     stream: str
@@ -127,11 +119,9 @@ class SegmentCheck:
     """Result of checking one segment.
 
     Attributes:
-        uuid: the segment's.
         blocks, entries: decoded; 0 in a shallow check.
         data_bytes: bytes read of the data object.
         is_trimmed: whether retention deleted the segment meanwhile; the other fields are empty then.
-        findings: its deviations.
     """
 
     uuid: UUID
@@ -139,7 +129,7 @@ class SegmentCheck:
     blocks: int = 0
     entries: int = 0
     data_bytes: int = 0
-    findings: tuple[Finding, ...] = field(default=())
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(slots=True)
@@ -165,19 +155,14 @@ class CheckTotals:
     def count(self, findings: Iterable[Finding]) -> None:
         """Count findings as damage or as notes."""
         for finding in findings:
-            if finding.is_damage:
-                self.damage += 1
-            else:
-                self.notes += 1
+            self.damage += finding.is_damage
+            self.notes += not finding.is_damage
 
 
 def check_segments(fetcher: Fetcher, state: ManifestState, *, deep: bool) -> Iterator[SegmentCheck]:
     """``check_segment`` of every offloaded segment of ``state``, in the stream's order, in parallel.
 
-    Args:
-        fetcher: reads the store; its settings bound requests in flight and memory.
-        state: the manifest's view.
-        deep: whether to read and decode every block.
+    The fetcher's settings bound requests in flight and memory; ``deep`` reads and decodes every block.
 
     Raises:
         OffloaderError: an error unrelated to the objects: the store is unreachable, access is denied.
@@ -197,8 +182,6 @@ def check_segment(fetcher: Fetcher, stream: str, record: SegmentRecord, *, deep:
     Shallow: both exist, with the length and (where the store keeps one) the checksum in the manifest; the index is
     read, matches its checksum, and agrees with the manifest. Deep: every block is read and decoded as well, its entries
     match the index, and the whole object matches its checksum.
-
-    Args: as for ``check_segments``.
     """
     found: list[Finding] = []
     objects = objects_of(stream, record, fetcher.store, fetcher.settings.relocate)
@@ -242,10 +225,12 @@ def check_order(state: ManifestState) -> Iterator[Finding]:
                 f"{before.end}, the next begins at {after.begin}",
                 advice="report it; both are readable",
             )
-        elif not state.follows(before.end, after.begin) and not _is_gap(state, before.end, after.begin):
+        elif not state.follows(before.end, after.begin) and not any(
+            before.end < gap.last and gap.first < after.begin for gap in state.gaps
+        ):
             yield Finding(
                 stream=state.stream,
-                problem=Damage.HOLE,
+                problem=Damage.GAP,
                 segment=after.uuid,
                 expected=f"what follows {before.end}, or a recorded gap",
                 found=str(after.begin),
@@ -254,8 +239,56 @@ def check_order(state: ManifestState) -> Iterator[Finding]:
             )
 
 
-def _is_gap(state: ManifestState, end: Position, begin: Position) -> bool:
-    return any(end < gap.last and gap.first < begin for gap in state.gaps)
+def check_fills(store: ObjectStore, state: ManifestState, *, deep: bool) -> Iterator[Finding]:
+    """Check the objects that hold entries of gaps: their length and, where the store keeps one, their checksum.
+
+    ``deep``: also every byte, and that they hold just the entries of the gaps in their range.
+
+    Raises:
+        OffloaderError: an error unrelated to the objects: the store is unreachable, access is denied.
+    """
+    for fill in state.fills:
+        key = fill_key(state.stream, fill.uuid)
+        try:
+            if deep:
+                yield from _fill_contradictions(state, fill, read_fill(store, state.stream, fill))
+            else:
+                _check_fill_object(store, state.stream, fill)
+        except Trimmed:  # its ledger was deleted since the manifest was loaded
+            continue
+        except OffloaderError as error:
+            yield _finding_of(error, state.stream, fill.uuid, key)
+
+
+def _check_fill_object(store: ObjectStore, stream: str, fill: GapFilled) -> None:
+    key = fill_key(stream, fill.uuid)
+    where = f"stream {stream}, object {key}"
+    try:
+        info = store.head(key)
+    except NotFound:
+        read_fill(store, stream, fill)  # raises what it means
+        return
+    if info.size_bytes != fill.object_bytes or info.crc32c not in (None, fill.crc32c):
+        found = f"{info.size_bytes} bytes" + ("" if info.crc32c is None else f", CRC-32C {info.crc32c:08x}")
+        raise ObjectChanged(
+            f"{where} in {store.url}: expected {fill.object_bytes} bytes, CRC-32C {fill.crc32c:08x}, found {found}",
+            hint="the object was replaced: restore it from a copy",
+        )
+
+
+def _fill_contradictions(state: ManifestState, fill: GapFilled, batch: EntryBatch) -> Iterator[Finding]:
+    gaps = gap_runs(state.gaps, fill.first.ledger_id, fill.first.entry_id, fill.last.entry_id)
+    if runs_of(batch.entry_ids) != gaps:
+        key = fill_key(state.stream, fill.uuid)
+        yield Finding(
+            stream=state.stream,
+            problem=Damage.CONTRADICTION,
+            segment=fill.uuid,
+            key=key,
+            message=f"stream {state.stream}, object {key}: it doesn't hold just the entries of the gaps from "
+            f"{fill.first} to {fill.last}",
+            advice="report it; readers aren't given these entries",
+        )
 
 
 def _check_data_object(fetcher: Fetcher, objects: SegmentObjects, summary: SegmentSummary) -> None:
@@ -267,14 +300,14 @@ def _check_data_object(fetcher: Fetcher, objects: SegmentObjects, summary: Segme
     if info.size_bytes != summary.data_bytes:
         raise ObjectChanged(
             f"{where} in {fetcher.store.url}: expected {summary.data_bytes} bytes, found {info.size_bytes}",
-            hint="somebody replaced or cut it: restore it from a copy",
+            hint="the object was replaced or truncated: restore it from a copy",
         )
     known = info.crc32c is not None and summary.data_crc32c  # 0: adopted and not yet read
     if known and info.crc32c != summary.data_crc32c:
         raise ObjectChanged(
             f"{where} in {fetcher.store.url}: expected CRC-32C {summary.data_crc32c:08x}, the store says "
             f"{info.crc32c:08x}",
-            hint="somebody replaced it: restore it from a copy",
+            hint="the object was replaced: restore it from a copy",
         )
 
 
@@ -283,24 +316,36 @@ def _contradictions(objects: SegmentObjects, segment_map: SegmentMap, summary: S
     if not segment_map.has_extension:
         return []
     own: Any = segment_map.summary(summary.data_crc32c)
-    wrong = [
-        (each.name, getattr(summary, each.name), getattr(own, each.name))
-        for each in fields(SegmentSummary)
-        if each.name not in ("index_bytes", "index_crc32c") and getattr(summary, each.name) != getattr(own, each.name)
-    ]
+    names = (each.name for each in fields(SegmentSummary) if each.name not in ("index_bytes", "index_crc32c"))
+    pairs = [(name, getattr(summary, name), getattr(own, name)) for name in names]
+    advice = "run `offloader verify --deep`: the blocks tell which of the two is right"
+    return _differences(objects, objects.index_key, Damage.CONTRADICTION, pairs, "the index adds up to", advice)
+
+
+def _differences(
+    objects: SegmentObjects,
+    key: str,
+    problem: Damage,
+    pairs: Sequence[tuple[str, object, object]],
+    says: str,
+    advice: str,
+    **place: int,
+) -> list[Finding]:
+    """A finding for each pair, of the manifest's value and the object's own, that differ."""
     return [
         Finding(
             stream=objects.stream,
-            problem=Damage.CONTRADICTION,
+            problem=problem,
             segment=objects.uuid,
-            key=objects.index_key,
+            key=key,
             expected=f"{name} {recorded}",
-            found=f"{name} {summed}",
-            message=f"stream {objects.stream}, object {objects.index_key}: the manifest has {name} {recorded}, the "
-            f"index adds up to {summed}",
-            advice="run `offloader verify --deep`: the blocks tell which of the two is right",
+            found=f"{name} {value}",
+            message=f"stream {objects.stream}, object {key}: the manifest has {name} {recorded}, {says} {value}",
+            advice=advice,
+            **place,
         )
-        for name, recorded, summed in wrong
+        for name, recorded, value in pairs
+        if recorded != value
     ]
 
 
@@ -332,23 +377,9 @@ def _check_blocks(
             ("entries", summary.entries, entries),
             ("payload bytes", summary.payload_bytes, payload_bytes),
         ]
-        found += [
-            Finding(
-                stream=objects.stream,
-                problem=Damage.CORRUPT,
-                segment=objects.uuid,
-                key=objects.data_key,
-                start=0,
-                stop=summary.data_bytes,
-                expected=f"{name} {recorded}",
-                found=f"{name} {counted_value}",
-                message=f"stream {objects.stream}, object {objects.data_key}: the manifest has {name} {recorded}, "
-                f"its blocks give {counted_value}",
-                advice="restore this object from a copy",
-            )
-            for name, recorded, counted_value in pairs
-            if recorded != counted_value
-        ]
+        place = {"start": 0, "stop": summary.data_bytes}
+        advice = "restore this object from a copy"
+        found += _differences(objects, objects.data_key, Damage.CORRUPT, pairs, "its blocks give", advice, **place)
     return SegmentCheck(uuid=objects.uuid, blocks=decoded, entries=entries, data_bytes=position, findings=tuple(found))
 
 
@@ -360,29 +391,32 @@ def _read_run(fetcher: Fetcher, run: BlockRun) -> tuple[BlockRun, bytes, tuple[i
     return run, data, (sum(map(len, batches)), sum(batch.payload_bytes for batch in batches)), errors
 
 
+_PROBLEMS = {
+    ObjectMissing: Damage.MISSING,
+    ObjectChanged: Damage.CHANGED,
+    LimitReached: Damage.UNREADABLE,
+    InvalidCall: Damage.UNREADABLE,
+}
+
+
 def _finding(error: OffloaderError, objects: SegmentObjects, key: str) -> Finding:
+    return _finding_of(error, objects.stream, objects.uuid, key)
+
+
+def _finding_of(error: OffloaderError, stream: str, uuid: UUID, key: str) -> Finding:
     """Convert an error into a finding; re-raise errors unrelated to the object.
 
     An unreachable store or denied access is no finding: nothing was checked.
     """
-    match error:
-        case ObjectMissing():
-            problem = Damage.MISSING
-        case ObjectChanged():
-            problem = Damage.CHANGED
-        case LimitReached():
-            problem = Damage.UNREADABLE
-        case _ if error.kind is ErrorKind.REPAIR_DATA:
-            problem = Damage.CORRUPT
-        case InvalidCall():
-            problem = Damage.UNREADABLE
-        case _:
-            raise error
+    corrupt = Damage.CORRUPT if error.kind is ErrorKind.DATA_CORRUPTION else None
+    problem = next((problem for kind, problem in _PROBLEMS.items() if isinstance(error, kind)), corrupt)
+    if problem is None:
+        raise error
     cause = error.__cause__ if isinstance(error.__cause__, FormatError) else None
     return Finding(
-        stream=objects.stream,
+        stream=stream,
         problem=problem,
-        segment=objects.uuid,
+        segment=uuid,
         key=key,
         start=None if cause is None else cause.offset,
         expected=None if cause is None or cause.expected is None else str(cause.expected),
@@ -438,22 +472,16 @@ def describe_damage(store: ObjectStore, stream: str, error: OffloaderError) -> I
         if name is None or name.is_index:
             continue
         there.add(name.uuid)
-        if name.uuid not in found.ranges:
-            yield Finding(
-                stream=stream,
-                problem=Damage.ORPHAN,
-                key=info.key,
-                found=f"{info.size_bytes} bytes",
-                message=f"stream {stream}, object {info.key}, {info.size_bytes} bytes: no record names it",
-                advice="nothing deletes it while the manifest can't be read",
-            )
+        if name.uuid not in found.ranges and name.uuid not in found.fills:
+            words = "no record names it", "nothing deletes it while the manifest can't be read"
+            yield _note(stream, Damage.ORPHAN, info.key, f"{info.size_bytes} bytes", words)
     for uuid in sorted(found.ranges.keys() - there):
         first_position, last_position = found.ranges[uuid]
         what = f"segment {uuid} at {first_position}..{last_position} has no data object"
         yield _damage(stream, Damage.MISSING, what, None, segment=uuid)
 
 
-def lost_record_told(store: ObjectStore, state: ManifestState, unnamed: Unnamed) -> Finding | None:
+def _lost_record_told(store: ObjectStore, state: ManifestState, unnamed: Unnamed) -> Finding | None:
     """Damage reported by an unnamed object; ``None``: none, or its record was written since ``state`` was loaded."""
     if not unnamed.tells_of_loss or unnamed.testimony is None:
         return None
@@ -484,3 +512,65 @@ def _damage(
 ) -> Finding:
     message = what if what.startswith(("stream ", "manifest ")) else f"stream {stream}: {what}"
     return Finding(stream=stream, problem=problem, key=key, segment=segment, message=message, advice=advice)
+
+
+def find_unexpected(store: ObjectStore, state: ManifestState) -> Iterator[Finding]:
+    """Findings for objects and unfinished uploads that the manifest doesn't explain: damage where an object refers to a
+    missing record, else a note.
+
+    The listing may be older or newer than ``state``. A segment being written is no finding, as its record is older than
+    its objects; a segment assigned after ``state`` was loaded looks like an orphan.
+    """
+    prefix, aside = stream_prefix(state.stream), state.uuids_aside()
+    for info in listed(store, prefix):
+        problem = what_is(info.key, state, aside)
+        if problem is None:
+            continue
+        unnamed = next(unnamed_objects(store, state, [info]), None) if problem is Damage.ORPHAN else None
+        damage = None if unnamed is None else _lost_record_told(store, state, unnamed)
+        is_untold = unnamed is not None and unnamed.testimony is None and info.modified_ms > newest_ms(store, state)
+        words = _UNTOLD if is_untold else _WORDS[problem]
+        yield damage or _note(state.stream, problem, info.key, f"{info.size_bytes} bytes", words)
+    for upload in store.list_uploads(prefix):
+        key = parse_object_key(upload.key, state.stream)
+        if key is None or key.uuid not in state.segments:
+            found = f"an unfinished upload, {upload.upload_id}"
+            yield _note(state.stream, Damage.UNFINISHED, upload.key, found, _WORDS[Damage.UNFINISHED])
+
+
+def what_is(key: str, state: ManifestState, aside: Collection[UUID]) -> Damage | None:
+    """Kind of a listed key under the stream's prefix; ``None`` where the manifest explains it.
+
+    Source: spec of the manifest, sections 1 (known key shapes, directly under the stream) and 5 (a uuid proves its
+    origin).
+
+    Args:
+        aside: the state's ``uuids_aside``.
+    """
+    found = parse_object_key(key, state.stream)
+    if found is not None:
+        if found.uuid in state.segments or found.uuid in aside:
+            return None
+        return Damage.ORPHAN if is_segment_uuid_of(found.uuid, state.incarnation) else Damage.FOREIGN
+    prefix = manifest_prefix(state.stream, state.incarnation)
+    if key.startswith(prefix):
+        return None if is_manifest_object(key[len(prefix) :]) else Damage.FOREIGN
+    folder = key[len(stream_prefix(state.stream)) :].partition("/")[0]
+    return None if folder in ("leases", "retention") else Damage.FOREIGN
+
+
+_WORDS = {
+    Damage.ORPHAN: ("a leftover of a failed attempt, or of one that began just now", "cleanup takes it when old"),
+    Damage.FOREIGN: ("not an object that this stream's manifest knows", "nothing here ever touches it"),
+    Damage.UNFINISHED: ("an upload that no segment is waiting for", "cleanup aborts it when old, if it is ours"),
+}
+_UNTOLD = (
+    "it says nothing of its record and is younger than the newest one: a leftover, or a record is lost",
+    "cleanup keeps it until a newer record is there",
+)
+
+
+def _note(stream: str, problem: Damage, key: str, found: str, words: tuple[str, str]) -> Finding:
+    what, advice = words
+    message = f"stream {stream}, object {key}, {found}: {what}"
+    return Finding(stream=stream, problem=problem, key=key, found=found, message=message, advice=advice)

@@ -4,28 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 from uuid import UUID
 
 from formats.entries import EntryBatch, Position
-
-__all__ = [
-    "AskKnown",
-    "ClosedListener",
-    "ComparedSource",
-    "IdentifiedSource",
-    "KnownLedger",
-    "KnownLedgers",
-    "LedgerInfo",
-    "LedgerSource",
-    "Ledgers",
-    "Listener",
-    "LostRange",
-    "Subscription",
-    "WrappedSource",
-    "identified",
-    "newest_given",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +21,8 @@ class LedgerInfo:
         size_bytes: payload bytes of those entries.
         created_ms: when it was opened, ms since 1970 UTC.
         closed_ms: when it was closed, ``None`` while open.
-        holes: runs of ids, first and last, ascending, that the source stores and never delivers (a broker's markers,
-            aborted transactions); they count in ``entries``.
+        undelivered: runs of ids, first and last, ascending, that the source stores and never delivers (a broker's
+            markers, aborted transactions); they count in ``entries``.
         lost: runs of ids that the source lists and no longer stores (a broker whose bookies lost them); likewise.
         unconfirmed: runs of ids that the source lists, doesn't deliver and doesn't explain, so that they may be lost;
             likewise.
@@ -54,7 +36,7 @@ class LedgerInfo:
     size_bytes: int
     created_ms: int
     closed_ms: int | None = None
-    holes: tuple[tuple[int, int], ...] = ()
+    undelivered: tuple[tuple[int, int], ...] = ()
     lost: tuple[tuple[int, int], ...] = ()
     unconfirmed: tuple[tuple[int, int], ...] = ()
     is_exact: bool = True
@@ -63,8 +45,8 @@ class LedgerInfo:
     def not_given(self) -> tuple[tuple[int, int], ...]:
         """All runs that can't be read, ascending."""
         if not (self.lost or self.unconfirmed):
-            return self.holes
-        return tuple(sorted((*self.holes, *self.lost, *self.unconfirmed)))
+            return self.undelivered
+        return tuple(sorted((*self.undelivered, *self.lost, *self.unconfirmed)))
 
     @property
     def last_entry_id(self) -> int:
@@ -77,7 +59,6 @@ class LostRange:
     """Entries of a stream that a hot tier acknowledged and no longer has.
 
     Attributes:
-        stream: its name.
         first, last: of the range; the number of entries in ledgers between them isn't known.
         source_id: the hot tier that acknowledged them.
         is_other: whether that is a different hot tier than the queried one. Then ``first`` isn't known, and is 0:0.
@@ -106,6 +87,16 @@ def newest_given(infos: Sequence[LedgerInfo]) -> Position | None:
     return None
 
 
+def newest_listed(infos: Sequence[LedgerInfo]) -> Position | None:
+    """The newest entry of the ledgers, which ascend, whether readers receive it or not; ``None`` if there is none."""
+    return next((Position(each.ledger_id, each.last_entry_id) for each in reversed(infos) if each.entries), None)
+
+
+def newest(*positions: Position | None) -> Position | None:
+    """The newest position; ``None`` if all are."""
+    return max((each for each in positions if each is not None), default=None)
+
+
 #: Called after entries became durable in the hot tier, in order, once per appended batch. Return quickly and don't call
 #: back into the source. The batch's memory is immutable: the listener may keep it. Return False if the batch wasn't
 #: accepted and will be read later: a source that can hold entries back then may do so.
@@ -119,7 +110,6 @@ ClosedListener = Callable[[LedgerInfo], None]
 class Subscription(Protocol):
     def cancel(self) -> None:
         """No call of the listener begins after this returns."""
-        ...
 
 
 class LedgerSource(Protocol):
@@ -127,7 +117,6 @@ class LedgerSource(Protocol):
 
     def ledgers(self) -> list[LedgerInfo]:
         """All ledgers that still exist, ascending, empty ones included."""
-        ...
 
     def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
         """Entries of one ledger, from the first one at or after ``start`` on.
@@ -135,7 +124,6 @@ class LedgerSource(Protocol):
         Returns at least one entry (even above ``max_bytes``), then as many as fit into ``max_bytes`` of payload.
         ``None``: nothing at or after ``start`` yet. Returns only durable entries, in immutable memory.
         """
-        ...
 
     def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> Subscription:
         """Calls ``listener`` for each batch appended after this returns; ``None`` if the entries aren't wanted.
@@ -143,7 +131,6 @@ class LedgerSource(Protocol):
         ``closed`` is called at the end of each ledger, before the next one's first batch. Without ``listener``, a
         source that learns of ledger ends from entries doesn't call it; ``ledgers`` reports them anyway.
         """
-        ...
 
     def release(self, position: Position) -> None:
         """Acknowledges that everything up to ``position`` is committed in the cold tier; deletes nothing.
@@ -151,11 +138,9 @@ class LedgerSource(Protocol):
         Raises:
             Fenced: the source knows that another writer is active.
         """
-        ...
 
     def delete(self, ledger_id: int) -> None:
         """Removes a closed ledger's entries; a missing ledger counts as removed."""
-        ...
 
 
 @runtime_checkable
@@ -168,26 +153,21 @@ class IdentifiedSource(Protocol):
 
     def source_id(self) -> UUID:
         """The hot tier's own id, created with it; a copy has the same one."""
-        ...
 
     def has_start(self, token: str) -> bool:
         """Whether ``record_start`` recorded this token in this hot tier for this stream.
 
         A token that was found stays for the life of this handle, however many starts are recorded after it.
         """
-        ...
 
     def record_start(self, token: str) -> None:
         """Records the random token of a start, before it is written to the manifest. Idempotent."""
-        ...
 
     def reached(self) -> Position | None:
         """The newest position ever appended here, whether or not its ledger still exists."""
-        ...
 
     def next_ledger(self) -> int:
         """The lowest ledger id that this hot tier has neither used nor granted to any stream."""
-        ...
 
     def grant_ledgers(self, first: int, end: int) -> None:
         """Restricts new ledgers of this handle to ids from ``first`` up to before ``end``.
@@ -200,26 +180,21 @@ class IdentifiedSource(Protocol):
             InvalidCall: an empty range, or ids that no ledger can have.
             StoreUnavailable: every id of it is used or granted already: reserve from ``next_ledger`` on.
         """
-        ...
 
     def ledgers_left(self) -> int | None:
         """Granted ids that no ledger has taken yet; ``None`` if this handle takes any id above all others."""
-        ...
 
     def seed_ledgers(self, above: int) -> None:
         """Gives new ledgers of this hot tier ids above ``above``; closes this stream's open one if it isn't.
 
         Also allowed for a view that may delete.
         """
-        ...
 
     def note_manifest(self, incarnation: UUID, record_id: int) -> None:
         """Records how much of the manifest the stream's writer has seen; the last call wins."""
-        ...
 
     def noted_manifest(self) -> tuple[UUID, int] | None:
         """What ``note_manifest`` recorded last."""
-        ...
 
 
 @runtime_checkable
@@ -244,7 +219,6 @@ class Ledgers(Protocol):
 
     def streams(self) -> list[str]:
         """Names of all streams, ascending."""
-        ...
 
     def view_stream(self, stream: str, *, may_delete: bool = False) -> LedgerSource:
         """Opens a stream read-only, without disturbing its owner.
@@ -255,15 +229,12 @@ class Ledgers(Protocol):
         Raises:
             NotFound: no such stream.
         """
-        ...
 
     def close(self) -> None:
         """Stops all reads."""
-        ...
 
 
-@dataclass(frozen=True, slots=True)
-class KnownLedger:
+class KnownLedger(NamedTuple):
     """One ledger as the manifest knows it.
 
     Attributes:
@@ -294,6 +265,58 @@ class KnownLedgers:
 AskKnown = Callable[[Sequence[int]], KnownLedgers]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerLedgers:
+    """The ledgers that a broker lists of one stream: its own readers may ask for any of them.
+
+    Attributes:
+        stored: ledger and number of entries, ascending, the open one included.
+        since: the first ledger that the broker listed when its list began to be followed; ``None``: it wasn't noted, or
+            the topic was created again since.
+    """
+
+    stored: tuple[tuple[int, int], ...]
+    since: int | None = None
+
+
+@runtime_checkable
+class ListedSource(Protocol):
+    """A ``LedgerSource`` of a broker that may read its offloaded ledgers through this project's plugin.
+
+    Attributes:
+        acknowledges_commits: whether the broker decides about its own copies: what is committed is acknowledged at
+            once, and ``delete`` does nothing.
+    """
+
+    acknowledges_commits: bool
+
+    def broker_ledgers(self) -> BrokerLedgers:
+        """What the broker lists now; never a cached answer.
+
+        Raises:
+            OffloaderError: it isn't known: decide nothing.
+        """
+
+    def acknowledge(self, position: Position) -> None:
+        """Acknowledges everything up to a committed position.
+
+        Raises:
+            Fenced: another process is the active one. StoreUnavailable: retry later.
+        """
+
+    def watch_releases(self, released: Callable[[], object]) -> None:
+        """Calls ``released`` after each ``release``, on the caller's thread; replaces an earlier one."""
+
+
+def listed_source(source: LedgerSource | None) -> ListedSource | None:
+    """The source that knows what its broker lists, unwrapped; ``None`` if it is none."""
+    while source is not None and not isinstance(source, ListedSource):
+        if not isinstance(source, WrappedSource):
+            return None
+        source = source.inner
+    return source
+
+
 @runtime_checkable
 class ComparedSource(Protocol):
     """A ``LedgerSource`` without an identity that detects by its ledgers that it isn't the known one."""
@@ -305,4 +328,3 @@ class ComparedSource(Protocol):
             SourceMismatch: they contradict each other, and a second check confirmed that.
             StoreUnavailable: they contradict each other, and the second check is pending: delete nothing.
         """
-        ...

@@ -6,8 +6,8 @@ import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import numpy as np
@@ -16,30 +16,13 @@ import pyarrow.compute as pc
 
 from formats.entries import EntryBatch, Position
 from offloader.errors import InvalidCall, OffloaderError, SourceMismatch, StoreUnavailable, Unsupported
-from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener
-from offloader.ledgers.tail_buffer import CHUNK_BYTES, Listeners, ListenerSubscription, kept_bytes
+from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener, newest
+from offloader.ledgers.tail_buffer import CHUNK_BYTES, Listeners, ListenerSubscription, kept_bytes, part_to_read
 from offloader.runtime.clock import Clock
 from offloader.stream_names import require_stream_name
 
-__all__ = [
-    "IdentifiedLedgers",
-    "LedgerEnd",
-    "Offered",
-    "OutOfOrder",
-    "PushMemory",
-    "PushNews",
-    "PushWindow",
-    "Pushed",
-    "PushedLedgers",
-    "PushedPiece",
-    "first_difference",
-    "new_pieces",
-    "new_size",
-]
 
-
-@dataclass(frozen=True, slots=True)
-class Offered:
+class Offered(NamedTuple):
     """Offload progress of the pushed entries.
 
     Attributes:
@@ -53,8 +36,7 @@ class Offered:
     error: OffloaderError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PushNews:
+class PushNews(NamedTuple):
     """Progress reported to the broker.
 
     Attributes:
@@ -66,8 +48,7 @@ class PushNews:
     durable: Position | None
 
 
-@dataclass(frozen=True, slots=True)
-class Pushed:
+class Pushed(NamedTuple):
     """Result of one push: entries accepted, and entries that were there already."""
 
     taken: int
@@ -78,20 +59,11 @@ class OutOfOrder(InvalidCall):
     """The pushed entries don't follow the accepted ones; none of them were accepted."""
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerEnd:
+class LedgerEnd(NamedTuple):
     """A ledger that the broker closed at ``last_entry_id`` (-1: empty)."""
 
     ledger_id: int
     last_entry_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class PushedPiece:
-    """One step of a push: first the end of a ledger (or ``None``), then entries of one ledger (or none)."""
-
-    closed: LedgerEnd | None
-    batch: EntryBatch | None
 
 
 def new_pieces(
@@ -100,47 +72,38 @@ def new_pieces(
     closed: Mapping[int, int],
     batches: Sequence[EntryBatch],
     ends: Sequence[LedgerEnd],
-) -> list[PushedPiece]:
-    """The new pieces of a push, in order; empty if all of it is there already.
+) -> list[EntryBatch | LedgerEnd]:
+    """The new part of a push, in order: entries of one ledger each, and ledgers' ends; empty if all of it is known.
 
     Args:
-        stream: its name, for errors.
         end: the newest accepted entry, ``None``: none yet.
         closed: ledgers known to be closed -> last entry id.
         batches: pushed entries, each batch of one ledger and not empty.
-        ends: ledgers that the broker closed.
 
     Raises:
         OutOfOrder: entries are missing before them or between them, or a ledger's end wasn't pushed.
         InvalidCall: ids descend or are negative, or the broker contradicts itself.
     """
     told = _told(stream, closed, ends)
-    pieces: list[PushedPiece] = []
+    pieces: list[EntryBatch | LedgerEnd] = []
     at, before = end, None
     for batch in batches:
         _require_ascending(stream, before, batch)
         before = batch.last
         if at is not None and batch.last <= at:
             continue
-        rest = batch
-        ends_first = None
         if at is not None and batch.ledger_id == at.ledger_id:
-            rest = _rest_of_ledger(stream, at, batch, told)
+            pieces.append(_rest_of_ledger(stream, at, batch, told))
         elif batch.first.entry_id != 0:
             raise OutOfOrder(
                 f"stream {stream}: {batch.first} was pushed after {at or 'nothing'}: a ledger begins with entry 0",
                 hint=f"push {batch.ledger_id}:0 first",
             )
-        elif at is not None:
-            ends_first = _end_before(stream, at, batch.first, told, closed)
-        pieces.append(PushedPiece(ends_first, rest))
-        at = rest.last
-    return [*pieces, *_last_end(stream, at, closed, ends, pieces)]
-
-
-def new_size(pieces: Sequence[PushedPiece]) -> int:
-    """Number of entries in the pieces."""
-    return sum(len(piece.batch) for piece in pieces if piece.batch is not None)
+        else:
+            pieces += [batch] if at is None else [*_end_before(stream, at, batch.first, told, closed), batch]
+        at = batch.last
+    known = {*closed, *(each.ledger_id for each in pieces if isinstance(each, LedgerEnd))}
+    return [*pieces, *_last_end(stream, at, [each for each in ends if each.ledger_id not in known])]
 
 
 def _told(stream: str, closed: Mapping[int, int], ends: Sequence[LedgerEnd]) -> dict[int, int]:
@@ -162,16 +125,16 @@ def _require_ascending(stream: str, before: Position | None, batch: EntryBatch) 
         raise InvalidCall(f"stream {stream}: {batch.first} is no position", hint="LEDGER:ENTRY, both 0 or more")
     if before is not None and batch.first <= before:
         raise InvalidCall(f"stream {stream}: {batch.first} was pushed after {before}", hint="ids ascend along a stream")
-    if len(batch) < 2 or int(batch.entry_ids[-1]) - int(batch.entry_ids[0]) == len(batch) - 1:
-        steps = np.diff(batch.entry_ids)
-        if (steps == 1).all():
-            return
-    wrong = int(np.argmax(np.diff(batch.entry_ids) != 1))
+    is_wrong = np.diff(batch.entry_ids) != 1
+    # Differences of 64-bit numbers may wrap around; those of Python's don't.
+    if not is_wrong.any() and int(batch.entry_ids[-1]) - int(batch.entry_ids[0]) == len(batch) - 1:
+        return
+    wrong = int(np.argmax(is_wrong))
     low, high = (Position(batch.ledger_id, int(batch.entry_ids[at])) for at in (wrong, wrong + 1))
     text = f"stream {stream}: {high} was pushed right after {low}"
     if high <= low:
         raise InvalidCall(text, hint="ids ascend along a stream, one after the other")
-    raise OutOfOrder(text, hint="entries are missing between them: a ledger has no holes")
+    raise OutOfOrder(text, hint="entries are missing between them: a ledger has no gaps")
 
 
 def _rest_of_ledger(stream: str, at: Position, batch: EntryBatch, told: Mapping[int, int]) -> EntryBatch:
@@ -184,14 +147,14 @@ def _rest_of_ledger(stream: str, at: Position, batch: EntryBatch, told: Mapping[
     if batch.first.entry_id > at.entry_id + 1:
         raise OutOfOrder(
             f"stream {stream}: {batch.first} was pushed after {at}",
-            hint=f"push {at.ledger_id}:{at.entry_id + 1} first: what lies between is missing",
+            hint=f"push {at.next()} first: what lies between is missing",
         )
     return batch.slice(at.entry_id + 1 - batch.first.entry_id, len(batch))
 
 
 def _end_before(
     stream: str, at: Position, first: Position, told: Mapping[int, int], closed: Mapping[int, int]
-) -> LedgerEnd | None:
+) -> list[LedgerEnd]:
     """The end of the ledger of ``at``, unless known already; ``first`` begins another ledger."""
     last = told.get(at.ledger_id)
     if last is None:
@@ -203,7 +166,7 @@ def _end_before(
     if last != at.entry_id:
         raise OutOfOrder(
             f"stream {stream}: {first} was pushed after {at}, and ledger {at.ledger_id} ends at entry {last}",
-            hint=f"push {at.ledger_id}:{at.entry_id + 1} first: what lies between is missing",
+            hint=f"push {at.next()} first: what lies between is missing",
         )
     skipped = [each for each, end in told.items() if at.ledger_id < each < first.ledger_id and end >= 0]
     if skipped:
@@ -211,56 +174,32 @@ def _end_before(
             f"stream {stream}: {first} was pushed after {at}, and ledger {min(skipped)} between them has entries",
             hint=f"push {min(skipped)}:0 first",
         )
-    return None if at.ledger_id in closed else LedgerEnd(at.ledger_id, last)
+    return [] if at.ledger_id in closed else [LedgerEnd(at.ledger_id, last)]
 
 
-def _last_end(
-    stream: str,
-    at: Position | None,
-    closed: Mapping[int, int],
-    ends: Sequence[LedgerEnd],
-    pieces: Sequence[PushedPiece],
-) -> list[PushedPiece]:
+def _last_end(stream: str, at: Position | None, ends: Sequence[LedgerEnd]) -> Iterator[LedgerEnd]:
     """The end of the newest entry's ledger, if pushed now; checks the other pushed ends."""
-    said = {piece.closed.ledger_id for piece in pieces if piece.closed is not None}
-    found: list[PushedPiece] = []
     for each in ends:
-        if each.ledger_id in closed or each.ledger_id in said:
-            continue
+        said = f"stream {stream}: ledger {each.ledger_id} ends at entry {each.last_entry_id}, says the broker"
         if at is None or each.ledger_id > at.ledger_id:
             if each.last_entry_id < 0:
                 continue  # empty: no entries of it will follow
-            raise OutOfOrder(
-                f"stream {stream}: ledger {each.ledger_id} ends at entry {each.last_entry_id}, says the broker; "
-                "none of it was pushed",
-                hint=f"push {each.ledger_id}:0 first",
-            )
+            raise OutOfOrder(f"{said}; none of it was pushed", hint=f"push {each.ledger_id}:0 first")
         if each.ledger_id < at.ledger_id:
             continue  # its entries are committed, or the repeated end was forgotten with them
         if each.last_entry_id < at.entry_id:
-            raise InvalidCall(
-                f"stream {stream}: ledger {each.ledger_id} ends at entry {each.last_entry_id}, says the broker, and "
-                f"{at} was pushed",
-                hint="nothing was taken: a closed ledger never changes",
-            )
+            raise InvalidCall(f"{said}, and {at} was pushed", hint="nothing was taken: a closed ledger never changes")
         if each.last_entry_id > at.entry_id:
-            raise OutOfOrder(
-                f"stream {stream}: ledger {each.ledger_id} ends at entry {each.last_entry_id}, says the broker; the "
-                f"newest one pushed is {at}",
-                hint="say how a ledger ends with its last entry, or later",
-            )
-        found.append(PushedPiece(each, None))
-    return found
+            hint = "say how a ledger ends with its last entry, or later"
+            raise OutOfOrder(f"{said}; the newest one pushed is {at}", hint=hint)
+        yield each
 
 
 class PushMemory:
-    """Bytes in all push windows of a process. Thread-safe.
+    """Bytes in all push windows of a process, ``held_bytes`` now. Thread-safe.
 
     Args:
         limit_bytes: above it, only streams that can't progress otherwise get memory, for one push each.
-
-    Attributes:
-        held_bytes: reserved now.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -284,32 +223,15 @@ class PushMemory:
 
 
 class PushWindow:
-    """The window of one stream: batches in order. The caller holds the stream's lock.
-
-    Args:
-        limit_bytes: of this stream.
-        memory: of the process.
-
-    Attributes:
-        held_bytes: reserved in the memory now.
-    """
+    """One stream's window: its ``batches`` in order, ``held_bytes`` of memory. The caller holds the stream's lock."""
 
     def __init__(self, limit_bytes: int, memory: PushMemory) -> None:
         self._limit_bytes, self._memory = limit_bytes, memory
-        self._batches: deque[EntryBatch] = deque()
+        self.batches: deque[EntryBatch] = deque()
         self.held_bytes = 0
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._batches
-
     def take(self, size_bytes: int, *, must: bool) -> bool:
-        """Reserves memory for the next batch; False if there is no room.
-
-        Args:
-            size_bytes: as computed by ``kept_bytes``.
-            must: reserve above the limit.
-        """
+        """Reserves memory for the next batch, of its ``kept_bytes``; False if there is no room."""
         if not must and self.held_bytes + size_bytes > self._limit_bytes:
             return False
         if not self._memory.take(size_bytes, must=must):
@@ -319,21 +241,17 @@ class PushWindow:
 
     def add(self, batch: EntryBatch) -> None:
         """Adds a batch whose memory is reserved. Joins small batches, whose overhead exceeds their payload."""
-        newest = self._batches[-1] if self._batches else None
+        newest = self.batches[-1] if self.batches else None
         apart_bytes = kept_bytes(batch) + (0 if newest is None else kept_bytes(newest))
         if newest is None or newest.ledger_id != batch.ledger_id or apart_bytes > CHUNK_BYTES:
-            self._batches.append(batch)
+            self.batches.append(batch)
             return
-        self._batches[-1] = joined = EntryBatch.concat([newest, batch])
+        self.batches[-1] = joined = EntryBatch.concat([newest, batch])
         self._give_back(apart_bytes - kept_bytes(joined))
-
-    def find(self, start: Position) -> EntryBatch | None:
-        """The batch that holds the first entry at or after ``start``."""
-        return next((batch for batch in self._batches if batch.last >= start), None)
 
     def other_entry(self, batch: EntryBatch) -> Position | None:
         """The first entry of ``batch`` that the window holds with different bytes."""
-        for held in self._batches:
+        for held in self.batches:
             first = max(held.first.entry_id, batch.first.entry_id)
             count = min(held.last.entry_id, batch.last.entry_id) + 1 - first
             if held.ledger_id != batch.ledger_id or count <= 0:
@@ -347,14 +265,14 @@ class PushWindow:
     def drop_up_to(self, position: Position) -> Position | None:
         """Drops whole batches up to ``position``; returns the newest dropped entry, ``None`` if none."""
         last: Position | None = None
-        while self._batches and self._batches[0].last <= position:
-            last = self._batches[0].last
-            self._give_back(kept_bytes(self._batches.popleft()))
+        while self.batches and self.batches[0].last <= position:
+            last = self.batches[0].last
+            self._give_back(kept_bytes(self.batches.popleft()))
         return last
 
     def clear(self) -> None:
         """Drops everything."""
-        self._batches.clear()
+        self.batches.clear()
         self._give_back(self.held_bytes)
 
     def _give_back(self, size_bytes: int) -> None:
@@ -380,7 +298,6 @@ class PushedLedgers:
     """One stream of pushed entries: a ``LedgerSource``. One broker pushes at a time.
 
     Args:
-        stream: its name.
         committed: the manifest's committed end, ``None``: nothing is committed.
         closed: closed ledgers in the manifest: id -> last entry id.
         promised: the highest position that the manifest ever promised. Until the broker has pushed up to it, this
@@ -388,7 +305,6 @@ class PushedLedgers:
         window_bytes_max: memory for entries that are in no segment yet; one more push may be held.
         push_bytes_max: size of the largest push.
         memory: of all such streams of the process.
-        clock: for times of ledgers.
 
     Attributes:
         offered: returns the offload progress; set before the first push. Called without locks of this object.
@@ -409,23 +325,18 @@ class PushedLedgers:
         require_stream_name(stream)
         self.stream = stream
         self.offered: Callable[[], Offered] = Offered
-        self._clock = clock
+        self._clock, self._committed, self._promised = clock, committed, promised
         self._listeners = Listeners(stream)
         self._changed = threading.Condition()
-        self._committed = committed
-        self._promised = promised
         self._closed: dict[int, int] = {}
         self._ledgers: dict[int, LedgerInfo] = {}
         self._window = PushWindow(window_bytes_max, memory)
         self._promised_bytes_max = _PROMISED_FACTOR * (window_bytes_max + push_bytes_max)
-        #: The newest entry that was dropped because a segment took it.
-        self._let_go: Position | None = None
-        self._all_read = False
         #: Incremented when the broker has to continue elsewhere than after its last push.
         self._turns = 0
-        self._must_push_again = False
-        self._ended = False
-        self._end: Position | None = None
+        #: The newest entry that was dropped because a segment took it.
+        self._let_go: Position | None = None
+        self._must_push_again = self._ended = False
         self._begin_after(committed, closed)
 
     # -- the broker's side
@@ -497,30 +408,28 @@ class PushedLedgers:
                 if self._must_push_again:
                     return Pushed(0, 0)  # pushed before the broker received the order to go back
                 raise
+        new = sum(len(piece) for piece in pieces if isinstance(piece, EntryBatch))
         taken = 0
         for piece in pieces:
             closed = self._add(piece, turns, deadline_s, is_wanted)
             if closed is None:
                 break
-            self._listeners.tell_all([] if piece.batch is None else [piece.batch], closed)
-            taken += 0 if piece.batch is None else len(piece.batch)
-        return Pushed(taken, given - new_size(pieces))
+            added = [piece] if isinstance(piece, EntryBatch) else []
+            self._listeners.tell_all(added, closed)
+            taken += sum(map(len, added))
+        return Pushed(taken, given - new)
 
     def end(self) -> None:
         """Accepts no more entries and drops the window. Idempotent."""
         with self._changed:
             self._ended = True
-            self._forget_window()
+            self._drop_window()
             self._changed.notify_all()
 
     # -- LedgerSource
 
     def ledgers(self) -> list[LedgerInfo]:
-        """All ledgers from the committed end's on.
-
-        Raises:
-            StoreUnavailable: something that only the broker has is missing.
-        """
+        """All ledgers from the committed end's on; ``StoreUnavailable``: the broker has to push again first."""
         with self._reachable():
             return list(self._ledgers.values())
 
@@ -528,13 +437,10 @@ class PushedLedgers:
         with self._reachable():
             if self._let_go is not None and start <= self._let_go:
                 raise StoreUnavailable(f"stream {self.stream}: {start} is on its way into a segment")
-            found = self._window.find(start)
+            found = next((batch for batch in self._window.batches if batch.last >= start), None)
             if found is None:
                 return None
-            skip = max(0, start.entry_id - found.first.entry_id) if start.ledger_id == found.ledger_id else 0
-            rest = found.slice(skip, len(found))
-            fits = int(np.searchsorted(np.cumsum(rest.lengths, dtype=np.int64), max_bytes, side="right"))
-            piece = rest.slice(0, max(1, fits))
+            piece = part_to_read(found, start, max_bytes)
             if piece.last == self._end:
                 self._all_read = True
                 self._changed.notify_all()
@@ -559,30 +465,31 @@ class PushedLedgers:
     # -- what is held
 
     def _begin_after(self, committed: Position | None, closed: Mapping[int, int]) -> None:
-        """Expects the next entries after ``committed``."""
+        """Drops what is held, and expects the next entries after ``committed``."""
+        self._turns += 1
+        self._drop_window()
         self._end = committed
         self._closed, self._ledgers = {}, {}
         if committed is None:
             return
         last = closed.get(committed.ledger_id)
-        info = LedgerInfo(
-            ledger_id=committed.ledger_id,
-            closed=last == committed.entry_id,
-            entries=committed.entry_id + 1,
-            size_bytes=0,
-            created_ms=self._clock.now_ms(),
-            closed_ms=self._clock.now_ms() if last == committed.entry_id else None,
-            is_exact=False,
-        )
-        self._ledgers[info.ledger_id] = info
+        self._ledgers[committed.ledger_id] = self._new_ledger(committed.ledger_id, committed.entry_id + 1)
         if last is not None:
-            self._closed[info.ledger_id] = last
+            self._closed[committed.ledger_id] = last
+        if last == committed.entry_id:
+            self._close(committed.ledger_id)
+
+    def _new_ledger(self, ledger_id: int, entries: int = 0) -> LedgerInfo:
+        now_ms = self._clock.now_ms()
+        return LedgerInfo(
+            ledger_id=ledger_id, closed=False, entries=entries, size_bytes=0, created_ms=now_ms, is_exact=False
+        )
 
     def _add(
-        self, piece: PushedPiece, turns: int, deadline_s: float, is_wanted: Callable[[], bool]
+        self, piece: EntryBatch | LedgerEnd, turns: int, deadline_s: float, is_wanted: Callable[[], bool]
     ) -> list[LedgerInfo] | None:
         """Adds a piece once there is room; returns the ledgers it ends, ``None`` if the broker was sent back."""
-        size_bytes = 0 if piece.batch is None else kept_bytes(piece.batch)
+        size_bytes = kept_bytes(piece) if isinstance(piece, EntryBatch) else 0
         while True:
             offered = self.offered()
             with self._changed:
@@ -608,10 +515,8 @@ class PushedLedgers:
         An empty window, and one read to its end, always accepts one more push: the writer has no other entries. So does
         a window that lacks promised entries: the stream can't progress without them.
         """
-        must = self._window.is_empty or self._all_read
-        if self._is_owed() and self._window.held_bytes < self._promised_bytes_max:
-            must = True
-        return self._window.take(size_bytes, must=must)
+        lacks_promised = self._is_owed() and self._window.held_bytes < self._promised_bytes_max
+        return self._window.take(size_bytes, must=not self._window.batches or self._all_read or lacks_promised)
 
     def _is_owed(self) -> bool:
         return self._promised is not None and (self._end is None or self._end < self._promised)
@@ -625,32 +530,21 @@ class PushedLedgers:
                     hint="nothing was taken: go on with the log that was pushed before, or push to another stream",
                 )
 
-    def _append(self, piece: PushedPiece) -> list[LedgerInfo]:
-        closed: list[LedgerInfo] = []
-        if piece.closed is not None:
-            self._closed[piece.closed.ledger_id] = piece.closed.last_entry_id
-            closed.append(self._close(piece.closed.ledger_id))
-        batch = piece.batch
-        if batch is None:
-            return closed
-        info = self._ledgers.get(batch.ledger_id) or LedgerInfo(
-            ledger_id=batch.ledger_id,
-            closed=False,
-            entries=0,
-            size_bytes=0,
-            created_ms=self._clock.now_ms(),
-            is_exact=False,
+    def _append(self, piece: EntryBatch | LedgerEnd) -> list[LedgerInfo]:
+        ledger_id = piece.ledger_id
+        if isinstance(piece, LedgerEnd):
+            self._closed[ledger_id] = piece.last_entry_id
+            return [self._close(ledger_id)]
+        info = self._ledgers.get(ledger_id) or self._new_ledger(ledger_id)
+        self._ledgers[ledger_id] = replace(
+            info, entries=piece.last.entry_id + 1, size_bytes=info.size_bytes + piece.payload_bytes
         )
-        self._ledgers[batch.ledger_id] = replace(
-            info, entries=batch.last.entry_id + 1, size_bytes=info.size_bytes + batch.payload_bytes
-        )
-        if self._closed.get(batch.ledger_id) == batch.last.entry_id:
-            closed.append(self._close(batch.ledger_id))  # known from the manifest, or before it was pushed again
-        self._window.add(batch)
-        self._end = batch.last
+        self._window.add(piece)
+        self._end = piece.last
         self._must_push_again = self._all_read = False
         self._changed.notify_all()
-        return closed
+        # The end may be known from the manifest, or from before it was pushed again.
+        return [self._close(ledger_id)] if self._closed.get(ledger_id) == piece.last.entry_id else []
 
     def _close(self, ledger_id: int) -> LedgerInfo:
         info = replace(self._ledgers[ledger_id], closed=True, closed_ms=self._clock.now_ms())
@@ -661,7 +555,7 @@ class PushedLedgers:
         """Drops entries that are in segments or committed. Call with the lock held."""
         if offered.committed is not None and (self._committed is None or offered.committed > self._committed):
             self._commit(offered.committed)
-        known = _newest(offered.offered, self._committed)
+        known = newest(offered.offered, self._committed)
         last = None if known is None else self._window.drop_up_to(known)
         if last is not None:
             if self._committed is None or last > self._committed:
@@ -674,8 +568,6 @@ class PushedLedgers:
             self._let_go = None
         if self._end is None or self._end < committed:
             # An earlier owner's segment turned out complete: the broker may continue after it.
-            self._turns += 1
-            self._forget_window()
             self._begin_after(committed, self._closed)
             self._must_push_again = False
         self._ledgers = {each: info for each, info in self._ledgers.items() if each >= committed.ledger_id}
@@ -684,20 +576,18 @@ class PushedLedgers:
 
     @contextlib.contextmanager
     def _reachable(self) -> Iterator[None]:
-        """Holds the lock, provided that no entries are missing that only the broker has.
-
-        Raises:
-            StoreUnavailable: the broker has to push again first.
-        """
+        """Holds the lock; ``StoreUnavailable``: entries are missing that only the broker has."""
         # Read in this order: if less is offered than was dropped, a segment failed in between.
         let_go = self._let_go
         offered = self.offered()
         with self._changed:
             self._note(offered)
-            known = _newest(offered.offered, self._committed)
+            known = newest(offered.offered, self._committed)
             if let_go is not None and self._let_go is not None and (known is None or known < let_go):
-                self._push_again()
-            pushed = not self._window.is_empty or self._let_go is not None
+                self._must_push_again = True
+                self._begin_after(self._committed, self._closed)
+                self._changed.notify_all()
+            pushed = bool(self._window.batches) or self._let_go is not None
             if self._must_push_again or self._ended or (pushed and self._is_owed()):
                 raise StoreUnavailable(
                     f"stream {self.stream}: the broker has to push again what comes after {self._end or 'nothing'}",
@@ -705,32 +595,16 @@ class PushedLedgers:
                 )
             yield
 
-    def _push_again(self) -> None:
-        """Handles the failure of a segment whose entries were dropped from the window."""
-        self._turns += 1
-        self._must_push_again = True
-        self._forget_window()
-        self._begin_after(self._committed, self._closed)
-        self._changed.notify_all()
-
-    def _forget_window(self) -> None:
+    def _drop_window(self) -> None:
         self._window.clear()
-        self._let_go = None
-        self._all_read = False
-
-
-def _newest(*positions: Position | None) -> Position | None:
-    return max((each for each in positions if each is not None), default=None)
+        self._let_go, self._all_read = None, False
 
 
 class IdentifiedLedgers(PushedLedgers):
-    """Pushed ledgers with the identity of the producer's log: an ``IdentifiedSource``.
+    """Pushed ledgers with the identity of the producer's log, its uuid ``source``: an ``IdentifiedSource``.
 
     The log is remote: it records no starts, and its producer picks the ledger ids. Its entries are compared with the
     stored ones before any are accepted.
-
-    Args:
-        source: the log's own uuid.
     """
 
     def __init__(self, stream: str, source: UUID, **given: Any) -> None:

@@ -5,20 +5,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from formats.entries import EntryBatch, Position
 from offloader.ledgers.base import ClosedListener, LedgerInfo, LedgerSource, Listener, Subscription
 
-__all__ = ["ListenerSubscription", "Listeners", "TailingSource", "kept_bytes"]
-
-#: Appended batches are joined into chunks of about this size: thousands of one-entry batches would cost more memory
-#: than their payload, and be read one entry at a time.
+#: Small batches are joined into chunks of at most this size: thousands of one-entry batches would cost more memory than
+#: their payload, and be read one entry at a time.
 CHUNK_BYTES = 64 * 1024
-#: Batches that wait to be joined.
-FRESH_BATCHES_MAX = 256
+#: Small batches after the last chunk at which they are joined: joining each with the chunk would copy that each time.
+UNJOINED_MAX = 64
 #: Overhead of a chunk: the batch's objects.
 _CHUNK_OVERHEAD_BYTES = 4096
 #: Overhead of an entry: its id, time and offset.
@@ -30,6 +29,14 @@ def kept_bytes(batch: EntryBatch) -> int:
     return batch.payload_bytes + _ENTRY_OVERHEAD_BYTES * len(batch) + _CHUNK_OVERHEAD_BYTES
 
 
+def part_to_read(batch: EntryBatch, start: Position, max_bytes: int) -> EntryBatch:
+    """What a read from ``start`` on returns of a batch: one entry, and what else fits into ``max_bytes`` of payload."""
+    rest = batch.between(start, batch.last)
+    offsets = rest.offsets
+    stop = int(np.searchsorted(offsets, int(offsets[0]) + max_bytes, side="right")) - 1
+    return rest.slice(0, max(stop, 1))
+
+
 class TailingSource:
     """A ``LedgerSource`` that reads the newest entries from memory and the rest from ``inner``.
 
@@ -38,64 +45,49 @@ class TailingSource:
 
     Args:
         inner: the hot tier.
-        bytes_max: memory for entries, payloads and overhead; 0: none.
+        bytes_max: memory for entries, payloads and overhead; 0: none. ``held_bytes`` of it are taken now.
     """
 
     def __init__(self, inner: LedgerSource, bytes_max: int) -> None:
-        self._inner = inner
-        self._bytes_max = bytes_max
-        self._chunk_bytes = min(CHUNK_BYTES, bytes_max // 8)  # the oldest are evicted a chunk at a time
+        self.inner, self._bytes_max = inner, bytes_max
+        #: Of joined batches, overhead included; the oldest are evicted a chunk at a time.
+        self._chunk_bytes_max = min(CHUNK_BYTES, bytes_max // 8) + _CHUNK_OVERHEAD_BYTES
         self._lock = threading.Lock()
         self._chunks: deque[EntryBatch] = deque()
-        #: Appended after the last chunk, all of one ledger, and their size once joined into a chunk.
-        self._fresh: list[EntryBatch] = []
-        self._fresh_bytes = 0
-        self._held_bytes = 0
+        #: How many of the newest are to be joined with the one before them, and the size of that chunk then.
+        self._unjoined = self._newest_bytes = 0
+        self.held_bytes = 0
         self._subscription = inner.subscribe(self._keep) if bytes_max else None
-
-    @property
-    def inner(self) -> LedgerSource:
-        """The wrapped hot tier."""
-        return self._inner
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes that buffered entries take now, at most ``bytes_max``."""
-        with self._lock:
-            return self._held_bytes
 
     def close(self) -> None:
         """Drops the buffer; reads are passed to the hot tier. Idempotent."""
         if self._subscription is not None:
             self._subscription.cancel()
         with self._lock:
-            self._forget()
+            self._clear()
 
     def ledgers(self) -> list[LedgerInfo]:
-        return self._inner.ledgers()
+        return self.inner.ledgers()
 
     def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
         with self._lock:
             kept = self._find(start)
         if kept is None:
-            return self._inner.read(start, max_bytes)
-        low = start.entry_id - kept.first.entry_id if kept.ledger_id == start.ledger_id else 0
-        rest = kept.slice(max(0, low), len(kept))
-        fits = int(np.searchsorted(np.cumsum(rest.lengths, dtype=np.int64), max_bytes, side="right"))
-        return rest.slice(0, max(1, fits))
+            return self.inner.read(start, max_bytes)
+        return part_to_read(kept, start, max_bytes)
 
     def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> Subscription:
-        return self._inner.subscribe(listener, closed)
+        return self.inner.subscribe(listener, closed)
 
     def release(self, position: Position) -> None:
-        self._inner.release(position)
+        self.inner.release(position)
 
     def delete(self, ledger_id: int) -> None:
-        self._inner.delete(ledger_id)
+        self.inner.delete(ledger_id)
         with self._lock:
             self._join()
             self._chunks = deque(chunk for chunk in self._chunks if chunk.ledger_id != ledger_id)
-            self._held_bytes = sum(map(kept_bytes, self._chunks))
+            self.held_bytes = sum(map(kept_bytes, self._chunks))
 
     def _find(self, start: Position) -> EntryBatch | None:
         """The chunk in which a read from ``start`` begins, ``None`` if it isn't buffered."""
@@ -107,46 +99,46 @@ class TailingSource:
     def _keep(self, batch: EntryBatch) -> None:
         size_bytes = kept_bytes(batch)
         with self._lock:
-            if size_bytes > self._bytes_max:
-                self._forget()
-                return
-            large = size_bytes >= self._chunk_bytes
-            if self._fresh and (large or self._fresh[0].ledger_id != batch.ledger_id):
-                self._join()
-            self._held_bytes += size_bytes
-            if large:
-                self._chunks.append(batch.compact())
+            try:
+                own = batch.compact()
+            except MemoryError:  # a gap in the buffer would hide these entries from readers
+                self._clear()
+                raise
+            self._newest_bytes += size_bytes - _CHUNK_OVERHEAD_BYTES
+            is_next = self._chunks and self._chunks[-1].ledger_id == batch.ledger_id
+            if is_next and self._newest_bytes <= self._chunk_bytes_max:
+                self._unjoined += 1
             else:
-                self._fresh.append(batch.compact())
-                self._fresh_bytes += size_bytes - _CHUNK_OVERHEAD_BYTES
-            if (
-                self._fresh_bytes >= self._chunk_bytes
-                or len(self._fresh) >= FRESH_BATCHES_MAX
-                or self._held_bytes > self._bytes_max
-            ):
                 self._join()
-            while self._held_bytes > self._bytes_max:
-                self._held_bytes -= kept_bytes(self._chunks.popleft())
+                self._newest_bytes = size_bytes
+            self._chunks.append(own)
+            self.held_bytes += size_bytes
+            if self._unjoined >= UNJOINED_MAX or self.held_bytes > self._bytes_max:
+                self._join()
+            while self.held_bytes > self._bytes_max:
+                self.held_bytes -= kept_bytes(self._chunks.popleft())
 
     def _join(self) -> None:
-        """Joins the fresh batches into one chunk, with the previous chunk if that is small and of the same ledger."""
-        if not self._fresh:
-            return
-        parts, self._fresh, self._fresh_bytes = self._fresh, [], 0
-        newest = self._chunks[-1] if self._chunks else None
-        if newest is not None and newest.ledger_id == parts[0].ledger_id and kept_bytes(newest) < self._chunk_bytes:
-            parts.insert(0, self._chunks.pop())
-        joined = EntryBatch.concat(parts)
-        self._chunks.append(joined)
-        self._held_bytes += kept_bytes(joined) - sum(map(kept_bytes, parts))
+        """Makes one chunk of the newest small batches and the one before them; drops all chunks if it can't."""
+        if self._unjoined:
+            parts = [self._chunks.pop() for _ in range(self._unjoined + 1)]
+            self._unjoined = 0
+            try:
+                self._chunks.append(EntryBatch.concat(parts[::-1]))
+            except Exception:
+                _log.exception("tail cache dropped: its batches up to %s can't be joined", parts[0].last)
+                self._clear()
+            else:
+                self.held_bytes += kept_bytes(self._chunks[-1]) - sum(map(kept_bytes, parts))
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._chunks.clear()
-        self._fresh, self._fresh_bytes = [], 0
-        self._held_bytes = 0
+        self._unjoined = self.held_bytes = 0
 
 
 _log = logging.getLogger(__name__)
+
+_Told = TypeVar("_Told", EntryBatch, LedgerInfo)
 
 
 class Listeners:
@@ -171,10 +163,8 @@ class Listeners:
 
     def tell(self, batch: EntryBatch) -> bool:
         """Calls every listener and logs exceptions; returns whether all accepted the batch."""
-        taken = True
-        for subscription in self._subscriptions:
-            taken = subscription.call(batch) and taken
-        return taken
+        taken = [subscription.call(batch) for subscription in self._subscriptions]
+        return all(taken)
 
     def tell_all(self, batches: Sequence[EntryBatch], closed: Sequence[LedgerInfo]) -> None:
         """Reports what one append wrote, and each ledger it closed before the next one's first batch."""
@@ -222,19 +212,18 @@ class ListenerSubscription:
     def call(self, batch: EntryBatch) -> bool:
         """False: the listener will read the batch later."""
         with self._calling:
-            if self._listener is None:
-                return True
-            try:
-                return self._listener(batch) is not False
-            except Exception:
-                _log.exception("stream %s: a listener failed at %s", self._listeners.stream, batch.first)
-                return False
+            return self._listener is None or self._guarded(self._listener, batch)
 
     def call_closed(self, info: LedgerInfo) -> None:
         with self._calling:
-            if self._closed is None:
-                return
-            try:
-                self._closed(info)
-            except Exception:
-                _log.exception("stream %s: a listener failed at the end of %s", self._listeners.stream, info.ledger_id)
+            if self._closed is not None:
+                self._guarded(self._closed, info)
+
+    def _guarded(self, listener: Callable[[_Told], object], told: _Told) -> bool:
+        """Calls a listener and logs its exception; returns whether it accepted."""
+        try:
+            return listener(told) is not False
+        except Exception:
+            at = told.first if isinstance(told, EntryBatch) else f"the end of {told.ledger_id}"
+            _log.exception("stream %s: a listener failed at %s", self._listeners.stream, at)
+            return False

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from formats.checkpoint import ASIDE, DELETED, HOT_RELEASED, LAST_UNKNOWN, KnownSource
+from formats.checkpoint import (
+    ASIDE,
+    DELETED,
+    HOT_RELEASED,
+    LAST_UNKNOWN,
+    AssignedSegment,
+    KnownSource,
+    ReplacedSegment,
+)
 from formats.entries import Position
 from formats.manifest import (
     FACT_UNKNOWN,
@@ -17,6 +24,7 @@ from formats.manifest import (
     Edit,
     Failed,
     Gap,
+    GapFilled,
     Hold,
     HotReleased,
     LedgerClosed,
@@ -33,29 +41,18 @@ from formats.manifest import (
     Resume,
     Retire,
     Rewrite,
+    Rewritten,
     SetAside,
     SetMethod,
     StreamDeleted,
     Truncate,
     UndoRetire,
 )
-from offloader.manifest.ledger_table import LedgerFact, follows
-from offloader.manifest.replacing import promise, replace_segments, restore_range, without_promise
-from offloader.manifest.segment_table import SegmentRecord, SegmentStatus
-from offloader.manifest.state import EditRefused, ManifestState, RecordBuilder, StreamPaused, assigning_after, first_of
-
-__all__ = [
-    "NO_LEDGER",
-    "apply_edits",
-    "are_applied",
-    "closed_fact",
-    "fold",
-    "is_applied",
-    "open_source",
-    "reach_source",
-    "require_follows",
-    "reserve",
-]
+from offloader.manifest.fills import FillRules
+from offloader.manifest.ledger_table import follows
+from offloader.manifest.replacing import ReplacingRules
+from offloader.manifest.segment_table import SegmentRecord, SegmentStatus, assigned_record
+from offloader.manifest.state import EditRefused, ManifestState, StreamPaused, View, assigning_after, first_of
 
 
 def is_applied(state: ManifestState, record: Record) -> bool:
@@ -76,65 +73,45 @@ def are_applied(state: ManifestState, edits: Sequence[Edit]) -> bool:
     return all(_SAYS[type(edit)](state, edit, writer) for edit in edits)
 
 
-def _is_retired(state: ManifestState, edit: Retire, record: Record) -> bool:
-    found = [state.segments.get(uuid) for uuid in edit.uuids]
-    return all(each is not None and each.retire_record == record.record_id for each in found)
+def _have(state: ManifestState, uuids: Iterable[UUID], holds: Callable[[SegmentRecord], bool]) -> bool:
+    """Whether all these segments are in ``state``, and what ``holds`` asks is true of each."""
+    return all((found := state.segments.get(uuid)) is not None and holds(found) for uuid in uuids)
 
 
-def _is_back(state: ManifestState, edit: UndoRetire, _: Record) -> bool:
-    found = [state.segments.get(uuid) for uuid in edit.uuids]
-    return all(each is not None and each.status is SegmentStatus.OFFLOADED for each in found)
+def _holds(state: ManifestState, each: Offloaded | Rewritten) -> bool:
+    return _have(state, [each.uuid], lambda found: found.summary == each.summary)
 
 
-def _is_offloaded(state: ManifestState, edit: Offloaded, _: Record) -> bool:
-    found = state.segments.get(edit.uuid)
-    return found is not None and found.summary == edit.summary
-
-
-def _is_assigned(state: ManifestState, edit: Assign, _: Record) -> bool:
-    found = state.segments.get(edit.uuid)
-    return found is not None and found.begin == edit.begin
-
-
-def _has_failed(state: ManifestState, edit: Failed, _: Record) -> bool:
-    return edit.uuid not in state.segments and all(each.uuid != edit.uuid for each in state.rewrites)
-
-
-def _have_replaced(state: ManifestState, edit: Replace, _: Record) -> bool:
-    found = [(state.segments.get(each.uuid), each.summary) for each in edit.by]
-    return all(record is not None and record.summary == summary for record, summary in found)
-
-
-def _is_restored(state: ManifestState, edit: Restore, _: Record) -> bool:
-    begins = edit.head is None or state.head is None or state.head <= edit.head
-    return begins and not state.deleted_ledgers & set(edit.ledger_ids)
-
-
-def _are_gone(state: ManifestState, edit: Release | Purged, _: Record) -> bool:
-    replaced = {each.uuid for each in state.replaced}
-    return not any(uuid in state.segments or uuid in replaced for uuid in edit.uuids)
+def _lacks(state: ManifestState, uuids: Iterable[UUID], others: Iterable[AssignedSegment | ReplacedSegment]) -> bool:
+    """Whether none of these segments is in ``state`` or in its ``others``."""
+    aside = {each.uuid for each in others}
+    return not any(uuid in state.segments or uuid in aside for uuid in uuids)
 
 
 _SAYS: Mapping[type[Edit], Callable[[ManifestState, Any, Record], bool]] = {
     OpenEpoch: lambda state, edit, record: state.epoch == edit.epoch and state.owner.nonce == record.writer.nonce,
     ReserveLedgers: lambda state, edit, _: state.source is not None and state.source.reserved >= edit.reserved,
     LedgerClosed: lambda state, edit, _: state.closed_ledgers.get(edit.ledger_id) == edit.last_entry_id,
-    Assign: _is_assigned,
-    Offloaded: _is_offloaded,
-    Failed: _has_failed,
+    Assign: lambda state, edit, _: _have(state, [edit.uuid], lambda found: found.begin == edit.begin),
+    Offloaded: lambda state, edit, _: _holds(state, edit),
+    Failed: lambda state, edit, _: _lacks(state, [edit.uuid], state.rewrites),
     Gap: lambda state, edit, _: edit in state.gaps,
+    GapFilled: lambda state, edit, _: edit in state.fills,
     Adopt: lambda state, edit, _: edit.uuid in state.segments,
-    Release: _are_gone,
+    Release: lambda state, edit, _: _lacks(state, edit.uuids, state.replaced),
     Truncate: lambda state, edit, _: state.head is not None and state.head >= edit.head,
     LedgersDeleted: lambda state, edit, _: state.deleted_ledgers >= set(edit.ledger_ids),
     HotReleased: lambda state, edit, _: state.hot_released_ledgers >= set(edit.ledger_ids),
     SetAside: lambda state, edit, _: state.aside_ledgers >= set(edit.ledger_ids),
-    Retire: _is_retired,
-    Purged: _are_gone,
-    UndoRetire: _is_back,
+    Retire: lambda state, edit, record: _have(state, edit.uuids, lambda found: found.retire_record == record.record_id),
+    Purged: lambda state, edit, _: _lacks(state, edit.uuids, state.replaced),
+    UndoRetire: lambda state, edit, _: _have(state, edit.uuids, lambda found: found.status is SegmentStatus.OFFLOADED),
     Rewrite: lambda state, edit, _: any(each.uuid == edit.uuid for each in state.rewrites),
-    Replace: _have_replaced,
-    Restore: _is_restored,
+    Replace: lambda state, edit, _: all(_holds(state, each) for each in edit.by),
+    Restore: lambda state, edit, _: (
+        (edit.head is None or state.head is None or state.head <= edit.head)
+        and state.deleted_ledgers.isdisjoint(edit.ledger_ids)
+    ),
     SetMethod: lambda state, edit, _: state.method == edit.method,
     Pause: lambda state, _edit, _: state.paused,
     Resume: lambda state, _edit, _: not state.paused,
@@ -143,53 +120,8 @@ _SAYS: Mapping[type[Edit], Callable[[ManifestState, Any, Record], bool]] = {
 }
 
 
-#: Below every ledger id.
-NO_LEDGER = -1
-
-
-def open_source(draft: RecordBuilder, edit: OpenEpoch) -> None:
-    """Records the source that a new epoch's owner offloads, if it has an identity."""
-    known: KnownSource | None = draft.now("source")
-    if edit.source is not None:
-        goes_on = known is not None and known.uuid == edit.source and not edit.accepted
-        draft.changes["source"] = KnownSource(
-            uuid=edit.source,
-            token=edit.token,
-            reserved=NO_LEDGER if known is None else known.reserved,
-            reach=known.reach if known is not None and goes_on else None,
-        )
-    if edit.reserved is not None:
-        reserve(draft, edit, edit.reserved)
-
-
-def reserve(draft: RecordBuilder, edit: Edit, reserved: int) -> None:
-    """Reserves ledger ids up to ``reserved``."""
-    known: KnownSource | None = draft.now("source")
-    if known is None:
-        raise draft.refused(edit, "no source is known that could give ledger ids")
-    draft.changes["source"] = replace(known, reserved=max(known.reserved, reserved))
-
-
-def reach_source(draft: RecordBuilder, source_end: Position | None) -> None:
-    """Records the newest position of the owner's source."""
-    known: KnownSource | None = draft.now("source")
-    if known is not None and source_end is not None and (known.reach is None or source_end > known.reach):
-        draft.changes["source"] = replace(known, reach=source_end)
-
-
-def closed_fact(draft: RecordBuilder, edit: LedgerClosed, fact: LedgerFact) -> LedgerFact:
-    """The fact of a ledger whose end its source reported.
-
-    Raises:
-        EditRefused: another payload size or creation time was recorded of it: it is another ledger.
-    """
-    for name in ("payload_bytes", "created_ms"):
-        before, now = getattr(fact, name), getattr(edit, name)
-        if FACT_UNKNOWN not in (before, now) and before != now:
-            raise draft.refused(edit, f"ledger {edit.ledger_id} had {name} {before}, now {now}")
-        if now != FACT_UNKNOWN:
-            fact = fact._replace(**{name: now})
-    return fact._replace(last_entry_id=edit.last_entry_id)
+#: Edits that lead to a deletion.
+_DELETING = (LedgersDeleted, Purged, Release, Replace, Retire, Rewrite, StreamDeleted, Truncate)
 
 
 def fold(state: ManifestState, record: Record) -> ManifestState:
@@ -199,12 +131,7 @@ def fold(state: ManifestState, record: Record) -> ManifestState:
         EditRefused: the record doesn't follow, or one of its edits isn't allowed here. Records are checked when
             written, so in a manifest this means damage.
     """
-    if record.record_id != state.record_id + 1 or record.incarnation != state.incarnation:
-        raise EditRefused(
-            f"stream {state.stream}: record {record.record_id} of {record.incarnation} doesn't follow "
-            f"record {state.record_id} of {state.incarnation}"
-        )
-    require_follows(state.stream, state.nonce, record)
+    require_follows(state, record)
     draft = _Rules(state, record.record_id)
     for edit in record.edits:
         draft.apply(edit)
@@ -215,7 +142,7 @@ def fold(state: ManifestState, record: Record) -> ManifestState:
         state.assigning, record.edits, epoch_nonce=owner.nonce, record_id=record.record_id
     )
     draft.changes.update(writer=record.writer, time_ms=record.time_ms)
-    reach_source(draft, record.source_end)
+    draft.reach_source(record.source_end)
     after = draft.state()
     if after.epoch != record.epoch:
         raise EditRefused(
@@ -227,14 +154,19 @@ def fold(state: ManifestState, record: Record) -> ManifestState:
     return after
 
 
-def require_follows(stream: str, nonce: str, record: Record) -> None:
-    """Raises ``EditRefused`` unless the record names the nonce of the record before it.
+def require_follows(view: View, record: Record) -> None:
+    """Raises ``EditRefused`` unless the record has the next number and names the nonce of the record before it.
 
-    This detects a lost record whose number was created again.
+    The nonce detects a lost record whose number was created again.
     """
-    if record.previous_nonce and record.previous_nonce != nonce:
+    if record.record_id != view.record_id + 1 or record.incarnation != view.incarnation:
         raise EditRefused(
-            f"stream {stream}: record {record.record_id} follows another record {record.record_id - 1} than the one "
+            f"stream {view.stream}: record {record.record_id} of {record.incarnation} doesn't follow "
+            f"record {view.record_id} of {view.incarnation}"
+        )
+    if record.previous_nonce and record.previous_nonce != view.nonce:
+        raise EditRefused(
+            f"stream {view.stream}: record {record.record_id} follows another record {view.record_id} than the one "
             "that is there: that one was lost, and its number created again"
         )
 
@@ -251,28 +183,55 @@ def apply_edits(state: ManifestState, edits: Iterable[Edit], *, record_id: int) 
     return draft.state()
 
 
-class _Rules(RecordBuilder):
-    """Effect and precondition of each kind of edit."""
+class _Rules(ReplacingRules, FillRules):
+    """Precondition and effect of each edit, in the method of its kind."""
 
     def apply(self, edit: Edit) -> None:
         if self.now("stream_deleted"):
             raise self.refused(edit, "the stream is deleted")
-        _HANDLERS[type(edit)](self, edit)
+        if self.now("held") and isinstance(edit, _DELETING):
+            raise self.refused(edit, "the stream is on hold, nothing of it is deleted")
+        getattr(self, edit.kind)(edit)
 
     def open_epoch(self, edit: OpenEpoch) -> None:
         if edit.epoch != self.now("epoch") + 1:
             raise self.refused(edit, f"epoch {edit.epoch} doesn't follow {self.now('epoch')}")
         self.changes["epoch"] = edit.epoch
-        open_source(self, edit)
+        known: KnownSource | None = self.now("source")
+        if edit.source is not None:
+            goes_on = known is not None and known.uuid == edit.source and not edit.accepted
+            self.changes["source"] = KnownSource(
+                uuid=edit.source,
+                token=edit.token,
+                reserved=-1 if known is None else known.reserved,  # -1: below every ledger id
+                reach=known.reach if known is not None and goes_on else None,
+            )
+        if edit.reserved is not None:
+            self.reserve_ledgers(ReserveLedgers(edit.reserved))
 
     def reserve_ledgers(self, edit: ReserveLedgers) -> None:
-        reserve(self, edit, edit.reserved)
+        known: KnownSource | None = self.now("source")
+        if known is None:
+            raise self.refused(edit, "no source is known that could give ledger ids")
+        self.changes["source"] = replace(known, reserved=max(known.reserved, edit.reserved))
+
+    def reach_source(self, source_end: Position | None) -> None:
+        """Records the newest position of the owner's source."""
+        known: KnownSource | None = self.now("source")
+        if known is not None and source_end is not None and (known.reach is None or source_end > known.reach):
+            self.changes["source"] = replace(known, reach=source_end)
 
     def ledger_closed(self, edit: LedgerClosed) -> None:
         fact = self.fact(edit.ledger_id)
         if fact.last_entry_id not in (LAST_UNKNOWN, edit.last_entry_id) or edit.last_entry_id < -1:
             raise self.refused(edit, f"ledger {edit.ledger_id} ended at {fact.last_entry_id}, now {edit.last_entry_id}")
-        self.facts[edit.ledger_id] = closed_fact(self, edit, fact)
+        for name in ("payload_bytes", "created_ms"):
+            before, now = getattr(fact, name), getattr(edit, name)
+            if FACT_UNKNOWN not in (before, now) and before != now:
+                raise self.refused(edit, f"ledger {edit.ledger_id} had {name} {before}, now {now}")
+            if now != FACT_UNKNOWN:
+                fact = fact._replace(**{name: now})
+        self.facts[edit.ledger_id] = fact._replace(last_entry_id=edit.last_entry_id)
 
     def assign(self, edit: Assign) -> None:
         if self.now("paused"):
@@ -287,20 +246,7 @@ class _Rules(RecordBuilder):
         if edit.end is None and not is_free_live:
             raise self.refused(edit, f"a live segment at {edit.begin} doesn't follow {newest}, the newest end")
         self.claim(edit.begin, edit.end)
-        self.segments.put(
-            SegmentRecord(
-                uuid=edit.uuid,
-                status=SegmentStatus.ASSIGNED,
-                epoch=self.now("epoch"),
-                layout=edit.layout,
-                begin=edit.begin,
-                end=edit.end,
-                assigned_ms=edit.assigned_ms,
-                offloaded_ms=None,
-                driver=edit.driver,
-                summary=None,
-            )
-        )
+        self.segments.put(assigned_record(self.promised(edit)))
 
     def offloaded(self, edit: Offloaded) -> None:
         segment = self.segment(edit, edit.uuid, SegmentStatus.ASSIGNED)
@@ -323,7 +269,7 @@ class _Rules(RecordBuilder):
         )
 
     def failed(self, edit: Failed) -> None:
-        if without_promise(self, edit.uuid):
+        if self.drop_promise(edit.uuid):
             return
         self.segment(edit, edit.uuid, SegmentStatus.ASSIGNED)
         self.segments.drop(edit.uuid)
@@ -336,9 +282,7 @@ class _Rules(RecordBuilder):
         if not joins and not (committed is not None and follows(committed, edit.first, self.ledgers().closed)):
             self.require_after_head(edit, edit.last)
         self.claim(edit.first, edit.last)
-        gaps = list(self.now("gaps"))
-        insort(gaps, edit, key=first_of)
-        self.changes["gaps"] = tuple(gaps)
+        self.changes["gaps"] = tuple(sorted([*self.now("gaps"), edit], key=first_of))
 
     def adopt(self, edit: Adopt) -> None:
         self.require_new(edit, edit.uuid)
@@ -362,16 +306,14 @@ class _Rules(RecordBuilder):
         )
 
     def release(self, edit: Release) -> None:
-        self._require_no_hold(edit)
         for uuid in edit.uuids:
             segment = self.segment(edit, uuid, SegmentStatus.OFFLOADED)
             if segment.owned:
                 raise self.refused(edit, f"segment {uuid} is our own: retire it")
-            self.sums = self.sums.plus(segment, -1)
-            self.segments.drop(uuid)
+            self.drop_counted(segment)
+        self.drop_fills()
 
     def truncate(self, edit: Truncate) -> None:
-        self._require_no_hold(edit)
         head = self.now("head")
         if head is not None and edit.head < head:
             raise self.refused(edit, f"the head never goes back: {edit.head} is before {head}")
@@ -389,7 +331,6 @@ class _Rules(RecordBuilder):
             raise self.refused(edit, f"segment {promised.uuid} at {promised.begin} is on its way before {edit.head}")
 
     def ledgers_deleted(self, edit: LedgersDeleted) -> None:
-        self._require_no_hold(edit)
         self.mark(edit.ledger_ids, DELETED)
 
     def hot_released(self, edit: HotReleased) -> None:
@@ -407,33 +348,21 @@ class _Rules(RecordBuilder):
         self.mark(edit.ledger_ids, HOT_RELEASED)
 
     def retire(self, edit: Retire) -> None:
-        self._require_no_hold(edit)
+        head = self.now("head")
         for uuid in edit.uuids:
             segment = self.segment(edit, uuid, SegmentStatus.OFFLOADED)
+            assert segment.end is not None
             if not segment.owned:
                 raise self.refused(edit, f"segment {uuid} isn't ours: release it")
-            if not self._is_deletable(segment):
+            # The release of a ledger's hot copy is irrelevant: its entries live on in the segment.
+            if not (head is not None and segment.end < head) and not self.is_gone(segment):
                 raise self.refused(
                     edit, f"segment {uuid} is neither before the head nor are all its ledgers marked as deleted"
                 )
             self.sums = self.sums.plus(segment, -1)
             self.segments.put(replace(segment, status=SegmentStatus.RETIRED, retire_record=self.record_id))
 
-    def _is_deletable(self, segment: SegmentRecord) -> bool:
-        # The release of a ledger's hot copy is irrelevant: its entries live on in the segment.
-        assert segment.end is not None
-        assert segment.summary is not None
-        head = self.now("head")
-        if head is not None and segment.end < head:
-            return True
-        return all(self.fact(span.ledger_id).flags & DELETED for span in segment.summary.ledgers)
-
-    def _require_no_hold(self, edit: Edit) -> None:
-        if self.now("held"):
-            raise self.refused(edit, "the stream is on hold, nothing of it is deleted")
-
     def purged(self, edit: Purged) -> None:
-        self._require_no_hold(edit)
         replaced = {each.uuid: each for each in self.now("replaced")}
         for uuid in edit.uuids:
             if uuid in replaced and replaced[uuid].retire_record == edit.retire_record:
@@ -442,14 +371,12 @@ class _Rules(RecordBuilder):
                 self._retired_by(edit, uuid, edit.retire_record)
                 self.segments.drop(uuid)
         self.changes["replaced"] = tuple(replaced.values())
+        self.drop_fills()
 
     def undo_retire(self, edit: UndoRetire) -> None:
         for uuid in edit.uuids:
             segment = self._retired_by(edit, uuid, edit.retire_record)
             self.put_counted(replace(segment, status=SegmentStatus.OFFLOADED, retire_record=None))
-
-    def restore(self, edit: Restore) -> None:
-        restore_range(self, edit)
 
     def set_aside(self, edit: SetAside) -> None:
         self.mark(edit.ledger_ids, ASIDE)
@@ -463,14 +390,6 @@ class _Rules(RecordBuilder):
                 edit, f"segment {uuid} was retired by record {segment.retire_record}, not {retire_record}"
             )
         return segment
-
-    def rewrite(self, edit: Rewrite) -> None:
-        self._require_no_hold(edit)
-        promise(self, edit)
-
-    def replace(self, edit: Replace) -> None:
-        self._require_no_hold(edit)
-        replace_segments(self, edit)
 
     def set_method(self, edit: SetMethod) -> None:
         if edit.method not in ("streaming", "ledger", "none"):
@@ -486,34 +405,5 @@ class _Rules(RecordBuilder):
     def hold(self, edit: Hold) -> None:
         self.changes["held"] = edit.on
 
-    def delete_stream(self, edit: StreamDeleted) -> None:
-        self._require_no_hold(edit)
+    def stream_deleted(self, _edit: StreamDeleted) -> None:
         self.changes["stream_deleted"] = True
-
-
-_HANDLERS: Mapping[type[Edit], Callable[[_Rules, Any], None]] = {
-    OpenEpoch: _Rules.open_epoch,
-    ReserveLedgers: _Rules.reserve_ledgers,
-    SetAside: _Rules.set_aside,
-    LedgerClosed: _Rules.ledger_closed,
-    Assign: _Rules.assign,
-    Offloaded: _Rules.offloaded,
-    Failed: _Rules.failed,
-    Gap: _Rules.gap,
-    Adopt: _Rules.adopt,
-    Release: _Rules.release,
-    Truncate: _Rules.truncate,
-    LedgersDeleted: _Rules.ledgers_deleted,
-    HotReleased: _Rules.hot_released,
-    Retire: _Rules.retire,
-    Purged: _Rules.purged,
-    UndoRetire: _Rules.undo_retire,
-    Rewrite: _Rules.rewrite,
-    Replace: _Rules.replace,
-    Restore: _Rules.restore,
-    SetMethod: _Rules.set_method,
-    Pause: _Rules.pause,
-    Resume: _Rules.resume,
-    Hold: _Rules.hold,
-    StreamDeleted: _Rules.delete_stream,
-}

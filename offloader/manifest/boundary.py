@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 from formats.checkpoint import run_record_id
@@ -18,7 +19,7 @@ from formats.keys import (
     record_number,
     stream_prefix,
 )
-from formats.manifest import Boundary, decode_boundary, encode_boundary
+from formats.manifest import Boundary, Record, decode_record
 from offloader.errors import (
     Corrupt,
     NotFound,
@@ -29,35 +30,7 @@ from offloader.errors import (
     Unsupported,
 )
 from offloader.manifest.state import ManifestState
-from offloader.store.base import CREATE, IfMatch, ObjectInfo, ObjectStore
-
-__all__ = [
-    "FIRST_BOUNDARY",
-    "GIVEN_UP_ID",
-    "REBUILD",
-    "LostRecords",
-    "ManifestObjects",
-    "StoredBoundary",
-    "Unreadable",
-    "create_boundary",
-    "delete_keys",
-    "has_segment_of",
-    "incarnations_in",
-    "is_manifest_object",
-    "list_manifest",
-    "listed",
-    "name_record",
-    "naming",
-    "number_in",
-    "put_given_up",
-    "raise_boundary",
-    "read_boundary",
-    "require_never_begun",
-    "require_no_records",
-    "unlisted_incarnation",
-    "unlisted_segment",
-    "unreadable",
-]
+from offloader.store.base import CREATE, IfMatch, ObjectInfo, ObjectStore, PutMode
 
 #: Keys of one delete request.
 DELETE_KEYS_MAX = 1000
@@ -65,7 +38,7 @@ DELETE_KEYS_MAX = 1000
 _OWN_UUID_VERSION = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True)
 class ManifestObjects:
     """Objects under one incarnation's prefix.
 
@@ -76,11 +49,11 @@ class ManifestObjects:
         unknown: all other keys.
     """
 
-    records: Mapping[int, ObjectInfo]
-    checkpoints: Mapping[int, ObjectInfo]
-    runs: Mapping[str, ObjectInfo]
-    boundary: ObjectInfo | None
-    unknown: Sequence[str]
+    records: dict[int, ObjectInfo] = field(default_factory=dict)
+    checkpoints: dict[int, ObjectInfo] = field(default_factory=dict)
+    runs: dict[str, ObjectInfo] = field(default_factory=dict)
+    boundary: ObjectInfo | None = None
+    unknown: tuple[str, ...] = ()
 
     def known(self) -> list[ObjectInfo]:
         """All but the unknown ones, in a safe order of deletion: the boundary last."""
@@ -92,28 +65,20 @@ class ManifestObjects:
 def list_manifest(store: ObjectStore, stream: str, incarnation: UUID) -> ManifestObjects:
     """Lists one incarnation's manifest."""
     prefix = manifest_prefix(stream, incarnation)
-    records: dict[int, ObjectInfo] = {}
-    checkpoints: dict[int, ObjectInfo] = {}
-    runs: dict[str, ObjectInfo] = {}
-    boundary: ObjectInfo | None = None
-    unknown: list[str] = []
+    found = ManifestObjects()
     for info in listed(store, prefix):
         name = info.key[len(prefix) :]
         if info.key == boundary_key(stream, incarnation):
-            boundary = info
-        elif "/" in name:
-            unknown.append(info.key)
+            found.boundary = info
+        elif not is_manifest_object(name):
+            found.unknown += (info.key,)
         elif (number := record_number(name)) is not None:
-            records[number] = info
+            found.records[number] = info
         elif (number := checkpoint_number(name)) is not None:
-            checkpoints[number] = info
-        elif run_record_id(name) is not None:
-            runs[name] = info
+            found.checkpoints[number] = info
         else:
-            unknown.append(info.key)
-    return ManifestObjects(
-        records=records, checkpoints=checkpoints, runs=runs, boundary=boundary, unknown=tuple(unknown)
-    )
+            found.runs[name] = info
+    return found
 
 
 def is_manifest_object(name: str) -> bool:
@@ -128,10 +93,11 @@ def number_in(name: str) -> int | None:
     return checkpoint_number(name) if record is None else record
 
 
-def has_segment_of(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
-    """Whether a data object of that incarnation lies below the stream's name."""
+def has_segment_of(store: ObjectStore, stream: str, incarnation: UUID, *, or_index: bool = False) -> bool:
+    """Whether a data object, or also an index, of that incarnation lies below the stream's name."""
     found = (parse_object_key(info.key, stream) for info in listed(store, stream_prefix(stream)))
-    return any(each is not None and not each.is_index and is_segment_uuid_of(each.uuid, incarnation) for each in found)
+    known = (each for each in found if each is not None and (or_index or not each.is_index))
+    return any(is_segment_uuid_of(each.uuid, incarnation) for each in known)
 
 
 def unlisted_segment(store: ObjectStore, stream: str) -> UUID | None:
@@ -149,9 +115,7 @@ def unlisted_segment(store: ObjectStore, stream: str) -> UUID | None:
 
 def incarnations_in(store: ObjectStore, stream: str) -> list[UUID]:
     """Every incarnation with objects under its prefix."""
-    prefix = f"{stream_prefix(stream)}manifest/"
-    found = {_incarnation(info.key[len(prefix) :]) for info in listed(store, prefix)}
-    return sorted(each for each in found if each is not None)
+    return sorted(_boundaries(store, stream))
 
 
 def unlisted_incarnation(store: ObjectStore, stream: str) -> UUID | None:
@@ -160,22 +124,20 @@ def unlisted_incarnation(store: ObjectStore, stream: str) -> UUID | None:
     A boundary alone is from an overtaken creation of a stream, records alone from a writer of a stream deleted long
     ago.
     """
+    return next((each for each, kinds in _boundaries(store, stream).items() if kinds == {True, False}), None)
+
+
+def _boundaries(store: ObjectStore, stream: str) -> dict[UUID, set[bool]]:
+    """Each incarnation with objects under its prefix: whether they are its boundary."""
     found: dict[UUID, set[bool]] = {}
     prefix = f"{stream_prefix(stream)}manifest/"
     for info in listed(store, prefix):
-        incarnation = _incarnation(info.key[len(prefix) :])
-        if incarnation is not None:
-            found.setdefault(incarnation, set()).add(info.key == boundary_key(stream, incarnation))
-    return next((each for each, kinds in found.items() if len(kinds) == len((True, False))), None)
-
-
-def _incarnation(rest: str) -> UUID | None:
-    name, separator, _ = rest.partition("/")
-    try:
-        found = UUID(name)
-    except ValueError:
-        return None
-    return found if separator and str(found) == name else None
+        name, separator, _ = info.key[len(prefix) :].partition("/")
+        with suppress(ValueError):
+            incarnation = UUID(name)
+            if separator and str(incarnation) == name:
+                found.setdefault(incarnation, set()).add(info.key == boundary_key(stream, incarnation))
+    return found
 
 
 def listed(store: ObjectStore, prefix: str) -> Iterator[ObjectInfo]:
@@ -188,11 +150,7 @@ def listed(store: ObjectStore, prefix: str) -> Iterator[ObjectInfo]:
 
 
 def delete_keys(store: ObjectStore, keys: Sequence[str]) -> None:
-    """Deletes objects, in sequential requests.
-
-    Raises:
-        StoreUnavailable: one of them wasn't deleted.
-    """
+    """Deletes objects, in sequential requests. Raises ``StoreUnavailable``: one of them wasn't deleted."""
     for start in range(0, len(keys), DELETE_KEYS_MAX):
         failures = store.delete(keys[start : start + DELETE_KEYS_MAX])
         if failures:
@@ -213,12 +171,33 @@ def unreadable(what: str, error: Exception, *, hint: str = REBUILD) -> Offloader
 
     Args:
         what: the object and its stream, for people.
-        error: why it can't be read.
         hint: what to do if it is damaged.
     """
     if isinstance(error, UnsupportedVersion):
         return Unsupported(f"{what}: {error}", hint="a later release wrote this: use that one. Nothing was changed")
     return Corrupt(f"{what}: {error}", hint=hint)
+
+
+_Value = TypeVar("_Value")
+
+
+def decoded(data: bytes, key: str, decode: Callable[..., _Value], what: str, *, hint: str = REBUILD) -> _Value:
+    """What ``decode`` makes of an object; raises as ``unreadable`` if it can't."""
+    try:
+        return decode(data, object_name=key)
+    except FormatError as error:
+        raise unreadable(what, error, hint=hint) from error
+
+
+def read_record(store: ObjectStore, stream: str, key: str, number: int) -> tuple[Record, ObjectInfo]:
+    """A record of a manifest, and the description of its object.
+
+    Raises:
+        NotFound: it is missing.
+        Corrupt, Unsupported: it can't be read.
+    """
+    data, info = store.get(key)
+    return decoded(data, key, decode_record, f"manifest of stream {stream}, record {number}"), info
 
 
 #: First kept id of an abandoned manifest: none of its numbers is valid any more.
@@ -248,10 +227,7 @@ def read_boundary(store: ObjectStore, stream: str, incarnation: UUID) -> StoredB
     """
     key = boundary_key(stream, incarnation)
     data, info = store.get(key)
-    try:
-        return StoredBoundary(decode_boundary(data, object_name=key), info.etag)
-    except FormatError as error:
-        raise unreadable(f"the boundary of stream {stream}", error) from error
+    return StoredBoundary(decoded(data, key, Boundary.decode, f"the boundary of stream {stream}"), info.etag)
 
 
 def create_boundary(store: ObjectStore, stream: str, incarnation: UUID, *, is_new: bool = False) -> bool:
@@ -263,29 +239,26 @@ def create_boundary(store: ObjectStore, stream: str, incarnation: UUID, *, is_ne
     Raises:
         Corrupt: there are records without a boundary: it was lost, and a new one would hide them.
     """
-    key = boundary_key(stream, incarnation)
     if not is_new:
-        try:
-            store.head(key)
-        except NotFound:
-            require_no_records(store, stream, incarnation)
-        else:
+        with suppress(NotFound):
+            store.head(boundary_key(stream, incarnation))
             return False
-    try:
-        store.put(key, encode_boundary(FIRST_BOUNDARY), mode=CREATE)
-    except PreconditionFailed:
-        return False
-    return True
+        require_no_records(store, stream, incarnation)
+    return put_if(store, boundary_key(stream, incarnation), FIRST_BOUNDARY.encode(), CREATE)
 
 
 def put_given_up(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
     """Creates a boundary that marks the manifest as abandoned; False if there is one by now."""
     given_up = replace(FIRST_BOUNDARY, first_kept_id=GIVEN_UP_ID)
-    try:
-        store.put(boundary_key(stream, incarnation), encode_boundary(given_up), mode=CREATE)
-    except PreconditionFailed:
-        return False
-    return True
+    return put_if(store, boundary_key(stream, incarnation), given_up.encode(), CREATE)
+
+
+def put_if(store: ObjectStore, key: str, data: bytes, mode: PutMode) -> bool:
+    """Writes an object; False if the condition in ``mode`` doesn't hold."""
+    with suppress(PreconditionFailed):
+        store.put(key, data, mode=mode)
+        return True
+    return False
 
 
 def require_no_records(store: ObjectStore, stream: str, incarnation: UUID) -> ManifestObjects:
@@ -326,9 +299,8 @@ def require_never_begun(store: ObjectStore, stream: str, incarnation: UUID) -> b
 
 def naming(boundary: Boundary, record_id: int, nonce: str) -> Boundary:
     """The boundary that names a record as committed, unless it names a later one already."""
-    if record_id < boundary.newest_id:
-        return boundary
-    return replace(boundary, newest_id=record_id, newest_nonce=nonce)
+    is_later = record_id >= boundary.newest_id
+    return replace(boundary, newest_id=record_id, newest_nonce=nonce) if is_later else boundary
 
 
 def name_record(store: ObjectStore, state: ManifestState, stored: StoredBoundary) -> bool:
@@ -351,19 +323,39 @@ def raise_boundary(
     Raises:
         OutcomeUnknown: the outcome is unknown. Harmless: the request can only land on ``stored``.
     """
-    assert wanted.first_kept_id >= stored.boundary.first_kept_id, "a boundary is never lowered"
-    assert wanted.checkpoint_id >= stored.boundary.checkpoint_id, "a boundary is never lowered"
-    assert wanted.newest_id >= stored.boundary.newest_id, "a boundary is never lowered"
+    for name in ("first_kept_id", "checkpoint_id", "newest_id"):
+        assert getattr(wanted, name) >= getattr(stored.boundary, name), "a boundary is never lowered"
     try:
-        info = store.put(boundary_key(stream, incarnation), encode_boundary(wanted), mode=IfMatch(stored.etag))
+        info = store.put(boundary_key(stream, incarnation), wanted.encode(), mode=IfMatch(stored.etag))
     except (PreconditionFailed, OutcomeUnknown) as error:
-        try:
+        with suppress(NotFound):
             found = read_boundary(store, stream, incarnation)
-        except NotFound:
-            return None
-        if found.boundary == wanted:
-            return found  # ours: the response was lost
-        if found.etag == stored.etag and isinstance(error, OutcomeUnknown):
-            raise
+            if found.boundary == wanted:
+                return found  # ours: the response was lost
+            if found.etag == stored.etag and isinstance(error, OutcomeUnknown):
+                raise
         return None
     return StoredBoundary(wanted, info.etag)
+
+
+#: Attempts to change a boundary while other processes change it too.
+CHANGES_MAX = 10
+
+
+def change_boundary(
+    store: ObjectStore, stream: str, incarnation: UUID, change: Callable[[Boundary], Boundary]
+) -> StoredBoundary:
+    """Replaces the boundary by what ``change`` makes of it; returns the one that is there then.
+
+    Raises:
+        NotFound, Corrupt, Unsupported: as ``read_boundary``.
+        StoreUnavailable: others changed it every time.
+    """
+    for _ in range(CHANGES_MAX):
+        stored = read_boundary(store, stream, incarnation)
+        wanted = change(stored.boundary)
+        if wanted == stored.boundary:
+            return stored
+        if (raised := raise_boundary(store, stream, incarnation, stored, wanted)) is not None:
+            return raised
+    raise StoreUnavailable(f"stream {stream}: its boundary changed {CHANGES_MAX} times meanwhile")

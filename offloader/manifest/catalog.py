@@ -4,38 +4,26 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from uuid import UUID
 
 from formats.errors import FormatError
 from formats.keys import catalog_key, catalog_prefix, levels_above, stream_of_catalog_key, stream_prefix
-from formats.manifest import CatalogEntry, decode_catalog_entry, encode_catalog_entry
+from formats.manifest import CatalogEntry
 from offloader.errors import Corrupt, NotFound, PreconditionFailed, StoreUnavailable, Unsupported
-from offloader.manifest.boundary import REBUILD, LostRecords, unlisted_incarnation, unlisted_segment, unreadable
+from offloader.manifest.boundary import (
+    REBUILD,
+    LostRecords,
+    decoded,
+    listed,
+    put_if,
+    unlisted_incarnation,
+    unlisted_segment,
+)
 from offloader.runtime.clock import Clock
 from offloader.store.base import CREATE, IfMatch, ObjectInfo, ObjectStore, PutMode
 from offloader.stream_names import name_clash, require_stream_name
-
-__all__ = [
-    "MARK_MS_MIN",
-    "REMOVAL_S_MAX",
-    "VOID",
-    "create_entry",
-    "forget_name",
-    "is_released",
-    "is_void_size",
-    "let_go",
-    "list_streams",
-    "mode_of_new",
-    "read_entry",
-    "read_shared",
-    "release_entry",
-    "remove_void",
-    "replace_entry",
-    "require_free_name",
-    "unused_void",
-]
 
 #: Content of a tombstone: what a released object is replaced by.
 VOID = b""
@@ -54,11 +42,10 @@ def is_void_size(size_bytes: int) -> bool:
 
 def read_shared(store: ObjectStore, key: str) -> tuple[bytes, ObjectInfo | None]:
     """The object (``VOID`` for a tombstone, a mark or nothing), and its description if it exists."""
-    try:
+    with suppress(NotFound):
         data, info = store.get(key)
-    except NotFound:
-        return VOID, None
-    return (VOID if _MARK.fullmatch(data) else data), info
+        return (VOID if _MARK.fullmatch(data) else data), info
+    return VOID, None
 
 
 def mode_of_new(store: ObjectStore, key: str, info: ObjectInfo | None) -> PutMode:
@@ -79,11 +66,7 @@ def mode_of_new(store: ObjectStore, key: str, info: ObjectInfo | None) -> PutMod
 
 def let_go(store: ObjectStore, key: str, etag: str) -> bool:
     """Replaces the object with that ETag by a tombstone; False if another object is there now."""
-    try:
-        store.put(key, VOID, mode=IfMatch(etag))
-    except PreconditionFailed:
-        return False
-    return True
+    return put_if(store, key, VOID, IfMatch(etag))
 
 
 def remove_void(
@@ -101,7 +84,6 @@ def remove_void(
     stands, the name can't be created.
 
     Args:
-        clock: measures how long this takes.
         now_ms: the earlier of both clocks, for the age of an abandoned mark.
         is_unused: whether nothing is left that needs the tombstone; called before and after the mark is set.
 
@@ -147,20 +129,32 @@ def read_entry(store: ObjectStore, stream: str) -> CatalogEntry | None:
     return _read(store, stream)[0]
 
 
+def require_entry(store: ObjectStore, stream: str) -> CatalogEntry:
+    """Reads the stream's entry, which must exist.
+
+    Raises:
+        NotFound: there is no such stream.
+        InvalidCall, Corrupt, Unsupported: as ``read_entry``.
+    """
+    entry = read_entry(store, stream)
+    if entry is None:
+        raise not_listed(store, stream)
+    return entry
+
+
+def not_listed(store: ObjectStore, stream: str) -> NotFound:
+    """The error that the store has no such stream."""
+    return NotFound(f"stream {stream} isn't in {store.url}", hint="`offloader ls` lists the streams")
+
+
 def list_streams(store: ObjectStore, *, prefix: str = "", released: bool = False) -> list[str]:
     """Names of the streams in a store that begin with ``prefix``, sorted. One listing of the catalogue.
 
     Args:
         released: also names of deleted streams, whose entries are tombstones.
     """
-    found: list[str] = []
-    after: str | None = ""
-    while after is not None:
-        page = store.list(catalog_prefix(), after=after)
-        names = [_stream_named_by(info.key) for info in page.objects if released or not is_void_size(info.size_bytes)]
-        found += [name for name in names if name is not None and name.startswith(prefix)]
-        after = page.next_after
-    return sorted(found)
+    found = _streams_below(store, catalog_prefix(), released=released)
+    return sorted(name for name in found if name.startswith(prefix))
 
 
 def require_free_name(store: ObjectStore, stream: str) -> None:
@@ -210,16 +204,11 @@ def create_entry(
             return existing, existing == entry
         _require_own_level(store, stream)
         if info is None:
-            _require_no_manifest(store, stream)
-            if not over_segments:
-                _require_no_segments(store, stream)
+            _require_no_remains(store, stream, over_segments=over_segments)
         entry = entry or CatalogEntry(stream, new_incarnation(), created_ms)
-        mode = mode_of_new(store, catalog_key(stream), info)
-        try:
-            store.put(catalog_key(stream), encode_catalog_entry(entry), mode=mode)
-        except PreconditionFailed:
-            continue  # another process created it, or removed a tombstone
-        return entry, True
+        # Refused if another process created it, or removed a tombstone.
+        if put_if(store, catalog_key(stream), entry.encode(), mode_of_new(store, catalog_key(stream), info)):
+            return entry, True
     raise StoreUnavailable(f"stream {stream} appears and vanishes in {store.url}")
 
 
@@ -238,11 +227,8 @@ def replace_entry(store: ObjectStore, entry: CatalogEntry, *, expected: CatalogE
         return existing == entry
     if info is None:
         _require_own_level(store, entry.stream)
-    try:
-        store.put(key, encode_catalog_entry(entry), mode=mode_of_new(store, key, info))
-    except PreconditionFailed:
-        return _read(store, entry.stream)[0] == entry
-    return True
+    is_written = put_if(store, key, entry.encode(), mode_of_new(store, key, info))
+    return is_written or _read(store, entry.stream)[0] == entry
 
 
 def release_entry(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
@@ -265,10 +251,8 @@ def forget_name(store: ObjectStore, stream: str, *, clock: Clock, now_ms: int) -
     Raises:
         OutcomeUnknown, StoreUnavailable: call again an hour later.
     """
-
-    return remove_void(
-        store, catalog_key(stream), clock=clock, now_ms=now_ms, is_unused=lambda: _is_unused(store, stream)
-    )
+    key = catalog_key(stream)
+    return remove_void(store, key, clock=clock, now_ms=now_ms, is_unused=lambda: _is_unused(store, stream))
 
 
 def unused_void(store: ObjectStore, stream: str) -> ObjectInfo | None:
@@ -278,8 +262,7 @@ def unused_void(store: ObjectStore, stream: str) -> ObjectInfo | None:
 
 
 def _is_unused(store: ObjectStore, stream: str) -> bool:
-    prefixes = [f"{stream_prefix(stream)}{folder}" for folder in _FOLDERS]
-    return not any(store.list(prefix, limit=1).objects for prefix in prefixes)
+    return not any(store.list(f"{stream_prefix(stream)}{folder}", limit=1).objects for folder in _FOLDERS)
 
 
 def _read(store: ObjectStore, stream: str) -> tuple[CatalogEntry | None, ObjectInfo | None]:
@@ -289,26 +272,19 @@ def _read(store: ObjectStore, stream: str) -> tuple[CatalogEntry | None, ObjectI
     data, info = read_shared(store, key)
     if info is None or data == VOID:
         return None, info
-    try:
-        entry = decode_catalog_entry(data, object_name=key)
-    except FormatError as error:
-        raise unreadable(f"the catalogue entry of stream {stream}", error) from error
+    entry = decoded(data, key, CatalogEntry.decode, f"the catalogue entry of stream {stream}")
     if entry.stream != stream:
         raise Corrupt(f"{key} in {store.url} names stream {entry.stream}, not {stream}", hint=REBUILD)
     return entry, info
 
 
-def _require_no_manifest(store: ObjectStore, stream: str) -> None:
-    """Without an entry or a tombstone, requires that no manifest exists: the entry may be lost or deleted by hand."""
+def _require_no_remains(store: ObjectStore, stream: str, *, over_segments: bool) -> None:
+    """Requires that no manifest and no segment exists without an entry or a tombstone, which may be lost."""
     found = unlisted_incarnation(store, stream)
     # Read again: another process may have created the stream between the first read and the listing.
     if found is not None and read_entry(store, stream) is None:
         raise Corrupt(f"stream {stream} has a manifest, {found}, and no catalogue entry: it may be lost", hint=REBUILD)
-
-
-def _require_no_segments(store: ObjectStore, stream: str) -> None:
-    """Likewise for segments: the entry and the whole manifest may be lost."""
-    found = unlisted_segment(store, stream)
+    found = None if over_segments else unlisted_segment(store, stream)
     if found is not None and read_entry(store, stream) is None:
         raise LostRecords(
             f"stream {stream} has segments in {store.url}, {found} for one, and neither a catalogue entry nor a "
@@ -320,18 +296,13 @@ def _require_no_segments(store: ObjectStore, stream: str) -> None:
 def _require_own_level(store: ObjectStore, stream: str) -> None:
     """Requires that no stream's name is the beginning of another's levels: their keys would overlap."""
     clash = next((name for name in levels_above(stream) if read_entry(store, name) is not None), None)
-    after: str | None = ""
-    while clash is None and after is not None:
-        page = store.list(catalog_key(stream) + "/", after=after)
-        below = [_stream_named_by(info.key) for info in page.objects if not is_void_size(info.size_bytes)]
-        clash = next((name for name in below if name is not None), None)
-        after = page.next_after
+    clash = clash or next(_streams_below(store, catalog_key(stream) + "/"), None)
     if clash is not None:
         raise name_clash(stream, clash)
 
 
-def _stream_named_by(key: str) -> str | None:
-    try:
-        return stream_of_catalog_key(key)
-    except FormatError:
-        return None  # a foreign object under the catalogue's prefix
+def _streams_below(store: ObjectStore, prefix: str, *, released: bool = False) -> Iterator[str]:
+    for info in listed(store, prefix):
+        with suppress(FormatError):  # a foreign object under the catalogue's prefix
+            if released or not is_void_size(info.size_bytes):
+                yield stream_of_catalog_key(info.key)

@@ -10,8 +10,6 @@ from offloader.manifest.log import ManifestLog
 from offloader.manifest.source_identity import compare_source, require_same_ledgers, require_same_source
 from offloader.manifest.state import ManifestState
 
-__all__ = ["CheckedSource", "checked"]
-
 
 class CheckedSource:
     """A ``LedgerSource`` whose ``ledgers`` raises ``SourceMismatch`` if it contradicts the manifest.
@@ -20,26 +18,21 @@ class CheckedSource:
     wrong source. A source without an identity compares itself if it can: a Pulsar topic. Thread-safe.
 
     Args:
-        inner: the hot tier.
         view: the last loaded manifest, ``None`` before that: then nothing is compared.
     """
 
     def __init__(self, inner: LedgerSource, view: Callable[[], ManifestState | None]) -> None:
-        self._inner, self._view = inner, view
+        self.inner, self._view = inner, view
         self._identity = identified(inner)
-
-    @property
-    def inner(self) -> LedgerSource:
-        return self._inner
 
     def ledgers(self) -> list[LedgerInfo]:
         # The view first: an entry that is recorded after the listing isn't missing in it.
         state = self._view()
-        infos = self._inner.ledgers()
+        infos = self.inner.ledgers()
         if state is None:
             return infos
         if self._identity is None:
-            compare_source(self._inner, state)
+            compare_source(self.inner, state)
         else:
             require_same_source(state, self._identity)
             require_same_ledgers(state, infos)
@@ -48,19 +41,19 @@ class CheckedSource:
 
     def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
         state = self._view()
-        batch = self._inner.read(start, max_bytes)
+        batch = self.inner.read(start, max_bytes)
         while batch is not None and state is not None and batch.ledger_id in state.aside_ledgers:
-            batch = self._inner.read(Position(batch.ledger_id + 1, 0), max_bytes)
+            batch = self.inner.read(Position(batch.ledger_id + 1, 0), max_bytes)
         return batch
 
     def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> Subscription:
-        return self._inner.subscribe(listener, closed)
+        return self.inner.subscribe(listener, closed)
 
     def release(self, position: Position) -> None:
-        self._inner.release(position)
+        self.inner.release(position)
 
     def delete(self, ledger_id: int) -> None:
-        self._inner.delete(ledger_id)
+        self.inner.delete(ledger_id)
 
 
 def checked(source: LedgerSource, log: ManifestLog) -> CheckedSource:

@@ -13,14 +13,12 @@ from formats.keys import checkpoint_key, manifest_prefix
 from formats.manifest import Record
 from offloader.errors import LimitReached, NotFound, OffloaderError, PreconditionFailed, StoreUnavailable
 from offloader.manifest.apply import fold
-from offloader.manifest.boundary import StoredBoundary, naming, raise_boundary, read_boundary, unreadable
+from offloader.manifest.boundary import StoredBoundary, decoded, naming, raise_boundary, read_boundary
 from offloader.manifest.compaction import RUN_ROWS_MIN, CheckpointPlan, compacted, plan_checkpoint
 from offloader.manifest.load import RECORD_REQUESTS_MAX, LoadedManifest, refreshed
 from offloader.manifest.state import ManifestState
 from offloader.settings import ManifestSettings
 from offloader.store.base import CREATE, IfMatch, ObjectStore
-
-__all__ = ["Shortening", "checkpoint_now", "write_checkpoint"]
 
 #: Attempts to write a checkpoint while others change the boundary.
 ATTEMPTS_MAX = 10
@@ -36,7 +34,6 @@ def checkpoint_now(
     """Makes the boundary name a checkpoint of ``state`` or of a later view.
 
     Args:
-        entropy: random bytes, for the names of runs.
         requests_max: concurrent GETs of records if another process wrote a checkpoint meanwhile.
 
     Raises:
@@ -53,8 +50,7 @@ def checkpoint_now(
             if found is None:
                 raise NotFound(f"stream {state.stream} was deleted")
             continue
-        written = write_checkpoint(store, state, stored, entropy)
-        if written is not None:
+        if (written := write_checkpoint(store, state, stored, entropy)) is not None:
             return written
     raise StoreUnavailable(f"stream {state.stream}: its boundary changed during {ATTEMPTS_MAX} checkpoints")
 
@@ -66,8 +62,6 @@ def write_checkpoint(
 
     Args:
         state: built on the checkpoint that ``stored`` names.
-        stored: the boundary as it was read.
-        entropy: random bytes, for the names of runs.
 
     Raises:
         LimitReached: it is too large to be read.
@@ -114,16 +108,13 @@ def _is_sound(data: bytes, key: str, state: ManifestState) -> bool:
 
     Runs written after the boundary's checkpoint do: none of them is deleted before the boundary passes them.
     """
-    try:
-        header, _ = decode_checkpoint(data, object_name=key)
-    except FormatError as error:
-        raise unreadable(f"the checkpoint {key}", error, hint="delete it: no boundary names it") from error
+    hint = "delete it: no boundary names it"
+    header, _ = decoded(data, key, decode_checkpoint, f"the checkpoint {key}", hint=hint)
     runs = [part.run for part in state.segments.sealed] + [facts.run for facts in state.ledgers.sealed]
     kept = {run.name for run in runs if run is not None}
-    if header.record_id != state.record_id or header.incarnation != state.incarnation:
-        return False
+    is_same = header.record_id == state.record_id and header.incarnation == state.incarnation
     names = [run.name for run in (*header.runs, *header.ledger_runs)]
-    return all(name in kept or (run_record_id(name) or 0) > state.checkpoint_id for name in names)
+    return is_same and all(name in kept or (run_record_id(name) or 0) > state.checkpoint_id for name in names)
 
 
 #: Records kept to update a checkpoint's view; after more of them, the view is loaded anew.
@@ -147,31 +138,20 @@ class _Aside:
     is_over: bool = False
 
 
+@dataclass(slots=True)
 class Shortening:
     """Schedules checkpoints. Called by one log, under its lock.
 
-    Args:
-        store: where the manifest is.
-        entropy: random bytes, for the names of runs.
-        settings: records per checkpoint, and concurrent GETs.
-        run_aside: runs a call on another thread soon, or never; ``None``: checkpoints are written within the commit.
+    Attributes:
+        _run_aside: runs a call on another thread soon, or never; ``None``: checkpoints are written within the commit.
     """
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        entropy: Callable[[int], bytes],
-        settings: ManifestSettings,
-        *,
-        run_aside: Callable[[Callable[[], object]], object] | None,
-    ) -> None:
-        self._store = store
-        self._entropy = entropy
-        self._records = settings.checkpoint_records
-        self._requests_max = settings.record_requests_max
-        self._run_aside = run_aside
-        self._next_from = 0
-        self._aside: _Aside | None = None
+    _store: ObjectStore
+    _entropy: Callable[[int], bytes]
+    _settings: ManifestSettings
+    _run_aside: Callable[[Callable[[], object]], object] | None
+    _next_from: int = field(default=0, init=False)
+    _aside: _Aside | None = field(default=None, init=False)
 
     def after_commit(self, state: ManifestState, record: Record, stored: StoredBoundary) -> ManifestState:
         """The view to continue with after ``record`` was committed: equal to ``state``.
@@ -187,11 +167,11 @@ class Shortening:
         state = self._back(state)
         if len(state.segments.tail) > RUN_ROWS_MIN and state.checkpoint_id != stored.boundary.checkpoint_id:
             state = compacted(state)  # another process writes the checkpoints: keep the copies small anyway
-        is_due = state.record_id - stored.boundary.checkpoint_id >= self._records
+        is_due = state.record_id - stored.boundary.checkpoint_id >= self._settings.checkpoint_records
         if not is_due or state.record_id < self._next_from or self._aside is not None:
             return state
         # Retry after as many records again, so that a refusing store isn't called with every commit.
-        self._next_from = state.record_id + self._records
+        self._next_from = state.record_id + self._settings.checkpoint_records
         if self._run_aside is None:
             return self._written(state, stored) or compacted(state)
         aside = self._aside = _Aside()
@@ -225,9 +205,10 @@ class Shortening:
 
     def _written(self, state: ManifestState, stored: StoredBoundary) -> ManifestState | None:
         """Writes a checkpoint; returns the view with its runs' names, ``None`` if it failed."""
+        requests_max = self._settings.record_requests_max
         try:
             if state.checkpoint_id != stored.boundary.checkpoint_id:
-                return checkpoint_now(self._store, state, self._entropy, requests_max=self._requests_max).state
+                return checkpoint_now(self._store, state, self._entropy, requests_max=requests_max).state
             written = write_checkpoint(self._store, state, stored, self._entropy)
         except (OffloaderError, MemoryError) as error:
             # The record is committed: an error here would make the caller repeat it.

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from formats.checkpoint import (
-    AssignedSegment,
     Checkpoint,
     LedgerColumns,
     LedgerRow,
@@ -27,12 +26,11 @@ from offloader.manifest.segment_table import (
     SealedSegments,
     SegmentStatus,
     SegmentTable,
+    assigned_of,
     assigned_record,
     columns_of,
 )
 from offloader.manifest.state import ManifestState, SegmentSums
-
-__all__ = ["RUN_ROWS_MIN", "CheckpointPlan", "compacted", "plan_checkpoint", "restored"]
 
 #: Smaller parts stay in the checkpoint itself and are written again with the next one.
 RUN_ROWS_MIN = 4096
@@ -40,6 +38,8 @@ RUN_ROWS_MIN = 4096
 MERGED_RUNS = 8
 #: Merges of a row; after them its run is never merged again, so a row is written three times in all.
 MERGES_MAX = 2
+#: Fields of a view that its checkpoint has under the same names.
+_SAME_FIELDS = {each.name for each in fields(ManifestState)} & {each.name for each in fields(Checkpoint)} - {"ledgers"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,9 +48,6 @@ class CheckpointPlan:
 
     Attributes:
         state: an equal view with the runs' names in it.
-        runs: name and bytes of each new run.
-        body: the checkpoint's bytes.
-        crc32c: of ``body``.
     """
 
     state: ManifestState
@@ -78,9 +75,8 @@ def plan_checkpoint(
     """Plans a checkpoint of ``state``.
 
     Args:
-        state: whose runs are those of checkpoint ``state.checkpoint_id``.
         nonce: 64 random bits for the name of each run.
-        run_rows_min: rows from which on a part is a run of its own.
+        run_rows_min: as for ``compacted``.
         base_crc32c: of the object of checkpoint ``state.checkpoint_id``.
     """
     state = compacted(state, run_rows_min=run_rows_min)
@@ -94,22 +90,31 @@ def plan_checkpoint(
     sealed: list[SealedSegments] = []
     loose: list[SealedSegments] = []
     for part in state.segments.sealed:
-        if part.run is None and len(part) < run_rows_min:
-            loose.append(part)
-        elif part.run is None:
-            sealed.append(part.in_run(run_of("segments", len(part.columns), encode_columns(part.columns, {}))))
-        else:
+        if part.run is not None:
             sealed.append(part)
+        elif len(part) < run_rows_min:
+            loose.append(part)
+        else:
+            run = run_of("segments", len(part.columns), encode_columns(part.columns, {}))
+            sealed.append(replace(part, run=run))
     ledgers = tuple(
-        facts if facts.run is not None
+        facts
+        if facts.run is not None
         else SealedLedgers(facts.columns, run_of("ledgers", len(facts.columns), encode_ledgers(facts.columns)))
         for facts in state.ledgers.sealed
-    )  # fmt: skip
-    header = replace(
-        _header(state, [_with_dead(part) for part in sealed], [f.run for f in ledgers if f.run is not None]),
-        base_crc32c=base_crc32c,
     )
-    own = [part.columns.take(part.live_rows(0, len(part.columns))) for part in loose]
+    header = Checkpoint(
+        base_id=state.checkpoint_id,
+        base_crc32c=base_crc32c,
+        totals=state.totals(),
+        committed_end=state.committed,
+        assigned=tuple(map(assigned_of, state.assigned())),
+        runs=tuple(map(_with_dead, sealed)),
+        ledger_runs=tuple(facts.run for facts in ledgers if facts.run is not None),
+        ledgers=tuple(LedgerRow(ledger_id, *fact) for ledger_id, fact in sorted(state.ledgers.tail.items())),
+        **{name: getattr(state, name) for name in _SAME_FIELDS},
+    )
+    own = [_live(part) for part in loose]
     body = encode_checkpoint(header, SegmentColumns.concatenated(own) if own else columns_of([]))
     segments = SegmentTable((*sealed, *loose), state.segments.tail, state.segments.order)
     after = replace(
@@ -128,8 +133,6 @@ def restored(
     """The view that a checkpoint holds.
 
     Args:
-        stream: its name.
-        header, own: from the checkpoint.
         runs, ledger_runs: of each run that the header names, in its order.
     """
     sealed = [SealedSegments(c, _rows_of(ref), ref) for c, ref in zip(runs, header.runs, strict=True)]
@@ -142,70 +145,12 @@ def restored(
     totals = header.totals
     return ManifestState(
         stream=stream,
-        incarnation=header.incarnation,
-        record_id=header.record_id,
         checkpoint_id=header.record_id,
-        epoch=header.epoch,
-        owner=header.owner,
-        writer=header.writer,
-        time_ms=header.time_ms,
         segments=SegmentTable(tuple(sealed), {each.uuid: assigned_record(each) for each in header.assigned}),
         ledgers=LedgerTable(tuple(map(SealedLedgers, ledger_runs, header.ledger_runs)), facts),
-        gaps=header.gaps,
-        rewrites=header.rewrites,
-        replaced=header.replaced,
         sums=SegmentSums(totals.segments, totals.entries, totals.payload_bytes, totals.object_bytes),
         committed=header.committed_end,
-        committed_from=header.committed_from,
-        assigning=header.assigning,
-        newest_end=header.newest_end,
-        head=header.head,
-        method=header.method,
-        paused=header.paused,
-        held=header.held,
-        stream_deleted=header.stream_deleted,
-        source=header.source,
-    )
-
-
-def _header(state: ManifestState, runs: Sequence[RunRef], ledger_runs: Sequence[RunRef]) -> Checkpoint:
-    return Checkpoint(
-        record_id=state.record_id,
-        base_id=state.checkpoint_id,
-        incarnation=state.incarnation,
-        epoch=state.epoch,
-        owner=state.owner,
-        writer=state.writer,
-        time_ms=state.time_ms,
-        totals=state.totals(),
-        committed_end=state.committed,
-        committed_from=state.committed_from,
-        assigning=state.assigning,
-        newest_end=state.newest_end,
-        head=state.head,
-        method=state.method,
-        paused=state.paused,
-        held=state.held,
-        stream_deleted=state.stream_deleted,
-        source=state.source,
-        gaps=state.gaps,
-        rewrites=state.rewrites,
-        replaced=state.replaced,
-        assigned=tuple(
-            AssignedSegment(
-                uuid=record.uuid,
-                epoch=record.epoch,
-                layout=record.layout,
-                begin=record.begin,
-                end=record.end,
-                assigned_ms=record.assigned_ms,
-                driver=record.driver,
-            )
-            for record in state.assigned()
-        ),
-        runs=tuple(runs),
-        ledger_runs=tuple(ledger_runs),
-        ledgers=tuple(LedgerRow(ledger_id, *fact) for ledger_id, fact in sorted(state.ledgers.tail.items())),
+        **{name: getattr(header, name) for name in _SAME_FIELDS},
     )
 
 
@@ -213,16 +158,11 @@ def _compacted_segments(table: SegmentTable, run_rows_min: int) -> SegmentTable:
     sealed: list[SealedSegments] = []
     loose: list[SegmentColumns] = []
     for part in table.sealed:
-        if len(part) < run_rows_min and part.run is None:
+        is_small, is_mostly_dead = len(part) < run_rows_min, 2 * len(part.dead) > len(part.columns)
+        if is_small and (part.run is None or is_mostly_dead):
             loose.append(_live(part))
-        elif 2 * len(part.dead) > len(part.columns):
-            # Mostly tombstoned: rewritten without those rows, or too small for a run of its own by now.
-            if len(part) >= run_rows_min:
-                sealed.append(SealedSegments(_live(part)))
-            else:
-                loose.append(_live(part))
-        else:
-            sealed.append(part)
+        else:  # a run that is mostly tombstoned is rewritten without those rows
+            sealed.append(SealedSegments(_live(part)) if is_mostly_dead else part)
     kept = {uuid: record for uuid, record in table.tail.items() if record.status is SegmentStatus.ASSIGNED}
     settled = [record for _, uuid in table.order if (record := table.tail[uuid]).status is not SegmentStatus.ASSIGNED]
     columns = SegmentColumns.concatenated([*loose, columns_of(settled)])
@@ -250,9 +190,7 @@ def _merge_from(rows: Sequence[int], run_rows_min: int) -> int | None:
     """The first run to merge with all later ones, given their rows from oldest to newest; ``None``: no merge now."""
     for merges in range(1, MERGES_MAX + 1):
         limit = run_rows_min * MERGED_RUNS**merges
-        small = 0
-        while small < len(rows) and rows[-1 - small] < limit:
-            small += 1
+        small = next((count for count, size in enumerate(reversed(rows)) if size >= limit), len(rows))
         if small >= MERGED_RUNS:
             return len(rows) - small
     return None

@@ -9,14 +9,13 @@ from offloader.errors import ErrorKind, NotFound, OffloaderError, StoreUnavailab
 from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectStore
 
-__all__ = ["TIME_KEY", "ClockSkew", "DeletionClock", "store_time_ms", "time_for_deletion_ms"]
-
 #: A scratch object whose modification time is read; no stream can have this name.
 TIME_KEY = "_time/now"
 #: Attempts to read the scratch object while other processes remove it.
 ATTEMPTS_MAX = 10
 #: Time after which a ``DeletionClock`` queries the store again.
 ASK_AGAIN_S = 10.0
+MS_PER_HOUR = 3_600_000
 
 
 class ClockSkew(OffloaderError):
@@ -60,9 +59,14 @@ def time_for_deletion_ms(store: ObjectStore, clock: Clock, *, skew_ms_max: float
     if skew_ms > skew_ms_max:
         raise ClockSkew(
             f"the local clock and that of {store.url} differ by {skew_ms / 1000:.0f} s: nothing is deleted",
-            hint="set this machine's clock, or the store's; clock_skew_seconds_max is the limit",
+            hint="set this machine's clock, or the store's; `manifest.clock_skew_max` is the limit",
         )
     return min(before_ms, theirs_ms)
+
+
+def age_limit_ms(now_ms: int, hours: float) -> int:
+    """The latest time, ms since 1970 UTC, of an object that is that old at ``now_ms``."""
+    return now_ms - int(hours * MS_PER_HOUR)
 
 
 class DeletionClock:
@@ -103,7 +107,7 @@ class DeletionClock:
         if newest_ms - now_ms > self._skew_ms_max + 1000:
             raise ClockSkew(
                 f"the clock is {(newest_ms - now_ms) / 1000:.0f} s behind what was written already: nothing is deleted",
-                hint="set this machine's clock, or the store's; clock_skew_seconds_max is the limit",
+                hint="set this machine's clock, or the store's; `manifest.clock_skew_max` is the limit",
             )
         return now_ms
 

@@ -11,40 +11,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from uuid import UUID
 
-from formats.documents import (
-    GLOBAL_HOLD_KEY,
-    GlobalHold,
-    Lease,
-    decode_global_hold,
-    decode_lease,
-    encode_global_hold,
-    encode_lease,
-    lease_key,
-    lease_prefix,
-    lease_uuid,
-)
+from formats.documents import GLOBAL_HOLD_KEY, GlobalHold, Lease, lease_key, lease_prefix, lease_uuid
 from formats.errors import FormatError
 from formats.manifest import Hold
 from offloader.errors import ErrorKind, InvalidCall, NotFound, OffloaderError, StoreUnavailable
-from offloader.manifest.boundary import listed
+from offloader.manifest.boundary import delete_keys, listed
 from offloader.manifest.log import ManifestLog
 from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectStore
-
-__all__ = [
-    "LEASE_SECONDS_MAX",
-    "DeletionStopped",
-    "HeldLease",
-    "LeaseInfo",
-    "global_hold",
-    "leases_of",
-    "lift_global_hold",
-    "require_no_global_hold",
-    "set_global_hold",
-    "set_hold",
-    "take_lease",
-    "user_at_host",
-]
 
 #: Longest lease; a reader that needs more time renews it.
 LEASE_SECONDS_MAX = 7 * 24 * 3600
@@ -57,7 +31,6 @@ class LeaseInfo:
     """One lease as stored.
 
     Attributes:
-        uuid: its name.
         reader: its holder; empty if unreadable.
         ends_ms: by the store's clock, ms since 1970 UTC; ``None`` if unreadable: such a lease doesn't expire.
     """
@@ -114,7 +87,7 @@ class HeldLease:
     def _write(self) -> None:
         # Measured before the call, so that this side never assumes a later end than the store.
         began_s = self._clock.monotonic_s()
-        self._store.put(lease_key(self.lease.stream, self.lease.uuid), encode_lease(self.lease))
+        self._store.put(lease_key(self.lease.stream, self.lease.uuid), self.lease.encode())
         self._written_s = began_s
 
 
@@ -131,7 +104,6 @@ def take_lease(
 
     Args:
         store: must be open for writing.
-        stream: its name.
         seconds: how long it protects without renewal.
         reader: identifies the reader to operators; default: user and machine.
 
@@ -151,51 +123,45 @@ def leases_of(store: ObjectStore, stream: str) -> Sequence[LeaseInfo]:
     """Every lease on a stream, expired ones included."""
     found = []
     for info in listed(store, lease_prefix(stream)):
-        uuid = lease_uuid(info.key, stream)
-        if uuid is None:
-            continue
-        try:
-            data, now = store.get(info.key)
-            lease = decode_lease(data, object_name=info.key)
-        except NotFound:
-            continue
-        except FormatError:
-            found.append(LeaseInfo(uuid=uuid, reader="", ends_ms=None))
-            continue
-        found.append(LeaseInfo(uuid=uuid, reader=lease.reader, ends_ms=now.modified_ms + lease.seconds * 1000))
+        if (uuid := lease_uuid(info.key, stream)) is not None:
+            with suppress(NotFound):
+                data, now = store.get(info.key)
+                try:
+                    lease = Lease.decode(data, object_name=info.key)
+                except FormatError:
+                    found.append(LeaseInfo(uuid=uuid, reader="", ends_ms=None))
+                else:
+                    ends_ms = now.modified_ms + lease.seconds * 1000
+                    found.append(LeaseInfo(uuid=uuid, reader=lease.reader, ends_ms=ends_ms))
     return found
 
 
 def user_at_host() -> str:
     """This process's user and machine, for display."""
-    try:
+    with suppress(OSError, KeyError):
         return f"{getpass.getuser()}@{socket.gethostname()}"
-    except (OSError, KeyError):
-        return socket.gethostname()
+    return socket.gethostname()
 
 
 class DeletionStopped(OffloaderError):
     """A global hold stops all deletion in the store. Nothing was deleted."""
 
-    kind = ErrorKind.FIX_CALL
+    kind = ErrorKind.INVALID_REQUEST
 
 
 def global_hold(store: ObjectStore) -> GlobalHold | None:
     """The global hold, ``None`` if there is none. An unreadable one counts."""
-    try:
+    with suppress(NotFound):
         data, info = store.get(GLOBAL_HOLD_KEY)
-    except NotFound:
-        return None
-    try:
-        return decode_global_hold(data)
-    except FormatError:
-        return GlobalHold("somebody", info.modified_ms, f"{GLOBAL_HOLD_KEY} can't be read")
+        with suppress(FormatError):
+            return GlobalHold.decode(data, object_name=GLOBAL_HOLD_KEY)
+        return GlobalHold("an unknown user", info.modified_ms, f"{GLOBAL_HOLD_KEY} can't be read")
+    return None
 
 
 def require_no_global_hold(store: ObjectStore) -> None:
     """Raises ``DeletionStopped`` while the global hold is set."""
-    found = global_hold(store)
-    if found is not None:
+    if (found := global_hold(store)) is not None:
         raise DeletionStopped(
             f"all deletion in {store.url} is stopped by {found.by}: {found.reason}",
             hint="`offloader cleanup hold --all --off` lifts that",
@@ -204,21 +170,16 @@ def require_no_global_hold(store: ObjectStore) -> None:
 
 def set_global_hold(store: ObjectStore, *, by: str, reason: str, now_ms: int) -> None:
     """Sets the global hold; running deletions stop before their next step."""
-    store.put(GLOBAL_HOLD_KEY, encode_global_hold(GlobalHold(by, now_ms, reason)))
+    store.put(GLOBAL_HOLD_KEY, GlobalHold(by, now_ms, reason).encode())
 
 
 def lift_global_hold(store: ObjectStore) -> None:
     """Lifts the global hold, if there is one."""
-    failures = store.delete([GLOBAL_HOLD_KEY])
-    if failures:
-        raise StoreUnavailable(f"{GLOBAL_HOLD_KEY} in {store.url} wasn't deleted: {failures[0].reason}")
+    delete_keys(store, [GLOBAL_HOLD_KEY])
 
 
 def set_hold(store: ObjectStore, stream: str, *, on: bool, reason: str, clock: Clock) -> bool:
     """Sets or lifts a stream's hold; False if it was so already.
-
-    Args:
-        reason: for people.
 
     Raises:
         NotFound: no such stream.
@@ -231,5 +192,5 @@ def set_hold(store: ObjectStore, stream: str, *, on: bool, reason: str, clock: C
     # Also if it was so already: the call that set it may have failed before this step. A later loss of the record is
     # then detected.
     if log.name_newest().held != on:
-        raise StoreUnavailable(f"stream {stream}: somebody else changed its hold meanwhile", hint="look again")
+        raise StoreUnavailable(f"stream {stream}: another process changed its hold meanwhile", hint="try again")
     return was != on

@@ -6,18 +6,20 @@ Answers whether two positions follow each other without scanning all facts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.checkpoint import ASIDE, DELETED, HOT_RELEASED, LAST_UNKNOWN, LedgerColumns, RunRef
+from formats.checkpoint import LAST_UNKNOWN, LedgerColumns, RunRef
 from formats.entries import Position
 from formats.manifest import FACT_UNKNOWN
 
-__all__ = ["ClosedLedgers", "FlaggedLedgers", "LedgerFact", "LedgerTable", "SealedLedgers", "follows"]
-
 Int64s = NDArray[np.int64]
+
+#: The highest id that an entry of a ledger may have.
+ENTRY_ID_MAX = 2**63 - 1
 
 
 class LedgerFact(NamedTuple):
@@ -44,6 +46,7 @@ class SealedLedgers(NamedTuple):
         return row if row < len(ids) and ids[row] == ledger_id else None
 
 
+@dataclass(eq=False, slots=True)
 class LedgerTable:
     """ledger id -> fact. Immutable.
 
@@ -52,19 +55,16 @@ class LedgerTable:
         tail: facts that are newer than all of those.
     """
 
-    __slots__ = ("sealed", "tail")
-
-    def __init__(self, sealed: tuple[SealedLedgers, ...] = (), tail: Mapping[int, LedgerFact] | None = None) -> None:
-        self.sealed = sealed
-        self.tail: Mapping[int, LedgerFact] = {} if tail is None else tail
+    sealed: tuple[SealedLedgers, ...] = ()
+    tail: Mapping[int, LedgerFact] = field(default_factory=dict)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, LedgerTable) and all(map(np.array_equal, self._all(), other._all()))
+        if not isinstance(other, LedgerTable):
+            return NotImplemented
+        own, its = self.merged(), other.merged()
+        return all(np.array_equal(getattr(own, each.name), getattr(its, each.name)) for each in fields(LedgerColumns))
 
     __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return f"LedgerTable({sum(len(part.columns) for part in self.sealed)} sealed, {dict(self.tail)})"
 
     def get(self, ledger_id: int) -> LedgerFact:
         found = self.tail.get(ledger_id)
@@ -87,38 +87,18 @@ class LedgerTable:
 
     def tail_columns(self) -> LedgerColumns:
         """The tail, in columns."""
-        rows = sorted(self.tail.items())
-        return LedgerColumns(
-            ledger_id=np.array([ledger_id for ledger_id, _ in rows], dtype=np.int64),
-            last_entry_id=np.array([fact.last_entry_id for _, fact in rows], dtype=np.int64),
-            flags=np.array([fact.flags for _, fact in rows], dtype=np.uint8),
-            payload_bytes=np.array([fact.payload_bytes for _, fact in rows], dtype=np.int64),
-            created_ms=np.array([fact.created_ms for _, fact in rows], dtype=np.int64),
-        )
+        rows = [(ledger_id, *fact) for ledger_id, fact in sorted(self.tail.items())]
+        ids, last, flags, size, created = np.array(rows, np.int64).reshape(-1, 5).T.copy()
+        kinds = flags.astype(np.uint8)
+        return LedgerColumns(ledger_id=ids, last_entry_id=last, flags=kinds, payload_bytes=size, created_ms=created)
 
     def merged(self) -> LedgerColumns:
         """All facts, one row each."""
         return LedgerColumns.merged([*(part.columns for part in self.sealed), self.tail_columns()])
 
-    def _all(self) -> tuple[Any, ...]:
-        merged = self.merged()
-        return merged.ledger_id, merged.last_entry_id, merged.flags, merged.payload_bytes, merged.created_ms
-
     @property
     def closed(self) -> ClosedLedgers:
         return ClosedLedgers(self)
-
-    @property
-    def deleted(self) -> FlaggedLedgers:
-        return FlaggedLedgers(self, DELETED)
-
-    @property
-    def hot_released(self) -> FlaggedLedgers:
-        return FlaggedLedgers(self, HOT_RELEASED)
-
-    @property
-    def aside(self) -> FlaggedLedgers:
-        return FlaggedLedgers(self, ASIDE)
 
     def follow(self, ends: tuple[Int64s, Int64s], begins: tuple[Int64s, Int64s]) -> NDArray[np.bool_]:
         """``follows`` for n pairs: whether no entry can lie between an end and a begin.
@@ -140,13 +120,11 @@ class LedgerTable:
         return follow
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class ClosedLedgers(Mapping[int, int]):
     """Ledger id -> last entry id (-1: empty), of the ledgers that the source closed."""
 
-    __slots__ = ("_table",)
-
-    def __init__(self, table: LedgerTable) -> None:
-        self._table = table
+    _table: LedgerTable
 
     def __getitem__(self, ledger_id: int) -> int:
         last = self._table.get(ledger_id).last_entry_id
@@ -161,9 +139,6 @@ class ClosedLedgers(Mapping[int, int]):
     def __len__(self) -> int:
         return int((self._table.merged().last_entry_id != LAST_UNKNOWN).sum())
 
-    def __repr__(self) -> str:
-        return f"ClosedLedgers({dict(self)})"
-
     def has_entries_between(self, low: int, high: int) -> bool:
         """Whether a ledger strictly between two is known to have entries."""
         if any(low < ledger_id < high and fact.last_entry_id >= 0 for ledger_id, fact in self._table.tail.items()):
@@ -176,14 +151,12 @@ class ClosedLedgers(Mapping[int, int]):
         return False
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class FlaggedLedgers(Set[int]):
     """The ledgers that have one mark."""
 
-    __slots__ = ("_flag", "_table")
-
-    def __init__(self, table: LedgerTable, flag: int) -> None:
-        self._table = table
-        self._flag = flag
+    _table: LedgerTable
+    _flag: int
 
     def __contains__(self, ledger_id: object) -> bool:
         return isinstance(ledger_id, int) and bool(self._table.get(ledger_id).flags & self._flag)
@@ -195,9 +168,6 @@ class FlaggedLedgers(Set[int]):
     def __len__(self) -> int:
         return int((self._table.merged().flags & self._flag != 0).sum())
 
-    def __repr__(self) -> str:
-        return f"FlaggedLedgers({set(self)})"
-
 
 def follows(end: Position, begin: Position, closed_ledgers: Mapping[int, int]) -> bool:
     """Whether no entry can lie between ``end`` and ``begin``.
@@ -206,7 +176,6 @@ def follows(end: Position, begin: Position, closed_ledgers: Mapping[int, int]) -
     earlier one ends at ``end`` and that all between are empty (else an entry lost at a rollover would go unnoticed).
 
     Args:
-        end, begin: the two positions.
         closed_ledgers: ledger id -> last entry id (-1: empty), as reported by the source.
     """
     if begin.ledger_id == end.ledger_id:

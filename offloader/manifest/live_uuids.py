@@ -17,6 +17,7 @@ from formats.manifest import (
     Adopt,
     Assign,
     Failed,
+    GapFilled,
     Hold,
     Offloaded,
     OpenEpoch,
@@ -33,10 +34,8 @@ from offloader.manifest.apply import require_follows
 from offloader.manifest.boundary import REBUILD, unreadable
 from offloader.manifest.load import Reading, load_view, read_run, refreshed_view
 from offloader.manifest.segment_table import OFFLOADED
-from offloader.manifest.state import EditRefused, assigning_after
+from offloader.manifest.state import assigning_after
 from offloader.store.base import ObjectStore
-
-__all__ = ["LiveUuids", "Words", "load_live_uuids", "refreshed_live_uuids"]
 
 #: One half of each of some uuids.
 Words = NDArray[np.uint64]
@@ -97,9 +96,7 @@ class LiveUuids:
 
     Attributes:
         stream, incarnation, record_id: of which manifest, up to which record.
-        nonce: of that record.
         assigning: as in ``ManifestState``.
-        held: whether nothing of the stream may be deleted.
         stream_deleted: whether it is deleted: then all it names is garbage.
     """
 
@@ -149,14 +146,11 @@ class LiveUuids:
         names._parts.append(part.rows(0, part.put_in_order(())))
         for promised in (*header.assigned, *header.rewrites):
             names._promise(promised.uuid.int)
+        names._loose.update(fill.uuid.int for fill in header.fills)
         for replaced in header.replaced:
             names._loose.add(replaced.uuid.int)
             names._retire([replaced.uuid], replaced.retire_record)
         return names
-
-    def __len__(self) -> int:
-        """Number of uuids; one in both a part and a record counts twice."""
-        return sum(len(part.high) for part in self._parts) - len(self._gone) + len(self._loose)
 
     def __contains__(self, uuid: UUID) -> bool:
         return uuid.int in self._loose or (uuid.int not in self._gone and self._row_of(uuid.int) is not None)
@@ -178,14 +172,14 @@ class LiveUuids:
         return found
 
     def fold(self, record: Record) -> LiveUuids:
-        """Applies one more record.
+        """Applies one more record. The names of released segments stay, as these adopted objects do.
+
+        So do those of fills until the next checkpoint: whether a purge ended one depends on ranges, which aren't here.
 
         Raises:
             EditRefused: it isn't the next one.
         """
-        if record.record_id != self.record_id + 1 or record.incarnation != self.incarnation:
-            raise EditRefused(f"record {record.record_id} doesn't follow record {self.record_id}")
-        require_follows(self.stream, self.nonce, record)
+        require_follows(self, record)
         self._small = None
         if any(isinstance(edit, OpenEpoch) for edit in record.edits):
             self._epoch_nonce = record.writer.nonce
@@ -196,14 +190,13 @@ class LiveUuids:
             match edit:
                 case Assign() | Rewrite():
                     self._promise(edit.uuid.int)
-                case Adopt():
+                case Adopt() | GapFilled():
                     self._loose.add(edit.uuid.int)
                 case Offloaded():
                     self._arrive(edit.uuid.int)
-                case Failed():
-                    if edit.uuid.int in self._open:
-                        self._open.remove(edit.uuid.int)
-                        self._loose.discard(edit.uuid.int)
+                case Failed() if edit.uuid.int in self._open:
+                    self._open.remove(edit.uuid.int)
+                    self._loose.discard(edit.uuid.int)
                 case Replace():
                     for each in edit.by:
                         self._arrive(each.uuid.int)
@@ -221,9 +214,6 @@ class LiveUuids:
                     self.held = edit.on
                 case StreamDeleted():
                     self.stream_deleted = True
-                case _:
-                    # Also ``release``: adopted objects stay, so their names may as well.
-                    pass
         self.record_id, self.nonce = record.record_id, record.writer.nonce
         return self
 
@@ -301,8 +291,4 @@ def refreshed_live_uuids(store: ObjectStore, names: LiveUuids) -> LiveUuids:
     return newer
 
 
-def _settled(names: LiveUuids) -> LiveUuids:
-    return names
-
-
-_NAMES = Reading(begin=LiveUuids, restore=LiveUuids.restored, fold=LiveUuids.fold, settle=_settled)
+_NAMES = Reading(begin=LiveUuids, restore=LiveUuids.restored, fold=LiveUuids.fold)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 from uuid import UUID
 
 from formats.checkpoint import Checkpoint, RunRef, decode_checkpoint, decode_ledgers
@@ -23,35 +24,17 @@ from offloader.manifest.boundary import (
     LostRecords,
     StoredBoundary,
     Unreadable,
+    decoded,
     number_in,
     read_boundary,
+    read_record,
     require_never_begun,
     unreadable,
 )
-from offloader.manifest.catalog import read_entry
+from offloader.manifest.catalog import read_entry, require_entry
 from offloader.manifest.compaction import RUN_ROWS_MIN, compacted, restored
-from offloader.manifest.state import EditRefused, ManifestState
+from offloader.manifest.state import EditRefused, ManifestState, View
 from offloader.store.base import ObjectStore
-
-__all__ = [
-    "RECORD_REQUESTS_MAX",
-    "LoadedManifest",
-    "Passed",
-    "Reading",
-    "View",
-    "check_checkpoints",
-    "folded",
-    "kept_records",
-    "load_manifest",
-    "load_manifest_view",
-    "load_manifest_view_at",
-    "load_view",
-    "read_run",
-    "refreshed",
-    "refreshed_view",
-    "view_in_checkpoint",
-    "with_tail",
-]
 
 #: Concurrent GETs of tail records: initially, then doubling up to the maximum.
 WINDOW_MIN, WINDOW_MAX = 1, 16
@@ -59,19 +42,6 @@ WINDOW_MIN, WINDOW_MAX = 1, 16
 SEQUENTIAL_RECORDS_MAX = 4
 #: Listed names checked after the last record: the first decides, the others are for stores that don't sort.
 LISTED_MAX = 10
-
-
-class View(Protocol):
-    """The fold of a manifest's records up to one of them."""
-
-    @property
-    def stream(self) -> str: ...
-    @property
-    def incarnation(self) -> UUID: ...
-    @property
-    def record_id(self) -> int: ...
-    @property
-    def nonce(self) -> str: ...
 
 
 _View = TypeVar("_View", bound=View)
@@ -91,7 +61,7 @@ class Reading(Generic[_View]):
     begin: Callable[[str, UUID], _View]
     restore: Callable[[ObjectStore, str, Checkpoint, SegmentColumns], _View]
     fold: Callable[[_View, Record], _View]
-    settle: Callable[[_View], _View]
+    settle: Callable[[_View], _View] = lambda view: view
 
 
 class Passed(Exception):
@@ -115,18 +85,15 @@ def with_tail(
     first = view.record_id + 1
     nonces = {view.record_id: view.nonce}
     while True:
-        problem: OffloaderError | None = None
-        listed = 0
         try:
             view = _tail(store, view, reading, requests_max, records_max, nonces)
             listed = _highest_listed(store, view)
         except Unreadable as error:
-            problem = error  # or it was deleted, or deleted and created again: the boundary decides
+            # Or it was deleted, or deleted and created again: the boundary decides.
+            if _boundary(store, view, first) is None:
+                raise Passed from error
+            raise
         stored = _boundary(store, view, first)
-        if problem is not None:
-            if stored is None:
-                raise Passed from problem  # the stream was deleted meanwhile
-            raise problem
         if stored is None:
             return view, None
         boundary = stored.boundary
@@ -148,13 +115,12 @@ def with_tail(
 
 def _boundary(store: ObjectStore, view: View, first: int) -> StoredBoundary | None:
     """The boundary now; raises ``Passed`` if it doesn't keep record ``first`` any more."""
-    try:
+    with suppress(NotFound):
         stored = read_boundary(store, view.stream, view.incarnation)
-    except NotFound:
-        return None
-    if stored.boundary.first_kept_id > first:
-        raise Passed
-    return stored
+        if stored.boundary.first_kept_id > first:
+            raise Passed
+        return stored
+    return None
 
 
 def _highest_listed(store: ObjectStore, view: View) -> int:
@@ -222,10 +188,9 @@ def _records(store: ObjectStore, keys: Sequence[str], requests_max: int) -> list
 
 
 def _record(store: ObjectStore, key: str) -> bytes | None:
-    try:
+    with suppress(NotFound):
         return store.get(key)[0]
-    except NotFound:
-        return None
+    return None
 
 
 def folded(view: _View, body: bytes, key: str, reading: Reading[_View]) -> _View:
@@ -260,10 +225,8 @@ def load_manifest(store: ObjectStore, stream: str) -> ManifestState:
         Unsupported: a later release wrote one of them.
         StoreUnavailable: the store doesn't respond.
     """
-    entry = read_entry(store, stream)
-    if entry is None:
-        raise NotFound(f"stream {stream} isn't in {store.url}", hint="`offloader ls` lists the streams")
-    return load_manifest_view(store, ManifestState(stream=stream, incarnation=entry.incarnation)).state
+    incarnation = require_entry(store, stream).incarnation
+    return load_manifest_view(store, ManifestState(stream=stream, incarnation=incarnation)).state
 
 
 def load_manifest_view(
@@ -304,14 +267,12 @@ def load_view(
             continue
         if stored.boundary.first_kept_id >= GIVEN_UP_ID:
             raise Corrupt(f"the manifest of stream {stream} was given up to be rebuilt", hint=REBUILD)
-        try:
+        with suppress(Passed):
             view = _from_checkpoint(store, stream, incarnation, stored, reading)
             view, after = with_tail(store, view, reading, requests_max)
-        except Passed:
-            continue
-        if after is not None and (view.record_id or _is_empty(store, stream, incarnation)):
-            return view, after
-        # The stream was deleted meanwhile: its newest records may have been deleted before the GETs.
+            # Else the stream was deleted meanwhile: its newest records may have been deleted before the GETs.
+            if after is not None and (view.record_id or _is_empty(store, stream, incarnation)):
+                return view, after
     raise StoreUnavailable(f"stream {stream}: its boundary moved {RESTARTS_MAX} times while it was loaded")
 
 
@@ -343,10 +304,8 @@ def refreshed_view(
     """
     seen_id, seen_nonce = view.record_id, view.nonce
     if view.record_id:
-        try:
+        with suppress(Passed):
             return with_tail(store, view, reading, requests_max, records_max=REFRESHED_RECORDS_MAX)
-        except Passed:
-            pass
     newer, boundary = load_view(store, view.stream, view.incarnation, reading, requests_max=requests_max)
     is_other = newer.record_id == seen_id and newer.nonce != seen_nonce
     if boundary is not None and (newer.record_id < seen_id or is_other):
@@ -362,7 +321,6 @@ def load_manifest_view_at(store: ObjectStore, newest: ManifestState, record_id: 
     """The view exactly at record ``record_id``.
 
     Args:
-        newest: the newest view.
         record_id: at most ``newest.record_id``.
 
     Raises:
@@ -458,12 +416,10 @@ def _from_checkpoint(
 def _restored(store: ObjectStore, stream: str, header: Checkpoint, own: SegmentColumns) -> ManifestState:
     """The whole view in one checkpoint; ``NotFound`` if a run of it is missing."""
     prefix = manifest_prefix(stream, header.incarnation)
-    try:
-        # One run at a time: the bytes of one are freed before the next one is read.
-        runs = [decode_columns(read_run(store, prefix, run), object_name=run.name) for run in header.runs]
-        ledgers = [decode_ledgers(read_run(store, prefix, run), object_name=run.name) for run in header.ledger_runs]
-    except FormatError as error:
-        raise unreadable(f"manifest of stream {stream}", error) from error
+    what = f"manifest of stream {stream}"
+    # One run at a time: the bytes of one are freed before the next one is read.
+    runs = [decoded(read_run(store, prefix, run), run.name, decode_columns, what) for run in header.runs]
+    ledgers = [decoded(read_run(store, prefix, run), run.name, decode_ledgers, what) for run in header.ledger_runs]
     rows = [*map(len, runs), *map(len, ledgers)]
     for run, found in zip((*header.runs, *header.ledger_runs), rows, strict=True):
         if found != run.rows:
@@ -483,10 +439,7 @@ def _checkpoint(
             f"manifest of stream {stream}: {key} has CRC-32C {found:08x}, what names it says {checksum:08x}",
             hint=REBUILD,
         )
-    try:
-        header, own = decode_checkpoint(data, object_name=key)
-    except FormatError as error:
-        raise unreadable(f"the checkpoint {key}", error) from error
+    header, own = decoded(data, key, decode_checkpoint, f"the checkpoint {key}")
     is_this = header.record_id == checkpoint_id and header.incarnation == incarnation
     if not is_this or header.base_id >= checkpoint_id:
         raise Corrupt(
@@ -512,15 +465,12 @@ def read_run(store: ObjectStore, prefix: str, run: RunRef) -> bytes:
     return data
 
 
-def _empty(stream: str, incarnation: UUID) -> ManifestState:
-    return ManifestState(stream=stream, incarnation=incarnation)
-
-
-def _settled(state: ManifestState) -> ManifestState:
-    return compacted(state) if len(state.segments.tail) > RUN_ROWS_MIN else state
-
-
-_WHOLE = Reading(begin=_empty, restore=_restored, fold=fold, settle=_settled)
+_WHOLE: Reading[ManifestState] = Reading(
+    begin=lambda stream, incarnation: ManifestState(stream=stream, incarnation=incarnation),
+    restore=_restored,
+    fold=fold,
+    settle=lambda state: compacted(state) if len(state.segments.tail) > RUN_ROWS_MIN else state,
+)
 
 
 def kept_records(
@@ -529,8 +479,6 @@ def kept_records(
     """Kept records of a manifest up to the one at which ``state`` ends.
 
     Args:
-        store: where it is.
-        state: the last record to return.
         newest_first: the order; default: the oldest first.
         count: limit, the newest ones.
 
@@ -541,8 +489,4 @@ def kept_records(
     first = first if count is None else max(first, state.record_id - count + 1)
     numbers = range(first, state.record_id + 1)
     for number in reversed(numbers) if newest_first else numbers:
-        key = record_key(state.stream, state.incarnation, number)
-        try:
-            yield decode_record(store.get(key)[0], object_name=key)
-        except FormatError as error:
-            raise unreadable(f"manifest of stream {state.stream}, record {number}", error) from error
+        yield read_record(store, state.stream, record_key(state.stream, state.incarnation, number), number)[0]

@@ -39,11 +39,11 @@ from offloader.errors import (
 from offloader.ledgers.base import IdentifiedSource
 from offloader.manifest.apply import apply_edits, are_applied, fold, is_applied
 from offloader.manifest.boundary import create_boundary, name_record, read_boundary, require_never_begun
-from offloader.manifest.catalog import create_entry, list_streams, read_entry
+from offloader.manifest.catalog import create_entry, list_streams, read_entry, require_entry
 from offloader.manifest.checkpoint import Shortening, checkpoint_now
 from offloader.manifest.load import LoadedManifest, load_manifest, refreshed
 from offloader.manifest.source_identity import Accept, OwnersSource, own_edits
-from offloader.manifest.state import EditRefused, ManifestState, Requirement, newest_of
+from offloader.manifest.state import EditRefused, ManifestState, newest_of
 from offloader.runtime.clock import Clock
 from offloader.settings import ManifestSettings
 from offloader.store.base import CREATE, ObjectStore
@@ -76,6 +76,7 @@ def put_record(store: ObjectStore, key: str, body: bytes, *, repeated: bool) -> 
     for attempt in range(UNKNOWN_REPEATS_MAX + 1):
         try:
             store.put(key, body, mode=CREATE)
+            return True
         except PreconditionFailed:
             return stands_there(store, key, body)
         except OutcomeUnknown:
@@ -85,30 +86,20 @@ def put_record(store: ObjectStore, key: str, body: bytes, *, repeated: bool) -> 
             repeated = True
         except OffloaderError as error:
             # A refusal may be wrong: from a store with conflicting requests, or a gateway that sent it twice.
-            found = None if isinstance(error, Throttled) else _found(store, key)
-            if found is not None:
-                return found == body
+            if not isinstance(error, Throttled):
+                with suppress(OffloaderError):
+                    return store.get(key)[0] == body
             if isinstance(error, NotFound) or repeated:
                 raise  # not a refusal of a PUT: the outcome stays unknown
             raise NotWritten(error) from error
-        else:
-            return True
     raise AssertionError("the last repeat raises")
 
 
 def stands_there(store: ObjectStore, key: str, body: bytes) -> bool:
     """Whether the record under ``key`` is this one."""
-    try:
+    with suppress(NotFound):
         return store.get(key)[0] == body
-    except NotFound:
-        return False  # it was there and is deleted: the boundary has passed it
-
-
-def _found(store: ObjectStore, key: str) -> bytes | None:
-    """The object under the key; ``None`` if there is none, or the store doesn't respond."""
-    with suppress(OffloaderError):
-        return store.get(key)[0]
-    return None
+    return False  # it was there and is deleted: the boundary has passed it
 
 
 #: Records of other writers that one commit yields to before it fails.
@@ -123,13 +114,8 @@ class ManifestLog:
     """One writer's access to a stream's manifest. Thread-safe: commits of one log are sequential.
 
     Args:
-        store: where the manifest is.
-        stream: the stream's name.
-        clock: for the records' times.
         writer_name: identifies the writer to operators; default host and process.
         writer_url: where that writer can be reached, empty when it can't.
-        entropy: source of random bytes for nonces, incarnations and names of runs.
-        settings: when a checkpoint is written.
         incarnation: use this one, whatever the catalogue's; for deletion and rebuild. It has its boundary.
         checkpoint_aside: runs a call on another thread soon, so that no commit waits for a checkpoint; ``None``: the
             commit at which it is due writes the checkpoint.
@@ -163,7 +149,7 @@ class ManifestLog:
         self._source: OwnersSource | None = None
         self._epoch_nonce = ""
         self._in_doubt: tuple[Record, bytes] | None = None
-        self._shortening = Shortening(store, entropy, self._settings, run_aside=checkpoint_aside)
+        self._shortening = Shortening(store, entropy, self._settings, checkpoint_aside)
 
     @property
     def state(self) -> ManifestState:
@@ -197,33 +183,28 @@ class ManifestLog:
             Corrupt: damaged records.
         """
         with self._lock:
+            is_empty = False
             if self._state is None:
                 incarnation, is_empty = self._found(create=create)
                 self._state = ManifestState(stream=self.stream, incarnation=incarnation)
-                if is_empty:
-                    self._loaded = True
-                    return self._state
-            self._state = self._refreshed().state
+            if not is_empty:
+                self._state = self._refreshed().state
             self._loaded = True
             return self._state
 
     def _found(self, *, create: bool) -> tuple[UUID, bool]:
         """The stream's incarnation, created if missing; whether it certainly had no record just now."""
         if not create:
-            entry, is_new = read_entry(self.store, self.stream), False
-        else:
-            entry, is_new = create_entry(
-                *(self.store, self.stream, lambda: UUID(bytes=self._entropy(16), version=4), self._clock.now_ms()),
-                over_segments=self._settings.create_over_segments,
-            )
-        if entry is None:
-            raise NotFound(f"stream {self.stream} isn't in {self.store.url}", hint="`offloader ls` lists the streams")
-        if not create or not create_boundary(self.store, self.stream, entry.incarnation, is_new=is_new):
+            return require_entry(self.store, self.stream).incarnation, False
+        entry, is_new = create_entry(
+            *(self.store, self.stream, lambda: UUID(bytes=self._entropy(16), version=4), self._clock.now_ms()),
+            over_segments=self._settings.create_over_segments,
+        )
+        if not create_boundary(self.store, self.stream, entry.incarnation, is_new=is_new):
             return entry.incarnation, False
         self._require_alive(entry)
-        if not is_new and not require_never_begun(self.store, self.stream, entry.incarnation):
-            return entry.incarnation, False
-        return entry.incarnation, True  # there never was a boundary, and no record is created before it
+        # There never was a boundary, and no record is created before it.
+        return entry.incarnation, is_new or require_never_begun(self.store, self.stream, entry.incarnation)
 
     def _require_alive(self, entry: CatalogEntry) -> None:
         """After creating a boundary: checks that the stream wasn't deleted since its entry was read.
@@ -248,8 +229,12 @@ class ManifestLog:
             SourceMismatch: ``source`` isn't the stream's. OutcomeUnknown, StoreUnavailable: outcome unknown; call
                 again.
         """
-        if (settled := self._opened_in_doubt()) is not None:
-            return settled
+        with self._lock:
+            settled = self._settle()
+        if settled is not None and settled.epoch == self.state.epoch and isinstance(settled.edits[-1], OpenEpoch):
+            # An earlier call opened it without receiving the response.
+            self._epoch, self._epoch_nonce = settled.epoch, settled.writer.nonce
+            return settled.epoch
         token = self._entropy(16).hex() if source is not None else ""
         owners = None if source is None else OwnersSource(source, token, reserve=reserve, accept=accept)
         for attempt in range(CONFLICTS_MAX):
@@ -259,22 +244,11 @@ class ManifestLog:
             wanted = state.epoch + 1
             edits = [OpenEpoch(wanted)] if owners is None else owners.opening(state)
             self._source = owners
-            try:
-                self._commit(Requirement(incarnation=state.incarnation, epoch=state.epoch), edits)
-            except EditRefused:
-                continue  # another writer opened an epoch meanwhile: ours is the next one
-            self._epoch, self._epoch_nonce = wanted, self.state.owner.nonce
-            return wanted
+            with suppress(EditRefused):  # another writer opened an epoch meanwhile: ours is the next one
+                self._commit(state.incarnation, state.epoch, edits)
+                self._epoch, self._epoch_nonce = wanted, self.state.owner.nonce
+                return wanted
         raise StoreUnavailable(f"stream {self.stream}: {CONFLICTS_MAX} other writers opened epochs meanwhile")
-
-    def _opened_in_doubt(self) -> int | None:
-        """The epoch that an earlier call opened without receiving the response."""
-        with self._lock:
-            settled = self._settle()
-        if settled is None or settled.epoch != self.state.epoch or not isinstance(settled.edits[-1], OpenEpoch):
-            return None
-        self._epoch, self._epoch_nonce = settled.epoch, settled.writer.nonce
-        return settled.epoch
 
     def commit(self, edits: Sequence[Edit]) -> ManifestState:
         """Commits edits as the owner of the epoch this log opened.
@@ -286,22 +260,22 @@ class ManifestLog:
         """
         if self._epoch is None:
             raise InvalidCall(f"stream {self.stream}: no epoch is open", hint="call open_epoch() first")
-        requirement = Requirement(incarnation=self.state.incarnation, epoch=self._epoch)
+        requirement = self.state.incarnation, self._epoch
         try:
-            return self._commit(requirement, edits)
+            return self._commit(*requirement, edits)
         except EditRefused as error:
             # Read back first: the view may be old, or a refused record may have landed.
             known = self.state.record_id
             self.load()
             try:
-                self.state.check(requirement)
+                self.state.check(*requirement)
             except EditRefused as fenced:
                 raise Fenced(fenced.message, hint="this writer stops and deletes nothing") from error
             if are_applied(self.state, edits):
                 return self.state
             if self.state.record_id == known:
                 raise
-            return self._commit(requirement, edits)
+            return self._commit(*requirement, edits)
 
     def commit_as_maintainer(self, edits: Sequence[Edit]) -> ManifestState:
         """Commits edits without owning the stream: retention, cleanup, commands.
@@ -314,26 +288,20 @@ class ManifestLog:
             Fenced: the stream was deleted.
             OutcomeUnknown: the outcome is unknown; commit the same edits again, or nothing.
         """
-        opens = any(isinstance(edit, OpenEpoch) for edit in edits) and not any(
-            isinstance(edit, StreamDeleted) for edit in edits
-        )
-        owners = next((edit for edit in edits if isinstance(edit, _OWNERS_EDITS)), None)
-        if owners is not None or opens:
-            kind = OpenEpoch.kind if owners is None else owners.kind
-            raise InvalidCall(
-                f"stream {self.stream}: {kind} is for the owner of an epoch", hint="call open_epoch() first"
-            )
+        deletes = any(isinstance(edit, StreamDeleted) for edit in edits)
+        owners = _OWNERS_EDITS if deletes else (*_OWNERS_EDITS, OpenEpoch)
+        for edit in edits:
+            if isinstance(edit, owners):
+                why = f"stream {self.stream}: {edit.kind} is for the owner of an epoch"
+                raise InvalidCall(why, hint="call open_epoch() first")
         if not self.state.record_id:
-            self._require_begun()
-        return self._commit(Requirement(incarnation=self.state.incarnation, epoch=None), edits)
-
-    def _require_begun(self) -> None:
-        """Ensures a boundary before the first record: the stream's creator may have crashed before writing it."""
-        entry = read_entry(self.store, self.stream)
-        if entry is None or entry.incarnation != self.state.incarnation:
-            raise NotFound(f"stream {self.stream} was deleted meanwhile")
-        if create_boundary(self.store, self.stream, entry.incarnation):
-            self._require_alive(entry)
+            # The stream's creator may have crashed before it wrote the boundary.
+            entry = read_entry(self.store, self.stream)
+            if entry is None or entry.incarnation != self.state.incarnation:
+                raise NotFound(f"stream {self.stream} was deleted meanwhile")
+            if create_boundary(self.store, self.stream, entry.incarnation):
+                self._require_alive(entry)
+        return self._commit(self.state.incarnation, None, edits)
 
     def checkpoint(self) -> ManifestState:
         """Writes a checkpoint of the newest view, unless there is one."""
@@ -344,32 +312,25 @@ class ManifestLog:
             self._state = checkpoint_now(self.store, self.state, self._entropy, requests_max=requests_max).state
             return self._state
 
-    def _commit(self, requirement: Requirement, edits: Sequence[Edit]) -> ManifestState:
+    def _commit(self, incarnation: UUID, epoch: int | None, edits: Sequence[Edit]) -> ManifestState:
         with self._lock:
             settled = self._settle()
-            owners = self._source if requirement.epoch is not None else None
+            owners = self._source if epoch is not None else None
             if settled is not None and own_edits(settled) == tuple(edits):
                 return self.state  # the caller repeats edits that were committed already
             for _ in range(CONFLICTS_MAX):
-                self.state.check(requirement)
+                self.state.check(incarnation, epoch)
                 record = self._record(edits, owners)
-                if self._create(record, self._encoded(record)):
+                try:
+                    body = encode_record(record)
+                except FormatError as error:
+                    raise LimitReached(
+                        f"stream {self.stream}: {len(record.edits)} edits don't fit into one record: {error}",
+                        hint="commit fewer at once; nothing was changed",
+                    ) from error
+                if self._create(record, body):
                     return self.state
             raise StoreUnavailable(f"stream {self.stream}: {CONFLICTS_MAX} records of other writers came first")
-
-    def _encoded(self, record: Record) -> bytes:
-        """The record's bytes.
-
-        Raises:
-            LimitReached: more than a record may have; nothing was committed.
-        """
-        try:
-            return encode_record(record)
-        except FormatError as error:
-            raise LimitReached(
-                f"stream {self.stream}: {len(record.edits)} edits don't fit into one record: {error}",
-                hint="commit fewer at once; nothing was changed",
-            ) from error
 
     def _record(self, edits: Sequence[Edit], owners: OwnersSource | None) -> Record:
         state = self.state

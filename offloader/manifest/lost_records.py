@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from formats.checkpoint import AssigningEpoch
 from formats.entries import Position
 from formats.errors import FormatError
 from formats.keys import (
     Testimony,
     checkpoint_key,
-    data_key,
     is_segment_uuid_of,
     object_testimony,
     parse_object_key,
@@ -25,10 +24,10 @@ from formats.manifest import (
     Edit,
     Failed,
     Gap,
+    GapFilled,
     LedgerClosed,
     Offloaded,
     Purged,
-    Record,
     Release,
     Replace,
     Restore,
@@ -37,11 +36,9 @@ from formats.manifest import (
 )
 from offloader.errors import Corrupt, NotFound, OffloaderError
 from offloader.manifest.boundary import incarnations_in, list_manifest, listed
-from offloader.manifest.load import View, view_in_checkpoint
-from offloader.manifest.state import ManifestState, tells_of_loss
+from offloader.manifest.load import view_in_checkpoint
+from offloader.manifest.state import ManifestState, View, tells_of_loss
 from offloader.store.base import ObjectInfo, ObjectStore
-
-__all__ = ["Range", "Survivors", "Unnamed", "missing_ranges", "newest_ms", "survivors_of", "unnamed_objects"]
 
 #: First and last position of a range.
 Range = tuple[Position, Position]
@@ -55,6 +52,7 @@ class Survivors:
         ranges: uuid -> range, of segments that were offloaded or assigned with an end, and weren't released.
         gone: segments that failed, were purged, released or replaced.
         gaps: that were recorded.
+        fills: uuid -> range, of objects with entries of gaps; also those that were dropped with their ledger.
         closed: ledger id -> last entry id.
         head: the furthest one.
         unreadable: keys of unreadable records and checkpoints.
@@ -64,6 +62,7 @@ class Survivors:
     ranges: dict[UUID, Range] = field(default_factory=dict)
     gone: set[UUID] = field(default_factory=set)
     gaps: list[Gap] = field(default_factory=list)
+    fills: dict[UUID, Range] = field(default_factory=dict)
     closed: dict[int, int] = field(default_factory=dict)
     head: Position | None = None
     unreadable: list[str] = field(default_factory=list)
@@ -84,6 +83,7 @@ class Survivors:
             if segment.end is not None:
                 self.ranges[segment.uuid] = segment.begin, segment.end
         self.gaps += [gap for gap in state.gaps if gap not in self.gaps]
+        self.fills |= {fill.uuid: (fill.first, fill.last) for fill in state.fills}
         self.closed |= state.closed_ledgers
         self.head = _further(self.head, state.head)
 
@@ -103,14 +103,14 @@ class Survivors:
                 self._let_go(*edit.uuids)
             case Gap() if edit not in self.gaps:
                 self.gaps.append(edit)
+            case GapFilled():
+                self.fills[edit.uuid] = edit.first, edit.last
             case LedgerClosed():
                 self.closed[edit.ledger_id] = edit.last_entry_id
             case Truncate():
                 self.head = _further(self.head, edit.head)
             case Restore():
                 self.head = edit.head or self.head
-            case _:
-                pass
 
     def _let_go(self, *uuids: UUID) -> None:
         self.gone |= set(uuids)
@@ -129,36 +129,26 @@ def survivors_of(store: ObjectStore, stream: str, incarnations: Iterable[UUID] |
         objects = list_manifest(store, stream, incarnation)
         base_id = 0
         for number in sorted(objects.checkpoints, reverse=True):
-            try:
+            with suppress(OffloaderError):
                 found.add_view(view_in_checkpoint(store, stream, incarnation, number))
-            except OffloaderError:
-                found.unreadable.append(checkpoint_key(stream, incarnation, number))
-                continue
-            base_id = number
-            break
+                base_id = number
+                break
+            found.unreadable.append(checkpoint_key(stream, incarnation, number))
         found.numbers = sorted(objects.records)
         for number in found.numbers:
-            record = _record(store, record_key(stream, incarnation, number), found)
-            for edit in () if record is None or number <= base_id else record.edits:
+            key = record_key(stream, incarnation, number)
+            try:
+                record = decode_record(store.get(key)[0], object_name=key)
+            except (FormatError, Corrupt, NotFound):
+                found.unreadable.append(key)
+                continue
+            for edit in record.edits if number > base_id else ():
                 found.add(edit)
     return found
 
 
-def _record(store: ObjectStore, key: str, found: Survivors) -> Record | None:
-    try:
-        return decode_record(store.get(key)[0], object_name=key)
-    except (FormatError, Corrupt, NotFound):
-        found.unreadable.append(key)
-        return None
-
-
 def missing_ranges(named: Iterable[Range], held: Iterable[Range], head: Position | None) -> list[Range]:
-    """Parts of the named ranges after ``head`` that no held range has; ascending, and disjoint.
-
-    Args:
-        named: any ranges.
-        held: disjoint ones.
-    """
+    """Parts of the named ranges after ``head`` that no held range has; ascending, and disjoint."""
     taken, at = sorted(held), 0
     reached = head
     found: list[Range] = []
@@ -181,7 +171,7 @@ def missing_ranges(named: Iterable[Range], held: Iterable[Range], head: Position
 
 @dataclass(frozen=True, slots=True)
 class Unnamed:
-    """A data object of the stream's incarnation that its manifest doesn't name.
+    """A data object or a fill of the stream's incarnation that its manifest doesn't name.
 
     Attributes:
         testimony: its assignment evidence; ``None``: none.
@@ -210,21 +200,18 @@ def newest_ms(store: ObjectStore, view: View) -> int:
 def unnamed_objects(
     store: ObjectStore, state: ManifestState, infos: Iterable[ObjectInfo] | None = None
 ) -> Iterator[Unnamed]:
-    """Data objects that prove to be of this incarnation and that the manifest doesn't name; one HEAD each.
+    """Data objects and fills that prove to be of this incarnation and that the manifest doesn't name; one HEAD each.
 
     Args:
         infos: of a listing below the stream's name; default: lists it.
     """
-    others = {each.uuid for each in state.rewrites} | {each.uuid for each in state.replaced}
-    assigning: Sequence[AssigningEpoch] = state.assigning
+    others = state.uuids_aside()
     for info in listed(store, stream_prefix(state.stream)) if infos is None else infos:
         key = parse_object_key(info.key, state.stream)
         if key is None or key.is_index or key.uuid in state.segments or key.uuid in others:
             continue
         if is_segment_uuid_of(key.uuid, state.incarnation):
-            try:
-                metadata: Mapping[str, str] = store.head(data_key(state.stream, key.uuid, key.ledger_id)).metadata
-            except NotFound:
-                continue
-            testimony = object_testimony(metadata)
-            yield Unnamed(info, key.uuid, testimony, testimony is not None and tells_of_loss(assigning, testimony))
+            with suppress(NotFound):
+                testimony = object_testimony(store.head(key.witness_key).metadata)
+                told = testimony is not None and tells_of_loss(state.assigning, testimony)
+                yield Unnamed(info, key.uuid, testimony, told)

@@ -4,61 +4,38 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from uuid import UUID
 
 from formats.checkpoint import decode_checkpoint, run_record_id
-from formats.errors import FormatError
-from formats.keys import (
-    boundary_key,
-    checkpoint_key,
-    is_segment_uuid_of,
-    manifest_prefix,
-    parse_object_key,
-    record_key,
-    stream_prefix,
-)
-from formats.manifest import OpenEpoch, StreamDeleted
+from formats.keys import boundary_key, checkpoint_key, manifest_prefix, record_key
+from formats.manifest import Boundary, OpenEpoch, StreamDeleted
 from offloader.errors import Corrupt, Fenced, InvalidCall, NotFound, StoreUnavailable, Unsupported
 from offloader.manifest.boundary import (
     FIRST_BOUNDARY,
-    StoredBoundary,
+    change_boundary,
     create_boundary,
+    decoded,
     delete_keys,
+    has_segment_of,
     incarnations_in,
     list_manifest,
-    listed,
-    raise_boundary,
     read_boundary,
-    unreadable,
 )
-from offloader.manifest.catalog import forget_name, is_released, read_entry, release_entry
+from offloader.manifest.catalog import forget_name, is_released, read_entry, release_entry, require_entry
 from offloader.manifest.checkpoint import checkpoint_now
-from offloader.manifest.deletion_clock import time_for_deletion_ms
+from offloader.manifest.deletion_clock import age_limit_ms, time_for_deletion_ms
 from offloader.manifest.leases import require_no_global_hold
 from offloader.manifest.load import load_manifest_view
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import EditRefused, ManifestState
 from offloader.runtime.clock import Clock
 from offloader.settings import ManifestSettings
-from offloader.store.base import ObjectInfo, ObjectStore
+from offloader.store.base import ObjectStore
 
-__all__ = [
-    "DeadIncarnation",
-    "ExpiredObjects",
-    "StreamDeletion",
-    "delete_stream",
-    "expire_history",
-    "expire_records",
-    "runs_named_by",
-    "sweep_dead_incarnations",
-    "sweep_late_writes",
-]
-
-#: Attempts to raise the boundary while checkpointers raise it too.
+#: Attempts to mark a stream as deleted while others change its manifest.
 ATTEMPTS_MAX = 10
-_MS_PER_HOUR = 3_600_000
-_HOURS_PER_DAY = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +44,6 @@ class ExpiredObjects:
 
     Attributes:
         first_kept_id: of the boundary now.
-        records, checkpoints, runs: how many objects.
         unknown: unrecognised keys; they stay.
     """
 
@@ -83,7 +59,7 @@ def expire_records(
     state: ManifestState,
     *,
     clock: Clock,
-    settings: ManifestSettings | None = None,
+    settings: ManifestSettings = ManifestSettings(),
     dry_run: bool = False,
 ) -> ExpiredObjects:
     """Deletes the records, checkpoints and runs of a stream's manifest that are folded, unnamed and old enough.
@@ -93,19 +69,35 @@ def expire_records(
         NotFound: the stream was deleted.
         Corrupt: a checkpoint is damaged; nothing was deleted.
     """
-    chosen = settings or ManifestSettings()
-    now_ms = time_for_deletion_ms(store, clock, skew_ms_max=chosen.clock_skew_seconds_max * 1000, ask_store=not dry_run)
-    old_ms = now_ms - int(chosen.orphan_age_hours_min * _MS_PER_HOUR)
+    now_ms = time_for_deletion_ms(
+        store, clock, skew_ms_max=settings.clock_skew_seconds_max * 1000, ask_store=not dry_run
+    )
+    old_ms = age_limit_ms(now_ms, settings.orphan_age_hours_min)
     found = list_manifest(store, state.stream, state.incarnation)
     old_checkpoints = [number for number, info in found.checkpoints.items() if info.modified_ms <= old_ms]
-    stored, base_id = _raised(store, state, old_checkpoints, dry_run=dry_run)
+
+    def past_old(boundary: Boundary) -> Boundary:
+        # A checkpoint that the boundary hasn't reached may never be named: nothing depends on it yet.
+        base_id = max((number for number in old_checkpoints if number <= boundary.checkpoint_id), default=0)
+        return replace(boundary, first_kept_id=max(boundary.first_kept_id, base_id + 1))
+
+    if dry_run:
+        stored = read_boundary(store, state.stream, state.incarnation)
+    else:
+        stored = change_boundary(store, state.stream, state.incarnation, past_old)
+    base_id = past_old(stored.boundary).first_kept_id - 1
     if base_id == 0:
         return ExpiredObjects(first_kept_id=stored.boundary.first_kept_id, unknown=found.unknown)
     named = runs_named_by(store, state, base_id) | runs_named_by(store, state, stored.boundary.checkpoint_id)
     # Only after the boundary is raised, oldest first, so that the rest has no gap.
     records = [found.records[number].key for number in sorted(found.records) if number <= base_id]
     checkpoints = [info.key for number, info in found.checkpoints.items() if number < base_id]
-    runs = [i.key for name, i in found.runs.items() if name not in named and _is_garbage(name, i, base_id, old_ms)]
+    # A run that neither checkpoint names can't be named later (see ``offloader.manifest.checkpoint``).
+    runs = [
+        info.key
+        for name, info in found.runs.items()
+        if name not in named and (run_record_id(name) or 0) <= base_id and info.modified_ms <= old_ms
+    ]
     if not dry_run:
         delete_keys(store, [*records, *checkpoints, *runs])
     return ExpiredObjects(
@@ -136,44 +128,20 @@ def expire_history(
     state = load_manifest_view(store, empty, requests_max=settings.record_requests_max).state
     if state.held or state.stream_deleted:
         return None
-    age_hours = max(settings.orphan_age_hours_min, settings.history_days_min * _HOURS_PER_DAY)
-    chosen = replace(settings, orphan_age_hours_min=age_hours)
-    return expire_records(store, state, clock=clock, settings=chosen, dry_run=dry_run)
-
-
-def _raised(
-    store: ObjectStore, state: ManifestState, old_checkpoints: list[int], *, dry_run: bool
-) -> tuple[StoredBoundary, int]:
-    """Raises the first kept id past the newest old checkpoint; returns the boundary and the latter's id (0: none)."""
-    for _ in range(ATTEMPTS_MAX):
-        stored = read_boundary(store, state.stream, state.incarnation)
-        boundary = stored.boundary
-        # A checkpoint that the boundary hasn't reached may never be named: nothing depends on it yet.
-        base_id = max((number for number in old_checkpoints if number <= boundary.checkpoint_id), default=0)
-        if dry_run or boundary.first_kept_id > base_id:
-            return stored, max(base_id, boundary.first_kept_id - 1)
-        wanted = replace(boundary, first_kept_id=base_id + 1)
-        raised = raise_boundary(store, state.stream, state.incarnation, stored, wanted)
-        if raised is not None:
-            return raised, base_id
-    raise StoreUnavailable(f"stream {state.stream}: its boundary changed {ATTEMPTS_MAX} times meanwhile")
+    age_hours = max(settings.orphan_age_hours_min, settings.history_days_min * 24)
+    kept = replace(settings, orphan_age_hours_min=age_hours)
+    return expire_records(store, state, clock=clock, settings=kept, dry_run=dry_run)
 
 
 def runs_named_by(store: ObjectStore, state: ManifestState, checkpoint_id: int) -> set[str]:
     """The names of the runs in a checkpoint of the stream."""
     key = checkpoint_key(state.stream, state.incarnation, checkpoint_id)
     try:
-        header, _ = decode_checkpoint(store.get(key)[0], object_name=key)
-    except FormatError as error:
-        raise unreadable(f"nothing is deleted: the checkpoint {key}", error) from error
+        data, _ = store.get(key)
     except NotFound as error:
-        raise StoreUnavailable(f"the checkpoint {key} is gone: somebody else deletes at the same time") from error
+        raise StoreUnavailable(f"the checkpoint {key} is gone: another process deletes at the same time") from error
+    header, _ = decoded(data, key, decode_checkpoint, f"nothing is deleted: the checkpoint {key}")
     return {run.name for run in (*header.runs, *header.ledger_runs)}
-
-
-def _is_garbage(name: str, info: ObjectInfo, base_id: int, old_ms: int) -> bool:
-    """Whether a run that neither checkpoint names can't be named later (see ``offloader.manifest.checkpoint``)."""
-    return (run_record_id(name) or 0) <= base_id and info.modified_ms <= old_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +149,6 @@ class StreamDeletion:
     """Progress of a deletion.
 
     Attributes:
-        incarnation: what was deleted.
         is_finished: whether nothing of it is left, and the stream may be created again.
         deleted_objects: of the manifest, by this call.
         unknown: unrecognised keys under the manifest's prefix; they stay.
@@ -198,7 +165,6 @@ class DeadIncarnation:
     """Objects deleted of an incarnation that no entry names, or in a dry run those to delete.
 
     Attributes:
-        objects: how many were deleted.
         unknown: unrecognised keys; they stay.
     """
 
@@ -212,7 +178,7 @@ def delete_stream(
     *,
     clock: Clock,
     delete_objects: Callable[[ManifestState], None],
-    settings: ManifestSettings | None = None,
+    settings: ManifestSettings = ManifestSettings(),
     entropy: Callable[[int], bytes] = os.urandom,
 ) -> StreamDeletion:
     """Deletes a stream as far as that is safe now; call again after ``orphan_age_hours_min`` to finish.
@@ -227,23 +193,21 @@ def delete_stream(
         DeletionStopped: a global hold was set meanwhile.
         ClockSkew: the clocks differ too much to trust any age.
     """
-    chosen = settings or ManifestSettings()
-    entry = read_entry(store, stream)
-    if entry is None:
-        raise NotFound(f"stream {stream} isn't in {store.url}", hint="`offloader ls` lists the streams")
+    entry = require_entry(store, stream)
     if create_boundary(store, stream, entry.incarnation) and read_entry(store, stream) != entry:
         raise NotFound(f"stream {stream} isn't in {store.url} any more")
     # A process that stalls here until the stream is recreated still deletes the incarnation that it read.
-    log = ManifestLog(store, stream, clock=clock, entropy=entropy, settings=chosen, incarnation=entry.incarnation)
+    log = ManifestLog(store, stream, clock=clock, entropy=entropy, settings=settings, incarnation=entry.incarnation)
     state = _marked(log)
-    try:
-        checkpoint_now(store, state, entropy, requests_max=chosen.record_requests_max)
-        _raise_past(store, state)
+    # Another deleter may have got further: the remaining work is the same for both.
+    with suppress(NotFound):
+        checkpoint_now(store, state, entropy, requests_max=settings.record_requests_max)
+        change_boundary(
+            *(store, stream, state.incarnation),
+            lambda found: replace(found, first_kept_id=max(found.first_kept_id, state.record_id + 1)),
+        )
         delete_objects(state)
-    except NotFound:
-        # Another deleter has got further: the remaining work is the same for both.
-        return _finish(store, state, clock, chosen)
-    return _finish(store, state, clock, chosen)
+    return _finish(store, state, clock, settings)
 
 
 def sweep_dead_incarnations(
@@ -251,7 +215,7 @@ def sweep_dead_incarnations(
     stream: str,
     *,
     clock: Clock,
-    settings: ManifestSettings | None = None,
+    settings: ManifestSettings = ManifestSettings(),
     dry_run: bool = False,
     but: Collection[UUID] = (),
 ) -> Mapping[UUID, DeadIncarnation]:
@@ -268,10 +232,11 @@ def sweep_dead_incarnations(
         DeletionStopped: a global hold is set.
         ClockSkew: the clocks differ too much to trust any age.
     """
-    chosen = settings or ManifestSettings()
-    now_ms = time_for_deletion_ms(store, clock, skew_ms_max=chosen.clock_skew_seconds_max * 1000, ask_store=not dry_run)
+    now_ms = time_for_deletion_ms(
+        store, clock, skew_ms_max=settings.clock_skew_seconds_max * 1000, ask_store=not dry_run
+    )
     # Listed before the lookup: an entry is created before the first object of its incarnation.
-    old_ms = now_ms - int(chosen.orphan_age_hours_min * _MS_PER_HOUR)
+    old_ms = age_limit_ms(now_ms, settings.orphan_age_hours_min)
     found = {each: list_manifest(store, stream, each) for each in incarnations_in(store, stream)}
     entry = read_entry(store, stream)
     if entry is None and not is_released(store, stream):
@@ -318,10 +283,8 @@ def sweep_late_writes(
         return None
     if not known or any(info.modified_ms > old_ms for info in known):
         return None
-    for info in listed(store, stream_prefix(stream)):
-        parsed = parse_object_key(info.key, stream)
-        if parsed is not None and is_segment_uuid_of(parsed.uuid, incarnation):
-            return None
+    if has_segment_of(store, stream, incarnation, or_index=True):
+        return None
     if not dry_run:
         require_no_global_hold(store)
         delete_keys(store, [info.key for info in known])
@@ -330,10 +293,9 @@ def sweep_late_writes(
 
 def _is_unused(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
     """Whether the boundary is readable and as it was created."""
-    try:
+    with suppress(Corrupt, NotFound, Unsupported):
         return read_boundary(store, stream, incarnation).boundary == FIRST_BOUNDARY
-    except (Corrupt, NotFound, Unsupported):
-        return False
+    return False
 
 
 def _marked(log: ManifestLog) -> ManifestState:
@@ -345,22 +307,11 @@ def _marked(log: ManifestLog) -> ManifestState:
         try:
             return log.commit_as_maintainer([OpenEpoch(state.epoch + 1), StreamDeleted()])
         except Fenced as error:
-            raise NotFound(f"stream {log.stream} was deleted by somebody else meanwhile") from error
+            raise NotFound(f"stream {log.stream} was deleted by another process meanwhile") from error
         except EditRefused:
             if log.load().held:
                 raise
     raise StoreUnavailable(f"stream {log.stream}: others changed its manifest {ATTEMPTS_MAX} times meanwhile")
-
-
-def _raise_past(store: ObjectStore, state: ManifestState) -> None:
-    for _ in range(ATTEMPTS_MAX):
-        stored = read_boundary(store, state.stream, state.incarnation)
-        if stored.boundary.first_kept_id > state.record_id:
-            return
-        wanted = replace(stored.boundary, first_kept_id=state.record_id + 1)
-        if raise_boundary(store, state.stream, state.incarnation, stored, wanted) is not None:
-            return
-    raise StoreUnavailable(f"stream {state.stream}: its boundary changed {ATTEMPTS_MAX} times meanwhile")
 
 
 def _finish(store: ObjectStore, state: ManifestState, clock: Clock, settings: ManifestSettings) -> StreamDeletion:
@@ -385,7 +336,7 @@ def _finish(store: ObjectStore, state: ManifestState, clock: Clock, settings: Ma
     deletion = StreamDeletion(
         incarnation=incarnation, is_finished=False, deleted_objects=len(doomed), unknown=found.unknown
     )
-    if now_ms - born_ms < settings.orphan_age_hours_min * _MS_PER_HOUR:
+    if born_ms > age_limit_ms(now_ms, settings.orphan_age_hours_min):
         return deletion
     require_no_global_hold(store)
     # The entry first, if it is still this incarnation's: after this the stream may be created again under other keys. A

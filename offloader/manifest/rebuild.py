@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from uuid import UUID
@@ -13,10 +14,12 @@ from formats.block import BLOCK_HEADER_BYTES, Layout, decode_block_header
 from formats.checksum import crc32c
 from formats.entries import TIME_UNKNOWN_MS, Position
 from formats.errors import FormatError, Inconsistent
+from formats.frames import FILL_BYTES_MAX, decode_fill
 from formats.keys import (
     RESERVED_LEVELS,
     check_object_version,
     data_key,
+    fill_key,
     index_key,
     is_segment_uuid_of,
     object_metadata,
@@ -24,22 +27,21 @@ from formats.keys import (
     parse_object_key,
     stream_prefix,
 )
-from formats.manifest import Adopt, CatalogEntry, Edit, Gap, LedgerClosed, Truncate
+from formats.manifest import Adopt, CatalogEntry, Edit, Gap, GapFilled, LedgerClosed, Truncate
 from formats.metadata.messages import PulsarLedger
-from formats.recover import SegmentRecovery
-from formats.segment import LedgerSpan, SegmentSummary
+from formats.segment import LedgerSpan, SegmentRecovery, SegmentSummary
 from formats.segment_map import SegmentMap
 from offloader.errors import Corrupt, InvalidCall, NotFound, PreconditionFailed, StoreUnavailable
 from offloader.manifest.boundary import (
     GIVEN_UP_ID,
+    change_boundary,
     create_boundary,
     incarnations_in,
     listed,
     put_given_up,
-    raise_boundary,
-    read_boundary,
 )
 from offloader.manifest.catalog import read_entry, replace_entry
+from offloader.manifest.fills import Run, gap_runs, runs_of
 from offloader.manifest.load import load_manifest_view
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.lost_records import Range, Survivors, missing_ranges, survivors_of, unnamed_objects
@@ -47,8 +49,6 @@ from offloader.manifest.state import ManifestState
 from offloader.runtime.clock import Clock
 from offloader.settings import ManifestSettings, OffloadSettings
 from offloader.store.base import CREATE, ByteRange, ObjectInfo, ObjectStore
-
-__all__ = ["LOST", "ChosenSegments", "FoundSegment", "Rebuild", "choose_segments", "read_segment", "rebuild_manifest"]
 
 #: Bytes of one GET of a data object.
 READ_BYTES = 8 * 1024 * 1024
@@ -64,7 +64,6 @@ class FoundSegment:
         uuid, ledger_id: as in its keys.
         epoch: of its writer, 0 if not recorded.
         owned: whether its metadata and its uuid prove that this project wrote it for a stream of this name.
-        summary: what it holds.
         closed_bytes: payload bytes of each whole ledger that its index marks as closed.
         index: an index object to write if there is none.
     """
@@ -76,6 +75,42 @@ class FoundSegment:
     summary: SegmentSummary
     closed_bytes: Mapping[int, int]
     index: bytes | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundFill:
+    """A whole object with entries that readers aren't given.
+
+    Attributes:
+        edit: names it in a manifest.
+        runs: the entries that it has.
+    """
+
+    edit: GapFilled
+    runs: Sequence[Run]
+
+    @property
+    def ranges(self) -> list[Range]:
+        """The runs as positions."""
+        ledger_id = self.edit.first.ledger_id
+        return [(Position(ledger_id, low), Position(ledger_id, high)) for low, high in self.runs]
+
+
+def read_found_fill(store: ObjectStore, stream: str, uuid: UUID) -> FoundFill:
+    """Reads a fill without a record of it; raises ``FormatError`` if it isn't whole."""
+    key = fill_key(stream, uuid)
+    body = store.get(key, ByteRange(0, FILL_BYTES_MAX + 1))[0]
+    batch = decode_fill(body, object_name=key)
+    edit = GapFilled(
+        uuid=uuid,
+        first=batch.first,
+        last=batch.last,
+        entries=len(batch),
+        payload_bytes=batch.payload_bytes,
+        object_bytes=len(body),
+        crc32c=crc32c(body),
+    )
+    return FoundFill(edit=edit, runs=runs_of(batch.entry_ids))
 
 
 def read_segment(
@@ -143,8 +178,8 @@ def _facts(
         decompressed_bytes_max=_BLOCK_BYTES_MAX,
         ledger_id=ledger_id,
     )
-    for _, body in _pieces(store, key, info.size_bytes):
-        recovery.feed(body)
+    for start in range(0, info.size_bytes, READ_BYTES):
+        recovery.feed(store.get(key, ByteRange(start, min(start + READ_BYTES, info.size_bytes)))[0])
     index, summary = recovery.finish()
     if segment_map is not None and segment_map.summary(summary.data_crc32c) != replace(
         summary, index_bytes=0, index_crc32c=0
@@ -195,11 +230,6 @@ def _of_plain(store: ObjectStore, key: str, info: ObjectInfo, segment_map: Segme
     )
 
 
-def _pieces(store: ObjectStore, key: str, size_bytes: int) -> Iterator[tuple[int, bytes]]:
-    for start in range(0, size_bytes, READ_BYTES):
-        yield start, store.get(key, ByteRange(start, min(start + READ_BYTES, size_bytes)))[0]
-
-
 def _closed_bytes(segment_map: SegmentMap, summary: SegmentSummary) -> dict[int, int]:
     """Payload bytes of each whole ledger that the index marks as closed."""
     if segment_map.layout is Layout.V1:
@@ -207,10 +237,8 @@ def _closed_bytes(segment_map: SegmentMap, summary: SegmentSummary) -> dict[int,
     found = {}
     for group in segment_map.ledgers:
         if group.closed:
-            try:
+            with suppress(FormatError):
                 found[group.ledger_id] = PulsarLedger.decode(group.metadata).size_bytes or 0
-            except FormatError:
-                continue
     return found
 
 
@@ -239,7 +267,6 @@ def choose_segments(
     """Chooses the non-overlapping segments with the most entries; of equals the later epochs'.
 
     Args:
-        found: any segments, each whole.
         head: segments before it are left out; ``None``: none are.
         closed_ledgers: ledgers' ends known from elsewhere.
     """
@@ -289,9 +316,8 @@ def _proven_ends(recorded: Sequence[FoundSegment]) -> dict[int, int]:
     for segment in recorded:
         spans = segment.summary.ledgers
         # Its writer continued with the next ledger because the source reported this end.
-        ends |= {span.ledger_id: span.last_entry_id for span in spans[:-1]}
-        if segment.summary.layout is Layout.V1:
-            ends |= {span.ledger_id: span.last_entry_id for span in spans}
+        ended = spans if segment.summary.layout is Layout.V1 else spans[:-1]
+        ends |= {span.ledger_id: span.last_entry_id for span in ended}
         for span in spans:
             first, last, size = held.get(span.ledger_id, (span.first_entry_id, -1, 0))
             held[span.ledger_id] = first, max(last, span.last_entry_id), size + span.payload_bytes
@@ -303,8 +329,9 @@ def _proven_ends(recorded: Sequence[FoundSegment]) -> dict[int, int]:
     return ends
 
 
-#: Reason of gaps that a rebuild records.
+#: Reasons of gaps that a rebuild records: nothing has these entries; only a fill has them.
 LOST = "lost"
+FILLED = "not delivered: readers aren't given these entries, a fill keeps them"
 #: Segments of one record.
 RECORD_SEGMENTS_MAX = 500
 #: Attempts to replace the old boundary while others raise it.
@@ -317,11 +344,11 @@ class Rebuild:
 
     Attributes:
         state: the new manifest's view; ``None`` in a dry run.
-        chosen: the segments by outcome.
         problems: key and reason of each object that isn't part of a whole segment.
         unknown: unrecognised keys under the stream's prefix; they stay untouched.
         missing: ranges that no segment holds and that a record, a checkpoint or an index names, or that lie between two
             segments of one ledger: recorded as gaps.
+        fills: objects with entries of gaps, recorded again.
         attached: a readable manifest without a catalogue entry, which got a new one; nothing else was done.
     """
 
@@ -330,6 +357,7 @@ class Rebuild:
     problems: Sequence[tuple[str, str]]
     unknown: Sequence[str] = ()
     missing: Sequence[tuple[Position, Position]] = ()
+    fills: Sequence[FoundFill] = ()
     attached: UUID | None = None
 
 
@@ -342,7 +370,7 @@ def rebuild_manifest(
     closed_ledgers: Mapping[int, int] | None = None,
     dry_run: bool = False,
     entropy: Callable[[int], bytes] = os.urandom,
-    settings: ManifestSettings | None = None,
+    settings: ManifestSettings = ManifestSettings(),
 ) -> Rebuild:
     """Records the objects in the store under a new incarnation of the stream.
 
@@ -363,15 +391,20 @@ def rebuild_manifest(
     old = sorted({*incarnations_in(store, stream), *([] if entry is None else [entry.incarnation])})
     for incarnation in () if dry_run else old:
         _give_up(store, stream, incarnation)
-    found, problems, unknown, indexed = _segments(store, stream)
-    if entry is None and not old and not found and not problems:
+    found, problems, unknown, indexed, fills = _segments(store, stream)
+    if entry is None and not old and not found and not fills and not problems:
         raise NotFound(f"stream {stream} isn't in {store.url}", hint="`offloader ls` lists the streams")
     known = survivors_of(store, stream, old)
     chosen = choose_segments(found, head, {**known.closed, **(closed_ledgers or {})})
-    missing = _missing(chosen, known, indexed, head)
-    gaps = _kept_gaps(chosen, known, head) + [Gap(first, last, LOST) for first, last in missing]
+    fills = _chosen_fills(fills, chosen, known, head)
+    gaps = _kept_gaps(chosen, known, head)
+    gaps += _gaps_of_fills(fills, chosen, gaps, head)
+    missing = _missing(chosen, known, indexed, gaps, head)
+    gaps += [Gap(first, last, LOST) for first, last in missing]
+    fills, left = _fitting(fills, gaps, chosen.closed_ledgers)
+    problems += [(fill_key(stream, each.edit.uuid), "a fill among entries that are lost: it stays") for each in left]
     chosen = replace(chosen, unproven=_unproven(chosen, gaps))
-    looked = Rebuild(state=None, chosen=chosen, problems=problems, unknown=unknown, missing=missing)
+    looked = Rebuild(state=None, chosen=chosen, problems=problems, unknown=unknown, missing=missing, fills=fills)
     if dry_run:
         return looked
     incarnation = UUID(bytes=entropy(16), version=4)
@@ -379,28 +412,31 @@ def rebuild_manifest(
     log = ManifestLog(store, stream, clock=clock, entropy=entropy, settings=settings, incarnation=incarnation)
     epoch = log.open_epoch()
     _put_indexes(store, stream, chosen.recorded, incarnation, epoch)
-    edits: list[Edit] = [LedgerClosed(ledger_id, last) for ledger_id, last in chosen.closed_ledgers.items()]
-    for start in range(0, len(edits), RECORD_SEGMENTS_MAX):
-        log.commit(edits[start : start + RECORD_SEGMENTS_MAX])
     driver = dict(store.driver_metadata)
-    for start in range(0, len(chosen.recorded), RECORD_SEGMENTS_MAX):
-        some = chosen.recorded[start : start + RECORD_SEGMENTS_MAX]
-        log.commit([Adopt(s.uuid, s.summary, driver, s.owned) for s in some])
-    for start in range(0, len(gaps), RECORD_SEGMENTS_MAX):
-        log.commit(gaps[start : start + RECORD_SEGMENTS_MAX])
+    closed = [LedgerClosed(ledger_id, last) for ledger_id, last in chosen.closed_ledgers.items()]
+    adopted = [Adopt(s.uuid, s.summary, driver, s.owned) for s in chosen.recorded]
+    edits: Sequence[Edit]
+    for edits in (closed, adopted, gaps, [each.edit for each in fills]):
+        for start in range(0, len(edits), RECORD_SEGMENTS_MAX):
+            log.commit(edits[start : start + RECORD_SEGMENTS_MAX])
     if head is not None:
         log.commit([Truncate(head)])
     state = log.checkpoint()
     # Last step: until here the old entry is valid, and no entry names the new incarnation.
     if not replace_entry(store, CatalogEntry(stream, incarnation, clock.now_ms()), expected=entry):
         raise StoreUnavailable(
-            f"stream {stream}: its catalogue entry changed meanwhile", hint="somebody else rebuilds it too: look again"
+            f"stream {stream}: its catalogue entry changed meanwhile",
+            hint="another process rebuilds it too: check the stream and try again",
         )
     return replace(looked, state=state)
 
 
 def _missing(
-    chosen: ChosenSegments, known: Survivors, indexed: Mapping[UUID, Range], head: Position | None
+    chosen: ChosenSegments,
+    known: Survivors,
+    indexed: Mapping[UUID, Range],
+    kept_gaps: Sequence[Gap],
+    head: Position | None,
 ) -> list[tuple[Position, Position]]:
     """Ranges that are named somewhere, or lie between two segments of a ledger, and aren't in the chosen ones."""
     held = [(s.summary.begin, s.summary.end) for s in chosen.recorded]
@@ -412,7 +448,7 @@ def _missing(
     # Truncated entries aren't missing, wherever the stream begins now.
     first = min((begin for begin, _ in held), default=None)
     begins = [each for each in (head, min(known.head, first) if known.head and first else known.head) if each]
-    gaps = [(gap.first, gap.last) for gap in known.gaps]
+    gaps = [(gap.first, gap.last) for gap in (*known.gaps, *kept_gaps)]
     lone = [each for uuid, each in indexed.items() if uuid not in known.gone]
     return missing_ranges([*known.ranges.values(), *lone, *between], _joined([*held, *gaps]), max(begins, default=None))
 
@@ -438,6 +474,50 @@ def _kept_gaps(chosen: ChosenSegments, known: Survivors, head: Position | None) 
     ]
 
 
+def _chosen_fills(
+    found: Sequence[FoundFill], chosen: ChosenSegments, known: Survivors, head: Position | None
+) -> list[FoundFill]:
+    """Fills whose entries are in no segment, not before the head and in no other fill, those with a record first.
+
+    Others are what failed attempts and deleted ledgers left; they stay where they are.
+    """
+    held = [(s.summary.begin, s.summary.end) for s in chosen.recorded]
+    ledgers = {span.ledger_id for s in chosen.recorded for span in s.summary.ledgers}
+    gaps = [(gap.first, gap.last) for gap in sorted(known.gaps, key=lambda gap: gap.first)]
+    taken: list[FoundFill] = []
+    for fill in sorted(found, key=lambda each: (each.edit.uuid not in known.fills, -each.edit.entries, each.edit.uuid)):
+        edit = fill.edit
+        is_free = all(each.edit.last < edit.first or edit.last < each.edit.first for each in taken)
+        # Alone, one of a ledger that nothing else names would make a stream begin there.
+        is_known = edit.first.ledger_id in ledgers or not missing_ranges(fill.ranges, _joined(gaps), None)
+        if is_free and is_known and missing_ranges(fill.ranges, held, head) == fill.ranges:
+            taken.append(fill)
+    return sorted(taken, key=lambda each: each.edit.first)
+
+
+def _gaps_of_fills(
+    fills: Sequence[FoundFill], chosen: ChosenSegments, gaps: Sequence[Gap], head: Position | None
+) -> list[Gap]:
+    """Gaps for the entries of fills that no surviving record names as gaps."""
+    held = _joined([(s.summary.begin, s.summary.end) for s in chosen.recorded] + [(g.first, g.last) for g in gaps])
+    named = [each for fill in fills for each in fill.ranges]
+    return [Gap(first, last, FILLED) for first, last in missing_ranges(named, held, head)]
+
+
+def _fitting(
+    fills: Sequence[FoundFill], gaps: Sequence[Gap], closed_ledgers: Mapping[int, int]
+) -> tuple[list[FoundFill], list[FoundFill]]:
+    """Fills with every entry of the gaps in their range and none after their ledger's end, and the others."""
+    ordered = sorted(gaps, key=lambda gap: gap.first)
+    fits, others = list[FoundFill](), list[FoundFill]()
+    for fill in fills:
+        first, last = fill.edit.first, fill.edit.last
+        runs = gap_runs(ordered, first.ledger_id, first.entry_id, last.entry_id)
+        is_within = last.entry_id <= closed_ledgers.get(last.ledger_id, last.entry_id)
+        (fits if is_within and runs == list(fill.runs) else others).append(fill)
+    return fits, others
+
+
 def _unproven(chosen: ChosenSegments, gaps: Sequence[Gap]) -> list[Position]:
     """The last known position of ledgers that others follow, and whose end nothing proves."""
     ends = {position.ledger_id: position for position in chosen.unproven}
@@ -455,15 +535,14 @@ def _require_unreadable(store: ObjectStore, stream: str) -> tuple[CatalogEntry |
     Raises:
         InvalidCall: the entry's manifest is readable, or more than one manifest without an entry is.
     """
-    try:
+    entry: CatalogEntry | None = None
+    with suppress(Corrupt):
         entry = read_entry(store, stream)
-    except Corrupt:
-        entry = None
     if entry is not None:
         state = _readable(store, stream, entry.incarnation)
-        if state is None:
-            return entry, None
-        if not state.stream_deleted and any(each.tells_of_loss for each in unnamed_objects(store, state)):
+        if state is None or (
+            not state.stream_deleted and any(each.tells_of_loss for each in unnamed_objects(store, state))
+        ):
             return entry, None
         what = "is being deleted" if state.stream_deleted else "can be read"
         raise InvalidCall(f"the manifest of stream {stream} {what}: it isn't rebuilt", hint="nothing was changed")
@@ -479,59 +558,56 @@ def _require_unreadable(store: ObjectStore, stream: str) -> tuple[CatalogEntry |
 
 def _attached(store: ObjectStore, stream: str, incarnation: UUID, clock: Clock, *, dry_run: bool) -> Rebuild:
     """Creates a new catalogue entry for a readable manifest that lost its own."""
-    nothing = choose_segments([], None, {})
-    if dry_run:
-        return Rebuild(state=None, chosen=nothing, problems=(), attached=incarnation)
-    if not replace_entry(store, CatalogEntry(stream, incarnation, clock.now_ms()), expected=None):
-        raise StoreUnavailable(f"stream {stream}: its catalogue entry appeared meanwhile", hint="look again")
-    state = _readable(store, stream, incarnation)
-    return Rebuild(state=state, chosen=nothing, problems=(), attached=incarnation)
+    entry = CatalogEntry(stream, incarnation, clock.now_ms())
+    if not dry_run and not replace_entry(store, entry, expected=None):
+        raise StoreUnavailable(
+            f"stream {stream}: its catalogue entry appeared meanwhile", hint="check the stream and try again"
+        )
+    state = None if dry_run else _readable(store, stream, incarnation)
+    return Rebuild(state=state, chosen=choose_segments([], None, {}), problems=(), attached=incarnation)
 
 
 def _readable(store: ObjectStore, stream: str, incarnation: UUID) -> ManifestState | None:
-    try:
+    with suppress(Corrupt):
         return load_manifest_view(store, ManifestState(stream=stream, incarnation=incarnation)).state
-    except Corrupt:
-        return None
+    return None
 
 
 def _give_up(store: ObjectStore, stream: str, incarnation: UUID) -> None:
     """Invalidates every number of an old incarnation, which stops a writer that still runs there."""
     for _ in range(ATTEMPTS_MAX):
-        try:
-            stored = read_boundary(store, stream, incarnation)
-        except NotFound:
-            # Otherwise a returning writer that finds neither boundary nor record would begin anew.
-            if put_given_up(store, stream, incarnation):
-                return
-            continue
-        except Corrupt:
-            return  # an unreadable boundary stops every writer
-        if stored.boundary.first_kept_id >= GIVEN_UP_ID:
-            return
-        wanted = replace(stored.boundary, first_kept_id=GIVEN_UP_ID)
-        if raise_boundary(store, stream, incarnation, stored, wanted) is not None:
-            return
+        with suppress(Corrupt):  # an unreadable boundary stops every writer
+            try:
+                change_boundary(
+                    *(store, stream, incarnation),
+                    lambda found: replace(found, first_kept_id=max(found.first_kept_id, GIVEN_UP_ID)),
+                )
+            except NotFound:
+                # Otherwise a returning writer that finds neither boundary nor record would begin anew.
+                if not put_given_up(store, stream, incarnation):
+                    continue
+        return
     raise StoreUnavailable(f"stream {stream}: its boundary changed {ATTEMPTS_MAX} times meanwhile")
 
 
 def _segments(
     store: ObjectStore, stream: str
-) -> tuple[list[FoundSegment], list[tuple[str, str]], list[str], Mapping[UUID, Range]]:
-    """Whole segments under the stream's prefix, others' problems, unrecognised keys, and ranges without whole data."""
+) -> tuple[list[FoundSegment], list[tuple[str, str]], list[str], Mapping[UUID, Range], list[FoundFill]]:
+    """Under the stream's prefix: whole segments, others' problems, unknown keys, ranges without whole data, fills."""
     data: dict[tuple[UUID, int | None], str] = {}
     indexes: dict[tuple[UUID, int | None], str] = {}
-    unknown = []
+    unknown, fill_uuids = [], []
     prefix = stream_prefix(stream)
     for info in listed(store, prefix):
         parsed = parse_object_key(info.key, stream)
-        if parsed is not None:
+        if parsed is not None and parsed.is_fill:
+            fill_uuids.append(parsed.uuid)
+        elif parsed is not None:
             (indexes if parsed.is_index else data)[parsed.uuid, parsed.ledger_id] = info.key
         elif info.key[len(prefix) :].partition("/")[0] not in RESERVED_LEVELS:
             unknown.append(info.key)
-    problems = [(key, "an index without a data object") for which, key in indexes.items() if which not in data]
-    found = []
-    lone = [which for which in indexes if which not in data]
+    found, lone = [], [which for which in indexes if which not in data]
+    problems = [(indexes[which], "an index without a data object") for which in lone]
     part_bytes = OffloadSettings().part_bytes
     for (uuid, ledger_id), key in data.items():
         has_index = (uuid, ledger_id) in indexes
@@ -541,25 +617,29 @@ def _segments(
             problems.append((key, str(error)))
             lone += [(uuid, ledger_id)] if has_index else []
     named = ((which[0], _range_of(store, indexes[which], which[1])) for which in lone)
-    return found, problems, unknown, {uuid: each for uuid, each in named if each is not None}
+    ranges = {uuid: each for uuid, each in named if each is not None}
+    fills = []
+    for uuid in fill_uuids:
+        try:
+            fills.append(read_found_fill(store, stream, uuid))
+        except FormatError as error:
+            problems.append((fill_key(stream, uuid), str(error)))
+    return found, problems, unknown, ranges, fills
 
 
 def _range_of(store: ObjectStore, key: str, ledger_id: int | None) -> Range | None:
     """The range in an index; ``None`` if it is unreadable, or in Pulsar's own layout, which has none."""
-    try:
+    with suppress(FormatError, NotFound):
         segment_map = SegmentMap.parse(store.get(key)[0], object_name=key, ledger_id=ledger_id)
-        if not segment_map.has_extension:
-            return None
-        summary = segment_map.summary(0)
-    except (FormatError, NotFound):
-        return None
-    return summary.begin, summary.end
+        if segment_map.has_extension:
+            summary = segment_map.summary(0)
+            return summary.begin, summary.end
+    return None
 
 
 def _put_indexes(
     store: ObjectStore, stream: str, recorded: Sequence[FoundSegment], incarnation: UUID, epoch: int
 ) -> None:
-    """Writes the missing indexes."""
     from offloader import __version__
 
     for segment in recorded:

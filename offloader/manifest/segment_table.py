@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, field, fields, replace
 from enum import Enum
+from operator import itemgetter
 from typing import Any, NamedTuple, overload
 from uuid import UUID
 
@@ -18,27 +19,6 @@ from formats.checkpoint_parquet import NUMBER_COLUMNS, PLAIN_SPAN_COLUMNS, SPAN_
 from formats.entries import TIME_UNKNOWN_MS, Position
 from formats.keys import data_key, index_key
 from formats.segment import Layout, LedgerSpan, SegmentSummary
-
-__all__ = [
-    "AT_ROOT",
-    "NO_ROWS",
-    "OFFLOADED",
-    "RETIRED",
-    "Rows",
-    "SealedSegments",
-    "SegmentDraft",
-    "SegmentRecord",
-    "SegmentSlice",
-    "SegmentStatus",
-    "SegmentSums",
-    "SegmentTable",
-    "assigned_record",
-    "columns_of",
-    "is_at_root",
-    "record_of",
-    "records_of",
-    "rows_not_after",
-]
 
 _HALF = (1 << 64) - 1
 
@@ -63,7 +43,6 @@ class SegmentStatus(Enum):
 _STATUS_NUMBERS = {SegmentStatus.OFFLOADED: 1, SegmentStatus.RETIRED: 2}
 _STATUSES = {number: status for status, number in _STATUS_NUMBERS.items()}
 OFFLOADED = _STATUS_NUMBERS[SegmentStatus.OFFLOADED]
-_LAYOUTS = {int(layout): layout for layout in Layout}
 RETIRED = _STATUS_NUMBERS[SegmentStatus.RETIRED]
 
 
@@ -73,16 +52,13 @@ class SegmentRecord:
 
     Attributes:
         uuid: its name, and its objects' key.
-        status: assigned, offloaded or retired.
         epoch: the writer generation that assigned it; only this one writes under the uuid.
-        layout: 1 (one ledger per object) or 2.
         begin: first position, never changed.
         end: last position; ``None`` while a live segment is being filled.
         assigned_ms, offloaded_ms: ms since 1970 UTC.
         driver: where the objects are (``managedLedgerOffloadDriver``, ``bucket``, ``region``, ``serviceEndpoint``).
         summary: lengths, checksums, counts; from ``offloaded`` on.
         owned: whether we may delete its objects (adopted ones: only when ownership was taken).
-        retire_record: the record that retired it.
     """
 
     uuid: UUID
@@ -92,9 +68,9 @@ class SegmentRecord:
     begin: Position
     end: Position | None
     assigned_ms: int
-    offloaded_ms: int | None
+    offloaded_ms: int | None = None
     driver: Mapping[str, str]
-    summary: SegmentSummary | None
+    summary: SegmentSummary | None = None
     owned: bool = True
     retire_record: int | None = None
 
@@ -102,6 +78,22 @@ class SegmentRecord:
     def v1_ledger_id(self) -> int | None:
         """The ledger id in the keys of a V1 segment; ``None`` for V2."""
         return self.begin.ledger_id if self.layout == 1 else None
+
+    @property
+    def content(self) -> SegmentSummary:
+        """The summary of an offloaded or retired segment."""
+        assert self.summary is not None, "an assigned segment has no summary"
+        return self.summary
+
+    @property
+    def object_bytes(self) -> int:
+        """Bytes of both objects of an offloaded or retired segment."""
+        return self.content.data_bytes + self.content.index_bytes
+
+    @property
+    def spans(self) -> tuple[LedgerSpan, ...]:
+        """The parts of ledgers that it is known to hold."""
+        return () if self.summary is None else self.summary.ledgers
 
     def object_keys(self, stream: str) -> tuple[str, str]:
         """Keys of the data object and of the index object; adopted objects have other keys than our own."""
@@ -119,21 +111,16 @@ class SegmentSums(NamedTuple):
 
     def plus(self, record: SegmentRecord, sign: int) -> SegmentSums:
         """Adds (``sign`` 1) or subtracts (-1) one segment."""
-        summary = record.summary
-        assert summary is not None, "only offloaded segments are counted"
-        return SegmentSums(
-            self.segments + sign,
-            self.entries + sign * summary.entries,
-            self.payload_bytes + sign * summary.payload_bytes,
-            self.object_bytes + sign * (summary.data_bytes + summary.index_bytes),
-        )
+        more = 1, record.content.entries, record.content.payload_bytes, record.object_bytes
+        return SegmentSums(*(own + sign * its for own, its in zip(self, more, strict=True)))
 
 
-def record_of(columns: SegmentColumns, row: int) -> SegmentRecord:
-    """The segment in one row."""
-    value: dict[str, int] = {name: getattr(columns, name).item(row) for name in NUMBER_COLUMNS}
-    uuid = columns.uuid_high.item(row) << 64 | columns.uuid_low.item(row)
-    return _record(uuid, value, columns.drivers, columns.spans_of(row))
+#: Columns that are called like their field of the summary, or of the record.
+_SUMMARY_NUMBERS = (
+    *("data_bytes", "index_bytes", "data_crc32c", "index_crc32c", "entries", "payload_bytes"),
+    *("publish_time_min_ms", "publish_time_max_ms", "blocks"),
+)
+_RECORD_NUMBERS = ("epoch", "layout", "assigned_ms")
 
 
 def records_of(columns: SegmentColumns, rows: NDArray[np.int32]) -> list[SegmentRecord]:
@@ -154,34 +141,25 @@ def _record(
 ) -> SegmentRecord:
     begin = Position(value["begin_ledger_id"], value["begin_entry_id"])
     end = Position(value["end_ledger_id"], value["end_entry_id"])
+    summary = SegmentSummary(
+        layout=Layout(value["layout"]),
+        begin=begin,
+        end=end,
+        compressed=bool(value["compressed"]),
+        ledgers=tuple(LedgerSpan(*numbers) for numbers in spans),
+        **{name: value[name] for name in _SUMMARY_NUMBERS},
+    )
     return SegmentRecord(
         uuid=UUID(int=uuid),
         status=_STATUSES[value["status"]],
-        epoch=value["epoch"],
-        layout=value["layout"],
         begin=begin,
         end=end,
-        assigned_ms=value["assigned_ms"],
         offloaded_ms=value["offloaded_ms"],
         driver=drivers[value["driver"]],
-        summary=SegmentSummary(
-            layout=_LAYOUTS[value["layout"]],
-            begin=begin,
-            end=end,
-            data_bytes=value["data_bytes"],
-            index_bytes=value["index_bytes"],
-            data_crc32c=value["data_crc32c"],
-            index_crc32c=value["index_crc32c"],
-            entries=value["entries"],
-            payload_bytes=value["payload_bytes"],
-            publish_time_min_ms=value["publish_time_min_ms"],
-            publish_time_max_ms=value["publish_time_max_ms"],
-            blocks=value["blocks"],
-            compressed=bool(value["compressed"]),
-            ledgers=tuple(LedgerSpan(*numbers) for numbers in spans),
-        ),
+        summary=summary,
         owned=bool(value["owned"]),
         retire_record=None if value["retire_record"] < 0 else value["retire_record"],
+        **{name: value[name] for name in _RECORD_NUMBERS},
     )
 
 
@@ -194,11 +172,29 @@ def columns_of(records: Iterable[SegmentRecord]) -> SegmentColumns:
     span_counts: list[int] = []
     spans: list[list[int]] = []
     for row, record in enumerate(taken):
+        summary, begin, end = record.content, record.begin, record.end
+        assert end is not None, "an offloaded segment has an end"
         if record.driver not in drivers:
             drivers.append(record.driver)
-        rows.append(_numbers(record, drivers.index(record.driver)))
-        own = _spans(record)
-        if own is not None:
+        rows.append(
+            {
+                "status": _STATUS_NUMBERS[record.status],
+                "owned": record.owned,
+                "compressed": summary.compressed,
+                "driver": drivers.index(record.driver),
+                "retire_record": -1 if record.retire_record is None else record.retire_record,
+                "begin_ledger_id": begin.ledger_id,
+                "begin_entry_id": begin.entry_id,
+                "end_ledger_id": end.ledger_id,
+                "end_entry_id": end.entry_id,
+                "offloaded_ms": record.assigned_ms if record.offloaded_ms is None else record.offloaded_ms,
+                **{name: getattr(record, name) for name in _RECORD_NUMBERS},
+                **{name: getattr(summary, name) for name in _SUMMARY_NUMBERS},
+            }
+        )
+        own = [[s.ledger_id, s.first_entry_id, s.last_entry_id, s.entries, s.payload_bytes] for s in summary.ledgers]
+        # The other columns imply the span of a segment in one ledger.
+        if own != [[begin.ledger_id, begin.entry_id, summary.end.entry_id, summary.entries, summary.payload_bytes]]:
             span_rows.append(row)
             span_counts.append(len(own))
             spans += own
@@ -217,60 +213,17 @@ def columns_of(records: Iterable[SegmentRecord]) -> SegmentColumns:
     )
 
 
-def _numbers(record: SegmentRecord, driver: int) -> dict[str, int]:
-    summary, end = record.summary, record.end
-    assert summary is not None, "an assigned segment isn't kept in columns"
-    assert end is not None, "an offloaded segment has an end"
-    return {
-        "status": _STATUS_NUMBERS[record.status],
-        "layout": record.layout,
-        "owned": record.owned,
-        "compressed": summary.compressed,
-        "driver": driver,
-        "epoch": record.epoch,
-        "retire_record": -1 if record.retire_record is None else record.retire_record,
-        "begin_ledger_id": record.begin.ledger_id,
-        "begin_entry_id": record.begin.entry_id,
-        "end_ledger_id": end.ledger_id,
-        "end_entry_id": end.entry_id,
-        "assigned_ms": record.assigned_ms,
-        "offloaded_ms": record.assigned_ms if record.offloaded_ms is None else record.offloaded_ms,
-        "data_bytes": summary.data_bytes,
-        "index_bytes": summary.index_bytes,
-        "data_crc32c": summary.data_crc32c,
-        "index_crc32c": summary.index_crc32c,
-        "entries": summary.entries,
-        "payload_bytes": summary.payload_bytes,
-        "publish_time_min_ms": summary.publish_time_min_ms,
-        "publish_time_max_ms": summary.publish_time_max_ms,
-        "blocks": summary.blocks,
-    }
-
-
-def _spans(record: SegmentRecord) -> list[list[int]] | None:
-    """The ledger spans, ``None`` when the other columns imply them."""
-    summary = record.summary
-    assert summary is not None
-    found = [[s.ledger_id, s.first_entry_id, s.last_entry_id, s.entries, s.payload_bytes] for s in summary.ledgers]
-    begin, end = record.begin, summary.end
-    plain = [begin.ledger_id, begin.entry_id, end.entry_id, summary.entries, summary.payload_bytes]
-    return None if found == [plain] else found
+_ASSIGNED_FIELDS = tuple(each.name for each in fields(AssignedSegment))
 
 
 def assigned_record(assigned: AssignedSegment) -> SegmentRecord:
-    """The record of a segment that is assigned in a checkpoint."""
-    return SegmentRecord(
-        uuid=assigned.uuid,
-        status=SegmentStatus.ASSIGNED,
-        epoch=assigned.epoch,
-        layout=assigned.layout,
-        begin=assigned.begin,
-        end=assigned.end,
-        assigned_ms=assigned.assigned_ms,
-        offloaded_ms=None,
-        driver=assigned.driver,
-        summary=None,
-    )
+    """The record of a segment in flight."""
+    return SegmentRecord(status=SegmentStatus.ASSIGNED, **{name: getattr(assigned, name) for name in _ASSIGNED_FIELDS})
+
+
+def assigned_of(record: SegmentRecord) -> AssignedSegment:
+    """The segment in flight of a record."""
+    return AssignedSegment(**{name: getattr(record, name) for name in _ASSIGNED_FIELDS})
 
 
 Rows = NDArray[np.int64]
@@ -282,46 +235,12 @@ NO_ROWS: Rows = np.empty(0, np.int64)
 
 def rows_not_after(columns: SegmentColumns, position: Position) -> int:
     """How many segments begin at or before ``position``."""
-    # Binary search by hand: NumPy's has no pairs, and copies columns that are narrower than the key.
+    # Not by NumPy: its search has no pairs, and copies columns that are narrower than the key.
     ledger_id, entry_id = columns.begin_ledger_id.item, columns.begin_entry_id.item
-    low, high = 0, len(columns)
-    while low < high:
-        middle = (low + high) // 2
-        if (ledger_id(middle), entry_id(middle)) <= position:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    return bisect_right(range(len(columns)), tuple(position), key=lambda row: (ledger_id(row), entry_id(row)))
 
 
-class _UuidOrder:
-    """Row numbers in the order of the uuids, built at the first lookup."""
-
-    __slots__ = ("_columns", "_order")
-
-    def __init__(self, columns: SegmentColumns) -> None:
-        self._columns = columns
-        self._order: NDArray[np.int32] | None = None
-
-    def row(self, uuid: UUID) -> int | None:
-        if self._order is None:
-            self._order = np.argsort(self._columns.uuid_high, kind="stable").astype(np.int32)
-        order, high_of, low_of = self._order.item, self._columns.uuid_high.item, self._columns.uuid_low.item
-        wanted_high, wanted_low = uuid.int >> 64, uuid.int & _HALF
-        low, high = 0, len(self._columns)
-        while low < high:
-            middle = (low + high) // 2
-            if high_of(order(middle)) < wanted_high:
-                low = middle + 1
-            else:
-                high = middle
-        while low < len(self._columns) and high_of(order(low)) == wanted_high:
-            if low_of(order(low)) == wanted_low:
-                return order(low)
-            low += 1
-        return None
-
-
+@dataclass(eq=False, slots=True)
 class SealedSegments:
     """Segments in columns, some tombstoned. Immutable.
 
@@ -329,29 +248,17 @@ class SealedSegments:
         columns: ascending by begin, disjoint.
         dead: tombstoned row numbers, ascending.
         run: the object that holds the columns; ``None`` if no run does yet.
+        by_uuid: row numbers in the order of the uuids, built at the first lookup.
     """
 
-    __slots__ = ("_first_offloaded", "_order", "columns", "dead", "run")
-
-    def __init__(
-        self, columns: SegmentColumns, dead: Rows = NO_ROWS, run: RunRef | None = None, order: _UuidOrder | None = None
-    ) -> None:
-        self.columns = columns
-        self.dead = dead
-        self.run = run
-        self._order = order or _UuidOrder(columns)
-        self._first_offloaded: int | None = None
+    columns: SegmentColumns
+    dead: Rows = field(default_factory=lambda: NO_ROWS)
+    run: RunRef | None = None
+    by_uuid: NDArray[np.int32] | None = field(default=None, repr=False)
+    _first_offloaded: int | None = field(default=None, init=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.columns) - len(self.dead)
-
-    def without(self, rows: Rows) -> SealedSegments:
-        """The same segments, with ``rows`` tombstoned as well."""
-        return SealedSegments(self.columns, np.union1d(self.dead, rows), self.run, self._order)
-
-    def in_run(self, run: RunRef) -> SealedSegments:
-        """The same segments, now held by an object."""
-        return SealedSegments(self.columns, self.dead, run, self._order)
 
     def is_dead(self, row: int) -> bool:
         at = int(np.searchsorted(self.dead, row))
@@ -359,10 +266,18 @@ class SealedSegments:
 
     def row_of(self, uuid: UUID) -> int | None:
         """The row of a segment, also of a tombstoned one."""
-        return self._order.row(uuid)
+        if self.by_uuid is None:
+            self.by_uuid = np.argsort(self.columns.uuid_high, kind="stable").astype(np.int32)
+        row_at, high_of, low_of = self.by_uuid.item, self.columns.uuid_high.item, self.columns.uuid_low.item
+        high, low, rows = uuid.int >> 64, uuid.int & _HALF, range(len(self.columns))
+        first = bisect_left(rows, high, key=lambda at: high_of(row_at(at)))
+        same_high = itertools.takewhile(lambda row: high_of(row) == high, map(row_at, rows[first:]))
+        return next((row for row in same_high if low_of(row) == low), None)
 
     def record(self, row: int) -> SegmentRecord:
-        return record_of(self.columns, row)
+        value: dict[str, int] = {name: getattr(self.columns, name).item(row) for name in NUMBER_COLUMNS}
+        uuid = self.columns.uuid_high.item(row) << 64 | self.columns.uuid_low.item(row)
+        return _record(uuid, value, self.columns.drivers, self.columns.spans_of(row))
 
     def begin(self, row: int) -> Position:
         return Position(self.columns.begin_ledger_id.item(row), self.columns.begin_entry_id.item(row))
@@ -387,29 +302,19 @@ class SealedSegments:
         low, high = np.searchsorted(self.dead, (start, stop))
         return np.delete(rows, self.dead[low:high] - start) if high > low else rows
 
-    def offloaded_rows(self, start: int, stop: int) -> Rows:
-        """The rows of ``start`` to ``stop`` that are readable."""
-        rows = self.live_rows(start, stop)
-        readable: Rows = rows[self.columns.status[rows] == OFFLOADED]
-        return readable
-
-    def retired_rows(self) -> Rows:
-        """All rows that are retired and not tombstoned."""
-        retired = np.flatnonzero(self.columns.status == RETIRED)
-        return np.setdiff1d(retired, self.dead, assume_unique=True) if len(self.dead) else retired
+    def rows_with(self, status: int, start: int = 0, stop: int | None = None) -> Rows:
+        """The rows of ``start`` to ``stop`` that have a status and aren't tombstoned."""
+        rows: Rows = np.flatnonzero(self.columns.status[start:stop] == status) + start
+        low, high = np.searchsorted(self.dead, (start, len(self.columns) if stop is None else stop))
+        return np.setdiff1d(rows, self.dead[low:high], assume_unique=True) if high > low else rows
 
     def first_offloaded(self) -> int | None:
         """The first readable row."""
+        rows = len(self.columns)
         if self._first_offloaded is None:
-            self._first_offloaded = self._find_first_offloaded()
-        return None if self._first_offloaded == len(self.columns) else self._first_offloaded
-
-    def _find_first_offloaded(self) -> int:
-        for start in range(0, len(self.columns), _LOOK_ROWS):
-            found = self.offloaded_rows(start, min(start + _LOOK_ROWS, len(self.columns)))
-            if len(found):
-                return int(found[0])
-        return len(self.columns)
+            parts = (self.rows_with(OFFLOADED, at, min(at + _LOOK_ROWS, rows)) for at in range(0, rows, _LOOK_ROWS))
+            self._first_offloaded = next((int(found[0]) for found in parts if len(found)), rows)
+        return None if self._first_offloaded == rows else self._first_offloaded
 
 
 #: Records that an iterator builds and holds together, after the first few.
@@ -418,23 +323,15 @@ _RECORDS_AT_ONCE_MAX = 256
 _GATHER_ROWS = 4096
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class SegmentSlice(Sequence[SegmentRecord]):
     """Segments in the stream's order; equal to any sequence of the same records."""
 
-    __slots__ = ("_rows", "_sealed", "_source", "_tail")
-
-    def __init__(
-        self,
-        sealed: tuple[SealedSegments, ...],
-        tail: Sequence[SegmentRecord],
-        source: NDArray[np.int32],
-        rows: NDArray[np.int32],
-    ) -> None:
-        self._sealed = sealed
-        self._tail = tail
-        #: Index in ``sealed``, or one more for the tail; and the row there.
-        self._source = source
-        self._rows = rows
+    _sealed: tuple[SealedSegments, ...]
+    _tail: Sequence[SegmentRecord]
+    #: Index in ``_sealed``, or one more for the tail; and the row there.
+    _source: NDArray[np.int32]
+    _rows: NDArray[np.int32]
 
     @classmethod
     def merged(
@@ -471,7 +368,8 @@ class SegmentSlice(Sequence[SegmentRecord]):
     def __getitem__(self, at: int | slice) -> SegmentRecord | SegmentSlice:
         if isinstance(at, slice):
             return SegmentSlice(self._sealed, self._tail, self._source[at], self._rows[at])
-        return self._record(int(self._source[at]), int(self._rows[at]))
+        source, row = int(self._source[at]), int(self._rows[at])
+        return self._tail[row] if source == len(self._sealed) else self._sealed[source].record(row)
 
     def __iter__(self) -> Iterator[SegmentRecord]:
         start, count = 0, 1
@@ -489,21 +387,11 @@ class SegmentSlice(Sequence[SegmentRecord]):
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __repr__(self) -> str:
-        return f"SegmentSlice({list(self[:3])}{', ...' if len(self) > 3 else ''})"
-
     def published_from(self, publish_time_ms: int) -> SegmentSlice:
         """Segments that may hold an entry published at that time or later, by their recorded times."""
-        keep = np.empty(len(self), dtype=bool)
-        for number, part in enumerate(self._sealed):
-            mine = self._source == number
-            latest = part.columns.publish_time_max_ms[self._rows[mine]].astype(np.int64)
-            keep[mine] = (latest >= publish_time_ms) | (latest == TIME_UNKNOWN_MS)
         times = [r.summary.publish_time_max_ms if r.summary else TIME_UNKNOWN_MS for r in self._tail]
-        mine = self._source == len(self._sealed)
-        latest = np.array(times, dtype=np.int64)[self._rows[mine]]
-        keep[mine] = (latest >= publish_time_ms) | (latest == TIME_UNKNOWN_MS)
-        return SegmentSlice(self._sealed, self._tail, self._source[keep], self._rows[keep])
+        latest = self._gathered("publish_time_max_ms", np.int64, times)
+        return self.where((latest >= publish_time_ms) | (latest == TIME_UNKNOWN_MS))
 
     def sums(self) -> SegmentSums:
         """Number of segments, entries and bytes."""
@@ -534,8 +422,7 @@ class SegmentSlice(Sequence[SegmentRecord]):
             pieces.append(spans)
             owners.append(np.repeat(at, counts))
         for at_row in np.flatnonzero(self._source == len(self._sealed)).tolist():
-            summary = self._tail[int(self._rows[at_row])].summary
-            own = [] if summary is None else [astuple(span) for span in summary.ledgers]
+            own = [astuple(span) for span in self._tail[int(self._rows[at_row])].spans]
             pieces.append(np.array(own, dtype=np.int64).reshape(-1, SPAN_NUMBERS))
             owners.append(np.full(len(own), at_row))
         order = np.argsort(np.concatenate(owners), kind="stable")
@@ -544,26 +431,24 @@ class SegmentSlice(Sequence[SegmentRecord]):
 
     def owned(self) -> NDArray[np.bool_]:
         """Whether each segment's objects are ours to delete, bool, shape (n,)."""
-        found = np.empty(len(self), dtype=bool)
-        self._gather(found, "owned", [record.owned for record in self._tail])
-        return found
+        return self._gathered("owned", np.bool_, [record.owned for record in self._tail])
 
     def retire_records(self) -> NDArray[np.int64]:
         """The record that retired each, -1: none did; int64, shape (n,)."""
-        found = np.empty(len(self), dtype=np.int64)
         own = [-1 if record.retire_record is None else record.retire_record for record in self._tail]
-        self._gather(found, "retire_record", own)
-        return found
+        return self._gathered("retire_record", np.int64, own)
 
-    def _gather(self, found: NDArray[Any], column: str, own: Sequence[int]) -> None:
-        """Fills ``found`` with a column, some rows at a time to bound temporary memory."""
-        values = [getattr(part.columns, column) for part in self._sealed] + [np.array(own, dtype=found.dtype)]
+    def _gathered(self, column: str, dtype: type[np.generic], own: Sequence[int]) -> NDArray[Any]:
+        """A column, or for the tail ``own``; some rows at a time to bound temporary memory."""
+        found = np.empty(len(self), dtype=dtype)
+        values = [getattr(part.columns, column) for part in self._sealed] + [np.array(own, dtype=dtype)]
         for start in range(0, len(self), _GATHER_ROWS):
             stop = start + _GATHER_ROWS
             source, rows, target = self._source[start:stop], self._rows[start:stop], found[start:stop]
             for number in np.unique(source).tolist():
                 mine = source == number
                 target[mine] = values[number][rows[mine]]
+        return found
 
     def where(self, keep: NDArray[np.bool_] | NDArray[np.int32]) -> SegmentSlice:
         """Selects segments by ``keep``: bool, shape (n,), or their numbers, ascending."""
@@ -571,18 +456,13 @@ class SegmentSlice(Sequence[SegmentRecord]):
 
     def not_in(self, other: SegmentSlice) -> SegmentSlice:
         """Segments that aren't in ``other``."""
-        keep = ~np.isin(self._uuids(), other._uuids())
-        return SegmentSlice(self._sealed, self._tail, self._source[keep], self._rows[keep])
+        return self.where(~np.isin(self._uuids(), other._uuids()))
 
     def _uuids(self) -> NDArray[np.void]:
         uuids = np.empty(len(self), dtype=[("high", np.uint64), ("low", np.uint64)])
-        for number, part in enumerate(self._sealed):
-            mine = self._source == number
-            uuids["high"][mine] = part.columns.uuid_high[self._rows[mine]]
-            uuids["low"][mine] = part.columns.uuid_low[self._rows[mine]]
-        for at in np.flatnonzero(self._source == len(self._sealed)).tolist():
-            uuid = self._tail[int(self._rows[at])].uuid.int
-            uuids[at] = (uuid >> 64, uuid & _HALF)
+        own = [record.uuid.int for record in self._tail]
+        uuids["high"] = self._gathered("uuid_high", np.uint64, [number >> 64 for number in own])
+        uuids["low"] = self._gathered("uuid_low", np.uint64, [number & _HALF for number in own])
         return uuids
 
     def _records(self, source: int, rows: NDArray[np.int32]) -> list[SegmentRecord]:
@@ -590,16 +470,11 @@ class SegmentSlice(Sequence[SegmentRecord]):
             return [self._tail[row] for row in rows.tolist()]
         return records_of(self._sealed[source].columns, rows)
 
-    def _record(self, source: int, row: int) -> SegmentRecord:
-        return self._tail[row] if source == len(self._sealed) else self._sealed[source].record(row)
-
 
 class SegmentTable(Mapping[UUID, SegmentRecord]):
     """uuid -> segment. Immutable.
 
     Attributes:
-        sealed: segments in columns.
-        tail: the others, by uuid.
         order: begin and uuid of the tail's, ascending.
     """
 
@@ -622,29 +497,25 @@ class SegmentTable(Mapping[UUID, SegmentRecord]):
         found = self.tail.get(uuid)
         if found is not None:
             return found
-        for part in self.sealed:
-            row = part.row_of(uuid)
-            if row is not None and not part.is_dead(row):
-                return part.record(row)
+        for number, row in self._places(uuid):
+            return self.sealed[number].record(row)
         raise KeyError(uuid)
 
     def __contains__(self, uuid: object) -> bool:
-        if not isinstance(uuid, UUID):
-            return False
-        if uuid in self.tail:
-            return True
-        rows = ((part, part.row_of(uuid)) for part in self.sealed)
-        return any(row is not None and not part.is_dead(row) for part, row in rows)
+        return isinstance(uuid, UUID) and (uuid in self.tail or any(True for _ in self._places(uuid)))
+
+    def _places(self, uuid: UUID) -> Iterator[tuple[int, int]]:
+        """Where the segment is sealed: number of the part, and row."""
+        for number, part in enumerate(self.sealed):
+            row = part.row_of(uuid)
+            if row is not None and not part.is_dead(row):
+                yield number, row
 
     def __iter__(self) -> Iterator[UUID]:
         return (record.uuid for record in self.in_order())
 
     def values(self) -> ValuesView[SegmentRecord]:
         return _Values(self)
-
-    def __repr__(self) -> str:
-        shown = ", ".join(f"{uuid}: {record.status.value}" for uuid, record in list(self.tail.items())[:10])
-        return f"SegmentTable({len(self)}, tail {{{shown}}})"
 
     def in_order(self, first: Position | None = None, last: Position | None = None) -> SegmentSlice:
         """Segments with a position in ``first`` .. ``last``, in the stream's order, whatever their status."""
@@ -653,13 +524,13 @@ class SegmentTable(Mapping[UUID, SegmentRecord]):
 
     def offloaded(self, first: Position | None = None, last: Position | None = None) -> SegmentSlice:
         """Readable segments with a position in ``first`` .. ``last``, in the stream's order."""
-        rows = [part.offloaded_rows(*part.bounds(first, last)) for part in self.sealed]
+        rows = [part.rows_with(OFFLOADED, *part.bounds(first, last)) for part in self.sealed]
         tail = [r for r in self._tail_between(first, last) if r.status is SegmentStatus.OFFLOADED]
         return SegmentSlice.merged(self.sealed, rows, tail)
 
     def retired(self) -> SegmentSlice:
         """Segments that are to be deleted, in the stream's order."""
-        rows = [part.retired_rows() for part in self.sealed]
+        rows = [part.rows_with(RETIRED) for part in self.sealed]
         tail = [self.tail[uuid] for _, uuid in self.order if self.tail[uuid].status is SegmentStatus.RETIRED]
         return SegmentSlice.merged(self.sealed, rows, tail)
 
@@ -672,11 +543,10 @@ class SegmentTable(Mapping[UUID, SegmentRecord]):
         """Where the first readable segment begins."""
         begins = [part.begin(row) for part in self.sealed if (row := part.first_offloaded()) is not None]
         tail = (b for b, uuid in self.order if self.tail[uuid].status is SegmentStatus.OFFLOADED)
-        begins += [begin for begin in [next(tail, None)] if begin is not None]
-        return min(begins, default=None)
+        return min([*begins, *itertools.islice(tail, 1)], default=None)
 
     def _tail_between(self, first: Position | None, last: Position | None) -> list[SegmentRecord]:
-        stop = len(self.order) if last is None else bisect_right(self.order, last, key=_begin)
+        stop = len(self.order) if last is None else bisect_right(self.order, last, key=itemgetter(0))
         found = (self.tail[uuid] for _, uuid in self.order[:stop])
         return [r for r in found if first is None or r.end is None or r.end >= first]
 
@@ -690,75 +560,69 @@ class _Values(ValuesView[SegmentRecord]):
         return iter(self._mapping.in_order())
 
 
-def _begin(item: tuple[Position, UUID]) -> Position:
-    return item[0]
+def first_missing(held: Iterable[tuple[Position, Position]], wanted: Position, last: Position) -> Position | None:
+    """The first position of ``wanted`` .. ``last`` that no range holds; ``None``: there is none."""
+    for begin, end in sorted(held):
+        if begin <= wanted <= end:
+            wanted = end.next()
+    return wanted if wanted <= last else None
 
 
-class SegmentDraft:
-    """A mutable table, for building one record."""
+class SegmentDraft(SegmentTable):
+    """A mutable table, for building one record. Only lookups by uuid and ``overlapping`` see its changes."""
+
+    __slots__ = ("_dead",)
+
+    tail: dict[UUID, SegmentRecord]
 
     def __init__(self, base: SegmentTable) -> None:
-        self._base = base
-        self._tail = dict(base.tail)
-        self._order = list(base.order)
+        super().__init__(base.sealed, dict(base.tail), list(base.order))
         self._dead: list[set[int]] = [set() for _ in base.sealed]
 
     def table(self) -> SegmentTable:
         """The current table as an immutable value."""
         sealed = tuple(
-            part.without(np.array(sorted(rows), dtype=np.int64)) if rows else part
-            for part, rows in zip(self._base.sealed, self._dead, strict=True)
+            replace(part, dead=np.union1d(part.dead, list(rows)).astype(np.int64)) if rows else part
+            for part, rows in zip(self.sealed, self._dead, strict=True)
         )
-        return SegmentTable(tuple(part for part in sealed if len(part)), dict(self._tail), list(self._order))
-
-    def get(self, uuid: UUID) -> SegmentRecord | None:
-        found = self._tail.get(uuid)
-        if found is not None:
-            return found
-        place = self._place(uuid)
-        return None if place is None else self._base.sealed[place[0]].record(place[1])
+        return SegmentTable(tuple(part for part in sealed if len(part)), dict(self.tail), list(self.order))
 
     def put(self, record: SegmentRecord) -> None:
         """Adds a segment or replaces the one of that uuid, which has the same begin."""
-        if record.uuid not in self._tail:
+        if record.uuid not in self.tail:
             self._drop_sealed(record.uuid)
-            insort(self._order, (record.begin, record.uuid))
-        self._tail[record.uuid] = record
+            insort(self.order, (record.begin, record.uuid))
+        self.tail[record.uuid] = record
 
     def drop(self, uuid: UUID) -> None:
-        record = self._tail.pop(uuid, None)
+        record = self.tail.pop(uuid, None)
         if record is None:
             self._drop_sealed(uuid)
         else:
-            del self._order[bisect_left(self._order, (record.begin, uuid))]
+            del self.order[bisect_left(self.order, (record.begin, uuid))]
 
     def overlapping(self, begin: Position, end: Position | None, *, but: UUID | None = None) -> SegmentRecord | None:
         """A segment that shares a position with ``begin`` .. ``end``; a range without an end is unbounded."""
-        at = len(self._order) if end is None else bisect_right(self._order, end, key=_begin)
+        at = len(self.order) if end is None else bisect_right(self.order, end, key=itemgetter(0))
         # Ranges are disjoint, so of those that begin before ``end`` the last one reaches furthest.
-        for _, uuid in reversed(self._order[max(at - 2, 0) : at]):
-            record = self._tail[uuid]
+        for _, uuid in reversed(self.order[max(at - 2, 0) : at]):
+            record = self.tail[uuid]
             if uuid != but:
                 if record.end is None or record.end >= begin:
                     return record
                 break
-        for number, part in enumerate(self._base.sealed):
+        for part, dead in zip(self.sealed, self._dead, strict=True):
             start, stop = part.bounds(begin, end)
             for row in range(start, stop):
-                if not part.is_dead(row) and row not in self._dead[number] and part.end(row) >= begin:
+                if not part.is_dead(row) and row not in dead and part.end(row) >= begin:
                     record = part.record(row)
                     if record.uuid != but:
                         return record
         return None
 
-    def _place(self, uuid: UUID) -> tuple[int, int] | None:
-        for number, part in enumerate(self._base.sealed):
-            row = part.row_of(uuid)
-            if row is not None and not part.is_dead(row) and row not in self._dead[number]:
-                return number, row
-        return None
+    def _places(self, uuid: UUID) -> Iterator[tuple[int, int]]:
+        return (place for place in super()._places(uuid) if place[1] not in self._dead[place[0]])
 
     def _drop_sealed(self, uuid: UUID) -> None:
-        place = self._place(uuid)
-        if place is not None:
-            self._dead[place[0]].add(place[1])
+        for number, row in self._places(uuid):
+            self._dead[number].add(row)

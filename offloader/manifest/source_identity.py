@@ -1,4 +1,4 @@
-"""Compares a hot tier with the one that the manifest knows (docs/MANIFEST.md, "Which hot tier")."""
+"""Compares a hot tier with the one that the manifest knows (docs/explanation/manifest.md, "Which hot tier")."""
 
 from __future__ import annotations
 
@@ -24,33 +24,10 @@ from offloader.ledgers.base import (
     identified,
 )
 from offloader.manifest.boundary import REBUILD, LostRecords
-from offloader.manifest.ledger_table import LedgerFact
-from offloader.manifest.segment_table import SegmentStatus
+from offloader.manifest.ledger_table import ENTRY_ID_MAX
+from offloader.manifest.segment_table import SegmentStatus, first_missing
 from offloader.manifest.state import ManifestState, SegmentRecord
 
-__all__ = [
-    "LEDGERS_RESERVED",
-    "Accept",
-    "OwnersSource",
-    "SourceFacts",
-    "closed_edit",
-    "compare_source",
-    "contradictions",
-    "facts_now",
-    "first_free_ledger",
-    "first_not_held",
-    "known_ledgers",
-    "mismatch_error",
-    "newest_known",
-    "own_edits",
-    "require_noted",
-    "require_same_ledgers",
-    "require_same_source",
-    "source_mismatch",
-    "with_facts",
-]
-
-_ENTRY_ID_MAX = 2**63 - 1
 #: Contradicting ledgers that an error names.
 NAMED_MAX = 5
 
@@ -60,7 +37,6 @@ class SourceFacts:
     """Identity of a hot tier.
 
     Attributes:
-        uuid: of the database.
         has_token: whether it has the newest token that the manifest knows.
         reached: the newest position ever appended to it.
     """
@@ -97,18 +73,13 @@ def contradictions(state: ManifestState, ledgers: Iterable[LedgerInfo]) -> dict[
     Args:
         ledgers: of the source, ascending, listed after ``state`` was read.
     """
-    found: dict[int, str] = {}
-    for info in ledgers:
-        fact = state.ledgers.get(info.ledger_id)
-        if info.ledger_id in state.aside_ledgers or not info.is_exact:
-            continue
-        why = _contradiction(state, info, fact)
-        if why:
-            found[info.ledger_id] = why
-    return found
+    aside = state.aside_ledgers
+    exact = (info for info in ledgers if info.is_exact and info.ledger_id not in aside)
+    return {info.ledger_id: why for info in exact if (why := _contradiction(state, info))}
 
 
-def _contradiction(state: ManifestState, info: LedgerInfo, fact: LedgerFact) -> str:
+def _contradiction(state: ManifestState, info: LedgerInfo) -> str:
+    fact = state.ledgers.get(info.ledger_id)
     if fact.last_entry_id != LAST_UNKNOWN:
         if not info.closed:
             return f"ledger {info.ledger_id} is open, and it was closed at entry {fact.last_entry_id}"
@@ -121,10 +92,9 @@ def _contradiction(state: ManifestState, info: LedgerInfo, fact: LedgerFact) -> 
         return ""
     if fact.flags & DELETED:
         return ""
-    past = Position(info.ledger_id, info.entries), Position(info.ledger_id, _ENTRY_ID_MAX)
+    past = Position(info.ledger_id, info.entries), Position(info.ledger_id, ENTRY_ID_MAX)
     for held in state.offloaded(*past):
-        spans = () if held.summary is None else held.summary.ledgers
-        last = max((span.last_entry_id for span in spans if span.ledger_id == info.ledger_id), default=-1)
+        last = max((span.last_entry_id for span in held.spans if span.ledger_id == info.ledger_id), default=-1)
         if last >= info.entries:
             return (
                 f"ledger {info.ledger_id} has {info.entries} entries, and segment {held.uuid} holds entry {last} of it"
@@ -139,8 +109,7 @@ def require_same_source(state: ManifestState, source: IdentifiedSource) -> Sourc
         SourceMismatch: it isn't the one that ``state`` knows.
     """
     facts = facts_now(state, source)
-    why = source_mismatch(state.source, facts)
-    if why is not None:
+    if (why := source_mismatch(state.source, facts)) is not None:
         raise mismatch_error(state, why)
     return facts
 
@@ -168,8 +137,7 @@ def require_same_ledgers(state: ManifestState, ledgers: Iterable[LedgerInfo]) ->
     Raises:
         SourceMismatch: there are ``contradictions``.
     """
-    found = contradictions(state, ledgers)
-    if found:
+    if found := contradictions(state, ledgers):
         more = f", and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
         raise mismatch_error(state, "; ".join(list(found.values())[:NAMED_MAX]) + more)
 
@@ -197,10 +165,8 @@ def first_free_ledger(state: ManifestState) -> int:
     """The first ledger id above all that any start was granted, and that any range or fact names."""
     known = [each.ledger_id for each in (newest_known(state), state.head) if each is not None]
     known += [segment.begin.ledger_id for segment in state.assigned()]
-    known += [state.ledgers.newest_id()]
-    if state.source is not None:
-        known.append(state.source.reserved)
-    return max(known) + 1
+    reserved = -1 if state.source is None else state.source.reserved
+    return max(*known, state.ledgers.newest_id(), reserved) + 1
 
 
 def first_not_held(state: ManifestState, info: LedgerInfo) -> Position | None:
@@ -212,10 +178,7 @@ def first_not_held(state: ManifestState, info: LedgerInfo) -> Position | None:
     held = [(each.begin, each.end or each.begin) for each in segments]
     held += [(gap.first, gap.last) for gap in state.gaps if gap.first <= last and gap.last >= wanted]
     held += [(Position(info.ledger_id, first), Position(info.ledger_id, end)) for first, end in info.not_given]
-    for begin, end in sorted(held):
-        if begin <= wanted <= end:
-            wanted = end.next()
-    return wanted if wanted <= last else None
+    return first_missing(held, wanted, last)
 
 
 def closed_edit(info: LedgerInfo, source: LedgerSource | None) -> LedgerClosed:
@@ -243,7 +206,10 @@ def known_ledgers(state: ManifestState, ledger_ids: Sequence[int]) -> KnownLedge
     found = {each: known for each in ledger_ids if (known := _known(state, each)) is not None}
     first, last = state.segments.in_order()[:1], state.prefix_end()
     begins = [segment.begin for segment in first] + [gap.first for gap in state.gaps[:1]]
-    whole = (min(begins).ledger_id, last.ledger_id) if begins and last is not None else None
+    whole = None
+    if begins and last is not None:
+        # A gap up to a ledger's begin says nothing of that ledger.
+        whole = (min(begins).ledger_id, last.ledger_id if last.entry_id >= 0 else last.ledger_id - 1)
     return KnownLedgers(newest=state.newest_end, whole=whole, ledgers=found)
 
 
@@ -261,7 +227,7 @@ def compare_source(source: LedgerSource, state: ManifestState) -> None:
 def _known(state: ManifestState, ledger_id: int) -> KnownLedger | None:
     fact = state.ledgers.get(ledger_id)
     last = None if fact.last_entry_id == LAST_UNKNOWN else fact.last_entry_id
-    begin, end = Position(ledger_id, 0), Position(ledger_id, _ENTRY_ID_MAX)
+    begin, end = Position(ledger_id, 0), Position(ledger_id, ENTRY_ID_MAX)
     reached = max((_reached(segment, ledger_id) for segment in state.segments.in_order(begin, end)), default=-1)
     is_known = last is not None or fact.flags or reached >= 0
     if is_known or any(gap.first <= end and gap.last >= begin for gap in state.gaps):
@@ -271,8 +237,7 @@ def _known(state: ManifestState, ledger_id: int) -> KnownLedger | None:
 
 def _reached(segment: SegmentRecord, ledger_id: int) -> int:
     """The newest entry of a ledger that a segment is known to hold; -1: none is known."""
-    spans = () if segment.summary is None else segment.summary.ledgers
-    held = [span.last_entry_id for span in spans if span.ledger_id == ledger_id]
+    held = [span.last_entry_id for span in segment.spans if span.ledger_id == ledger_id]
     ends = [each for each in (segment.begin, segment.end) if each is not None]
     return max([*held, *(each.entry_id for each in ends if each.ledger_id == ledger_id)], default=-1)
 
@@ -293,8 +258,6 @@ class OwnersSource:
     """The hot tier of the log that opened an epoch for it. Call with the log's lock held.
 
     Args:
-        source: the hot tier.
-        token: random, of this start.
         reserve: new ledgers take their ids from a range of this start's own; else they only get ids above all others.
         accept: see ``Accept``; ``None``: the source has to be the one that the manifest knows.
     """
@@ -305,11 +268,7 @@ class OwnersSource:
         self._can_grant, self._has_granted, self._has_noted = True, False, False
 
     def check(self, state: ManifestState) -> Position | None:
-        """The newest position of the source.
-
-        Raises:
-            SourceMismatch: it isn't the one that ``state`` knows.
-        """
+        """The newest position of the source. Raises ``SourceMismatch``: it isn't the one that ``state`` knows."""
         if self._accept is not None:
             return facts_now(state, self._source).reached
         return require_same_source(state, self._source).reached
@@ -338,23 +297,20 @@ class OwnersSource:
         return [*said, OpenEpoch(state.epoch + 1, self._source.source_id(), self._token, reserved, bool(self._accept))]
 
     def recorded(self, state: ManifestState, edits: Sequence[Edit]) -> tuple[Position | None, Sequence[Edit]]:
-        """The newest position of the source, and the edits of a record that follows ``state``.
+        """The newest position of the source, and the edits of the next record: with more ledger ids when few are left.
 
         Raises:
             SourceMismatch: as ``check``.
         """
-        return self.check(state), [*edits, *self._extension(state, edits)]
-
-    def _extension(self, state: ManifestState, edits: Sequence[Edit]) -> list[Edit]:
-        """Reserves more ledger ids when few are left."""
+        reached = self.check(state)
         if any(isinstance(edit, OpenEpoch) for edit in edits):
-            return []
+            return reached, edits
         self._range, left = None, self._source.ledgers_left() if self._can_grant else None
         if left is None or left >= LEDGERS_LEFT_MIN:
-            return []
+            return reached, edits
         first = max(first_free_ledger(state), self._source.next_ledger())
         self._range = first, first + LEDGERS_RESERVED
-        return [ReserveLedgers(first + LEDGERS_RESERVED - 1)]
+        return reached, [*edits, ReserveLedgers(first + LEDGERS_RESERVED - 1)]
 
     def committed(self, state: ManifestState) -> None:
         """Grants the source the ids that a record has reserved.

@@ -3,50 +3,41 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Any
+from operator import attrgetter
+from typing import Any, Protocol
 from uuid import UUID
 
 import numpy as np
 
-from formats.checkpoint import DELETED, AssignedSegment, AssigningEpoch, KnownSource, ReplacedSegment
+from formats.checkpoint import (
+    ASIDE,
+    DELETED,
+    HOT_RELEASED,
+    AssignedSegment,
+    AssigningEpoch,
+    KnownSource,
+    ReplacedSegment,
+)
 from formats.entries import Position
 from formats.keys import Testimony
-from formats.manifest import Assign, Edit, Gap, Rewrite, Totals, Writer
+from formats.manifest import Assign, Edit, Gap, GapFilled, Rewrite, Totals, Writer
 from formats.metadata.messages import OffloadContext, OffloadSegment
 from offloader.errors import ErrorKind, Fenced, OffloaderError
-from offloader.manifest.ledger_table import ClosedLedgers, LedgerFact, LedgerTable, follows
+from offloader.manifest.ledger_table import ENTRY_ID_MAX, ClosedLedgers, FlaggedLedgers, LedgerFact, LedgerTable
+from offloader.manifest.ledger_table import follows as follows
 from offloader.manifest.segment_table import (
     SealedSegments,
     SegmentDraft,
-    SegmentRecord,
     SegmentSlice,
-    SegmentStatus,
-    SegmentSums,
     SegmentTable,
+    first_missing,
     rows_not_after,
 )
-
-__all__ = [
-    "EditRefused",
-    "ManifestState",
-    "RecordBuilder",
-    "Requirement",
-    "SegmentRecord",
-    "SegmentStatus",
-    "SegmentSums",
-    "StreamPaused",
-    "assigning_after",
-    "committed_end_from",
-    "first_begin",
-    "first_of",
-    "follows",
-    "newest_of",
-    "offload_context",
-    "require_takeable",
-    "tells_of_loss",
-]
+from offloader.manifest.segment_table import SegmentRecord as SegmentRecord
+from offloader.manifest.segment_table import SegmentStatus as SegmentStatus
+from offloader.manifest.segment_table import SegmentSums as SegmentSums
 
 #: Compacted rows processed together, at first and at most.
 _STRIDE_ROWS = 64
@@ -63,12 +54,9 @@ def committed_end_from(
     Args:
         reached: everything up to here is accounted for; ``None``: begin with the first range.
         segments: offloaded and retired ones count, an assigned one ends the run.
-        gaps: recorded gaps, in the stream's order.
-        ledgers: which ledgers end where.
     """
-    begins = [gap.first for gap in gaps]
     while True:
-        steps = _next_steps(reached, segments, gaps, begins)
+        steps = _next_steps(reached, segments, gaps)
         if not steps:
             return reached
         begin, end, source = min(steps)
@@ -83,13 +71,10 @@ def committed_end_from(
 
 def first_begin(segments: SegmentTable, gaps: Sequence[Gap]) -> Position | None:
     """Where the first range begins, whatever its status; ``None`` if there is none."""
-    begins = [begin for begin, _, _ in _next_steps(None, segments, gaps, [gap.first for gap in gaps[:1]])]
-    return min(begins, default=None)
+    return min((begin for begin, _, _ in _next_steps(None, segments, gaps)), default=None)
 
 
-def _next_steps(
-    reached: Position | None, segments: SegmentTable, gaps: Sequence[Gap], begins: list[Position]
-) -> list[_Step]:
+def _next_steps(reached: Position | None, segments: SegmentTable, gaps: Sequence[Gap]) -> list[_Step]:
     """Each source's first range after ``reached``: begin, end (``None``: assigned), number of the compacted one."""
     steps: list[_Step] = []
     for number, part in enumerate(segments.sealed):
@@ -103,7 +88,7 @@ def _next_steps(
         begin, uuid = segments.order[at]
         record = segments.tail[uuid]
         steps.append((begin, None if record.status is SegmentStatus.ASSIGNED else record.end, -1))
-    at = 0 if reached is None else bisect_right(begins, reached)
+    at = 0 if reached is None else bisect_right(gaps, reached, key=first_of)
     if at < len(gaps):
         steps.append((gaps[at].first, gaps[at].last, -1))
     return steps
@@ -117,13 +102,8 @@ def _along(part: SealedSegments, begin: Position, others: Position | None, ledge
     while True:
         rows = part.live_rows(start, min(start + stride, limit))
         ledger, entry, last_ledger, last_entry = (
-            column[rows].astype(np.int64)
-            for column in (
-                columns.begin_ledger_id,
-                columns.begin_entry_id,
-                columns.end_ledger_id,
-                columns.end_entry_id,
-            )
+            getattr(columns, f"{end}_id")[rows].astype(np.int64)
+            for end in ("begin_ledger", "begin_entry", "end_ledger", "end_entry")
         )
         follow = ledgers.follow((last_ledger[:-1], last_entry[:-1]), (ledger[1:], entry[1:]))
         breaks = np.flatnonzero(~follow)
@@ -143,34 +123,17 @@ METHOD_DEFAULT = "streaming"
 class EditRefused(OffloaderError):
     """An edit or a requirement doesn't fit the current manifest. Nothing was written."""
 
-    kind = ErrorKind.FIX_CALL
+    kind = ErrorKind.INVALID_REQUEST
 
 
 class StreamPaused(EditRefused):
-    """The stream is paused: no segment may be assigned. Nothing was written.
-
-    Args:
-        stream: its name.
-    """
+    """The stream is paused: no segment may be assigned. Nothing was written."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(
             f"stream {stream} is paused: no segment of it is assigned",
             hint=f"`offloader resume {stream}` lets it go on",
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Requirement:
-    """Condition on the manifest for a commit.
-
-    Attributes:
-        incarnation: the stream's; another one means that the stream was deleted and recreated.
-        epoch: the owner's own epoch for owner's edits; ``None`` for edits by others (retention, cleanup).
-    """
-
-    incarnation: UUID
-    epoch: int | None
 
 
 NOTHING = SegmentSums()
@@ -185,20 +148,17 @@ class ManifestState:
         epoch: the writer generation that owns the stream.
         owner: the writer that opened that epoch; its nonce is that record's.
         writer, time_ms: of the newest record; times never go back.
-        segments: uuid -> segment.
-        ledgers: facts that the source reported of ledgers.
         gaps: entries that no tier had, in the stream's order.
+        fills: objects with entries of gaps, in the stream's order; readers aren't given them.
         rewrites: segments in flight that are to replace others; they claim no range, and objects under these names
             aren't garbage.
         replaced: segments whose entries are in others; they claim no range, and their objects await deletion.
         sums: over the offloaded segments.
-        committed: see ``committed_end``.
         committed_from: where the committed run begins, while ranges in front of it are incomplete; ``None``: with the
             first range.
         newest_end: the highest position any range ever claimed; a live segment begins right after it.
         head: entries before it are truncated.
         assigning: the epochs that assigned segments, oldest first; see ``offloader.manifest.state``.
-        paused: no segment may be assigned.
         source: the ledger database that the stream's positions belong to; ``None`` if unknown.
         checkpoint_id: the checkpoint that the compacted parts' runs belong to, 0 for none; not a property of the
             stream.
@@ -214,6 +174,7 @@ class ManifestState:
     segments: SegmentTable = field(default_factory=SegmentTable)
     ledgers: LedgerTable = field(default_factory=LedgerTable)
     gaps: tuple[Gap, ...] = ()
+    fills: tuple[GapFilled, ...] = ()
     rewrites: tuple[AssignedSegment, ...] = ()
     replaced: tuple[ReplacedSegment, ...] = ()
     sums: SegmentSums = NOTHING
@@ -229,16 +190,24 @@ class ManifestState:
     assigning: tuple[AssigningEpoch, ...] = ()
     checkpoint_id: int = field(default=0, compare=False)
 
-    def check(self, requirement: Requirement) -> None:
-        """Raises ``EditRefused`` unless ``requirement`` holds here."""
-        if requirement.incarnation != self.incarnation:
+    def check(self, incarnation: UUID, epoch: int | None) -> None:
+        """Requires what a commit relies on.
+
+        Args:
+            incarnation: the stream's; another one means that it was deleted and recreated.
+            epoch: the owner's own epoch for owner's edits; ``None`` for edits by others (retention, cleanup).
+
+        Raises:
+            EditRefused: it doesn't hold here.
+        """
+        if incarnation != self.incarnation:
             raise EditRefused(f"stream {self.stream} was deleted and created again", hint="open it anew")
         if self.stream_deleted:
             raise EditRefused(f"stream {self.stream} was deleted")
-        if requirement.epoch is not None and requirement.epoch != self.epoch:
+        if epoch is not None and epoch != self.epoch:
             raise EditRefused(
                 f"stream {self.stream} is owned by epoch {self.epoch} (writer {self.owner.name or self.writer.name}), "
-                f"not by epoch {requirement.epoch}"
+                f"not by epoch {epoch}"
             )
 
     @property
@@ -254,17 +223,17 @@ class ManifestState:
     @property
     def deleted_ledgers(self) -> Set[int]:
         """Ledgers that are deleted from the stream."""
-        return self.ledgers.deleted
+        return FlaggedLedgers(self.ledgers, DELETED)
 
     @property
     def hot_released_ledgers(self) -> Set[int]:
         """Ledgers whose hot copies may be deleted."""
-        return self.ledgers.hot_released
+        return FlaggedLedgers(self.ledgers, HOT_RELEASED)
 
     @property
     def aside_ledgers(self) -> Set[int]:
         """Ledgers of the hot tier that are ignored: they contradict the recorded facts of those ids."""
-        return self.ledgers.aside
+        return FlaggedLedgers(self.ledgers, ASIDE)
 
     def offloaded(self, first: Position | None = None, last: Position | None = None) -> SegmentSlice:
         """Readable segments, in the stream's order; with bounds only those with a position in ``first`` .. ``last``.
@@ -276,6 +245,10 @@ class ManifestState:
     def assigned(self) -> list[SegmentRecord]:
         """Segments that are assigned and not offloaded yet, in the stream's order."""
         return self.segments.assigned()
+
+    def uuids_aside(self) -> set[UUID]:
+        """The uuids of objects that claim no range: those that replace others or are replaced, and fills."""
+        return {each.uuid for some in (self.rewrites, self.replaced, self.fills) for each in some}
 
     def find(self, position: Position) -> SegmentRecord | None:
         """The readable segment that holds a position."""
@@ -316,18 +289,25 @@ class ManifestState:
         return Totals(*self.sums, first=self.segments.first_offloaded(), last=self.committed)
 
 
-def first_of(gap: Gap) -> Position:
-    """Sort key of gaps."""
-    return gap.first
+#: Sort key of gaps.
+first_of: Callable[[Gap], Position] = attrgetter("first")
+
+
+class View(Protocol):
+    """The fold of a manifest's records up to one of them."""
+
+    @property
+    def stream(self) -> str: ...
+    @property
+    def incarnation(self) -> UUID: ...
+    @property
+    def record_id(self) -> int: ...
+    @property
+    def nonce(self) -> str: ...
 
 
 class RecordBuilder:
-    """A mutable copy of a view, for building one record.
-
-    Args:
-        state: the view, which isn't changed.
-        record_id: the record that changes it.
-    """
+    """A mutable copy of a view, for building one record."""
 
     def __init__(self, state: ManifestState, record_id: int) -> None:
         self.base = state
@@ -379,8 +359,8 @@ class RecordBuilder:
         return EditRefused(f"stream {self.base.stream}: {edit.kind} in record {self.record_id}: {why}")
 
     def require_new(self, edit: Edit, uuid: UUID) -> None:
-        """Requires an unused uuid: unique over ranges, rewrites, and objects that await deletion."""
-        aside = (each.uuid for name in ("rewrites", "replaced") for each in self.now(name))
+        """Requires an unused uuid: unique over ranges, fills, rewrites, and objects that await deletion."""
+        aside = (each.uuid for name in ("fills", "rewrites", "replaced") for each in self.now(name))
         if self.segments.get(uuid) is not None or uuid in aside:
             raise self.refused(edit, f"segment {uuid} exists already")
 
@@ -425,6 +405,26 @@ class RecordBuilder:
         self.sums = self.sums.plus(record, 1)
         self.segments.put(record)
 
+    def drop_counted(self, record: SegmentRecord) -> None:
+        self.sums = self.sums.plus(record, -1)
+        self.segments.drop(record.uuid)
+
+    def promised(self, edit: Assign | Rewrite) -> AssignedSegment:
+        """The segment in flight that an edit assigns."""
+        return AssignedSegment(
+            uuid=edit.uuid,
+            epoch=self.now("epoch"),
+            layout=edit.layout,
+            begin=edit.begin,
+            end=edit.end,
+            assigned_ms=edit.assigned_ms,
+            driver=edit.driver,
+        )
+
+    def is_gone(self, record: SegmentRecord) -> bool:
+        """Whether all ledgers of an offloaded segment are marked as deleted."""
+        return all(self.fact(span.ledger_id).flags & DELETED for span in record.spans)
+
     def fact(self, ledger_id: int) -> LedgerFact:
         found = self.facts.get(ledger_id)
         return self.base.ledgers.get(ledger_id) if found is None else found
@@ -436,26 +436,17 @@ class RecordBuilder:
 
     def first_not_held(self, ledger_id: int, last_entry_id: int) -> Position | None:
         """The first entry of a ledger that only its hot copy may have."""
-        wanted, last = Position(ledger_id, 0), Position(ledger_id, last_entry_id)
-        head = self.now("head")
         if self.fact(ledger_id).flags & DELETED:
             return None
-        if head is not None and head > wanted:
-            wanted = head
-        table = self.segments.table()
-        held = [(s.begin, s.end) for s in table.offloaded(wanted, last) if s.end]
+        begin, last = Position(ledger_id, 0), Position(ledger_id, last_entry_id)
+        wanted = max(begin, self.now("head") or begin)
+        held = [(s.begin, s.end) for s in self.segments.table().offloaded(wanted, last) if s.end]
         held += [(gap.first, gap.last) for gap in self.now("gaps")]
-        for begin, end in sorted(held):
-            if begin <= wanted <= end:
-                wanted = (
-                    Position(ledger_id, end.entry_id + 1) if end.ledger_id == ledger_id else Position(ledger_id + 1, 0)
-                )
-        return wanted if wanted <= last else None
+        return first_missing(held, wanted, last)
 
 
 #: Name of the driver in recorded driver metadata.
 DRIVER_KEY = "managedLedgerOffloadDriver"
-_ENTRY_ID_MAX = 2**63 - 1
 
 
 def offload_context(state: ManifestState, ledger_id: int) -> OffloadContext:
@@ -465,60 +456,50 @@ def offload_context(state: ManifestState, ledger_id: int) -> OffloadContext:
     with the ledger's last entry in it; ``uuid`` is the first one's, ``complete`` stays false, as in the proposal.
 
     Args:
-        state: the manifest's view.
         ledger_id: the ledger; an unknown one has an empty context.
     """
-    ends = Position(ledger_id, 0), Position(ledger_id, _ENTRY_ID_MAX)
+    ends = Position(ledger_id, 0), Position(ledger_id, ENTRY_ID_MAX)
     found = [s for s in state.segments.in_order(*ends) if s.status is not SegmentStatus.RETIRED]
     pieces = [(segment, end) for segment in found if (end := _end_in(segment, ledger_id)) is not None]
     if not pieces:
         return OffloadContext()
     first, _ = pieces[0]
-    if first.layout == 1:
-        return OffloadContext(
-            uuid=first.uuid,
-            complete=first.status is SegmentStatus.OFFLOADED,
-            timestamp_ms=first.offloaded_ms or first.assigned_ms,
-            driver_name=first.driver.get(DRIVER_KEY, ""),
-            driver_metadata=first.driver,
+    is_v1 = first.layout == 1
+    segments = tuple(
+        OffloadSegment(
+            uuid=segment.uuid,
+            complete=segment.status is SegmentStatus.OFFLOADED,
+            assigned_ms=segment.assigned_ms,
+            offloaded_ms=segment.offloaded_ms,
+            end_entry_id=end if end >= 0 else None,
+            driver_name=segment.driver.get(DRIVER_KEY, ""),
+            driver_metadata=segment.driver,
         )
+        for segment, end in pieces
+    )
     return OffloadContext(
         uuid=first.uuid,
-        timestamp_ms=first.assigned_ms,
+        complete=is_v1 and first.status is SegmentStatus.OFFLOADED,
+        timestamp_ms=(is_v1 and first.offloaded_ms) or first.assigned_ms,
         driver_name=first.driver.get(DRIVER_KEY, ""),
         driver_metadata=first.driver,
-        segments=tuple(
-            OffloadSegment(
-                uuid=segment.uuid,
-                complete=segment.status is SegmentStatus.OFFLOADED,
-                assigned_ms=segment.assigned_ms,
-                offloaded_ms=segment.offloaded_ms,
-                end_entry_id=end if end >= 0 else None,
-                driver_name=segment.driver.get(DRIVER_KEY, ""),
-                driver_metadata=segment.driver,
-            )
-            for segment, end in pieces
-        ),
+        segments=() if is_v1 else segments,
     )
 
 
 def _end_in(segment: SegmentRecord, ledger_id: int) -> int | None:
     """The ledger's last entry in the segment, -1 while that is open; ``None`` when it has none."""
     if segment.summary is not None:
-        return next((span.last_entry_id for span in segment.summary.ledgers if span.ledger_id == ledger_id), None)
-    if segment.end is not None:
-        inside = segment.begin.ledger_id <= ledger_id <= segment.end.ledger_id
-        return -1 if inside else None
-    return -1 if segment.begin.ledger_id == ledger_id else None
+        return next((span.last_entry_id for span in segment.spans if span.ledger_id == ledger_id), None)
+    last = (segment.end or segment.begin).ledger_id
+    return -1 if segment.begin.ledger_id <= ledger_id <= last else None
 
 
 def require_takeable(state: ManifestState, now_ms: int, takeover_after_s: float, *, take_over: bool) -> None:
     """Refuses to take over a stream whose owner was active less than ``takeover_after_s`` ago.
 
     Args:
-        state: the current manifest.
         now_ms: ms since 1970 UTC. Fencing doesn't depend on clocks; they only decide whether to wait.
-        take_over: take over anyway.
 
     Raises:
         Fenced: there is such an owner; names it, and its URL if known.
@@ -539,10 +520,7 @@ def assigning_after(
     """The epochs that assigned segments, after a record of the epoch that ``epoch_nonce`` opened.
 
     Args:
-        assigning: before it, oldest first.
-        edits: the record's.
         epoch_nonce: of the current epoch; empty in a manifest of an earlier release.
-        record_id: the record's.
     """
     kept = tuple(assigning)
     if not epoch_nonce or not any(isinstance(edit, (Assign, Rewrite)) for edit in edits):

@@ -18,8 +18,6 @@ from formats.documents import (
     PartitionRow,
     TopicEntry,
     TruncationIntent,
-    decode_intent,
-    decode_topic_entry,
     document_keys,
     intent_key,
     retention_prefix,
@@ -28,27 +26,10 @@ from formats.documents import (
 from formats.errors import FormatError
 from formats.keys import catalog_key, manifest_prefix, stream_of_catalog_key
 from offloader.errors import Corrupt, InvalidCall, Unsupported
-from offloader.manifest.boundary import delete_keys, listed, unreadable
+from offloader.manifest.boundary import decoded, delete_keys, listed
 from offloader.manifest.catalog import is_released, is_void_size, let_go, read_entry, read_shared, remove_void
 from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectInfo, ObjectStore
-
-__all__ = [
-    "PARTITIONS_MAX",
-    "TopicState",
-    "doubtful_rows",
-    "forget_documents",
-    "forget_topic",
-    "is_topic_unused",
-    "partition_of",
-    "partition_streams",
-    "read_intent",
-    "read_topic_entry",
-    "release_intent",
-    "release_topic",
-    "release_topics_of",
-    "topic_state",
-]
 
 #: Partitions of one topic.
 PARTITIONS_MAX = 10_000
@@ -73,13 +54,11 @@ def partition_streams(store: ObjectStore, topic: str) -> Mapping[int, str]:
         raise InvalidCall(str(error), hint="names look like public/default/persistent/orders") from error
     found: dict[int, str] = {}
     for info in listed(store, prefix):
-        try:
+        with suppress(FormatError):
             stream = stream_of_catalog_key(info.key)
-        except FormatError:
-            continue
-        split = partition_of(stream)
-        if not is_void_size(info.size_bytes) and split is not None and split[0] == topic:
-            found[split[1]] = stream
+            split = partition_of(stream)
+            if not is_void_size(info.size_bytes) and split is not None and split[0] == topic:
+                found[split[1]] = stream
         if len(found) > PARTITIONS_MAX:
             raise InvalidCall(f"topic {topic} has more than {PARTITIONS_MAX} partitions")
     return dict(sorted(found.items()))
@@ -94,11 +73,8 @@ def read_topic_entry(store: ObjectStore, topic: str) -> tuple[TopicEntry | None,
     data, info = read_shared(store, topic_key(topic))
     if not data:
         return None, info
-    try:
-        return decode_topic_entry(data, object_name=topic_key(topic)), info
-    except FormatError as error:
-        what = f"{topic_key(topic)} in {store.url}"
-        raise unreadable(what, error, hint="put an earlier version of this object back") from error
+    what, hint = f"{topic_key(topic)} in {store.url}", "put an earlier version of this object back"
+    return decoded(data, topic_key(topic), TopicEntry.decode, what, hint=hint), info
 
 
 def read_intent(store: ObjectStore, topic: str) -> tuple[TruncationIntent | None, ObjectInfo | None]:
@@ -106,10 +82,8 @@ def read_intent(store: ObjectStore, topic: str) -> tuple[TruncationIntent | None
     data, info = read_shared(store, intent_key(topic))
     if not data:
         return None, info
-    try:
-        return decode_intent(data, object_name=intent_key(topic)), info
-    except FormatError as error:
-        raise unreadable(f"the truncation under way of {topic}, {intent_key(topic)},", error) from error
+    what = f"the truncation under way of {topic}, {intent_key(topic)},"
+    return decoded(data, intent_key(topic), TruncationIntent.decode, what), info
 
 
 def forget_documents(store: ObjectStore, name: str, incarnation: UUID) -> None:
@@ -124,8 +98,7 @@ def forget_documents(store: ObjectStore, name: str, incarnation: UUID) -> None:
 def release_topic(store: ObjectStore, topic: str) -> bool:
     """Replaces a topic's entry by a tombstone when none of its partitions is left; deletes its documents.
 
-    Returns:
-        Whether no entry names deleted partitions only.
+    Returns whether no entry names deleted partitions only.
 
     Raises:
         Corrupt, Unsupported: it can't be read.
@@ -143,8 +116,7 @@ def release_topic(store: ObjectStore, topic: str) -> bool:
 def release_intent(store: ObjectStore, topic: str) -> bool:
     """Replaces a topic's last truncation by a tombstone when none of its partitions is left.
 
-    Returns:
-        Whether none names deleted partitions only.
+    Returns whether none names deleted partitions only.
 
     Raises:
         Corrupt, Unsupported: it can't be read.
@@ -152,7 +124,7 @@ def release_intent(store: ObjectStore, topic: str) -> bool:
     intent, info = read_intent(store, topic)
     if intent is None or info is None:
         return True
-    return _are_gone(store, _named_by_intent(intent)) and let_go(store, intent_key(topic), info.etag)
+    return _is_over(store, intent) and let_go(store, intent_key(topic), info.etag)
 
 
 def release_topics_of(store: ObjectStore, streams: Iterable[str], *, clock: Clock, now_ms: int) -> None:
@@ -214,21 +186,19 @@ class TopicState:
 
 def topic_state(store: ObjectStore, topic: str) -> TopicState:
     """Reads a topic's state; an unreadable object doesn't count as over."""
-    incarnation, is_damaged, entry_is_over, intent_is_over = None, False, False, False
+    is_damaged, intent_is_over = False, False
     entry, of_entry, intent, of_intent = None, None, None, None
     try:
         entry, of_entry = read_topic_entry(store, topic)
     except (Corrupt, Unsupported):
         is_damaged = True
-    if entry is not None:
-        entry_is_over = not doubtful_rows(store, entry)
-        incarnation = None if entry_is_over else entry.incarnation
+    entry_is_over = entry is not None and not doubtful_rows(store, entry)
     with suppress(Corrupt, Unsupported):
         intent, of_intent = read_intent(store, topic)
-        intent_is_over = intent is not None and _are_gone(store, _named_by_intent(intent))
+        intent_is_over = intent is not None and _is_over(store, intent)
     found = ((of_intent, intent), (of_entry, entry))
     return TopicState(
-        incarnation=incarnation,
+        incarnation=None if entry is None or entry_is_over else entry.incarnation,
         is_there=is_damaged or of_entry is not None,
         is_damaged=is_damaged,
         entry_is_over=entry_is_over,
@@ -244,12 +214,8 @@ def doubtful_rows(store: ObjectStore, entry: TopicEntry) -> tuple[PartitionRow, 
     )
 
 
-def _named_by_intent(intent: TruncationIntent) -> Iterable[tuple[str, UUID]]:
-    return ((each.stream, each.incarnation) for each in intent.heads)
-
-
-def _are_gone(store: ObjectStore, streams: Iterable[tuple[str, UUID]]) -> bool:
-    return all(_is_gone(store, stream, incarnation) for stream, incarnation in streams)
+def _is_over(store: ObjectStore, intent: TruncationIntent) -> bool:
+    return all(_is_gone(store, each.stream, each.incarnation) for each in intent.heads)
 
 
 def _is_gone(store: ObjectStore, stream: str, incarnation: UUID) -> bool:

@@ -9,23 +9,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
-__all__ = ["Cache", "CacheStatus", "process_cache"]
-
-
 _K = TypeVar("_K", bound=Hashable)
-
-
-@dataclass(frozen=True, slots=True)
-class CacheStatus:
-    """Counters since creation, and current content."""
-
-    hits: int
-    misses: int
-    held_bytes: int
-    values: int
 
 
 class Cache:
@@ -41,8 +27,6 @@ class Cache:
         self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._loading: dict[Hashable, Future[Any]] = {}
         self._held_bytes = 0
-        self._hits = 0
-        self._misses = 0
 
     @property
     def bytes_max(self) -> int:
@@ -53,11 +37,6 @@ class Cache:
         """Raise the bound to ``bytes_max`` if that is more."""
         with self._lock:
             self._bytes_max = max(self._bytes_max, bytes_max)
-
-    @property
-    def status(self) -> CacheStatus:
-        with self._lock:
-            return CacheStatus(self._hits, self._misses, self._held_bytes, len(self._values))
 
     def peek(self, key: Hashable) -> Any | None:
         """The value if cached; doesn't count as use."""
@@ -72,14 +51,10 @@ class Cache:
             if held is None:
                 return None
             self._values.move_to_end(key)
-            self._hits += 1
         return held[0]
 
     def get_many(
-        self,
-        keys: Iterable[_K],
-        load: Callable[[list[_K]], Mapping[_K, Any]],
-        size_bytes: Callable[[Any], int],
+        self, keys: Iterable[_K], load: Callable[[list[_K]], Mapping[_K, Any]], size_bytes: Callable[[Any], int]
     ) -> dict[_K, Any]:
         """The values of ``keys``.
 
@@ -105,8 +80,6 @@ class Cache:
                     others[key] = self._loading[key]
                 else:
                     mine[key] = self._loading[key] = Future()
-            self._hits += len(found) + len(others)
-            self._misses += len(mine)
         if mine:
             found.update(self._load(mine, load, size_bytes))
         # Settle own keys before waiting for others', so two calls can't deadlock.
@@ -137,23 +110,18 @@ class Cache:
         with self._lock:
             for key in mine:
                 del self._loading[key]
-                self._keep(key, loaded[key], sizes[key])
+                if sizes[key] <= self._bytes_max:
+                    self._values[key] = (loaded[key], sizes[key])
+                    self._held_bytes += sizes[key]
+            while self._held_bytes > self._bytes_max:
+                _, (_, gone) = self._values.popitem(last=False)
+                self._held_bytes -= gone
         for key, future in mine.items():
             future.set_result(loaded[key])
         return loaded
 
-    def _keep(self, key: Hashable, value: Any, size: int) -> None:
-        if size > self._bytes_max:
-            return
-        self._values[key] = (value, size)
-        self._held_bytes += size
-        while self._held_bytes > self._bytes_max:
-            _, (_, gone) = self._values.popitem(last=False)
-            self._held_bytes -= gone
 
-
-_process_lock = threading.Lock()
-_process: list[Cache] = []
+_PROCESS_CACHE = Cache(0)
 
 
 def process_cache(bytes_max: int) -> Cache:
@@ -167,8 +135,5 @@ def process_cache(bytes_max: int) -> Cache:
     """
     if bytes_max == 0:
         return Cache(0)
-    with _process_lock:
-        if not _process:
-            _process.append(Cache(bytes_max))
-        _process[0].grow(bytes_max)
-        return _process[0]
+    _PROCESS_CACHE.grow(bytes_max)
+    return _PROCESS_CACHE

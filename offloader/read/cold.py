@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from functools import partial
+from typing import TypeVar
 from uuid import UUID
 
 import numpy as np
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
-from formats.segment_map import SegmentMap
 from offloader.errors import InvalidCall, ObjectMissing
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read import fetch as plan
 from offloader.read.fetch import Fetcher, SegmentObjects
 from offloader.settings import Pairs
 from offloader.store.base import ObjectStore
-
-__all__ = ["NOT_MOVED", "ColdTier", "SkipMissing", "Skipped", "first_at", "objects_of", "require_same_place"]
 
 #: A read over more segments than this is a scan and bypasses the cache.
 CACHED_READ_SEGMENTS_MAX = 2
@@ -31,48 +28,26 @@ CACHED_READ_CACHE_SHARE = 4
 #: No bucket was relocated.
 NOT_MOVED = Pairs()
 
-#: Called for each segment skipped because one of its objects is missing.
-SkipMissing = Callable[[SegmentObjects, ObjectMissing], None]
-
+_T = TypeVar("_T")
 _PLACE = ("managedLedgerOffloadDriver", "bucket", "serviceEndpoint")
-
-
-class Skipped:
-    """Skipped segments with the reason. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._found: dict[UUID, str] = {}
-
-    def add(self, objects: SegmentObjects, error: ObjectMissing) -> None:
-        """Add a segment. Idempotent."""
-        with self._lock:
-            self._found.setdefault(objects.uuid, error.message)
-
-    def found(self) -> Mapping[UUID, str]:
-        """Segments skipped so far."""
-        with self._lock:
-            return dict(self._found)
 
 
 class ColdTier:
     """The offloaded entries of ``state``.
 
     Args:
-        fetcher: reads the store.
-        state: the manifest's view.
-        skip_missing: called with each segment that misses an object, and the reason; the segment then counts as empty.
-            Without it a missing object is an error.
+        skipped: receives each segment that misses an object, with the reason, from any thread; the segment then counts
+            as empty. Without it a missing object is an error.
 
     Attributes:
         ends: first and last readable position, ``None`` when nothing is readable.
         segments: those that hold readable entries, in the stream's order.
     """
 
-    def __init__(self, fetcher: Fetcher, state: ManifestState, skip_missing: SkipMissing | None = None) -> None:
+    def __init__(self, fetcher: Fetcher, state: ManifestState, skipped: dict[UUID, str] | None = None) -> None:
         self._fetcher = fetcher
         self._stream = state.stream
-        self._skip_missing = skip_missing
+        self._skipped = skipped
         #: Begin, end and objects of the most recently read segments; replaced as a whole, so no lock.
         self._recent: tuple[tuple[Position, Position, SegmentObjects], ...] = ()
         self.ends = plan.whole_range(state)
@@ -83,19 +58,23 @@ class ColdTier:
         fetcher = self._fetcher
         segments = [self._objects(record) for record in plan.segments_between(self.segments, first, last)]
         # Prefetch indexes like blocks, so that a stream of many small segments doesn't stall.
-        maps = fetcher.workers.in_order(partial(self._index_or_none, objects) for objects in segments)
+        maps = fetcher.workers.in_order(
+            partial(self._unless_missing, objects, partial(fetcher.index, objects, keep=False)) for objects in segments
+        )
         runs = (
             run
-            for objects, segment_map in maps
+            for objects, segment_map in zip(segments, maps, strict=True)
             if segment_map is not None
             for run in plan.block_runs(
                 objects, segment_map, segment_map.find(first, last), fetcher.settings.request_bytes
             )
         )
-        found = fetcher.workers.in_order(partial(self._run, run) for run in runs)
+        found = fetcher.workers.in_order(
+            partial(self._unless_missing, run.objects, partial(fetcher.run, run)) for run in runs
+        )
         with closing(maps), closing(found) as results:
             for batches in results:
-                for batch in batches:
+                for batch in batches or ():
                     part = batch.between(first, last)
                     if len(part):
                         fetcher.count_used(self._stream, part)
@@ -106,7 +85,7 @@ class ColdTier:
         try:
             return self._cached(first, last)
         except ObjectMissing:
-            if self._skip_missing is None:
+            if self._skipped is None:
                 raise
             return None
 
@@ -114,7 +93,7 @@ class ColdTier:
         found = self._few_segments(first, last)
         if found is None:
             return None
-        segments = [_with_index(self._fetcher, objects, keep=True) for objects in found]
+        segments = [(objects, self._fetcher.index(objects)) for objects in found]
         wanted = [(objects, segment_map, segment_map.find(first, last)) for objects, segment_map in segments]
         stored_bytes = sum(segment_map.stored_bytes(numbers) for _, segment_map, numbers in wanted)
         if stored_bytes > self._fetcher.settings.cache_bytes_max // CACHED_READ_CACHE_SHARE:
@@ -177,22 +156,15 @@ class ColdTier:
     def position_at(self, publish_time_ms: int) -> Position | None:
         """Earliest position published at that time or later; statistics select what to fetch."""
         for record in self.segments.published_from(publish_time_ms):
-            try:
-                position = self._time_in_segment(record, publish_time_ms)
-            except ObjectMissing as error:
-                self._skip_or_raise(self._objects(record), error)
-                continue
+            objects = self._objects(record)
+            position = self._unless_missing(objects, partial(self._time_in_segment, objects, publish_time_ms))
             if position is not None:
                 return position
         return None
 
-    def _time_in_segment(self, record: SegmentRecord, publish_time_ms: int) -> Position | None:
+    def _time_in_segment(self, objects: SegmentObjects, publish_time_ms: int) -> Position | None:
         assert self.ends is not None
-        assert record.summary is not None
-        latest_ms = record.summary.publish_time_max_ms
-        if latest_ms != TIME_UNKNOWN_MS and latest_ms < publish_time_ms:
-            return None
-        objects, segment_map = _with_index(self._fetcher, self._objects(record), keep=True)
+        segment_map = self._fetcher.index(objects)
         latest = segment_map.blocks.publish_time_max_ms
         for number in segment_map.find(*self.ends).tolist():
             if latest[number] != TIME_UNKNOWN_MS and latest[number] >= publish_time_ms:
@@ -202,44 +174,28 @@ class ColdTier:
                     return position
         return None
 
-    def _index_or_none(self, objects: SegmentObjects) -> tuple[SegmentObjects, SegmentMap | None]:
+    def _unless_missing(self, objects: SegmentObjects, read: Callable[[], _T]) -> _T | None:
+        """What ``read`` returns, ``None`` if an object is missing and missing ones are skipped."""
         try:
-            return _with_index(self._fetcher, objects, keep=False)
+            return read()
         except ObjectMissing as error:
-            self._skip_or_raise(objects, error)
-            return objects, None
-
-    def _run(self, run: plan.BlockRun) -> list[EntryBatch]:
-        try:
-            return self._fetcher.run(run)
-        except ObjectMissing as error:
-            self._skip_or_raise(run.objects, error)
-            return []
-
-    def _skip_or_raise(self, objects: SegmentObjects, error: ObjectMissing) -> None:
-        if self._skip_missing is None:
-            raise error
-        self._skip_missing(objects, error)
+            if self._skipped is None:
+                raise
+            self._skipped.setdefault(objects.uuid, error.message)
+            return None
 
     def _objects(self, record: SegmentRecord) -> SegmentObjects:
         return objects_of(self._stream, record, self._fetcher.store, self._fetcher.settings.relocate)
 
 
 def objects_of(stream: str, record: SegmentRecord, store: ObjectStore, relocate: Pairs = NOT_MOVED) -> SegmentObjects:
-    """The objects of a segment in ``store``.
-
-    Args:
-        stream: its name.
-        record: an offloaded segment.
-        store: where it should be.
-        relocate: buckets that were moved, ``read.relocate``.
+    """The objects of an offloaded segment, which should be in ``store``; ``relocate``: buckets that were moved.
 
     Raises:
         InvalidCall: the manifest records another location. The region isn't compared: it is a route to a bucket, not
             another bucket.
     """
-    if not _is_at(record.driver, store):
-        require_same_place(f"stream {stream}, segment {record.uuid}", record.driver, store, relocate)
+    require_same_place(f"stream {stream}, segment {record.uuid}", record.driver, store, relocate)
     return SegmentObjects.of_record(stream, record)
 
 
@@ -249,19 +205,13 @@ def require_same_place(what: str, driver: Mapping[str, str], store: ObjectStore,
     A bucket that ``relocate`` maps to the store's counts as the store's, whatever its server.
     """
     here = store.driver_metadata
-    if _is_at(driver, store):
+    if not driver or all(driver.get(name, "") == here.get(name, "") for name in _PLACE):
         return
     if relocate.get(driver.get("bucket", "")) != here.get("bucket", ""):
         raise InvalidCall(
             f"{what} was written to {_place(driver)}; this store is {_place(here)}",
             hint="open the store where it was written, or name the move in the setting read.relocate: old = new",
         )
-
-
-def _is_at(driver: Mapping[str, str], store: ObjectStore) -> bool:
-    """Whether driver metadata names the store's own location, or none."""
-    here = store.driver_metadata
-    return not driver or [driver.get(name, "") for name in _PLACE] == [here.get(name, "") for name in _PLACE]
 
 
 def first_at(batch: EntryBatch, publish_time_ms: int) -> Position | None:
@@ -273,7 +223,3 @@ def first_at(batch: EntryBatch, publish_time_ms: int) -> Position | None:
 
 def _place(driver: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={driver.get(name, '')}" for name in _PLACE)
-
-
-def _with_index(fetcher: Fetcher, objects: SegmentObjects, *, keep: bool) -> tuple[SegmentObjects, SegmentMap]:
-    return objects, fetcher.index(objects, keep=keep)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from uuid import UUID
 
 import numpy as np
@@ -38,32 +39,15 @@ from offloader.settings import ReadSettings
 from offloader.store.attempts import recorder_of
 from offloader.store.base import ByteRange, ObjectStore
 
-__all__ = [
-    "ArrivingBlocks",
-    "BlockRun",
-    "Decode",
-    "Fetcher",
-    "SegmentObjects",
-    "SkipCorrupt",
-    "block_runs",
-    "readable_segments",
-    "segments_between",
-    "whole_range",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentObjects:
     """Location and expected properties of one segment's two objects; small, picklable, needs no manifest.
 
     Attributes:
-        stream: the stream's name.
-        uuid: the segment's.
         ledger_id: V1's one ledger; ``None`` in V2.
         at_root: whether the objects are at the store's root, as Pulsar's are, and not below the stream's name.
-        data_bytes, index_bytes: lengths of the objects; ``None`` if not recorded.
-        index_crc32c: CRC-32C of the whole index object; ``None`` if not recorded.
-        blocks: number of blocks in the index; ``None`` if not recorded.
+        data_bytes, index_bytes, index_crc32c, blocks: as in ``SegmentSummary``; ``None`` if not recorded.
     """
 
     stream: str
@@ -109,8 +93,6 @@ class BlockRun:
     """Adjacent blocks of one data object, fetched with one ranged GET.
 
     Attributes:
-        objects: the segment.
-        segment_map: its index.
         numbers: the blocks, int64, shape (n,), n > 0; each begins where the one before it ends.
         start, stop: the bytes to fetch.
     """
@@ -129,9 +111,7 @@ def whole_range(state: ManifestState) -> tuple[Position, Position] | None:
     gaps aren't readable yet, even in an offloaded segment.
     """
     first, last = state.first_position(), state.committed_end()
-    if first is None or last is None or first > last:
-        return None
-    return first, last
+    return None if first is None or last is None or first > last else (first, last)
 
 
 def readable_segments(state: ManifestState) -> SegmentSlice:
@@ -147,18 +127,8 @@ def segments_between(segments: SegmentSlice, first: Position, last: Position) ->
         segments: offloaded ones in the stream's order; as ranges never overlap, their ends are in order too.
         first, last: both included.
     """
-    start = bisect_left(segments, first, key=_end_of)
-    stop = bisect_right(segments, last, lo=start, key=_begin_of)
-    return segments[start:stop]
-
-
-def _begin_of(record: SegmentRecord) -> Position:
-    return record.begin
-
-
-def _end_of(record: SegmentRecord) -> Position:
-    assert record.end is not None, "an offloaded segment has an end"
-    return record.end
+    start = bisect_left(segments, first, key=attrgetter("end"))
+    return segments[start : bisect_right(segments, last, lo=start, key=attrgetter("begin"))]
 
 
 def block_runs(
@@ -168,11 +138,7 @@ def block_runs(
 
     A larger block is a run of its own: it is decoded as a whole anyway.
 
-    Args:
-        objects: the segment.
-        segment_map: its index.
-        numbers: the wanted blocks in the wanted order, int64, shape (n,).
-        request_bytes: most bytes of one run.
+    ``numbers``: the wanted blocks in the wanted order, int64, shape (n,).
     """
     starts = segment_map.blocks.offset[numbers]
     stops = starts + segment_map.blocks.length[numbers]
@@ -225,23 +191,16 @@ class ArrivingBlocks:
         if self._filled < self._lengths[done]:
             return
         self._filled = 0
+        found: EntryBatch | Exception
         try:
             found = self._decode(self._run, int(self._run.numbers[done]), self._memory[: self._lengths[done]])
         except Exception as error:
             # A damaged block counts only if the whole response arrives; the store would take an error here for its own.
-            self._found.append(error)
-        else:
-            self._found.append(found)
+            found = error
+        self._found.append(found)
 
     def batches(self, skip: SkipCorrupt | None = None) -> list[EntryBatch]:
-        """Entries, one batch per block, in order; call after all bytes arrived.
-
-        Args:
-            skip: called with the error of each damaged block, which then counts as empty.
-
-        Raises:
-            any error of ``decode``.
-        """
+        """Entries, one batch per block, in order, as ``Fetcher.run``; call after all bytes arrived."""
         batches = []
         for found in self._found:
             if isinstance(found, EntryBatch):
@@ -266,8 +225,6 @@ class Fetcher:
     """Fetches and verifies objects of one store. Thread-safe.
 
     Args:
-        store: where the objects are.
-        settings: sizes and limits.
         cache: for single reads; default: its own, of ``settings.cache_bytes_max``. May be shared by fetchers.
         executor: a thread pool to use instead of own threads.
     """
@@ -288,17 +245,17 @@ class Fetcher:
         self._place = (store.url, store.driver_metadata.get("serviceEndpoint", ""))
         self._recorder = recorder_of(store)
 
-    def index(self, objects: SegmentObjects, *, keep: bool = True) -> SegmentMap:
-        """The segment's index, checked against ``objects``.
+    def _index_key(self, objects: SegmentObjects) -> _IndexKey:
+        """Cache key of a segment, cheaper than its object names."""
+        return self._place, objects.stream, objects.uuid.int, objects.ledger_id
 
-        Args:
-            objects: the segment.
-            keep: whether to cache it; scans only look it up.
+    def index(self, objects: SegmentObjects, *, keep: bool = True) -> SegmentMap:
+        """The segment's index, checked against ``objects``; ``keep``: whether to cache it, scans only look it up.
 
         Raises:
             Trimmed, ObjectMissing, ObjectChanged, Corrupt, Unsupported: see the module; and the store's errors.
         """
-        key = _index_key(self._place, objects)
+        key = self._index_key(objects)
         if not keep:
             held: SegmentMap | None = self.cache.peek(key)
             return held if held is not None else self._load_index(objects)
@@ -318,9 +275,7 @@ class Fetcher:
     def run(self, run: BlockRun, skip: SkipCorrupt | None = None) -> list[EntryBatch]:
         """Entries of a run's blocks, one batch per block, in order; one ranged GET, past the cache.
 
-        Args:
-            run: the blocks.
-            skip: called with the error of each damaged block, which then counts as empty.
+        ``skip`` is called with the error of each damaged block, which then counts as empty.
 
         Raises:
             Trimmed, ObjectMissing, ObjectChanged, Corrupt, LimitReached, Unsupported.
@@ -360,7 +315,7 @@ class Fetcher:
     ) -> list[EntryBatch]:
         """Entries of blocks ``numbers``, one batch per block, through the cache; misses are fetched in coalesced
         requests."""
-        index_key, misses = _index_key(self._place, objects), 0
+        index_key, misses = self._index_key(objects), 0
         if len(numbers) == 1:
             # Shortest path for one entry of a cached block.
             held: EntryBatch | None = self.cache.hit((index_key, int(numbers[0])))
@@ -449,7 +404,7 @@ class Fetcher:
             raise ObjectChanged(
                 f"stream {objects.stream}, object {key} in {self.store.url}: "
                 f"expected {expected_bytes or wanted} bytes, found {info.size_bytes}",
-                hint="somebody replaced or cut it: restore it from a copy",
+                hint="the object was replaced or truncated: restore it from a copy",
             )
         if info.metadata:  # not every store keeps user metadata
             try:
@@ -488,7 +443,7 @@ class Fetcher:
         if largest > self.settings.block_bytes_max:
             raise LimitReached(
                 f"stream {run.objects.stream}, object {run.objects.data_key}: a block of {largest} bytes is larger "
-                f"than read.block_bytes_max = {self.settings.block_bytes_max}",
+                f"than read.block_size_max = {self.settings.block_bytes_max}",
                 hint="raise that setting",
             )
 
@@ -506,23 +461,15 @@ class Fetcher:
             raise _translated(error, run.objects, run.objects.data_key, offset, offset + length) from error
 
 
-def _index_key(place: tuple[str, str], objects: SegmentObjects) -> _IndexKey:
-    """Cache key of a segment, cheaper than its object names."""
-    return place, objects.stream, objects.uuid.int, objects.ledger_id
-
-
 def _extent(run: BlockRun, number: int) -> tuple[int, int]:
     return int(run.segment_map.blocks.offset[number]), int(run.segment_map.blocks.length[number])
 
 
 def _translated(error: FormatError, objects: SegmentObjects, key: str, start: int, stop: int) -> OffloaderError:
     where = f"stream {objects.stream}, object {key}, bytes {start}..{stop}"
-    at = "" if error.offset is None else f" at byte {error.offset}"
-    text = f"{where}: {error.problem}{at}"
-    if error.expected is not None or error.found is not None:
-        text += f": expected {error.expected}, found {error.found}"
+    text = f"{where}: {error.described()}"
     if isinstance(error, LimitExceeded):
-        return LimitReached(text, hint="raise read.block_bytes_max or read.decompressed_bytes_max")
+        return LimitReached(text, hint="raise read.block_size_max or read.decompressed_size_max")
     if isinstance(error, UnsupportedVersion):
         return Unsupported(text, hint="written by a later release?")
     return Corrupt(text, hint="the rest of the stream can still be read; restore this object from a copy")

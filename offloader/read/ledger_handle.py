@@ -8,22 +8,17 @@ from dataclasses import dataclass
 
 from formats.block import Layout
 from formats.entries import Position
-from formats.errors import FormatError
+from formats.index import LedgerGroup
 from formats.metadata.messages import BookKeeperLedger, OffloadContext, PulsarLedger
-from formats.segment_map import LedgerGroup, SegmentMap
+from formats.segment_map import SegmentMap
 from offloader.errors import BeyondEnd, Closed, Corrupt, InvalidCall, NotFound
 from offloader.manifest.segment_table import is_at_root
 from offloader.read import fetch as plan
-from offloader.read.cold import require_same_place
+from offloader.read.cold import CACHED_READ_CACHE_SHARE, require_same_place
 from offloader.read.fetch import Fetcher, SegmentObjects
 from offloader.read.reader import Entries
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
-
-__all__ = ["ReadHandle", "read_offloaded"]
-
-#: Reads of at most this fraction of the cache use it.
-CACHED_READ_CACHE_SHARE = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,12 +43,9 @@ def read_offloaded(
     """Open a handle on one offloaded ledger (PIP-76 ``LedgerOffloader.readOffloaded``); reads the indexes it needs.
 
     Args:
-        store: where the objects are.
-        ledger_id: the ledger.
         context: names the ledger's objects: one V1 attempt (``uuid``), or V2 segments, or both.
         driver_metadata: where the objects were written; empty, or this store's.
         stream: decides the keys; empty: Pulsar's own layout, objects at the store's root.
-        settings: sizes and limits.
 
     Raises:
         InvalidCall: the context has no complete segment, or a segment was written to another location than ``store``.
@@ -82,8 +74,6 @@ class ReadHandle:
     """Reader of one ledger. Thread-safe.
 
     Attributes:
-        ledger_id: the ledger.
-        last_entry_id: the last entry that the segments hold.
         length: payload bytes of the ledger in the newest metadata.
         closed_ledger: whether the metadata marks the ledger as closed.
     """
@@ -116,7 +106,10 @@ class ReadHandle:
         newest = self._pieces[-1]
         group = next(group for each, _, group in groups if each is newest.objects)
         self.closed_ledger = group.closed
-        self.length = _length(group, newest.segment_map.layout, newest.objects)
+        if newest.segment_map.layout is Layout.V1:
+            self.length = BookKeeperLedger.decode(group.metadata).length_bytes
+        else:
+            self.length = PulsarLedger.decode(group.metadata).size_bytes or 0
 
     @property
     def first_entry_id(self) -> int:
@@ -190,12 +183,3 @@ class ReadHandle:
         [batch] = self._fetcher.kept_blocks(objects, segment_map, numbers[-1:])
         last = int(batch.entry_ids[-1]) if len(batch) else group.last_entry_id
         return _Piece(objects, segment_map, first, last)
-
-
-def _length(group: LedgerGroup, layout: Layout, objects: SegmentObjects) -> int:
-    try:
-        if layout is Layout.V1:
-            return BookKeeperLedger.decode(group.metadata, object_name=objects.index_key).length_bytes
-        return PulsarLedger.decode(group.metadata, object_name=objects.index_key).size_bytes or 0
-    except FormatError as error:
-        raise Corrupt(f"{objects.index_key}: {error}") from error

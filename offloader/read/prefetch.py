@@ -9,8 +9,6 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TypeVar
 
-__all__ = ["GROWTH", "PrefetchWindow", "ReaderThreads"]
-
 #: Growth of the window whenever the consumer waits. A request takes about as long alone as beside others, so each step
 #: takes effect a whole request later: few large steps.
 GROWTH = 4
@@ -23,12 +21,6 @@ class PrefetchWindow:
     doesn't. Pure.
 
     A consumer that reads once costs one extra task, not ``tasks_max``; once it waits again, four run ahead.
-
-    Args:
-        tasks_max: the most.
-
-    Attributes:
-        tasks: current number.
     """
 
     def __init__(self, tasks_max: int) -> None:
@@ -100,7 +92,8 @@ class ReaderThreads:
                 for future in pending:
                     future.cancel()
                 wait(pending)
-                _close(source)
+                if isinstance(source, Generator):
+                    source.close()
 
     @contextmanager
     def _threads(self) -> Iterator[Executor]:
@@ -123,8 +116,3 @@ class ReaderThreads:
             if last:
                 # No task runs any more: idle threads end without a wait.
                 executor.shutdown(wait=False)
-
-
-def _close(source: Iterator[object]) -> None:
-    if isinstance(source, Generator):
-        source.close()

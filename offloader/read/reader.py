@@ -28,36 +28,20 @@ from offloader.errors import (
     InvalidCall,
     LimitReached,
     NotFound,
-    OffloaderError,
     Trimmed,
     Unsupported,
 )
-from offloader.ledgers.base import LedgerSource
+from offloader.ledgers.base import LedgerSource, newest, newest_listed
 from offloader.manifest.leases import HeldLease, take_lease
 from offloader.manifest.load import load_manifest_view_at
 from offloader.manifest.log import list_streams, load_manifest
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.cache import Cache, process_cache
-from offloader.read.cold import Skipped
+from offloader.read.cold import ColdTier, first_at
 from offloader.read.fetch import Fetcher
-from offloader.read.tiers import TieredReader
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
-
-__all__ = [
-    "Entries",
-    "Reader",
-    "decode_messages",
-    "follow",
-    "load_manifest_at",
-    "load_stream",
-    "open_reader",
-    "published_between",
-    "require_inside",
-    "time_ms_of",
-    "time_text",
-]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,7 +87,6 @@ class Entries:
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 #: Eight digits are a date in ISO's compact form, not a time of 1 January 1970.
 _MILLISECONDS = re.compile(r"(?!\d{8}$)-?\d{1,18}")
-_MILLISECOND = timedelta(milliseconds=1)
 
 
 def time_ms_of(text: str, *, option: str) -> int:
@@ -124,7 +107,7 @@ def time_ms_of(text: str, *, option: str) -> int:
     if when.tzinfo is None:
         when = when.replace(tzinfo=UTC)
     # Round up: the bounds mean "at this time or later", and entries have whole milliseconds.
-    return -((_EPOCH - when) // _MILLISECOND)
+    return -((_EPOCH - when) // timedelta(milliseconds=1))
 
 
 def time_text(time_ms: int) -> str:
@@ -138,17 +121,12 @@ def time_text(time_ms: int) -> str:
 
 #: Stream names suggested by an error about an unknown stream.
 SUGGESTIONS_MAX = 3
-#: View of a stream without a manifest.
-_NO_INCARNATION = UUID(int=0)
 
 
 def load_stream(store: ObjectStore, stream: str, *, may_be_absent: bool = False) -> ManifestState:
     """The newest view of a stream, as ``load_manifest``, with similar names in the error's hint.
 
-    Args:
-        store: where it is.
-        stream: its name.
-        may_be_absent: return an empty view instead of raising ``NotFound``.
+    ``may_be_absent`` returns an empty view instead of raising ``NotFound``.
 
     Raises:
         NotFound: no such stream, or it was deleted.
@@ -159,7 +137,7 @@ def load_stream(store: ObjectStore, stream: str, *, may_be_absent: bool = False)
         state = load_manifest(store, stream)
     except NotFound as error:
         if may_be_absent:
-            return ManifestState(stream=stream, incarnation=_NO_INCARNATION)
+            return ManifestState(stream=stream, incarnation=UUID(int=0))
         similar = difflib.get_close_matches(stream, list_streams(store), n=SUGGESTIONS_MAX)
         hint = f"did you mean {' or '.join(similar)}?" if similar else "`offloader ls` lists the streams"
         raise NotFound(f"stream {stream} isn't in {store.url}", hint=hint) from error
@@ -184,9 +162,6 @@ def open_reader(
     """Open a reader of ``stream`` at its current manifest.
 
     Args:
-        store: where the stream is.
-        stream: its name.
-        settings: sizes and limits.
         source: the hot tier, for entries that aren't offloaded yet; with it the manifest may not exist yet, without it
             the stream ends at the committed end.
         state: a view of the manifest to pin instead of the newest one.
@@ -213,7 +188,7 @@ def open_reader(
         chosen = settings or ReadSettings()
         shared = process_cache(chosen.cache_bytes_max) if cache is None else cache
         fetcher = Fetcher(store, chosen, cache=shared, executor=executor)
-        return Reader(fetcher, state, source, Skipped() if on_missing == "skip" else None, lease)
+        return Reader(fetcher, state, source, {} if on_missing == "skip" else None, lease)
     except BaseException:
         if lease is not None:
             lease.end()
@@ -223,12 +198,7 @@ def open_reader(
 def require_inside(
     state: ManifestState, ends: tuple[Position, Position] | None, first: Position | None, last: Position | None
 ) -> None:
-    """Check a requested range against the stream's range.
-
-    Args:
-        state: names the stream and its truncations.
-        ends: first and last readable position, ``None`` when there is no entry.
-        first, last: the range, both included; ``None`` = not bounded on that side.
+    """Check a requested range, both ends included, ``None`` = not bounded, against the stream's readable ``ends``.
 
     Raises:
         InvalidCall: ``last`` is before ``first``.
@@ -256,6 +226,13 @@ def require_inside(
             )
 
 
+def _first_of(source: LedgerSource, head: Position | None) -> Position | None:
+    """The first entry at or after the start position."""
+    start = Position(0, 0) if head is None else head
+    found = (info for info in source.ledgers() if Position(info.ledger_id, info.last_entry_id) >= start)
+    return next((max(start, Position(info.ledger_id, 0)) for info in found if info.entries), None)
+
+
 class Reader:
     """Reads one stream; see ``open_reader``. Thread-safe and stateless.
 
@@ -267,7 +244,7 @@ class Reader:
         fetcher: Fetcher,
         state: ManifestState,
         source: LedgerSource | None = None,
-        skipped: Skipped | None = None,
+        skipped: dict[UUID, str] | None = None,
         lease: HeldLease | None = None,
     ) -> None:
         self.state = state
@@ -276,7 +253,9 @@ class Reader:
         self._source = source
         self._skipped = skipped
         self._lease = lease
-        self._tiers = TieredReader(fetcher, state, source, None if skipped is None else skipped.add)
+        #: Whether entries that both tiers have are read from the hot one.
+        self._prefers_hot = source is not None and fetcher.settings.read_priority == "bookkeeper-first"
+        self._cold = ColdTier(fetcher, state, skipped)
         self._closed = False
 
     def __enter__(self) -> Reader:
@@ -296,21 +275,25 @@ class Reader:
     @property
     def first_position(self) -> Position | None:
         """The first readable position (the start position after a truncation); ``None`` when there is no entry."""
-        return self._tiers.first_position()
+        if self._cold.ends is not None:
+            return self._cold.ends[0]
+        return None if self._source is None else _first_of(self._source, self.state.head)
 
     @property
     def last_position(self) -> Position | None:
         """The last readable position: the committed end, with a hot tier its last entry; ``None``: no entry."""
-        return self._tiers.last_position()
+        hot = None if self._source is None else newest_listed(self._source.ledgers())
+        cold = None if self._cold.ends is None else self._cold.ends[1]
+        return newest(hot, cold)
 
     @property
     def skipped(self) -> Mapping[UUID, str]:
         """Segments skipped because an object is missing, with the reason; empty without ``on_missing="skip"``."""
-        return {} if self._skipped is None else self._skipped.found()
+        return dict(self._skipped or {})
 
     def segments(self) -> list[SegmentRecord]:
         """The offloaded segments with readable entries, in the stream's order."""
-        return list(self._tiers.cold.segments)
+        return list(self._cold.segments)
 
     def refresh(self) -> Reader:
         """A reader of the same stream at its current manifest, with its own lease; shares cache and threads."""
@@ -332,7 +315,9 @@ class Reader:
             Corrupt, ObjectMissing, ObjectChanged, StoreUnavailable: the store's objects or the store are damaged.
         """
         self._checked_range(first, last)
-        batches = self._tiers.cached(first, last)
+        ends, batches = self._cold.ends, None
+        if ends is not None and last <= ends[1] and not self._prefers_hot:
+            batches = self._cold.cached(first, last)
         if batches is None:
             batches = list(self._all(first, last))
         return Entries(tuple(batch for batch in batches if len(batch)))
@@ -366,7 +351,15 @@ class Reader:
             as ``scan``.
         """
         wanted = self._checked_range(first, last)
-        return 0 if wanted is None else self._tiers.count(*wanted)
+        if wanted is None:
+            return 0
+        (first, last), ends, total = wanted, self._cold.ends, 0
+        if ends is not None and first <= ends[1]:
+            total += self._cold.count(first, min(last, ends[1]))
+            first = ends[1].next()
+        if self._source is not None and first <= last:
+            total += sum(map(len, self._hot(self._source, first, last)))
+        return total
 
     def position_at(self, publish_time_ms: int) -> Position | None:
         """Earliest position whose publish time is ``publish_time_ms`` or later; ``None`` when there is none.
@@ -375,7 +368,15 @@ class Reader:
         fetches one index and one block.
         """
         self._require_open()
-        return self._tiers.position_at(publish_time_ms)
+        position = self._cold.position_at(publish_time_ms)
+        if position is not None:
+            return position
+        start = Position(0, 0) if self._cold.ends is None else self._cold.ends[1].next()
+        last = None if self._source is None else newest_listed(self._source.ledgers())
+        if last is not None and start <= last:
+            found = (first_at(batch, publish_time_ms) for batch in self._batches(start, last))
+            return next((position for position in found if position is not None), None)
+        return None
 
     def _require_open(self) -> None:
         if self._closed:
@@ -395,11 +396,68 @@ class Reader:
         return first or ends[0], last or ends[1]
 
     def _all(self, first: Position, last: Position) -> Iterator[EntryBatch]:
-        """Entries from both tiers, one batch per block or hot read."""
-        for batch in self._tiers.batches(first, last):
+        """Entries from both tiers; renews the lease between batches."""
+        for batch in self._batches(first, last):
             if self._lease is not None:
                 self._lease.renew_if_due()
             yield batch
+
+    def _batches(self, first: Position, last: Position) -> Iterator[EntryBatch]:
+        """Entries from both tiers, one batch per block or hot read."""
+        ends = self._cold.ends
+        if ends is not None and first <= ends[1] and not self._prefers_hot:
+            yield from self._cold.batches(first, min(last, ends[1]))
+            first = ends[1].next()
+        if self._source is not None and first <= last:
+            yield from self._hot(self._source, first, last)
+
+    def _hot(self, source: LedgerSource, first: Position, last: Position) -> Iterator[EntryBatch]:
+        """Entries from the hot tier as far as it has them, the rest from the cold tier."""
+        expected = first
+        while expected <= last:
+            batch = source.read(expected, self._fetcher.settings.batch_bytes)
+            if batch is None or not self._adjoins(expected, batch.first):
+                # Either the end of a ledger, or one that the hot tier released, possibly just now. Entries are released
+                # only after the manifest has them, so a manifest loaded after this read decides.
+                until = last if batch is None else min(last, Position(batch.ledger_id, batch.first.entry_id - 1))
+                yield from self._cold_between(expected, until)
+            if batch is None:
+                return
+            part = batch.between(expected, last)
+            if len(part):
+                yield part
+            expected = batch.last.next()
+
+    def _adjoins(self, expected: Position, begin: Position) -> bool:
+        """Whether nothing lies between, by the pinned manifest, which knows no ledger after its end."""
+        ends = self._cold.ends
+        is_known = ends is not None and begin <= ends[1]
+        return begin == expected or (is_known and self.state.follows(expected.previous(), begin))
+
+    def _cold_between(self, first: Position, last: Position) -> Iterator[EntryBatch]:
+        """Cold-tier entries of a range that the hot tier doesn't have."""
+        cold = self._cold
+        if cold.ends is None or last > cold.ends[1]:
+            try:
+                state = load_manifest(self._fetcher.store, self.stream)
+            except NotFound:  # no segment is offloaded yet
+                state = self.state
+            end = state.committed_end()
+            if end is not None and first <= end:
+                self._require_kept(state, first)
+                cold = ColdTier(self._fetcher, state, self._skipped)
+        if cold.ends is not None and first <= min(last, cold.ends[1]):
+            yield from cold.batches(first, min(last, cold.ends[1]))
+
+    def _require_kept(self, state: ManifestState, position: Position) -> None:
+        begin = state.first_position()
+        if begin is None or (position < begin and not state.follows(position.previous(), begin)):
+            raise Trimmed(
+                f"stream {self.stream}: position {position} was deleted while it was read; the stream begins at "
+                f"{begin or 'nothing'} now",
+                first_available=begin,
+                hint="open the stream anew",
+            )
 
 
 def _sliced(batches: Iterable[EntryBatch], batch_bytes: int) -> Generator[EntryBatch, None, None]:
@@ -429,9 +487,7 @@ def follow(
     Polls the manifest after 0.5 s, doubling each time without news, at most every 10 s.
 
     Args:
-        reader: of the stream; it isn't changed.
         start: default: the first readable entry, present or future.
-        clock: waits.
         stop: ends the iteration when set; default: endless.
 
     Raises:
@@ -487,11 +543,7 @@ def decode_messages(
 ) -> Iterator[pa.RecordBatch]:
     """Messages of ``batch``: see ``MessageDecoder.decode``.
 
-    Args:
-        batch: the entries.
-        options: columns, limits, and the handling of bad entries.
-        source: stream and, if known, object, for error messages.
-        remedy: how the user can skip bad entries, for hints.
+    ``source`` names the stream and, if known, the object in errors; ``remedy``, how to skip bad entries, is their hint.
 
     Raises:
         Corrupt: an entry isn't a message, or is damaged.
@@ -500,24 +552,18 @@ def decode_messages(
     """
     try:
         yield from MessageDecoder(options, source=source).decode(batch)
+    except LimitExceeded as error:
+        raise LimitReached(str(error), hint=remedy) from error
+    except UnsupportedVersion as error:
+        raise Unsupported(str(error), hint=f"use a newer release; {remedy}") from error
     except FormatError as error:
-        raise _translated(error, remedy) from error
-
-
-def _translated(error: FormatError, remedy: str) -> OffloaderError:
-    if isinstance(error, LimitExceeded):
-        return LimitReached(str(error), hint=remedy)
-    if isinstance(error, UnsupportedVersion):
-        return Unsupported(str(error), hint=f"use a newer release; {remedy}")
-    return Corrupt(str(error), hint=f"are these entries that Pulsar wrote? {remedy}")
+        raise Corrupt(str(error), hint=f"are these entries that Pulsar wrote? {remedy}") from error
 
 
 def published_between(batch: EntryBatch, start_ms: int | None, end_ms: int | None) -> NDArray[np.bool_]:
     """Which entries were published in an interval, by the entry's recorded time, else by its metadata.
 
-    Args:
-        batch: the entries.
-        start_ms, end_ms: milliseconds since 1970 UTC, the end excluded; ``None`` = no bound.
+    The bounds are milliseconds since 1970 UTC, the end excluded; ``None`` = no bound.
 
     Returns:
         bool, shape (n,); also true where the metadata is unreadable, so that damage isn't hidden.

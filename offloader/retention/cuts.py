@@ -8,7 +8,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
@@ -20,32 +20,6 @@ from formats.entries import Position
 from offloader.errors import InvalidCall
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.state import ManifestState
-
-__all__ = [
-    "FUTURE",
-    "UNBOUNDED",
-    "Consumed",
-    "Cut",
-    "Known",
-    "Offset",
-    "Order",
-    "OwnCuts",
-    "PartitionEntries",
-    "SegmentId",
-    "Size",
-    "both_rows",
-    "covers",
-    "covers_once",
-    "cut_of_rows",
-    "join",
-    "meet",
-    "order",
-    "partition_segment",
-    "rows_alive",
-    "rows_of_cut",
-    "scale_problem",
-    "stream_rows",
-]
 
 #: All of one kind within a stream: bytes from the segment's beginning, at an entry's boundary, or the position of the
 #: first entry not before the cut.
@@ -128,7 +102,7 @@ class Cut:
         """JSON form; ``of`` parses it."""
         return {
             str(segment): str(offset) if isinstance(offset, Position) else offset
-            for segment, offset in ((segment, self.offsets[segment]) for segment in self.segments)
+            for segment, offset in sorted(self.offsets.items(), key=lambda pair: pair[0].age_order)
         }
 
     def text(self, stream: str) -> str:
@@ -162,11 +136,7 @@ class Cut:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> tuple[str, Cut]:
-        """The stream and the cut of ``to_bytes``.
-
-        Raises:
-            InvalidCall: other bytes.
-        """
+        """The stream and the cut of ``to_bytes``; raises ``InvalidCall`` for other bytes."""
         if not data:
             return "", UNBOUNDED
         try:
@@ -205,8 +175,7 @@ class Consumed:
     """What lies before a cut, segment by segment: the componentwise values that order, meet and join work on.
 
     Attributes:
-        full: segments entirely before the cut, known by the successors of their keys. That is more than any offset,
-            even one at the segment's end.
+        full: segments entirely before the cut, by the successors of their keys: more than an offset at the end.
         at: of the others, the offset, where it isn't 0.
     """
 
@@ -222,14 +191,11 @@ def order(one: Consumed, other: Consumed) -> Order:
 
 
 def _reaches(one: Consumed, other: Consumed) -> bool:
-    if not other.full <= one.full:
-        return False
     # Offsets are of one kind within a stream, which the type can't express
     mine: Mapping[SegmentId, Any] = one.at
-    for segment, offset in other.at.items():
-        if segment not in one.full and (segment not in mine or mine[segment] < offset):
-            return False
-    return True
+    return other.full <= one.full and all(
+        segment in one.full or (segment in mine and mine[segment] >= offset) for segment, offset in other.at.items()
+    )
 
 
 def meet(one: Consumed, other: Consumed) -> Consumed:
@@ -256,15 +222,6 @@ def join(one: Consumed, other: Consumed) -> Consumed:
     return Consumed(full, at)
 
 
-def scale_problem(sealed: Sequence[tuple[float, float]], ranges: Sequence[tuple[float, float]]) -> str:
-    """Why segments with the key ranges ``ranges`` can't take over from those with ``sealed``; empty if they can."""
-    if any(not low < high for low, high in ranges):
-        return "a new stream segment has no keys"
-    if not sealed or not covers_once(ranges, sealed):
-        return "the new stream segments don't take over each key of the sealed ones once"
-    return ""
-
-
 def covers(ranges: Iterable[tuple[float, float]], low: float, high: float) -> bool:
     """Whether every key of [low, high) is in one of ``ranges`` at least."""
     for begin, end in sorted(ranges):
@@ -276,25 +233,14 @@ def covers(ranges: Iterable[tuple[float, float]], low: float, high: float) -> bo
     return low >= high
 
 
-def covers_once(ranges: Iterable[tuple[float, float]], keys: Iterable[tuple[float, float]]) -> bool:
-    """Whether ``ranges`` have exactly the keys of ``keys``, each once; ``keys`` don't overlap."""
-    return _merged_ranges(ranges) == _merged_ranges(keys)
-
-
-def _merged_ranges(ranges: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """The ranges in order, adjacent ones merged. Overlapping ones stay separate, unequal to any without overlap."""
-    found: list[tuple[float, float]] = []
-    for low, high in sorted(ranges):
-        if found and low == found[-1][1]:
-            found[-1] = (found[-1][0], high)
-        else:
-            found.append((low, high))
-    return found
-
-
 def partition_segment(number: int) -> SegmentId:
     """Stream segment of partition ``number``; 0 for a stream without partitions."""
     return SegmentId(number, 0)
+
+
+def cut_at(positions: Mapping[int, Position | None]) -> Cut:
+    """The cut at positions by partition, without those that have none."""
+    return Cut({partition_segment(number): at for number, at in positions.items() if at is not None})
 
 
 def rows_of_cut(cut: Cut) -> tuple[CutRow, ...]:
@@ -307,36 +253,29 @@ def rows_of_cut(cut: Cut) -> tuple[CutRow, ...]:
 
 
 def cut_of_rows(rows: tuple[CutRow, ...], alive: Collection[int] | None = None) -> Cut:
-    """The cut in a document.
-
-    Args:
-        rows: its partitions.
-        alive: the partitions that are still the same; ``None``: all.
-    """
-    return Cut({partition_segment(r.partition): r.position for r in rows if alive is None or r.partition in alive})
+    """The cut in a document, with the partitions ``alive`` that are still the same; ``None``: all."""
+    return cut_at({row.partition: row.position for row in rows if alive is None or row.partition in alive})
 
 
 def stream_rows(
     cuts: Mapping[str, Cut], homes: Mapping[str, tuple[PartitionRow, ...]] | None = None
 ) -> tuple[StreamCutRow, ...]:
-    """Cuts of several streams, ascending by stream.
-
-    Args:
-        homes: the current partitions of each stream; ``None``: unknown.
-    """
-    known = homes or {}
-    rows = ((stream, rows_of_cut(cuts[stream])) for stream in sorted(cuts))
-    return tuple(StreamCutRow(stream, cut, _named(cut, known.get(stream, ()))) for stream, cut in rows)
+    """Cuts of several streams, ascending by stream; ``homes``: the current partitions of each, as far as known."""
+    found = []
+    for stream in sorted(cuts):
+        rows = rows_of_cut(cuts[stream])
+        named = {row.partition for row in rows}
+        home = (homes or {}).get(stream, ())
+        found.append(StreamCutRow(stream, rows, tuple(row for row in home if row.number in named)))
+    return tuple(found)
 
 
 def both_rows(
     stream: str, one: StreamCutRow | None, other: StreamCutRow | None, choose: Callable[[Position, Position], Position]
 ) -> StreamCutRow:
-    """Merge two cuts of a stream.
+    """Merge two cuts of a stream with ``choose``, which selects between two positions.
 
-    Args:
-        other: the newer one: where the first has another incarnation of a partition, its position wins.
-        choose: selects between two positions of the same stream.
+    Where a partition has another incarnation in ``other``, which is the newer one, its position wins.
     """
     homes, cuts = dict[int, UUID](), dict[int, Position]()
     for each in (one, other):
@@ -363,11 +302,6 @@ def rows_alive(
     )
 
 
-def _named(cut: tuple[CutRow, ...], home: tuple[PartitionRow, ...]) -> tuple[PartitionRow, ...]:
-    named = {row.partition for row in cut}
-    return tuple(row for row in home if row.number in named)
-
-
 class Size(NamedTuple):
     """Payload bytes before compression, and entries."""
 
@@ -391,27 +325,30 @@ class Known:
     Attributes:
         position: the beginning of the piece with the head, which stays while the head is in it; or the head.
         before: the size before it.
-        before_ledger: the size before the ledger of ``position``: compaction joins the pieces of whole ledgers, and
-            then ``position`` is inside one.
+        before_ledger: the size before its ledger: compaction joins the pieces of ledgers, then it is inside one.
     """
 
     position: Position
     before: Size
     before_ledger: Size
 
+    def raised(self, more: Size) -> Known:
+        """The same with ``more`` before it."""
+        return Known(self.position, self.before.plus(more), self.before_ledger.plus(more))
+
 
 class PartitionEntries:
     """Counted entries of one partition, as a value.
 
     Args:
-        state: the view of its manifest; ``None``: nothing was ever offloaded.
+        state: the view of its manifest.
         ledgers: the hot tier's, ascending; without them the stream ends at the committed end.
         known: where counting begins; ``None``: at the first existing entry.
     """
 
-    def __init__(
-        self, state: ManifestState | None, ledgers: Sequence[LedgerInfo] = (), known: Known | None = None
-    ) -> None:
+    def __init__(self, state: ManifestState, ledgers: Sequence[LedgerInfo] = (), known: Known | None = None) -> None:
+        #: The start position; ``None``: never truncated.
+        self.head = state.head
         self._state = state
         self._ledgers = {info.ledger_id: info for info in ledgers}
         self._pieces = _merged(_with_known(_cold_pieces(state), known), list(ledgers))
@@ -422,28 +359,15 @@ class PartitionEntries:
             self._offset = known.before_ledger.minus(self._raw(Position(known.position.ledger_id, 0)))
 
     @property
-    def head(self) -> Position | None:
-        """The start position; ``None``: never truncated."""
-        return None if self._state is None else self._state.head
-
-    @property
     def first(self) -> Position | None:
         """The first counted entry; ``None``: none."""
-        return Position(*self._pieces[0, :2].tolist()) if len(self._pieces) else None
-
-    @cached_property
-    def last(self) -> Position | None:
-        """The newest entry."""
-        row = len(self._pieces) - 1
-        return None if row < 0 else Position(int(self._pieces[row, 0]), int(self._pieces[row, 2]))
+        return self._first_of(0) if len(self._pieces) else None
 
     @cached_property
     def tail(self) -> Position | None:
         """The position after the newest entry, or the start position if later; ``None`` where no entry ever was."""
-        if self.last is None:
-            return self.head
-        after = self.last.next()
-        return after if self.head is None else max(after, self.head)
+        after_last = self._last_of(-1).next() if len(self._pieces) else None
+        return max((each for each in (self.head, after_last) if each is not None), default=None)
 
     def before(self, position: Position) -> Size:
         """Size before a position since the stream was created; O(log n)."""
@@ -459,10 +383,11 @@ class PartitionEntries:
         Make it durable before truncating there: the hot tier deletes the entries before it at once, the manifest later.
         """
         row = self._row(head)
-        at = head
-        if row >= 0 and head <= self._last_of(row):
-            at = Position(int(self._pieces[row, 0]), int(self._pieces[row, 1]))
+        at = self._first_of(row) if row >= 0 and head <= self._last_of(row) else head
         return Known(at, self.before(at), self.before(Position(at.ledger_id, 0)))
+
+    def _first_of(self, row: int) -> Position:
+        return Position(int(self._pieces[row, 0]), int(self._pieces[row, 1]))
 
     def _last_of(self, row: int) -> Position:
         return Position(int(self._pieces[row, 0]), int(self._pieces[row, 2]))
@@ -472,28 +397,19 @@ class PartitionEntries:
         row = self._row(position)
         if row < 0 or row + 1 >= len(self._pieces):
             return position
-        ledger_id, first, last = (int(number) for number in self._pieces[row, :3])
-        after = Position(int(self._pieces[row + 1, 0]), int(self._pieces[row + 1, 1]))
-        is_end = position.ledger_id == ledger_id and position.entry_id == last + 1 and first <= last
-        return after if is_end and after.ledger_id > ledger_id and self._ends(Position(ledger_id, last)) else position
+        last, after = self._last_of(row), self._first_of(row + 1)
+        is_end = position == last.next() and self._first_of(row) <= last and after.ledger_id > last.ledger_id
+        return after if is_end and self._ends(last) else position
 
     def at_or_before(self, position: Position) -> Position | None:
-        """The latest place of this stream at or before a position that may be in an unknown ledger.
-
-        ``None``: the position is before all entries, or there are none.
-        """
+        """The latest place of this stream at or before a position that may be in an unknown ledger; ``None``: none."""
         if self.head is not None and position <= self.head:
             return position
         row = self._row(position)
         if row < 0:
             return self.head
-        last = self._last_of(row)
-        end = last.next()
-        return min(position, end) if self.head is None else max(self.head, min(position, end))
-
-    def is_at_tail(self, position: Position) -> bool:
-        """Whether no entry lies at or after a position."""
-        return self.last is None or position > self.last
+        found = min(position, self._last_of(row).next())
+        return found if self.head is None else max(self.head, found)
 
     def problem(self, position: Position) -> str:
         """Why a position isn't between two entries of this stream; empty if it is."""
@@ -504,11 +420,10 @@ class PartitionEntries:
         if self.tail is None:
             return f"{position} is beyond the tail: there is no entry"
         row = self._row(position)
-        if row >= 0:
-            ledger_id, _, last = (int(number) for number in self._pieces[row, :3])
-            if position.ledger_id == ledger_id and position.entry_id <= last + 1:
-                return ""
-        if self._is_in_gap(position) or self._is_begin_of_ledger(position):
+        if row >= 0 and position.ledger_id == self._pieces[row, 0] and position <= self._last_of(row).next():
+            return ""
+        is_known = position.ledger_id in self._ledgers or position.ledger_id in self._state.closed_ledgers
+        if (position.entry_id == 0 and is_known) or any(g.first <= position <= g.last for g in self._state.gaps):
             return ""
         if position > self.tail:
             return f"{position} is beyond the tail {self.tail}"
@@ -536,23 +451,13 @@ class PartitionEntries:
         info = self._ledgers.get(last.ledger_id)
         if info is not None and info.closed:
             return info.last_entry_id == last.entry_id
-        return self._state is not None and self._state.closed_ledgers.get(last.ledger_id) == last.entry_id
-
-    def _is_in_gap(self, position: Position) -> bool:
-        gaps = () if self._state is None else self._state.gaps
-        return any(gap.first <= position <= gap.last for gap in gaps)
-
-    def _is_begin_of_ledger(self, position: Position) -> bool:
-        if position.entry_id:
-            return False
-        closed: Mapping[int, int] = {} if self._state is None else self._state.closed_ledgers
-        return position.ledger_id in self._ledgers or position.ledger_id in closed
+        return self._state.closed_ledgers.get(last.ledger_id) == last.entry_id
 
 
-def _cold_pieces(state: ManifestState | None) -> NDArray[np.int64]:
+def _cold_pieces(state: ManifestState) -> NDArray[np.int64]:
     """Parts of ledgers in the manifest up to the committed end: int64, shape (n, 5), ascending."""
-    end = None if state is None else state.committed_end()
-    if state is None or end is None:
+    end = state.committed_end()
+    if end is None:
         return np.empty((0, 5), np.int64)
     # Include retired ones: the size before the start position counts too.
     pieces = state.segments.in_order(None, end).ledger_spans()
@@ -564,8 +469,7 @@ def _cold_pieces(state: ManifestState | None) -> NDArray[np.int64]:
 def _with_known(cold: NDArray[np.int64], known: Known | None) -> NDArray[np.int64]:
     """The pieces, with the known size of the ledger before a known position as one of them.
 
-    It replaces the remaining ones: others may have left the manifest. A piece around the position is a rewritten,
-    complete ledger.
+    It replaces those left in the manifest. A piece around the position is a rewritten, complete ledger.
     """
     if known is None or known.position.entry_id == 0:
         return cold
@@ -575,9 +479,7 @@ def _with_known(cold: NDArray[np.int64], known: Known | None) -> NDArray[np.int6
         return cold
     part = known.before.minus(known.before_ledger)
     row = np.array([[ledger_id, 0, entry_id - 1, part.entries, part.payload_bytes]], dtype=np.int64)
-    pieces = np.concatenate([cold[~(own & (cold[:, 1] < entry_id))], row])
-    ordered: NDArray[np.int64] = pieces[np.lexsort((pieces[:, 1], pieces[:, 0]))]
-    return ordered
+    return _ordered(cold[~(own & (cold[:, 1] < entry_id))], row)
 
 
 def _merged(cold: NDArray[np.int64], ledgers: Sequence[LedgerInfo]) -> NDArray[np.int64]:
@@ -593,45 +495,45 @@ def _merged(cold: NDArray[np.int64], ledgers: Sequence[LedgerInfo]) -> NDArray[n
         if first < info.entries:
             rest = max(info.size_bytes - int(own[:, 4].sum()), 0)
             hot.append((ledger_id, first, info.last_entry_id, info.entries - first, rest))
-    pieces = np.concatenate([cold, np.array(hot, dtype=np.int64).reshape(-1, 5)])
-    merged: NDArray[np.int64] = pieces[np.lexsort((pieces[:, 1], pieces[:, 0]))]
-    return merged
+    return _ordered(cold, np.array(hot, dtype=np.int64).reshape(-1, 5))
+
+
+def _ordered(*given: NDArray[np.int64]) -> NDArray[np.int64]:
+    pieces = np.concatenate(given)
+    ordered: NDArray[np.int64] = pieces[np.lexsort((pieces[:, 1], pieces[:, 0]))]
+    return ordered
 
 
 class OwnCuts:
-    """Measures and checks cuts of a stream's or a topic's partitions; implements ``Measure`` and ``CutRules``.
-
-    Args:
-        partitions: number -> its counted entries.
-    """
+    """Measures and checks cuts of a stream's or a topic's partitions; implements ``Measure`` and ``CutRules``."""
 
     def __init__(self, partitions: Mapping[int, PartitionEntries]) -> None:
         self.partitions = partitions
 
     def tail(self) -> Cut:
         """The cut after all entries, without partitions that have none."""
-        tails = {number: each.tail for number, each in self.partitions.items()}
-        return Cut({partition_segment(number): tail for number, tail in tails.items() if tail is not None})
+        return cut_at({number: each.tail for number, each in self.partitions.items()})
 
     def head(self) -> Cut:
         """Start positions of the partitions, without those never truncated."""
-        heads = {number: each.head for number, each in self.partitions.items()}
-        return Cut({partition_segment(number): head for number, head in heads.items() if head is not None})
+        return cut_at({number: each.head for number, each in self.partitions.items()})
 
     def begin(self) -> Cut:
         """Begin of the partitions: the start position, or the first entry; without partitions that have none."""
-        firsts = {number: each.head or each.first for number, each in self.partitions.items()}
-        return Cut({partition_segment(number): first for number, first in firsts.items() if first is not None})
+        return cut_at({number: each.head or each.first for number, each in self.partitions.items()})
 
     def total(self) -> Size:
         """Size before the tail."""
-        return _sum_of(each.total() for each in self.partitions.values())
+        return reduce(Size.plus, (each.total() for each in self.partitions.values()), NOTHING)
 
     def size_before(self, cut: Cut) -> Size:
         """Size before a cut since the stream was created."""
-        positions = ((segment.number, _position(cut, segment.number)) for segment in cut.offsets)
-        known = self.partitions
-        return _sum_of(known[n].before(position) for n, position in positions if position is not None and n in known)
+        sizes = (
+            self.partitions[segment.number].before(position)
+            for segment in cut.offsets
+            if segment.number in self.partitions and (position := _position(cut, segment.number)) is not None
+        )
+        return reduce(Size.plus, sizes, NOTHING)
 
     def bytes_before(self, cut: Cut) -> int:
         """Payload bytes of ``size_before``."""
@@ -643,36 +545,34 @@ class OwnCuts:
 
     def canonical(self, cut: Cut) -> Cut:
         """The same cut, with each position as that of the next entry where one exists."""
-        known = self.partitions
-        return Cut(
-            {
-                segment: known[segment.number].canonical(offset)
-                if isinstance(offset, Position) and segment.number in known
-                else offset
-                for segment, offset in cut.offsets.items()
-            }
-        )
+        known = {
+            segment: self.partitions[segment.number].canonical(offset)
+            for segment, offset in cut.offsets.items()
+            if isinstance(offset, Position) and segment.number in self.partitions
+        }
+        return Cut({**cut.offsets, **known})
 
     def joined(self, one: Cut, other: Cut) -> Cut:
         """The later of two positions in each partition."""
-        later = [
-            s
-            for s in other.offsets
-            if not self._reaches(s.number, _position(one, s.number), _position(other, s.number))
-        ]
-        return Cut({**one.offsets, **{segment: other.offsets[segment] for segment in later}})
+        later = {
+            segment: offset
+            for segment, offset in other.offsets.items()
+            if not self._reaches(segment.number, _position(one, segment.number), _position(other, segment.number))
+        }
+        return Cut({**one.offsets, **later})
 
     def problem(self, cut: Cut) -> str:
         """Why a cut isn't valid in this stream; empty if it is."""
         if not cut.offsets:
             return "it names no position"
         for segment, offset in cut.offsets.items():
-            if segment.epoch or segment.number not in self.partitions:
-                return f"the stream has no partition {segment.number}" if not segment.epoch else f"{segment} is none"
+            if segment.epoch:
+                return f"{segment} is none"
+            if segment.number not in self.partitions:
+                return f"the stream has no partition {segment.number}"
             if not isinstance(offset, Position):
                 return f"{offset} in partition {segment.number} is no position"
-            found = self.partitions[segment.number].problem(offset)
-            if found:
+            if found := self.partitions[segment.number].problem(offset):
                 return found if len(self.partitions) == 1 else f"partition {segment.number}: {found}"
         return ""
 
@@ -687,13 +587,6 @@ class OwnCuts:
         each = self.partitions[number]
         # The end of a ledger and the beginning of the next one are the same place.
         return one is not None and each.canonical(one) >= each.canonical(other)
-
-
-def _sum_of(sizes: Iterable[Size]) -> Size:
-    total = NOTHING
-    for size in sizes:
-        total = total.plus(size)
-    return total
 
 
 def _position(cut: Cut, number: int) -> Position | None:

@@ -11,18 +11,22 @@ from dataclasses import dataclass, field, replace
 from zlib import crc32
 
 from formats.entries import Position
+from formats.manifest import SetMethod
 from offloader.errors import NotFound, OffloaderError, StoreUnavailable
+from offloader.ledgers.base import BrokerLedgers
+from offloader.ledgers.pulsar.topics import topic_of_stream
 from offloader.manifest.catalog import list_streams, read_entry
 from offloader.manifest.deletion_clock import DeletionClock
 from offloader.manifest.leases import user_at_host
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.topics import partition_of
 from offloader.parallel_map import at_once
-from offloader.retention.cuts import Cut, OwnCuts, partition_segment
+from offloader.retention.broker import BrokerView, ListedOf, broker_view, listed_by_source
+from offloader.retention.cuts import Cut, OwnCuts, cut_at, partition_segment
 from offloader.retention.decide import Situation, decide, subscriptions_of
+from offloader.retention.lineage import Lineage
 from offloader.retention.policy import Policy, PolicyKind, is_internal, policy_of
-from offloader.retention.scope import DocumentStore, LoadedPartitions, Place, SourceOf, find_place
-from offloader.retention.snapshot import HotStreams, Look, offloaded_end, with_records
+from offloader.retention.scope import DocumentStore, LoadedPartitions, Scope, SourceOf, find_scope, home_of, no_source
 from offloader.retention.state import (
     Decision,
     Lag,
@@ -30,33 +34,27 @@ from offloader.retention.state import (
     RecordedCuts,
     RecordedState,
     change_records,
+    lineage_of,
     read_decisions,
     read_records,
     remember_decision,
 )
-from offloader.retention.subscribers import StreamRetention
+from offloader.retention.subscribers import Registry, StreamRetention
 from offloader.retention.truncate import Truncation, resume_topic_truncation, truncate_stream, truncate_topic
 from offloader.runtime.clock import Clock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
+from offloader.store.probe import require_conditional_puts
 from offloader.store.rate_limit import Priority, working_at
 from offloader.telemetry.recorder import NO_TELEMETRY, Reading, Recorder
-
-__all__ = ["CycleOutcome", "RetentionCycle", "RetentionService", "StreamCycle", "no_source", "retained_streams"]
 
 #: Attempts to decide again because subscribers changed before the truncation.
 DECISIONS_MAX = 5
 _MS_PER_MINUTE = 60_000
 #: Fields equal in two decisions of which the second isn't stored.
 _SAME = ("head", "cut", "rule", "is_held", "bound_kind", "limits", "overridden")
-
-
 #: Unit of lags without a policy; decides nothing.
 _LOOKING = Policy(kind=PolicyKind.CONSUMPTION)
-
-
-def no_source(stream: str) -> None:
-    """Placeholder for a missing hot tier: the stream then ends at its committed end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +62,9 @@ class CycleOutcome:
     """Input, decision and actions of a cycle.
 
     Attributes:
-        stream: the stream or partitioned topic.
-        policy: the active policy; ``None``: no automatic truncation.
-        decision: the decision; ``None``: no policy, or the stream is empty.
+        policy: ``None``: no automatic truncation, unless the broker's trim is followed.
+        decision: ``None``: nothing decides about the stream, or it is empty.
         records: the recorded cuts it is based on, this cycle's among them.
-        begin, tail: where the stream begins and ends.
-        lags: of all subscribers.
         sizes: bytes before ``begin``, each record's and candidate's cut, and the tail, for plots.
         unread_bytes, unread_entries: from the position that all have read, or from the beginning, to the tail.
         is_recorded: whether this cycle recorded the tail, or in a dry run would.
@@ -94,9 +89,41 @@ class CycleOutcome:
     @property
     def bytes_truncated(self) -> int:
         """Payload bytes that the start position moved over."""
-        if not self.truncations or self.decision is None:
-            return 0
-        return self.decision.removed_bytes or 0
+        return (self.decision.removed_bytes or 0) if self.truncations and self.decision else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Snapshot:
+    """A stream or topic as of ``now_ms``: its recorded state, cuts and subscribers, from which a cycle decides."""
+
+    retention: StreamRetention
+    scope: Scope
+    past: RecordedState
+    own: OwnCuts
+    partitions: LoadedPartitions
+    registry: Registry
+    now_ms: int
+
+    @property
+    def lineage(self) -> Lineage:
+        return lineage_of(self.scope)
+
+    def offloaded_end(self) -> Cut:
+        """Limit of the start position: the committed end, or of partitions that aren't offloaded the tail."""
+        found: dict[int, Position | None] = {}
+        for number in self.scope.partitions:
+            state, entries = self.partitions.state(number), self.own.partitions[number]
+            if state.method == "none":
+                found[number] = entries.tail
+            elif (end := state.prefix_end()) is not None:
+                found[number] = entries.canonical(end.next())
+        return cut_at(found)
+
+    def with_records(self, past: RecordedState, begin: Cut, *, is_recorded: bool) -> RecordedState:
+        """``past`` adjusted to the current start position, whatever moved it; with the tail if recorded."""
+        if past.records.up_to(begin, self.lineage):
+            past = past.truncated(begin, self.lineage, None)
+        return past.with_tail(self.own, self.now_ms) if is_recorded else past
 
 
 class RetentionCycle:
@@ -105,10 +132,8 @@ class RetentionCycle:
     Args:
         store: where the streams are; open for writing, for everything but plans.
         clock: of this machine; deletions use the store's if that is earlier.
-        settings_of: the settings of a stream or topic.
-        source_of: the hot tier of a stream.
         by: operator or process that runs the cycles, for display.
-        entropy: source of random bytes.
+        listed_of: what a broker lists, with ``pulsar.broker_plugin``; ``None``: asks through ``source_of``.
     """
 
     def __init__(
@@ -120,13 +145,14 @@ class RetentionCycle:
         source_of: SourceOf = no_source,
         by: str = "",
         entropy: Callable[[int], bytes] = os.urandom,
+        listed_of: ListedOf | None = None,
     ) -> None:
+        self._listed_of = listed_of or listed_by_source(source_of)
         self.store = store
         self.clock = clock
         self._settings_of = settings_of
         self._source_of = source_of
         self._by = by or user_at_host()
-        self._entropy = entropy
         self._documents = DocumentStore(store, clock, entropy)
         self._lock = threading.Lock()
         self._deletion_clock: DeletionClock | None = None
@@ -140,8 +166,7 @@ class RetentionCycle:
             Corrupt, Unsupported: a document or a manifest can't be read.
         """
         policy = policy_of(stream, self._settings_of(stream).retention)
-        look = self._look(stream, create=False)
-        return self._decided(stream, policy, look)
+        return self._decided(stream, policy, self._load(stream, create=False))
 
     def run(self, stream: str) -> CycleOutcome:
         """Run one cycle: record the tail if due, decide, and truncate.
@@ -154,26 +179,47 @@ class RetentionCycle:
             DeletionStopped, EditRefused: the store or the stream is on hold.
             StoreUnavailable, OutcomeUnknown: it ended early; the next cycle continues.
         """
-        settings = self._settings_of(stream)
-        policy = policy_of(stream, settings.retention)
-        if find_place(self.store, stream).is_topic:
+        policy = policy_of(stream, self._settings_of(stream).retention)
+        if find_scope(self.store, stream).is_topic:
             # A decision made by another clock also waits until this one can be trusted.
             self._times(stream).now_ms()
             resume_topic_truncation(self.store, stream, clock=self.clock, source_of=self._source_of)
-        if policy is None:
-            return self._decided(stream, None, self._look(stream, create=False))
+        if policy is None and not self._follows(stream):
+            return self._decided(stream, None, self._load(stream, create=False))
         for _ in range(DECISIONS_MAX):
-            look = self._look(stream, create=True)
-            outcome = self._decided(stream, policy, look)
-            done = self._carried_out(outcome, look, policy)
+            snapshot = self._load(stream, create=True)
+            done = self._carried_out(self._decided(stream, policy, snapshot), snapshot, policy)
             if done is not None:
-                if done.decision is not None and done.decision.cut is None:
-                    _keep(look, done.decision)
                 return done
         raise StoreUnavailable(f"stream {stream}: it was changed {DECISIONS_MAX} times while it was decided")
 
+    def _follows(self, stream: str) -> bool:
+        """Whether the trim of the stream's broker moves its start position."""
+        pulsar = self._settings_of("").pulsar
+        is_meant = pulsar.broker_plugin and pulsar.follow_broker_trim and topic_of_stream(stream) is not None
+        return is_meant and not is_internal(stream)
+
+    def _broker(self, stream: str, snapshot: _Snapshot) -> BrokerView | None:
+        """What the brokers list of the stream's partitions; ``None``: no broker reads the cold tier."""
+        if not self._settings_of("").pulsar.broker_plugin:
+            return None
+
+        def ask(number: int) -> BrokerLedgers | OffloaderError | None:
+            try:
+                return self._listed_of(snapshot.scope.partitions[number].stream)
+            except OffloaderError as error:
+                return error
+
+        # The manifests were read before: what they know of is listed, or trimmed.
+        numbers = sorted(snapshot.scope.partitions)
+        answers = dict(zip(numbers, at_once(ask, numbers), strict=True))
+        asked = {number: answer for number, answer in answers.items() if answer is not None}
+        if not asked:
+            return None
+        states = {number: snapshot.partitions.state(number) for number in asked}
+        return broker_view(asked, states, snapshot.own, follows=self._follows(stream))
+
     def _times(self, stream: str) -> DeletionClock:
-        """One clock for the lifetime of this object, to detect clock jumps."""
         with self._lock:
             if self._deletion_clock is None:
                 skew_ms_max = self._settings_of(stream).manifest.clock_skew_seconds_max * 1000
@@ -182,34 +228,35 @@ class RetentionCycle:
 
     # --- snapshot ------------------------------------------------------------------------------------------------
 
-    def _look(self, stream: str, *, create: bool) -> Look:
-        retention = StreamRetention(self._documents, stream, self._source_of, self._entropy)
-        place = retention.place(create=create)
-        past = read_records(retention, place)
+    def _load(self, stream: str, *, create: bool) -> _Snapshot:
+        retention = StreamRetention(self._documents, stream, self._source_of)
+        scope = retention.scope(create=create)
+        past = read_records(retention, scope)
         newest = past.records.newest
         newest_ms = 0 if newest is None else newest.time_ms
         if create:
             # Check this before loading anything.
             self._times(stream).now_ms(newest_ms=newest_ms)
-        partitions = LoadedPartitions(self.store, place, self._source_of, past.known)
-        partitions.load(place.partitions)
+        partitions = LoadedPartitions(self.store, scope, self._source_of, past.known)
+        partitions.load(scope.partitions)
         # Read the time afterwards: no entry of the recorded tail is younger than its record.
         now_ms = self._times(stream).now_ms(newest_ms=newest_ms) if create else self.clock.now_ms()
-        return Look(
+        return _Snapshot(
             retention=retention,
-            place=place,
+            scope=scope,
             past=past,
             own=OwnCuts(partitions),
             partitions=partitions,
             # Load this last, so that concurrent acknowledgements count.
-            registry=retention.registry(place),
+            registry=retention.registry(scope),
             now_ms=now_ms,
         )
 
-    def _decided(self, stream: str, policy: Policy | None, look: Look) -> CycleOutcome:
-        own, tail, begin = look.own, look.own.canonical(look.own.tail()), look.own.canonical(look.own.begin())
-        is_recorded = policy is not None and self._is_due(stream, look, tail, begin)
-        past = with_records(look, begin, is_recorded=is_recorded)
+    def _decided(self, stream: str, policy: Policy | None, snapshot: _Snapshot) -> CycleOutcome:
+        own = snapshot.own
+        tail, begin = own.canonical(own.tail()), own.canonical(own.begin())
+        is_recorded = policy is not None and self._is_due(stream, snapshot, tail, begin)
+        past = snapshot.with_records(snapshot.past, begin, is_recorded=is_recorded)
         records = replace(
             past.records, records=tuple(replace(each, cut=own.canonical(each.cut)) for each in past.records.records)
         )
@@ -221,30 +268,29 @@ class RetentionCycle:
             begin=begin,
             tail=tail,
             is_recorded=is_recorded,
-            subscribers=len(look.registry.subscribers),
+            subscribers=len(snapshot.registry.subscribers),
         )
         if not tail.offsets:
             return outcome
+        follows = self._follows(stream)
         ruling, measure = policy or _LOOKING, RecordedCuts(own, records, past.known)
         decision = decide(
             Situation(
                 policy=ruling,
-                lineage=look.lineage,
+                lineage=snapshot.lineage,
                 measure=measure,
                 records=records,
                 head=begin,
-                now_ms=look.now_ms,
-                created_ms=self._created_ms(look, ruling),
+                now_ms=snapshot.now_ms,
+                created_ms=self._created_ms(snapshot, ruling),
                 head_time_ms=past.head_ms,
                 subscriptions=subscriptions_of(
-                    *(look.registry, ruling),
-                    now_ms=look.now_ms,
-                    tail=tail,
-                    rules=own,
-                    canonical=own.canonical,
+                    snapshot.registry, ruling, now_ms=snapshot.now_ms, tail=tail, rules=own, canonical=own.canonical
                 ),
                 tail=tail,
-                offloaded=offloaded_end(look),
+                offloaded=snapshot.offloaded_end(),
+                broker=self._broker(stream, snapshot) if policy is not None or follows else None,
+                has_policy=policy is not None,
             )
         )
         unread_from = decision.bound or begin
@@ -253,127 +299,118 @@ class RetentionCycle:
         cuts |= {candidate.cut for candidate in decision.candidates} | {lag.cut for lag in decision.lags}
         return replace(
             outcome,
-            decision=None if policy is None else decision,
+            decision=decision if policy is not None or follows else None,
             lags=decision.lags,
             sizes={cut: measure.bytes_before(cut) for cut in cuts},
             unread_bytes=max(total.payload_bytes - read.payload_bytes, 0),
             unread_entries=max(total.entries - read.entries, 0),
         )
 
-    def _created_ms(self, look: Look, policy: Policy) -> int | None:
+    def _created_ms(self, snapshot: _Snapshot, policy: Policy) -> int | None:
         """When the stream was created, the start of its subscribers' silence; loaded only if needed."""
-        if policy.fallback_after_ms is None or look.registry.subscribers:
+        if policy.fallback_after_ms is None or snapshot.registry.subscribers:
             return None
-        entries = [read_entry(self.store, partition.stream) for partition in look.place.partitions.values()]
+        entries = [read_entry(self.store, partition.stream) for partition in snapshot.scope.partitions.values()]
         return min((entry.created_ms for entry in entries if entry is not None), default=None)
 
-    def _is_due(self, stream: str, look: Look, tail: Cut, begin: Cut) -> bool:
-        """Whether the tail should be recorded."""
-        records = look.past.records
+    def _is_due(self, stream: str, snapshot: _Snapshot, tail: Cut, begin: Cut) -> bool:
+        records = snapshot.past.records
         period_ms = int(self._settings_of(stream).retention.record_minutes * _MS_PER_MINUTE)
         # An unmoved tail needs no second record: the older one keeps as much and is older.
         newest = records.newest
-        has_moved = newest is None or not look.lineage.equal(look.own.canonical(newest.cut), tail)
-        return has_moved and not look.lineage.reaches(begin, tail) and records.is_due(look.now_ms, period_ms)
+        has_moved = newest is None or not snapshot.lineage.equal(snapshot.own.canonical(newest.cut), tail)
+        return has_moved and not snapshot.lineage.reaches(begin, tail) and records.is_due(snapshot.now_ms, period_ms)
 
     # --- execution -----------------------------------------------------------------------------------------------
 
-    def _carried_out(self, outcome: CycleOutcome, look: Look, policy: Policy) -> CycleOutcome | None:
-        """The outcome with the actions; ``None``: subscribers changed, nothing was truncated."""
-        decision, place, lineage = outcome.decision, look.place, look.lineage
+    def _carried_out(self, outcome: CycleOutcome, snapshot: _Snapshot, policy: Policy | None) -> CycleOutcome | None:
+        """The outcome with the actions; ``None``: the decision no longer holds, nothing was truncated."""
+        decision, scope = outcome.decision, snapshot.scope
         if decision is None:
             return outcome
-        limits = [each for each in (policy.limits, policy.fallback) if each is not None]
+        limits = [] if policy is None else [each for each in (policy.limits, policy.fallback) if each is not None]
 
         def before(state: RecordedState) -> RecordedState:
-            found = with_records(replace(look, past=state), outcome.begin, is_recorded=outcome.is_recorded)
-            found = replace(found, records=found.records.thinned(look.now_ms, limits, decision.used_ms))
+            found = snapshot.with_records(state, outcome.begin, is_recorded=outcome.is_recorded)
+            found = replace(found, records=found.records.thinned(snapshot.now_ms, limits, decision.used_ms))
             # Make the size before the new start position durable before its entries can be deleted.
-            return found.before_truncation(look.own, decision.cut or look.own.head())
+            return found.before_truncation(snapshot.own, decision.cut or snapshot.own.head())
 
-        change_records(look.retention, place, before)
+        change_records(snapshot.retention, scope, before)
         cut = decision.cut
         if cut is None:
+            _keep(snapshot, decision)
             return outcome
-        truncations = self._truncate(place, cut, lambda: self._still(look, decision))
-        if truncations is None:
+        heads = {
+            partition.stream: position
+            for number, partition in scope.partitions.items()
+            if isinstance(position := cut.offsets.get(partition_segment(number)), Position)
+        }
+        truncations: Mapping[str, Truncation] = {}
+        if scope.is_topic:
+            truncations = truncate_topic(
+                *(self.store, scope.name, heads),
+                clock=self.clock,
+                by=self._by,
+                source_of=self._source_of,
+                still=lambda: self._still(snapshot, decision),
+            )
+        elif self._still(snapshot, decision):
+            truncations = {stream: self._truncate_plain(scope, position) for stream, position in heads.items()}
+        if not truncations:
             return None
-        change_records(look.retention, place, lambda state: state.truncated(cut, lineage, decision.cut_time_ms))
+        lineage = snapshot.lineage
+        change_records(snapshot.retention, scope, lambda state: state.truncated(cut, lineage, decision.cut_time_ms))
         return replace(outcome, truncations=truncations)
 
-    def _still(self, look: Look, decision: Decision) -> bool:
+    def _still(self, snapshot: _Snapshot, decision: Decision) -> bool:
         """Whether the decision still holds; stores it if so, so that a loss for a subscriber is recorded, even if this
         run is interrupted."""
-        if look.retention.registry(look.place) != look.registry:
-            return False
+        is_same = snapshot.retention.registry(snapshot.scope) == snapshot.registry
         # A concurrent cycle may have cut elsewhere: each keeps min, but together they may not.
-        if look.place.is_topic and not self._heads_are(look):
+        if not is_same or (snapshot.scope.is_topic and not self._heads_are(snapshot)):
             return False
-        _keep(look, decision)
+        _keep(snapshot, decision)
         return True
 
-    def _heads_are(self, look: Look) -> bool:
-        """Whether the partitions and their start positions are unchanged."""
+    def _heads_are(self, snapshot: _Snapshot) -> bool:
+        numbers = snapshot.scope.partitions
         try:
-            place = find_place(self.store, look.place.name)
-            heads = at_once(lambda number: look.partitions.state(number).head, look.place.partitions)
+            scope = find_scope(self.store, snapshot.scope.name)
+            heads = at_once(lambda number: snapshot.partitions.state(number).head, numbers)
         except NotFound:
             return False  # one was deleted: the decision is about another topic
         # For a partition without objects, a reload returns the view from before.
-        before = [look.own.partitions[number].head for number in look.place.partitions]
-        return place.partitions == look.place.partitions and heads == before
+        return scope.partitions == numbers and heads == [snapshot.own.partitions[number].head for number in numbers]
 
-    def _truncate(self, place: Place, cut: Cut, still: Callable[[], bool]) -> Mapping[str, Truncation] | None:
-        """Perform the truncation; ``None``: the decision no longer holds, nothing was truncated."""
-        heads = {
-            partition.stream: position
-            for number, partition in place.partitions.items()
-            if isinstance(position := cut.offsets.get(partition_segment(number)), Position)
-        }
-        if place.is_topic:
-            return (
-                truncate_topic(
-                    *(self.store, place.name, heads),
-                    clock=self.clock,
-                    by=self._by,
-                    source_of=self._source_of,
-                    still=still,
-                )
-                or None
-            )
-        if not still():
-            return None
-        return {stream: self._truncate_plain(place, position) for stream, position in heads.items()}
-
-    def _truncate_plain(self, place: Place, position: Position) -> Truncation:
+    def _truncate_plain(self, scope: Scope, position: Position) -> Truncation:
         log = ManifestLog(
             self.store,
-            place.name,
+            scope.name,
             clock=self.clock,
-            entropy=self._entropy,
-            settings=self._settings_of(place.name).manifest,
+            entropy=self._documents.entropy,
+            settings=self._settings_of(scope.name).manifest,
             # A recreated stream of that name is another one.
-            incarnation=place.incarnation,
+            incarnation=scope.incarnation,
         )
         try:
-            return truncate_stream(log, position, clock=self.clock, source=self._source_of(place.name))
+            return truncate_stream(log, position, clock=self.clock, source=self._source_of(scope.name))
         except OffloaderError as error:
-            entry = read_entry(self.store, place.name)
-            if entry is not None and entry.incarnation == place.incarnation:
+            entry = read_entry(self.store, scope.name)
+            if entry is not None and entry.incarnation == scope.incarnation:
                 raise
-            raise NotFound(f"stream {place.name} was deleted meanwhile") from error
+            raise NotFound(f"stream {scope.name} was deleted meanwhile") from error
 
 
-def _keep(look: Look, decision: Decision) -> None:
-    """Store a decision, unless it repeats the newest one.
+def _keep(snapshot: _Snapshot, decision: Decision) -> None:
+    """Store a decision, unless it repeats the newest one: by the same rule, nothing, or a truncation still blocked.
 
-    Repeats are: no truncation by the same rule, or a truncation still blocked, as by a hold. Stored each cycle, they
-    would displace the records of losses.
+    Stored each cycle, repeats would displace the records of losses.
     """
-    newest, now = read_decisions(look.retention, look.place)[:1], decision.as_json()
+    newest, now = read_decisions(snapshot.retention, snapshot.scope)[:1], decision.as_json()
     if newest and all(newest[0].get(name) == now[name] for name in _SAME):
         return
-    remember_decision(look.retention, look.place, decision)
+    remember_decision(snapshot.retention, snapshot.scope, decision)
 
 
 _log = logging.getLogger("offloader.retention")
@@ -398,28 +435,77 @@ class StreamCycle:
 
 def retained_streams(store: ObjectStore) -> list[str]:
     """Streams under retention: streams, and partitioned topics by the topic's name; without brokers' internal ones."""
-    streams = list_streams(store)
-    plain = set(streams)
-    found = set()
+    plain, found = set(list_streams(store)), set()
     for stream in plain:
         split = partition_of(stream)
         # A topic that is also a stream has no partitions of ours: those are separate streams with similar names.
-        name = stream if split is None or split[0] in plain else split[0]
-        if not is_internal(name):
-            found.add(name)
-    return sorted(found)
+        found.add(stream if split is None or split[0] in plain else split[0])
+    return sorted(name for name in found if not is_internal(name))
+
+
+def _phase(text: str) -> float:
+    """A number in [0, 1), constant for a text."""
+    return crc32(text.encode()) / 2**32
+
+
+class HotStreams:
+    """Streams whose hot tier this process has, in a store that is open for writing. Not thread-safe."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        clock: Clock,
+        settings_of: Callable[[str], Settings],
+        names: Callable[[], Iterable[str]],
+    ) -> None:
+        self._store, self._clock, self._settings_of, self._names = store, clock, settings_of, names
+        self._settled: set[str] = set()
+        self._is_probed = False
+
+    def enrol(self) -> list[str]:
+        """Ensure that each unoffloaded stream under a policy has a manifest that records it as unoffloaded.
+
+        Returns the streams with newly written manifests. A failure is logged, and retried by the next call.
+        """
+        names = set(self._names())
+        self._settled &= names
+        begun = []
+        for stream in sorted(names - self._settled):
+            try:
+                begun += [stream] if self._begin(stream) else []
+            except OffloaderError as error:
+                extra = {"event": "retention_failed", "stream": stream, "retryable": error.retryable}
+                _log.warning("retention of stream %s, which isn't offloaded: %s", stream, error, extra=extra)
+        return begun
+
+    def _begin(self, stream: str) -> bool:
+        """Whether a manifest was written, or changed."""
+        settings = self._settings_of(stream)
+        if settings.offload.method != "none":
+            return False  # its offloader creates the manifest
+        name, _ = home_of(self._store, stream)
+        if policy_of(name, self._settings_of(name).retention) is None:
+            return False
+        if not self._is_probed:
+            # Two manifests that both "win" would disagree about the start position.
+            require_conditional_puts(self._store, single_writer=settings.store.single_writer)
+            self._is_probed = True
+        log = ManifestLog(self._store, stream, clock=self._clock, settings=settings.manifest)
+        is_new = log.load(create=True).method != "none"
+        if is_new:
+            # Also of a formerly offloaded stream: entries never offloaded must not hold the start position back.
+            log.commit_as_maintainer([SetMethod("none")])
+        self._settled.add(stream)
+        return is_new
 
 
 class RetentionService:
     """Runs cycles until it is closed.
 
     Args:
-        cycle: runs one.
-        clock: schedules.
         period_s: between two cycles of a stream.
         recorder: takes the measurements of the retention specification, section 5.
-        streams: lists the streams; default: those of the cycle's store.
-        hot_streams: streams of this process that aren't offloaded.
         on_cycle: called after each cycle, by stream.
     """
 
@@ -430,7 +516,6 @@ class RetentionService:
         clock: Clock,
         period_s: float,
         recorder: Recorder = NO_TELEMETRY,
-        streams: Callable[[], Iterable[str]] | None = None,
         hot_streams: HotStreams | None = None,
         on_cycle: Callable[[str, StreamCycle], object] = lambda _stream, _cycle: None,
     ) -> None:
@@ -438,23 +523,22 @@ class RetentionService:
         self._clock = clock
         self._period_s = period_s
         self._recorder = recorder
-        self._streams = streams or (lambda: retained_streams(cycle.store))
         self._hot_streams = hot_streams
         self._on_cycle = on_cycle
-        # Guards the fields below; not held during requests.
+        # Guards the next three; not held during requests.
         self._lock = threading.Lock()
-        self._due: list[tuple[float, str]] = []
-        self._known: set[str] = set()
         self._latest: dict[str, StreamCycle] = {}
+        self._started = self._closed = False
+        # Held while cycles run; guards the rest.
+        self._running = threading.Lock()
+        #: A heap of the time of each known stream's next cycle, without the running one's.
+        self._due: list[tuple[float, str]] = []
         self._discovery_due_s = 0.0
         self._turns = 0
-        self._running = threading.Lock()
-        self._started = False
-        self._closed = False
         self._unwatch = recorder.watch(self._readings)
 
     def start(self, call_after: Callable[[float, Callable[[], object]], object]) -> None:
-        """Start running due cycles; idempotent.
+        """Start running due cycles. Idempotent.
 
         Args:
             call_after: runs a function after so many seconds, on another thread.
@@ -465,7 +549,6 @@ class RetentionService:
             self._started = True
 
         def turn() -> None:
-            wait_s = 1.0
             try:
                 wait_s = self.run_due()
             except Exception:
@@ -496,13 +579,9 @@ class RetentionService:
         """Run all due cycles in sequence; returns the seconds until the next one."""
         with self._running:
             self._discover()
-            while not self._closed:
-                stream = self._next_due()
-                if stream is None:
-                    break
-                self._run(stream)
-            with self._lock:
-                next_s = min([self._discovery_due_s, *(due for due, _ in self._due[:1])])
+            while not self._closed and self._due and self._due[0][0] <= self._clock.monotonic_s():
+                self._run(heapq.heappop(self._due)[1])
+            next_s = min([self._discovery_due_s, *(due for due, _ in self._due[:1])])
             return max(next_s - self._clock.monotonic_s(), 0.0)
 
     def _discover(self) -> None:
@@ -513,61 +592,43 @@ class RetentionService:
         if self._hot_streams is not None:
             self._hot_streams.enrol()
         try:
-            streams = set(self._streams())
+            streams = set(retained_streams(self._cycle.store))
         except OffloaderError as error:
             _log.warning("retention can't list the streams: %s", error)
             self._discovery_due_s = now_s + RETRY_S_MIN
             return
         self._discovery_due_s = now_s + min(self._period_s, DISCOVERY_S_MAX)
+        new = streams - {stream for _, stream in self._due}
+        # A sorted list is a heap.
+        self._due = sorted(
+            [each for each in self._due if each[1] in streams]
+            + [(now_s + _phase(stream) * self._period_s, stream) for stream in new]
+        )
         with self._lock:
-            if not self._known <= streams:
-                # Drop schedules of missing streams too: a recreated stream has one, not two.
-                self._due = [each for each in self._due if each[1] in streams]
-                heapq.heapify(self._due)
-            for stream in streams - self._known:
-                heapq.heappush(self._due, (now_s + self._phase(stream) * self._period_s, stream))
-            for stream in self._known - streams:
-                self._latest.pop(stream, None)
-            self._known = streams
-
-    def _next_due(self) -> str | None:
-        with self._lock:
-            while self._due and self._due[0][0] <= self._clock.monotonic_s():
-                _, stream = heapq.heappop(self._due)
-                if stream in self._known:
-                    return stream
-            return None
+            self._latest = {stream: each for stream, each in self._latest.items() if stream in streams}
 
     def _run(self, stream: str) -> None:
+        outcome, error = None, None
         with working_at(Priority.DELETION):
-            found = self._cycle_of(stream)
+            try:
+                outcome = self._cycle.run(stream)
+            except OffloaderError as raised:
+                error = raised
+        found = StreamCycle(outcome, error, self._clock.now_ms())
         self._tell(stream, found)
-        self._turns += 1
-        jitter = (self._phase(f"{stream} {self._turns}") * 2 - 1) * JITTER
-        wait_s = self._period_s * (1 + jitter)
-        if found.error is not None:
-            wait_s = min(max(self._period_s * RETRY, RETRY_S_MIN), wait_s)
-        with self._lock:
-            before = self._latest.get(stream)
-        self._count_reads(before, found, stream)
-        with self._lock:
-            if isinstance(found.error, NotFound):
-                # Deleted meanwhile; if recreated, the next listing finds it.
-                self._known.discard(stream)
+        self._count_reads(self._latest.get(stream), found, stream)
+        if isinstance(error, NotFound):
+            # Deleted meanwhile; if recreated, the next listing finds it.
+            with self._lock:
                 self._latest.pop(stream, None)
-                return
+            return
+        with self._lock:
             self._latest[stream] = found
-            heapq.heappush(self._due, (self._clock.monotonic_s() + wait_s, stream))
-
-    def _cycle_of(self, stream: str) -> StreamCycle:
-        try:
-            return StreamCycle(self._cycle.run(stream), None, self._clock.now_ms())
-        except OffloaderError as error:
-            return StreamCycle(None, error, self._clock.now_ms())
-
-    def _phase(self, text: str) -> float:
-        """A number in [0, 1), constant for a text."""
-        return crc32(text.encode()) / 2**32
+        self._turns += 1
+        wait_s = self._period_s * (1 + (_phase(f"{stream} {self._turns}") * 2 - 1) * JITTER)
+        if error is not None:
+            wait_s = min(max(self._period_s * RETRY, RETRY_S_MIN), wait_s)
+        heapq.heappush(self._due, (self._clock.monotonic_s() + wait_s, stream))
 
     # --- reporting -----------------------------------------------------------------------------------------------
 
@@ -605,7 +666,6 @@ class RetentionService:
         _log.log(logging.WARNING if losers else logging.INFO, "%s", text, extra=extra)
 
     def _count_reads(self, before: StreamCycle | None, now: StreamCycle, stream: str) -> None:
-        """Count the subscribers' progress since the previous cycle."""
         if before is None or before.outcome is None or now.outcome is None:
             return
         old = {lag.name: before.outcome.sizes.get(lag.cut) for lag in before.outcome.lags}

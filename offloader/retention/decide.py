@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 
 from offloader.errors import InvalidCall
+from offloader.retention.broker import BrokerRuling, BrokerView
 from offloader.retention.cuts import Cut, Order
 from offloader.retention.lineage import Lineage, Measure
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
@@ -23,8 +24,6 @@ from offloader.retention.state import (
     Rule,
 )
 from offloader.retention.subscribers import Activity, CutRules, Registry
-
-__all__ = ["Situation", "Subscription", "decide", "subscriptions_of", "window"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +50,16 @@ class Situation:
     """Complete input of a decision about a stream.
 
     Attributes:
-        policy: the stream's policy.
-        lineage: the stream's segments.
-        measure: sizes before cuts.
         records: cuts recorded at the tail, this cycle's included.
-        head: the start position.
         now_ms: the time, ms since 1970 UTC.
         created_ms: when the stream was created, ``None``: unknown.
         head_time_ms: ``Decision.cut_time_ms`` of the truncation that made the head; ``None``: there was none.
         subscriptions: all registered subscribers, in any order.
         tail: where the stream ends now, for lags; ``None``: at the newest record.
         offloaded: the offloaded end: entries after it aren't truncated; ``None``: no such bound.
+        broker: the ledgers that brokers list, which the start position doesn't pass; ``None``: no broker reads the cold
+            tier.
+        has_policy: False: only the broker's trim moves the start position, if it is followed.
     """
 
     policy: Policy
@@ -75,6 +73,8 @@ class Situation:
     subscriptions: tuple[Subscription, ...] = ()
     tail: Cut | None = None
     offloaded: Cut | None = None
+    broker: BrokerView | None = None
+    has_policy: bool = True
 
 
 def subscriptions_of(
@@ -89,23 +89,18 @@ def subscriptions_of(
     """The registry's subscribers as input of a decision.
 
     Args:
-        registry: of the stream.
         policy: its ``subscriber_timeout_ms`` decides which are silent.
-        now_ms: the time.
         tail: where the stream ends: a subscriber that has read everything isn't silent; ``None``: unknown.
-        rules: to compare cuts by.
         canonical: normal form of a cut, for streams where a place has several positions.
     """
     timeout_ms = policy.subscriber_timeout_ms
     activities = registry.active(now_ms=now_ms, timeout_ms=timeout_ms, tail=tail, rules=rules)
     found = []
-    for name in registry.names():
-        each, activity = registry.subscribers[name], activities[name]
+    for name, activity in activities.items():
+        each, is_active = registry.subscribers[name], activity is Activity.ACTIVE
         if activity is Activity.UNPUBLISHED:
             # Its registration was its last sign of life
             is_active = timeout_ms is None or now_ms - each.active_ms <= timeout_ms
-        else:
-            is_active = activity is Activity.ACTIVE
         cut, start = (None if one is None else canonical(one) for one in (each.cut, each.start))
         found.append(Subscription(name=name, cut=cut, start=start, is_active=is_active, active_ms=each.active_ms))
     return tuple(found)
@@ -150,9 +145,11 @@ class _Verdict:
     candidates: tuple[Candidate, ...] = ()
 
 
-class _Cycle:
-    """A decision in progress: its input and intermediate results."""
+def _difference(after: int | None, before: int | None) -> int | None:
+    return None if after is None or before is None else after - before
 
+
+class _Cycle:
     def __init__(self, situation: Situation) -> None:
         self.given = situation
         self.lineage = situation.lineage
@@ -167,8 +164,7 @@ class _Cycle:
 
     def keeps(self, cut: Cut) -> int | None:
         """Bytes from ``cut`` to the newest recorded cut."""
-        before = self.given.measure.bytes_before(cut)
-        return None if self.newest_bytes is None or before is None else self.newest_bytes - before
+        return _difference(self.newest_bytes, self.given.measure.bytes_before(cut))
 
     def keeps_exactly(self, cut: Cut) -> int:
         kept = self.keeps(cut)
@@ -189,9 +185,9 @@ class _Cycle:
     def age_ms(self, row: int) -> int:
         return self.given.now_ms - self.given.records.records[row].time_ms
 
-    def candidate(self, role: Role, cut: Cut, row: int | None = None) -> Candidate:
-        time_ms = None if row is None else self.given.records.records[row].time_ms
-        return Candidate(role, cut, self.keeps(cut), time_ms)
+    def candidate(self, role: Role, row: int) -> Candidate:
+        cut = self.recorded(row)
+        return Candidate(role, cut, self.keeps(cut), self.given.records.records[row].time_ms)
 
     # --- subscribers -----------------------------------------------------------------------------------------------
 
@@ -243,20 +239,21 @@ class _Cycle:
         limits, is_fallback = given.policy.limits, False
         if kind is BoundKind.GIVEN_UP and given.policy.fallback is not None:
             limits, is_fallback = given.policy.fallback, True
-        verdict = self.verdict(kind, bound, limits)
+        verdict = self.verdict(kind, bound, limits) if given.has_policy else _Verdict(Rule.NO_POLICY)
         cut, is_held = self.within_offloaded(verdict.cut)
+        rule, cut, ruling = self.with_broker(verdict.rule, cut, limits)
         candidates = verdict.candidates
         if bound is not None:
-            candidates = (*candidates, self.candidate(Role.BOUND, bound))
+            candidates = (*candidates, Candidate(Role.BOUND, bound, self.keeps(bound)))
         if cut is not None:
-            candidates = (*candidates, self.candidate(Role.CHOSEN, cut))
+            candidates = (*candidates, Candidate(Role.CHOSEN, cut, self.keeps(cut)))
         newest = given.records.newest
         younger = None if cut is None else given.records.at_or_before(cut, self.lineage)
         bytes_gone, entries_gone = (None, None) if cut is None else self.amount(self.head, cut)
         return Decision(
             at_ms=given.now_ms,
             cut=cut,
-            rule=verdict.rule,
+            rule=rule,
             limits=limits,
             is_fallback=is_fallback,
             is_held=is_held,
@@ -270,6 +267,7 @@ class _Cycle:
             cut_time_ms=None if cut is None else given.head_time_ms if younger is None else younger.time_ms,
             lags=tuple(self.lag(one, one.name in counted) for one in given.subscriptions),
             overridden=() if cut is None else tuple(self.overridden(cut, counted)),
+            broker=ruling,
         )
 
     def verdict(self, kind: BoundKind, bound: Cut | None, limits: Limits | None) -> _Verdict:
@@ -285,32 +283,88 @@ class _Cycle:
 
     def within_offloaded(self, cut: Cut | None) -> tuple[Cut | None, bool]:
         """The cut, limited to the offloaded end, and whether that limited it; ``None`` if nothing is left of it."""
-        if cut is None or self.given.offloaded is None:
-            held = cut
-        else:
+        if cut is None:
+            return None, False
+        held = cut
+        if self.given.offloaded is not None:
             held = self.not_before_head(self.lineage.meet((cut, self.given.offloaded)))
-        is_held = cut is not None and held is not None and not self.lineage.equal(cut, held)
-        return (None if held is None or self.lineage.equal(held, self.head) else held), is_held
+        return None if self.lineage.equal(held, self.head) else held, not self.lineage.equal(cut, held)
 
-    def rows(self, limits: Limits) -> tuple[int | None, int | None]:
-        """Candidates m and M of the specification, as rows of the retention set."""
+    # --- the broker's list of ledgers --------------------------------------------------------------------------------
+
+    def with_broker(
+        self, rule: Rule, cut: Cut | None, limits: Limits | None
+    ) -> tuple[Rule, Cut | None, BrokerRuling | None]:
+        """Rule and cut with the broker's list: no listed ledger goes, and where its trim is followed, the rest does."""
+        view = self.given.broker
+        if view is None:
+            return rule, cut, None
+        if view.bound is None:
+            return rule, None, BrokerRuling(problem=view.problem, rules=cut is not None)
+        kept = self.head if cut is None else self.lower(cut, view.bound)
+        rules = cut is not None and not self.lineage.equal(kept, cut)
+        reasons = view.doubts
+        if view.followed is not None:
+            allowed, held = self.followed(view.followed, limits)
+            # Counted in what was asked for, also where nothing is left of it.
+            reasons += held
+            further = self.lineage.join((kept, allowed))
+            if not self.lineage.equal(further, kept):
+                kept, rule = further, Rule.FOLLOWS_BROKER
+        ruling = BrokerRuling(first=view.first, rules=rules, not_followed=reasons)
+        return rule, None if self.lineage.equal(kept, self.head) else kept, ruling
+
+    def followed(self, trimmed: Cut, limits: Limits | None) -> tuple[Cut, tuple[str, ...]]:
+        """How far the broker's trim may be followed, and what keeps the rest."""
+        allowed = wanted = self.not_before_head(trimmed)
+        reasons = []
+        for reason, limit in self.holds(wanted, limits):
+            lower = self.lower(allowed, limit)
+            if not self.lineage.equal(self.lower(wanted, limit), wanted):
+                reasons.append(reason)
+            allowed = lower
+        return allowed, tuple(reasons)
+
+    def holds(self, wanted: Cut, limits: Limits | None) -> Iterator[tuple[str, Cut]]:
+        """What limits a followed trim: a reason, and the cut."""
+        if self.given.offloaded is not None:
+            yield "what comes next isn't offloaded yet", self.given.offloaded
+        kind = self.bound[0]
+        published = {one.name: cut for one in self.given.subscriptions if (cut := self.position(one)) is not None}
+        counted = published if kind is BoundKind.SILENT else {name: published[name] for name in self.bound[1]}
+        for name, cut in counted.items():
+            if not self.lineage.reaches(cut, wanted):
+                yield f"subscriber {name} hasn't read it", cut
+        if limits is not None and limits.min:
+            recorded = self.given.records.newest is not None
+            candidates = self.window(limits) if recorded else None
+            yield "retention's min keeps it", self.head if candidates is None else candidates[0].cut
+
+    def lower(self, cut: Cut, limit: Cut) -> Cut:
+        """The earlier of both, not before the start position."""
+        return self.not_before_head(self.lineage.meet((cut, limit)))
+
+    # --- candidates ------------------------------------------------------------------------------------------------
+
+    def window(self, limits: Limits) -> tuple[Candidate, Candidate] | None:
+        """Candidates m and M of the specification; ``None``: no recorded cut keeps min."""
         count = len(self.given.records.records)
-        if limits.unit is Unit.TIME:
-            return window(count, self.age_ms, limits)
-        return window(count, lambda row: self.keeps_exactly(self.recorded(row)), limits)
+        kept = self.age_ms if limits.unit is Unit.TIME else lambda row: self.keeps_exactly(self.recorded(row))
+        least, most = window(count, kept, limits)
+        if least is None or most is None:
+            return None
+        return self.candidate(Role.MIN, least), self.candidate(Role.MAX, most)
 
     def without_bound(self, limits: Limits) -> _Verdict:
         size = self.stream_age_ms if limits.unit is Unit.TIME else self.keeps_exactly(self.head)
         if size < limits.min:
             return _Verdict(Rule.BELOW_MIN)
-        least, most = self.rows(limits)
-        if least is None or most is None:
+        candidates = self.window(limits)
+        if candidates is None:
             return _Verdict(Rule.NO_CUT_KEEPS_MIN)
-        low, high = self.recorded(least), self.recorded(most)
-        candidates = (self.candidate(Role.MIN, low, least), self.candidate(Role.MAX, high, most))
         if limits.max is not None and size > limits.max:
-            return _Verdict(Rule.MAX_WITHOUT_BOUND, high, candidates)
-        return _Verdict(Rule.MIN_WITHOUT_BOUND, low, candidates)
+            return _Verdict(Rule.MAX_WITHOUT_BOUND, candidates[1].cut, candidates)
+        return _Verdict(Rule.MIN_WITHOUT_BOUND, candidates[0].cut, candidates)
 
     @property
     def stream_age_ms(self) -> int:
@@ -322,11 +376,10 @@ class _Cycle:
         kept = self.keeps_exactly(bound)
         if limits.min <= kept and (limits.max is None or kept < limits.max):
             return _Verdict(Rule.BOUND, bound)
-        least, most = self.rows(limits)
-        if least is None or most is None:
+        candidates = self.window(limits)
+        if candidates is None:
             return _Verdict(Rule.NO_CUT_KEEPS_MIN) if kept < limits.min else _Verdict(Rule.BOUND_ABOVE_MAX, bound)
-        low, high = self.recorded(least), self.recorded(most)
-        candidates = (self.candidate(Role.MIN, low, least), self.candidate(Role.MAX, high, most))
+        low, high = (candidate.cut for candidate in candidates)
         join, meet = self.lineage.join, self.lineage.meet
         if kept < limits.min:
             cut, rule = meet((bound, low)), Rule.BOUND_LOWERED_TO_MIN
@@ -341,35 +394,33 @@ class _Cycle:
         return _Verdict(rule, cut, candidates)
 
     def time_bound(self, limits: Limits, bound: Cut) -> _Verdict:
-        least, most = self.rows(limits)
-        if least is None or most is None:
+        candidates = self.window(limits)
+        if candidates is None:
             return _Verdict(Rule.NO_CUT_KEEPS_MIN)
-        low, high = self.recorded(least), self.recorded(most)
-        candidates = [self.candidate(Role.MIN, low, least), self.candidate(Role.MAX, high, most)]
+        low, high = (candidate.cut for candidate in candidates)
         base = self.lineage.meet((bound, low))
-        verdict = _Verdict(Rule.TIME_BOUND, base)
         # Records at least as old as max
         older = 0 if limits.max is None else len(self.given.records.up_to_time(self.given.now_ms - limits.max))
-        if older:
-            old = self.recorded(older - 1)
-            candidates.append(self.candidate(Role.OLD, old, older - 1))
-            lies = self.lineage.order(bound, old)
-            if lies is Order.BEFORE:
-                verdict = _Verdict(Rule.TIME_RAISED_TO_MAX, self.lineage.join((base, high)))
-            elif lies is Order.OVERLAPS:
-                verdict = _Verdict(Rule.TIME_RAISED_TO_OLD, self.lineage.join((base, old)))
-        return replace(verdict, candidates=tuple(candidates))
+        if not older:
+            return _Verdict(Rule.TIME_BOUND, base, candidates)
+        old = self.recorded(older - 1)
+        with_old = (*candidates, self.candidate(Role.OLD, older - 1))
+        match self.lineage.order(bound, old):
+            case Order.BEFORE:
+                return _Verdict(Rule.TIME_RAISED_TO_MAX, self.lineage.join((base, high)), with_old)
+            case Order.OVERLAPS:
+                return _Verdict(Rule.TIME_RAISED_TO_OLD, self.lineage.join((base, old)), with_old)
+            case _:
+                return _Verdict(Rule.TIME_BOUND, base, with_old)
 
     # --- effect on the subscribers ---------------------------------------------------------------------------------
 
     def amount(self, start: Cut, end: Cut) -> tuple[int | None, int | None]:
         """Bytes and entries from ``start`` to ``end``."""
         measure = self.given.measure
-        before, after = measure.bytes_before(start), measure.bytes_before(end)
-        first, last = measure.entries_before(start), measure.entries_before(end)
         return (
-            None if before is None or after is None else after - before,
-            None if first is None or last is None else last - first,
+            _difference(measure.bytes_before(end), measure.bytes_before(start)),
+            _difference(measure.entries_before(end), measure.entries_before(start)),
         )
 
     def reads_from(self, subscription: Subscription) -> Cut:
@@ -394,8 +445,7 @@ class _Cycle:
             unread_entries=unread_entries,
         )
 
-    def overridden(self, cut: Cut, counted: tuple[str, ...]) -> list[Overridden]:
-        found = []
+    def overridden(self, cut: Cut, counted: tuple[str, ...]) -> Iterator[Overridden]:
         for one in self.given.subscriptions:
             unread_from = self.reads_from(one)
             if not self.lineage.reaches(unread_from, cut):
@@ -405,5 +455,4 @@ class _Cycle:
                 elif self.position(one) is None:
                     reason = OverrideReason.NEVER_PUBLISHED
                 lost = self.amount(self.lineage.meet((unread_from, cut)), cut)
-                found.append(Overridden(one.name, reason, *lost))
-        return found
+                yield Overridden(one.name, reason, *lost)

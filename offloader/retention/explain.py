@@ -1,7 +1,4 @@
-"""Retention cycle as text and as an ASCII plot.
-
-Only formats the outcome: decides and loads nothing.
-"""
+"""Retention cycle as text and as an ASCII plot: formats the outcome, decides and loads nothing."""
 
 from __future__ import annotations
 
@@ -13,8 +10,6 @@ from offloader.retention.cycle import CycleOutcome
 from offloader.retention.policy import Limits, Unit, limits_text, policy_text, size_text, span_text
 from offloader.retention.state import Decision, Lag, Role, Rule
 
-__all__ = ["cut_words", "explain", "outcome_facts", "picture"]
-
 WIDTH = 79
 #: Indentation of each text.
 _NAME = 9
@@ -23,17 +18,12 @@ _LEFT = 16
 #: Partitions of a cut that are written out.
 _PARTITIONS_SHOWN = 3
 #: Shown for a new policy without recorded cuts.
-_MORE_CUTS = "a limit cuts at recorded places; each cycle records where the stream ends, once in record_minutes"
+_MORE_CUTS = "a limit cuts at recorded places; each cycle records where the stream ends, once in record_interval"
 _ROLES = {Role.MIN: "min", Role.MAX: "max", Role.OLD: "old"}
 
 
 def explain(outcome: CycleOutcome, *, done: bool = False) -> Iterator[str]:
-    """Lines of the explanation, no longer than ``WIDTH`` where names allow it.
-
-    Args:
-        outcome: of a plan or a run.
-        done: whether it was carried out; otherwise it is worded as a plan.
-    """
+    """Lines of the explanation, no longer than ``WIDTH`` where names allow it; worded as a plan unless ``done``."""
     yield from _said("stream", outcome.stream)
     yield from _said("policy", policy_text(outcome.policy))
     if not outcome.tail.offsets:
@@ -56,11 +46,14 @@ def explain(outcome: CycleOutcome, *, done: bool = False) -> Iterator[str]:
     yield from _said("rule", decision.rule.value)
     if decision.is_held:
         yield from _said("held", "at the committed end: the rest isn't offloaded yet")
+    if decision.broker is not None:
+        yield from _said("held" if decision.broker.rules else "broker", decision.broker.words[0])
+        for text in decision.broker.words[1:]:
+            yield from _said("broker", text)
     yield from _verdict(outcome, decision, done=done)
 
 
 def _said(name: str, text: str) -> list[str]:
-    """One or more lines with a hanging indent."""
     indent = " " * _NAME
     return textwrap.wrap(
         text, WIDTH, initial_indent=f"{name:<{_NAME}}", subsequent_indent=indent, break_long_words=False,
@@ -119,6 +112,7 @@ def outcome_facts(outcome: CycleOutcome, *, done: bool) -> dict[str, object]:
         "unread_entries": outcome.unread_entries,
         "unread_bytes": outcome.unread_bytes,
         "rule": None if decision is None else decision.rule.value,
+        "broker": [] if decision is None or decision.broker is None else list(decision.broker.words),
         "new_head": None if decision is None or decision.cut is None else cut_words(decision.cut),
         "entries": 0 if decision is None else decision.removed_entries or 0,
         "bytes": 0 if decision is None else decision.removed_bytes or 0,
@@ -132,10 +126,7 @@ def outcome_facts(outcome: CycleOutcome, *, done: bool) -> dict[str, object]:
 
 
 def picture(outcome: CycleOutcome) -> Iterator[str]:
-    """Plot of the stream from its start position to its tail by bytes: cuts, candidates, readers, deletions.
-
-    ``#`` marks deleted data, ``=`` kept data.
-    """
+    """Plot by bytes, from start position to tail: cuts, candidates, readers, deleted (``#``) and kept (``=``) data."""
     scale = _Scale(outcome)
     first, last = cut_words(outcome.begin), cut_words(outcome.tail)
     gap = max(WIDTH - _LEFT - len(first) - len(last), 1)
@@ -185,8 +176,6 @@ def _pointer(scale: _Scale, name: str, cut: Cut, note: str) -> str:
 
 
 class _Scale:
-    """Maps cuts to columns."""
-
     def __init__(self, outcome: CycleOutcome) -> None:
         self.width = WIDTH - _LEFT
         self._sizes = outcome.sizes

@@ -5,21 +5,20 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from formats.documents import GroupState, StreamCutRow, ToDoRow, group_key, group_of_key, group_prefix
 from offloader.errors import InvalidCall, LimitReached, NotFound, OffloaderError
 from offloader.manifest.boundary import listed
 from offloader.retention import reader_groups
-from offloader.retention import reader_groups as group_checkpoints
 from offloader.retention.cuts import Cut, cut_of_rows, rows_alive, stream_rows
 from offloader.retention.reader_groups import GROUP_STREAMS_MAX, GroupConfig, absent_group, require_group
-from offloader.retention.scope import DocumentStore, SourceOf, Stored
+from offloader.retention.scope import DocumentStore, SourceOf, Stored, no_source
 from offloader.retention.subscribers import PublishStatus, StreamRetention
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.store.base import ObjectStore
-
-__all__ = ["GroupOutcome", "ReaderGroups", "open_reader_groups"]
 
 _log = logging.getLogger("offloader.retention")
 
@@ -36,10 +35,8 @@ def open_reader_groups(
     Args:
         store: open for writing.
         source_of: the hot tier by a stream's name, as for ``open_retention``.
-        clock: for times.
-        entropy: source of random bytes.
     """
-    return ReaderGroups(DocumentStore(store, clock or SystemClock(), entropy), source_of or (lambda _: None), entropy)
+    return ReaderGroups(DocumentStore(store, clock or SystemClock(), entropy), source_of or no_source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,6 @@ class GroupOutcome:
     """A group after a change.
 
     Attributes:
-        group: its new value.
         refused: obligations that a stream refused permanently, with the reason; they are dropped.
         failed: obligations left because the store failed, with the reason; ``settle`` retries them.
     """
@@ -63,13 +59,9 @@ class ReaderGroups:
     Every change raises ``NotFound`` for a group that doesn't exist, and the errors of ``DocumentStore.change``.
     """
 
-    def __init__(
-        self, documents: DocumentStore, source_of: SourceOf, entropy: Callable[[int], bytes] = os.urandom
-    ) -> None:
+    def __init__(self, documents: DocumentStore, source_of: SourceOf) -> None:
         self._documents = documents
-        self._source_of = source_of
-        self._entropy = entropy
-        self._streams: dict[str, StreamRetention] = {}
+        self._stream = lru_cache(GROUP_STREAMS_MAX)(lambda stream: StreamRetention(documents, stream, source_of))
         self._views: dict[str, tuple[float, GroupState]] = {}
 
     def names(self) -> list[str]:
@@ -117,18 +109,18 @@ class ReaderGroups:
 
     def add_reader(self, name: str, reader: str) -> GroupOutcome:
         """Add a reader, which takes part in checkpoints from now on."""
-        return self._change(name, lambda group: group_checkpoints.reader_added(group, reader))
+        return self._change(name, lambda group: reader_groups.reader_added(group, reader))
 
     def remove_reader(self, name: str, reader: str, cuts: Mapping[str, Cut]) -> GroupOutcome:
         """Remove a reader; ``cuts`` are its processed positions, by stream."""
         rows = self._rows(cuts)
-        return self._change(name, lambda group: group_checkpoints.reader_removed(group, reader, rows))
+        return self._change(name, lambda group: reader_groups.reader_removed(group, reader, rows))
 
     def start_checkpoint(self, name: str, checkpoint: str, *, kept: bool = True) -> GroupOutcome:
         """Start a checkpoint; ``kept``: keep it until it expires, for later publication."""
         now_ms = self._documents.clock.now_ms()
         return self._change(
-            name, lambda group: group_checkpoints.started_checkpoint(group, checkpoint, kept=kept, now_ms=now_ms)
+            name, lambda group: reader_groups.started_checkpoint(group, checkpoint, kept=kept, now_ms=now_ms)
         )
 
     def reach_checkpoint(self, name: str, checkpoint: str, reader: str, cuts: Mapping[str, Cut]) -> GroupOutcome:
@@ -138,34 +130,23 @@ class ReaderGroups:
             InvalidCall: a stream that the group doesn't read, or positions that the stream doesn't have.
         """
         for stream, cut in cuts.items():
-            problem = self._stream(stream).cuts().problem(cut) if cut.offsets else ""
-            if problem:
+            if cut.offsets and (problem := self._stream(stream).cuts().problem(cut)):
                 raise InvalidCall(
                     f"reader {reader} of group {name} at checkpoint {checkpoint}, stream {stream}: {problem}"
                 )
         rows = self._rows(cuts)
-        return self._expiring(
-            self._change(name, lambda group: group_checkpoints.reached(group, checkpoint, reader, rows))
-        )
+        return self._expiring(self._change(name, lambda group: reader_groups.reached(group, checkpoint, reader, rows)))
 
     def pass_checkpoint(self, name: str, checkpoint: str, reader: str) -> GroupOutcome:
         """Record that a reader has read past a checkpoint. Once all have, an automatic group publishes it."""
-        return self._change(name, lambda group: group_checkpoints.passed(group, checkpoint, reader))
+        return self._change(name, lambda group: reader_groups.passed(group, checkpoint, reader))
 
     def update_truncation_checkpoint(self, name: str, checkpoint: str) -> GroupOutcome:
-        """Publish a complete checkpoint of a group with manual retention.
-
-        Raises:
-            Unsupported: the group's retention type isn't manual.
-        """
-        return self._change(name, lambda group: group_checkpoints.truncated_at_checkpoint(group, checkpoint))
+        """Publish a complete checkpoint of a group; raises ``Unsupported`` if its retention isn't manual."""
+        return self._change(name, lambda group: reader_groups.truncated_at_checkpoint(group, checkpoint))
 
     def update_truncation_cuts(self, name: str, cuts: Mapping[str, Cut]) -> GroupOutcome:
-        """Publish cuts of a group with manual retention, one for each stream.
-
-        Raises:
-            Unsupported: the group's retention type isn't manual.
-        """
+        """Publish cuts of a group, one for each stream; raises ``Unsupported`` if its retention isn't manual."""
         rows = self._rows(cuts)
         return self._change(name, lambda group: reader_groups.owing_publish(group, rows))
 
@@ -173,8 +154,7 @@ class ReaderGroups:
         """Periodic work: start an automatic checkpoint if due, and settle obligations.
 
         Args:
-            renew_ms: republish cuts of this age, as a sign of life; at most a third of the streams' shortest subscriber
-                timeout.
+            renew_ms: age at which cuts are republished, at most a third of the streams' shortest subscriber timeout.
         """
         now_ms = self._documents.clock.now_ms()
 
@@ -183,12 +163,11 @@ class ReaderGroups:
             group = reader_groups.renewed(group, now_ms=now_ms, renew_ms=renew_ms)
             if now_ms - group.checkpoint_ms < group.automatic_checkpoint_ms or not group.readers:
                 return group
-            try:
-                return group_checkpoints.started_checkpoint(
+            with suppress(LimitReached):  # the readers lag: a later checkpoint covers this one
+                group = reader_groups.started_checkpoint(
                     group, f"automatic-{now_ms}", kept=False, now_ms=now_ms, automatic=True
                 )
-            except LimitReached:
-                return group  # the readers lag: a later checkpoint covers this one
+            return group
 
         return self._change(name, ticked)
 
@@ -200,13 +179,16 @@ class ReaderGroups:
         return self._documents.read(group_key(name), absent_group(name)).document
 
     def _change(self, name: str, change: Callable[[GroupState], GroupState]) -> GroupOutcome:
+        return self._settled(self._written(name, change))
+
+    def _written(self, name: str, change: Callable[[GroupState], GroupState]) -> GroupState:
         def alter(stored: Stored[GroupState]) -> GroupState | None:
             after = change(stored.document)
             return None if after == stored.document else after
 
         group = self._documents.change(group_key(name), absent_group(name), alter).document
         self._views.pop(name, None)
-        return self._settled(group)
+        return group
 
     def _settled(self, group: GroupState) -> GroupOutcome:
         refused: list[tuple[ToDoRow, str]] = []
@@ -228,28 +210,25 @@ class ReaderGroups:
             if why:
                 refused.append((row, why))
                 _log.warning("reader group %s: %s in stream %s: %s", group.name, row.action, row.stream, why)
-        if done:
-            group = self._struck_out(group.name, done)
-            self._take_back(group, [row for row, _ in done if row.action == "add"])
-        return GroupOutcome(group, refused, failed)
-
-    def _struck_out(self, name: str, done: Sequence[tuple[ToDoRow, PublishStatus]]) -> GroupState:
+        if not done:
+            return GroupOutcome(group, refused, failed)
         now_ms = self._documents.clock.now_ms()
 
-        def alter(stored: Stored[GroupState]) -> GroupState | None:
-            group = stored.document
+        def struck_out(group: GroupState) -> GroupState:
             for row, status in done:
                 if row in group.to_do:
                     group = reader_groups.settled(group, row, status, now_ms=now_ms)
-            return None if group == stored.document else group
+                if row.action == "add" and row.stream not in reader_groups.subscribed(group):
+                    # Another process dropped the registration before this one had made it. Owed, not only tried.
+                    late = ToDoRow(action="remove", stream=row.stream, generation=row.generation)
+                    group = replace(group, to_do=(*group.to_do, late))
+            return group
 
-        return self._documents.change(group_key(name), absent_group(name), alter).document
-
-    def _take_back(self, group: GroupState, added: Sequence[ToDoRow]) -> None:
-        """Remove registrations that another process dropped before this one had made them."""
-        for row in added:
-            if row.stream not in reader_groups.subscribed(group):
-                self._do(group.name, ToDoRow(action="remove", stream=row.stream, generation=row.generation))
+        group = self._written(group.name, struck_out)
+        if any(row.action == "add" and row.stream not in reader_groups.subscribed(group) for row, _ in done):
+            again = self._settled(group)
+            return GroupOutcome(again.group, [*refused, *again.refused], [*failed, *again.failed])
+        return GroupOutcome(group, refused, failed)
 
     def _do(self, name: str, row: ToDoRow) -> tuple[PublishStatus, str]:
         """Apply one change to a registry; returns its status, and the reason of a permanent refusal."""
@@ -258,9 +237,9 @@ class ReaderGroups:
             assert row.cut is not None, "what is published has a cut, be it one of nothing"
             # A group that has read nothing needs everything. A stream without an entry has no position for that. The
             # same holds for a partition deleted and recreated since.
-            place = stream.place()
-            alive = rows_alive(row.cut, row.partitions, place.rows)
-            wanted = cut_of_rows(alive) if alive else stream.cuts(place).begin()
+            scope = stream.scope()
+            alive = rows_alive(row.cut, row.partitions, scope.rows)
+            wanted = cut_of_rows(alive) if alive else stream.cuts(scope).begin()
             if not wanted.offsets:
                 return PublishStatus.SUCCESS, ""
             outcome = stream.try_publish(name, wanted, generation=row.generation)
@@ -279,39 +258,27 @@ class ReaderGroups:
         """Cuts with the incarnations of their streams: a name may be reused later."""
         homes = {}
         for stream in cuts:
-            try:
-                homes[stream] = self._stream(stream).place().rows
-            except NotFound:
-                continue
+            with suppress(NotFound):
+                homes[stream] = self._stream(stream).scope().rows
         return stream_rows(cuts, homes)
 
     def _check(self, config: GroupConfig) -> None:
         for stream in config.streams:
-            place = self._stream(stream).place()
+            scope = self._stream(stream).scope()
             start = config.starts.get(stream)
-            problem = "" if start is None or not start.offsets else self._stream(stream).cuts(place).problem(start)
-            if problem:
+            if start and start.offsets and (problem := self._stream(stream).cuts(scope).problem(start)):
                 raise InvalidCall(f"a reader group can't start at {start} in stream {stream}: {problem}")
 
     def _expiring(self, outcome: GroupOutcome) -> GroupOutcome:
         """Drop checkpoints behind the streams' start positions, once one is complete, as the proposal specifies."""
         group = outcome.group
-        if not any(row.kept and group_checkpoints.is_complete(row) for row in group.checkpoints):
+        if not any(row.kept and reader_groups.is_complete(row) for row in group.checkpoints):
             return outcome
         heads = {}
         for stream in group.streams:
-            try:
+            with suppress(NotFound):  # of a deleted one the start position is unknown
                 heads[stream] = self._stream(stream).cuts().head()
-            except NotFound:
-                continue  # deleted: its start position is unknown
-        if group_checkpoints.expired(group, heads) == group:
+        if reader_groups.expired(group, heads) == group:
             return outcome
-        found = self._change(group.name, lambda each: group_checkpoints.expired(each, heads))
+        found = self._change(group.name, lambda each: reader_groups.expired(each, heads))
         return GroupOutcome(found.group, [*outcome.refused, *found.refused], [*outcome.failed, *found.failed])
-
-    def _stream(self, stream: str) -> StreamRetention:
-        if stream not in self._streams:
-            if len(self._streams) >= GROUP_STREAMS_MAX:
-                self._streams.clear()
-            self._streams[stream] = StreamRetention(self._documents, stream, self._source_of, self._entropy)
-        return self._streams[stream]

@@ -1,16 +1,13 @@
-"""Segments of a stream, their succession, and the meaning of cuts in them. Pure.
-
-Exact model of the retention specification, section 1: consumed, validity, order, meet and join of cuts, sizes, what a
-truncation deletes, and spans.
+"""Segments of a stream, their succession, and the meaning of cuts in them: retention specification, section 1. Pure.
 
 ``consumed`` is stricter than the specification: an unlisted segment counts as read to its end only if all segments it
 succeeds are. On valid cuts the two agree; by the specification alone, the meet or join of two valid cuts may have no
-cut (``docs/decisions/retention-cuts.md``).
+cut (``docs/decisions/0011-retention-cuts.md``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import pairwise
@@ -25,14 +22,10 @@ from offloader.retention.cuts import (
     Order,
     SegmentId,
     covers,
-    covers_once,
     join,
     meet,
     order,
-    scale_problem,
 )
-
-__all__ = ["Lineage", "LineageMeasure", "Measure", "StreamSegment"]
 
 #: Numbers and epochs of stream segments are 31 bits.
 _PARTITIONS_MAX = 2**31 - 1
@@ -70,10 +63,6 @@ class StreamSegment:
         """Whether the key ranges overlap."""
         return self.key_from < other.key_to and other.key_from < self.key_to
 
-    def is_after(self, other: StreamSegment) -> bool:
-        """Whether it was created when or after ``other`` ended."""
-        return other.ended_epoch is not None and self.segment.epoch >= other.ended_epoch
-
 
 @dataclass(frozen=True)
 class Lineage:
@@ -92,77 +81,14 @@ class Lineage:
     is_partitioned: bool = False
 
     @classmethod
-    def build(
-        cls,
-        ranges: Mapping[SegmentId, tuple[float, float]],
-        epochs: Sequence[Collection[SegmentId]],
-        sealed_bytes: Mapping[SegmentId, int] | None = None,
-    ) -> Lineage:
-        """Build a stream's history.
-
-        Args:
-            ranges: key range [from, to) of each segment.
-            epochs: the active segments of each epoch, oldest first.
-            sealed_bytes: sizes of those that ended, as far as recorded.
-
-        Raises:
-            InvalidCall: an epoch's segments don't cover each key once.
-        """
-        lasts = {segment: number for number, epoch in enumerate(epochs) for segment in epoch}
-        sizes = sealed_bytes or {}
-        for number, epoch in enumerate(epochs):
-            if not covers_once([ranges[segment] for segment in epoch], [(0.0, 1.0)]):
-                raise InvalidCall(f"the stream segments of epoch {number} don't cover each key once")
-        found = [
-            StreamSegment(
-                segment,
-                *ranges[segment],
-                lasts[segment] + 1 if lasts[segment] + 1 < len(epochs) else None,
-                sizes.get(segment),
-            )
-            for segment in sorted(lasts, key=lambda segment: segment.age_order)
-        ]
-        return cls(tuple(found))
-
-    @classmethod
     def of_partitions(cls, count: int) -> Lineage:
-        """A topic of ``count`` partitions, ``n.0`` each; one for a topic without partitions.
-
-        Raises:
-            InvalidCall: no partition, or more than there can be.
-        """
+        """A topic of ``count`` partitions, ``n.0`` each, 1 for a plain one; raises ``InvalidCall`` if that can't be."""
         if not 1 <= count <= _PARTITIONS_MAX:
             raise InvalidCall(f"a topic of {count} partitions")
         bounds = [number / count for number in range(count + 1)]
         return cls(
             tuple(StreamSegment(SegmentId(n, 0), bounds[n], bounds[n + 1]) for n in range(count)), is_partitioned=True
         )
-
-    def scaled(self, sealed: Mapping[SegmentId, int | None], ranges: Sequence[tuple[float, float]]) -> Lineage:
-        """The stream after a scaling.
-
-        Args:
-            sealed: segments that end, with their sizes as far as known.
-            ranges: key ranges of their successors.
-
-        Raises:
-            InvalidCall: the successors' keys differ from the sealed ones', or a sealed segment isn't active.
-        """
-        active = {s.segment: s for s in self.segments if s.ended_epoch is None}
-        unknown = [str(segment) for segment in sealed if segment not in active]
-        if unknown:
-            raise InvalidCall(f"a scaling seals {', '.join(unknown)}: no stream segment that takes entries")
-        problem = scale_problem([(active[s].key_from, active[s].key_to) for s in sealed], ranges)
-        if problem:
-            raise InvalidCall(problem)
-        epoch = 1 + max(s.segment.epoch for s in self.segments)
-        number = 1 + max(s.segment.number for s in self.segments)
-        kept = [
-            StreamSegment(s.segment, s.key_from, s.key_to, epoch, sealed[s.segment]) if s.segment in sealed else s
-            for s in self.segments
-        ]
-        new = [StreamSegment(SegmentId(number + n, epoch), *keys) for n, keys in enumerate(ranges)]
-        return Lineage((*kept, *new))
 
     @cached_property
     def by_id(self) -> dict[SegmentId, StreamSegment]:
@@ -186,7 +112,11 @@ class Lineage:
             (
                 one,
                 self.predecessors[one.segment],
-                {s.segment: (s.key_from, s.key_to) for s in self.segments if s.is_after(one) and s.overlaps(one)},
+                {
+                    s.segment: (s.key_from, s.key_to)
+                    for s in self.segments
+                    if s.segment.epoch >= one.ended_epoch and s.overlaps(one)
+                },
             )
             for one in self.segments
             if one.ended_epoch is not None
@@ -196,11 +126,6 @@ class Lineage:
     def active(self) -> tuple[StreamSegment, ...]:
         """Active segments, by keys."""
         return tuple(sorted((s for s in self.segments if s.ended_epoch is None), key=lambda s: s.key_from))
-
-    @cached_property
-    def first_cut(self) -> Cut:
-        """The cut before everything."""
-        return self.cut_of(Consumed(frozenset(), {}))
 
     def unknown(self, cut: Cut) -> list[SegmentId]:
         """Segments in ``cut`` that the stream doesn't have."""
@@ -231,8 +156,7 @@ class Lineage:
     def cut_of(self, consumed: Consumed) -> Cut:
         """The shortest cut with ``consumed`` before it.
 
-        It lists each segment not read to its end whose predecessors all are, and, as future, those with both a fully
-        read predecessor and another one.
+        It lists each segment not read to its end whose predecessors all are; as future, those with some that are.
         """
         offsets: dict[SegmentId, Offset] = {}
         for one in self.segments:
@@ -247,12 +171,8 @@ class Lineage:
         return Cut(offsets)
 
     def problem(self, cut: Cut) -> str:
-        """Why ``cut`` is no consistent point of the stream; empty if it is one.
-
-        Doesn't check whether offsets lie within the written data.
-        """
-        unknown = self.unknown(cut)
-        if unknown:
+        """Why ``cut`` is no consistent point of the stream, apart from written data's ends; empty if it is one."""
+        if unknown := self.unknown(cut):
             return f"the stream has no stream segment {', '.join(map(str, unknown))}"
         listed = self._listed(cut)
         present = [s for s in listed if cut.offsets[s.segment] != FUTURE]
@@ -320,36 +240,6 @@ class Lineage:
                 raise InvalidCall(f"offset {offset} of stream segment {segment} is a position, not a number of bytes")
             total += offset
         return total
-
-    def deleted_between(self, head: Cut, cut: Cut) -> list[SegmentId]:
-        """Segments to delete when the start position moves from ``head`` to ``cut``, oldest first."""
-        gone = self.consumed(cut).full - self.consumed(head).full
-        return sorted(gone, key=lambda segment: segment.age_order)
-
-    def between(self, start: Cut, end: Cut) -> list[SegmentId]:
-        """Segments that a reader from ``start`` to ``end`` reads, oldest first.
-
-        Args:
-            start: a cut, or ``UNBOUNDED``: the beginning.
-            end: a cut, or ``UNBOUNDED``: the tail.
-
-        Raises:
-            InvalidCall: ``end`` isn't at or after ``start``.
-        """
-        before, after = self.consumed(start), self.consumed(end)
-        if end.offsets:
-            if order(after, before) is not Order.EQUAL_OR_AFTER:
-                raise InvalidCall(f"the end {end} isn't at or after the start {start}")
-            met = after.full | {segment for segment, offset in end.offsets.items() if offset != FUTURE}
-        else:
-            met = frozenset(self.by_id)
-        return [s.segment for s in self.segments if s.segment in met and s.segment not in before.full]
-
-    def span(self, cut: Cut) -> dict[SegmentId, int]:
-        """The last epoch of each listed segment, no later than the one that created the cut's youngest segment."""
-        youngest = max((segment.epoch for segment in cut.offsets), default=0)
-        lasts = {one.segment: one.ended_epoch for one in self._listed(cut)}
-        return {segment: youngest if ended is None else min(youngest, ended - 1) for segment, ended in lasts.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,19 +8,6 @@ from dataclasses import dataclass
 from offloader.errors import InvalidCall
 from offloader.settings import RetentionSettings
 
-__all__ = [
-    "Limits",
-    "Policy",
-    "PolicyKind",
-    "Unit",
-    "is_internal",
-    "limits_text",
-    "policy_of",
-    "policy_text",
-    "size_text",
-    "span_text",
-]
-
 
 class Unit(enum.Enum):
     """Unit of a limit: payload bytes of the stream, or the age of its data in ms."""
@@ -65,10 +52,6 @@ class Limits:
         if self.max == 0:
             object.__setattr__(self, "max", None)
 
-    def allows(self, kept: int) -> bool:
-        """Whether ``kept`` lies within min..max."""
-        return self.min <= kept and (self.max is None or kept <= self.max)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
@@ -96,11 +79,6 @@ class Policy:
     protect_unpublished: bool = False
 
     def __post_init__(self) -> None:
-        problems = list(self._problems())
-        if problems:
-            raise InvalidCall(f"retention policy by {self.kind.value}: {'; '.join(problems)}")
-
-    def _problems(self) -> list[str]:
         consumption = self.kind is PolicyKind.CONSUMPTION
         x, y = self.subscriber_timeout_ms, self.fallback_after_ms
         found = [
@@ -117,12 +95,13 @@ class Policy:
             (consumption and y is not None and self.fallback is None, "fallback_after_ms without a fallback"),
             (self.fallback is not None and y is None, "a fallback without fallback_after_ms: it would never rule"),
         ]
-        return [text for is_wrong, text in found if is_wrong]
+        problems = [text for is_wrong, text in found if is_wrong]
+        if problems:
+            raise InvalidCall(f"retention policy by {self.kind.value}: {'; '.join(problems)}")
 
 
 _BYTES_PER_MB = 1024 * 1024
 _MS_PER_MINUTE = 60_000
-_KINDS = {kind.value: kind for kind in PolicyKind}
 _SPANS = ((24 * 3_600_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"), (1, "ms"))
 _SIZES = ((1024**4, "TiB"), (1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"), (1, "B"))
 
@@ -146,7 +125,7 @@ def policy_of(stream: str, settings: RetentionSettings) -> Policy | None:
     if settings.policy == "none" or is_internal(stream):
         return None
     return Policy(
-        kind=_KINDS[settings.policy],
+        kind=PolicyKind(settings.policy),
         limits=_limits(settings, ""),
         subscriber_timeout_ms=_ms(settings.subscriber_timeout_minutes),
         fallback_after_ms=_ms(settings.fallback_after_minutes),

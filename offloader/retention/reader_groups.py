@@ -12,35 +12,6 @@ from offloader.errors import InvalidCall, LimitReached, NotFound, Unsupported
 from offloader.retention.cuts import FUTURE, Cut, both_rows, cut_of_rows, stream_rows
 from offloader.retention.subscribers import PublishStatus
 
-__all__ = [
-    "CHECKPOINTS_MAX",
-    "GROUP_STREAMS_MAX",
-    "READERS_MAX",
-    "GroupConfig",
-    "RetentionType",
-    "absent_group",
-    "bounds_problem",
-    "config_of",
-    "created",
-    "deleted",
-    "expired",
-    "is_complete",
-    "is_published",
-    "owing",
-    "owing_publish",
-    "passed",
-    "reached",
-    "reader_added",
-    "reader_removed",
-    "renewed",
-    "require_group",
-    "settled",
-    "started_checkpoint",
-    "subscribed",
-    "truncated_at_checkpoint",
-    "updated",
-]
-
 #: Most streams of one group.
 GROUP_STREAMS_MAX = 1000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,254}")
@@ -84,12 +55,10 @@ class GroupConfig:
             raise InvalidCall("a reader group needs a stream to read")
         if len(self.streams) > GROUP_STREAMS_MAX:
             raise LimitReached(f"a reader group of {len(self.streams)} streams: at most {GROUP_STREAMS_MAX}")
-        strangers = sorted({*self.starts, *self.ends} - set(self.streams))
-        if strangers:
+        if strangers := sorted({*self.starts, *self.ends} - set(self.streams)):
             raise InvalidCall(f"a cut is of stream {strangers[0]}, which the reader group doesn't read")
         for stream in self.streams:
-            problem = bounds_problem(self.starts.get(stream, Cut()), self.ends.get(stream, Cut()))
-            if problem:
+            if problem := bounds_problem(self.starts.get(stream, Cut()), self.ends.get(stream, Cut())):
                 raise InvalidCall(f"stream {stream} of a reader group: {problem}")
         for name in ("automatic_checkpoint_ms", "outstanding_checkpoints_max", "refresh_ms"):
             if getattr(self, name) < 1:
@@ -99,9 +68,8 @@ class GroupConfig:
 def bounds_problem(start: Cut, end: Cut) -> str:
     """Why a group can't read from ``start`` to ``end``, as far as can be checked without the stream's history.
 
-    An unbounded cut fits everything. Of segments in both the end's offset isn't smaller, and a segment unread at the
-    end (future) isn't begun at the start; neither the oldest nor the youngest segment of the end is older than the
-    start's.
+    Of segments in both the end's offset isn't smaller, and a segment unread at the end (future) isn't begun at the
+    start; neither the oldest nor the youngest segment of the end is older than the start's.
     """
     if not start.offsets or not end.offsets:
         return ""
@@ -121,11 +89,7 @@ def bounds_problem(start: Cut, end: Cut) -> str:
 
 
 def absent_group(name: str) -> GroupState:
-    """Placeholder of a group that doesn't exist.
-
-    Raises:
-        InvalidCall: not a name of a group.
-    """
+    """Placeholder of a group that doesn't exist; raises ``InvalidCall`` if it isn't a name of a group."""
     if _NAME.fullmatch(name) is None:
         raise InvalidCall(
             f"{name!r:.80} is no name of a reader group",
@@ -162,17 +126,16 @@ def updated(group: GroupState, from_generation: int, config: GroupConfig) -> Gro
     require_group(group)
     if group.generation != from_generation:
         raise InvalidCall(
-            f"reader group {group.name} has generation {group.generation}, not {from_generation}: somebody changed it",
+            f"reader group {group.name} was changed: it has generation {group.generation}, not {from_generation}",
             hint="look at it again",
         )
     made = _configured(group, config, group.generation + 1)
     stays = set(made.streams) if made.retention != RetentionType.NONE.value else set()
     leaves = [_removal(made, stream) for stream in subscribed(group) if stream not in stays]
-    pending = tuple(row for row in group.to_do if row.action != "publish" or row.stream in stays)
+    earlier = tuple(row for row in group.to_do if row.action != "publish")
     # Register the new generation before publishing with it.
-    pending = tuple(replace(row, generation=made.generation) if row.action == "publish" else row for row in pending)
-    earlier = tuple(row for row in pending if row.action != "publish")
-    later = tuple(row for row in pending if row.action == "publish")
+    publishes = [row for row in group.to_do if row.action == "publish" and row.stream in stays]
+    later = tuple(replace(row, generation=made.generation) for row in publishes)
     cuts = tuple(row for row in made.published if row.stream in stays)
     return replace(made, to_do=(*earlier, *leaves, *_added(made), *later), published=cuts)
 
@@ -186,11 +149,9 @@ def deleted(group: GroupState) -> GroupState:
 
 
 def owing_publish(group: GroupState, cuts: tuple[StreamCutRow, ...]) -> GroupState:
-    """Publish cuts of a group with manual retention, once for each stream.
+    """Publish cuts of a group, once for each stream.
 
-    Raises:
-        InvalidCall: a stream that the group doesn't read.
-        Unsupported: the group's retention type isn't manual.
+    Raises ``Unsupported`` unless its retention is manual, ``InvalidCall`` for a stream that it doesn't read.
     """
     require_group(group)
     if group.retention != RetentionType.MANUAL.value:
@@ -198,17 +159,17 @@ def owing_publish(group: GroupState, cuts: tuple[StreamCutRow, ...]) -> GroupSta
             f"reader group {group.name} has retention type {group.retention}: only manual ones are told what goes",
             hint="change its retention type, or leave it to the checkpoints",
         )
-    strangers = sorted({each.stream for each in cuts} - set(group.streams))
-    if strangers:
-        raise InvalidCall(f"reader group {group.name} doesn't read stream {strangers[0]}")
+    _require_read(group, cuts)
     return owing(group, cuts)
 
 
-def renewed(group: GroupState, *, now_ms: int, renew_ms: int) -> GroupState:
-    """Republish the last cuts, if ``renew_ms`` old, as a sign of life.
+def _require_read(group: GroupState, cuts: tuple[StreamCutRow, ...]) -> None:
+    if strangers := sorted({each.stream for each in cuts} - set(group.streams)):
+        raise InvalidCall(f"reader group {group.name} doesn't read stream {strangers[0]}")
 
-    Only for automatic retention: a manual group's application has to give the sign of life.
-    """
+
+def renewed(group: GroupState, *, now_ms: int, renew_ms: int) -> GroupState:
+    """Republish the last cuts, if ``renew_ms`` old, as a sign of life: only of an automatic group."""
     is_due = group.published and now_ms - group.published_ms >= renew_ms and is_published(group)
     if group.deleted or not is_due or group.retention != RetentionType.AUTOMATIC.value:
         return group
@@ -218,21 +179,20 @@ def renewed(group: GroupState, *, now_ms: int, renew_ms: int) -> GroupState:
 def settled(group: GroupState, row: ToDoRow, status: PublishStatus, *, now_ms: int) -> GroupState:
     """The group after an obligation was performed or refused, which a stream does permanently.
 
-    Exception: a subscriber that is missing because its stream was recreated or the operator removed it is registered
-    anew, and the earlier stream's cuts are dropped.
+    But a subscriber that is missing, because its stream was recreated or the operator removed it, is registered anew,
+    and the earlier stream's cuts are dropped.
     """
     left = tuple(each for each in group.to_do if each != row)
-    others = tuple(each for each in group.published if each.stream != row.stream)
     if row.action != "publish" or row.cut is None:
         return replace(group, to_do=left)
+    others = tuple(each for each in group.published if each.stream != row.stream)
     if status is PublishStatus.SUBSCRIBER_NOT_FOUND and row.stream in subscribed(group):
         again = tuple(each for each in _added(group) if each.stream == row.stream)
         return replace(group, to_do=(*left, *again, row), published=others)
     if status is not PublishStatus.SUCCESS:
         return replace(group, to_do=left)
-    published = tuple(
-        sorted((*others, StreamCutRow(row.stream, row.cut, row.partitions)), key=lambda each: each.stream)
-    )
+    own = StreamCutRow(row.stream, row.cut, row.partitions)
+    published = tuple(sorted((*others, own), key=lambda each: each.stream))
     return replace(group, to_do=left, published=published, published_ms=now_ms)
 
 
@@ -300,23 +260,16 @@ def owing(group: GroupState, cuts: tuple[StreamCutRow, ...]) -> GroupState:
         for row in group.to_do
         if row.action == "publish" and row.cut is not None
     }
-    rows = []
+    rows = {}
     for each in cuts:
         # Partitions without a reader at this checkpoint keep their last published position.
         own = both_rows(each.stream, before.get(each.stream), each, lambda _, new: new)
         own = both_rows(each.stream, waiting.get(each.stream), own, max)
-        rows.append(
-            ToDoRow(
-                action="publish",
-                stream=each.stream,
-                generation=group.generation,
-                cut=own.cut,
-                partitions=own.partitions,
-            )
+        rows[own.stream] = ToDoRow(
+            action="publish", stream=own.stream, generation=group.generation, cut=own.cut, partitions=own.partitions
         )
-    overtaken = {row.stream for row in rows}
-    left = tuple(row for row in group.to_do if row.action != "publish" or row.stream not in overtaken)
-    return replace(group, to_do=(*left, *rows))
+    left = tuple(row for row in group.to_do if row.action != "publish" or row.stream not in rows)
+    return replace(group, to_do=(*left, *rows.values()))
 
 
 #: Most readers of one group.
@@ -327,11 +280,7 @@ CHECKPOINT_NAME_CHARS_MAX = 255
 
 
 def reader_added(group: GroupState, reader: str) -> GroupState:
-    """Add a reader, which takes part in checkpoints from now on.
-
-    Raises:
-        LimitReached: the group has ``READERS_MAX`` others.
-    """
+    """Add a reader, which takes part in checkpoints from now on; ``LimitReached`` above ``READERS_MAX``."""
     require_group(group)
     if reader in group.readers:
         return group
@@ -389,18 +338,12 @@ def started_checkpoint(group: GroupState, name: str, *, kept: bool, now_ms: int,
 
 
 def reached(group: GroupState, name: str, reader: str, cuts: tuple[StreamCutRow, ...]) -> GroupState:
-    """Record a reader's positions at a checkpoint, for the partitions that it reads.
+    """Record a reader's positions at a checkpoint; if two readers name a partition, the earlier position counts.
 
-    If two readers name a partition, the earlier position counts.
-
-    Raises:
-        NotFound: no such checkpoint.
-        InvalidCall: a stream that the group doesn't read.
+    Raises ``NotFound`` without such a checkpoint, ``InvalidCall`` for a stream that the group doesn't read.
     """
     row = _checkpoint(group, name)
-    strangers = sorted({each.stream for each in cuts} - set(group.streams))
-    if strangers:
-        raise InvalidCall(f"reader group {group.name} doesn't read stream {strangers[0]}")
+    _require_read(group, cuts)
     if reader not in row.waiting:
         return group
     after = replace(row, waiting=_without(row.waiting, reader), cuts=_merged(row.cuts, cuts))
@@ -415,9 +358,7 @@ def reached(group: GroupState, name: str, reader: str, cuts: tuple[StreamCutRow,
 def passed(group: GroupState, name: str, reader: str) -> GroupState:
     """Record that a reader has read past a checkpoint: it has consumed everything before it, and before earlier ones.
 
-    Raises:
-        NotFound: no such checkpoint.
-        InvalidCall: the reader hasn't recorded its position at it.
+    Raises ``NotFound`` without such a checkpoint, ``InvalidCall`` if its position there isn't recorded.
     """
     row = _checkpoint(group, name)
     if reader in row.waiting:
@@ -431,12 +372,9 @@ def passed(group: GroupState, name: str, reader: str) -> GroupState:
 
 
 def truncated_at_checkpoint(group: GroupState, name: str) -> GroupState:
-    """Publish a checkpoint of a group with manual retention.
+    """Publish a checkpoint of a group; raises as ``owing_publish``.
 
-    Raises:
-        NotFound: no such checkpoint.
-        InvalidCall: readers haven't reached it.
-        Unsupported: the group's retention type isn't manual.
+    Raises ``NotFound`` without such a checkpoint, ``InvalidCall`` if readers haven't reached it.
     """
     row = _checkpoint(group, name)
     if row.waiting:

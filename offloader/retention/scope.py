@@ -10,17 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Generic
 from uuid import UUID
 
-from formats.documents import (
-    NONCES_KEPT,
-    Document,
-    PartitionRow,
-    TopicEntry,
-    Version,
-    decode_document,
-    encode_document,
-    encode_topic_entry,
-    topic_key,
-)
+from formats.documents import NONCES_KEPT, Document, PartitionRow, TopicEntry, Version, document_key, topic_key
 from formats.errors import FormatError
 from offloader.errors import InvalidCall, NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
 from offloader.ledgers.base import LedgerSource
@@ -28,29 +18,11 @@ from offloader.manifest.boundary import unreadable
 from offloader.manifest.catalog import list_streams, mode_of_new, read_entry
 from offloader.manifest.load import load_manifest_view, refreshed
 from offloader.manifest.state import ManifestState
-from offloader.manifest.topics import (
-    doubtful_rows,
-    forget_documents,
-    partition_of,
-    partition_streams,
-    read_topic_entry,
-)
+from offloader.manifest.topics import doubtful_rows, forget_documents, partition_of, partition_streams, read_topic_entry
 from offloader.parallel_map import at_once
 from offloader.retention.cuts import Known, PartitionEntries
 from offloader.runtime.clock import Clock
 from offloader.store.base import CREATE, IfMatch, ObjectStore
-
-__all__ = [
-    "CONFLICTS_MAX",
-    "DocumentStore",
-    "LoadedPartitions",
-    "Partition",
-    "Place",
-    "SourceOf",
-    "Stored",
-    "find_place",
-    "home_of",
-]
 
 #: Attempts to change an entry under concurrent changes.
 ATTEMPTS_MAX = 20
@@ -67,7 +39,7 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Scope:
     """Scope of a retention state.
 
     Attributes:
@@ -88,10 +60,14 @@ class Place:
         """The partitions in documents' form."""
         return tuple(PartitionRow(number, each.incarnation) for number, each in sorted(self.partitions.items()))
 
-    def is_alive(self, row: PartitionRow) -> bool:
-        """Whether positions of that partition still refer to the same stream."""
-        found = self.partitions.get(row.number)
-        return found is not None and found.incarnation == row.incarnation
+    def alive(self, rows: Iterable[PartitionRow]) -> set[int]:
+        """Numbers of the partitions of which positions still refer to the same stream."""
+        return {row.number for row in set(rows) & set(self.rows)}
+
+    def key(self, kind: type[Document]) -> str:
+        """Key of a document; only with an incarnation."""
+        assert self.incarnation is not None, "made before something is written"
+        return document_key(kind, self.name, self.incarnation)
 
 
 def home_of(store: ObjectStore, stream: str) -> tuple[str, int]:
@@ -101,16 +77,14 @@ def home_of(store: ObjectStore, stream: str) -> tuple[str, int]:
     return (stream, 0) if split is None or read_entry(store, split[0]) is not None else split
 
 
-def find_place(
+def find_scope(
     store: ObjectStore, name: str, *, create: bool = False, entropy: Callable[[int], bytes] = os.urandom
-) -> Place:
+) -> Scope:
     """Find the retention state of a stream or partitioned topic.
 
     Args:
-        store: where it is.
         name: of a plain stream or of a topic.
         create: create or update the topic's entry; a plain stream needs none.
-        entropy: source of the entry's incarnation.
 
     Raises:
         NotFound: no such stream and no such topic.
@@ -125,45 +99,38 @@ def find_place(
                 f"{name} is partition {number} of a topic: retention decides for all partitions together",
                 hint=f"name the topic: {topic}",
             )
-        return Place(name=name, incarnation=own.incarnation, partitions=_only(name, own.incarnation), is_topic=False)
+        only = {0: Partition(name, own.incarnation)}
+        return Scope(name=name, incarnation=own.incarnation, partitions=only, is_topic=False)
     partitions = _partitions(store, name)
     if not partitions:
         similar = difflib.get_close_matches(name, list_streams(store), n=SUGGESTIONS_MAX)
         hint = f"did you mean {' or '.join(similar)}?" if similar else "`offloader ls` lists the streams"
         raise NotFound(f"stream {name} isn't in {store.url}", hint=hint)
-    place = Place(name=name, incarnation=None, partitions=partitions, is_topic=True)
+    scope = Scope(name=name, incarnation=None, partitions=partitions, is_topic=True)
     for _ in range(ATTEMPTS_MAX):
         entry, info = read_topic_entry(store, name)
         # A partition with a lost catalogue entry can be restored: until then the topic is the same.
-        kept = () if entry is None else _missing(store, place, entry)
+        kept: tuple[PartitionRow, ...] = ()
+        if entry is not None and (absent := [row for row in entry.partitions if row.number not in partitions]):
+            kept = doubtful_rows(store, replace(entry, partitions=tuple(absent)))
         gone = None
-        if entry is not None and not kept and not any(map(place.is_alive, entry.partitions)):
+        if entry is not None and not kept and not scope.alive(entry.partitions):
             gone, entry = entry.incarnation, None
         incarnation = None if entry is None else entry.incarnation
-        rows = tuple(sorted((*place.rows, *kept), key=lambda row: row.number))
+        rows = tuple(sorted((*scope.rows, *kept), key=lambda row: row.number))
         known = entry is not None and entry.partitions == rows
         if known or not create:
-            return Place(name=name, incarnation=incarnation, partitions=partitions, is_topic=True)
+            return replace(scope, incarnation=incarnation)
         wanted = TopicEntry(name, incarnation or UUID(bytes=entropy(16), version=4), rows)
         key = topic_key(name)
         try:
-            store.put(key, encode_topic_entry(wanted), mode=mode_of_new(store, key, info))
+            store.put(key, wanted.encode(), mode=mode_of_new(store, key, info))
         except PreconditionFailed:
             continue  # a concurrent change: read it again
         if gone is not None:
             forget_documents(store, name, gone)
-        return Place(name=name, incarnation=wanted.incarnation, partitions=partitions, is_topic=True)
+        return replace(scope, incarnation=wanted.incarnation)
     raise StoreUnavailable(f"the retention entry of topic {name} changes all the time")
-
-
-def _missing(store: ObjectStore, place: Place, entry: TopicEntry) -> tuple[PartitionRow, ...]:
-    """Partitions in the entry that are neither in the catalogue nor deleted."""
-    absent = tuple(row for row in entry.partitions if row.number not in place.partitions)
-    return doubtful_rows(store, replace(entry, partitions=absent)) if absent else ()
-
-
-def _only(stream: str, incarnation: UUID) -> Mapping[int, Partition]:
-    return {0: Partition(stream, incarnation)}
 
 
 def _partitions(store: ObjectStore, topic: str) -> Mapping[int, Partition]:
@@ -180,13 +147,14 @@ def _partitions(store: ObjectStore, topic: str) -> Mapping[int, Partition]:
 SourceOf = Callable[[str], LedgerSource | None]
 
 
+def no_source(stream: str) -> None:
+    """Placeholder for a missing hot tier: the stream then ends at its committed end."""
+
+
 class LoadedPartitions(Mapping[int, PartitionEntries]):
     """Number -> entries of a partition. One snapshot: each partition is loaded once.
 
     Args:
-        store: where the manifests are.
-        place: names the partitions.
-        source_of: their hot tiers.
         known: where counting begins, by partition.
         views: earlier views by stream, updated in place instead of loaded anew.
 
@@ -197,30 +165,30 @@ class LoadedPartitions(Mapping[int, PartitionEntries]):
     def __init__(
         self,
         store: ObjectStore,
-        place: Place,
+        scope: Scope,
         source_of: SourceOf,
         known: Mapping[int, Known] | None = None,
         views: dict[str, ManifestState] | None = None,
     ) -> None:
         self._store = store
-        self._place = place
+        self._scope = scope
         self._source_of = source_of
         self._known = known or {}
         self._views = {} if views is None else views
         self._loaded: dict[int, PartitionEntries] = {}
 
     def __len__(self) -> int:
-        return len(self._place.partitions)
+        return len(self._scope.partitions)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._place.partitions)
+        return iter(self._scope.partitions)
 
     def __contains__(self, number: object) -> bool:
-        return number in self._place.partitions
+        return number in self._scope.partitions
 
     def __getitem__(self, number: int) -> PartitionEntries:
         if number not in self._loaded:
-            partition = self._place.partitions[number]
+            partition = self._scope.partitions[number]
             source = self._source_of(partition.stream)
             # Load the hot tier first: entries leave it only after the manifest has them.
             ledgers = [] if source is None else source.ledgers()
@@ -233,7 +201,7 @@ class LoadedPartitions(Mapping[int, PartitionEntries]):
 
     def state(self, number: int) -> ManifestState:
         """The newest view of a partition's manifest."""
-        partition = self._place.partitions[number]
+        partition = self._scope.partitions[number]
         view = self._views.get(partition.stream)
         if view is None or view.incarnation != partition.incarnation:
             empty = ManifestState(stream=partition.stream, incarnation=partition.incarnation)
@@ -257,13 +225,7 @@ _DAMAGED = "put an earlier version of this object back; until then nothing of th
 
 @dataclass(frozen=True, slots=True)
 class Stored(Generic[Document]):
-    """A document as read.
-
-    Attributes:
-        document: its content; empty where there is none.
-        etag: ``None`` where there is none.
-        modified_ms: when it was written, by the store's clock; 0 where there is none.
-    """
+    """A document as read, and when it was written, by the store's clock; empty, ``None`` and 0 where there is none."""
 
     document: Document
     etag: str | None
@@ -271,32 +233,21 @@ class Stored(Generic[Document]):
 
 
 class DocumentStore:
-    """Documents in an object store. Thread-safe.
-
-    Args:
-        store: where they are.
-        clock: for the times in them, and for waiting.
-        entropy: source of random bytes.
-    """
+    """Documents in an object store; the clock gives the times in them. Thread-safe."""
 
     def __init__(self, store: ObjectStore, clock: Clock, entropy: Callable[[int], bytes] = os.urandom) -> None:
         self.store = store
         self.clock = clock
-        self._entropy = entropy
+        self.entropy = entropy
 
     def read(self, key: str, empty: Document) -> Stored[Document]:
-        """Read the document; ``empty`` where there is none.
-
-        Raises:
-            Corrupt: it is damaged.
-            Unsupported: a later release wrote it.
-        """
+        """Read the document, or ``empty``; ``Corrupt`` if damaged, ``Unsupported`` if a later release wrote it."""
         try:
             data, info = self.store.get(key)
         except NotFound:
             return Stored(empty, None)
         try:
-            document = decode_document(type(empty), data, object_name=key)
+            document = type(empty).decode(data, object_name=key)
         except FormatError as error:
             raise unreadable(f"{key} in {self.store.url}", error, hint=_DAMAGED) from error
         return Stored(document, info.etag, info.modified_ms)
@@ -307,7 +258,6 @@ class DocumentStore:
         """Replace a document by the result of ``alter`` and return the new one.
 
         Args:
-            key: of the object.
             empty: the input of ``alter`` where there is none.
             alter: pure, called for each version found; ``None``: no change. An error from it ends the change, nothing
                 was written.
@@ -322,22 +272,22 @@ class DocumentStore:
             wanted = alter(stored)
             if wanted is None:
                 return stored
-            written = self._write(key, stored, self._next(stored.document, wanted))
+            before: Version = stored.document.version
+            nonces = (before.nonce, *before.before)[:NONCES_KEPT] if before.revision else ()
+            # Times never move back, even if the clock does.
+            now_ms = max(self.clock.now_ms(), before.written_ms)
+            version = Version(before.revision + 1, self.entropy(8).hex(), nonces, now_ms)
+            written = self._write(key, stored, replace(wanted, version=version))
             if written is not None:
                 return written
-            self._wait(conflict)
+            # Back off longer the more conflicts: some process always makes progress.
+            fraction = int.from_bytes(self.entropy(2), "big") / 2**16
+            self.clock.wait(threading.Event(), fraction * min(CONFLICT_WAIT_S_MAX, 0.01 * (conflict + 1)))
         raise StoreUnavailable(f"{key} in {self.store.url}: others changed it {CONFLICTS_MAX} times meanwhile")
-
-    def _next(self, old: Document, wanted: Document) -> Document:
-        before: Version = old.version
-        nonces = (before.nonce, *before.before)[:NONCES_KEPT] if before.revision else ()
-        # Times never move back, even if the clock does.
-        now_ms = max(self.clock.now_ms(), before.written_ms)
-        return replace(wanted, version=Version(before.revision + 1, self._entropy(8).hex(), nonces, now_ms))
 
     def _write(self, key: str, stored: Stored[Document], wanted: Document) -> Stored[Document] | None:
         """The document with ``wanted`` in it; ``None``: another change won, and this one can't take effect any more."""
-        body, mode = encode_document(wanted), CREATE if stored.etag is None else IfMatch(stored.etag)
+        body, mode = wanted.encode(), CREATE if stored.etag is None else IfMatch(stored.etag)
         for attempt in range(UNKNOWN_REPEATS_MAX + 1):
             try:
                 info = self.store.put(key, body, mode=mode)
@@ -365,8 +315,3 @@ class DocumentStore:
                 f"{key} in {self.store.url} was changed {version.revision - own.revision} times since", hint="look"
             )
         return None
-
-    def _wait(self, conflict: int) -> None:
-        """Back off longer the more conflicts: some process always makes progress."""
-        fraction = int.from_bytes(self._entropy(2), "big") / 2**16
-        self.clock.wait(threading.Event(), fraction * min(CONFLICT_WAIT_S_MAX, 0.01 * (conflict + 1)))

@@ -10,39 +10,17 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from formats.documents import DecisionRow, Decisions, RecordRow, Records, SizeRow, document_key
+from formats.documents import DecisionRow, Decisions, RecordRow, Records, SizeRow
 from formats.entries import Position
+from offloader.retention.broker import BrokerRuling
 from offloader.retention.cuts import Cut, Known, OwnCuts, Size, cut_of_rows, rows_of_cut
 from offloader.retention.lineage import Lineage
 from offloader.retention.policy import Limits, Unit
-from offloader.retention.scope import Place, Stored
+from offloader.retention.scope import Scope, Stored
 from offloader.retention.subscribers import StreamRetention
 
-__all__ = [
-    "DECISIONS_MAX",
-    "POSITIONS_MAX",
-    "RECORDS_MAX",
-    "BoundKind",
-    "Candidate",
-    "Decision",
-    "Lag",
-    "Overridden",
-    "OverrideReason",
-    "Record",
-    "RecordedCuts",
-    "RecordedState",
-    "RetentionSet",
-    "Role",
-    "Rule",
-    "change_records",
-    "lineage_of",
-    "read_decisions",
-    "read_records",
-    "remember_decision",
-]
-
-#: Upper bound of a set, whatever its spacing. The rule alone needs 16 ln(oldest / newest) records by age and as many by
-#: size, so about 1,000; only limits that lie very close to each other need more.
+#: Upper bound of a set. The spacing alone needs 16 ln(oldest / newest) records by age and as many by size, so about
+#: 1,000; only limits that lie very close to each other need more.
 RECORDS_MAX = 4096
 #: Largest gap as a fraction of the amount after it.
 _GAP_OF_KEPT = 16
@@ -56,7 +34,6 @@ class Record:
 
     Attributes:
         time_ms: when, ms since 1970 UTC.
-        cut: where.
         size_bytes: bytes before it since the stream's creation, ``None`` where unknown.
     """
 
@@ -93,15 +70,6 @@ class RetentionSet:
         """Records of ``time_ms`` or earlier."""
         return self.records[: bisect_right(self.records, time_ms, key=lambda record: record.time_ms)]
 
-    def without_up_to_time(self, time_ms: int) -> RetentionSet:
-        """The set without records of ``time_ms`` or earlier."""
-        return replace(self, records=self.records[len(self.up_to_time(time_ms)) :])
-
-    def at_or_before_size(self, size_bytes: int) -> Record | None:
-        """The newest record with at most ``size_bytes`` before it."""
-        sized = [record for record in self.records if record.size_bytes is not None]
-        return _last(sized[: bisect_right(sized, size_bytes, key=lambda record: record.size_bytes or 0)])
-
     def up_to(self, cut: Cut, lineage: Lineage) -> tuple[Record, ...]:
         """Records at or before ``cut``: those that leave the set when the stream is truncated there."""
         # As each is at or after the previous one, those at or before a cut are the oldest
@@ -109,7 +77,8 @@ class RetentionSet:
 
     def at_or_before(self, cut: Cut, lineage: Lineage) -> Record | None:
         """The newest record at or before ``cut``. Data after ``cut`` is at least as young."""
-        return _last(self.up_to(cut, lineage))
+        found = self.up_to(cut, lineage)
+        return found[-1] if found else None
 
     def truncated(self, head: Cut, lineage: Lineage) -> RetentionSet:
         """The remaining set once ``head`` is the stream's start position."""
@@ -123,7 +92,6 @@ class RetentionSet:
         apart already stay so. Above ``RECORDS_MAX`` the spacing is doubled until they fit.
 
         Args:
-            now_ms: the time.
             limits: those that later decisions may use: a policy's, and its fallback's.
             used_ms: times of the records that the current decision uses; they stay.
         """
@@ -159,10 +127,6 @@ class RetentionSet:
         return all(gaps.get(unit, 0) * _GAP_OF_ROOM <= max(room, 1) * widening for unit, room in rooms)
 
 
-def _last(records: Sequence[Record]) -> Record | None:
-    return records[-1] if records else None
-
-
 class Rule(enum.Enum):
     """Deciding rule; the value is its wording. The retention specification, sections 2 and 3."""
 
@@ -185,6 +149,8 @@ class Rule(enum.Enum):
     TIME_RAISED_TO_OLD = "unread data is older than max: it goes, up to the newest recorded cut that is older"
     NOBODY_PUBLISHED = "only what all subscribers have read goes, and none has published"
     ALL_SILENT = "all subscribers are silent, and what they haven't read is kept for them"
+    NO_POLICY = "no policy: nothing goes by itself"
+    FOLLOWS_BROKER = "the broker trimmed what lies before its first ledger, and its trim is followed"
 
 
 #: Rules without truncation.
@@ -194,6 +160,7 @@ _NOTHING = {
     Rule.NO_CUT_KEEPS_MIN,
     Rule.NOBODY_PUBLISHED,
     Rule.ALL_SILENT,
+    Rule.NO_POLICY,
 }
 
 
@@ -230,7 +197,6 @@ class Candidate:
     """A cut considered by a decision.
 
     Attributes:
-        role: its role.
         cut: where, not before the head.
         keeps_bytes: bytes between it and the newest recorded cut, ``None`` if unknown.
         time_ms: when it was recorded, ``None`` for cuts that weren't.
@@ -247,7 +213,6 @@ class Lag:
     """A subscriber's distance from the tail.
 
     Attributes:
-        name: the subscriber.
         cut: where its unread data begins, not before the head.
         has_published: whether the subscriber itself acknowledged it.
         is_active: whether it wasn't silent for too long.
@@ -267,14 +232,7 @@ class Lag:
 
 @dataclass(frozen=True, slots=True)
 class Overridden:
-    """A subscriber that loses unread data.
-
-    Attributes:
-        name: the subscriber.
-        reason: why.
-        lost_bytes: unread bytes before the chosen cut, ``None`` if unknown.
-        lost_entries: entries likewise.
-    """
+    """A subscriber that loses unread data: bytes and entries before the chosen cut, ``None`` if unknown."""
 
     name: str
     reason: OverrideReason
@@ -287,23 +245,19 @@ class Decision:
     """A cycle's decision about a stream, with everything needed to explain it.
 
     Attributes:
-        at_ms: the time it was made for.
         cut: the new head; ``None``: no truncation.
-        rule: the deciding rule.
         limits: the applied limits, ``None``: consumption alone.
         is_fallback: whether they are those of the fallback.
         is_held: whether less is truncated than the rule allows, because the rest isn't offloaded yet.
         head: the head before.
         newest: the newest recorded cut, from which kept bytes are counted; ``None``: none is recorded.
         bound: what all counted subscribers have read, not before the head; ``None``: no subscriber holds data back.
-        bound_kind: its origin.
         candidates: the considered cuts, and what each keeps.
         removed_bytes: bytes between the head and ``cut``, ``None`` if unknown.
         removed_entries: entries likewise.
         cut_time_ms: when the newest record at or before ``cut`` was recorded: the stream's age is counted from it, once
             it is the head. ``None``: unknown, or no truncation.
-        lags: each subscriber's.
-        overridden: subscribers that lose unread data.
+        broker: what the brokers' lists of ledgers did to it; ``None``: no broker reads the cold tier.
     """
 
     at_ms: int
@@ -322,6 +276,7 @@ class Decision:
     cut_time_ms: int | None
     lags: tuple[Lag, ...]
     overridden: tuple[Overridden, ...]
+    broker: BrokerRuling | None = None
 
     @property
     def used_ms(self) -> frozenset[int]:
@@ -331,6 +286,8 @@ class Decision:
     @property
     def why(self) -> str:
         """The reason for the decision, in words."""
+        if self.broker is not None and self.broker.rules:
+            return f"{self.rule.value}; {self.broker.listed}"
         if self.is_held:
             rest = "up to where the stream is offloaded" if self.cut else "but nothing of it is offloaded yet"
             return f"{self.rule.value}; {rest}"
@@ -378,12 +335,10 @@ class RecordedState:
     known: Mapping[int, Known] = field(default_factory=dict)
 
     def with_tail(self, own: OwnCuts, now_ms: int) -> RecordedState:
-        """The state with the current tail in the retention set; a stream without entries has no tail.
+        """The state with the current tail in the retention set, unless it has a later one, or there are no entries.
 
         Args:
             own: the stream, counted from the current or an earlier ``known``: another cycle may have changed it since.
-                If another one has recorded a later tail, nothing is recorded.
-            now_ms: the time.
         """
         tail, newest = own.tail(), self.records.newest
         if not tail.offsets or (newest is not None and not own.reaches(tail, newest.cut)):
@@ -420,8 +375,6 @@ class RecordedCuts:
     overstates the size.
 
     Args:
-        own: the current stream.
-        records: its retention set.
         known: where the sizes of ``records`` are counted from, which may have been raised since ``own`` was counted.
     """
 
@@ -442,80 +395,59 @@ class RecordedCuts:
         return self._own.entries_before(cut)
 
 
-def lineage_of(place: Place) -> Lineage:
+def lineage_of(scope: Scope) -> Lineage:
     """The partitions as the stream segments of one epoch."""
-    return Lineage.of_partitions(max(place.partitions) + 1)
+    return Lineage.of_partitions(max(scope.partitions) + 1)
 
 
-def read_records(retention: StreamRetention, place: Place) -> RecordedState:
-    """Read a stream's recorded state.
-
-    Raises:
-        Corrupt, Unsupported: it can't be read.
-    """
-    if place.incarnation is None:
+def read_records(retention: StreamRetention, scope: Scope) -> RecordedState:
+    """Read a stream's recorded state; raises ``Corrupt`` or ``Unsupported`` if that can't be read."""
+    if scope.incarnation is None:
         return RecordedState()
-    return _state(retention.documents.read(*_records_document(place)).document, place)
+    empty = Records(name=scope.name, partitions=scope.rows)
+    return _state(retention.documents.read(scope.key(Records), empty).document, scope)
 
 
 def change_records(
-    retention: StreamRetention, place: Place, change: Callable[[RecordedState], RecordedState]
+    retention: StreamRetention, scope: Scope, change: Callable[[RecordedState], RecordedState]
 ) -> RecordedState:
-    """Change the recorded state; see ``DocumentStore.change``.
-
-    Args:
-        place: with an incarnation, so found with ``create``.
-        change: pure; called again after a conflict.
-    """
+    """Change the recorded state of a scope found with ``create``; see ``DocumentStore.change``."""
 
     def alter(stored: Stored[Records]) -> Records | None:
-        before = _state(stored.document, place)
+        before = _state(stored.document, scope)
         after = change(before)
-        return None if after == before else _document(place, stored.document, after)
+        return None if after == before else _document(scope, stored.document, after)
 
-    return _state(retention.documents.change(*_records_document(place), alter).document, place)
+    empty = Records(name=scope.name, partitions=scope.rows)
+    return _state(retention.documents.change(scope.key(Records), empty, alter).document, scope)
 
 
-def remember_decision(retention: StreamRetention, place: Place, decision: Decision) -> None:
+def remember_decision(retention: StreamRetention, scope: Scope, decision: Decision) -> None:
     """Store a decision and drop the oldest above the limit."""
     row = DecisionRow(decision.at_ms, json.dumps(decision.as_json(), separators=(",", ":"), ensure_ascii=False))
 
     def alter(stored: Stored[Decisions]) -> Decisions:
         return replace(stored.document, decisions=(*stored.document.decisions, row)[-DECISIONS_MAX:])
 
-    retention.documents.change(*_decisions_document(place), alter)
+    retention.documents.change(scope.key(Decisions), Decisions(name=scope.name), alter)
 
 
-def read_decisions(retention: StreamRetention, place: Place) -> Sequence[Mapping[str, Any]]:
+def read_decisions(retention: StreamRetention, scope: Scope) -> Sequence[Mapping[str, Any]]:
     """Stored decisions, as ``Decision.as_json``, the newest first."""
-    if place.incarnation is None:
+    if scope.incarnation is None:
         return []
-    document = retention.documents.read(*_decisions_document(place)).document
+    document = retention.documents.read(scope.key(Decisions), Decisions(name=scope.name)).document
     return [json.loads(row.record) for row in reversed(document.decisions)]
-
-
-def _records_document(place: Place) -> tuple[str, Records]:
-    assert place.incarnation is not None, "made before something is written"
-    return document_key(Records, place.name, place.incarnation), Records(name=place.name, partitions=place.rows)
-
-
-def _decisions_document(place: Place) -> tuple[str, Decisions]:
-    assert place.incarnation is not None, "made before something is written"
-    return document_key(Decisions, place.name, place.incarnation), Decisions(name=place.name)
-
-
-def _known_at(own: OwnCuts, cut: Cut) -> dict[int, Known]:
-    positions = {row.partition: row.position for row in rows_of_cut(cut) if row.partition in own.partitions}
-    return {number: own.partitions[number].known(position) for number, position in positions.items()}
 
 
 def _moved(own: OwnCuts, known: Mapping[int, Known], cut: Cut) -> dict[int, Known]:
     """Where counting continues from ``cut``, also if ``own`` was counted before ``known`` was raised."""
-    found = _known_at(own, cut)
-    for number, at in found.items():
-        if (before := known.get(number)) is not None:
-            more = _uncounted(own, number, before)
-            found[number] = Known(at.position, at.before.plus(more), at.before_ledger.plus(more))
+    found = {}
+    for row in rows_of_cut(cut):
+        number = row.partition
+        if number in own.partitions:
+            at = own.partitions[number].known(row.position)
+            found[number] = at.raised(_uncounted(own, number, known[number])) if number in known else at
     return found
 
 
@@ -530,14 +462,12 @@ def _raised(own: OwnCuts, known: Mapping[int, Known], missing: int) -> dict[int,
     """Counts with ``missing`` more bytes before the first partition with entries, which raises all later sizes."""
     for number, each in own.partitions.items():
         if each.first is not None:
-            found = known.get(number) or each.known(each.first)
-            more = Size(missing, 0)
-            return {number: Known(found.position, found.before.plus(more), found.before_ledger.plus(more))}
+            return {number: (known.get(number) or each.known(each.first)).raised(Size(missing, 0))}
     return {}
 
 
-def _state(document: Records, place: Place) -> RecordedState:
-    alive = {row.number for row in document.partitions if place.is_alive(row)}
+def _state(document: Records, scope: Scope) -> RecordedState:
+    alive = scope.alive(document.partitions)
     records = [
         Record(time_ms=row.time_ms, cut=cut_of_rows(row.cut, alive), size_bytes=row.payload_bytes)
         for row in document.records
@@ -552,14 +482,14 @@ def _state(document: Records, place: Place) -> RecordedState:
     return RecordedState(RetentionSet(tuple(records)), document.head_ms, known)
 
 
-def _document(place: Place, document: Records, state: RecordedState) -> Records:
+def _document(scope: Scope, document: Records, state: RecordedState) -> Records:
     sizes = tuple(
         SizeRow(number, at.position, *at.before, *at.before_ledger) for number, at in sorted(state.known.items())
     )
     rows = tuple(
         RecordRow(record.time_ms, record.size_bytes, rows_of_cut(record.cut)) for record in state.records.records
     )
-    return replace(document, partitions=place.rows, records=_few(rows), head_ms=state.head_ms, sizes=sizes)
+    return replace(document, partitions=scope.rows, records=_few(rows), head_ms=state.head_ms, sizes=sizes)
 
 
 def _few(rows: tuple[RecordRow, ...]) -> tuple[RecordRow, ...]:

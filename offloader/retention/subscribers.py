@@ -8,33 +8,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from formats.documents import SubscriberRow, Subscribers, document_key
+from formats.documents import SubscriberRow, Subscribers
 from formats.entries import Position
 from offloader.errors import InvalidCall, LimitReached, NotFound, OffloaderError
 from offloader.manifest.state import ManifestState
-from offloader.retention.cuts import Cut, Known, OwnCuts, cut_of_rows, partition_segment, rows_of_cut
-from offloader.retention.scope import DocumentStore, LoadedPartitions, Place, SourceOf, Stored, find_place
+from offloader.retention.cuts import Cut, Known, OwnCuts, cut_at, cut_of_rows, rows_of_cut
+from offloader.retention.scope import DocumentStore, LoadedPartitions, Scope, SourceOf, Stored, find_scope, no_source
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.store.base import ObjectStore
-
-__all__ = [
-    "SUBSCRIBERS_MAX",
-    "SUBSCRIBER_NAME_CHARS_MAX",
-    "Activity",
-    "CutLike",
-    "CutRules",
-    "Followed",
-    "PublishStatus",
-    "Published",
-    "Registry",
-    "StreamRetention",
-    "Subscriber",
-    "SubscriberStatus",
-    "cut_of",
-    "followed",
-    "open_retention",
-    "require_subscriber_name",
-]
 
 #: Most subscribers of one stream. Each takes some hundred bytes of one object, and a comparison in each cycle.
 SUBSCRIBERS_MAX = 1000
@@ -78,7 +59,6 @@ class Subscriber:
     """One subscriber.
 
     Attributes:
-        name: of the subscriber.
         generation: of its registration.
         updated_ms: its registration or last change of the cut, ms since 1970 UTC.
         active_ms: its last sign of life: an equal publish is one.
@@ -159,12 +139,12 @@ class Registry:
         found = self.subscribers.get(name)
         if found is not None and generation < found.generation:
             return self
+        if found is None and len(self.subscribers) >= SUBSCRIBERS_MAX:
+            raise LimitReached(
+                f"subscriber {name} can't be registered: there are {len(self.subscribers)} already",
+                hint="remove unused ones",
+            )
         if found is None:
-            if len(self.subscribers) >= SUBSCRIBERS_MAX:
-                raise LimitReached(
-                    f"subscriber {name} can't be registered: there are {len(self.subscribers)} already",
-                    hint="remove those that nobody uses",
-                )
             return self._with(
                 Subscriber(name=name, generation=generation, updated_ms=now_ms, active_ms=now_ms, start=start)
             )
@@ -180,9 +160,9 @@ class Registry:
         return Registry({each: row for each, row in self.subscribers.items() if each != name})
 
     def publish(self, name: str, generation: int, cut: Cut, rules: CutRules, *, now_ms: int) -> Published:
-        """Record that a subscriber has consumed everything before ``cut``.
+        """Record that a subscriber has consumed everything before ``cut``; an equal cut is a sign of life.
 
-        An equal cut is accepted as a sign of life. Times don't move back, even if the clock does.
+        Times don't move back, even if the clock does.
         """
         found = self.subscribers.get(name)
         if found is None:
@@ -203,22 +183,13 @@ class Registry:
         active_ms = max(found.active_ms, now_ms)
         if not moved and active_ms - found.active_ms < RENEWED_MS_MIN:
             return Published(self, PublishStatus.SUCCESS)
-        wanted = replace(
-            found,
-            cut=cut if moved else found.cut,
-            active_ms=active_ms,
-            updated_ms=active_ms if moved else found.updated_ms,
-        )
+        wanted = replace(found, active_ms=active_ms)
+        if moved:
+            wanted = replace(wanted, cut=cut, updated_ms=active_ms)
         return Published(self._with(wanted), PublishStatus.SUCCESS)
 
     def active(
-        self,
-        *,
-        now_ms: int,
-        timeout_ms: int | None,
-        tail: Cut | None,
-        rules: CutRules,
-        connected: Collection[str] = (),
+        self, *, now_ms: int, timeout_ms: int | None, tail: Cut | None, rules: CutRules, connected: Collection[str] = ()
     ) -> dict[str, Activity]:
         """Whether each subscriber holds data back; see ``Subscriber.activity``.
 
@@ -226,20 +197,15 @@ class Registry:
             tail: the newest cut; ``None``: unknown, then no subscriber counts as at the tail.
             connected: names of subscribers with a connected consumer.
         """
-        found = {}
-        for name in self.names():
-            each = self.subscribers[name]
-            found[name] = each.activity(
+        return {
+            name: each.activity(
                 now_ms=now_ms,
                 timeout_ms=timeout_ms,
                 is_at_tail=tail is not None and each.cut is not None and rules.reaches(each.cut, tail),
                 is_connected=name in connected,
             )
-        return found
-
-    def unpublished(self) -> list[str]:
-        """Subscribers that have never published."""
-        return [name for name in self.names() if self.subscribers[name].cut is None]
+            for name, each in sorted(self.subscribers.items())
+        }
 
     def bounding(self, first: Cut, *, protect_unpublished: bool = False) -> dict[str, Cut]:
         """Cuts that may hold data back, by name, of silent subscribers too.
@@ -248,14 +214,11 @@ class Registry:
             first: the stream's beginning, used for a subscriber without a start cut.
             protect_unpublished: count subscribers that never published at their start; else they hold nothing back.
         """
-        found = {}
-        for name in self.names():
-            each = self.subscribers[name]
-            if each.cut is not None:
-                found[name] = each.cut
-            elif protect_unpublished:
-                found[name] = first if each.start is None else each.start
-        return found
+        return {
+            name: each.cut or each.start or first
+            for name, each in sorted(self.subscribers.items())
+            if each.cut is not None or protect_unpublished
+        }
 
     def _with(self, subscriber: Subscriber) -> Registry:
         return Registry({**self.subscribers, subscriber.name: subscriber})
@@ -290,11 +253,9 @@ def followed(
     """The registry updated with mirrored subscribers.
 
     Args:
-        registry: the current one.
         wanted: by the subscriber's name.
         gone: names of subscribers to remove.
         rules: of the stream's cuts; an invalid cut changes nothing.
-        now_ms: the time.
         renew_ms: maximum age of a connected subscriber's sign of life before renewal; ``None``: no renewal.
 
     Raises:
@@ -314,11 +275,7 @@ def followed(
             again = registry.remove(name, generation).add(name, generation + 1, now_ms=now_ms)
             outcome = again.publish(name, generation + 1, each.cut, rules, now_ms=now_ms)
         registry = outcome.registry
-    for name in gone:
-        there = registry.subscribers.get(name)
-        if there is not None:
-            registry = registry.remove(name, there.generation)
-    return registry
+    return Registry({name: each for name, each in registry.subscribers.items() if name not in gone})
 
 
 _HOW_CUTS_ARE = "a cut has the positions of the first entries still needed, never before an earlier cut"
@@ -341,27 +298,19 @@ def open_retention(
         stream: its name; of ``<topic>-partition-0``, ``-1``, ... name the topic.
         source_of: the hot tier by a stream's name, for subscribers that read entries before they are offloaded; without
             it a stream ends at its committed end.
-        clock: for times of activity.
-        entropy: source of random bytes.
 
     Raises:
         NotFound: no such stream, and no such topic.
         InvalidCall: not a stream's name, or one partition of a topic.
     """
     documents = DocumentStore(store, clock or SystemClock(), entropy)
-    find_place(store, stream)
-    return StreamRetention(documents, stream, source_of or (lambda _: None), entropy)
+    find_scope(store, stream)
+    return StreamRetention(documents, stream, source_of or no_source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriberStatus:
-    """State of one subscriber for display.
-
-    Attributes:
-        subscriber: its row of the registry.
-        activity: whether it holds data back.
-        lag_bytes, lag_entries: payload bytes and entries from its cut, or its start, to the tail.
-    """
+    """One subscriber for display; its lag is from its cut, or its start, to the tail, in payload bytes and entries."""
 
     subscriber: Subscriber
     activity: Activity
@@ -370,67 +319,53 @@ class SubscriberStatus:
 
     def as_json(self) -> dict[str, object]:
         """For programs."""
-        return {
-            **self.subscriber.as_json(),
-            "activity": self.activity.value,
-            "lag_bytes": self.lag_bytes,
-            "lag_entries": self.lag_entries,
-        }
+        lag = {"lag_bytes": self.lag_bytes, "lag_entries": self.lag_entries}
+        return {**self.subscriber.as_json(), "activity": self.activity.value, **lag}
 
 
 class StreamRetention:
     """See ``open_retention``. Thread-safe: it only caches the latest views of the manifests."""
 
-    def __init__(
-        self, documents: DocumentStore, name: str, source_of: SourceOf, entropy: Callable[[int], bytes] = os.urandom
-    ) -> None:
+    def __init__(self, documents: DocumentStore, name: str, source_of: SourceOf) -> None:
         self.name = name
         self.documents = documents
         self._source_of = source_of
-        self._entropy = entropy
         self._views: dict[str, ManifestState] = {}
 
-    def place(self, *, create: bool = False) -> Place:
-        """Location of the state; see ``find_place``."""
-        return find_place(self.documents.store, self.name, create=create, entropy=self._entropy)
+    def scope(self, *, create: bool = False) -> Scope:
+        """Partitions that the state covers; see ``find_scope``."""
+        return find_scope(self.documents.store, self.name, create=create, entropy=self.documents.entropy)
 
     def cuts(
-        self, place: Place | None = None, known: Mapping[int, Known] | None = None, *, ahead: Iterable[int] = ()
+        self, scope: Scope | None = None, known: Mapping[int, Known] | None = None, *, ahead: Iterable[int] = ()
     ) -> OwnCuts:
         """The stream's current entries, counted and checked.
 
         Args:
-            place: where the state is, if already known.
             known: where sizes are counted from, by partition.
             ahead: partitions to load now, in parallel; others are loaded on access.
         """
-        found = place or self.place()
+        found = scope or self.scope()
         partitions = LoadedPartitions(self.documents.store, found, self._source_of, known, self._views)
         partitions.load(ahead)
         return OwnCuts(partitions)
 
     def tail(self) -> Cut:
         """Current end of the stream: after the newest entry of each partition."""
-        place = self.place()
-        return self.cuts(place, ahead=place.partitions).tail()
+        scope = self.scope()
+        return self.cuts(scope, ahead=scope.partitions).tail()
 
-    def registry(self, place: Place | None = None) -> Registry:
-        """Current subscribers.
-
-        Raises:
-            Corrupt: the registry is damaged. Nothing is deleted then, as the subscribers' positions are unknown.
-        """
-        found = place or self.place()
+    def registry(self, scope: Scope | None = None) -> Registry:
+        """Current subscribers; ``Corrupt`` if their document is damaged: nothing is deleted then."""
+        found = scope or self.scope()
         if found.incarnation is None:
             return Registry()
-        stored = self.documents.read(*self._document(found))
-        return _registry(stored, found)
+        return _registry(self.documents.read(found.key(Subscribers), _nobody(found)), found)
 
     def add(self, name: str, *, generation: int = 0, start: CutLike | None = None) -> Subscriber:
         """Register a subscriber, or raise the generation of an existing one; see ``Registry.add``.
 
         Args:
-            name: of the subscriber.
             generation: from an owner that counts them, else 0.
             start: where it begins; default: at the stream's beginning.
 
@@ -440,22 +375,20 @@ class StreamRetention:
             LimitReached: too many subscribers.
         """
         require_subscriber_name(name)
-        place = self.place()
+        scope = self.scope()
         begin = None
         if start is not None:
-            own = self.cuts(place)
+            own = self.cuts(scope)
             begin = own.canonical(cut_of(start))
-            problem = own.problem(begin)
-            if problem:
+            if problem := own.problem(begin):
                 what = f"subscriber {name} of stream {self.name} can't start at {begin}: {problem}"
                 raise InvalidCall(what, hint=_HOW_CUTS_ARE)
         # Create it only now: a refused call leaves nothing behind.
-        place = self.place(create=True) if place.is_topic else place
-
-        def added(registry: Registry, now_ms: int) -> Registry:
-            return registry.add(name, generation, now_ms=now_ms, start=begin)
-
-        return self._changed(place, added).subscribers[name]
+        scope = self.scope(create=True) if scope.is_topic else scope
+        registry = self._changed(
+            scope, lambda registry, now_ms: registry.add(name, generation, now_ms=now_ms, start=begin)
+        )
+        return registry.subscribers[name]
 
     def remove(self, name: str, *, generation: int | None = None) -> bool:
         """Remove a subscriber, unless its generation is higher by now (default: any generation).
@@ -463,8 +396,8 @@ class StreamRetention:
         Returns:
             Whether it is unregistered now.
         """
-        place = self.place()
-        if place.incarnation is None:
+        scope = self.scope()
+        if scope.incarnation is None:
             return True
 
         def removed(registry: Registry, _: int) -> Registry:
@@ -472,37 +405,30 @@ class StreamRetention:
             given = generation if generation is not None or found is None else found.generation
             return registry if given is None else registry.remove(name, given)
 
-        return name not in self._changed(place, removed).subscribers
+        return name not in self._changed(scope, removed).subscribers
 
     def follow(
         self, wanted: Mapping[str, Followed], *, gone: Collection[str] = (), renew_ms: int | None = None
     ) -> Registry:
-        """Update mirrored subscribers in one write; see ``followed``.
-
-        Args:
-            wanted: name -> what it has consumed; the cuts are this stream's.
-            gone: names to remove.
-            renew_ms: maximum age of a connected subscriber's sign of life before renewal; ``None``: no renewal.
+        """Update mirrored subscribers in one write; arguments as for ``followed``, the cuts are this stream's.
 
         Raises:
             NotFound: the stream was deleted.
             LimitReached: too many subscribers.
         """
-        place = self.place(create=True) if wanted else self.place()
-        if place.incarnation is None:
+        scope = self.scope(create=True) if wanted else self.scope()
+        if scope.incarnation is None:
             return Registry()
-        own = self.cuts(place, ahead=place.partitions)
-
-        def changed(registry: Registry, now_ms: int) -> Registry:
-            return followed(registry, wanted, gone, own, now_ms=now_ms, renew_ms=renew_ms)
-
-        return self._changed(place, changed)
+        own = self.cuts(scope, ahead=scope.partitions)
+        return self._changed(
+            scope,
+            lambda registry, now_ms: followed(registry, wanted, gone, own, now_ms=now_ms, renew_ms=renew_ms),
+        )
 
     def try_publish(self, name: str, cut: CutLike, *, generation: int | None = None) -> Published:
         """Record what a subscriber has consumed; the status shows whether it was accepted.
 
         Args:
-            name: of the subscriber.
             cut: everything before it; the positions are those of the first entries that are still needed.
             generation: of the subscriber's registration; default: any.
 
@@ -510,16 +436,16 @@ class StreamRetention:
             OffloaderError: the store or a document of it failed, not the call: retry, or inspect the document.
         """
         try:
-            place = self.place()
+            scope = self.scope()
             given = cut_of(cut)
-            own = self.cuts(place, ahead=[segment.number for segment in given.offsets])
+            own = self.cuts(scope, ahead=[segment.number for segment in given.offsets])
             wanted = own.canonical(given)
         except NotFound as error:
             return Published(Registry(), PublishStatus.STREAM_NOT_FOUND, error.message)
         except InvalidCall as error:
             return Published(Registry(), PublishStatus.CUT_NOT_VALID, error.message)
         outcome = Published(Registry(), PublishStatus.SUBSCRIBER_NOT_FOUND, f"{name} isn't registered; nobody is")
-        if place.incarnation is None:
+        if scope.incarnation is None:
             return outcome
 
         def published(registry: Registry, now_ms: int) -> Registry:
@@ -530,7 +456,7 @@ class StreamRetention:
             return outcome.registry
 
         try:
-            self._changed(place, published)
+            self._changed(scope, published)
         except NotFound as error:
             return Published(Registry(), PublishStatus.STREAM_NOT_FOUND, error.message)
         return outcome
@@ -550,18 +476,16 @@ class StreamRetention:
 
     def refusal(self, outcome: Published) -> OffloaderError | None:
         """Error of a refused publish."""
-        match outcome.status:
-            case PublishStatus.SUCCESS:
-                return None
-            case PublishStatus.STREAM_NOT_FOUND:
-                return NotFound(outcome.why, hint="`offloader ls` lists the streams")
-            case PublishStatus.SUBSCRIBER_NOT_FOUND:
-                hint = f"`offloader retention add {self.name} NAME` registers one"
-                return NotFound(f"stream {self.name}: subscriber {outcome.why}", hint=hint)
-            case PublishStatus.GENERATION_MISMATCH:
-                return InvalidCall(f"stream {self.name}: {outcome.why}", hint="publish with the newest generation")
-            case PublishStatus.CUT_NOT_VALID:
-                return InvalidCall(f"stream {self.name}: {outcome.why}", hint=_HOW_CUTS_ARE)
+        stream, why, register = self.name, outcome.why, f"`offloader subscribers add {self.name} NAME` registers one"
+        errors: dict[PublishStatus, OffloaderError] = {
+            PublishStatus.STREAM_NOT_FOUND: NotFound(why, hint="`offloader ls` lists the streams"),
+            PublishStatus.SUBSCRIBER_NOT_FOUND: NotFound(f"stream {stream}: subscriber {why}", hint=register),
+            PublishStatus.GENERATION_MISMATCH: InvalidCall(
+                f"stream {stream}: {why}", hint="publish with the newest generation"
+            ),
+            PublishStatus.CUT_NOT_VALID: InvalidCall(f"stream {stream}: {why}", hint=_HOW_CUTS_ARE),
+        }
+        return None if outcome.status is PublishStatus.SUCCESS else errors[outcome.status]
 
     def subscribers(self, *, timeout_ms: int | None = None, connected: Collection[str] = ()) -> list[SubscriberStatus]:
         """All subscribers with their lag.
@@ -570,67 +494,59 @@ class StreamRetention:
             timeout_ms: silence after which one doesn't count; ``None``: never.
             connected: names of those with a connected consumer.
         """
-        place = self.place()
-        registry = self.registry(place)
+        scope = self.scope()
+        registry = self.registry(scope)
         if not registry.subscribers:
             return []
-        own = self.cuts(place, ahead=place.partitions)
+        own = self.cuts(scope, ahead=scope.partitions)
         activities = registry.active(
             now_ms=self.documents.clock.now_ms(), timeout_ms=timeout_ms, tail=own.tail(), rules=own, connected=connected
         )
         total, head = own.total(), own.head()
-        found = []
-        for name, cut in registry.bounding(Cut(), protect_unpublished=True).items():
-            # Truncated entries are unreadable and don't count as lag.
-            lag = total.minus(own.size_before(own.joined(cut, head)))
-            found.append(
-                SubscriberStatus(
-                    subscriber=registry.subscribers[name],
-                    activity=activities[name],
-                    lag_bytes=max(lag.payload_bytes, 0),
-                    lag_entries=max(lag.entries, 0),
-                )
+        cuts = registry.bounding(Cut(), protect_unpublished=True)
+        # Truncated entries are unreadable and don't count as lag.
+        lags = {name: total.minus(own.size_before(own.joined(cut, head))) for name, cut in cuts.items()}
+        return [
+            SubscriberStatus(
+                subscriber=registry.subscribers[name],
+                activity=activities[name],
+                lag_bytes=max(lag.payload_bytes, 0),
+                lag_entries=max(lag.entries, 0),
             )
-        return found
+            for name, lag in lags.items()
+        ]
 
-    def _document(self, place: Place) -> tuple[str, Subscribers]:
-        assert place.incarnation is not None, "made before something is written"
-        key = document_key(Subscribers, self.name, place.incarnation)
-        return key, Subscribers(name=self.name, partitions=place.rows)
-
-    def _changed(self, place: Place, change: Callable[[Registry, int], Registry]) -> Registry:
+    def _changed(self, scope: Scope, change: Callable[[Registry, int], Registry]) -> Registry:
         """Apply a change to the registry; an unchanged one isn't written."""
 
         def alter(stored: Stored[Subscribers]) -> Subscribers | None:
-            before = _registry(stored, place)
+            before = _registry(stored, scope)
             # With a slow clock the subscriber would look silent: the registry's last change is certainly past.
             after = change(before, max(self.documents.clock.now_ms(), stored.modified_ms))
             if after == before:
                 return None
             rows = tuple(_row(after.subscribers[name]) for name in after.names())
-            return replace(stored.document, partitions=place.rows, subscribers=rows)
+            return replace(stored.document, partitions=scope.rows, subscribers=rows)
 
-        return _registry(self.documents.change(*self._document(place), alter), place)
+        return _registry(self.documents.change(scope.key(Subscribers), _nobody(scope), alter), scope)
 
 
 def cut_of(cut: CutLike) -> Cut:
-    """Convert to a cut of this stream.
-
-    Raises:
-        InvalidCall: an offset that is no position.
-    """
+    """Convert to a cut of this stream; raises ``InvalidCall`` for an offset that is no position."""
     if isinstance(cut, Cut):
         return cut
-    positions = {0: cut} if isinstance(cut, Position) else cut
-    return Cut({partition_segment(number): position for number, position in positions.items()})
+    return cut_at({0: cut} if isinstance(cut, Position) else cut)
 
 
-def _registry(stored: Stored[Subscribers], place: Place) -> Registry:
+def _nobody(scope: Scope) -> Subscribers:
+    return Subscribers(name=scope.name, partitions=scope.rows)
+
+
+def _registry(stored: Stored[Subscribers], scope: Scope) -> Registry:
     document = stored.document
-    alive = {row.number for row in document.partitions if place.is_alive(row)}
-    found = {}
-    for row in document.subscribers:
-        found[row.name] = Subscriber(
+    alive = scope.alive(document.partitions)
+    found = [
+        Subscriber(
             name=row.name,
             generation=row.generation,
             updated_ms=row.updated_ms,
@@ -639,7 +555,9 @@ def _registry(stored: Stored[Subscribers], place: Place) -> Registry:
             cut=None if row.cut is None else cut_of_rows(row.cut, alive),
             start=None if row.start is None else cut_of_rows(row.start, alive),
         )
-    return Registry(found)
+        for row in document.subscribers
+    ]
+    return Registry({each.name: each for each in found})
 
 
 def _row(subscriber: Subscriber) -> SubscriberRow:

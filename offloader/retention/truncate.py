@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
+from types import MappingProxyType
 from uuid import UUID
 
-from formats.documents import PartitionHead, TruncationIntent, encode_intent, intent_key
+from formats.documents import PartitionHead, TruncationIntent, intent_key
 from formats.entries import Position
 from formats.manifest import Edit, Failed, Gap, LedgerClosed, LedgersDeleted, SetMethod, Truncate
 from offloader.errors import Fenced, InvalidCall, NotFound, OffloaderError, PreconditionFailed, StoreUnavailable
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.apply import apply_edits
-from offloader.manifest.catalog import mode_of_new, read_entry
+from offloader.manifest.catalog import mode_of_new, not_listed, read_entry, require_entry
 from offloader.manifest.checked_source import checked
 from offloader.manifest.leases import require_no_global_hold
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.source_identity import closed_edit, first_not_held
 from offloader.manifest.state import EditRefused, ManifestState, follows, require_takeable
 from offloader.manifest.topics import partition_of, read_intent
+from offloader.retention.scope import SourceOf, no_source
 from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectInfo, ObjectStore
-
-__all__ = ["TRUNCATED", "Truncation", "plan_truncation", "resume_topic_truncation", "truncate_stream", "truncate_topic"]
 
 #: Reason of the gap that a forced truncation records.
 TRUNCATED = "truncated before it was offloaded"
 #: Attempts to plan a truncation again because the manifest changed.
 ATTEMPTS_MAX = 10
 _FORCE = "say --force to give up what isn't offloaded yet, or offload it first"
+_FORCE_LISTED = (
+    "trim or delete it at the broker first; with --force every consumer that comes to that ledger gets an error and "
+    "stands still there until the broker trims it"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +89,7 @@ def plan_truncation(
     *,
     force: bool = False,
     source: LedgerSource | None = None,
+    listed: int | None = None,
 ) -> Truncation:
     """Plan a truncation of a stream before a position. Pure.
 
@@ -92,24 +99,37 @@ def plan_truncation(
         ledgers: the hot tier's, ascending; empty: not queried.
         force: also past the committed end: unoffloaded entries before the position are given up.
         source: the ledgers' source, which decides what is recorded of their ends.
+        listed: the first ledger that a broker which reads the cold tier lists; ``None``: no broker does.
 
     Raises:
         InvalidCall: no position, or one past all known entries.
-        EditRefused: past the committed end and not forced, or the stream is on hold.
+        EditRefused: past the committed end or a listed ledger's beginning and not forced, or the stream is on hold.
     """
     if before.ledger_id < 0 or before.entry_id < 0:
         raise InvalidCall(f"{before} is no position", hint="LEDGER:ENTRY, both 0 or more")
+    if listed is not None and before > Position(listed, 0) and not force:
+        raise EditRefused(
+            f"stream {state.stream}: the broker still lists ledger {listed}, and reads it from here: {before} is past "
+            "its beginning",
+            hint=_FORCE_LISTED,
+        )
     head = before if state.head is None else max(before, state.head)
-    closed = _new_facts(state, ledgers, head, source)
+    # Facts in the source about ledgers up to the head that the manifest lacks
+    closed = tuple(
+        closed_edit(info, source)
+        for info in ledgers
+        if info.closed and info.ledger_id <= head.ledger_id and info.ledger_id not in state.closed_ledgers
+    )
     ends = {**state.closed_ledgers, **{fact.ledger_id: fact.last_entry_id for fact in closed}}
     before_head = [info for info in ledgers if info.closed and _is_before(info.ledger_id, head, ends)]
     stay = {} if force or state.method == "none" else _not_held_ledgers(state, before_head)
+    marked, known = state.deleted_ledgers, {*ends, *(info.ledger_id for info in ledgers)} - stay.keys()
     plan = Truncation(
         stream=state.stream,
         head=head,
         head_before=state.head,
-        ledgers=tuple(sorted(_gone(state, ledgers, head, ends) - stay.keys())),
-        closed=tuple(closed),
+        ledgers=tuple(sorted(each for each in known if _is_before(each, head, ends) and each not in marked)),
+        closed=closed,
         hot_ledgers=tuple(info.ledger_id for info in before_head if info.ledger_id not in stay),
         hot_kept=tuple(stay.items()),
     )
@@ -145,6 +165,7 @@ def truncate_stream(
     takeover_after_s: float = 60.0,
     dry_run: bool = False,
     method: str = "streaming",
+    listed: int | None = None,
 ) -> Truncation:
     """Move a stream's start position to ``before``, unless it is later already.
 
@@ -152,13 +173,13 @@ def truncate_stream(
     end takes the stream over from its writer, which continues at the new start position when it reopens the stream.
 
     Args:
-        log: of the stream, for exclusive use.
         source: the hot tier, whose closed ledgers before the head are deleted; ``None``: left to their owner.
         force: also past the committed end, with the loss of unoffloaded entries.
         take_over: force also against an active writer.
         dry_run: only plan.
         method: planned offload method of a stream without a manifest: only with ``none`` are its hot ledgers deleted
             without a record.
+        listed: as for ``plan_truncation``.
 
     Raises:
         NotFound: no such stream, neither in the store nor in the hot tier, or it was deleted since ``log`` was loaded.
@@ -182,7 +203,8 @@ def truncate_stream(
         state = log.load()
         if state.stream_deleted:
             raise NotFound(f"stream {log.stream} was deleted")
-        plan = plan_truncation(state, before, [] if source is None else source.ledgers(), force=force, source=source)
+        ledgers = [] if source is None else source.ledgers()
+        plan = plan_truncation(state, before, ledgers, force=force, source=source, listed=listed)
         if dry_run:
             return plan
         if not plan.edits():
@@ -192,7 +214,7 @@ def truncate_stream(
             # Fence the writer first: it can't assign segments into the given-up range then.
             log.open_epoch()
             ledgers = [] if source is None else source.ledgers()
-            plan = plan_truncation(log.state, before, ledgers, force=force, source=source)
+            plan = plan_truncation(log.state, before, ledgers, force=force, source=source, listed=listed)
             state = log.commit(plan.edits())
         else:
             try:
@@ -206,31 +228,11 @@ def truncate_stream(
 def _not_held_ledgers(state: ManifestState, ledgers: Sequence[LedgerInfo]) -> dict[int, OffloaderError]:
     """Ledgers whose entries exist only in the hot tier, with the reason to keep each."""
     marked = state.deleted_ledgers
-    found: dict[int, OffloaderError] = {}
-    for info in ledgers:
-        missing = None if info.ledger_id in marked else first_not_held(state, info)
-        if missing is not None:
-            found[info.ledger_id] = EditRefused(f"{missing} was never offloaded", hint="say --force to give it up")
-    return found
-
-
-def _new_facts(
-    state: ManifestState, ledgers: Sequence[LedgerInfo], head: Position, source: LedgerSource | None
-) -> list[LedgerClosed]:
-    """Facts in the source about ledgers up to the head that the manifest lacks."""
-    known = state.closed_ledgers
-    return [
-        closed_edit(info, source)
+    return {
+        info.ledger_id: EditRefused(f"{missing} was never offloaded", hint="say --force to give it up")
         for info in ledgers
-        if info.closed and info.ledger_id <= head.ledger_id and info.ledger_id not in known
-    ]
-
-
-def _gone(state: ManifestState, ledgers: Sequence[LedgerInfo], head: Position, ends: dict[int, int]) -> set[int]:
-    """Unmarked ledgers wholly before the head."""
-    known = {*ends, *(info.ledger_id for info in ledgers)}
-    marked = state.deleted_ledgers
-    return {each for each in known if _is_before(each, head, ends) and each not in marked}
+        if info.ledger_id not in marked and (missing := first_not_held(state, info)) is not None
+    }
 
 
 def _is_before(ledger_id: int, head: Position, ends: dict[int, int]) -> bool:
@@ -246,7 +248,7 @@ def _require_known(state: ManifestState, ledgers: Sequence[LedgerInfo], head: Po
     known += [Position(ledgers[-1].ledger_id, ledgers[-1].entries)] if ledgers else []
     if not known or head > max(known):
         raise InvalidCall(
-            f"stream {state.stream}: nobody knows of entries up to {head}"
+            f"stream {state.stream}: neither the manifest nor the hot tier has entries up to {head}"
             + (f", the newest position is before {max(known)}" if known else ""),
             hint="name the hot tier that has them (--ledgers), or an earlier position",
         )
@@ -265,11 +267,8 @@ def _forced(state: ManifestState, plan: Truncation, ledgers: Sequence[LedgerInfo
     if end is None:
         begins = [segment.begin for segment in state.segments.in_order()[:1]]
         begins += [Position(info.ledger_id, 0) for info in ledgers if info.entries][:1]
-        reached = min(begins, default=plan.head)
-        reached = reached.previous()
-    else:
-        reached = end
-    gaps = tuple(_not_held(state, reached, plan.head, {each.uuid for each in failed}, ends))
+        end = min(begins, default=plan.head).previous()
+    gaps = tuple(_not_held(state, end, plan.head, {each.uuid for each in failed}, ends))
     return replace(plan, failed=tuple(each.uuid for each in failed), gaps=gaps)
 
 
@@ -291,10 +290,9 @@ def _not_held(
 def _planned_without_manifest(
     log: ManifestLog, before: Position, source: LedgerSource | None, *, force: bool, method: str
 ) -> Truncation:
-    """Plan for a stream without offloaded entries."""
     ledgers = [] if source is None else source.ledgers()
     if not ledgers or log.is_loaded:  # loaded: a manifest existed, and the hot tier belongs to a later stream
-        raise NotFound(f"stream {log.stream} isn't in {log.store.url}", hint="`offloader ls` lists the streams")
+        raise not_listed(log.store, log.stream)
     begun = ManifestState(stream=log.stream, incarnation=UUID(int=0), method=method)
     plan = plan_truncation(begun, before, ledgers, force=force)
     return replace(plan, ledgers=(), closed=()) if method == "none" else plan
@@ -319,10 +317,6 @@ def _with_hot_gone(plan: Truncation, log: ManifestLog | None, source: LedgerSour
     return replace(plan, hot_ledgers=tuple(gone), hot_kept=(*plan.hot_kept, *kept))
 
 
-#: The hot tier of a partition; ``None``: not this process's.
-SourceOf = Callable[[str], LedgerSource | None]
-
-
 def truncate_topic(
     store: ObjectStore,
     topic: str,
@@ -330,12 +324,13 @@ def truncate_topic(
     *,
     clock: Clock,
     by: str,
-    source_of: SourceOf = lambda _: None,
+    source_of: SourceOf = no_source,
     force: bool = False,
     take_over: bool = False,
     takeover_after_s: float = 60.0,
     dry_run: bool = False,
     still: Callable[[], bool] = lambda: True,
+    listed: Mapping[str, int] = MappingProxyType({}),
 ) -> Mapping[str, Truncation]:
     """Truncate each partition at its position; an unnamed partition is unchanged.
 
@@ -347,6 +342,7 @@ def truncate_topic(
         source_of: the hot tier of a partition.
         force, take_over, takeover_after_s, dry_run: as for ``truncate_stream``.
         still: whether the truncation is still wanted; called once a concurrent one can't start unnoticed.
+        listed: by partition's stream, as for ``plan_truncation``.
 
     Returns:
         Changes by partition; empty: no longer wanted.
@@ -361,23 +357,34 @@ def truncate_topic(
             f"{', '.join(foreign) or 'nothing'} is no partition of {topic}", hint=f"{topic}-partition-0 and so on"
         )
     require_no_global_hold(store)
-    how = _How(store, clock, source_of, force=force, take_over=take_over, takeover_after_s=takeover_after_s)
+    truncate = partial(
+        _truncate_partition,
+        store,
+        clock=clock,
+        source_of=source_of,
+        force=force,
+        take_over=take_over,
+        takeover_after_s=takeover_after_s,
+    )
     for _ in range(1 if dry_run else ATTEMPTS_MAX):
         if not dry_run:
             resume_topic_truncation(store, topic, clock=clock, source_of=source_of, take_over=take_over)
         before, info = read_intent(store, topic)
         # A refusal of one partition comes before any changes: a partition that passes stays truncatable.
-        wanted = tuple(PartitionHead(name, _incarnation(store, name), head) for name, head in sorted(heads.items()))
-        planned = {each.stream: how.plan(each, dry_run=dry_run) for each in wanted}
+        wanted = tuple(
+            PartitionHead(name, require_entry(store, name).incarnation, head) for name, head in sorted(heads.items())
+        )
+        plan = partial(truncate, dry_run=dry_run, probe=not dry_run)
+        planned = {each.stream: plan(each, listed=listed.get(each.stream)) for each in wanted}
         if dry_run:
             return planned
         if before is not None and not before.is_done:
-            raise StoreUnavailable(f"somebody else truncates {topic} at the same time: {before.by}")
+            raise StoreUnavailable(f"another process truncates {topic} at the same time: {before.by}")
         if not still():
             return {}
         intent = TruncationIntent(topic, wanted, force, by, clock.now_ms())
         if _begun(store, intent, info):
-            return _apply(how, intent)
+            return _apply(store, intent, truncate)
     raise StoreUnavailable(f"{topic} in {store.url} was truncated {ATTEMPTS_MAX} times meanwhile")
 
 
@@ -386,7 +393,7 @@ def resume_topic_truncation(
     topic: str,
     *,
     clock: Clock,
-    source_of: SourceOf = lambda _: None,
+    source_of: SourceOf = no_source,
     take_over: bool = False,
     takeover_after_s: float = 60.0,
 ) -> Mapping[str, Truncation]:
@@ -394,73 +401,63 @@ def resume_topic_truncation(
     found, _ = read_intent(store, topic)
     if found is None or found.is_done:
         return {}
-    how = _How(store, clock, source_of, force=found.forced, take_over=take_over, takeover_after_s=takeover_after_s)
-    return _apply(how, found)
+    truncate = partial(
+        _truncate_partition,
+        store,
+        clock=clock,
+        source_of=source_of,
+        force=found.forced,
+        take_over=take_over,
+        takeover_after_s=takeover_after_s,
+    )
+    return _apply(store, found, truncate)
 
 
-class _How:
-    """Options for truncating one partition."""
-
-    def __init__(
-        self,
-        store: ObjectStore,
-        clock: Clock,
-        source_of: SourceOf,
-        *,
-        force: bool,
-        take_over: bool,
-        takeover_after_s: float,
-    ) -> None:
-        self.store, self._clock, self._source_of = store, clock, source_of
-        self._force, self._take_over, self._takeover_after_s = force, take_over, takeover_after_s
-
-    def truncate(self, wanted: PartitionHead) -> Truncation:
-        return self._truncate(self._log(wanted), wanted, dry_run=False)
-
-    def plan(self, wanted: PartitionHead, *, dry_run: bool) -> Truncation:
-        """Plan one partition; raises as ``truncate``, except for an active writer in a dry run."""
-        log = self._log(wanted)
-        plan = self._truncate(log, wanted, dry_run=True)
-        if (plan.gaps or plan.failed) and not dry_run:
-            now_ms = self._clock.now_ms()
-            require_takeable(log.state, now_ms, self._takeover_after_s, take_over=self._take_over)
-        return plan
-
-    def _log(self, wanted: PartitionHead) -> ManifestLog:
-        return ManifestLog(self.store, wanted.stream, clock=self._clock, incarnation=wanted.incarnation)
-
-    def _truncate(self, log: ManifestLog, wanted: PartitionHead, *, dry_run: bool) -> Truncation:
-        return truncate_stream(
-            log,
-            wanted.head,
-            clock=self._clock,
-            source=self._source_of(wanted.stream),
-            force=self._force,
-            take_over=self._take_over,
-            takeover_after_s=self._takeover_after_s,
-            dry_run=dry_run,
-        )
-
-
-def _apply(how: _How, intent: TruncationIntent) -> Mapping[str, Truncation]:
-    done = {}
-    for each in intent.heads:
-        if not _is_alive(how.store, each):
-            continue  # deleted since; a recreated stream of that name is another one
-        try:
-            done[each.stream] = how.truncate(each)
-        except (NotFound, Fenced):
-            if _is_alive(how.store, each):
-                raise
-    _finish(how.store, intent)
+def _truncate_partition(
+    store: ObjectStore,
+    wanted: PartitionHead,
+    *,
+    clock: Clock,
+    source_of: SourceOf,
+    force: bool,
+    take_over: bool,
+    takeover_after_s: float,
+    dry_run: bool = False,
+    probe: bool = False,
+    listed: int | None = None,
+) -> Truncation:
+    """Truncate one partition; ``dry_run``: plan it, ``probe``: plan it, and refuse an active writer."""
+    log = ManifestLog(store, wanted.stream, clock=clock, incarnation=wanted.incarnation)
+    done = truncate_stream(
+        log,
+        wanted.head,
+        clock=clock,
+        source=source_of(wanted.stream),
+        force=force,
+        take_over=take_over,
+        takeover_after_s=takeover_after_s,
+        dry_run=dry_run or probe,
+        listed=listed,
+    )
+    if probe and (done.gaps or done.failed):
+        require_takeable(log.state, clock.now_ms(), takeover_after_s, take_over=take_over)
     return done
 
 
-def _incarnation(store: ObjectStore, stream: str) -> UUID:
-    entry = read_entry(store, stream)
-    if entry is None:
-        raise NotFound(f"stream {stream} isn't in {store.url}", hint="`offloader ls` lists the streams")
-    return entry.incarnation
+def _apply(
+    store: ObjectStore, intent: TruncationIntent, truncate: Callable[[PartitionHead], Truncation]
+) -> Mapping[str, Truncation]:
+    done = {}
+    for each in intent.heads:
+        if not _is_alive(store, each):
+            continue  # deleted since; a recreated stream of that name is another one
+        try:
+            done[each.stream] = truncate(each)
+        except (NotFound, Fenced):
+            if _is_alive(store, each):
+                raise
+    _finish(store, intent)
+    return done
 
 
 def _is_alive(store: ObjectStore, wanted: PartitionHead) -> bool:
@@ -472,7 +469,7 @@ def _begun(store: ObjectStore, intent: TruncationIntent, before: ObjectInfo | No
     """Write an intent over the one read, unless that has changed."""
     key = intent_key(intent.topic)
     try:
-        store.put(key, encode_intent(intent), mode=mode_of_new(store, key, before))
+        store.put(key, intent.encode(), mode=mode_of_new(store, key, before))
     except PreconditionFailed:
         # It may be this one, whose response was lost.
         return read_intent(store, intent.topic)[0] == intent
@@ -486,9 +483,7 @@ def _finish(store: ObjectStore, intent: TruncationIntent) -> None:
         found, info = read_intent(store, intent.topic)
         if found != intent:
             return
-        try:
-            store.put(key, encode_intent(replace(intent, is_done=True)), mode=mode_of_new(store, key, info))
-        except PreconditionFailed:
-            continue
-        return
+        with suppress(PreconditionFailed):
+            store.put(key, replace(intent, is_done=True).encode(), mode=mode_of_new(store, key, info))
+            return
     raise StoreUnavailable(f"{key} in {store.url} changed {ATTEMPTS_MAX} times meanwhile")

@@ -10,23 +10,18 @@ import threading
 import time
 from typing import Protocol
 
-__all__ = ["Clock", "SystemClock"]
-
 
 class Clock(Protocol):
     """Time source of the package."""
 
     def now_ms(self) -> int:
         """Wall clock, milliseconds since 1970 UTC."""
-        ...
 
     def monotonic_s(self) -> float:
         """Monotonic seconds; only differences are meaningful."""
-        ...
 
     def wait(self, event: threading.Event, timeout_s: float) -> bool:
         """Blocks until ``event`` is set or ``timeout_s`` passed; returns whether it is set."""
-        ...
 
 
 class SystemClock:

@@ -7,8 +7,6 @@ import errno
 import os
 from pathlib import Path
 
-__all__ = ["RACES_MAX", "make_directories", "sync_directory", "sync_name"]
-
 #: Tries of a step that a concurrent removal of empty directories can undo.
 RACES_MAX = 20
 

@@ -10,8 +10,6 @@ import logging
 from datetime import UTC, datetime
 from typing import TextIO
 
-__all__ = ["JsonLines", "PlainLines", "log_to"]
-
 #: The standard attributes of a record; others come from ``extra=``.
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -65,8 +63,6 @@ def log_to(stream: TextIO, *, level: str = "INFO", as_json: bool = True) -> logg
     """Sends the package's logs to ``stream``; other loggers stay unchanged.
 
     Args:
-        stream: usually standard error.
-        level: lowest level written, a name of ``logging``.
         as_json: one object per line; else a line for people.
 
     Returns:

@@ -6,8 +6,6 @@ import ctypes
 import os
 import sys
 
-__all__ = ["ALLOCATOR", "HEAP", "THREAD_SWITCH_S", "keep_heap_small", "set_up"]
-
 #: Time after which a computing thread releases the interpreter. Python's default of 5 ms is longer than twenty appends
 #: take, and an append releases the interpreter at each of its statements: a command that encodes and sends meanwhile
 #: would queue them. A Spark task that decodes would delay the pipe to the JVM as long.

@@ -8,11 +8,10 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeVar
 
 from offloader.runtime.clock import Clock
-
-__all__ = ["Backoff", "SerialTask", "Timer", "Workers"]
 
 _log = logging.getLogger("offloader.runtime.workers")
 _Result = TypeVar("_Result")
@@ -21,26 +20,19 @@ _Result = TypeVar("_Result")
 _TIMER_WAIT_S_MAX = 60.0
 
 
+@dataclass(slots=True, eq=False)
 class Timer:
     """A delayed call. ``cancel`` before its start prevents it."""
 
-    __slots__ = ("cancelled", "run")
-
-    def __init__(self, run: Callable[[], object]) -> None:
-        self.run = run
-        self.cancelled = False
+    run: Callable[[], object]
+    cancelled: bool = False
 
     def cancel(self) -> None:
         self.cancelled = True
 
 
 class Workers:
-    """Threads that encode, upload and commit, for all streams of a process.
-
-    Args:
-        threads_max: size of the pool.
-        clock: for timers.
-    """
+    """Threads that encode, upload and commit, for all streams of a process."""
 
     def __init__(self, threads_max: int, clock: Clock) -> None:
         self.threads_max = threads_max
@@ -113,11 +105,9 @@ class SerialTask:
     """A step of a state machine: runs at least once after the last of any number of schedules, never concurrently."""
 
     def __init__(self, workers: Workers, run: Callable[[], object]) -> None:
-        self._workers = workers
-        self._run = run
+        self._workers, self._run = workers, run
         self._lock = threading.Lock()
-        self._running = False
-        self._again = False
+        self._running = self._again = False
 
     def schedule(self) -> None:
         with self._lock:
@@ -153,18 +143,10 @@ RETRY_DELAY_FIRST_S = 0.2
 
 
 class Backoff:
-    """Calls ``again`` after an exponential delay.
-
-    Args:
-        workers: runs the timer and the call.
-        delay_s_max: the longest wait (``retry_seconds_max``).
-        again: the retried call.
-    """
+    """Calls ``again`` after an exponential delay."""
 
     def __init__(self, workers: Workers, delay_s_max: float, again: Callable[[], object]) -> None:
-        self._workers = workers
-        self._delay_s_max = delay_s_max
-        self._again = again
+        self._workers, self._delay_s_max, self._again = workers, delay_s_max, again
         self._lock = threading.Lock()
         self._delay_s = 0.0
         self.waiting = False

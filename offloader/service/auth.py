@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,28 +16,6 @@ from typing import NoReturn
 from offloader.errors import AccessDenied, InvalidCall
 from offloader.service.listen import ListenAddress
 from offloader.settings import AccessSettings
-
-__all__ = [
-    "OPERATIONS",
-    "OPERATION_OF_ACTION",
-    "OPERATION_OF_ROUTE",
-    "SUBSCRIBER_SCOPE",
-    "TOKEN_BYTES_MAX",
-    "Caller",
-    "Credentials",
-    "Guard",
-    "NotAllowed",
-    "NotAuthenticated",
-    "Operation",
-    "Role",
-    "bearer_token",
-    "digest_of",
-    "guard_for",
-    "is_token",
-    "open_credentials",
-    "operations_table",
-    "token_digests",
-]
 
 #: Token length: shorter ones can be guessed, longer ones don't fit into a header.
 TOKEN_BYTES_MIN = 16
@@ -48,11 +26,6 @@ TOKEN_FILE_BYTES_MAX = 256 * 1024
 #: RFC 6750, b64token: the characters allowed in a header.
 _TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
-
-
-def is_token(text: str) -> bool:
-    """Whether it has a token's form; configured tokens must be longer."""
-    return 0 < len(text) <= TOKEN_BYTES_MAX and _TOKEN.fullmatch(text) is not None
 
 
 def digest_of(token: str) -> bytes:
@@ -75,8 +48,7 @@ def token_digests(source: str, environ: Mapping[str, str]) -> Sequence[bytes]:
     else:
         # The value may be a misplaced token: don't repeat it.
         raise InvalidCall("a token's source is neither file:PATH nor env:NAME")
-    lines = [line.strip() for line in text.splitlines()]
-    tokens = [line for line in lines if line and not line.startswith("#")]
+    tokens = [token for line in text.splitlines() if (token := line.strip()) and not token.startswith("#")]
     if not tokens:
         raise InvalidCall(f"{source} holds no token")
     for number, token in enumerate(tokens, 1):
@@ -105,6 +77,8 @@ def _file_text(file: Path) -> str:
 
 #: Prefix of a subscriber's name in the scope of a certificate: ``subscriber:billing``.
 SUBSCRIBER_SCOPE = "subscriber:"
+#: Scope of a broker's plugin, beside the roles.
+BROKER_SCOPE = "broker"
 
 
 class Role(enum.IntEnum):
@@ -116,15 +90,11 @@ class Role(enum.IntEnum):
 
     @classmethod
     def of(cls, name: str) -> Role:
-        """``read``, ``write`` or ``admin``.
-
-        Raises:
-            InvalidCall: another word.
-        """
+        """``read``, ``write`` or ``admin``. Raises ``InvalidCall``: another word."""
         try:
             return cls[name.upper()]
         except KeyError:
-            raise InvalidCall(f"{ascii(name)[:80]} is no role", hint="roles: read, write, admin") from None
+            raise InvalidCall(f"{ascii(name)[:80]} is no role", hint="roles: read, write, admin; or broker") from None
 
 
 class NotAuthenticated(AccessDenied):
@@ -143,49 +113,45 @@ class Caller:
         name: for logs and the audit: ``token of env:READ_TOKEN``, ``certificate prometheus``, ``anyone``. No secret.
         role: ``None`` without subscribers: liveness queries only.
         subscribers: whose progress the caller may report, besides its role.
+        is_broker: whether it may do what a broker's plugin does, besides its role.
     """
 
     name: str
     role: Role | None
     subscribers: frozenset[str] = frozenset()
+    is_broker: bool = False
 
     def require_known(self) -> None:
-        """Passes any known caller.
-
-        Raises:
-            NotAuthenticated: the caller is unknown.
-        """
-        if self.role is None and not self.subscribers:
+        """Passes any known caller. Raises ``NotAuthenticated``: the caller is unknown."""
+        if self.role is None and not self.subscribers and not self.is_broker:
             raise NotAuthenticated(
                 "this needs a token or a client certificate",
                 hint="send the header Authorization: Bearer TOKEN",
             )
 
-    def require(self, role: Role, *, subscriber: str | None = None) -> None:
-        """Passes a caller with at least ``role``, or for ``subscriber``.
+    def may(self, operation: Operation, *, subscriber: str | None = None) -> None:
+        """Passes a caller that may do ``operation``: by its role, as a broker, or for ``subscriber`` if it concerns
+        one.
 
         Raises:
             NotAuthenticated: the caller is unknown.
             NotAllowed: the role isn't sufficient.
         """
+        role, scoped = operation.role, operation.is_of_subscriber and subscriber is not None
+        if role is None:
+            return
         self.require_known()
-        if (self.role is not None and self.role >= role) or (subscriber is not None and subscriber in self.subscribers):
+        if (self.role is not None and self.role >= role) or (scoped and subscriber in self.subscribers):
+            return
+        if operation.is_of_broker and self.is_broker:
             return
         own = "no role" if self.role is None else f"the role {self.role.name.lower()}"
-        scoped = "" if subscriber is None else ", or a token that is bound to that subscriber"
+        other = ", or a token that is bound to that subscriber" if scoped else ""
+        other = ", or a token of access.broker_tokens" if operation.is_of_broker else other
         raise NotAllowed(
-            f"{self.name} has {own}, this needs {role.name.lower()}{scoped}",
-            hint="ask whoever runs the process for a token of that role",
+            f"{self.name} has {own}, this needs {role.name.lower()}{other}",
+            hint="ask the operator for a token of that role",
         )
-
-    def may(self, operation: Operation, *, subscriber: str | None = None) -> None:
-        """Passes a caller that may do ``operation``, for ``subscriber`` if it concerns one.
-
-        Raises:
-            NotAuthenticated, NotAllowed: as ``require``.
-        """
-        if operation.role is not None:
-            self.require(operation.role, subscriber=subscriber if operation.is_of_subscriber else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,28 +159,30 @@ class Operation:
     """An operation of the API.
 
     Attributes:
-        about: its description.
         role: required; ``None``: none.
         is_of_subscriber: a token bound to the subscriber concerned is sufficient.
-        http: methods and paths.
+        is_of_broker: a broker's token is sufficient.
         flight: names of actions, and of the protocol's calls.
     """
 
     about: str
     role: Role | None
     is_of_subscriber: bool = False
+    is_of_broker: bool = False
     http: tuple[str, ...] = ()
     flight: tuple[str, ...] = ()
 
     @property
     def who(self) -> str:
         """The role as text; ``-``: none required."""
-        return "-" if self.role is None else self.role.name.lower() + (", subscriber" if self.is_of_subscriber else "")
+        scopes = [", subscriber"] * self.is_of_subscriber + [f", {BROKER_SCOPE}"] * self.is_of_broker
+        return "-" if self.role is None else "".join([self.role.name.lower(), *scopes])
 
 
 _STREAM = "/v1/streams/{stream}"
 _SUBSCRIBER = f"{_STREAM}/subscribers/{{subscriber}}"
-_OF_STREAM = ("segments", "ledgers", "shape", "retention", "decisions", "subscribers", "cleanup", "orphans")
+_LEDGER = f"{_STREAM}/ledgers/{{ledger}}"
+_OF_STREAM = ("segments", "ledgers", "timeline", "retention", "decisions", "subscribers", "cleanup", "orphans")
 _OF_PROCESS = ("openapi.json", "overview", "status", "config", "errors", "decisions", "orphans", "streams")
 
 OPERATIONS: Mapping[str, Operation] = {
@@ -252,10 +220,22 @@ OPERATIONS: Mapping[str, Operation] = {
         about="publish what a subscriber has consumed",
         role=Role.ADMIN,
         is_of_subscriber=True,
-        http=(f"POST {_SUBSCRIBER}/publish",),
+        http=(f"PUT {_SUBSCRIBER}/position",),
         flight=("publish",),
     ),
     "unsubscribe": Operation(about="forget a subscriber", role=Role.ADMIN, http=(f"DELETE {_SUBSCRIBER}",)),
+    "read-ledger": Operation(
+        about="read whole ledgers",
+        role=Role.ADMIN,
+        is_of_broker=True,
+        http=(f"GET {_LEDGER}", f"GET {_LEDGER}/entries"),
+    ),
+    "offload-ledger": Operation(
+        about="have a closed ledger offloaded, bring what readers aren't given, say that an attempt is over",
+        role=Role.ADMIN,
+        is_of_broker=True,
+        http=(f"POST {_LEDGER}/offload", f"PUT {_LEDGER}/missing", f"DELETE {_LEDGER}"),
+    ),
     "truncate": Operation(about="let a stream begin later", role=Role.ADMIN, flight=("truncate",)),
 }
 #: ``POST /v1/streams/{stream}/pause`` -> the operation.
@@ -264,28 +244,10 @@ OPERATION_OF_ROUTE: Mapping[str, Operation] = {route: each for each in OPERATION
 OPERATION_OF_ACTION: Mapping[str, Operation] = {name: each for each in OPERATIONS.values() for name in each.flight}
 
 
-def operations_table() -> Iterator[tuple[str, str, str, str]]:
-    """Operations with role, HTTP route and Flight action, a row each."""
-    for each in OPERATIONS.values():
-        looks = each is OPERATIONS["look"]
-        http = "every other GET" if looks else ", ".join(f"`{route}`" for route in each.http)
-        yield each.about, each.who, http, ", ".join(f"`{name}`" for name in each.flight)
-
-
 #: Maximum of a process; a caller's token is compared with each.
 TOKENS_MAX = 64
 #: In ``certificates``: any certificate signed by the configured authorities.
 ANY_CERTIFICATE = "*"
-
-
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """An accepted token: its digest, its source, and its permissions."""
-
-    digest: bytes
-    source: str
-    role: Role | None
-    subscribers: frozenset[str] = frozenset()
 
 
 class Credentials:
@@ -293,10 +255,12 @@ class Credentials:
 
     Args:
         tokens: role -> its tokens' sources: ``file:PATH`` or ``env:NAME``.
+        broker_tokens: sources of the tokens of brokers; a token with a role may be one too.
         subscriber_tokens: subscriber -> the source of its token. A token with a role may also have subscribers.
         certificates: common name or DNS name of a client's certificate -> its role; ``*``: any other signed by the
             listener's authorities.
         certificate_subscribers: such a name -> the certificate's subscriber.
+        certificate_brokers: such names whose certificates are brokers'.
         environ: environment variables; default: the process's.
 
     Raises:
@@ -309,47 +273,47 @@ class Credentials:
         self,
         *,
         tokens: Mapping[Role, Sequence[str]] | None = None,
+        broker_tokens: Sequence[str] = (),
         subscriber_tokens: Mapping[str, str] | None = None,
         certificates: Mapping[str, Role] | None = None,
         certificate_subscribers: Mapping[str, str] | None = None,
+        certificate_brokers: Collection[str] = (),
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        roles = [(source, role, "") for role, sources in (tokens or {}).items() for source in sources]
-        scopes = [(source, None, name) for name, source in (subscriber_tokens or {}).items()]
-        self._sources: Sequence[tuple[str, Role | None, str]] = [*roles, *scopes]
+        self._sources: Sequence[tuple[str, Role | None, str, bool]] = [
+            *((source, role, "", False) for role, sources in (tokens or {}).items() for source in sources),
+            *((source, None, name, False) for name, source in (subscriber_tokens or {}).items()),
+            *((source, None, "", True) for source in broker_tokens),
+        ]
         self._certificates = dict(certificates or {})
         self._certificate_subscribers = dict(certificate_subscribers or {})
-        self._environ = environ
-        self._known: tuple[_Known, ...] = ()
-        self.reload()
-
-    def reload(self) -> None:
-        """Reads the tokens again; an error changes nothing. Raises as the constructor."""
+        self._certificate_brokers = frozenset(certificate_brokers)
+        self._environ = os.environ if environ is None else environ
+        #: Digest of a token -> its caller.
+        self._known: Mapping[bytes, Caller] = {}
         self.read()()
 
     def read(self) -> Callable[[], None]:
-        """Reads the tokens again; the returned function activates them and can't fail.
-
-        Raises:
-            InvalidCall, AccessDenied: as the constructor.
-        """
-        environ = os.environ if self._environ is None else self._environ
-        known: dict[bytes, _Known] = {}
+        """Reads the tokens again; the returned function activates them and can't fail. Raises ``InvalidCall``,
+        ``AccessDenied``: as the constructor."""
+        known: dict[bytes, Caller] = {}
         problems: list[str] = []
         denied = False
-        for source, role, subscriber in self._sources:
+        for source, role, subscriber, is_broker in self._sources:
             try:
-                found = token_digests(source, environ)
+                found = token_digests(source, self._environ)
             except (AccessDenied, InvalidCall) as error:
                 denied |= isinstance(error, AccessDenied)
                 problems.append(error.message)
                 continue
             for digest in found:
-                other = known.get(digest, _Known(digest, source, role))
+                other = known.get(digest, Caller(f"token of {source}", role))
                 if role is not None and other.role not in (role, None):
-                    problems.append(f"{other.source} and {source} hold the same token, for two roles")
+                    problems.append(f"{other.name} and of {source}: one token with two roles")
                 subscribers = other.subscribers | ({subscriber} if subscriber else frozenset())
-                known[digest] = replace(other, role=other.role or role, subscribers=subscribers)
+                known[digest] = replace(
+                    other, role=other.role or role, subscribers=subscribers, is_broker=other.is_broker or is_broker
+                )
         if len(known) > TOKENS_MAX:
             problems.append(f"{len(known)} tokens are above {TOKENS_MAX}")
         if problems:
@@ -357,10 +321,7 @@ class Credentials:
             raise kind(
                 "; ".join(problems), hint="one token a line, of at least 16 letters and digits; nothing was changed"
             )
-        return partial(self._use, tuple(known.values()))
-
-    def _use(self, known: tuple[_Known, ...]) -> None:
-        self._known = known
+        return partial(setattr, self, "_known", known)
 
     @property
     def has_tokens(self) -> bool:
@@ -369,38 +330,33 @@ class Credentials:
     @property
     def has_certificates(self) -> bool:
         """Whether client certificates are accepted."""
-        return bool(self._certificates or self._certificate_subscribers)
+        return bool(self._certificates or self._certificate_subscribers or self._certificate_brokers)
 
     def of_token(self, token: str) -> Caller:
-        """The token's caller. Constant time for wrong and right tokens.
-
-        Raises:
-            NotAuthenticated: an unknown token.
-        """
+        """The token's caller. Constant time for wrong and right tokens. Raises ``NotAuthenticated``: an unknown
+        token."""
         digest = digest_of(token)
-        found: _Known | None = None
-        for each in self._known:  # all of them: timing must not reveal a near match
-            if hmac.compare_digest(each.digest, digest):
-                found = each
-        if found is None:
+        # Compare with all of them: timing must not reveal a near match.
+        found = [caller for known, caller in self._known.items() if hmac.compare_digest(known, digest)]
+        if not found:
             raise NotAuthenticated("the token isn't known here", hint="it may have been replaced: get the new one")
-        return Caller(f"token of {found.source}", found.role, found.subscribers)
+        return found[0]
 
     def of_certificate(self, names: Collection[str]) -> Caller:
-        """The certificate's caller, by its names; the transport has checked the signature.
-
-        Raises:
-            NotAuthenticated: none of its names is configured.
-        """
+        """The certificate's caller, by its names; the transport has checked the signature. Raises ``NotAuthenticated``:
+        none of its names is configured."""
         bound = [name for name in names if name in self._certificate_subscribers]
         subscribers = frozenset(self._certificate_subscribers[name] for name in bound)
+        brokers = [name for name in names if name in self._certificate_brokers]
         known = [name for name in names if name != ANY_CERTIFICATE and name in self._certificates]
         best = max(known, key=lambda name: self._certificates[name], default="")
         if best:
-            return Caller(f"certificate {best}", self._certificates[best], subscribers)
+            return Caller(f"certificate {best}", self._certificates[best], subscribers, bool(brokers))
         role = self._certificates.get(ANY_CERTIFICATE)
+        bound += brokers
         if bound or role is not None:
-            return Caller(f"certificate {min(bound or names, default='without a name')}", role, subscribers)
+            name = min(bound or names, default="without a name")
+            return Caller(f"certificate {name}", role, subscribers, bool(brokers))
         raise NotAuthenticated(
             "the client certificate's name isn't known here", hint="name it with a role in access.certificates"
         )
@@ -410,24 +366,23 @@ class Credentials:
 
     def __str__(self) -> str:
         """Number of tokens and certificates, as text."""
-        certificates = self._certificates.keys() | self._certificate_subscribers.keys()
+        certificates = self._certificates.keys() | self._certificate_subscribers.keys() | self._certificate_brokers
         return f"{len(self._known)} tokens, {len(certificates)} certificates"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("credentials stay in their process")
 
 
+@dataclass(frozen=True)
 class Guard:
     """Authentication of one listener.
 
-    Args:
-        credentials: accepted tokens and certificates.
+    Attributes:
         anonymous: the role without credentials; ``None``: none. ``guard_for`` decides when that is safe.
     """
 
-    def __init__(self, credentials: Credentials, anonymous: Role | None = None) -> None:
-        self.credentials = credentials
-        self.anonymous = anonymous
+    credentials: Credentials
+    anonymous: Role | None = None
 
     def caller(self, authorization: str | None, certificate_names: Collection[str] | None = None) -> Caller:
         """The caller. A wrong token is refused even where none is required: its sender relies on it.
@@ -445,46 +400,43 @@ class Guard:
             return self.credentials.of_certificate(certificate_names)
         return Caller("anyone", self.anonymous)
 
-    def __repr__(self) -> str:
-        return f"Guard({self.credentials!r}, anonymous={self.anonymous!r})"
-
 
 def bearer_token(authorization: str) -> str:
-    """The token of a header ``Bearer TOKEN``.
-
-    Raises:
-        NotAuthenticated: another kind, or an invalid token.
-    """
+    """The token of a header ``Bearer TOKEN``. Raises ``NotAuthenticated``: another kind, or an invalid token."""
     kind, _, token = authorization.partition(" ")
     token = token.strip()
-    if kind.lower() != "bearer" or not is_token(token):
+    if kind.lower() != "bearer" or len(token) > TOKEN_BYTES_MAX or not _TOKEN.fullmatch(token):
         raise NotAuthenticated("the authorization isn't a bearer token", hint="send Authorization: Bearer TOKEN")
     return token
 
 
 def open_credentials(settings: AccessSettings, environ: Mapping[str, str] | None = None) -> Credentials:
-    """The tokens and certificates in a process's settings.
-
-    Raises:
-        InvalidCall, AccessDenied: as ``Credentials``; a certificate with an unknown role.
-    """
+    """The tokens and certificates in a process's settings. Raises ``InvalidCall``, ``AccessDenied``: as
+    ``Credentials``; a certificate with an unknown role."""
     roles: dict[str, Role] = {}
     subscribers: dict[str, str] = {}
+    brokers: set[str] = set()
     for name, granted in settings.certificates:
         role, scope, subscriber = granted.partition(SUBSCRIBER_SCOPE)
         if scope and subscriber.strip() and name != ANY_CERTIFICATE:
             subscribers[name] = subscriber.strip()
-        if role.strip() or name not in subscribers:
-            roles[name] = Role.of(role.strip() or granted)
+        words = role.split()
+        if BROKER_SCOPE in words and name != ANY_CERTIFICATE:
+            brokers.add(name)
+            words.remove(BROKER_SCOPE)
+        if words or not (name in subscribers or name in brokers):
+            roles[name] = Role.of(" ".join(words) or granted)
     return Credentials(
         tokens={
             Role.READ: settings.read_tokens,
             Role.WRITE: settings.write_tokens,
             Role.ADMIN: settings.admin_tokens,
         },
+        broker_tokens=settings.broker_tokens,
         subscriber_tokens=dict(settings.subscriber_tokens),
         certificates=roles,
         certificate_subscribers=subscribers,
+        certificate_brokers=brokers,
         environ=environ,
     )
 
@@ -502,10 +454,7 @@ def guard_for(
     On loopback without tokens and certificates every caller has every permission, unless ``access.anonymous`` is set.
 
     Args:
-        address: of the listener.
-        credentials: accepted tokens and certificates.
         settings: ``anonymous`` and ``tokens_without_tls`` permit explicitly.
-        has_tls: whether the listener is encrypted.
         setting: of the address, for the error.
 
     Raises:

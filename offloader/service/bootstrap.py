@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,18 +11,19 @@ from offloader.doctor import Finding, fine, warning
 from offloader.errors import InvalidCall, OffloaderError
 from offloader.ledgers.pulsar.discovery import TopicPatterns
 from offloader.ledgers.sqlite.database import database_path
-from offloader.maintenance import Upkeep
+from offloader.maintenance import Maintenance
 from offloader.runtime.clock import Clock
 from offloader.service.auth import Credentials, Guard, guard_for, open_credentials
+from offloader.service.broker_ledgers import BrokerLedgers
 from offloader.service.commands import ServiceControl
+from offloader.service.host import RecentErrors
 from offloader.service.listen import ListenAddress, parse_listen, server_tls
-from offloader.service.process import HttpListener, ServingParts, ServingProcess
-from offloader.service.providers.base import StreamProvider
+from offloader.service.process import HttpListener, ServingProcess
 from offloader.service.providers.embedded import EmbeddedProvider
 from offloader.service.providers.flight import FlightProvider
 from offloader.service.providers.pulsar import PulsarProvider
-from offloader.service.queries import RecentErrors, ServiceView
-from offloader.service.streams import ServedStreams
+from offloader.service.queries import ServiceView
+from offloader.service.streams import ServedStreams, StreamProvider
 from offloader.settings import Settings
 from offloader.settings.layered import SettingsFile
 from offloader.store.base import ObjectStore
@@ -30,21 +32,13 @@ from offloader.store.probe import require_conditional_puts
 from offloader.telemetry.prometheus import Metrics
 from offloader.write.offloader import LedgerOffloader
 
-__all__ = [
-    "Assembled",
-    "DoorChecks",
-    "ProviderParts",
-    "assemble",
-    "no_store",
-    "nothing_to_do",
-    "providers_of",
-    "require_sound",
-]
 
-
-def require_sound(settings: Settings) -> None:
+def require_sound(settings: Settings, *, read_only: bool = False) -> None:
     """Refuses unusable process settings, with all problems at once. Does no network I/O, but reads tokens and
     certificates.
+
+    Args:
+        read_only: whether the process only answers questions about the store.
 
     Raises:
         InvalidCall, AccessDenied: one part per problem.
@@ -53,12 +47,15 @@ def require_sound(settings: Settings) -> None:
     found: list[OffloaderError] = []
     if not serve.store:
         found.append(no_store())
-    if not (serve.ledgers or settings.pulsar.topics or settings.flight.listen or serve.upkeep):
+    has_streams = serve.ledgers or settings.pulsar.topics or settings.flight.listen
+    if read_only and not settings.http.listen:
+        found.append(nothing_to_answer())
+    if not read_only and not (has_streams or serve.maintenance):
         found.append(nothing_to_do())
     checks: list[Callable[[], object]] = [
         lambda: TopicPatterns.of(settings.pulsar.topics, settings.pulsar.exclude),
         *([lambda: database_path(serve.ledgers)] if serve.ledgers else []),
-        *([lambda: _require_safe(settings)] if _listens(settings) else []),
+        *([lambda: list(_guarded(settings, *_known(settings)))] if _listens(settings) else []),
     ]
     for check in checks:
         try:
@@ -71,25 +68,19 @@ def require_sound(settings: Settings) -> None:
         raise InvalidCall("; ".join(each.message for each in found), hint="every problem is listed")
 
 
-class DoorChecks:
-    """See ``offloader.doctor.Check``."""
-
-    name = "access"
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
-    def run(self) -> Iterator[Finding]:
-        if not _listens(self._settings):
-            return
-        credentials, has_tls = _known(self._settings)
-        yield fine("access", f"known: {credentials}" + ("; TLS" if has_tls else ""))
-        for setting, address, guard in _guarded(self._settings, credentials, has_tls=has_tls):
-            if guard.anonymous is not None and not address.is_loopback:
-                role = guard.anonymous.name.lower()
-                yield warning(setting, f"anyone who reaches {address} may {role}", "access.anonymous says so")
-            else:
-                yield fine(setting, f"{address} may be opened")
+def check_access(settings: Settings) -> Iterator[Finding]:
+    """Doctor's findings on the listeners: who may reach them. Raises ``OffloaderError``: the credentials or the
+    certificate can't be used, or a listener isn't safe."""
+    if not _listens(settings):
+        return
+    credentials, has_tls = _known(settings)
+    yield fine("access", f"known: {credentials}" + ("; TLS" if has_tls else ""))
+    for setting, address, guard in _guarded(settings, credentials, has_tls):
+        if guard.anonymous is not None and not address.is_loopback:
+            role = guard.anonymous.name.lower()
+            yield warning(setting, f"anyone who reaches {address} may {role}", "access.anonymous says so")
+        else:
+            yield fine(setting, f"{address} may be opened")
 
 
 def _listens(settings: Settings) -> dict[str, str]:
@@ -103,19 +94,11 @@ def _known(settings: Settings) -> tuple[Credentials, bool]:
     return open_credentials(settings.access), server_tls(settings.access) is not None
 
 
-def _guarded(
-    settings: Settings, credentials: Credentials, *, has_tls: bool
-) -> Iterator[tuple[str, ListenAddress, Guard]]:
+def _guarded(settings: Settings, credentials: Credentials, has_tls: bool) -> Iterator[tuple[str, ListenAddress, Guard]]:
     """Setting, address and guard of each listener. Raises as ``guard_for`` where it wouldn't be safe."""
     for setting, text in _listens(settings).items():
         address = parse_listen(text, setting=setting)
         yield setting, address, guard_for(address, credentials, settings.access, has_tls=has_tls, setting=setting)
-
-
-def _require_safe(settings: Settings) -> None:
-    credentials, has_tls = _known(settings)
-    for _ in _guarded(settings, credentials, has_tls=has_tls):
-        pass
 
 
 def no_store() -> InvalidCall:
@@ -126,43 +109,38 @@ def no_store() -> InvalidCall:
 def nothing_to_do() -> InvalidCall:
     """The error for settings with neither streams nor maintenance."""
     return InvalidCall(
-        "there is nothing to do: no feed of streams, and no upkeep",
-        hint="set serve.ledgers, pulsar.topics, flight.listen, or serve.upkeep = true",
+        "there is nothing to do: no feed of streams, and no maintenance",
+        hint="set serve.ledgers, pulsar.topics, flight.listen, or serve.maintenance = true",
+    )
+
+
+def nothing_to_answer() -> InvalidCall:
+    """The error for a process that only reads and doesn't listen."""
+    return InvalidCall(
+        "with --read-only the process does nothing but answer over HTTP, and it listens nowhere",
+        hint='set http.listen = "ADDRESS:PORT"',
     )
 
 
 @dataclass(frozen=True, slots=True)
-class ProviderParts:
-    """Parts for making a provider.
+class Assembled:
+    """A process that isn't started, and the parts of its providers and listeners.
 
     Attributes:
+        view: answers queries; ``control``: executes commands; ``ledgers``: serves brokers.
+        settings: of the process.
         store: of the streams, open for writing.
         credentials: of the listeners; the process reloads them.
-        control: executes commands for every stream, once everything is made.
-    """
-
-    settings: Settings
-    store: ObjectStore
-    metrics: Metrics
-    clock: Clock
-    credentials: Credentials
-    control: Callable[[], ServiceControl]
-
-
-@dataclass(frozen=True, slots=True)
-class Assembled:
-    """A process that isn't started, and the parts of its listeners.
-
-    Attributes:
-        view: answers queries; ``control``: executes commands.
-        credentials: accepted tokens and certificates.
     """
 
     process: ServingProcess
     view: ServiceView
     control: ServiceControl
+    ledgers: BrokerLedgers
     metrics: Metrics
+    settings: Settings
     store: ObjectStore
+    clock: Clock
     credentials: Credentials
 
 
@@ -172,17 +150,16 @@ def assemble(
     clock: Clock,
     recent: RecentErrors,
     store: ObjectStore | None = None,
-    feeds: Callable[[ProviderParts], Sequence[StreamProvider]] | None = None,
-    url: str = "",
+    feeds: Callable[[Assembled], Sequence[StreamProvider]] | None = None,
+    read_only: bool = False,
 ) -> Assembled:
     """Makes a process, not started.
 
     Args:
-        file: the settings.
         recent: log handler for recent errors; the caller adds it to the logger.
         store: instead of ``serve.store``; without a recorder it isn't measured.
         feeds: instead of the settings' providers.
-        url: the process's address if ``serve.url`` isn't set.
+        read_only: it only answers over HTTP: it has no streams and no maintenance, and writes nothing.
 
     Raises:
         InvalidCall: no store, or nothing to do; an unsafe listener.
@@ -192,28 +169,15 @@ def assemble(
     settings = file.settings_of("")
     serve = settings.serve
     metrics = Metrics(settings.telemetry, clock)
-    store = store or _open_store(settings, clock, metrics)
+    if read_only and not settings.http.listen:
+        raise nothing_to_answer()
+    store = store or _open_store(settings, clock, metrics, read_only=read_only)
     credentials = open_credentials(settings.access)
-    controls: list[ServiceControl] = []
-    made = list(
-        (feeds or providers_of)(ProviderParts(settings, store, metrics, clock, credentials, lambda: controls[0]))
-    )
-    if not made and not serve.upkeep:
-        raise nothing_to_do()
-    # Two writers that both "win" would lose entries: check before the first write.
-    problems = require_conditional_puts(store, single_writer=settings.store.single_writer).problems
-    offloader = LedgerOffloader(
-        store,
-        settings,
-        clock=clock,
-        observe=True,
-        store_problems=problems,
-        writer_url=serve.url or url or _listening_url(settings),
-    )
+    offloader = _offloader(store, settings, clock, read_only=read_only)
     streams = ServedStreams(offloader, file, clock)
     upkeep = None
-    if serve.upkeep:
-        upkeep = Upkeep(
+    if serve.maintenance and not read_only:
+        upkeep = Maintenance(
             store,
             clock=clock,
             settings_of=streams.settings_of,
@@ -221,17 +185,40 @@ def assemble(
             hot_streams=lambda: [each.name for each in streams.all()],
             recorder=metrics,
         )
-    process = ServingProcess(ServingParts(offloader, streams, made, upkeep, recent, clock, credentials))
+    process = ServingProcess(offloader, streams, upkeep, recent, credentials, clock)
     metrics.watch(process.readings)
     view = ServiceView(store, clock=clock, process=process)
-    controls.append(ServiceControl(store, clock=clock, process=process))
-    made_of = Assembled(process, view, controls[0], metrics, store, credentials)
+    control = ServiceControl(store, clock=clock, process=process)
+    ledgers = BrokerLedgers(
+        store,
+        settings=settings,
+        clock=clock,
+        recorder=metrics,
+        control=None if read_only else control,
+        environ=os.environ,
+    )
+    made = Assembled(process, view, control, ledgers, metrics, settings, store, clock, credentials)
+    providers = [] if read_only else (feeds or providers_of)(made)
+    if not providers and not serve.maintenance and not read_only:
+        raise nothing_to_do()
+    for feed in providers:
+        process.add_feed(feed)
     if settings.http.listen:
-        process.add_door(_http(made_of, settings, clock))
-    return made_of
+        process.add_door(_http(made))
+    return made
 
 
-def _open_store(settings: Settings, clock: Clock, metrics: Metrics) -> ObjectStore:
+def _offloader(store: ObjectStore, settings: Settings, clock: Clock, *, read_only: bool) -> LedgerOffloader:
+    """The offloader of a process, over a store that was found fit for it."""
+    problems: Sequence[str] = ()
+    if not read_only:
+        # Two writers that both "win" would lose entries: check before the first write.
+        problems = require_conditional_puts(store, single_writer=settings.store.single_writer).problems
+    url = settings.serve.url or _listening_url(settings)
+    return LedgerOffloader(store, settings, clock=clock, observe=True, store_problems=problems, writer_url=url)
+
+
+def _open_store(settings: Settings, clock: Clock, metrics: Metrics, *, read_only: bool) -> ObjectStore:
     serve = settings.serve
     if not serve.store:
         raise no_store()
@@ -243,6 +230,7 @@ def _open_store(settings: Settings, clock: Clock, metrics: Metrics) -> ObjectSto
         limits=settings.limits,
         clock=clock,
         recorder=metrics,
+        read_only=read_only,
     )
 
 
@@ -258,36 +246,30 @@ def _listening_url(settings: Settings) -> str:
     return f"{'https' if settings.access.certificate_file else 'http'}://{address}"
 
 
-def _http(parts: Assembled, settings: Settings, clock: Clock) -> HttpListener:
+def _http(parts: Assembled) -> HttpListener:
     # Imported late: a process without HTTP needs none of its packages.
     from offloader.service.http.server import OffloadHttp
 
     return OffloadHttp(
         parts.view,
         parts.control,
-        settings=settings,
+        ledgers=parts.ledgers,
+        settings=parts.settings,
         credentials=parts.credentials,
-        clock=clock,
+        clock=parts.clock,
         exposition=parts.metrics.exposition,
         recorder=parts.metrics,
     )
 
 
-def providers_of(parts: ProviderParts) -> list[StreamProvider]:
+def providers_of(parts: Assembled) -> list[StreamProvider]:
     """The providers in the settings."""
+    settings, store, clock = parts.settings, parts.store, parts.clock
     found: list[StreamProvider] = []
-    if parts.settings.serve.ledgers:
-        found.append(EmbeddedProvider(parts.settings.serve.ledgers, clock=parts.clock))
-    if parts.settings.pulsar.topics:
-        found.append(PulsarProvider(parts.settings.pulsar, parts.store, clock=parts.clock))
-    if parts.settings.flight.listen:
-        found.append(
-            FlightProvider(
-                parts.settings,
-                parts.store,
-                credentials=parts.credentials,
-                control=parts.control,
-                clock=parts.clock,
-            )
-        )
+    if settings.serve.ledgers:
+        found.append(EmbeddedProvider(settings.serve.ledgers, clock=clock))
+    if settings.pulsar.topics:
+        found.append(PulsarProvider(settings.pulsar, store, clock=clock))
+    if settings.flight.listen:
+        found.append(FlightProvider(settings, store, credentials=parts.credentials, control=parts.control, clock=clock))
     return found

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from formats.entries import Position
 from offloader.errors import InvalidCall, NotFound
-from offloader.ledgers.base import LedgerSource
 from offloader.read.reader import load_stream
 from offloader.retention.subscribers import CutLike, StreamRetention, open_retention
 from offloader.runtime.clock import Clock
+from offloader.service.process import ServingProcess
 from offloader.store.base import ObjectStore
 from offloader.write.backfill_service import BackfillService
-
-__all__ = ["LATEST", "ControlledProcess", "ServiceControl"]
 
 _log = logging.getLogger("offloader.service.commands")
 
@@ -23,46 +21,14 @@ _log = logging.getLogger("offloader.service.commands")
 LATEST = "latest"
 
 
-class ControlledProcess(Protocol):
-    """The process that executes the commands. Thread-safe."""
-
-    @property
-    def history(self) -> BackfillService:
-        """Records pauses in the manifest."""
-        ...
-
-    def source_of(self, stream: str) -> LedgerSource | None:
-        """The hot tier of a stream that is served here."""
-        ...
-
-    def offload(self, stream: str, until: Position | None, *, timeout_s: float) -> Position | None:
-        """Closes the segment that holds ``until`` (default: the newest entry now), and waits for its commit.
-
-        Returns:
-            The committed end, ``None`` when the stream has no entries.
-
-        Raises:
-            NotFound: no such stream is served here.
-            StoreUnavailable: not committed within ``timeout_s``; offloading continues.
-            As ``StreamOffload.offload``.
-        """
-        ...
-
-    def look_again(self, stream: str) -> None:
-        """Wakes a stream that is served here, to apply a pause or resume at once; ignores others."""
-        ...
-
-
 class ServiceControl:
     """Executes commands. Thread-safe.
 
     Args:
         store: of the streams, open for writing.
-        clock: for times of activity.
-        process: executes what needs more than the store.
     """
 
-    def __init__(self, store: ObjectStore, *, clock: Clock, process: ControlledProcess) -> None:
+    def __init__(self, store: ObjectStore, *, clock: Clock, process: ServingProcess) -> None:
         self._store, self._clock, self._process = store, clock, process
 
     def offload(self, name: str, *, until: str = "", timeout_s: float, by: str) -> dict[str, Any]:
@@ -75,19 +41,21 @@ class ServiceControl:
 
         Raises:
             InvalidCall: ``until`` is no position.
-            As ``ControlledProcess.offload``.
+            NotFound: no such stream is served here.
+            As ``StreamSupervisor.offload``.
         """
         last = _position(until, "until") if until else None
         _tell("offload", name, by)
-        committed = self._process.offload(name, last, timeout_s=timeout_s)
+        committed = self._process.streams.require(name).offload(last, timeout_s=timeout_s)
         return {"stream": name, "committed": None if committed is None else str(committed)}
 
-    def pause(self, name: str, *, reason: str = "", by: str) -> dict[str, Any]:
-        """Assigns no further segment of a stream until ``resume``.
+    def complete(self, name: str, until: Position, *, timeout_s: float) -> None:
+        """As ``offload``, for callers that ask often: it isn't logged."""
+        self._process.streams.require(name).offload(until, timeout_s=timeout_s)
 
-        Raises:
-            NotFound: no such stream; Fenced: it was deleted.
-        """
+    def pause(self, name: str, *, reason: str = "", by: str) -> dict[str, Any]:
+        """Assigns no further segment of a stream until ``resume``. Raises ``NotFound``: no such stream; Fenced: it was
+        deleted."""
         return self._record(name, "pause", lambda runs: runs.pause(name, reason), by)
 
     def resume(self, name: str, *, by: str) -> dict[str, Any]:
@@ -127,11 +95,7 @@ class ServiceControl:
         return {"stream": name, **found.as_json()}
 
     def unsubscribe(self, name: str, subscriber: str, *, generation: int | None = None, by: str) -> dict[str, Any]:
-        """Removes a subscriber: it holds nothing back any more.
-
-        Raises:
-            NotFound: no such stream or subscriber.
-        """
+        """Removes a subscriber: it holds nothing back any more. Raises ``NotFound``: no such stream or subscriber."""
         retention = self._retention(name)
         if subscriber not in retention.registry().subscribers:
             raise NotFound(f"nobody called {subscriber} subscribes to stream {name}", hint="list its subscribers")
@@ -143,7 +107,9 @@ class ServiceControl:
         changed = change(self._process.history)
         if changed:
             _tell(what, name, by)
-            self._process.look_again(name)
+            served = self._process.streams.get(name)
+            if served is not None:
+                served.wake()
         state = load_stream(self._store, name)
         committed = state.committed_end()
         return {
@@ -155,7 +121,7 @@ class ServiceControl:
         }
 
     def _retention(self, name: str) -> StreamRetention:
-        return open_retention(self._store, name, source_of=self._process.source_of, clock=self._clock)
+        return open_retention(self._store, name, source_of=self._process.streams.source_of, clock=self._clock)
 
 
 def _cut(retention: StreamRetention, given: object, what: str) -> CutLike:

@@ -1,4 +1,4 @@
-"""Lock file, service manager and store health of a serving process."""
+"""Lock file, service manager, store health and recent errors of a serving process."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 import socket
 import threading
+from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from formats.keys import catalog_key
@@ -16,8 +19,6 @@ from offloader.errors import AccessDenied, OffloaderError, StoreUnavailable, Thr
 from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectStore
 from offloader.store.retrying import with_short_retries
-
-__all__ = ["Notifier", "ProcessLock", "StoreReach"]
 
 _HOLDER_BYTES_MAX = 1000
 
@@ -38,11 +39,7 @@ class ProcessLock:
         return self._descriptor is not None
 
     def take(self) -> bool:
-        """Takes the lock if it is free; doesn't wait.
-
-        Raises:
-            AccessDenied: the file can't be created or opened.
-        """
+        """Takes the lock if it is free; doesn't wait. Raises ``AccessDenied``: the file can't be created or opened."""
         if self._descriptor is not None:
             return True
         try:
@@ -68,8 +65,7 @@ class ProcessLock:
     def holder(self) -> str:
         """The holder, from the file."""
         try:
-            with self.path.open("rb") as file:
-                return file.read(_HOLDER_BYTES_MAX).decode("utf-8", "replace").strip()
+            return self.path.read_bytes()[:_HOLDER_BYTES_MAX].decode("utf-8", "replace").strip()
         except OSError:
             return ""
 
@@ -84,11 +80,7 @@ _log = logging.getLogger("offloader.service")
 
 
 class Notifier:
-    """systemd notifications to the socket in the environment; does nothing without one.
-
-    Args:
-        environ: of the process.
-    """
+    """systemd notifications to the socket in the environment; does nothing without one."""
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         path = environ.get("NOTIFY_SOCKET", "")
@@ -123,46 +115,109 @@ _KEY = catalog_key("is-anybody-there")
 
 
 class StoreReach:
-    """Reachability of the store. Thread-safe; one check at a time.
+    """Reachability of the store, for one thread.
 
-    Args:
-        store: to check.
-        clock: for times.
+    Attributes:
+        answering_s: seconds for which every check succeeded; 0: the newest one failed.
+        silent_s: seconds for which every check failed; 0: the newest one succeeded.
     """
 
     def __init__(self, store: ObjectStore, clock: Clock) -> None:
         self._store, self._clock = with_short_retries(store), clock
-        self._lock = threading.Lock()
-        self._answers = True
-        self._since_s = clock.monotonic_s()
-        self._looked_s = self._since_s
+        self._answers, self._since_s = True, clock.monotonic_s()
+        self.answering_s = self.silent_s = 0.0
 
     def look(self) -> None:
         """Sends one request; takes as long as the store's deadlines allow."""
-        asked_s = self._clock.monotonic_s()
-        answers = True
+        asked_s, answers = self._clock.monotonic_s(), True
         try:
             self._store.head(_KEY)
-        except Throttled:
-            pass
-        except StoreUnavailable:
-            answers = False
-        except OffloaderError:
-            pass
-        with self._lock:
-            self._looked_s = self._clock.monotonic_s()
-            if answers is not self._answers:
-                # A failed request counts from when it was sent, an answered one from its response.
-                self._answers, self._since_s = answers, self._looked_s if answers else asked_s
+        except OffloaderError as error:
+            answers = isinstance(error, Throttled) or not isinstance(error, StoreUnavailable)
+        now_s = self._clock.monotonic_s()
+        if answers is not self._answers:
+            # A failed request counts from when it was sent, an answered one from its response.
+            self._answers, self._since_s = answers, now_s if answers else asked_s
+        lasts_s = now_s - self._since_s
+        self.answering_s, self.silent_s = (lasts_s, 0.0) if answers else (0.0, lasts_s)
 
-    @property
-    def answering_s(self) -> float:
-        """Seconds for which every check succeeded; 0: the newest one failed."""
-        with self._lock:
-            return self._looked_s - self._since_s if self._answers else 0.0
 
-    @property
-    def silent_s(self) -> float:
-        """Seconds for which every check failed; 0: the newest one succeeded."""
-        with self._lock:
-            return 0.0 if self._answers else self._looked_s - self._since_s
+#: Distinct messages kept; above it the least recent is evicted.
+ERRORS_KEPT = 200
+#: Longest text of a message.
+TEXT_CHARS_MAX = 2000
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TroubleSeen:
+    """One message.
+
+    Attributes:
+        first_ms, last_ms: first and last occurrence, ms since 1970 UTC.
+        level: ``warning`` or ``error``.
+        stream: its stream; empty: of the process.
+        event: short name for programs (docs/how-to/observing.md); may be empty.
+        hint: the remedy, if the message has none; may be empty.
+    """
+
+    first_ms: int
+    last_ms: int
+    count: int
+    level: str
+    stream: str
+    event: str
+    message: str
+    hint: str = ""
+
+
+class RecentErrors(logging.Handler):
+    """Log handler for the logger ``offloader``. Thread-safe.
+
+    Args:
+        kept_max: distinct messages kept.
+    """
+
+    def __init__(self, kept_max: int = ERRORS_KEPT) -> None:
+        super().__init__(logging.WARNING)
+        self._kept_max = kept_max
+        self._seen: OrderedDict[tuple[str, str], TroubleSeen] = OrderedDict()
+        self._guard = threading.Lock()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Takes one record; never raises."""
+        try:
+            self._keep(record)
+        except Exception:
+            self.handleError(record)
+
+    def _keep(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            text += f": {error.message if isinstance(error, OffloaderError) else f'{type(error).__name__}: {error}'}"
+        message = " ".join(text.split())[:TEXT_CHARS_MAX]
+        stream = str(getattr(record, "stream", ""))
+        now_ms = int(record.created * 1000)
+        # Numbers vary between repetitions of a message.
+        key = stream, _NUMBER.sub("#", message)
+        with self._guard:
+            before = self._seen.pop(key, None)
+            self._seen[key] = TroubleSeen(
+                first_ms=now_ms if before is None else before.first_ms,
+                last_ms=now_ms,
+                count=1 if before is None else before.count + 1,
+                level=record.levelname.lower(),
+                stream=stream,
+                event=str(getattr(record, "event", "")),
+                message=message,
+                hint=error.hint if isinstance(error, OffloaderError) else "",
+            )
+            while len(self._seen) > self._kept_max:
+                self._seen.popitem(last=False)
+
+    def newest(self, limit: int = ERRORS_KEPT, *, stream: str | None = None) -> list[TroubleSeen]:
+        """The newest first; ``stream``: only of that stream."""
+        with self._guard:
+            found = [each for each in reversed(self._seen.values()) if stream is None or each.stream == stream]
+        return found[:limit]

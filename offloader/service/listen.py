@@ -10,19 +10,13 @@ from dataclasses import dataclass
 from offloader.errors import AccessDenied, InvalidCall
 from offloader.settings import AccessSettings
 
-__all__ = ["ListenAddress", "certificate_names", "parse_listen", "renew_certificate", "server_tls"]
-
 _LISTEN = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9.\-]*)):(?P<port>[0-9]{1,5})", re.ASCII)
 _PORT_MAX = 65_535
 
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """Host and port; port 0: any free one.
-
-    Attributes:
-        host: an IP address or a host name.
-    """
+    """Host and port; port 0: any free one."""
 
     host: str
     port: int
@@ -34,8 +28,8 @@ class ListenAddress:
             address = ipaddress.ip_address(self.host)
         except ValueError:
             return False
-        mapped = getattr(address, "ipv4_mapped", None)  # ::ffff:127.0.0.1, which is_loopback recognizes only since 3.13
-        return (mapped or address).is_loopback
+        # ::ffff:127.0.0.1, which is_loopback recognizes only since 3.13
+        return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
     @property
     def is_every(self) -> bool:
@@ -53,7 +47,6 @@ def parse_listen(text: str, *, setting: str = "listen") -> ListenAddress:
     """``127.0.0.1:8080``, ``[::1]:8080``, ``localhost:8080`` (which is ``127.0.0.1``), ``:8080`` (every address).
 
     Args:
-        text: the address.
         setting: its name, for the error.
 
     Raises:
@@ -95,7 +88,11 @@ def server_tls(settings: AccessSettings) -> ssl.SSLContext | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
-    renew_certificate(context, settings)
+    key_file = settings.key_file or settings.certificate_file
+    try:
+        context.load_cert_chain(settings.certificate_file, key_file, password=_no_password)
+    except OSError as cause:
+        raise _refusal(cause, "access.certificate_file and access.key_file", settings.certificate_file) from cause
     if bool(settings.client_authorities_file) != bool(settings.certificates):
         raise InvalidCall(
             "access.client_authorities_file and access.certificates: one has no effect without the other",
@@ -109,23 +106,6 @@ def server_tls(settings: AccessSettings) -> ssl.SSLContext | None:
         must_show = not settings.has_tokens and settings.anonymous == "loopback"
         context.verify_mode = ssl.CERT_REQUIRED if must_show else ssl.CERT_OPTIONAL
     return context
-
-
-def renew_certificate(context: ssl.SSLContext, settings: AccessSettings) -> None:
-    """Reloads certificate and key for new connections.
-
-    Raises:
-        InvalidCall, AccessDenied: as ``server_tls``; the previous one stays.
-    """
-    key_file = settings.key_file or settings.certificate_file
-    try:
-        # In a separate context first: a wrong pair leaves a context half-loaded.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
-            settings.certificate_file, key_file, password=_no_password
-        )
-        context.load_cert_chain(settings.certificate_file, key_file, password=_no_password)
-    except OSError as cause:
-        raise _refusal(cause, "access.certificate_file and access.key_file", settings.certificate_file) from cause
 
 
 def certificate_names(tls: ssl.SSLObject | ssl.SSLSocket | None) -> list[str] | None:

@@ -9,32 +9,27 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from formats.entries import Position
-from offloader.errors import ErrorKind, OffloaderError
-from offloader.ledgers.base import LedgerSource
-from offloader.maintenance import JOBS_AT_ONCE_MAX, Upkeep
+from offloader.errors import ErrorKind, InvalidCall, OffloaderError
+from offloader.maintenance import JOBS_AT_ONCE_MAX, Maintenance
 from offloader.runtime.clock import Clock
 from offloader.runtime.workers import SerialTask, Workers
 from offloader.service.auth import Credentials
-from offloader.service.providers.base import ProviderProblem, StreamProvider
-from offloader.service.queries import RecentErrors
-from offloader.service.streams import ServedStreams
-from offloader.settings.layered import PROCESS_SECTIONS, PROCESS_SETTINGS, STREAMING, SettingsFile
+from offloader.service.host import RecentErrors
+from offloader.service.streams import ProviderProblem, ServedStreams, StreamProvider, error_of
+from offloader.settings.keys import key_of
+from offloader.settings.layered import PROCESS_SECTIONS, PROCESS_SETTINGS, SettingsFile, conflicts
 from offloader.telemetry.recorder import Reading
-from offloader.write.backfill_service import BackfillService
 from offloader.write.offloader import LedgerOffloader
-
-__all__ = ["HttpListener", "Reloaded", "ServingParts", "ServingProcess", "is_live", "reloaded"]
 
 #: Process settings that are read at every use.
 ASKED_EACH_TIME = frozenset(
     {
+        "ledgers.poll_interval_s",
+        "pulsar.discovery_interval_s",
         "pulsar.exclude",
         "pulsar.on_gap",
         "pulsar.subscribers_seconds",
         "pulsar.topics",
-        "pulsar.topics_seconds",
-        "serve.follow_seconds",
         "serve.log_level",
         "serve.restart_seconds_max",
         "serve.stop_seconds_max",
@@ -62,39 +57,41 @@ class Reloaded:
 
 
 def reloaded(old: SettingsFile, new: SettingsFile) -> Reloaded:
-    """Applies ``new`` to a process that runs with ``old``."""
+    """Applies ``new`` to a process that runs with ``old``.
+
+    Raises:
+        InvalidCall: the changes contradict old values that only a restart replaces.
+    """
     changed: list[str] = []
     fixed: list[str] = []
     layers: dict[str, dict[str, Any]] = {}
     for scope in sorted({*old.layers, *new.layers}):
         before: Mapping[str, Any] = old.layers.get(scope, {})
         after: Mapping[str, Any] = new.layers.get(scope, {})
-        kept = dict(after)
-        for name in sorted({*before, *after}):
-            if name in before and name in after and before[name] == after[name]:
-                continue
-            if is_live(name):
-                changed.append(_place(scope, name))
-                continue
-            fixed.append(_place(scope, name))
-            kept.pop(name, None)
-            if name in before:
-                kept[name] = before[name]
-        layers[scope] = kept
-    return Reloaded(SettingsFile(new.name, layers), tuple(changed), tuple(fixed))
+        same = {name for name in before.keys() & after.keys() if before[name] == after[name]}
+        differing = sorted({*before, *after} - same)
+        kept = {name for name in differing if not is_live(name)}
+        changed += [_place(scope, name) for name in differing if name not in kept]
+        fixed += [_place(scope, name) for name in differing if name in kept]
+        layers[scope] = {name: value for name, value in after.items() if name not in kept}
+        layers[scope] |= {name: value for name, value in before.items() if name in kept}
+    mixed = SettingsFile(new.name, layers)
+    if problems := "; ".join(conflicts(mixed)):
+        why = f"{new.name}: {problems}: not in force before a restart: {', '.join(fixed)}"
+        raise InvalidCall(why, hint="nothing was changed; restart the process, or give values that fit the old ones")
+    return Reloaded(mixed, tuple(changed), tuple(fixed))
 
 
 def is_live(name: str) -> bool:
     """Whether a running process applies a change of a setting."""
     section = name.partition(".")[0]
-    if name == STREAMING or name in ASKED_EACH_TIME:
-        return True
-    return section not in PROCESS_SECTIONS | FIXED_SECTIONS and name not in PROCESS_SETTINGS
+    fixed = section in PROCESS_SECTIONS | FIXED_SECTIONS or name in PROCESS_SETTINGS
+    return name in ASKED_EACH_TIME or not fixed
 
 
 def _place(scope: str, name: str) -> str:
     kind, _, inner = scope.partition(".")
-    return f"[{kind[:-1]} {inner}] {name}" if kind else name
+    return f"[{kind[:-1]} {inner}] {key_of(name)}" if kind else key_of(name)
 
 
 _log = logging.getLogger("offloader.service")
@@ -115,96 +112,81 @@ class HttpListener(Protocol):
     """A listener of the HTTP interface."""
 
     def start(self) -> None:
-        """Starts to serve.
-
-        Raises:
-            OffloaderError: it can't listen there.
-        """
-        ...
+        """Starts to serve. Raises ``OffloaderError``: it can't listen there."""
 
     def stop(self, within_s: float) -> None:
         """Stops serving; current requests have ``within_s`` seconds. Never raises."""
-        ...
 
-    def reload(self) -> None:
-        """Reloads its secrets and certificates.
-
-        Raises:
-            OffloaderError: invalid ones; the old ones stay.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ServingParts:
-    """Parts of a process; its maker opens and closes the store.
-
-    Attributes:
-        offloader: writes to the store.
-        streams: over that offloader.
-        feeds: the providers of streams.
-        upkeep: ``None``: another process does it.
-        recent: log handler for recent errors.
-        credentials: accepted tokens and certificates.
-    """
-
-    offloader: LedgerOffloader
-    streams: ServedStreams
-    feeds: Sequence[StreamProvider]
-    upkeep: Upkeep | None
-    recent: RecentErrors
-    clock: Clock
-    credentials: Credentials
+    def prepare_reload(self) -> Callable[[], None]:
+        """Reads its certificates again; the returned function puts them in force and can't fail. Raises
+        ``OffloaderError``: invalid ones; the old ones stay."""
 
 
 class ServingProcess:
     """Made once, started once, stopped once. Thread-safe.
 
     Serves ``offloader.service.queries`` and ``offloader.service.commands``.
+
+    Args:
+        offloader: writes to the store, which the maker of the process opens and closes.
+        upkeep: ``None``: another process does it.
+        recent: log handler for recent errors.
+
+    Attributes:
+        history: records pauses in the manifest.
+        started_ms: when it was made, ms since 1970 UTC.
     """
 
-    def __init__(self, parts: ServingParts) -> None:
-        self._parts, self._clock = parts, parts.clock
-        self._streams, self._offloader = parts.streams, parts.offloader
+    def __init__(
+        self,
+        offloader: LedgerOffloader,
+        streams: ServedStreams,
+        upkeep: Maintenance | None,
+        recent: RecentErrors,
+        credentials: Credentials,
+        clock: Clock,
+    ) -> None:
+        self.streams, self.upkeep, self.recent, self.started_ms = streams, upkeep, recent, clock.now_ms()
+        self._offloader, self._credentials, self._clock = offloader, credentials, clock
+        self.history = offloader.history
+        self._feeds: list[StreamProvider] = []
         self._doors: list[HttpListener] = []
         # For maintenance, whose runs are long, and one more for retries.
-        self._workers = Workers(JOBS_AT_ONCE_MAX + 1, parts.clock)
-        self._started_ms = parts.clock.now_ms()
+        self._workers = Workers(JOBS_AT_ONCE_MAX + 1, clock)
         # Observes the streams on request: an unresponsive source blocks only this thread.
-        self._lookers = Workers(1, parts.clock)
+        self._lookers = Workers(1, clock)
         self._look = SerialTask(self._lookers, self._refresh)
         # Guards the document and the problems.
         self._lock = threading.Lock()
         self._refreshed = threading.Condition(self._lock)
         self._document: tuple[float, Mapping[str, Any]] | None = None
-        self._waiting: dict[str, ProviderProblem] = {
-            feed.name: ProviderProblem(where=f"feed {feed.name}", what="isn't started yet", blocks_ready=True)
-            for feed in parts.feeds
-        }
+        self._waiting: dict[str, ProviderProblem] = {}
         self._reload_problem: ProviderProblem | None = None
         self._stopping = False
-        parts.offloader.observation.complete_with(self._complete)
+        offloader.observation.complete_with(self._complete)
+
+    def add_feed(self, feed: StreamProvider) -> None:
+        """Adds a provider, started and stopped with the process; before ``start``."""
+        self._feeds.append(feed)
+        self._waiting[feed.name] = ProviderProblem(
+            where=f"feed {feed.name}", what="isn't started yet", blocks_ready=True
+        )
 
     def add_door(self, door: HttpListener) -> None:
         """Adds a listener, started and stopped with the process; before ``start``."""
         self._doors.append(door)
 
-    # --- lifecycle -----------------------------------------------------------------------------------------------
-
     def start(self) -> None:
-        """Starts the listeners, then maintenance and the providers.
-
-        Raises:
-            OffloaderError: a listener can't start, or a provider's settings are wrong; call ``stop`` then.
-        """
+        """Starts the listeners, then maintenance and the providers. Raises ``OffloaderError``: a listener can't start,
+        or a provider's settings are wrong; call ``stop`` then."""
         for door in self._doors:
             door.start()
-        self._streams.start()
-        if self._parts.upkeep is not None:
-            self._parts.upkeep.start(self._workers.call_after)
-        for feed in self._parts.feeds:
+        self.streams.start()
+        if self.upkeep is not None:
+            self.upkeep.start(self._workers.call_after)
+        for feed in self._feeds:
             self._start(feed, FEED_RETRY_S, must=True)
-        extra = {"event": "started", "feeds": [feed.name for feed in self._parts.feeds]}
+        extra = {"event": "started", "feeds": [feed.name for feed in self._feeds]}
         _log.info("serving %s", self._offloader.store.url, extra=extra)
 
     def stop(self, *, drain: bool = True) -> int:
@@ -219,15 +201,15 @@ class ServingProcess:
                 return 0
             self._stopping = True
         _log.info("stopping", extra={"event": "stopping"})
-        for feed in self._parts.feeds:
+        for feed in self._feeds:
             self._quietly(f"feed {feed.name}", partial(feed.stop, CLOSE_S))
-        left = self._streams.close(drain=drain)
-        if self._parts.upkeep is not None:
-            self._quietly("upkeep", self._parts.upkeep.close)
+        left = self.streams.close(drain=drain)
+        if self.upkeep is not None:
+            self._quietly("upkeep", self.upkeep.close)
         self._offloader.observation.look()  # the final state, while it can still be queried
         for door in reversed(self._doors):
             self._quietly(type(door).__name__, partial(door.stop, CLOSE_S))
-        for feed in self._parts.feeds:
+        for feed in self._feeds:
             self._quietly(f"feed {feed.name}", feed.close)
         self._workers.close()
         self._lookers.close()
@@ -235,21 +217,15 @@ class ServingProcess:
         _log.info("stopped, %d streams not drained", left, extra={"event": "stopped", "left": left})
         return left
 
-    def abort(self) -> None:
-        """Ends all waits, so that ``stop`` ends soon. The next start offloads what isn't committed."""
-        self._streams.abort()
-
     def reload(self, new: SettingsFile) -> Reloaded:
-        """Applies other settings as far as possible; the listeners reload their secrets.
-
-        Raises:
-            OffloaderError: a listener's secrets are invalid; nothing was changed.
-        """
-        found = reloaded(self._streams.file, new)
-        self._parts.credentials.reload()
-        for door in self._doors:
-            door.reload()
-        self._streams.use(found.file)
+        """Applies other settings as far as possible; tokens and the listeners' certificates are read again. Raises
+        ``OffloaderError``: tokens, a certificate or the mixture of settings are invalid; nothing was changed."""
+        found = reloaded(self.streams.file, new)
+        # Check everything before anything is in force.
+        prepared = [self._credentials.read(), *(door.prepare_reload() for door in self._doors)]
+        for put_in_force in prepared:
+            put_in_force()
+        self.streams.use(found.file)
         with self._lock:
             self._reload_problem = None
             if found.needs_restart:
@@ -264,32 +240,21 @@ class ServingProcess:
     def refused_reload(self, error: OffloaderError) -> None:
         """Reports an invalid settings file; the old one stays in force."""
         with self._lock:
-            self._reload_problem = ProviderProblem(
-                where="settings", what=error.message, hint=error.hint, since_ms=self._clock.now_ms()
-            )
+            self._reload_problem = ProviderProblem.of("settings", error, self._clock.now_ms())
 
     def _start(self, feed: StreamProvider, wait_s: float, *, must: bool = False) -> None:
-        try:
-            feed.start(self._streams)
-        except OffloaderError as error:
-            if must and error.kind is ErrorKind.FIX_CALL:
-                raise
-            extra = {"event": "feed_failed", "feed": feed.name}
-            _log.warning("feed %s can't be started: %s; again in %.0f s", feed.name, error, wait_s, extra=extra)
-            self._wait_for(feed, error.message, error.hint, wait_s)
-        except Exception as error:
-            # A bug in one provider must not affect the others.
-            _log.exception("feed %s can't be started", feed.name)
-            self._wait_for(feed, f"{type(error).__name__}: {error}", "", wait_s)
-        else:
+        error = error_of(partial(feed.start, self.streams), f"feed {feed.name}: its start")
+        if error is None:
             with self._lock:
                 self._waiting.pop(feed.name, None)
-
-    def _wait_for(self, feed: StreamProvider, what: str, hint: str, wait_s: float) -> None:
+            return
+        if must and error.kind is ErrorKind.INVALID_REQUEST:
+            raise error
+        extra = {"event": "feed_failed", "feed": feed.name}
+        _log.warning("feed %s can't be started: %s; again in %.0f s", feed.name, error, wait_s, extra=extra)
+        problem = ProviderProblem.of(f"feed {feed.name}", error, self._clock.now_ms(), blocks_ready=True)
         with self._lock:
-            self._waiting[feed.name] = ProviderProblem(
-                where=f"feed {feed.name}", what=what, hint=hint, since_ms=self._clock.now_ms(), blocks_ready=True
-            )
+            self._waiting[feed.name] = problem
             if self._stopping:
                 return
         again = partial(self._start, feed, min(2 * wait_s, FEED_RETRY_S_MAX))
@@ -302,47 +267,9 @@ class ServingProcess:
             # The next one has to end too.
             _log.exception("%s didn't end in order", what)
 
-    # --- queries -------------------------------------------------------------------------------------------------
-
-    @property
-    def started_ms(self) -> int:
-        return self._started_ms
-
-    @property
-    def file(self) -> SettingsFile:
-        return self._streams.file
-
-    @property
-    def upkeep(self) -> Upkeep | None:
-        return self._parts.upkeep
-
-    @property
-    def recent(self) -> RecentErrors:
-        return self._parts.recent
-
-    @property
-    def streams(self) -> ServedStreams:
-        return self._streams
-
-    @property
-    def history(self) -> BackfillService:
-        return self._offloader.history
-
-    def source_of(self, stream: str) -> LedgerSource | None:
-        return self._streams.source_of(stream)
-
-    def offload(self, stream: str, until: Position | None, *, timeout_s: float) -> Position | None:
-        """See ``offloader.service.commands.ControlledProcess``."""
-        return self._streams.require(stream).offload(until, timeout_s=timeout_s)
-
-    def look_again(self, stream: str) -> None:
-        """See ``offloader.service.commands.ControlledProcess``."""
-        found = self._streams.get(stream)
-        if found is not None:
-            found.look_again()
-
     def document(self) -> Mapping[str, Any]:
-        """The status document, at most ``DOCUMENT_AGE_S_MAX`` old; older if a source doesn't respond soon."""
+        """The status document, at most ``DOCUMENT_AGE_S_MAX`` old; older if a source doesn't respond soon. Its stream
+        rows also have ``feed``, ``active`` and ``method``."""
         asked_s = self._clock.monotonic_s()
         with self._lock:
             before = self._document
@@ -365,36 +292,32 @@ class ServingProcess:
             self._refreshed.notify_all()
 
     def problems(self) -> Sequence[ProviderProblem]:
+        """Current problems of the process, its providers and streams; fast, without I/O."""
         with self._lock:
             found = list(self._waiting.values())
             if self._reload_problem is not None:
                 found.append(self._reload_problem)
             if self._stopping:
                 found.append(ProviderProblem(where="process", what="is stopping", blocks_ready=True))
-        for feed in self._parts.feeds:
-            found += feed.problems()
-        found += self._streams.problems()
+        found += [problem for feed in self._feeds for problem in feed.problems()]
+        found += self.streams.problems()
         stalled = sorted(self._offloader.observation.stalled.items())
         found += [ProviderProblem(where=f"stream {name}", what=reason) for name, reason in stalled[:STALLED_NAMED_MAX]]
-        if self._parts.upkeep is not None:
-            for name, run in self._parts.upkeep.latest.items():
-                if run.error is not None:
-                    found.append(
-                        ProviderProblem(where=name, what=run.error.message, hint=run.error.hint, since_ms=run.at_ms)
-                    )
+        runs = {} if self.upkeep is None else self.upkeep.latest
+        found += [ProviderProblem.of(name, run.error, run.at_ms) for name, run in runs.items() if run.error is not None]
         return found
 
     def readings(self) -> Iterator[Reading]:
         """Gauges of streams without a ``StreamOffload``, such as standbys."""
-        for row in self._streams.documents():
+        for row in self.streams.documents():
             yield Reading("streams", 1.0, row["stream"], row["mode"])
 
     def _complete(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The rows of the status document, with each stream's provider, and streams that aren't being offloaded."""
-        labels = self._streams.labels()
-        seen = {row["stream"] for row in rows}
-        idle = [row for row in self._streams.documents() if row["stream"] not in seen]
+        labels: dict[str, dict[str, Any]] = {
+            each.name: {"feed": each.feed, "active": each.is_active, "method": each.settings.offload.method}
+            for each in self.streams.all()
+        }
+        found = {row["stream"]: row for row in [*self.streams.documents(), *rows]}
         # A removed stream may be listed for a while.
-        live = [row for row in rows if row["stream"] in labels]
-        found = [{**row, **labels.get(row["stream"], {})} for row in [*live, *idle]]
-        return sorted(found, key=lambda row: str(row["stream"]))
+        return [{**row, **labels[name]} for name, row in sorted(found.items()) if name in labels]

@@ -5,57 +5,36 @@ from __future__ import annotations
 import heapq
 import itertools
 import json
-import logging
-import re
 import threading
-from bisect import bisect_left
-from collections import OrderedDict
+from bisect import bisect_left, bisect_right
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from formats.entries import Position
 from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.gc.reconcile import Reconciliation
 from offloader.gc.sweep import cleanup_stream
-from offloader.inspect.inspect import segment_row, shape_of
-from offloader.ledgers.base import LedgerSource
-from offloader.maintenance import Upkeep
+from offloader.inspect.inspect import segment_row, timeline_of
 from offloader.manifest.leases import global_hold
 from offloader.manifest.log import list_streams
 from offloader.manifest.segment_table import SegmentRecord
 from offloader.monitor import manifest_document, with_manifest
 from offloader.parallel_map import at_once
-from offloader.plot import Span, StreamShape, thinned
+from offloader.plot import StreamTimeline, thinned
 from offloader.read.reader import load_stream
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.explain import explain, outcome_facts
 from offloader.retention.state import read_decisions
 from offloader.retention.subscribers import open_retention
 from offloader.runtime.clock import Clock
-from offloader.service.providers.base import ProviderProblem
-from offloader.settings.layered import SettingsFile
+from offloader.service.process import ServingProcess
+from offloader.service.streams import ProviderProblem
 from offloader.store.base import ObjectStore
 from offloader.store.retrying import with_short_retries
 from offloader.telemetry.recorder import namespace_of
-
-__all__ = [
-    "ERRORS_KEPT",
-    "LIMIT_MAX",
-    "KeptAnswers",
-    "Page",
-    "ProcessState",
-    "Readiness",
-    "RecentErrors",
-    "ServiceView",
-    "StreamOrder",
-    "TroubleSeen",
-    "page_of",
-    "place_after",
-    "shape_document",
-    "start_after",
-]
 
 _Item = TypeVar("_Item")
 
@@ -131,17 +110,12 @@ def _place(after: str, order: StreamOrder) -> _Key | None:
     raise InvalidCall(f"{after[:100]!r} is no place in the order {order.value}", hint="begin with the first page")
 
 
-def place_after(record: SegmentRecord) -> str:
-    """The place after a segment."""
-    return f"{record.begin} {record.uuid}"
-
-
 def start_after(segments: Sequence[SegmentRecord], after: str) -> int:
     """Index of the first segment after a place; if its segment is gone, the first that begins there.
 
     Args:
         segments: in the stream's order.
-        after: a place; empty: the beginning.
+        after: a segment's begin and uuid, separated by a space; empty: the beginning.
 
     Raises:
         InvalidCall: ``after`` is no place.
@@ -155,12 +129,8 @@ def start_after(segments: Sequence[SegmentRecord], after: str) -> int:
         raise InvalidCall(
             f"{ascii(after)[:100]} is no place among segments", hint="begin with the first page"
         ) from cause
-    start = number = bisect_left(segments, position, key=lambda record: record.begin)
-    while number < len(segments) and segments[number].begin == position:
-        if str(segments[number].uuid) == uuid:
-            return number + 1
-        number += 1
-    return start
+    start, stop = (side(segments, position, key=lambda record: record.begin) for side in (bisect_left, bisect_right))
+    return next((number + 1 for number in range(start, stop) if str(segments[number].uuid) == uuid), start)
 
 
 #: Bars of ledgers, and of segments; above it neighbours are merged.
@@ -171,7 +141,7 @@ POINTS_MAX = 800
 GAPS_MAX = 200
 
 
-def shape_document(shape: StreamShape) -> dict[str, Any]:
+def timeline_document(shape: StreamTimeline) -> dict[str, Any]:
     """``{"ledgers", "segments", "timeline", "gaps", "ledgers_total", "segments_total", "is_thinned"}``.
 
     A span is ``{"name", "start", "stop", "size_bytes"}`` in entries of the stream; ``timeline`` is pairs of entries
@@ -182,20 +152,14 @@ def shape_document(shape: StreamShape) -> dict[str, Any]:
     # From the end, to include the last point; the first one is the origin of the axis.
     points = [shape.timeline[0], *reversed(shape.timeline[:0:-step])] if shape.timeline else []
     return {
-        "ledgers": _spans(ledgers),
-        "segments": _spans(segments),
+        "ledgers": list(map(asdict, ledgers)),
+        "segments": list(map(asdict, segments)),
         "timeline": [list(point) for point in points],
         "gaps": [list(gap) for gap in shape.gaps[:GAPS_MAX]],
         "ledgers_total": len(shape.ledgers),
         "segments_total": len(shape.segments),
         "is_thinned": len(ledgers) < len(shape.ledgers) or len(segments) < len(shape.segments),
     }
-
-
-def _spans(spans: Sequence[Span]) -> list[dict[str, Any]]:
-    return [
-        {"name": each.name, "start": each.start, "stop": each.stop, "size_bytes": each.size_bytes} for each in spans
-    ]
 
 
 _Answer = TypeVar("_Answer")
@@ -205,7 +169,6 @@ class KeptAnswers(Generic[_Answer]):
     """TTL cache. Thread-safe; concurrent requests for the same key may both compute it.
 
     Args:
-        clock: for ages.
         age_s_max: maximum age of an answer.
         kept_max: number of answers; above it the oldest is evicted.
     """
@@ -239,100 +202,6 @@ class KeptAnswers(Generic[_Answer]):
         return answer
 
 
-#: Distinct messages kept; above it the least recent is evicted.
-ERRORS_KEPT = 200
-#: Longest text of a message.
-TEXT_CHARS_MAX = 2000
-_NUMBER = re.compile(r"\d+")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TroubleSeen:
-    """One message.
-
-    Attributes:
-        first_ms, last_ms: first and last occurrence, ms since 1970 UTC.
-        count: occurrences.
-        level: ``warning`` or ``error``.
-        stream: its stream; empty: of the process.
-        event: short name for programs (docs/OBSERVING.md); may be empty.
-        message: one line.
-        hint: the remedy, if the message has none; may be empty.
-    """
-
-    first_ms: int
-    last_ms: int
-    count: int
-    level: str
-    stream: str
-    event: str
-    message: str
-    hint: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return asdict(self)
-
-
-class RecentErrors(logging.Handler):
-    """Log handler for the logger ``offloader``. Thread-safe.
-
-    Args:
-        kept_max: distinct messages kept.
-    """
-
-    def __init__(self, kept_max: int = ERRORS_KEPT) -> None:
-        super().__init__(logging.WARNING)
-        self._kept_max = kept_max
-        self._seen: OrderedDict[tuple[str, str], TroubleSeen] = OrderedDict()
-        self._guard = threading.Lock()
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Takes one record; never raises."""
-        try:
-            self._keep(record)
-        except Exception:
-            self.handleError(record)
-
-    def _keep(self, record: logging.LogRecord) -> None:
-        hint, text = "", record.getMessage()
-        error = record.exc_info[1] if record.exc_info else None
-        if isinstance(error, OffloaderError):
-            hint = error.hint
-        if error is not None:
-            text = (
-                f"{text}: {error.message if isinstance(error, OffloaderError) else f'{type(error).__name__}: {error}'}"
-            )
-        message = " ".join(text.split())[:TEXT_CHARS_MAX]
-        stream = str(getattr(record, "stream", ""))
-        now_ms = int(record.created * 1000)
-        # Numbers vary between repetitions of a message.
-        key = stream, _NUMBER.sub("#", message)
-        with self._guard:
-            before = self._seen.pop(key, None)
-            if before is None:
-                before = TroubleSeen(
-                    first_ms=now_ms, last_ms=now_ms, count=0, level="", stream=stream, event="", message=""
-                )
-            self._seen[key] = replace(
-                before,
-                last_ms=now_ms,
-                count=before.count + 1,
-                level=record.levelname.lower(),
-                event=str(getattr(record, "event", "")),
-                message=message,
-                hint=hint,
-            )
-            while len(self._seen) > self._kept_max:
-                self._seen.popitem(last=False)
-
-    def newest(self, limit: int = ERRORS_KEPT, *, stream: str | None = None) -> list[TroubleSeen]:
-        """The newest first; ``stream``: only of that stream."""
-        with self._guard:
-            found = [each for each in reversed(self._seen.values()) if stream is None or each.stream == stream]
-        return found[:limit]
-
-
 #: Most items of one page.
 LIMIT_MAX = 500
 #: Maximum age of the cached list of the store's streams.
@@ -355,60 +224,24 @@ class Readiness:
     problems: tuple[ProviderProblem, ...]
 
 
-class ProcessState(Protocol):
-    """In-memory state of the process. Every method is fast and does no I/O."""
-
-    @property
-    def started_ms(self) -> int: ...
-
-    @property
-    def file(self) -> SettingsFile:
-        """The settings in force."""
-        ...
-
-    @property
-    def upkeep(self) -> Upkeep | None: ...
-
-    @property
-    def recent(self) -> RecentErrors: ...
-
-    def document(self) -> Mapping[str, Any]:
-        """The status document; its stream rows also have ``feed``, ``active`` and ``method``."""
-        ...
-
-    def problems(self) -> Sequence[ProviderProblem]: ...
-
-    def source_of(self, stream: str) -> LedgerSource | None:
-        """The hot tier of a stream that is served here."""
-        ...
-
-
 class ServiceView:
     """Queries of a process and its store. Thread-safe.
 
     Args:
         store: of the streams; only read.
-        clock: for ages.
-        process: its in-memory state.
     """
 
-    def __init__(self, store: ObjectStore, *, clock: Clock, process: ProcessState) -> None:
+    def __init__(self, store: ObjectStore, *, clock: Clock, process: ServingProcess) -> None:
         self._store, self._clock, self._process = with_short_retries(store), clock, process
-        self._cycle = RetentionCycle(
-            store, clock=clock, settings_of=lambda name: process.file.settings_of(name), source_of=process.source_of
-        )
+        self._streams = streams = process.streams
+        self._cycle = RetentionCycle(store, clock=clock, settings_of=streams.settings_of, source_of=streams.source_of)
         self._names = KeptAnswers[list[str]](clock, age_s_max=NAMES_AGE_S_MAX)
         self._stored_rows = KeptAnswers[dict[str, Any]](clock, age_s_max=ROW_AGE_S_MAX, kept_max=LIMIT_MAX)
-
-    # --- the process ---------------------------------------------------------------------------------------------
 
     def overview(self) -> dict[str, Any]:
         """Overview of the process: version, times, store, buffer, limits, streams by mode."""
         document = self._process.document()
         rows: Sequence[Mapping[str, Any]] = document["streams"]
-        modes: dict[str, int] = {}
-        for row in rows:
-            modes[row["mode"]] = modes.get(row["mode"], 0) + 1
         lags = [row["lag"]["seconds"] for row in rows if row["lag"] and row["lag"]["seconds"] is not None]
         readiness = self.readiness()
         return {
@@ -422,11 +255,11 @@ class ServiceView:
             "limits": document["limits"],
             "buffer": {
                 "bytes": sum(row["buffer"]["bytes"] for row in rows if row["buffer"]),
-                "bytes_max": self._process.file.settings_of("").offload.offload_memory_bytes_max,
+                "bytes_max": self._streams.settings_of("").offload.offload_memory_bytes_max,
             },
             "streams": {
                 "served": len(rows),
-                "modes": modes,
+                "modes": dict(Counter(row["mode"] for row in rows)),
                 "stalled": sum(1 for row in rows if row["stalled"]),
                 "with_errors": sum(1 for row in rows if row["last_error"]),
                 "lag_seconds_max": max(lags, default=None),
@@ -440,7 +273,7 @@ class ServiceView:
 
     def errors(self, *, stream: str | None = None, limit: int = LIMIT_MAX) -> list[dict[str, Any]]:
         """The newest warnings and errors, the newest first."""
-        return [each.as_json() for each in self._process.recent.newest(limit, stream=stream)]
+        return [asdict(each) for each in self._process.recent.newest(limit, stream=stream)]
 
     def status(self) -> Mapping[str, Any]:
         """The status document of the process (as ``offloader status --status-file`` reads it)."""
@@ -448,10 +281,8 @@ class ServiceView:
 
     def config(self, topic: str = "") -> list[dict[str, Any]]:
         """Every effective setting of a topic, or of the process, with its source."""
-        values = self._process.file.values_of(topic).values()
-        return [asdict(each) for each in sorted(values, key=lambda each: ("." in each.name, each.name))]
-
-    # --- streams -------------------------------------------------------------------------------------------------
+        values = self._streams.file.values_of(topic).values()
+        return sorted((each.as_json() for each in values), key=lambda row: str(row["name"]))
 
     def streams(
         self,
@@ -472,7 +303,9 @@ class ServiceView:
             InvalidCall: ``after`` isn't one of this order.
         """
         served = {row["stream"]: dict(row) for row in self._process.document()["streams"]}
-        names = set(served) if served_only else set(served) | set(self._stored_names())
+        names = set(served)
+        if not served_only:
+            names |= set(self._names.get("", lambda: list(list_streams(self._store))))
         wanted = contains.casefold()
         rows = [
             served.get(name) or {"stream": name, "lag": None, "stalled": None, "last_error": None}
@@ -490,7 +323,8 @@ class ServiceView:
             NotFound: neither served here nor in the store.
             OffloaderError: it isn't served here, and the store doesn't respond.
         """
-        row = self._served_row(name)
+        rows = self._process.document()["streams"]
+        row = next((dict(row) for row in rows if row["stream"] == name), None)
         try:
             manifest = self._stored(name, age_s_max=ONE_AGE_S_MAX)
         except OffloaderError as error:
@@ -516,15 +350,15 @@ class ServiceView:
         found = segments[start : start + max(min(limit, LIMIT_MAX), 1)]
         more = start + len(found) < len(segments)
         rows = tuple(segment_row(record, name) for record in found)
-        return Page(rows, place_after(found[-1]) if more else None, len(segments))
+        return Page(rows, f"{found[-1].begin} {found[-1].uuid}" if more else None, len(segments))
 
     def ledgers(self, name: str) -> list[dict[str, Any]]:
         """The hot tier's ledgers of a stream that is served here; none of others."""
-        source = self._process.source_of(name)
+        source = self._streams.source_of(name)
         return [] if source is None else [asdict(each) for each in source.ledgers()[-LIMIT_MAX:]]
 
-    def shape(self, name: str) -> dict[str, Any]:
-        """The readable segments over their ledgers and time, for a plot (``shape_document``); empty lists if no segment
+    def timeline(self, name: str) -> dict[str, Any]:
+        """Readable segments over their ledgers and time, for a plot (``timeline_document``); empty lists if no segment
         is readable yet.
 
         Raises:
@@ -532,11 +366,9 @@ class ServiceView:
         """
         state = load_stream(self._store, name)
         try:
-            return shape_document(shape_of(state))
+            return timeline_document(timeline_of(state))
         except NotFound:
-            return shape_document(StreamShape(name, [], [], []))
-
-    # --- retention -----------------------------------------------------------------------------------------------
+            return timeline_document(StreamTimeline(name, [], [], []))
 
     def retention(self, name: str) -> dict[str, Any]:
         """The next cycle's decision with its reasons: facts, and the same as lines of text (``words``).
@@ -553,46 +385,38 @@ class ServiceView:
         }
 
     def decisions(self, name: str) -> list[dict[str, Any]]:
-        """The recorded decisions about a stream, the newest first.
-
-        Raises:
-            NotFound: no such stream or topic.
-        """
+        """The recorded decisions about a stream, the newest first. Raises ``NotFound``: no such stream or topic."""
         retention = open_retention(self._store, name, clock=self._clock)
-        return [dict(each) for each in read_decisions(retention, retention.place())]
+        return [dict(each) for each in read_decisions(retention, retention.scope())]
 
     def recent_decisions(self, limit: int = 20) -> list[dict[str, Any]]:
         """The newest cycles of all streams in this process, the newest first, as text."""
         latest = {} if self._process.upkeep is None else self._process.upkeep.retention.latest
         newest = sorted(latest.items(), key=lambda each: each[1].at_ms, reverse=True)[: min(limit, LIMIT_MAX)]
-        found = []
-        for stream, cycle in newest:
-            decision = None if cycle.outcome is None else cycle.outcome.decision
-            found.append(
-                {
-                    "stream": stream,
-                    "at_ms": cycle.at_ms,
-                    "why": None if decision is None else decision.why,
-                    "bytes": None if cycle.outcome is None else cycle.outcome.bytes_truncated,
-                    "overridden": [] if decision is None else [each.name for each in decision.overridden],
-                    "error": None if cycle.error is None else cycle.error.message,
-                    "hint": "" if cycle.error is None else cycle.error.hint,
-                }
-            )
-        return found
+        return [
+            {
+                "stream": stream,
+                "at_ms": cycle.at_ms,
+                "why": None if decision is None else decision.why,
+                "bytes": None if cycle.outcome is None else cycle.outcome.bytes_truncated,
+                "overridden": [] if decision is None else [each.name for each in decision.overridden],
+                "error": None if cycle.error is None else cycle.error.message,
+                "hint": "" if cycle.error is None else cycle.error.hint,
+            }
+            for stream, cycle in newest
+            for decision in [None if cycle.outcome is None else cycle.outcome.decision]
+        ]
 
     def subscribers(self, name: str) -> list[dict[str, object]]:
         """A stream's subscribers, with their positions and whether they hold data back."""
-        settings = self._process.file.settings_of(name).retention
-        retention = open_retention(self._store, name, source_of=self._process.source_of, clock=self._clock)
+        settings = self._streams.settings_of(name).retention
+        retention = open_retention(self._store, name, source_of=self._streams.source_of, clock=self._clock)
         timeout_ms = int(settings.subscriber_timeout_minutes * 60_000) or None
         return [each.as_json() for each in retention.subscribers(timeout_ms=timeout_ms)]
 
-    # --- cleanup -------------------------------------------------------------------------------------------------
-
     def cleanup_plan(self, name: str, *, limit: int = LIMIT_MAX) -> dict[str, Any]:
         """The next cleanup run's effect on a stream, segment by segment."""
-        settings = self._process.file.settings_of(name)
+        settings = self._streams.settings_of(name)
         report = cleanup_stream(self._store, name, clock=self._clock, settings=settings, dry_run=True)
         plan = report.plan
         lines = [] if plan is None else [each.as_json() for each in itertools.islice(plan.lines(), limit + 1)]
@@ -622,16 +446,10 @@ class ServiceView:
     def orphans_of(self, name: str, *, limit: int = 100) -> list[dict[str, object]]:
         """Orphaned objects under the stream's prefix, from a dry run."""
         search = Reconciliation(
-            self._store, name, clock=self._clock, settings=self._process.file.settings_of(name).manifest, delete=False
+            self._store, name, clock=self._clock, settings=self._streams.settings_of(name).manifest, delete=False
         )
         now_ms = self._clock.now_ms()
         return [each.as_json(now_ms) for each in itertools.islice(search.leftovers(), min(limit, LIMIT_MAX))]
-
-    # --- internals -----------------------------------------------------------------------------------------------
-
-    def _served_row(self, name: str) -> dict[str, Any] | None:
-        rows = self._process.document()["streams"]
-        return next((dict(row) for row in rows if row["stream"] == name), None)
 
     def _row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """A page's row; the manifest fills in what this process doesn't know."""
@@ -652,9 +470,4 @@ class ServiceView:
         )
 
     def _labelled(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        served = {"namespace": namespace_of(row["stream"]), "feed": None, "active": False}
-        return {**served, **row}
-
-    def _stored_names(self) -> list[str]:
-        """The streams in the store's catalog, at most ``NAMES_AGE_S_MAX`` old."""
-        return self._names.get("", lambda: list(list_streams(self._store)))
+        return {"namespace": namespace_of(row["stream"]), "feed": None, "active": False, **row}

@@ -1,12 +1,13 @@
-"""Streams of a serving process, each offloaded here or on standby."""
+"""Streams of a serving process, each offloaded here or on standby, and the protocol of their providers."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from formats.entries import Position
 from formats.keys import levels_above
@@ -24,18 +25,16 @@ from offloader.ledgers.base import LedgerSource, newest_given
 from offloader.manifest.state import StreamPaused
 from offloader.monitor import idle_document
 from offloader.runtime.clock import Clock
-from offloader.runtime.workers import SerialTask, Timer, Workers
-from offloader.service.providers.base import ProviderProblem
+from offloader.runtime.workers import SerialTask, Workers
 from offloader.settings import Settings
 from offloader.settings.layered import SettingsFile
 from offloader.stream_names import name_clash, require_stream_name
+from offloader.write.commit_ack import CommitAck
 from offloader.write.hot_release import HotRelease
 from offloader.write.ledger_method import LedgerTrigger
 from offloader.write.machine import StreamOffload
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.status import Mode, StreamStatus
-
-__all__ = ["LOOK_S", "RESTART_S_MIN", "ServedStreams", "StreamSupervisor"]
 
 _log = logging.getLogger("offloader.service")
 
@@ -45,18 +44,70 @@ RESTART_S_MIN = 1.0
 RAN_WELL_S = 600.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderProblem:
+    """A current problem of the process, a provider or a stream; over when no component reports it.
+
+    Attributes:
+        where: ``feed pulsar``, ``stream a/b/persistent/c``, ``store s3://bucket/root``.
+        what: one line, without a secret.
+        hint: the remedy, one line; may be empty.
+        since_ms: its start, ms since 1970 UTC; ``None``: unknown.
+        blocks_ready: whether the process isn't ready while it lasts.
+    """
+
+    where: str
+    what: str
+    hint: str = ""
+    since_ms: int | None = None
+    blocks_ready: bool = False
+
+    @classmethod
+    def of(
+        cls, where: str, error: OffloaderError, since_ms: int | None = None, *, blocks_ready: bool = False
+    ) -> ProviderProblem:
+        """The problem that an error describes."""
+        return cls(where=where, what=error.message, hint=error.hint, since_ms=since_ms, blocks_ready=blocks_ready)
+
+
+#: Problems of streams listed one by one; of further ones only the number.
+PROBLEMS_NAMED_MAX = 20
+
+
+def stream_problems(failing: Sequence[tuple[str, OffloaderError]], where: str, rest: str) -> list[ProviderProblem]:
+    """The problems of streams, by name; above ``PROBLEMS_NAMED_MAX`` the number of further ones, then ``rest``."""
+    found = [ProviderProblem.of(f"stream {name}", error) for name, error in failing[:PROBLEMS_NAMED_MAX]]
+    if len(failing) > PROBLEMS_NAMED_MAX:
+        found.append(ProviderProblem(where=where, what=f"{len(failing) - PROBLEMS_NAMED_MAX} more {rest}"))
+    return found
+
+
+def error_of(run: Callable[[], object], what: str, **facts: str) -> OffloaderError | None:
+    """Does something for one provider or stream, and returns its error. A bug is logged as the failure of ``what``,
+    with ``facts``: it must not affect the others."""
+    try:
+        run()
+    except OffloaderError as error:
+        return error
+    except Exception as error:
+        _log.exception("%s failed", what, extra=facts)
+        return StoreUnavailable(f"{what} failed: {type(error).__name__}: {error}")
+    return None
+
+
 class StreamSupervisor:
-    """See ``offloader.service.providers.base.StreamControl``. Thread-safe.
+    """One stream: what its provider wants of it, and what is running. Thread-safe; no call of its provider but
+    ``offload`` waits for the store.
 
     Args:
-        name, feed: the stream's name, and its provider.
-        source: its hot tier.
-        settings: its own.
         adjust: the provider's changes to its settings, these and later ones.
-        offloader: of the process.
         workers: start and stop streams; not those that offload.
         restart_s_max: longest wait before a restart.
         active: whether it is offloaded at once; ``None``: the leader isn't known yet, so it waits.
+
+    Attributes:
+        settings: the effective ones.
+        error: why it isn't offloaded although it should be.
     """
 
     def __init__(
@@ -75,7 +126,7 @@ class StreamSupervisor:
     ) -> None:
         self.name, self.feed, self.source = name, feed, source
         self._adjust = adjust
-        self._settings = adjust(settings)
+        self.settings = adjust(settings)
         self._offloader, self._workers, self._clock = offloader, workers, clock
         self._restart_s_max = restart_s_max
         self._task = SerialTask(workers, self._settle)
@@ -83,42 +134,37 @@ class StreamSupervisor:
         self._begun = threading.Event()
         # Guards the wanted and the actual state; no start or stop while it is held.
         self._lock = threading.Lock()
-        self._wanted = bool(active)
-        self._is_decided = active is not None
+        #: ``None``: the leader isn't known yet.
+        self._wanted = active
         self._ended = False
         self._reclaim = False
         self._restart_s = RESTART_S_MIN
         self._started_s = 0.0
-        self._timer: Timer | None = None
-        self._error: OffloaderError | None = None
+        #: No start before this, by the monotonic clock.
+        self._retry_s = 0.0
+        self.error: OffloaderError | None = None
         # Written by the task only.
         self._offload: StreamOffload | None = None
         self._trigger: LedgerTrigger | None = None
-        self._hot_release: HotRelease | None = None
+        self._hot_release: HotRelease | CommitAck | None = None
         self._running: Settings | None = None
-
-    # --- calls of the provider -----------------------------------------------------------------------------------
 
     @property
     def is_active(self) -> bool:
-        return self._wanted and not self._ended
-
-    @property
-    def settings(self) -> Settings:
-        return self._settings
-
-    @property
-    def committed(self) -> Position | None:
-        status = self.status()
-        return None if status is None else status.committed
+        """Whether it is offloaded here, or will be as soon as possible."""
+        return bool(self._wanted) and not self._ended
 
     def status(self) -> StreamStatus | None:
+        """Cached status of its streaming offload; ``None``: not offloaded that way here, or not yet."""
         offload = self._offload
         return None if offload is None else offload.status()
 
     def offload(self, until: Position | None = None, *, timeout_s: float | None = None) -> Position | None:
         """Offloads everything in the hot tier, or up to ``until``, and waits for the commit, also of a stream that is
         still starting. Includes entries that the source hasn't notified yet.
+
+        Returns:
+            The committed end, ``None`` when the stream has no entries.
 
         Raises:
             InvalidCall: its method is none; Fenced: another process is the leader.
@@ -138,25 +184,25 @@ class StreamSupervisor:
             if result.errors:
                 raise result.errors[0]
             return result.committed
-        if not self._is_decided:
+        if self._wanted is None:
             raise StoreUnavailable(
-                f"stream {self.name}: it isn't known yet which process has the turn to offload it",
+                f"stream {self.name}: it isn't known yet which process is the leader for it",
                 hint="ask again in a moment; if it stays so, look at the problems in /readyz",
             )
         if not self.is_active:
             raise Fenced(f"stream {self.name} stands by here: another process offloads it", hint="ask that one")
-        if self._settings.offload.method == "none":
+        if self.settings.offload.method == "none":
             raise InvalidCall(f"stream {self.name} isn't offloaded: its method is none", hint="set another method")
-        raise self._error or StoreUnavailable(f"stream {self.name} is being started", hint="ask again")
+        raise self.error or StoreUnavailable(f"stream {self.name} is being started", hint="ask again")
 
     def _offload_all(self, offload: StreamOffload, until: Position | None, timeout_s: float | None) -> Position | None:
-        wait_s = self._settings.offload.drain_seconds_max if timeout_s is None else timeout_s
+        wait_s = self.settings.offload.drain_seconds_max if timeout_s is None else timeout_s
         deadline_s = self._clock.monotonic_s() + wait_s
         # Offload the notified entries at once, even if the others fail.
         offload.request_offload(until)
         newest = newest_given(self.source.ledgers())
         wanted = newest if until is None or newest is None else min(until, newest)
-        if wanted is not None and not offload.hears_of(
+        if wanted is not None and not offload.wait_until_seen(
             wanted, within_s=max(deadline_s - self._clock.monotonic_s(), 0.0)
         ):
             raise StoreUnavailable(
@@ -165,35 +211,33 @@ class StreamSupervisor:
             )
         return offload.offload(until, timeout_s=max(deadline_s - self._clock.monotonic_s(), 0.0))
 
-    def look_again(self) -> None:
+    def wake(self) -> None:
         """Wakes it to check for a pause in the manifest."""
         for each in (self._offload, self._trigger):
             if each is not None:
-                each.look_again()
-
-    @property
-    def error(self) -> OffloaderError | None:
-        """Why it isn't offloaded although it should be."""
-        return self._error
+                each.wake()
 
     def begin(self) -> None:
         """Schedules the transition to the wanted state."""
         self._task.schedule()
 
     def activate(self) -> None:
+        """Makes this process the leader: takes over the stream (fences the owner's epoch) and offloads it. A repeated
+        call takes it back after another process fenced it."""
         with self._lock:
-            self._wanted = self._reclaim = self._is_decided = True
+            self._wanted = self._reclaim = True
         self._task.schedule()
 
     def stand_by(self) -> None:
+        """Makes this process a standby: offers and uploads nothing further; the next owner commits the rest."""
         with self._lock:
-            self._wanted, self._is_decided = False, True
+            self._wanted = False
         self._task.schedule()
 
     def use(self, settings: Settings) -> None:
         """Applies other settings; a running stream restarts if they concern it."""
         with self._lock:
-            self._settings = self._adjust(settings)
+            self.settings = self._adjust(settings)
         self._task.schedule()
 
     def look(self) -> None:
@@ -201,12 +245,10 @@ class StreamSupervisor:
         if self._stopped_error() is not None:
             self._task.schedule()
 
-    # --- ending --------------------------------------------------------------------------------------------------
-
     @property
     def has_to_drain(self) -> bool:
         """Whether it may have entries to complete before it ends."""
-        return self.is_active and self._settings.offload.method == "streaming"
+        return self.is_active and self.settings.offload.method == "streaming"
 
     def request_drain(self) -> None:
         """Requests a flush up to the newest entry, if it is running."""
@@ -215,11 +257,8 @@ class StreamSupervisor:
             offload.request_offload()
 
     def drain(self, within_s: float) -> None:
-        """Completes the current segment; waits for a current start.
-
-        Raises:
-            OffloaderError: it couldn't be completed.
-        """
+        """Completes the current segment; waits for a current start. Raises ``OffloaderError``: it couldn't be
+        completed."""
         deadline_s = self._clock.monotonic_s() + within_s
         self._clock.wait(self._begun, within_s)
         # Read in this order: ``end`` sets its flag before it clears the offload.
@@ -227,74 +266,64 @@ class StreamSupervisor:
         if self._ended:
             raise Closed(f"stream {self.name} was stopped")
         if offload is None:
-            raise self._error or StoreUnavailable(f"stream {self.name} wasn't started in time")
+            raise self.error or StoreUnavailable(f"stream {self.name} wasn't started in time")
         offload.offload(timeout_s=max(deadline_s - self._clock.monotonic_s(), 0.0))
 
     def end(self) -> None:
         """Stops offloading for good, without waiting for the store. Idempotent."""
         with self._lock:
             self._ended = True
-            if self._timer is not None:
-                self._timer.cancel()
         self._begun.set()
         # Not through the task: after this returns, a closed source gets no calls.
         self._stop()
         self._task.schedule()
 
-    # --- status --------------------------------------------------------------------------------------------------
-
     def document(self) -> dict[str, Any] | None:
         """Its row in the status document, if ``StreamOffload`` has none."""
         if self._offload is not None:
             return None
-        mode = "standby" if not self._wanted else self._settings.offload.method if self._running else "starting"
-        return idle_document(self.name, mode, error=None if self._error is None else str(self._error))
+        mode = "standby" if not self._wanted else self.settings.offload.method if self._running else "starting"
+        mode = Mode.STOPPED.value if self._ended else mode
+        return idle_document(self.name, mode, error=None if self.error is None else str(self.error))
 
     # --- the task ------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
         with self._lock:
-            wanted = self._settings if self._wanted and not self._ended else None
+            wanted = self.settings if self.is_active else None
             reclaim, self._reclaim = self._reclaim, False
         stopped = self._stopped_error()
         if stopped is not None and self._running is not None:
             self._after_failure(stopped)
             self._stop()
             return
-        if self._running is not None and (wanted is None or _differs(wanted, self._running)):
+        if self._running is not None and (wanted is None or wanted.offload != self._running.offload):
             self._stop()
         if wanted is None:
-            self._error = None
-            return
-        if self._running is None:
-            if self._timer is None:
-                self._start(wanted)
-                self._begun.set()
-        elif reclaim and self._offload is not None:
+            self.error = None
+        elif self._running is None and self._clock.monotonic_s() >= self._retry_s:
+            self._start(wanted)
+            self._begun.set()
+        elif self._running is not None and reclaim and self._offload is not None:
             self._offload.reopen()
 
     def _start(self, settings: Settings) -> None:
-        try:
-            method = settings.offload.method
-            if method == "streaming":
-                self._offload = self._offloader.offload_stream(self.source, self.name, settings=settings.offload)
-            elif method == "ledger":
-                self._trigger = self._offloader.offload_closed_ledgers(
-                    self.source, self.name, settings=settings.offload
-                )
-            if method != "none":
-                self._hot_release = self._offloader.runs_of(settings.offload).hot_release(self.source, self.name)
+        def open_offload() -> None:
+            offload = settings.offload
+            if offload.method == "streaming":
+                self._offload = self._offloader.offload_stream(self.source, self.name, settings=offload)
+            elif offload.method == "ledger":
+                self._trigger = self._offloader.offload_closed_ledgers(self.source, self.name, settings=offload)
+            if offload.method != "none":
+                self._hot_release = self._offloader.runs_of(offload).release(self.source, self.name)
                 self._hot_release.start()
-        except OffloaderError as error:
-            self._after_failure(error)
+
+        failure = error_of(open_offload, f"stream {self.name}: its start", stream=self.name)
+        if failure is not None:
+            self._after_failure(failure)
             self._stop()
             return
-        except Exception as error:
-            _log.exception("stream %s can't be started", self.name, extra={"stream": self.name})
-            self._after_failure(StoreUnavailable(f"stream {self.name}: {type(error).__name__}: {error}"))
-            self._stop()
-            return
-        self._running, self._error = settings, None
+        self._running, self.error = settings, None
         self._started_s = self._clock.monotonic_s()
         if self._ended:  # ended during the start
             self._stop()
@@ -303,6 +332,9 @@ class StreamSupervisor:
         for each in (self._offload, self._trigger, self._hot_release):
             if each is not None:
                 each.stop()
+        # ``end`` and the task may stop it at once.
+        if (offload := self._offload) is not None:
+            self._offloader.observation.remove(offload)
         self._offload = self._trigger = self._hot_release = self._running = None
 
     def _stopped_error(self) -> OffloaderError | None:
@@ -323,45 +355,29 @@ class StreamSupervisor:
                 self._restart_s = RESTART_S_MIN
             wait_s, self._restart_s = self._restart_s, min(2 * self._restart_s, self._restart_s_max)
             if isinstance(error, Fenced):
-                wait_s = max(wait_s, self._settings.offload.takeover_after_seconds)
-            self._error = error
-            if not self._ended:
-                self._timer = self._workers.call_after(wait_s, self._again)
+                wait_s = max(wait_s, self.settings.offload.takeover_after_seconds)
+            self.error, self._retry_s = error, self._clock.monotonic_s() + wait_s
+        if not self._ended:
+            self._workers.call_after(wait_s, self._task.schedule)
         extra = {"event": "stream_restarts", "stream": self.name}
         _log.warning("stream %s isn't offloaded: %s; again in %.0f s", self.name, error, wait_s, extra=extra)
-
-    def _again(self) -> None:
-        with self._lock:
-            self._timer = None
-        self._task.schedule()
-
-
-def _differs(one: Settings, other: Settings) -> bool:
-    """Whether a running stream must restart to apply the settings."""
-    return one.offload != other.offload
 
 
 #: Interval of the check for streams that stopped on an error.
 LOOK_S = 5.0
 #: Threads that start and stop streams; a source may take long to list its ledgers.
 STARTERS = 4
-#: Problems of streams listed one by one; of further ones only the number.
-PROBLEMS_NAMED_MAX = 20
 
 
 class ServedStreams:
-    """See ``offloader.service.providers.base.Streams``. Thread-safe.
+    """The process's streams, for its providers. Thread-safe.
 
-    Args:
-        offloader: of the process.
+    Attributes:
         file: the settings in force; replaced by ``use``.
-        clock: for deadlines and waits.
     """
 
     def __init__(self, offloader: LedgerOffloader, file: SettingsFile, clock: Clock) -> None:
-        self._offloader, self._clock = offloader, clock
-        self._file = file
-        self._serve = file.settings_of("").serve
+        self._offloader, self.file, self._clock = offloader, file, clock
         self._workers = Workers(STARTERS, clock)
         # Guards the table.
         self._lock = threading.Lock()
@@ -369,21 +385,14 @@ class ServedStreams:
         #: Prefixes of the streams' names, with the number of streams below each.
         self._levels = Counter[str]()
         self._closed = False
-        self._aborted = threading.Event()
 
     def start(self) -> None:
         """Starts the periodic check of the streams."""
         self._workers.call_after(LOOK_S, self._look)
 
-    # --- calls of providers --------------------------------------------------------------------------------------
-
-    @property
-    def file(self) -> SettingsFile:
-        """The settings in force."""
-        return self._file
-
     def settings_of(self, name: str) -> Settings:
-        return self._file.settings_of(name)
+        """The effective settings of a stream, or of a topic; of the process for ``""``."""
+        return self.file.settings_of(name)
 
     def add(
         self,
@@ -394,7 +403,22 @@ class ServedStreams:
         adjust: Callable[[Settings], Settings] = lambda settings: settings,
         active: bool | None = True,
     ) -> StreamSupervisor:
+        """Offloads a stream from now on, by its method; returns at once; errors are retried and reported.
+
+        Args:
+            source: its hot tier; the provider owns it, and closes it after ``remove``.
+            feed: the provider's name, for people.
+            adjust: the provider's changes to ``settings_of(name)``, now and after a reload.
+            active: False: stands by until ``StreamSupervisor.activate``; ``None``: likewise, and reports that the
+                leader isn't known yet, until ``activate`` or ``stand_by``.
+
+        Raises:
+            InvalidCall: not a stream's name, or a duplicate (it names the first one's provider).
+            LimitReached: more streams than ``serve.streams_max``.
+            Closed: the process is stopping.
+        """
         require_stream_name(name)
+        serve = self.settings_of("").serve
         stream = StreamSupervisor(
             name,
             source,
@@ -404,7 +428,7 @@ class ServedStreams:
             offloader=self._offloader,
             workers=self._workers,
             clock=self._clock,
-            restart_s_max=self._serve.restart_seconds_max,
+            restart_s_max=serve.restart_seconds_max,
             active=active,
         )
         with self._lock:
@@ -414,7 +438,7 @@ class ServedStreams:
             if there is not None:
                 raise InvalidCall(f"stream {name} is there already: feed {there.feed} brought it", hint="name it once")
             self._require_own_level(name)
-            if len(self._streams) >= self._serve.streams_max:
+            if len(self._streams) >= serve.streams_max:
                 raise LimitReached(
                     f"stream {name} isn't offloaded: there are {len(self._streams)} already",
                     hint="raise serve.streams_max, or spread the streams over several processes",
@@ -424,12 +448,19 @@ class ServedStreams:
         stream.begin()
         return stream
 
-    def remove(self, name: str, *, drain: bool = True, within_s: float | None = None) -> bool:
+    def remove(self, name: str, *, drain: bool = True) -> bool:
+        """Winds a stream down; deletes nothing. False: no such stream.
+
+        The next start offloads what isn't committed then: that is logged, not raised.
+
+        Args:
+            drain: first complete the current segment, within ``offload.drain_seconds_max``.
+        """
         stream = self.get(name)
         if stream is None:
             return False
         if drain and stream.has_to_drain:
-            self._drain(stream, stream.settings.offload.drain_seconds_max if within_s is None else within_s)
+            self._drain(stream, stream.settings.offload.drain_seconds_max)
         stream.end()
         with self._lock:
             if self._streams.get(name) is stream:
@@ -445,19 +476,12 @@ class ServedStreams:
         if clash is not None:
             raise name_clash(name, clash)
 
-    # --- calls of the process ------------------------------------------------------------------------------------
-
     def get(self, name: str) -> StreamSupervisor | None:
         """The stream of that name."""
-        with self._lock:
-            return self._streams.get(name)
+        return self._streams.get(name)
 
     def require(self, name: str) -> StreamSupervisor:
-        """The stream of that name.
-
-        Raises:
-            NotFound: it isn't served here.
-        """
+        """The stream of that name. Raises ``NotFound``: it isn't served here."""
         found = self.get(name)
         if found is None:
             raise NotFound(f"stream {name} isn't offloaded by this process", hint="ask the process that offloads it")
@@ -475,8 +499,7 @@ class ServedStreams:
 
     def use(self, file: SettingsFile) -> None:
         """Replaces the settings; streams with changes of their own apply them soon."""
-        with self._lock:
-            self._file, self._serve = file, file.settings_of("").serve
+        self.file = file
         for stream in self.all():
             stream.use(file.settings_of(stream.name))
 
@@ -484,40 +507,14 @@ class ServedStreams:
         """Rows of the streams without one of a ``StreamOffload``."""
         return [row for stream in self.all() if (row := stream.document()) is not None]
 
-    def labels(self) -> dict[str, dict[str, Any]]:
-        """Each stream's labels in the status document."""
-        return {
-            each.name: {"feed": each.feed, "active": each.is_active, "method": each.settings.offload.method}
-            for each in self.all()
-        }
-
     def problems(self) -> list[ProviderProblem]:
         """Streams that aren't offloaded although they should be; they don't block readiness: others are."""
-        failing = [(each.name, each.error) for each in self.all() if each.error is not None]
-        found = [
-            ProviderProblem(where=f"stream {name}", what=error.message, hint=error.hint)
-            for name, error in failing[:PROBLEMS_NAMED_MAX]
-            if error is not None
-        ]
-        if len(failing) > PROBLEMS_NAMED_MAX:
-            rest = len(failing) - PROBLEMS_NAMED_MAX
-            found.append(ProviderProblem(where="streams", what=f"{rest} more aren't offloaded although they should be"))
-        return found
+        failing = [(each.name, error) for each in self.all() if (error := each.error) is not None]
+        return stream_problems(failing, "streams", "aren't offloaded although they should be")
 
-    # --- the end -------------------------------------------------------------------------------------------------
-
-    def abort(self) -> None:
-        """Ends a drain early, and prevents further ones."""
-        self._aborted.set()
-        for stream in self.all():
-            stream.end()
-
-    def close(self, *, drain: bool, on_drained: Callable[[int], object] = lambda _: None) -> int:
+    def close(self, *, drain: bool) -> int:
         """Accepts no further stream, completes all current segments within the longest of their ``drain_seconds_max``,
         and ends every stream. Idempotent.
-
-        Args:
-            on_drained: called periodically with the number of streams still to drain.
 
         Returns:
             The number of streams that weren't drained; the next start offloads their rest.
@@ -531,17 +528,14 @@ class ServedStreams:
                 stream.request_drain()
             deadline_s = self._clock.monotonic_s()
             deadline_s += max((each.settings.offload.drain_seconds_max for each in draining), default=0.0)
-            for number, stream in enumerate(draining):
+            for stream in draining:
                 left += not self._drain(stream, max(deadline_s - self._clock.monotonic_s(), 0.0))
-                on_drained(len(draining) - number - 1)
         for stream in streams:
             stream.end()
         self._workers.close()
         return left
 
     def _drain(self, stream: StreamSupervisor, within_s: float) -> bool:
-        if self._aborted.is_set():
-            return False
         try:
             stream.drain(within_s)
         except (StreamPaused, Fenced):
@@ -556,4 +550,28 @@ class ServedStreams:
         for stream in self.all():
             stream.look()
         if not self._closed:
-            self._workers.call_after(LOOK_S, self._look)
+            self.start()
+
+
+class StreamProvider(Protocol):
+    """A provider of streams. Its failure doesn't affect other providers."""
+
+    #: ``ledgers``, ``pulsar``, ``flight``: for people and metrics.
+    name: str
+
+    def start(self, streams: ServedStreams) -> None:
+        """Starts to add streams, on its own threads or timers; returns at once. Transient errors are retried and
+        reported by ``problems``; only permanent ones (settings) raise, and end the start."""
+
+    def stop(self, within_s: float) -> None:
+        """Adds and removes no further streams. The added ones stay: the process winds them down next. Never raises.
+
+        Args:
+            within_s: seconds it may take.
+        """
+
+    def close(self) -> None:
+        """Closes everything it opened, including the sources, after all streams are wound down. Never raises."""
+
+    def problems(self) -> Sequence[ProviderProblem]:
+        """Current problems; fast, without I/O."""

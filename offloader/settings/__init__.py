@@ -7,6 +7,7 @@ network.
 from offloader.settings.fields import Pairs
 from offloader.settings.values import (
     AccessSettings,
+    BrokerSettings,
     CleanupSettings,
     FlightSettings,
     HttpSettings,
@@ -25,6 +26,7 @@ from offloader.settings.values import (
 
 __all__ = [
     "AccessSettings",
+    "BrokerSettings",
     "CleanupSettings",
     "FlightSettings",
     "HttpSettings",

@@ -1,4 +1,4 @@
-"""Setting fields: their kinds, and the check of one value. Knows no section."""
+"""Setting fields: their kinds, the check of one value, and its form in a settings file. Knows no section."""
 
 from __future__ import annotations
 
@@ -6,21 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import field
 from typing import Any
 
-__all__ = [
-    "KIB",
-    "MBYTES_MAX",
-    "MIB",
-    "MINUTES_MAX",
-    "Pairs",
-    "choice",
-    "flag",
-    "pairs",
-    "places",
-    "problem",
-    "setting",
-    "text",
-    "texts",
-]
+from offloader.settings.amounts import DURATION, NEVER, SIZE, Quantity
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -33,6 +19,45 @@ MINUTES_MAX = 100 * 365 * 24 * 60
 def setting(default: Any, doc: str, *, low: float, high: float) -> Any:
     """A number between ``low`` and ``high``; an integer if its default is."""
     return field(default=default, metadata={"doc": doc, "low": low, "high": high})
+
+
+def duration(default: float, doc: str, *, unit: str = "s", **more: Any) -> Any:
+    """A duration: a number in ``unit``, in a settings file ``key = "30s"``.
+
+    Args:
+        unit: of the value: ``s``, ``m``, ``h`` or ``d``.
+        more: as ``_amount`` has it.
+    """
+    return _amount(DURATION, default, doc, unit=unit, **more)
+
+
+def size(default: float, doc: str, *, unit: str = "B", **more: Any) -> Any:
+    """A size: a number in ``unit`` (``B`` or ``MiB``), in a settings file ``key = "1GiB"``; else as ``duration``."""
+    return _amount(SIZE, default, doc, unit=unit, **more)
+
+
+def _amount(
+    quantity: Quantity,
+    default: float,
+    doc: str,
+    *,
+    key: str,
+    low: float,
+    high: float,
+    unit: str,
+    may_be_never: bool = False,
+    is_alias: bool = False,
+) -> Any:
+    """A number with a unit.
+
+    Args:
+        default, low, high: in ``unit``.
+        key: its name in a settings file.
+        may_be_never: the value may be -1, ``"never"`` in a settings file.
+        is_alias: a settings file may also name it as the field is called, with a number in ``unit``.
+    """
+    found = {"doc": doc, "low": -1 if may_be_never else low, "high": high, "key": key, "is_alias": is_alias}
+    return field(default=default, metadata={**found, "quantity": quantity, "unit": unit, "may_be_never": may_be_never})
 
 
 def choice(default: str, doc: str, choices: tuple[str, ...]) -> Any:
@@ -91,13 +116,11 @@ def problem(metadata: Mapping[str, Any], default: object, value: object) -> str:
         return "" if isinstance(value, str) else f"{value!r} is not a text"
     if "pairs" in metadata:
         texts_of = list(dict(value).values()) if isinstance(value, (Mapping, Pairs)) else [None]
-        known = all(isinstance(each, str) for each in texts_of)
         if metadata["are_places"]:
             return _not_places(texts_of)
-        return "" if known else f"{value!r} is not a table of texts"
+        return "" if _are_texts(texts_of) else f"{value!r} is not a table of texts"
     if "texts" in metadata:
-        known = isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value)
-        return "" if known else f"{value!r} is not a list of texts"
+        return "" if _are_texts(value) else f"{value!r} is not a list of texts"
     if "places" in metadata:
         return _not_places(value)
     if "flag" in metadata:
@@ -109,8 +132,69 @@ def problem(metadata: Mapping[str, Any], default: object, value: object) -> str:
     return "" if low <= value <= high else f"{value} is not between {low} and {high}"
 
 
+def from_file(metadata: Mapping[str, Any], default: Any, value: object) -> Any:
+    """The value of a field from its form in a settings file; another kind's value is returned unchecked.
+
+    Raises:
+        ValueError: it isn't the text of an amount in the field's limits.
+    """
+    quantity: Quantity | None = metadata.get("quantity")
+    if quantity is None:
+        return value
+    if value == NEVER and metadata["may_be_never"]:
+        return default.__class__(-1)
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not {quantity.form}")
+    amount = quantity.parse(value, metadata["unit"])
+    if isinstance(default, int) and amount.denominator != 1:
+        raise ValueError(f"{value} is not a whole number of {metadata['unit']}")
+    found = default.__class__(amount)
+    # Limits are floats too: 60 ms is 0.001 minutes.
+    if not max(metadata["low"], 0) <= found <= metadata["high"]:
+        raise ValueError(f"{value} is not {limits(metadata)}")
+    return found
+
+
+def in_file(metadata: Mapping[str, Any], value: Any) -> Any:
+    """A field's value as a settings file has it: amounts as texts."""
+    quantity: Quantity | None = metadata.get("quantity")
+    if quantity is None:
+        return value
+    return NEVER if value < 0 else quantity.text(value, metadata["unit"])
+
+
+#: Kind of a field that is no number -> its values, for documents.
+_VALUES = {
+    "text": "a text",
+    "pairs": "a table of texts",
+    "texts": "a list of texts",
+    "places": "a list of file:PATH, env:NAME",
+    "flag": "true, false",
+}
+
+
+def allowed(metadata: Mapping[str, Any]) -> str:
+    """The values of a field in a settings file, for documents."""
+    if "choices" in metadata:
+        return ", ".join(metadata["choices"])
+    if "low" in metadata:
+        return limits(metadata).removeprefix("between ").replace(" and ", " to ", 1)
+    return next(values for kind, values in _VALUES.items() if kind in metadata)
+
+
+def limits(metadata: Mapping[str, Any]) -> str:
+    """The limits of a number or amount as a settings file has them: ``between 1s and 10m``."""
+    low = max(metadata["low"], 0) if "quantity" in metadata else metadata["low"]
+    found = f"between {in_file(metadata, low)} and {in_file(metadata, metadata['high'])}"
+    return f"{found}, or {NEVER}" if metadata.get("may_be_never") else found
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and all(isinstance(each, str) for each in value)
+
+
 def _not_places(value: object) -> str:
-    given = value if isinstance(value, (list, tuple)) else ("",)
-    known = all(isinstance(each, str) and each.startswith(_PLACES) and not each.endswith(":") for each in given)
+    given: Any = value if _are_texts(value) else ("",)
+    known = all(each.startswith(_PLACES) and not each.endswith(":") for each in given)
     # The value may be the secret: don't repeat it.
     return "" if known else "not a list of places, each file:PATH or env:NAME; a secret itself never stands here"

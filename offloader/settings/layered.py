@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from offloader.errors import InvalidCall, NotFound
-from offloader.settings import RetentionSettings, Settings
+from offloader.settings import Settings
+from offloader.settings.keys import ALIASES, FIELDS, OLD, SETTINGS, STREAMING, key_of, shown, value_of, value_of_alias
 
-__all__ = ["EffectiveValue", "SettingsFile", "read_settings_file", "settings_for"]
-
-#: PIP-76's switch; on the topic level and the others.
-STREAMING = "streaming_offload"
+_METHOD = "offload.method"
+_SECTIONS = tuple(each.name for each in fields(Settings))
 #: Sections of the whole process: all streams share what they describe.
 PROCESS_SECTIONS = frozenset(
-    {"store", "limits", "telemetry", "manifest", "access", "http", "pulsar", "serve", "flight"}
+    {"store", "limits", "telemetry", "manifest", "access", "http", "pulsar", "serve", "flight", "broker"}
 )
 #: Settings of other sections that apply to the whole process.
 PROCESS_SETTINGS = frozenset(
     {
         "cleanup.cycle_minutes",
         "cleanup.orphans_hours",
+        "ledgers.poll_interval_s",
         "offload.offload_memory_bytes_max",
         "offload.workers_max",
         "retention.cycle_minutes",
@@ -64,14 +64,18 @@ class EffectiveValue:
     """One setting of one stream.
 
     Attributes:
-        name: section and name, ``offload.block_bytes``.
-        value: the effective value.
+        name: section and attribute, ``offload.block_bytes``.
+        value: the effective value, a number in the attribute's unit.
         source: ``default``, or the file and its table.
     """
 
     name: str
     value: Any
     source: str
+
+    def as_json(self) -> dict[str, Any]:
+        """The setting as a settings file has it: ``name`` is the key, ``value`` with its unit."""
+        return {"name": key_of(self.name), "value": shown(self.name, self.value), "source": self.source}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,29 +84,19 @@ class SettingsFile:
 
     Attributes:
         name: of the file, for messages.
-        layers: scope (``""`` process, ``namespaces.X``, ``topics.X``) -> setting -> value.
+        layers: scope (``""`` process, ``namespaces.X``, ``topics.X``) -> section and attribute -> value.
     """
 
     name: str = ""
     layers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def values_of(self, stream: str) -> dict[str, EffectiveValue]:
-        """Every setting of a stream, by name."""
-        found = {
-            f"{section.name}.{each.name}": EffectiveValue(f"{section.name}.{each.name}", each.default, "default")
-            for section in fields(Settings)
-            for each in fields(getattr(Settings(), section.name))
-        }
-        found[STREAMING] = EffectiveValue(STREAMING, False, "default")
-        found["offload.method"] = EffectiveValue("offload.method", "ledger", f"{STREAMING} = false (default)")
+        """Every setting of a stream, by section and attribute."""
+        found = {name: EffectiveValue(name, each.default, "default") for name, each in FIELDS.items()}
+        found[_METHOD] = EffectiveValue(_METHOD, "ledger", f"default ({STREAMING} = false)")
         for scope in _scopes_of(stream):
             for name, value in self.layers.get(scope, {}).items():
                 found[name] = EffectiveValue(name, value, self._place(scope))
-                if name == STREAMING:
-                    method = "streaming" if value else "ledger"
-                    found["offload.method"] = EffectiveValue("offload.method", method, found[name].source)
-                elif name == "offload.method":
-                    found[STREAMING] = EffectiveValue(STREAMING, value == "streaming", found[name].source)
         return found
 
     def settings_of(self, stream: str) -> Settings:
@@ -114,8 +108,7 @@ class SettingsFile:
         sections: dict[str, dict[str, Any]] = {}
         for value in self.values_of(stream).values():
             section, _, name = value.name.partition(".")
-            if name:
-                sections.setdefault(section, {})[name] = value.value
+            sections.setdefault(section, {})[name] = value.value
         return Settings.of(sections, origin=self.name or "settings")
 
     def _place(self, scope: str) -> str:
@@ -131,27 +124,36 @@ def read_settings_file(path: str) -> SettingsFile:
         InvalidCall: not TOML; or unknown, ineffective or contradictory settings: all of them, each with its table.
     """
     try:
-        given = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        text = Path(path).read_text(encoding="utf-8")
     except FileNotFoundError as cause:
         raise NotFound(f"settings file {path} doesn't exist", hint="check the path") from cause
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as cause:
+    except UnicodeDecodeError as cause:
         raise InvalidCall(f"settings file {path} isn't TOML: {cause}", hint="nothing was changed") from cause
     except OSError as cause:
         raise InvalidCall(f"settings file {path}: {cause.strerror}", hint="is it a readable file?") from cause
-    layers, problems = _layers(given)
-    wrong = list(_range_problems(layers))
-    problems += [problem for _, _, problem in wrong]
-    # Check combinations only of values that are valid by themselves.
-    rest = {
-        scope: {name: value for name, value in layer.items() if (scope, name) not in {each[:2] for each in wrong}}
-        for scope, layer in layers.items()
-    }
-    methods_are_known = not {name for _, name, _ in wrong} & {STREAMING, "offload.method"}
-    problems += _conflicts(SettingsFile(path, rest), methods_are_known=methods_are_known)
-    found = SettingsFile(path, layers)
+    return parse_settings(text, path)
+
+
+def parse_settings(text: str, path: str) -> SettingsFile:
+    """Checks the text of the file ``path``; raises ``InvalidCall`` as ``read_settings_file``."""
+    tables, problems = raw_layers(parse_toml(text, path))
+    layers, wrong, unclear = _translated(tables)
+    problems += wrong
+    if any(is_old(key) for table in tables.values() for key in table):
+        problems.append(f"`offloader config migrate {path}` rewrites keys of earlier releases")
+    else:
+        problems += conflicts(SettingsFile(path, layers), unclear)
     if problems:
         raise InvalidCall(f"{path}: {'; '.join(problems)}", hint="nothing was changed; every problem is listed")
-    return found
+    return SettingsFile(path, layers)
+
+
+def parse_toml(text: str, path: str) -> dict[str, Any]:
+    """The document of the file ``path``; raises ``InvalidCall`` if it isn't TOML."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as cause:
+        raise InvalidCall(f"settings file {path} isn't TOML: {cause}", hint="nothing was changed") from cause
 
 
 def settings_for(stream: str, given: Settings | str | Path | None) -> Settings:
@@ -173,8 +175,8 @@ def _scopes_of(stream: str) -> list[str]:
     return ["", *namespace, *([f"topics.{stream}"] if stream else [])]
 
 
-def _layers(given: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """The file's tables by scope, and the rest."""
+def raw_layers(given: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The document's values by scope and key, and what is no table."""
     problems: list[str] = []
     tables: dict[str, Any] = {"": {name: value for name, value in given.items() if name not in _SCOPES}}
     for kind in _SCOPES:
@@ -187,7 +189,7 @@ def _layers(given: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[s
     for scope, table in tables.items():
         layer: dict[str, Any] = {}
         if not isinstance(table, dict):
-            problems.append(f"{_key(scope, '')}: not a table")
+            problems.append(f"{_place(scope, '')}: not a table")
             continue
         for name, value in table.items():
             if isinstance(value, dict):
@@ -198,41 +200,72 @@ def _layers(given: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[s
     return layers, problems
 
 
-def _range_problems(layers: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
-    """Scope, name and problem: unknown name, wrong type, value out of range, process setting in a narrower scope."""
-    for scope, layer in layers.items():
-        for name, value in layer.items():
-            problem = _problem_of(scope, name, value)
-            if problem:
-                yield scope, name, problem
+def _translated(
+    tables: Mapping[str, Mapping[str, Any]],
+) -> tuple[dict[str, dict[str, Any]], list[str], set[str]]:
+    """The valid settings by scope and attribute, the problems of the others, and scopes whose method is unclear."""
+    layers: dict[str, dict[str, Any]] = {}
+    problems: list[str] = []
+    unclear: set[str] = set()
+    for scope, table in tables.items():
+        layer = layers[scope] = {}
+        for key, given in table.items():
+            try:
+                name, value = _setting(scope, key, given)
+                if name in layer and name != _METHOD:
+                    raise ValueError(f"{key_of(name)} is set twice, by this and another name")
+            except ValueError as cause:
+                section = key.partition(".")[0]
+                problems.append(f"{_place(scope, key if section in _SECTIONS else section)}: {cause}")
+                unclear |= set(tables) if key in (STREAMING, _METHOD) else set()
+                continue
+            if name in layer and (layer[name] == "streaming") != (value == "streaming"):
+                switch = f"{_place(scope, STREAMING)} = {str(table[STREAMING]).lower()}"
+                problems.append(f"{switch} contradicts {_METHOD} = {table[_METHOD]!r}")
+                unclear.add(scope)
+            # The switch says less than the method.
+            if key != STREAMING or name not in layer:
+                layer[name] = value
+    return layers, list(dict.fromkeys(problems)), unclear
 
 
-def _problem_of(scope: str, name: str, value: object) -> str:
-    section, _, inner = name.partition(".")
-    if name == STREAMING:
-        return "" if isinstance(value, bool) else f"{_key(scope, name)}: {value!r} is neither true nor false"
-    if not inner:
-        return f"{_key(scope, name)}: no such setting"
-    try:
-        Settings.of({section: {inner: value}})
-    except InvalidCall as error:
-        return f"{_key(scope, '')}{error.message.removeprefix('settings: ')}"
+def _setting(scope: str, key: str, given: object) -> tuple[str, Any]:
+    """The setting that a key of a layer means, and its value; raises ``ValueError`` that says what is wrong."""
+    if key == STREAMING:
+        if not isinstance(given, bool):
+            raise ValueError(f"{given!r} is neither true nor false")
+        return _METHOD, "streaming" if given else "ledger"
+    section = key.partition(".")[0]
+    if is_old(key):
+        raise ValueError(f"is now {key_of(OLD[key])}")
+    name = key if key in ALIASES else SETTINGS.get(key)
+    if name is None:
+        is_known = section in _SECTIONS or section == key
+        raise ValueError("no such setting" if is_known else f"no such section (sections: {', '.join(_SECTIONS)})")
+    value = value_of_alias(name, given) if key in ALIASES else value_of(name, given)
     if scope and (section in PROCESS_SECTIONS or name in PROCESS_SETTINGS):
-        return f"{_key(scope, name)}: holds for the whole process, set it at the top of the file"
-    return ""
+        raise ValueError("holds for the whole process, set it at the top of the file")
+    return name, value
 
 
-def _conflicts(found: SettingsFile, *, methods_are_known: bool) -> Iterator[str]:
-    """Contradictory and ineffective settings."""
+def is_old(key: str) -> bool:
+    """Whether a key is only one of earlier releases."""
+    return key in OLD and key not in SETTINGS
+
+
+def conflicts(found: SettingsFile, unclear: Collection[str] = ()) -> Iterator[str]:
+    """Contradictory and ineffective settings; ``unclear``: layers whose method isn't known."""
     for scope, layer in found.layers.items():
-        method = layer.get("offload.method")
-        if STREAMING in layer and method is not None and layer[STREAMING] != (method == "streaming"):
-            yield f"{_key(scope, STREAMING)} = {str(layer[STREAMING]).lower()} contradicts offload.method = {method!r}"
-        elif methods_are_known:
+        if scope not in unclear:
             yield from _ineffective(scope, layer, _methods_below(found, scope))
+    pulsar = {name: found.values_of("")[f"pulsar.{name}"].value for name in ("broker_plugin", "follow_broker_trim")}
+    if pulsar["follow_broker_trim"] and not pulsar["broker_plugin"]:
+        yield "pulsar.follow_broker_trim: has no effect, pulsar.broker_plugin is false"
     for scope in found.layers:
         yield from _size_conflicts(found, scope)
-        yield from _retention_conflicts(found, scope)
+        if any(name.startswith("retention.") for name in found.layers[scope]):
+            retention = found.settings_of(_any_stream(scope)).retention
+            yield from (f"{_key(scope, 'retention')}.{problem}" for problem in retention.problems())
 
 
 def _ineffective(scope: str, layer: Mapping[str, Any], methods: set[str]) -> Iterator[str]:
@@ -245,50 +278,46 @@ def _ineffective(scope: str, layer: Mapping[str, Any], methods: set[str]) -> Ite
             yield f"{_key(scope, name)}: has no effect, the method is none"
 
 
+def _any_stream(scope: str) -> str:
+    """A stream to which a layer applies: its topic, one of its namespace, or none."""
+    kind, _, name = scope.partition(".")
+    return f"{name}/persistent/any" if kind == "namespaces" else name
+
+
 def _methods_below(found: SettingsFile, scope: str) -> set[str]:
     """The methods of the streams in a layer."""
-    kind, _, name = scope.partition(".")
-    topics = [other.partition(".")[2] for other in found.layers if other.startswith("topics.")]
-    namespaces = [other.partition(".")[2] for other in found.layers if other.startswith("namespaces.")]
-    if kind == "topics":
-        streams = [name]
-    elif kind == "namespaces":
-        streams = [f"{name}/persistent/any", *(topic for topic in topics if topic.startswith(f"{name}/"))]
-    else:
-        streams = ["", *topics, *(f"{each}/persistent/any" for each in namespaces)]
+    below = (stream for stream in map(_any_stream, found.layers) if scope in _scopes_of(stream))
+    streams = {_any_stream(scope), *below}
     return {found.values_of(stream)["offload.method"].value for stream in streams}
 
 
 def _size_conflicts(found: SettingsFile, scope: str) -> Iterator[str]:
     """Values that are valid alone, but not together; only those with a part in this layer."""
-    kind, _, name = scope.partition(".")
-    stream = name if kind == "topics" else f"{name}/persistent/any" if kind else ""
-    values, layer = found.values_of(stream), found.layers[scope]
+    values, layer = found.values_of(_any_stream(scope)), found.layers[scope]
     for key, limit in AT_MOST:
         value, most = values[key], values[limit]
         unlimited = limit.startswith("limits.") and not most.value
         # A default cut off by another setting is no contradiction.
         said = value.source != "default" and (key in layer or limit in layer)
         if said and not unlimited and value.value > most.value:
-            yield f"{_key(scope, key)} = {value.value:g} is above {limit} = {most.value:g}"
+            amount, bound = shown(key, value.value), shown(limit, most.value)
+            yield f"{_key(scope, key)} = {_text(amount)} is above {key_of(limit)} = {_text(bound)}"
     segment, key = "offload.max_size_per_offload_segment_mbytes", "offload.block_bytes"
     segment_bytes = values[segment].value * 1024 * 1024
     if (key in layer or segment in layer) and values[key].value > segment_bytes:
-        yield f"{_key(scope, key)} = {values[key].value} is above the segment size ({segment_bytes:g} bytes)"
-
-
-def _retention_conflicts(found: SettingsFile, scope: str) -> Iterator[str]:
-    """Contradictions of a layer's retention settings."""
-    if not any(name.startswith("retention.") for name in found.layers[scope]):
-        return
-    kind, _, name = scope.partition(".")
-    stream = name if kind == "topics" else f"{name}/persistent/any" if kind else ""
-    values = {each.name: each.value for each in found.values_of(stream).values() if each.name.startswith("retention.")}
-    section = RetentionSettings(**{each.partition(".")[2]: value for each, value in values.items()})
-    for problem in section.problems():
-        yield f"{_key(scope, 'retention')}.{problem}"
+        block, size = shown(key, values[key].value), shown(segment, values[segment].value)
+        yield f"{_key(scope, key)} = {block} is above the segment size ({size})"
 
 
 def _key(scope: str, name: str) -> str:
+    """The key of a setting, with its table."""
+    return _place(scope, key_of(name))
+
+
+def _place(scope: str, key: str) -> str:
     kind, _, inner = scope.partition(".")
-    return f'{kind}."{inner}".{name}' if kind else name
+    return f'{kind}."{inner}".{key}' if kind else key
+
+
+def _text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else str(value)

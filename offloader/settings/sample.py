@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import Field, fields
 from typing import Any
 
 from offloader.settings import Pairs, Settings
+from offloader.settings.fields import allowed
+from offloader.settings.keys import ALIASES, key_of, shown
 from offloader.settings.layered import METHOD_OF, PROCESS_SECTIONS, PROCESS_SETTINGS
-
-__all__ = ["sample_settings"]
 
 _WIDTH = 100
 _HEAD = """\
@@ -19,10 +19,8 @@ _HEAD = """\
 #
 # Every setting is here with its default: a line that begins with `#name = value` is the default, take the # away to
 # change it. `offloader config check --config FILE` names every mistake, `offloader config explain TOPIC` says what
-# counts for a topic and where it comes from. A running process reads the file again on SIGHUP.
-
-# true: entries are offloaded while they are written (PIP-76); false, the default: ledger by ledger, once closed.
-streaming_offload = true
+# counts for a topic and where it comes from. A running process reads the file again on SIGHUP. A duration is a number
+# and its unit: ms, s, m, h or d; a size likewise: B, KiB, MiB, GiB or TiB.
 """
 _TAIL = """\
 # --- parts of it for some streams ---------------------------------------------------------------------------------
@@ -34,10 +32,11 @@ _TAIL = """\
 #
 #[topics."public/default/persistent/orders".retention]
 #policy = "time"
-#min_minutes = 10080
+#min_age = "7d"
 """
+_UNITS = {"s": "seconds", "m": "minutes", "B": "bytes", "MiB": "MiB"}
 #: Settings that a new file has to set.
-_EXAMPLES = {"serve.store": '"s3://BUCKET/ROOT"'}
+_EXAMPLES = {"serve.store": '"s3://BUCKET/ROOT"', "offload.method": '"streaming"'}
 
 
 def sample_settings() -> str:
@@ -57,33 +56,21 @@ def _section(name: str, values: Any) -> Iterator[str]:
         yield ""
         yield from _comment(_said(name, each))
         full = f"{name}.{each.name}"
-        yield f"{each.name} = {_EXAMPLES[full]}" if full in _EXAMPLES else f"#{each.name} = {_toml(each.default)}"
+        key = key_of(full).partition(".")[2]
+        yield f"{key} = {_EXAMPLES[full]}" if full in _EXAMPLES else f"#{key} = {_toml(shown(full, each.default))}"
 
 
 def _said(section: str, each: Field[Any]) -> str:
     full = f"{section}.{each.name}"
-    notes = [_values(each.metadata)]
+    notes = [allowed(each.metadata)]
     if full in METHOD_OF:
         notes.append(f"only for the method {METHOD_OF[full]}")
+    if full in ALIASES:
+        notes.append(f"also as a number, {each.name} in {_UNITS[each.metadata['unit']]}")
     if full in PROCESS_SETTINGS:
         notes.append("whole process")
     doc = str(each.metadata["doc"])
     return f"{doc[0].upper()}{doc[1:]} ({'; '.join(notes)})."
-
-
-def _values(metadata: Mapping[str, Any]) -> str:
-    if "choices" in metadata:
-        return ", ".join(metadata["choices"])
-    for kind, words in (
-        ("texts", "a list of texts"),
-        ("places", "a list of texts"),
-        ("text", "a text"),
-        ("pairs", "a table of texts"),
-        ("flag", "true or false"),
-    ):
-        if kind in metadata:
-            return words
-    return f"{metadata['low']} to {metadata['high']}"
 
 
 def _comment(text: str) -> list[str]:
@@ -91,14 +78,4 @@ def _comment(text: str) -> list[str]:
 
 
 def _toml(value: Any) -> str:
-    match value:
-        case bool():
-            return str(value).lower()
-        case str():
-            return json.dumps(value)
-        case Pairs():
-            return "{}"
-        case tuple():
-            return json.dumps(list(value))
-        case _:
-            return repr(value)
+    return "{}" if isinstance(value, Pairs) else json.dumps(value)

@@ -14,45 +14,35 @@ from offloader.settings.fields import (
     MINUTES_MAX,
     Pairs,
     choice,
+    duration,
     flag,
+    in_file,
     pairs,
     places,
     setting,
+    size,
     text,
     texts,
 )
 from offloader.settings.fields import problem as problem_of
-
-__all__ = [
-    "REPLACED",
-    "AccessSettings",
-    "CleanupSettings",
-    "FlightSettings",
-    "HttpSettings",
-    "LedgerSettings",
-    "LimitSettings",
-    "ManifestSettings",
-    "OffloadSettings",
-    "PulsarSettings",
-    "ReadSettings",
-    "RetentionSettings",
-    "ServeSettings",
-    "Settings",
-    "StoreSettings",
-    "TelemetrySettings",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreSettings:
     """Deadlines, retries and connections of an object store."""
 
-    connect_timeout_s: float = setting(5.0, "time to connect", low=0.01, high=600)
-    read_timeout_s: float = setting(30.0, "time without a byte until a call fails", low=0.01, high=3600)
+    connect_timeout_s: float = duration(5.0, "time to connect", low=0.01, high=600, key="connect_timeout")
+    read_timeout_s: float = duration(
+        30.0, "time without a byte until a call fails", low=0.01, high=3600, key="read_timeout"
+    )
     retries_max: int = setting(6, "attempts after the first one", low=0, high=100)
-    retry_total_s: float = setting(60.0, "time after which no further attempt starts", low=0, high=24 * 3600)
-    retry_delay_first_s: float = setting(0.1, "wait before the first retry; doubles, jittered", low=0, high=60)
-    retry_delay_max_s: float = setting(10.0, "longest wait before a retry", low=0, high=600)
+    retry_total_s: float = duration(
+        60.0, "time after which no further attempt starts", low=0, high=24 * 3600, key="retry_total"
+    )
+    retry_delay_first_s: float = duration(
+        0.1, "wait before the first retry; doubles, jittered", low=0, high=60, key="retry_delay_first"
+    )
+    retry_delay_max_s: float = duration(10.0, "longest wait before a retry", low=0, high=600, key="retry_delay_max")
     connections_max: int = setting(32, "open connections", low=1, high=1024)
     single_writer: bool = flag(False, "write to a store without conditional puts: nobody else ever writes there")
     storage_class: str = text("", "S3 storage class of new objects of 128 KiB or more; empty: STANDARD")
@@ -73,12 +63,16 @@ class ReadSettings:
         "where entries are read that both tiers have",
         ("tiered-storage-first", "bookkeeper-first"),
     )
-    request_bytes: int = setting(16 * MIB, "size of one ranged GET", low=4 * KIB, high=1024 * MIB)
+    request_bytes: int = size(16 * MIB, "size of one ranged GET", low=4 * KIB, high=1024 * MIB, key="request_size")
     requests_in_flight_max: int = setting(4, "ranged GETs of one reader at once", low=1, high=64)
-    cache_bytes_max: int = setting(64 * MIB, "decoded blocks kept for single reads", low=0, high=2**40)
-    batch_bytes: int = setting(4 * MIB, "payload bytes of one batch of a scan", low=1, high=1024 * MIB)
-    block_bytes_max: int = setting(256 * MIB, "largest block that is read", low=256, high=2**31 - 1)
-    decompressed_bytes_max: int = setting(256 * MIB, "largest block after decompression", low=1, high=2**31 - 1)
+    cache_bytes_max: int = size(
+        64 * MIB, "decoded blocks kept for single reads", low=0, high=2**40, key="cache_size_max"
+    )
+    batch_bytes: int = size(4 * MIB, "payload bytes of one batch of a scan", low=1, high=1024 * MIB, key="batch_size")
+    block_bytes_max: int = size(256 * MIB, "largest block that is read", low=256, high=2**31 - 1, key="block_size_max")
+    decompressed_bytes_max: int = size(
+        256 * MIB, "largest block after decompression", low=1, high=2**31 - 1, key="decompressed_size_max"
+    )
     relocate: Pairs = pairs("buckets (or folders) that were moved or restored elsewhere: old = new")
 
 
@@ -88,9 +82,15 @@ class LimitSettings:
 
     bytes_per_s: float = setting(0.0, "bytes sent and received, all together", low=0, high=2**50)
     requests_per_s: float = setting(0.0, "requests, all together", low=0, high=1e6)
-    burst_s: float = setting(1.0, "seconds of a rate that may be used at once", low=0.001, high=3600)
-    turn_wait_s_max: float = setting(300.0, "wait for a turn after which a request fails", low=0.001, high=24 * 3600)
-    turns_waiting_max: int = setting(10_000, "requests that wait for a turn", low=1, high=1_000_000)
+    burst_s: float = duration(1.0, "seconds of a rate that may be used at once", low=0.001, high=3600, key="burst")
+    throttle_wait_s_max: float = duration(
+        300.0,
+        "wait for a rate limit after which a request fails",
+        low=0.001,
+        high=24 * 3600,
+        key="throttle_wait_max",
+    )
+    throttle_queue_max: int = setting(10_000, "requests that wait for a rate limit", low=1, high=1_000_000)
     slowdown_factor: float = setting(
         0.5, "what is left of the request rate when the store asks to slow down", low=0.01, high=0.99
     )
@@ -107,12 +107,15 @@ class AccessSettings:
     read_tokens: tuple[str, ...] = places("where tokens are that may look and read: file:PATH, env:NAME")
     write_tokens: tuple[str, ...] = places("where tokens are that may write too: bring entries, offload now, pause")
     admin_tokens: tuple[str, ...] = places("where tokens are that may do everything: truncate, settle subscribers")
+    broker_tokens: tuple[str, ...] = places(
+        "where tokens are that a broker's plugin presents: offload and read whole ledgers, and nothing else; no role"
+    )
     subscriber_tokens: Pairs = pairs(
         "subscriber = where the token is that may register it and publish for it, file:PATH or env:NAME; no role",
         are_places=True,
     )
     certificates: Pairs = pairs(
-        "client certificates: common name or DNS name = role, subscriber:NAME, or both (read subscriber:NAME); "
+        "client certificates: common name or DNS name = role, broker, subscriber:NAME, or several (read broker); "
         "* = any that client_authorities_file signed"
     )
     client_authorities_file: str = text("", "PEM file of the authorities that sign client certificates; empty: none")
@@ -125,8 +128,9 @@ class AccessSettings:
         ("loopback", "read", "write", "admin"),
     )
     owner_hosts: tuple[str, ...] = texts(
-        "hosts, or hosts and ports, to which a command sends OFFLOADER_TOKEN where a stream's manifest names them as "
-        "its owner's; empty: only to those whose certificate OFFLOADER_CA_FILE is good for"
+        "hosts, or hosts and ports, to which a command sends OFFLOADER_TOKEN, and a process a broker's request with "
+        "its token, where a stream's manifest names them as its owner's; empty: only to those whose certificate "
+        "OFFLOADER_CA_FILE is good for"
     )
     hosts: tuple[str, ...] = texts(
         "names in the header Host that are this process's, where anyone may come in (anonymous); beside IP addresses, "
@@ -137,7 +141,8 @@ class AccessSettings:
     @property
     def has_tokens(self) -> bool:
         """Whether any token is configured."""
-        return bool(self.read_tokens or self.write_tokens or self.admin_tokens or self.subscriber_tokens)
+        of_roles = self.read_tokens or self.write_tokens or self.admin_tokens
+        return bool(of_roles or self.broker_tokens or self.subscriber_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,24 +150,59 @@ class HttpSettings:
     """Where HTTP is served, and what one client may cost."""
 
     listen: str = text("", "address and port, 127.0.0.1:8750; :8750 is every address; empty: no HTTP")
-    connections_max: int = setting(256, "open connections; more are closed at once", low=1, high=100_000)
+    connections_max: int = setting(512, "open connections; more are closed at once", low=1, high=100_000)
     client_connections_max: int = setting(
-        192, "those of one address (of an IPv6 network of 64 bits), so that others get in too", low=1, high=100_000
+        384, "those of one address (of an IPv6 network of 64 bits), so that others get in too", low=1, high=100_000
     )
     requests_max: int = setting(16, "requests worked on at once; more are asked to come again", low=1, high=256)
-    header_bytes_max: int = setting(16 * KIB, "request line and headers of a request", low=4 * KIB, high=MIB)
-    body_bytes_max: int = setting(64 * KIB, "body of a request", low=KIB, high=16 * MIB)
-    request_seconds_max: float = setting(10.0, "time for a client to send its request", low=0.1, high=600)
-    answer_seconds_max: float = setting(
-        60.0, "time for an answer to be found, and again to be taken by the client", low=0.1, high=3600
+    header_bytes_max: int = size(
+        16 * KIB, "request line and headers of a request", low=4 * KIB, high=MIB, key="header_size_max"
     )
-    unsent_bytes_max: int = setting(
+    body_bytes_max: int = size(64 * KIB, "body of a request", low=KIB, high=16 * MIB, key="body_size_max")
+    request_seconds_max: float = duration(
+        10.0, "time for a client to send its request", low=0.1, high=600, key="request_timeout"
+    )
+    answer_seconds_max: float = duration(
+        60.0,
+        "time for an answer to be found, and again to be taken by the client",
+        low=0.1,
+        high=3600,
+        key="answer_timeout",
+    )
+    unsent_bytes_max: int = size(
         64 * MIB,
         "answers that clients haven't taken yet, all together; above it they are asked to come again",
         low=MIB,
         high=2**40,
+        key="unsent_size_max",
     )
-    idle_seconds_max: float = setting(30.0, "a connection without a request is closed after it", low=0.1, high=3600)
+    idle_seconds_max: float = duration(
+        30.0, "a connection without a request is closed after it", low=0.1, high=3600, key="idle_timeout"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerSettings:
+    """What brokers that read the cold tier through the plugin get over HTTP, and what they may cost."""
+
+    source: str = text(
+        "", "name of the cluster that the streams belong to, as in the plugin's settings; empty: not compared"
+    )
+    url_seconds: float = duration(
+        900.0, "how long a broker may read an object by the URL it got", low=10, high=7 * 24 * 3600, key="url_lifetime"
+    )
+    waits_max: int = setting(
+        256, "requests at once that wait for a ledger to be offloaded; each has a thread", low=1, high=4096
+    )
+    streams_max: int = setting(16, "answers with entries at once; each takes about 20 MiB of memory", low=1, high=1024)
+    requests_max: int = setting(16, "other requests of brokers worked on at once", low=1, high=256)
+    cache_bytes_max: int = size(
+        256 * MIB,
+        "indexes, and blocks that brokers read in pieces, kept in memory",
+        low=0,
+        high=2**40,
+        key="cache_size_max",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,39 +213,68 @@ class FlightSettings:
     ledgers: str = text("", "ledger database of the streams that are appended to through Flight; empty: they can't be")
     streams_max: int = setting(1000, "streams that are pushed or appended to through Flight", low=1, high=100_000)
     calls_max: int = setting(256, "calls at once, each of which has a thread or two", low=1, high=10_000)
-    batch_bytes_max: int = setting(
-        32 * MIB, "largest batch that is taken; how much a message may take is known only when it is there", low=1024,
+    batch_bytes_max: int = size(
+        32 * MIB,
+        "largest batch that is taken; how much a message may take is known only when it is there",
+        low=1024,
         high=2**31 - 1,
-    )  # fmt: skip
-    window_bytes_max: int = setting(
-        16 * MIB, "entries of a pushed stream that wait for a segment; more holds the broker back", low=1024, high=2**40
+        key="batch_size_max",
     )
-    memory_bytes_max: int = setting(
-        256 * MIB, "the same of all pushed streams; one that has nothing else may still push", low=1024, high=2**44
+    window_bytes_max: int = size(
+        16 * MIB,
+        "entries of a pushed stream that wait for a segment; more holds the broker back",
+        low=1024,
+        high=2**40,
+        key="window_size_max",
     )
-    wait_seconds_max: float = setting(
-        60.0, "longest a push waits for room; then it ends with an error, and the broker goes on later", low=0.01,
+    memory_bytes_max: int = size(
+        256 * MIB,
+        "the same of all pushed streams; one that has nothing else may still push",
+        low=1024,
+        high=2**44,
+        key="memory_size_max",
+    )
+    wait_seconds_max: float = duration(
+        60.0,
+        "longest a push waits for room; then it ends with an error, and the broker goes on later",
+        low=0.01,
         high=3600,
-    )  # fmt: skip
+        key="wait_max",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestSettings:
     """How a stream's manifest is kept short, and when what it doesn't need any more is deleted."""
 
-    checkpoint_records: int = setting(100, "records after which whoever notices writes a checkpoint", low=1, high=10**5)
-    orphan_age_hours_min: float = setting(
-        24.0, "age below which nothing that nothing names is deleted", low=0, high=365 * 24
+    checkpoint_records: int = setting(100, "records after which a checkpoint is written", low=1, high=10**5)
+    orphan_age_hours_min: float = duration(
+        24.0,
+        "age below which nothing that nothing names is deleted",
+        low=0,
+        high=365 * 24,
+        key="orphan_age_min",
+        unit="h",
     )
-    history_days_min: float = setting(
-        30.0, "age below which `serve` keeps records that a checkpoint holds; -1: it keeps all", low=-1, high=365
+    history_days_min: float = duration(
+        30.0,
+        "age below which `serve` keeps records that a checkpoint holds; never: it keeps all",
+        low=0,
+        high=365,
+        key="history_age_min",
+        unit="d",
+        may_be_never=True,
     )
     record_requests_max: int = setting(8, "records of a manifest asked for at once while it is loaded", low=1, high=64)
     create_over_segments: bool = flag(
         False, "a stream may be created where segments lie that no manifest tells of: they stay, and nobody reads them"
     )
-    clock_skew_seconds_max: float = setting(
-        60.0, "difference between this clock and the store's that stops all deletion", low=0, high=24 * 3600
+    clock_skew_seconds_max: float = duration(
+        60.0,
+        "difference between this clock and the store's that stops all deletion",
+        low=0,
+        high=24 * 3600,
+        key="clock_skew_max",
     )
 
 
@@ -218,69 +287,107 @@ class RetentionSettings:
         "what may go: nothing, what is above a size, what is older than a time, or what all subscribers have read",
         ("none", "size", "time", "consumption"),
     )
-    min_mbytes: float = setting(0.0, "kept always", low=0, high=MBYTES_MAX)
-    max_mbytes: float = setting(0.0, "kept for subscribers at most", low=0, high=MBYTES_MAX)
-    min_minutes: float = setting(0.0, "age below which everything is kept", low=0, high=MINUTES_MAX)
-    max_minutes: float = setting(0.0, "age up to which data is kept for subscribers", low=0, high=MINUTES_MAX)
-    subscriber_timeout_minutes: float = setting(
-        0.0, "a subscriber silent for longer holds nothing back; 0: it always does", low=0, high=MINUTES_MAX
+    min_mbytes: float = size(0.0, "kept always", low=0, high=MBYTES_MAX, key="min_size", unit="MiB")
+    max_mbytes: float = size(0.0, "kept for subscribers at most", low=0, high=MBYTES_MAX, key="max_size", unit="MiB")
+    min_minutes: float = duration(
+        0.0, "age below which everything is kept", low=0, high=MINUTES_MAX, key="min_age", unit="m"
     )
-    fallback_after_minutes: float = setting(
-        0.0, "silence of all subscribers after which none of them counts; 0: never", low=0, high=MINUTES_MAX
+    max_minutes: float = duration(
+        0.0, "age up to which data is kept for subscribers", low=0, high=MINUTES_MAX, key="max_age", unit="m"
     )
-    fallback_min_mbytes: float = setting(0.0, "consumption: kept then", low=0, high=MBYTES_MAX)
-    fallback_max_mbytes: float = setting(0.0, "consumption: kept at most then", low=0, high=MBYTES_MAX)
-    fallback_min_minutes: float = setting(0.0, "consumption: age kept then", low=0, high=MINUTES_MAX)
-    fallback_max_minutes: float = setting(0.0, "consumption: age kept at most then", low=0, high=MINUTES_MAX)
+    subscriber_timeout_minutes: float = duration(
+        0.0,
+        "a subscriber silent for longer holds nothing back; 0: it always does",
+        low=0,
+        high=MINUTES_MAX,
+        key="subscriber_timeout",
+        unit="m",
+    )
+    fallback_after_minutes: float = duration(
+        0.0,
+        "silence of all subscribers after which none of them counts; 0: never",
+        low=0,
+        high=MINUTES_MAX,
+        key="fallback_after",
+        unit="m",
+    )
+    fallback_min_mbytes: float = size(
+        0.0, "consumption: kept then", low=0, high=MBYTES_MAX, key="fallback_min_size", unit="MiB"
+    )
+    fallback_max_mbytes: float = size(
+        0.0, "consumption: kept at most then", low=0, high=MBYTES_MAX, key="fallback_max_size", unit="MiB"
+    )
+    fallback_min_minutes: float = duration(
+        0.0, "consumption: age kept then", low=0, high=MINUTES_MAX, key="fallback_min_age", unit="m"
+    )
+    fallback_max_minutes: float = duration(
+        0.0, "consumption: age kept at most then", low=0, high=MINUTES_MAX, key="fallback_max_age", unit="m"
+    )
     protect_unpublished: bool = flag(False, "subscribers that never published hold back what they haven't read")
-    record_minutes: float = setting(
-        30.0, "time between two recorded cuts, between which a decision can choose", low=0.001, high=MINUTES_MAX
+    record_minutes: float = duration(
+        30.0,
+        "time between two recorded cuts, between which a decision can choose",
+        low=0.001,
+        high=MINUTES_MAX,
+        key="record_interval",
+        unit="m",
     )
-    cycle_minutes: float = setting(30.0, "time between two decisions about a stream", low=0.001, high=MINUTES_MAX)
+    cycle_minutes: float = duration(
+        30.0, "time between two decisions about a stream", low=0.001, high=MINUTES_MAX, key="cycle_interval", unit="m"
+    )
 
     def problems(self) -> list[str]:
         """Contradictory or ineffective settings; empty: none."""
         found: list[str] = []
         if self.policy == "none":
-            idle = [each.name for each in fields(self) if each.name not in _WITHOUT_POLICY]
-            return [f"{name}: has no effect, the policy is none" for name in idle if getattr(self, name)]
-        wanted = {"size": "mbytes", "time": "minutes"}.get(self.policy)
+            idle = [each for each in fields(self) if each.name not in _WITHOUT_POLICY and getattr(self, each.name)]
+            return [f"{each.metadata.get('key', each.name)}: has no effect, the policy is none" for each in idle]
+        wanted = {"size": "size", "time": "age"}.get(self.policy)
         for prefix in ("", "fallback_"):
-            units = [unit for unit in ("mbytes", "minutes") if self._has_limits(prefix, unit)]
-            if len(units) > 1:
-                found.append(f"{prefix}min_mbytes and {prefix}min_minutes: limits are by size or by time, not both")
-            if not prefix and wanted and wanted not in units:
+            kinds = [kind for kind in _UNITS if self._has_limits(prefix, kind)]
+            if len(kinds) > 1:
+                found.append(f"{prefix}min_size and {prefix}min_age: limits are by size or by time, not both")
+            if not prefix and wanted and wanted not in kinds:
                 found.append(f"min_{wanted}: the policy {self.policy} needs to know what is kept always")
-            for unit in units:
-                if not prefix and wanted and unit != wanted:
-                    found.append(f"min_{unit}: has no effect, the policy is {self.policy}")
-                found += self._limit_problems(prefix, unit)
+            for kind in kinds:
+                if not prefix and wanted and kind != wanted:
+                    found.append(f"min_{kind}: has no effect, the policy is {self.policy}")
+                found += self._limit_problems(prefix, kind)
         return found + self._silence_problems()
 
-    def _has_limits(self, prefix: str, unit: str) -> bool:
-        return bool(getattr(self, f"{prefix}min_{unit}") or getattr(self, f"{prefix}max_{unit}"))
+    def _has_limits(self, prefix: str, kind: str) -> bool:
+        return any(getattr(self, f"{prefix}{which}_{_UNITS[kind]}") for which in ("min", "max"))
 
-    def _limit_problems(self, prefix: str, unit: str) -> list[str]:
-        least, most = getattr(self, f"{prefix}min_{unit}"), getattr(self, f"{prefix}max_{unit}")
+    def _limit_problems(self, prefix: str, kind: str) -> list[str]:
+        least, most = (getattr(self, f"{prefix}{which}_{_UNITS[kind]}") for which in ("min", "max"))
         if not least:
             # Retention would delete all recorded data that no subscriber holds back.
-            return [f"{prefix}min_{unit}: missing beside {prefix}max_{unit}; what is kept always?"]
-        return [f"{prefix}min_{unit} = {least:g} is above {prefix}max_{unit} = {most:g}"] if 0 < most < least else []
+            return [f"{prefix}min_{kind}: missing beside {prefix}max_{kind}; what is kept always?"]
+        if not 0 < most < least:
+            return []
+        return [f"{self._shown(f'{prefix}min_{_UNITS[kind]}')} is above {self._shown(f'{prefix}max_{_UNITS[kind]}')}"]
+
+    def _shown(self, name: str) -> str:
+        [metadata] = [each.metadata for each in fields(self) if each.name == name]
+        return f"{metadata['key']} = {in_file(metadata, getattr(self, name))}"
 
     def _silence_problems(self) -> list[str]:
         x, y = self.subscriber_timeout_minutes, self.fallback_after_minutes
-        has_fallback = any(self._has_limits("fallback_", unit) for unit in ("mbytes", "minutes"))
+        has_fallback = any(self._has_limits("fallback_", kind) for kind in _UNITS)
         is_queue = self.policy == "consumption"
+        names = "fallback_after_minutes", "subscriber_timeout_minutes"
         found = [
-            (y and not x, "fallback_after_minutes: has no effect without subscriber_timeout_minutes"),
-            (x and 0 < y < x, f"fallback_after_minutes = {y:g} is below subscriber_timeout_minutes = {x:g}"),
+            (y and not x, "fallback_after: has no effect without subscriber_timeout"),
+            (x and 0 < y < x, " is below ".join(map(self._shown, names))),
             (has_fallback and not is_queue, "fallback_min_*: has no effect, only the policy consumption looks at it"),
-            (has_fallback and is_queue and not y, "fallback_min_*: has no effect without fallback_after_minutes"),
-            (is_queue and y and not has_fallback, "fallback_after_minutes: needs fallback_min_mbytes or _minutes"),
+            (has_fallback and is_queue and not y, "fallback_min_*: has no effect without fallback_after"),
+            (is_queue and y and not has_fallback, "fallback_after: needs fallback_min_size or fallback_min_age"),
         ]
         return [text for is_wrong, text in found if is_wrong]
 
 
+#: Kind of a limit -> how its attributes end.
+_UNITS = {"size": "mbytes", "age": "minutes"}
 #: Retention settings that apply without a policy.
 _WITHOUT_POLICY = frozenset({"policy", "record_minutes", "cycle_minutes"})
 
@@ -293,73 +400,137 @@ class CleanupSettings:
         False,
         "`serve` deletes from the store: segments, orphans, old manifest records; false: it only reports them",
     )
-    grace_hours: float = setting(
-        24.0, "time between retiring a segment and deleting its objects; until then it can be undone", low=0, high=87600
+    grace_hours: float = duration(
+        24.0,
+        "time between retiring a segment and deleting its objects; until then it can be undone",
+        low=0,
+        high=87600,
+        key="grace_period",
+        unit="h",
     )
     allow_large_delete: bool = flag(False, "a cycle may retire more than half of a stream without being asked")
-    retry_minutes_max: float = setting(
-        60.0, "longest wait before objects that couldn't be deleted are tried again", low=0, high=7 * 24 * 60
+    retry_minutes_max: float = duration(
+        60.0,
+        "longest wait before objects that couldn't be deleted are tried again",
+        low=0,
+        high=7 * 24 * 60,
+        key="retry_delay_max",
+        unit="m",
     )
-    audit_days: float = setting(90.0, "how long it is remembered what was deleted", low=0, high=36500)
+    audit_days: float = duration(
+        90.0, "how long it is remembered what was deleted", low=0, high=36500, key="audit_period", unit="d"
+    )
     audit_records_max: int = setting(
         10_000, "batches of deletions remembered of one stream; the oldest go first", low=1, high=10**6
     )
-    cycle_minutes: float = setting(60.0, "time between two rounds of cleanup", low=0.001, high=MINUTES_MAX)
-    orphans_hours: float = setting(24.0, "time between two searches for orphans; 0: none", low=0, high=87600)
+    cycle_minutes: float = duration(
+        60.0, "time between two rounds of cleanup", low=0.001, high=MINUTES_MAX, key="cycle_interval", unit="m"
+    )
+    orphans_hours: float = duration(
+        24.0, "time between two searches for orphans; 0: none", low=0, high=87600, key="orphans_interval", unit="h"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffloadSettings:
-    """How entries become segments (spec: PIP-76; names from the proposal where it has one)."""
+    """How entries become segments. A settings file may use PIP-76's and Pulsar's own names too, with plain numbers."""
 
-    block_bytes: int = setting(MIB, "target size of a block", low=256, high=1024 * MIB)
-    part_bytes: int = setting(
-        16 * MIB, "size of an uploaded part; a segment below it is a single PUT", low=5 * MIB, high=5 * 1024 * MIB
+    block_bytes: int = size(MIB, "target size of a block", low=256, high=1024 * MIB, key="block_size")
+    part_bytes: int = size(
+        16 * MIB,
+        "size of an uploaded part; a segment below it is a single PUT",
+        low=5 * MIB,
+        high=5 * 1024 * MIB,
+        key="part_size",
     )
     parts_in_flight_max: int = setting(4, "parts of one segment uploaded at once", low=1, high=64)
-    max_size_per_offload_segment_mbytes: float = setting(
-        1024.0, "a segment closes at this size", low=0.001, high=5 * 1024 * 1024
+    max_size_per_offload_segment_mbytes: float = size(
+        1024.0,
+        "a segment closes at this size",
+        low=0.001,
+        high=5 * 1024 * 1024,
+        key="segment_size_max",
+        unit="MiB",
+        is_alias=True,
     )
-    max_offload_segment_rollover_time_minutes: float = setting(
-        10.0, "a segment closes at this age, counted from its first entry", low=0.0001, high=365 * 24 * 60
+    max_offload_segment_rollover_time_minutes: float = duration(
+        10.0,
+        "a segment closes at this age, counted from its first entry",
+        low=0.0001,
+        high=365 * 24 * 60,
+        key="segment_age_max",
+        unit="m",
+        is_alias=True,
     )
-    offload_buffer_bytes_max: int = setting(64 * MIB, "bytes buffered for one stream", low=64 * KIB, high=2**40)
-    offload_memory_bytes_max: int = setting(
-        512 * MIB, "bytes buffered for all streams of a process", low=64 * KIB, high=2**44
+    offload_buffer_bytes_max: int = size(
+        64 * MIB, "bytes buffered for one stream", low=64 * KIB, high=2**40, key="offload_buffer_size_max"
     )
-    entry_bytes_max: int = setting(64 * MIB, "largest entry that is taken", low=1, high=2**31 - 1)
+    offload_memory_bytes_max: int = size(
+        512 * MIB,
+        "bytes buffered for all streams of a process",
+        low=64 * KIB,
+        high=2**44,
+        key="offload_memory_size_max",
+    )
+    entry_bytes_max: int = size(64 * MIB, "largest entry that is taken", low=1, high=2**31 - 1, key="entry_size_max")
     codec: str = choice("none", "compression of blocks", ("none", "zstd"))
     method: str = choice(
-        "streaming", "streaming (PIP-76), ledger (a closed ledger an object) or none", ("streaming", "ledger", "none")
+        "streaming",
+        "streaming (PIP-76), ledger (a closed ledger an object) or none; in a settings file without it: ledger",
+        ("streaming", "ledger", "none"),
     )
-    offload_threshold_bytes: int = setting(
+    offload_threshold_bytes: int = size(
         0,
-        "method ledger: bytes not yet offloaded above which the oldest ledgers go; 0: as soon as closed, -1: off",
-        low=-1,
+        "method ledger: bytes not yet offloaded above which the oldest ledgers go; 0: as soon as closed, never: off",
+        low=0,
         high=2**60,
+        key="offload_threshold_size",
+        may_be_never=True,
+        is_alias=True,
     )
-    offload_threshold_seconds: int = setting(
-        -1, "method ledger: age at which a closed ledger goes; 0: as soon as closed, -1: off", low=-1, high=2**31
+    offload_threshold_seconds: int = duration(
+        -1,
+        "method ledger: age at which a closed ledger goes; 0: as soon as closed, never: off",
+        low=0,
+        high=2**31,
+        key="offload_threshold_age",
+        may_be_never=True,
+        is_alias=True,
     )
     backfill_segments_in_flight_max: int = setting(
         4, "segments of history uploaded at once, of a stream and of a process", low=1, high=64
     )
-    deletion_lag_minutes: float = setting(
+    deletion_lag_minutes: float = duration(
         240.0,
-        "time after which the hot copy of an offloaded ledger is deleted; -1: never",
-        low=-1,
+        "time after which the hot copy of an offloaded ledger is deleted; never: it isn't",
+        low=0,
         high=10 * 365 * 24 * 60,
+        key="deletion_lag",
+        unit="m",
+        may_be_never=True,
     )
     release_with_gaps: bool = flag(
         False, "whether the hot copy of a ledger also goes when entries of it were lost or are unconfirmed"
     )
-    tail_cache_bytes_max: int = setting(
-        8 * MIB, "newest entries kept in memory for a stream that catches up", low=0, high=2**40
+    tail_cache_bytes_max: int = size(
+        8 * MIB,
+        "newest entries kept in memory for a stream that catches up",
+        low=0,
+        high=2**40,
+        key="tail_cache_size_max",
     )
-    drain_seconds_max: float = setting(300.0, "wait for the last segment when closing", low=0, high=24 * 3600)
-    retry_seconds_max: float = setting(30.0, "longest wait before a failed segment is tried again", low=0.01, high=3600)
-    takeover_after_seconds: float = setting(
-        60.0, "silence after which a stream may be taken from its owner without being told to", low=0.01, high=24 * 3600
+    drain_seconds_max: float = duration(
+        300.0, "wait for the last segment when closing", low=0, high=24 * 3600, key="drain_timeout"
+    )
+    retry_seconds_max: float = duration(
+        30.0, "longest wait before a failed segment is tried again", low=0.01, high=3600, key="retry_delay_max"
+    )
+    takeover_after_seconds: float = duration(
+        60.0,
+        "silence after which a stream may be taken from its owner without being told to",
+        low=0.01,
+        high=24 * 3600,
+        key="takeover_after",
     )
     on_gap: str = choice(
         "block",
@@ -371,12 +542,20 @@ class OffloadSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerSettings:
-    """When the embedded ledger store closes a ledger and opens the next."""
+    """When the embedded ledger store closes a ledger and opens the next, and how often it is polled."""
 
-    ledger_bytes_max: int = setting(256 * MIB, "a ledger closes at this size", low=1, high=2**50)
+    ledger_bytes_max: int = size(256 * MIB, "a ledger closes at this size", low=1, high=2**50, key="ledger_size_max")
     ledger_entries_max: int = setting(1_000_000, "a ledger closes at this many entries", low=1, high=2**40)
-    ledger_age_minutes_max: float = setting(
-        60.0, "a ledger closes at this age, at the next append", low=0.0001, high=365 * 24 * 60
+    ledger_age_minutes_max: float = duration(
+        60.0,
+        "a ledger closes at this age, at the next append",
+        low=0.0001,
+        high=365 * 24 * 60,
+        key="ledger_age_max",
+        unit="m",
+    )
+    poll_interval_s: float = duration(
+        1.0, "time between two looks at the database of `serve.ledgers`", low=0.01, high=3600, key="poll_interval"
     )
 
 
@@ -403,20 +582,26 @@ class PulsarSettings:
         "topics to offload: names, and patterns with * and ?, `public/default/orders-*`; `public/default`: all of it"
     )
     exclude: tuple[str, ...] = texts("topics that aren't offloaded although `topics` means them")
-    topics_seconds: float = setting(
-        30.0, "time between two looks for new and deleted topics and partitions", low=0.1, high=24 * 3600
+    discovery_interval_s: float = duration(
+        30.0,
+        "time between two looks for new and deleted topics and partitions",
+        low=0.1,
+        high=24 * 3600,
+        key="discovery_interval",
     )
-    subscribers_seconds: float = setting(
+    subscribers_seconds: float = duration(
         300.0,
         "time between two looks at the topics' subscriptions, which hold back what retention would delete",
         low=0.1,
         high=24 * 3600,
+        key="subscribers_interval",
     )
-    hand_over_seconds: float = setting(
+    store_outage_handover_s: float = duration(
         60.0,
         "silence of the store after which a topic is left to another process that waits for it; 0: never",
         low=0.0,
         high=24 * 3600,
+        key="store_outage_handover",
     )
     topics_max: int = setting(10_000, "topics and partitions of one process", low=1, high=1_000_000)
     on_gap: str = choice(
@@ -431,14 +616,24 @@ class PulsarSettings:
         high=1_000_000,
     )
     trim: bool = flag(True, "ask the broker at once to delete what was given up; else it does when it likes")
-    receive_bytes_max: int = setting(128 * MIB, "received and not taken yet, all topics together", low=MIB, high=2**40)
-    connect_seconds_max: float = setting(10.0, "to connect to a broker", low=0.1, high=600)
-    request_seconds_max: float = setting(30.0, "for a broker's answer", low=0.1, high=600)
-    keep_alive_seconds: float = setting(
-        30.0, "silence after which a broker is asked whether it is there", low=0.1, high=600
+    broker_plugin: bool = flag(
+        False,
+        "the brokers read offloaded ledgers through our plugin: retention keeps what a broker still lists, commits are "
+        "acknowledged at once, and brokers are asked to offload",
     )
-    retry_seconds_max: float = setting(
-        10.0, "longest wait before something that failed is tried again", low=0.01, high=3600
+    follow_broker_trim: bool = flag(
+        False, "broker_plugin: ledgers that a broker trimmed go from the cold tier too, as far as retention allows"
+    )
+    receive_bytes_max: int = size(
+        128 * MIB, "received and not taken yet, all topics together", low=MIB, high=2**40, key="receive_buffer_size_max"
+    )
+    connect_seconds_max: float = duration(10.0, "to connect to a broker", low=0.1, high=600, key="connect_timeout")
+    request_seconds_max: float = duration(30.0, "for a broker's answer", low=0.1, high=600, key="request_timeout")
+    keep_alive_seconds: float = duration(
+        30.0, "silence after which a broker is asked whether it is there", low=0.1, high=600, key="keep_alive"
+    )
+    retry_seconds_max: float = duration(
+        10.0, "longest wait before something that failed is tried again", low=0.01, high=3600, key="retry_delay_max"
     )
     workers_max: int = setting(8, "threads that read topics and tell their streams, whole process", low=1, high=256)
 
@@ -453,32 +648,45 @@ class ServeSettings:
     url: str = text("", "where others reach this process over HTTP; empty: as it listens")
     ledgers: str = text("", "database of embedded ledgers whose streams are offloaded, sqlite:///FILE; empty: none")
     streams: tuple[str, ...] = texts("streams of that database, with * and ? for any letters; empty: all")
-    follow_seconds: float = setting(1.0, "time between two looks at that database", low=0.01, high=3600)
     streams_max: int = setting(10_000, "streams that are offloaded at once", low=1, high=1_000_000)
-    upkeep: bool = flag(True, "run retention, cleanup and the search for orphans")
-    restart_seconds_max: float = setting(
-        600.0, "longest wait before a stream that stopped on an error is started again", low=1, high=24 * 3600
+    maintenance: bool = flag(True, "run retention, cleanup and the search for orphans")
+    restart_seconds_max: float = duration(
+        600.0,
+        "longest wait before a stream that stopped on an error is started again",
+        low=1,
+        high=24 * 3600,
+        key="restart_delay_max",
     )
-    stop_seconds_max: float = setting(30.0, "time to end in after the last segments are complete", low=1, high=3600)
+    stop_seconds_max: float = duration(
+        30.0, "time to end in after the last segments are complete", low=1, high=3600, key="stop_timeout"
+    )
     log_level: str = choice("info", "lowest level that is logged", ("debug", "info", "warning", "error"))
     log_format: str = choice("json", "JSON lines, or lines for people", ("json", "plain"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TelemetrySettings:
-    """What is told of a running process: status file, watchdog, metrics."""
+    """Status file, watchdog and metrics of a running process."""
 
     status_file: str = text("", "file that holds the status document, replaced atomically; empty: none")
-    status_interval_s: float = setting(5.0, "time between two looks at the streams", low=0.05, high=3600)
-    watchdog_no_progress_s: float = setting(
-        900.0, "a stream with data and no progress for so long is named as stalled", low=1, high=7 * 24 * 3600
+    status_interval_s: float = duration(
+        5.0, "time between two looks at the streams", low=0.05, high=3600, key="status_interval"
+    )
+    watchdog_no_progress_s: float = duration(
+        900.0,
+        "a stream with data and no progress for so long is named as stalled",
+        low=1,
+        high=7 * 24 * 3600,
+        key="watchdog_no_progress",
     )
     labels: str = choice("namespace", "what metrics are kept by", ("namespace", "topic"))
     topic_labels_max: int = setting(
         1000, "topics above which metrics are kept by namespace all the same", low=1, high=1_000_000
     )
     label_sets_max: int = setting(50_000, "label sets kept; more are counted as other", low=1, high=10_000_000)
-    label_lifetime_s: float = setting(3600.0, "a label set not used for so long is dropped", low=1, high=7 * 24 * 3600)
+    label_lifetime_s: float = duration(
+        3600.0, "a label set not used for so long is dropped", low=1, high=7 * 24 * 3600, key="label_lifetime"
+    )
     write_cost_per_1000: float = setting(0.005, "price of 1000 PUT-class requests, dollars", low=0, high=1000)
     read_cost_per_1000: float = setting(0.0004, "price of 1000 GET-class requests, dollars", low=0, high=1000)
 
@@ -490,6 +698,12 @@ REPLACED = {
     "limits.upload_requests_per_s": "limits.requests_per_s",
     "limits.read_requests_per_s": "limits.requests_per_s",
     "limits.delete_requests_per_s": "limits.requests_per_s",
+    "limits.turn_wait_s_max": "limits.throttle_wait_s_max",
+    "limits.turns_waiting_max": "limits.throttle_queue_max",
+    "serve.upkeep": "serve.maintenance",
+    "serve.follow_seconds": "ledgers.poll_interval_s",
+    "pulsar.topics_seconds": "pulsar.discovery_interval_s",
+    "pulsar.hand_over_seconds": "pulsar.store_outage_handover_s",
 }
 
 
@@ -509,12 +723,15 @@ class Settings:
     access: AccessSettings = AccessSettings()
     http: HttpSettings = HttpSettings()
     flight: FlightSettings = FlightSettings()
+    broker: BrokerSettings = BrokerSettings()
     serve: ServeSettings = ServeSettings()
     pulsar: PulsarSettings = PulsarSettings()
 
     @classmethod
     def of(cls, values: Mapping[str, Mapping[str, Any]] | None = None, *, origin: str = "settings") -> Settings:
         """Settings from nested mappings ``{"offload": {"block_bytes": 65536}}``; others keep their defaults.
+
+        Names and units are those of the attributes; a settings file has its own, see ``offloader.settings.layered``.
 
         Args:
             values: section -> name -> value.
@@ -539,16 +756,15 @@ class Settings:
 
 def _section(section: str, kind: type[Any], given: Mapping[str, Any]) -> tuple[Any, list[str]]:
     known = {f.name: f for f in fields(kind)}
-    problems = [f"{name}: {_unknown(f'{section}.{name}')}" for name in given if name not in known]
+    problems: list[str] = []
     taken: dict[str, Any] = {}
     for name, value in given.items():
-        if name in known:
-            problem = problem_of(known[name].metadata, known[name].default, value)
-            if problem:
-                problems.append(f"{name}: {problem}")
-            else:
-                default: Any = known[name].default
-                taken[name] = default.__class__(value)
+        each: Any = known.get(name)
+        problem = _unknown(f"{section}.{name}") if each is None else problem_of(each.metadata, each.default, value)
+        if problem:
+            problems.append(f"{name}: {problem}")
+        else:
+            taken[name] = each.default.__class__(value)
     return kind(**taken), problems
 
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["find_java", "local_session", "register"]
 
-_HOMES = {"find_java": "offloader.spark.session", "local_session": "offloader.spark.session"}
-
 
 def register(spark: SparkSession) -> None:
     """Enables pushed filters for ``spark.read.format("offloader")``, which the option ``pruneByFilters`` uses.
@@ -31,7 +29,6 @@ def register(spark: SparkSession) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
+    if name not in ("find_java", "local_session"):
         raise AttributeError(f"module 'offloader.spark' has no attribute {name!r}")
-    return getattr(importlib.import_module(home), name)
+    return getattr(importlib.import_module("offloader.spark.session"), name)

@@ -1,7 +1,4 @@
-"""The demo's two Spark queries, and a snippet to run the first by hand.
-
-They read only the data source.
-"""
+"""The demo's two Spark queries, which read only the data source, and a snippet to run the first by hand."""
 
 from __future__ import annotations
 
@@ -13,8 +10,6 @@ from offloader.spark.session import command_session, translated
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-__all__ = ["FLIGHT_FIELDS", "SPLIT_BYTES", "ScanResult", "delays_by_carrier_and_month", "entries_by_ledger", "snippet"]
 
 #: The fields of a flight in the query.
 FLIGHT_FIELDS = "carrier STRING, month INT, dep_delay DOUBLE"
@@ -62,10 +57,7 @@ def delays_by_carrier_and_month(store_url: str, stream: str, options: Mapping[st
 
 
 def entries_by_ledger(store_url: str, stream: str, options: Mapping[str, str]) -> ScanResult:
-    """Entries, payload bytes and publish times by ledger, for any input.
-
-    Args and errors: as ``delays_by_carrier_and_month``.
-    """
+    """Entries, payload bytes and publish times by ledger; args and errors as of ``delays_by_carrier_and_month``."""
 
     def ask(entries: DataFrame) -> DataFrame:
         from pyspark.sql import functions as f
@@ -110,10 +102,9 @@ def _ask(
 ) -> ScanResult:
     hint = "give the same command again; `offloader read` needs no Spark"
     with translated(f"Spark's scan of {stream}", hint=hint), command_session("offloader demo") as spark:
-        reader = spark.read.format("offloader").option("store", store_url).option("stream", stream)
-        for name, value in options.items():
-            reader = reader.option(_OPTIONS[name], value)
-        entries = reader.option("splitBytes", str(SPLIT_BYTES)).load()
+        given = {"store": store_url, "stream": stream, "splitBytes": str(SPLIT_BYTES)}
+        given |= {_OPTIONS[name]: value for name, value in options.items()}
+        entries = spark.read.format("offloader").options(**given).load()
         answer = ask(entries)
         rows = tuple(tuple(row) for row in answer.collect())
         return ScanResult(question, tuple(answer.columns), rows, entries.rdd.getNumPartitions())

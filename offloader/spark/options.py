@@ -22,17 +22,14 @@ from offloader.settings import LimitSettings, Pairs, StoreSettings
 from offloader.store import open_store
 from offloader.store.base import ObjectStore
 
-__all__ = ["CONTENTS", "Predicate", "SourceOptions", "block_mask", "matches_value", "microseconds"]
+#: Reads an option, given its name and its text.
+_Parser = Callable[[str, str], Any]
 
 CONTENTS = ("entries", "messages", "segments", "ledgers", "manifest", "anomalies")
 #: Target size of a partition.
 SPLIT_BYTES = 64 * 1024 * 1024
 #: A third of the shortest useful subscriber timeout for queries with batches of a few seconds.
 SUBSCRIBER_RENEW_S = 60
-_SKIP = ("error", "skip")
-_BAD_MESSAGE = ("error", "null")
-_TRUTH = ("true", "false")
-_STARTS = ("earliest", "latest")
 _STREAM_ONLY = (
     "startFrom",
     "maxBytesPerTrigger",
@@ -42,8 +39,56 @@ _STREAM_ONLY = (
     "subscriberRenewSeconds",
 )
 _BATCH_ONLY = ("endPosition", "endTime", "asOfManifest", "leaseSeconds", "pruneByFilters")
-#: Open stores cached by a Python worker: tasks of one query share one.
-STORES_KEPT_MAX = 4
+
+
+def _text(_: str, text: str) -> str:
+    return text.strip()
+
+
+def _names(_: str, text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _position(name: str, text: str) -> Position:
+    try:
+        return Position.parse(text)
+    except ValueError as cause:
+        raise InvalidCall(f"option {name}: {cause}") from cause
+
+
+def _time(name: str, text: str) -> int:
+    return time_ms_of(text, option=f"option {name}")
+
+
+def _number(name: str, text: str) -> int:
+    if not text.strip().isdecimal() or int(text) < 1:
+        raise InvalidCall(f"option {name}: {text!r} is not a whole number above zero")
+    return int(text)
+
+
+def _moves(name: str, text: str) -> Pairs:
+    pairs = [tuple(map(str.strip, each.split("=", 1))) for each in text.split(",")]
+    if not all(len(pair) == 2 and all(pair) for pair in pairs):
+        raise InvalidCall(f"option {name}: {text!r} isn't old=new, old=new, ...")
+    return Pairs((pair[0], pair[1]) for pair in pairs)
+
+
+def _one_of(name: str, text: str, words: tuple[str, ...]) -> str:
+    if text.strip().lower() not in words:
+        raise InvalidCall(f"option {name}: {text!r} is none of {', '.join(words)}")
+    return text.strip().lower()
+
+
+def _is(wanted: str, *words: str) -> _Parser:
+    """Parser of an option with one of ``words``: whether it is the wanted one."""
+    return lambda name, text: _one_of(name, text, words) == wanted
+
+
+_truth, _skips = _is("true", "true", "false"), _is("skip", "error", "skip")
+
+
+def _option(name: str, read: _Parser) -> dict[str, Any]:
+    return {"option": name, "read": read}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,35 +121,35 @@ class SourceOptions:
         access_key, secret_key, session_token: only if the user gave them; otherwise workers use their own chain.
     """
 
-    store: str
-    stream: str
-    content: str = "entries"
-    columns: tuple[str, ...] = ()
-    endpoint_url: str | None = None
-    region: str | None = None
-    start_position: Position | None = None
-    end_position: Position | None = None
-    start_ms: int | None = None
-    end_ms: int | None = None
-    split_bytes: int = SPLIT_BYTES
-    as_of_manifest: int | None = None
-    bad_messages_are_rows: bool = False
-    markers: bool = True
-    message_bytes_max: int = PAYLOAD_BYTES_MAX
-    skip_corrupt: bool = False
-    skip_missing: bool = False
-    lease_seconds: int = 0
-    relocate: Pairs = NOT_MOVED
-    prune_by_filters: bool = False
-    start_latest: bool = False
-    max_bytes_per_trigger: int | None = None
-    max_entries_per_trigger: int | None = None
-    fail_on_data_loss: bool = True
-    subscriber: str = ""
-    subscriber_renew_s: int = SUBSCRIBER_RENEW_S
-    access_key: str | None = field(default=None, repr=False)
-    secret_key: str | None = field(default=None, repr=False)
-    session_token: str | None = field(default=None, repr=False)
+    store: str = field(metadata=_option("store", _text))
+    stream: str = field(metadata=_option("stream", _text))
+    content: str = field(default="entries", metadata=_option("content", functools.partial(_one_of, words=CONTENTS)))
+    columns: tuple[str, ...] = field(default=(), metadata=_option("columns", _names))
+    endpoint_url: str | None = field(default=None, metadata=_option("endpointUrl", _text))
+    region: str | None = field(default=None, metadata=_option("region", _text))
+    start_position: Position | None = field(default=None, metadata=_option("startPosition", _position))
+    end_position: Position | None = field(default=None, metadata=_option("endPosition", _position))
+    start_ms: int | None = field(default=None, metadata=_option("startTime", _time))
+    end_ms: int | None = field(default=None, metadata=_option("endTime", _time))
+    split_bytes: int = field(default=SPLIT_BYTES, metadata=_option("splitBytes", _number))
+    as_of_manifest: int | None = field(default=None, metadata=_option("asOfManifest", _number))
+    bad_messages_are_rows: bool = field(default=False, metadata=_option("onBadMessage", _is("null", "error", "null")))
+    markers: bool = field(default=True, metadata=_option("markers", _truth))
+    message_bytes_max: int = field(default=PAYLOAD_BYTES_MAX, metadata=_option("messageBytesMax", _number))
+    skip_corrupt: bool = field(default=False, metadata=_option("onCorrupt", _skips))
+    skip_missing: bool = field(default=False, metadata=_option("onMissing", _skips))
+    lease_seconds: int = field(default=0, metadata=_option("leaseSeconds", _number))
+    relocate: Pairs = field(default=NOT_MOVED, metadata=_option("relocate", _moves))
+    prune_by_filters: bool = field(default=False, metadata=_option("pruneByFilters", _truth))
+    start_latest: bool = field(default=False, metadata=_option("startFrom", _is("latest", "earliest", "latest")))
+    max_bytes_per_trigger: int | None = field(default=None, metadata=_option("maxBytesPerTrigger", _number))
+    max_entries_per_trigger: int | None = field(default=None, metadata=_option("maxEntriesPerTrigger", _number))
+    fail_on_data_loss: bool = field(default=True, metadata=_option("failOnDataLoss", _truth))
+    subscriber: str = field(default="", metadata=_option("subscriber", _text))
+    subscriber_renew_s: int = field(default=SUBSCRIBER_RENEW_S, metadata=_option("subscriberRenewSeconds", _number))
+    access_key: str | None = field(default=None, repr=False, metadata=_option("accessKey", _text))
+    secret_key: str | None = field(default=None, repr=False, metadata=_option("secretKey", _text))
+    session_token: str | None = field(default=None, repr=False, metadata=_option("sessionToken", _text))
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> SourceOptions:
@@ -116,7 +161,9 @@ class SourceOptions:
         names = {name.lower(): (name, attribute, read) for name, (attribute, read) in _OPTIONS.items()}
         unknown = [name for name in given if name.lower() not in names]
         if unknown:
-            raise InvalidCall(f"no such option: {', '.join(sorted(unknown))}", hint=_similar(unknown[0]))
+            close = difflib.get_close_matches(unknown[0].lower(), names, n=1)
+            hint = f"did you mean {names[close[0]][0]}?" if close else f"options: {', '.join(_OPTIONS)}"
+            raise InvalidCall(f"no such option: {', '.join(sorted(unknown))}", hint=hint)
         values = {}
         for given_name, text in given.items():
             name, attribute, read = names[given_name.lower()]
@@ -165,146 +212,35 @@ class SourceOptions:
                 raise InvalidCall(f"option {name} {why}", hint="leave it out")
 
     def open_store(
-        self,
-        *,
-        read_only: bool = True,
-        settings: StoreSettings | None = None,
-        limits: LimitSettings | None = None,
+        self, *, read_only: bool = True, settings: StoreSettings | None = None, limits: LimitSettings | None = None
     ) -> ObjectStore:
         """The store; one per Python worker and set of options."""
-        keys = self.access_key, self.secret_key, self.session_token
         return _opened(
-            self.store, self.endpoint_url, self.region, *keys, read_only, settings or StoreSettings(), limits
+            self.store,
+            endpoint_url=self.endpoint_url,
+            region=self.region,
+            access_key=self.access_key,
+            secret_key=self.secret_key,
+            session_token=self.session_token,
+            read_only=read_only,
+            settings=settings or StoreSettings(),
+            limits=limits,
         )
 
 
-@functools.lru_cache(maxsize=STORES_KEPT_MAX)
-def _opened(
-    url: str,
-    endpoint_url: str | None,
-    region: str | None,
-    access_key: str | None,
-    secret_key: str | None,
-    session_token: str | None,
-    read_only: bool,
-    settings: StoreSettings,
-    limits: LimitSettings | None,
-) -> ObjectStore:
-    return open_store(
-        url,
-        endpoint_url=endpoint_url,
-        region=region,
-        access_key=access_key,
-        secret_key=secret_key,
-        session_token=session_token,
-        read_only=read_only,
-        settings=settings,
-        limits=limits,
-    )
-
-
-def _text(_: str, text: str) -> str:
-    return text.strip()
-
-
-def _names(_: str, text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _position(name: str, text: str) -> Position:
-    try:
-        return Position.parse(text)
-    except ValueError as cause:
-        raise InvalidCall(f"option {name}: {cause}") from cause
-
-
-def _time(name: str, text: str) -> int:
-    return time_ms_of(text, option=f"option {name}")
-
-
-def _number(name: str, text: str) -> int:
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise InvalidCall(f"option {name}: {text!r} is not a whole number above zero")
-    return int(text)
-
-
-def _moves(name: str, text: str) -> Pairs:
-    pairs = [tuple(map(str.strip, each.split("=", 1))) for each in text.split(",")]
-    if not all(len(pair) == 2 and all(pair) for pair in pairs):
-        raise InvalidCall(f"option {name}: {text!r} isn't old=new, old=new, ...")
-    return Pairs((pair[0], pair[1]) for pair in pairs)
-
-
-def _one_of(name: str, text: str, words: tuple[str, ...]) -> str:
-    if text.strip().lower() not in words:
-        raise InvalidCall(f"option {name}: {text!r} is none of {', '.join(words)}")
-    return text.strip().lower()
-
-
-def _content(name: str, text: str) -> str:
-    return _one_of(name, text, CONTENTS)
-
-
-def _skips(name: str, text: str) -> bool:
-    return _one_of(name, text, _SKIP) == "skip"
-
-
-def _nulls(name: str, text: str) -> bool:
-    return _one_of(name, text, _BAD_MESSAGE) == "null"
-
-
-def _truth(name: str, text: str) -> bool:
-    return _one_of(name, text, _TRUTH) == "true"
-
-
-def _latest(name: str, text: str) -> bool:
-    return _one_of(name, text, _STARTS) == "latest"
-
-
-def _similar(name: str) -> str:
-    lowered = {each.lower(): each for each in _OPTIONS}
-    close = difflib.get_close_matches(name.lower(), lowered, n=1)
-    return f"did you mean {lowered[close[0]]}?" if close else f"options: {', '.join(_OPTIONS)}"
+#: A Python worker's open stores: tasks of one query share one.
+_opened = functools.lru_cache(maxsize=4)(open_store)
 
 
 #: Option -> attribute, and the parser of its text.
-_OPTIONS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
-    "store": ("store", _text),
-    "stream": ("stream", _text),
-    "content": ("content", _content),
-    "columns": ("columns", _names),
-    "endpointUrl": ("endpoint_url", _text),
-    "region": ("region", _text),
-    "startPosition": ("start_position", _position),
-    "endPosition": ("end_position", _position),
-    "startTime": ("start_ms", _time),
-    "endTime": ("end_ms", _time),
-    "splitBytes": ("split_bytes", _number),
-    "asOfManifest": ("as_of_manifest", _number),
-    "onBadMessage": ("bad_messages_are_rows", _nulls),
-    "markers": ("markers", _truth),
-    "messageBytesMax": ("message_bytes_max", _number),
-    "onCorrupt": ("skip_corrupt", _skips),
-    "onMissing": ("skip_missing", _skips),
-    "leaseSeconds": ("lease_seconds", _number),
-    "relocate": ("relocate", _moves),
-    "pruneByFilters": ("prune_by_filters", _truth),
-    "startFrom": ("start_latest", _latest),
-    "maxBytesPerTrigger": ("max_bytes_per_trigger", _number),
-    "maxEntriesPerTrigger": ("max_entries_per_trigger", _number),
-    "failOnDataLoss": ("fail_on_data_loss", _truth),
-    "subscriber": ("subscriber", _text),
-    "subscriberRenewSeconds": ("subscriber_renew_s", _number),
-    "accessKey": ("access_key", _text),
-    "secretKey": ("secret_key", _text),
-    "sessionToken": ("session_token", _text),
+_OPTIONS: dict[str, tuple[str, _Parser]] = {
+    each.metadata["option"]: (each.name, each.metadata["read"]) for each in fields(SourceOptions)
 }
-
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _INT64_MAX = 2**63 - 1
-_US_PER_MS = 1000
+US_PER_MS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,8 +249,7 @@ class Predicate:
 
     Attributes:
         column: stream, ledger_id, entry_id or publish_time.
-        operation: ``eq``, ``ne``, ``lt``, ``le``, ``gt``, ``ge``, ``in``, ``not_in``, ``not_null``, ``null``,
-            ``prefix``.
+        operation: eq, ne, lt, le, gt, ge, in, not_in, not_null, null or prefix.
         values: to compare with: text for stream, numbers for the ids, microseconds since 1970 UTC for the time.
     """
 
@@ -330,16 +265,8 @@ def microseconds(when: datetime) -> int | None:
 
 def matches_value(predicates: Iterable[Predicate], column: str, value: str) -> bool:
     """Whether rows with ``value`` in ``column`` may satisfy all predicates on it."""
-    return all(_value_matches(p, value) for p in predicates if p.column == column)
-
-
-def _value_matches(predicate: Predicate, value: str) -> bool:
-    if predicate.operation == "prefix":
-        return value.startswith(predicate.values[0])
-    if predicate.operation == "null":
-        return False
-    low = np.array([value], dtype=object)
-    return bool(_range_matches(predicate, low, low)[0])
+    one = np.array([value], dtype=object)
+    return all(bool(_range_matches(p, one, one)[0]) for p in predicates if p.column == column)
 
 
 def block_mask(predicates: Iterable[Predicate], columns: Mapping[str, NDArray[np.int64]]) -> NDArray[np.bool_]:
@@ -353,20 +280,13 @@ def block_mask(predicates: Iterable[Predicate], columns: Mapping[str, NDArray[np
     mask = np.ones(len(columns["ledger_id"]), dtype=bool)
     for predicate in predicates:
         if predicate.column == "ledger_id":
-            mask &= _matches(predicate, columns["ledger_id"], columns["ledger_id"])
+            mask &= _range_matches(predicate, columns["ledger_id"], columns["ledger_id"])
         elif predicate.column == "entry_id":
             last = columns["last_entry_id"]
-            mask &= _matches(predicate, columns["first_entry_id"], np.where(last == -1, _INT64_MAX, last))
+            mask &= _range_matches(predicate, columns["first_entry_id"], np.where(last == -1, _INT64_MAX, last))
         elif predicate.column == "publish_time":
             mask &= _time_matches(predicate, columns["publish_time_min_ms"], columns["publish_time_max_ms"])
     return mask
-
-
-def _matches(predicate: Predicate, low: NDArray[Any], high: NDArray[Any]) -> NDArray[np.bool_]:
-    """For columns without nulls."""
-    if predicate.operation == "null":
-        return np.zeros(len(low), dtype=bool)
-    return _range_matches(predicate, low, high)
 
 
 def _time_matches(predicate: Predicate, low_ms: NDArray[np.int64], high_ms: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -374,7 +294,7 @@ def _time_matches(predicate: Predicate, low_ms: NDArray[np.int64], high_ms: NDAr
     # aren't excluded.
     unknown = np.asarray((low_ms == TIME_UNKNOWN_MS) | (high_ms == TIME_UNKNOWN_MS), dtype=bool)
     # Object arrays: Python's integers don't overflow in the conversion from ms to microseconds.
-    low, high = low_ms.astype(object) * _US_PER_MS, high_ms.astype(object) * _US_PER_MS
+    low, high = low_ms.astype(object) * US_PER_MS, high_ms.astype(object) * US_PER_MS
     return unknown | _range_matches(predicate, low, high)
 
 
@@ -387,14 +307,14 @@ def _range_matches(predicate: Predicate, low: NDArray[Any], high: NDArray[Any]) 
             found = functools.reduce(operator.or_, [(low <= value) & (high >= value) for value in values])
         case "ne" | "not_in":
             found = functools.reduce(operator.and_, [(low != value) | (high != value) for value in values])
-        case "lt":
-            found = low < values[0]
-        case "le":
-            found = low <= values[0]
-        case "gt":
-            found = high > values[0]
-        case "ge":
-            found = high >= values[0]
+        case "lt" | "le":
+            found = getattr(operator, predicate.operation)(low, values[0])
+        case "gt" | "ge":
+            found = getattr(operator, predicate.operation)(high, values[0])
+        case "null":
+            found = np.full(len(low), predicate.column == "publish_time")  # other columns are never null
+        case "prefix" if predicate.column == "stream":
+            found = [value.startswith(values[0]) for value in low]
         case _:
             found = np.ones(len(low), dtype=bool)
     return np.asarray(found, dtype=bool)

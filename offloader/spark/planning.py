@@ -1,7 +1,4 @@
-"""Scan planning on the driver: streams -> pinned manifests -> segments -> slices, packed into partitions.
-
-Reads no data object, and puts no manifest into a partition.
-"""
+"""Scan planning on the driver: streams -> pinned manifests -> segments -> slices, packed into partitions."""
 
 from __future__ import annotations
 
@@ -21,6 +18,7 @@ from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.manifest.leases import take_lease
 from offloader.manifest.log import list_streams
 from offloader.manifest.state import ManifestState
+from offloader.parallel_map import at_once
 from offloader.read import fetch as plan
 from offloader.read.cold import objects_of
 from offloader.read.fetch import Fetcher, SegmentObjects
@@ -31,37 +29,16 @@ from offloader.spark.options import Predicate, SourceOptions, block_mask, matche
 from offloader.spark.schema import Needs
 from offloader.store.base import ObjectStore
 
-__all__ = [
-    "INDEXES_READ_MAX",
-    "SegmentSlice",
-    "StreamRange",
-    "is_pattern",
-    "load_streams",
-    "pinned_states",
-    "plan_ranges",
-    "plan_slices",
-    "streams_named",
-    "wanted_blocks",
-]
-
 #: Indexes that planning reads. Further segments are split by their number of blocks alone, and pruned by the tasks.
 INDEXES_READ_MAX = 1000
 #: Cost of a row in a task without payloads, in bytes: the ids, and with them the publish time.
 _ROW_BYTES = {Needs.INDEXES: 16, Needs.ENTRY_TABLES: 24}
-#: Manifests loaded concurrently.
-_LOADS_IN_FLIGHT_MAX = 8
 _PATTERN = frozenset("*?[")
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentSlice:
-    """Some blocks of one segment; small and picklable.
-
-    Attributes:
-        objects: keys and expected properties of the objects.
-        blocks: ranges of block numbers, the end excluded.
-        first, last: the wanted positions; a block may hold more.
-    """
+    """Some blocks of one segment, as ranges without their end; they may exceed ``first`` .. ``last``. Picklable."""
 
     objects: SegmentObjects
     blocks: tuple[tuple[int, int], ...]
@@ -80,8 +57,6 @@ class StreamRange:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Candidate:
-    """A segment that may hold wanted rows."""
-
     objects: SegmentObjects
     summary: SegmentSummary
     first: Position
@@ -106,14 +81,9 @@ class _Piece:
     costs: NDArray[np.float64] | None = None
 
     def homes(self, before: float, scale: float, count: int) -> Iterator[tuple[int, tuple[tuple[int, int], ...]]]:
-        """The partitions of these blocks, and the ranges of blocks in each.
+        """The partitions of these blocks, out of ``count``, and the ranges of blocks in each, by the blocks' middles.
 
-        A block belongs to the partition of its middle, so that neighbours share the rounding.
-
-        Args:
-            before: total cost of the preceding blocks.
-            scale: partitions per byte of cost.
-            count: number of partitions.
+        ``before``: total cost of the preceding blocks; ``scale``: partitions per byte of cost.
         """
         if self.costs is None:
             each = self.cost / self.blocks
@@ -158,20 +128,12 @@ def pinned_states(options: SourceOptions, predicates: Sequence[Predicate], store
 
 
 def load_streams(names: Iterable[str], store: ObjectStore, *, may_be_gone: bool = False) -> list[ManifestState]:
-    """The newest view of each stream, several loaded concurrently.
+    """The newest view of each stream, several loaded concurrently, with the errors of ``load_stream``.
 
-    Args:
-        names: the streams'.
-        store: of the manifests.
-        may_be_gone: skip deleted streams instead of failing.
-
-    Raises:
-        the errors of ``load_stream``.
+    With ``may_be_gone`` deleted streams are left out.
     """
     load = _load_or_none if may_be_gone else load_stream
-    workers = Fetcher(store, ReadSettings(requests_in_flight_max=_LOADS_IN_FLIGHT_MAX)).workers
-    loaded = workers.in_order(partial(load, store, name) for name in names)
-    return [state for state in loaded if state is not None]
+    return [state for state in at_once(partial(load, store), names, sequential_max=1) if state is not None]
 
 
 def _load_or_none(store: ObjectStore, name: str) -> ManifestState | None:
@@ -228,7 +190,6 @@ def plan_ranges(
 
 
 def _wanted_range(options: SourceOptions, state: ManifestState) -> StreamRange | None:
-    """The range of a stream by the options; ``None``: nothing."""
     ends = plan.whole_range(state)
     first, last = options.start_position, options.end_position
     if (first is not None or last is not None) and not is_pattern(options.stream):
@@ -271,7 +232,6 @@ def _segment_matches(options: SourceOptions, predicates: Sequence[Predicate], su
 
 
 def _prunes(options: SourceOptions, predicates: Sequence[Predicate]) -> bool:
-    """Whether statistics can exclude anything."""
     return options.start_ms is not None or options.end_ms is not None or bool(predicates)
 
 
@@ -293,22 +253,20 @@ def _indexes(
     wanted = [c.summary.data_bytes > options.split_bytes or prunes or not c.is_whole for c in candidates]
     if sum(wanted) > INDEXES_READ_MAX:
         return [None] * len(candidates)
-    fetcher = Fetcher(store, ReadSettings(requests_in_flight_max=_LOADS_IN_FLIGHT_MAX))
-    loaded = fetcher.workers.in_order(
-        partial(_index_or_none, fetcher, candidate.objects)
-        for candidate, is_wanted in zip(candidates, wanted, strict=True)
-        if is_wanted
-    )
+    load = partial(index_or_none, Fetcher(store, ReadSettings()))
+    objects = [each.objects for each in itertools.compress(candidates, wanted)]
+    loaded = iter(at_once(load, objects, sequential_max=1))
     return [next(loaded) if is_wanted else None for is_wanted in wanted]
 
 
-def _index_or_none(fetcher: Fetcher, objects: SegmentObjects) -> SegmentMap | None:
+def index_or_none(fetcher: Fetcher, objects: SegmentObjects) -> SegmentMap | None:
+    """A segment's index; ``None`` for a damaged one: the task that reads it reports or skips it, by the options."""
     try:
         return fetcher.index(objects, keep=False)
     except OffloaderError as error:
         if error.retryable:
             raise
-        return None  # the task that reads it reports or skips it, by the options
+        return None
 
 
 def _piece(
@@ -332,11 +290,7 @@ def _piece(
 
 
 def wanted_blocks(
-    options: SourceOptions,
-    predicates: Sequence[Predicate],
-    segment_map: SegmentMap,
-    first: Position,
-    last: Position,
+    options: SourceOptions, predicates: Sequence[Predicate], segment_map: SegmentMap, first: Position, last: Position
 ) -> NDArray[np.int64]:
     """Numbers of the blocks that may hold wanted rows, in the order of positions."""
     numbers = segment_map.find(first, last)

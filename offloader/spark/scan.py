@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -24,43 +24,11 @@ from offloader.read.cache import Cache
 from offloader.read.fetch import Fetcher
 from offloader.read.reader import decode_messages, published_between
 from offloader.settings import ReadSettings
-from offloader.spark.options import Predicate, SourceOptions
+from offloader.spark.options import US_PER_MS, Predicate, SourceOptions
 from offloader.spark.planning import SegmentSlice, wanted_blocks
 from offloader.spark.schema import Needs, Projection
 from offloader.store.attempts import VerbCount, requests_of
 from offloader.store.base import ObjectStore
-
-__all__ = ["BATCH_BYTES_MAX", "BATCH_ROWS_MAX", "INDEXES_KEPT_BYTES_MAX", "for_spark", "message_options", "read_slices"]
-
-_US_PER_MS = 1000
-
-
-def message_options(options: SourceOptions, schema: pa.Schema, *, rows_max: int, bytes_max: int) -> MessageOptions:
-    """Decoder options for these columns; entries don't hold the stream's name."""
-    names = tuple(name for name in schema.names if name != "stream")
-    return MessageOptions(
-        columns=names or ("batch_index",),
-        bad_entries=BadEntry.NULL if options.bad_messages_are_rows else BadEntry.ERROR,
-        markers=options.markers,
-        payload_bytes_max=options.message_bytes_max,
-        rows_max=rows_max,
-        bytes_max=bytes_max,
-    )
-
-
-def for_spark(messages: pa.RecordBatch, schema: pa.Schema, stream: str) -> pa.RecordBatch:
-    """The columns of ``schema``, in its order."""
-    return pa.RecordBatch.from_arrays([_column(field, messages, stream) for field in schema], schema=schema)
-
-
-def _column(field: pa.Field, messages: pa.RecordBatch, stream: str) -> pa.Array:
-    if field.name == "stream":
-        return pa.repeat(pa.scalar(stream), messages.num_rows)
-    column = messages.column(field.name)
-    if pa.types.is_timestamp(field.type):  # ms; the decoder excludes times that overflow as us
-        return pc.multiply(column.view(pa.int64()), _US_PER_MS).view(field.type)
-    return column
-
 
 _log = logging.getLogger("offloader.spark")
 
@@ -78,10 +46,8 @@ INDEXES_KEPT_BYTES_MAX = 16 * 1024 * 1024
 _BLOCKS_PER_STEP = 64
 
 
-@functools.cache
-def _indexes() -> Cache:
-    """Process-wide: later tasks of the same segment neither fetch nor parse its index."""
-    return Cache(INDEXES_KEPT_BYTES_MAX)
+#: Process-wide: later tasks of the same segment neither fetch nor parse its index.
+_INDEXES = Cache(INDEXES_KEPT_BYTES_MAX)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,36 +60,17 @@ class _Rows:
     publish_times_ms: NDArray[np.int64] | None = None
     payloads: pa.BinaryArray | None = None
 
-    @classmethod
-    def of_batch(cls, objects: plan.SegmentObjects, batch: EntryBatch) -> _Rows:
-        return cls(objects, batch.ledger_id, batch.entry_ids, batch.publish_times_ms, batch.payloads)
-
     @property
     def entries(self) -> EntryBatch:
-        """As a batch; requires times and payloads."""
         assert self.publish_times_ms is not None
         return EntryBatch(self.ledger_id, self.entry_ids, self.payloads, self.publish_times_ms)
 
-    def where(self, mask: NDArray[np.bool_]) -> _Rows:
-        """The rows where ``mask`` is true."""
-        if mask.all():
-            return self
-        times, payloads = self.publish_times_ms, self.payloads
-        return replace(
-            self,
-            entry_ids=self.entry_ids[mask],
-            publish_times_ms=None if times is None else times[mask],
-            payloads=None if payloads is None else payloads.filter(pa.array(mask)),
-        )
-
-    def take(self, start: int, stop: int) -> _Rows:
-        times, payloads = self.publish_times_ms, self.payloads
-        return replace(
-            self,
-            entry_ids=self.entry_ids[start:stop],
-            publish_times_ms=None if times is None else times[start:stop],
-            payloads=None if payloads is None else payloads.slice(start, stop - start),
-        )
+    def chosen(self, rows: slice | NDArray[np.bool_]) -> _Rows:
+        times = None if self.publish_times_ms is None else self.publish_times_ms[rows]
+        payloads = self.payloads
+        if payloads is not None:
+            payloads = payloads[rows] if isinstance(rows, slice) else payloads.filter(pa.array(rows))
+        return replace(self, entry_ids=self.entry_ids[rows], publish_times_ms=times, payloads=payloads)
 
 
 def read_slices(
@@ -132,23 +79,16 @@ def read_slices(
     predicates: Sequence[Predicate],
     projection: Projection,
     store: ObjectStore,
-    settings: ReadSettings | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a partition, in the streams' order.
+    """The rows of a partition, in the streams' order, within the bounds of ``options``.
 
-    Args:
-        slices: to read.
-        options: bounds, and the handling of damage.
-        predicates: pushed filters; blocks that they exclude aren't fetched, rows aren't filtered by them.
-        projection: the columns.
-        store: of the objects.
-        settings: sizes and limits; ``None``: the defaults.
+    Blocks that ``predicates`` exclude aren't fetched; rows aren't filtered by them.
 
     Raises:
         Corrupt, ObjectChanged, ObjectMissing, Trimmed: unless the options skip them.
         StoreUnavailable: the store doesn't respond; Spark retries the task.
     """
-    fetcher = Fetcher(store, settings or ReadSettings(), cache=_indexes())
+    fetcher = Fetcher(store, ReadSettings(), cache=_INDEXES)
     task = _Task(options, predicates, projection, fetcher)
     before = requests_of(store)
     try:
@@ -172,7 +112,6 @@ class _Done:
     skipped: int = 0
 
     def said(self, slices: int, before: VerbCount, now: Mapping[str, VerbCount]) -> str:
-        """One log line: what was requested, received and used."""
         gets = now.get("get", VerbCount())
         return (
             f"read {slices} slices: {self.rows} rows with payload columns of {self.payload_bytes} bytes"
@@ -183,8 +122,6 @@ class _Done:
 
 
 class _Task:
-    """Fetches of one Spark task, and its statistics ``done``."""
-
     def __init__(
         self, options: SourceOptions, predicates: Sequence[Predicate], projection: Projection, fetcher: Fetcher
     ) -> None:
@@ -242,19 +179,13 @@ class _Task:
                 yield partial(_positions, piece, segment_map, numbers[start : start + _BLOCKS_PER_STEP])
 
     def _whole_blocks(self, run: plan.BlockRun) -> list[_Rows]:
-        try:
-            batches = self._fetcher.run(run, skip=self._skip)
-        except OffloaderError as error:
-            self._skip(error)
-            return []
-        return [_Rows.of_batch(run.objects, batch) for batch in batches]
+        return [
+            _Rows(run.objects, batch.ledger_id, batch.entry_ids, batch.publish_times_ms, batch.payloads)
+            for batch in self._fetcher.run(run, skip=self._skip)
+        ]
 
     def _entry_table(self, piece: SegmentSlice, segment_map: SegmentMap, number: int) -> list[_Rows]:
-        try:
-            table = self._fetcher.entry_table(piece.objects, segment_map, number)
-        except OffloaderError as error:
-            self._skip(error)
-            return []
+        table = self._fetcher.entry_table(piece.objects, segment_map, number)
         [rows] = _positions(piece, segment_map, np.array([number]))
         return [replace(rows, publish_times_ms=table.publish_times_ms)]
 
@@ -270,8 +201,12 @@ class _Task:
         _log.warning("left out: %s", error)
 
     def _bounded(self, piece: SegmentSlice, step: Callable[[], list[_Rows]]) -> list[_Rows]:
-        """The result of ``step``, within the requested positions and times."""
-        bounded = [self._in_time(_between(piece, rows)) for rows in step()]
+        try:
+            found = step()
+        except OffloaderError as error:
+            self._skip(error)
+            return []
+        bounded = [self._in_time(_between(piece, rows)) for rows in found]
         return [rows for rows in bounded if len(rows.entry_ids)]
 
     def _in_time(self, rows: _Rows) -> _Rows:
@@ -279,13 +214,14 @@ class _Task:
         if times is None or (start_ms is None and end_ms is None):
             return rows
         if self._options.content == "messages":
-            return rows.where(published_between(rows.entries, start_ms, end_ms))
-        mask = times != TIME_UNKNOWN_MS
-        if start_ms is not None:
-            mask &= times >= start_ms
-        if end_ms is not None:
-            mask &= times < end_ms
-        return rows.where(mask)
+            mask = published_between(rows.entries, start_ms, end_ms)
+        else:
+            mask = times != TIME_UNKNOWN_MS
+            if start_ms is not None:
+                mask &= times >= start_ms
+            if end_ms is not None:
+                mask &= times < end_ms
+        return rows if mask.all() else rows.chosen(mask)
 
 
 def _positions(piece: SegmentSlice, segment_map: SegmentMap, numbers: NDArray[np.int64]) -> list[_Rows]:
@@ -309,7 +245,7 @@ def _between(piece: SegmentSlice, rows: _Rows) -> _Rows:
         low = int(np.searchsorted(ids, piece.first.entry_id, side="left"))
     if rows.ledger_id == piece.last.ledger_id:
         high = int(np.searchsorted(ids, piece.last.entry_id, side="right"))
-    return rows.take(low, max(low, high)) if low > 0 or high < len(ids) else rows
+    return rows.chosen(slice(low, max(low, high))) if low > 0 or high < len(ids) else rows
 
 
 def _merged(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -332,17 +268,35 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _entry_batches(rows: Iterable[_Rows], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    columns = _Columns(schema)
-    for piece in rows:
-        yield from map(columns.batch, _pieces(piece))
+    for piece in chain.from_iterable(map(_pieces, rows)):
+        yield pa.RecordBatch.from_arrays([_entry_column(name, piece) for name in schema.names], schema=schema)
 
 
 def _message_batches(rows: Iterable[_Rows], schema: pa.Schema, options: SourceOptions) -> Iterator[pa.RecordBatch]:
-    how = message_options(options, schema, rows_max=BATCH_ROWS_MAX, bytes_max=BATCH_BYTES_MAX)
+    # Entries don't hold the stream's name.
+    names = tuple(name for name in schema.names if name != "stream")
+    how = MessageOptions(
+        columns=names or ("batch_index",),
+        bad_entries=BadEntry.NULL if options.bad_messages_are_rows else BadEntry.ERROR,
+        markers=options.markers,
+        payload_bytes_max=options.message_bytes_max,
+        rows_max=BATCH_ROWS_MAX,
+        bytes_max=BATCH_BYTES_MAX,
+    )
     for piece in rows:
-        source = f"stream {piece.objects.stream}, object {piece.objects.data_key},"
+        stream = piece.objects.stream
+        source = f"stream {stream}, object {piece.objects.data_key},"
         for batch in decode_messages(piece.entries, how, source=source, remedy=_REMEDY):
-            yield for_spark(batch, schema, piece.objects.stream)
+            yield pa.RecordBatch.from_arrays([_column(field, batch, stream) for field in schema], schema=schema)
+
+
+def _column(field: pa.Field, messages: pa.RecordBatch, stream: str) -> pa.Array:
+    if field.name == "stream":
+        return pa.repeat(pa.scalar(stream), messages.num_rows)
+    column = messages.column(field.name)
+    if pa.types.is_timestamp(field.type):  # ms; the decoder excludes times that overflow as us
+        return pc.multiply(column.view(pa.int64()), US_PER_MS).view(field.type)
+    return column
 
 
 def _pieces(rows: _Rows) -> Iterator[_Rows]:
@@ -350,47 +304,24 @@ def _pieces(rows: _Rows) -> Iterator[_Rows]:
     step = BATCH_ROWS_MAX
     if rows.payloads is not None and rows.payloads.nbytes > BATCH_BYTES_MAX:
         step = max(1, min(step, int(total * BATCH_BYTES_MAX / rows.payloads.nbytes)))
-    if total <= step:
-        yield rows
-        return
-    for start in range(0, total, step):
-        yield rows.take(start, min(start + step, total))
+    return (rows.chosen(slice(start, start + step)) for start in range(0, total, step))
 
 
-class _Columns:
-    """Builds batches of one schema; caches the constant column of the stream's name."""
-
-    def __init__(self, schema: pa.Schema) -> None:
-        self._schema = schema
-        self._stream = ""
-        self._names: pa.StringArray | None = None
-
-    def batch(self, rows: _Rows) -> pa.RecordBatch:
-        return pa.RecordBatch.from_arrays(
-            [self._column(name, rows) for name in self._schema.names], schema=self._schema
-        )
-
-    def _column(self, name: str, rows: _Rows) -> pa.Array:
-        count = len(rows.entry_ids)
-        match name:
-            case "stream":
-                if self._names is None or self._stream != rows.objects.stream:
-                    self._stream = rows.objects.stream
-                    self._names = pa.repeat(pa.scalar(self._stream), BATCH_ROWS_MAX)
-                return self._names.slice(0, count)
-            case "ledger_id":
-                return pa.array(np.full(count, rows.ledger_id, dtype=np.int64))
-            case "entry_id":
-                return pa.array(rows.entry_ids)
-            case "publish_time":
-                assert rows.publish_times_ms is not None
-                return _timestamps(rows.publish_times_ms)
-            case _:
-                assert rows.payloads is not None
-                return rows.payloads
-
-
-def _timestamps(times_ms: NDArray[np.int64]) -> pa.Array:
-    unknown = times_ms == TIME_UNKNOWN_MS
-    micros = pc.multiply(pa.array(times_ms, mask=unknown if unknown.any() else None), _US_PER_MS)
-    return micros.view(pa.timestamp("us", tz="UTC"))
+def _entry_column(name: str, rows: _Rows) -> pa.Array:
+    count = len(rows.entry_ids)
+    match name:
+        case "stream":
+            return pa.repeat(pa.scalar(rows.objects.stream), count)
+        case "ledger_id":
+            return pa.array(np.full(count, rows.ledger_id, dtype=np.int64))
+        case "entry_id":
+            return pa.array(rows.entry_ids)
+        case "publish_time":
+            times_ms = rows.publish_times_ms
+            assert times_ms is not None
+            unknown = times_ms == TIME_UNKNOWN_MS
+            micros = pc.multiply(pa.array(times_ms, mask=unknown if unknown.any() else None), US_PER_MS)
+            return micros.view(pa.timestamp("us", tz="UTC"))
+        case _:
+            assert rows.payloads is not None
+            return rows.payloads

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from offloader.errors import InvalidCall
 
-__all__ = ["AvroValues", "JsonValues", "Needs", "Projection", "SchemaField", "Values", "ddl", "projection"]
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructField
 
 
 class Needs(enum.IntEnum):
@@ -22,177 +24,75 @@ class Needs(enum.IntEnum):
     PAYLOADS = 2
 
 
-class _Type(Protocol):
-    def simpleString(self) -> str: ...  # noqa: N802 - Spark's name
-
-
-class SchemaField(Protocol):
-    """The part of Spark's ``StructField`` in use."""
-
-    name: str
-    nullable: bool
-
-    @property
-    def dataType(self) -> _Type: ...  # noqa: N802 - Spark's name
-
-
-_UTC = pa.timestamp("us", tz="UTC")
-_LEDGER = pa.struct(
-    [
-        pa.field("ledger_id", pa.int64()),
-        pa.field("first_entry_id", pa.int64()),
-        pa.field("last_entry_id", pa.int64()),
-        pa.field("entries", pa.int64()),
-        pa.field("payload_bytes", pa.int64()),
-    ]
-)
-_LEDGERS = (
-    "array<struct<ledger_id:bigint,first_entry_id:bigint,last_entry_id:bigint,entries:bigint,payload_bytes:bigint>>"
-)
-
 _PROPERTIES = pa.map_(pa.string(), pa.string())
-_ENCRYPTION_KEY = pa.struct(
-    [pa.field("name", pa.string()), pa.field("value", pa.binary()), pa.field("metadata", _PROPERTIES)]
-)
+_KEY = pa.struct([("name", pa.string()), ("value", pa.binary()), ("metadata", _PROPERTIES)])
+_SPAN = ("ledger_id", "first_entry_id", "last_entry_id", "entries", "payload_bytes")
+_SPANS = f"array<struct<{','.join(f'{name}:bigint' for name in _SPAN)}>>"
 
-#: content -> column -> (Spark's type, Arrow's type)
-_COLUMNS: dict[str, dict[str, tuple[str, pa.DataType]]] = {
-    "entries": {
-        "stream": ("string", pa.string()),
-        "ledger_id": ("bigint", pa.int64()),
-        "entry_id": ("bigint", pa.int64()),
-        "publish_time": ("timestamp", _UTC),
-        "payload": ("binary", pa.binary()),
-    },
+#: Spark's type -> Arrow's.
+_ARROW: dict[str, pa.DataType] = {
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "map<string,string>": _PROPERTIES,
+    "array<string>": pa.list_(pa.field("element", pa.string())),
+    "array<struct<name:string,value:binary,metadata:map<string,string>>>": pa.list_(pa.field("element", _KEY)),
+    _SPANS: pa.list_(pa.field("element", pa.struct([(name, pa.int64()) for name in _SPAN]))),
+}
+
+#: Columns of each content, as Spark's DDL. A schema must not declare NOT NULL for others.
+_DDL = {
+    "entries": """
+        stream string NOT NULL, ledger_id bigint NOT NULL, entry_id bigint NOT NULL, publish_time timestamp,
+        payload binary NOT NULL""",
     # Names, meanings and order of the values: formats.pulsar.messages.
-    "messages": {
-        "stream": ("string", pa.string()),
-        "ledger_id": ("bigint", pa.int64()),
-        "entry_id": ("bigint", pa.int64()),
-        "batch_index": ("int", pa.int32()),
-        "publish_time": ("timestamp", _UTC),
-        "key": ("string", pa.string()),
-        "key_is_base64": ("boolean", pa.bool_()),
-        "null_key": ("boolean", pa.bool_()),
-        "ordering_key": ("binary", pa.binary()),
-        "event_time": ("timestamp", _UTC),
-        "producer_name": ("string", pa.string()),
-        "sequence_id": ("bigint", pa.int64()),
-        "schema_version": ("binary", pa.binary()),
-        "properties": ("map<string,string>", _PROPERTIES),
-        "value": ("binary", pa.binary()),
-        "error": ("string", pa.string()),
-        "compacted_out": ("boolean", pa.bool_()),
-        "batch_size": ("int", pa.int32()),
-        "replicated_from": ("string", pa.string()),
-        "deliver_at": ("timestamp", _UTC),
-        "marker_type": ("int", pa.int32()),
-        "txn_most_bits": ("bigint", pa.int64()),
-        "txn_least_bits": ("bigint", pa.int64()),
-        "chunk_uuid": ("string", pa.string()),
-        "chunk_id": ("int", pa.int32()),
-        "chunk_count": ("int", pa.int32()),
-        "chunk_total_bytes": ("int", pa.int32()),
-        "compression": ("string", pa.string()),
-        "uncompressed_bytes": ("bigint", pa.int64()),
-        "encryption_algorithm": ("string", pa.string()),
-        "encryption_parameter": ("binary", pa.binary()),
-        "encryption_keys": (
-            "array<struct<name:string,value:binary,metadata:map<string,string>>>",
-            pa.list_(pa.field("element", _ENCRYPTION_KEY)),
-        ),
-        "broker_time": ("timestamp", _UTC),
-        "broker_index": ("bigint", pa.int64()),
-    },
-    "segments": {
-        "stream": ("string", pa.string()),
-        "uuid": ("string", pa.string()),
-        "status": ("string", pa.string()),
-        "format": ("int", pa.int32()),
-        "epoch": ("bigint", pa.int64()),
-        "first_ledger_id": ("bigint", pa.int64()),
-        "first_entry_id": ("bigint", pa.int64()),
-        "last_ledger_id": ("bigint", pa.int64()),
-        "last_entry_id": ("bigint", pa.int64()),
-        "entries": ("bigint", pa.int64()),
-        "payload_bytes": ("bigint", pa.int64()),
-        "data_bytes": ("bigint", pa.int64()),
-        "index_bytes": ("bigint", pa.int64()),
-        "blocks": ("bigint", pa.int64()),
-        "compressed": ("boolean", pa.bool_()),
-        "publish_time_min": ("timestamp", _UTC),
-        "publish_time_max": ("timestamp", _UTC),
-        "assigned_time": ("timestamp", _UTC),
-        "offloaded_time": ("timestamp", _UTC),
-        "ledgers": (_LEDGERS, pa.list_(pa.field("element", _LEDGER))),
-    },
-    "ledgers": {
-        "stream": ("string", pa.string()),
-        "ledger_id": ("bigint", pa.int64()),
-        "closed": ("boolean", pa.bool_()),
-        "closed_at_entry_id": ("bigint", pa.int64()),
-        "deleted": ("boolean", pa.bool_()),
-        "hot_released": ("boolean", pa.bool_()),
-        "segments": ("bigint", pa.int64()),
-        "entries": ("bigint", pa.int64()),
-        "payload_bytes": ("bigint", pa.int64()),
-        "first_entry_id": ("bigint", pa.int64()),
-        "last_entry_id": ("bigint", pa.int64()),
-    },
-    "manifest": {
-        "stream": ("string", pa.string()),
-        "incarnation": ("string", pa.string()),
-        "record_id": ("bigint", pa.int64()),
-        "time": ("timestamp", _UTC),
-        "epoch": ("bigint", pa.int64()),
-        "writer": ("string", pa.string()),
-        "edits": ("array<string>", pa.list_(pa.field("element", pa.string()))),
-        "json": ("string", pa.string()),
-    },
-    "anomalies": {
-        "stream": ("string", pa.string()),
-        "problem": ("string", pa.string()),
-        "damage": ("boolean", pa.bool_()),
-        "segment": ("string", pa.string()),
-        "object": ("string", pa.string()),
-        "start": ("bigint", pa.int64()),
-        "stop": ("bigint", pa.int64()),
-        "expected": ("string", pa.string()),
-        "found": ("string", pa.string()),
-        "message": ("string", pa.string()),
-        "advice": ("string", pa.string()),
-    },
+    "messages": """
+        stream string NOT NULL, ledger_id bigint NOT NULL, entry_id bigint NOT NULL, batch_index int NOT NULL,
+        publish_time timestamp, key string, key_is_base64 boolean, null_key boolean, ordering_key binary,
+        event_time timestamp, producer_name string, sequence_id bigint, schema_version binary,
+        properties map<string,string>, value binary, error string, compacted_out boolean, batch_size int,
+        replicated_from string, deliver_at timestamp, marker_type int, txn_most_bits bigint, txn_least_bits bigint,
+        chunk_uuid string, chunk_id int, chunk_count int, chunk_total_bytes int, compression string,
+        uncompressed_bytes bigint, encryption_algorithm string, encryption_parameter binary,
+        encryption_keys array<struct<name:string,value:binary,metadata:map<string,string>>>,
+        broker_time timestamp, broker_index bigint""",
+    "segments": f"""
+        stream string NOT NULL, uuid string NOT NULL, status string NOT NULL, format int NOT NULL,
+        epoch bigint NOT NULL, first_ledger_id bigint NOT NULL, first_entry_id bigint NOT NULL,
+        last_ledger_id bigint, last_entry_id bigint, entries bigint, payload_bytes bigint, data_bytes bigint,
+        index_bytes bigint, blocks bigint, compressed boolean, publish_time_min timestamp, publish_time_max timestamp,
+        assigned_time timestamp NOT NULL, offloaded_time timestamp, ledgers {_SPANS}""",
+    "ledgers": """
+        stream string NOT NULL, ledger_id bigint NOT NULL, closed boolean NOT NULL, closed_at_entry_id bigint,
+        deleted boolean NOT NULL, hot_released boolean NOT NULL, segments bigint NOT NULL, entries bigint NOT NULL,
+        payload_bytes bigint NOT NULL, first_entry_id bigint, last_entry_id bigint""",
+    "manifest": """
+        stream string NOT NULL, incarnation string NOT NULL, record_id bigint NOT NULL, time timestamp NOT NULL,
+        epoch bigint NOT NULL, writer string NOT NULL, edits array<string> NOT NULL, json string NOT NULL""",
+    "anomalies": """
+        stream string NOT NULL, problem string NOT NULL, damage boolean NOT NULL, segment string, object string,
+        start bigint, stop bigint, expected string, found string, message string NOT NULL, advice string""",
 }
-#: Columns that are never null; for others a schema must not declare ``NOT NULL``.
-_NEVER_NULL = {
-    "entries": {"stream", "ledger_id", "entry_id", "payload"},
-    "messages": {"stream", "ledger_id", "entry_id", "batch_index"},
-    "segments": {"stream", "uuid", "status", "format", "epoch", "first_ledger_id", "first_entry_id", "assigned_time"},
-    "ledgers": {"stream", "ledger_id", "closed", "deleted", "hot_released", "segments", "entries", "payload_bytes"},
-    "manifest": {"stream", "incarnation", "record_id", "time", "epoch", "writer", "edits", "json"},
-    "anomalies": {"stream", "problem", "damage", "message"},
-}
+_COLUMN = re.compile(r"(\w+) (\S+?)( NOT NULL)?(?:, |$)")
+_PARSED = {content: _COLUMN.findall(" ".join(text.split())) for content, text in _DDL.items()}
+#: content -> column -> (Spark's type, Arrow's type)
+_COLUMNS = {content: {name: (kind, _ARROW[kind]) for name, kind, _ in rows} for content, rows in _PARSED.items()}
+_NEVER_NULL = {content: {name for name, _, never in rows if never} for content, rows in _PARSED.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """The wanted columns, in order, as an Arrow schema; picklable.
-
-    Attributes:
-        schema: names, types and nullability exactly as Spark expects the batches.
-        needs: data to fetch for them.
-    """
+    """The wanted columns, in order, as an Arrow schema as Spark expects it, and the data to fetch; picklable."""
 
     schema: pa.Schema
     needs: Needs
 
 
 def ddl(content: str, names: Iterable[str] = ()) -> str:
-    """Columns of a content as Spark's DDL: those of ``names`` in that order, or all.
-
-    Raises:
-        InvalidCall: an unknown or duplicate column.
-    """
+    """Columns of a content as Spark's DDL: ``names``, or all; ``InvalidCall`` for an unknown or duplicate one."""
     columns, wanted = _COLUMNS[content], tuple(names)
     unknown = [name for name in wanted if name not in columns]
     if unknown:
@@ -204,7 +104,7 @@ def ddl(content: str, names: Iterable[str] = ()) -> str:
     return ", ".join(f"{name} {columns[name][0]}" for name in wanted or columns)
 
 
-def projection(fields: Iterable[SchemaField], content: str) -> Projection:
+def projection(fields: Iterable[StructField], content: str) -> Projection:
     """The columns of a schema: Spark passes a Python data source no other projection than the user's schema.
 
     Raises:

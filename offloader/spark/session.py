@@ -26,16 +26,6 @@ from offloader.spark import register
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "JAVA_VERSION_MIN",
-    "command_session",
-    "find_java",
-    "local_session",
-    "require_java",
-    "translated",
-    "work_begins",
-]
-
 #: Spark 4 runs on Java 17 and later.
 JAVA_VERSION_MIN = 17
 
@@ -47,18 +37,16 @@ _VERSION_TIMEOUT_S = 30.0
 def find_java(installed: Path = _JVMS) -> Path | None:
     """The real path of a ``java`` executable for Spark; ``None`` without version 17 or later.
 
-    Searches JAVA_HOME, then PATH, then ``/usr/lib/jvm`` (the lowest version first, which Spark has been tried with
-    longest). Runs each candidate to get its version, so that a broken installation isn't chosen.
-
-    Args:
-        installed: the folder searched last.
+    Searches JAVA_HOME, then PATH, then the folder ``installed`` (the lowest version first, which Spark has been tried
+    with longest). Runs each candidate, so that a broken installation isn't chosen.
     """
-    for java in _preferred():
-        if (_version_of(java) or 0) >= JAVA_VERSION_MIN:
+    chosen = [Path(home) / "bin" / "java"] if (home := os.environ.get("JAVA_HOME")) else []
+    chosen += [Path(on_path)] if (on_path := shutil.which("java")) else []
+    for java in chosen:
+        if _version_of(java) >= JAVA_VERSION_MIN:
             return java.resolve()
-    found = [home / "bin" / "java" for home in sorted(installed.iterdir())] if installed.is_dir() else []
-    versions = [(_version_of(java) or 0, java) for java in found]
-    fitting = [each for each in versions if each[0] >= JAVA_VERSION_MIN]
+    versions = [(_version_of(java), java) for java in installed.glob("*/bin/java")]
+    fitting = [(version, java) for version, java in versions if version >= JAVA_VERSION_MIN]
     return min(fitting)[1].resolve() if fitting else None
 
 
@@ -73,11 +61,15 @@ def require_java(installed: Path = _JVMS) -> Path:
     return java
 
 
+def _require_spark() -> None:
+    try:
+        import pyspark.sql  # noqa: F401
+    except ImportError as cause:
+        raise Unsupported("Spark isn't installed", hint=install_hint("spark")) from cause
+
+
 def local_session(
-    app_name: str = "offloader",
-    *,
-    cores: int | str = "*",
-    config: Mapping[str, str] | None = None,
+    app_name: str = "offloader", *, cores: int | str = "*", config: Mapping[str, str] | None = None
 ) -> SparkSession:
     """A Spark session in this process, on this machine only, with the data source registered.
 
@@ -93,10 +85,9 @@ def local_session(
     Raises:
         Unsupported: pyspark isn't installed, or no Java 17+ was found; the hint names what to install.
     """
-    try:
-        from pyspark.sql import SparkSession
-    except ImportError as cause:
-        raise Unsupported("Spark isn't installed", hint=install_hint("spark")) from cause
+    _require_spark()
+    from pyspark.sql import SparkSession
+
     java = require_java()
     os.environ["JAVA_HOME"] = str(java.parent.parent)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -131,10 +122,9 @@ def command_session(app_name: str, master: str = "") -> Iterator[SparkSession]:
     Raises:
         Unsupported: as ``local_session``.
     """
-    try:
-        from pyspark.sql import SparkSession
-    except ImportError as cause:
-        raise Unsupported("Spark isn't installed", hint=install_hint("spark")) from cause
+    _require_spark()
+    from pyspark.sql import SparkSession
+
     shared = SparkSession.getActiveSession() is not None
     if master and not shared:
         os.environ["JAVA_HOME"] = str(require_java().parent.parent)
@@ -171,27 +161,18 @@ appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 """
 
 
-def _preferred() -> Iterator[Path]:
-    """The user's choices, the most explicit first."""
-    home = os.environ.get("JAVA_HOME")
-    if home:
-        yield Path(home) / "bin" / "java"
-    on_path = shutil.which("java")
-    if on_path:
-        yield Path(on_path)
-
-
-def _version_of(java: Path) -> int | None:
+def _version_of(java: Path) -> int:
+    """Its version; 0: it can't be run."""
     if not os.access(java, os.X_OK):
-        return None
+        return 0
     try:
         answer = subprocess.run(
             [str(java), "-version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
-        return None
+        return 0
     match = _VERSION.search(answer.stderr + answer.stdout)
-    return None if match is None else int(match[1])
+    return 0 if match is None else int(match[1])
 
 
 #: Characters of the significant line that are kept.
@@ -215,11 +196,10 @@ def translated(what: str, *, hint: str) -> Iterator[None]:
     Raises:
         Unsupported: Spark isn't installed.
     """
-    try:
-        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-        from pyspark.errors import PySparkException
-    except ImportError as error:
-        raise Unsupported("Spark isn't installed", hint=install_hint("spark")) from error
+    _require_spark()
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
     try:
         yield
     except (PySparkException, Py4JError) as error:
@@ -252,9 +232,8 @@ _works = itertools.count()
 def work_begins() -> None:
     """Called before a source is made, a query is planned and a task reads; does nothing outside of Spark's processes.
 
-    After each of these PySpark collects garbage, which scans everything ever imported: 40 to 80 ms, as long as reading
-    64 MiB. The second call therefore freezes all objects: the first loaded everything needed, and the collection after
-    it took its garbage. Also sets the interpreter's switch interval as in our own processes.
+    After each of these PySpark collects garbage, which scans everything ever imported: 40 to 80 ms. The second call
+    therefore freezes all objects: the first loaded everything needed, and the collection after it took its garbage.
     """
     started_as = getattr(sys.modules["__main__"], "__spec__", None)
     if started_as is None or started_as.name != "pyspark.daemon":

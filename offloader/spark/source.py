@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from datetime import datetime
 from itertools import chain
 from typing import Any
@@ -31,13 +32,12 @@ from formats.checkpoint import DELETED, HOT_RELEASED, LAST_UNKNOWN
 from formats.entries import TIME_UNKNOWN_MS
 from formats.manifest import encode_record
 from offloader.errors import InvalidCall
-from offloader.inspect.unreferenced import find_unexpected
-from offloader.inspect.verify import check_order, check_segments
+from offloader.inspect.verify import check_fills, check_order, check_segments, find_unexpected
 from offloader.manifest.load import kept_records
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.fetch import Fetcher
-from offloader.settings import Pairs, ReadSettings
-from offloader.spark.options import Predicate, SourceOptions, microseconds
+from offloader.settings import ReadSettings
+from offloader.spark.options import US_PER_MS, Predicate, SourceOptions, microseconds
 from offloader.spark.planning import pinned_states, plan_slices
 from offloader.spark.scan import read_slices
 from offloader.spark.schema import ddl, projection
@@ -45,37 +45,10 @@ from offloader.spark.session import work_begins
 from offloader.spark.stream import StreamingReader
 from offloader.store.base import ObjectStore
 
-__all__ = [
-    "DRIVER_CONTENTS",
-    "OffloaderDataSource",
-    "OffloaderReader",
-    "PlainOffloaderDataSource",
-    "PushingReader",
-    "driver_batch",
-    "segment_row",
-]
-
-_US_PER_MS = 1000
+#: Columns of a segment that its summary has under the same name.
+_OF_SUMMARY = ("entries", "payload_bytes", "data_bytes", "index_bytes", "blocks", "compressed")
 
 _Row = Mapping[str, object]
-
-
-def driver_batch(
-    content: str, states: Iterable[ManifestState], store: ObjectStore, relocate: Pairs, schema: pa.Schema
-) -> pa.RecordBatch:
-    """All rows of a content, as one Arrow batch.
-
-    Args:
-        content: one of ``DRIVER_CONTENTS``.
-        states: the pinned manifests.
-        store: of the manifests.
-        relocate: moved buckets.
-        schema: the wanted columns.
-    """
-    settings = ReadSettings(relocate=relocate)
-    rows = [row for state in states for row in DRIVER_CONTENTS[content](state, store, settings)]
-    columns = [pa.array([row[field.name] for row in rows], type=field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _segments(state: ManifestState, _: ObjectStore, __: ReadSettings) -> Iterator[_Row]:
@@ -83,10 +56,9 @@ def _segments(state: ManifestState, _: ObjectStore, __: ReadSettings) -> Iterato
     return (segment_row(state.stream, record) for record in state.segments.in_order())
 
 
-def segment_row(stream: str, record: SegmentRecord) -> Mapping[str, object]:
+def segment_row(stream: str, record: SegmentRecord) -> _Row:
     """One segment; ``None`` for values unknown before it is offloaded. Times in microseconds since 1970 UTC."""
     summary, end = record.summary, record.end
-    spans = summary.ledgers if summary else ()
     return {
         "stream": stream,
         "uuid": str(record.uuid),
@@ -97,31 +69,17 @@ def segment_row(stream: str, record: SegmentRecord) -> Mapping[str, object]:
         "first_entry_id": record.begin.entry_id,
         "last_ledger_id": end.ledger_id if end else None,
         "last_entry_id": end.entry_id if end else None,
-        "entries": summary.entries if summary else None,
-        "payload_bytes": summary.payload_bytes if summary else None,
-        "data_bytes": summary.data_bytes if summary else None,
-        "index_bytes": summary.index_bytes if summary else None,
-        "blocks": summary.blocks if summary else None,
-        "compressed": summary.compressed if summary else None,
+        **{name: getattr(summary, name, None) for name in _OF_SUMMARY},
         "publish_time_min": _micros(summary.publish_time_min_ms if summary else None),
         "publish_time_max": _micros(summary.publish_time_max_ms if summary else None),
         "assigned_time": _micros(record.assigned_ms),
         "offloaded_time": _micros(record.offloaded_ms),
-        "ledgers": [
-            {
-                "ledger_id": span.ledger_id,
-                "first_entry_id": span.first_entry_id,
-                "last_entry_id": span.last_entry_id,
-                "entries": span.entries,
-                "payload_bytes": span.payload_bytes,
-            }
-            for span in spans
-        ],
+        "ledgers": [asdict(span) for span in summary.ledgers] if summary else [],
     }
 
 
 def _micros(time_ms: int | None) -> int | None:
-    return None if time_ms is None or time_ms == TIME_UNKNOWN_MS else time_ms * _US_PER_MS
+    return None if time_ms is None or time_ms == TIME_UNKNOWN_MS else time_ms * US_PER_MS
 
 
 def _ledgers(state: ManifestState, _: ObjectStore, __: ReadSettings) -> Iterator[_Row]:
@@ -174,7 +132,8 @@ def _anomalies(state: ManifestState, store: ObjectStore, settings: ReadSettings)
     """Findings of a shallow verify."""
     checks = check_segments(Fetcher(store, settings), state, deep=False)
     found = chain.from_iterable(check.findings for check in checks)
-    for finding in chain(check_order(state), found, find_unexpected(store, state)):
+    fills = check_fills(store, state, deep=False)
+    for finding in chain(check_order(state), found, fills, find_unexpected(store, state)):
         yield finding.as_row()
 
 
@@ -201,9 +160,11 @@ class OffloaderReader(DataSourceReader):
         store = self.options.open_store()
         if self.options.content in DRIVER_CONTENTS:
             states = pinned_states(self.options, self.predicates, store)
-            relocate, schema = self.options.relocate, self.projection.schema
-            batch = driver_batch(self.options.content, states, store, relocate, schema)
-            return [InputPartition(pa.Table.from_batches([batch]).to_batches())]
+            settings = ReadSettings(relocate=self.options.relocate)
+            rows = [row for state in states for row in DRIVER_CONTENTS[self.options.content](state, store, settings)]
+            schema = self.projection.schema
+            columns = [pa.array([row[field.name] for row in rows], type=field.type) for field in schema]
+            return [InputPartition(pa.Table.from_arrays(columns, schema=schema).to_batches())]
         slices = plan_slices(self.options, self.predicates, self.projection.needs, store)
         return [InputPartition(each) for each in slices]
 
@@ -250,11 +211,11 @@ class PlainOffloaderDataSource(DataSource):
         return "offloader"
 
     def schema(self) -> str:
-        options = SourceOptions.of(dict(self.options))
+        options = SourceOptions.of(self.options)
         return ddl(options.content, options.columns)
 
     def reader(self, schema: StructType) -> OffloaderReader:
-        options = SourceOptions.of(dict(self.options))
+        options = SourceOptions.of(self.options)
         options.require_batch()
         if options.prune_by_filters:
             raise InvalidCall(
@@ -263,14 +224,14 @@ class PlainOffloaderDataSource(DataSource):
         return OffloaderReader(options, schema)
 
     def streamReader(self, schema: StructType) -> StreamingReader:  # noqa: N802 - Spark's name
-        return StreamingReader(SourceOptions.of(dict(self.options)), schema)
+        return StreamingReader(SourceOptions.of(self.options), schema)
 
 
 class OffloaderDataSource(PlainOffloaderDataSource):
     """The data source with filter pushdown; ``offloader.spark.register`` installs it."""
 
     def reader(self, schema: StructType) -> OffloaderReader:
-        options = SourceOptions.of(dict(self.options))
+        options = SourceOptions.of(self.options)
         options.require_batch()
         return PushingReader(options, schema)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -23,7 +24,7 @@ from pyspark.sql.types import StructType
 from formats.entries import TIME_UNKNOWN_MS, Position
 from formats.segment import SegmentSummary
 from formats.segment_map import SegmentMap
-from offloader.errors import BeyondEnd, InvalidCall, OffloaderError, Trimmed
+from offloader.errors import BeyondEnd, InvalidCall, Trimmed
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.cold import objects_of
 from offloader.read.fetch import Fetcher, readable_segments, segments_between, whole_range
@@ -32,26 +33,11 @@ from offloader.retention.subscribers import require_subscriber_name
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import ReadSettings
 from offloader.spark.options import SourceOptions
-from offloader.spark.planning import StreamRange, is_pattern, load_streams, plan_ranges, streams_named
+from offloader.spark.planning import StreamRange, index_or_none, is_pattern, load_streams, plan_ranges, streams_named
 from offloader.spark.scan import read_slices
 from offloader.spark.schema import projection
 from offloader.spark.session import work_begins
 from offloader.spark.subscription import Subscription
-
-__all__ = [
-    "POLL_SECONDS",
-    "IndexOf",
-    "Limits",
-    "StreamOffset",
-    "StreamingReader",
-    "batch_ends",
-    "before",
-    "begin_of_batch",
-    "decode_offsets",
-    "encode_offsets",
-    "first_unread",
-    "is_lost",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,53 +60,34 @@ class StreamOffset:
 
 def encode_offsets(offsets: Mapping[str, StreamOffset]) -> dict[str, dict[str, object]]:
     """As JSON values, sorted by stream: Spark compares the text."""
-    return {name: _encoded(offsets[name]) for name in sorted(offsets)}
-
-
-def _encoded(offset: StreamOffset) -> dict[str, object]:
-    values: dict[str, object] = {"incarnation": str(offset.incarnation), "manifest": offset.manifest}
-    if offset.position is not None:
-        values["position"] = str(offset.position)
-    if offset.since is not None:
-        values["since"] = str(offset.since)
-    return values
+    found: dict[str, dict[str, object]] = {}
+    for name, offset in sorted(offsets.items()):
+        positions = {"position": offset.position, "since": offset.since}
+        known = {key: str(position) for key, position in positions.items() if position is not None}
+        found[name] = {"incarnation": str(offset.incarnation), "manifest": offset.manifest, **known}
+    return found
 
 
 def decode_offsets(values: Mapping[str, Any]) -> dict[str, StreamOffset]:
-    """Decodes ``encode_offsets``' values from the checkpoint.
-
-    Raises:
-        InvalidCall: invalid values.
-    """
-    return {name: _decoded(name, given) for name, given in values.items()}
-
-
-def _decoded(name: str, given: Any) -> StreamOffset:
-    try:
-        unknown = set(given) - {"incarnation", "manifest", "position", "since"}
-        if unknown:
-            raise ValueError(f"unknown {', '.join(sorted(unknown))}")
-        positions = [Position.parse(given[key]) if key in given else None for key in ("position", "since")]
-        return StreamOffset(UUID(given["incarnation"]), int(given["manifest"]), *positions)
-    except (KeyError, TypeError, ValueError, AttributeError) as cause:
-        raise InvalidCall(
-            f"the query's checkpoint holds no offset of this source for stream {name}: {given!r} ({cause})",
-            hint="use the checkpoint directory that belongs to this query",
-        ) from cause
-
-
-def before(position: Position) -> Position:
-    """The position read last when ``position`` is next; its entry id is -1 at the beginning of a ledger."""
-    return position.previous()
-
-
-def first_unread(position: Position) -> Position:
-    """The lowest position after ``position``."""
-    return position.next()
+    """Decodes ``encode_offsets``' values from the checkpoint; raises ``InvalidCall`` for invalid ones."""
+    found = {}
+    for name, given in values.items():
+        try:
+            unknown = set(given) - {"incarnation", "manifest", "position", "since"}
+            if unknown:
+                raise ValueError(f"unknown {', '.join(sorted(unknown))}")
+            positions = [Position.parse(given[key]) if key in given else None for key in ("position", "since")]
+            found[name] = StreamOffset(UUID(given["incarnation"]), int(given["manifest"]), *positions)
+        except (KeyError, TypeError, ValueError, AttributeError) as cause:
+            raise InvalidCall(
+                f"the query's checkpoint holds no offset of this source for stream {name}: {given!r} ({cause})",
+                hint="use the checkpoint directory that belongs to this query",
+            ) from cause
+    return found
 
 
 def begin_of_batch(start: StreamOffset | None, end: StreamOffset) -> Position | None:
-    """The position after which the batch from ``start`` to ``end`` begins; ``None``: the stream's beginning.
+    """The position after which a batch begins; ``None``: the stream's beginning.
 
     Before the first read ``start`` may be a newer initial offset; ``end`` has the one it was made for.
     """
@@ -135,16 +102,16 @@ def is_lost(state: ManifestState, position: Position) -> bool:
     A start position exactly at the next entry, after recorded gaps or in the next ledger, loses nothing.
     """
     committed, head = state.committed_end(), state.head
-    if committed is None or position >= committed or head is None or head <= first_unread(position):
+    if committed is None or position >= committed or head is None or head <= position.next():
         return False
     first = state.first_position()
     if first is None or first > committed:
         return True
     reached = position
     for gap in state.gaps:
-        if gap.last > reached and (gap.first <= first_unread(reached) or state.follows(reached, gap.first)):
+        if gap.last > reached and (gap.first <= reached.next() or state.follows(reached, gap.first)):
             reached = gap.last
-    return first > first_unread(reached) and not state.follows(reached, first)
+    return first > reached.next() and not state.follows(reached, first)
 
 
 #: The index of a segment; ``None`` for one that can't be read.
@@ -193,7 +160,6 @@ def batch_ends(backlogs: Mapping[str, StreamRange], limits: Limits, index_of: In
 
     Args:
         backlogs: name -> its unread range.
-        limits: of the whole batch.
         index_of: indexes of segments that are split.
     """
     if limits == Limits():
@@ -219,7 +185,7 @@ def _size(backlog: StreamRange, limits: Limits) -> tuple[int, int]:
     for record in _segments(backlog):
         if not limits.hold(entries, data_bytes):
             break
-        summary = _summary(record)
+        summary = record.content
         count = _ids_between(summary, backlog.first, backlog.last)
         entries += count
         data_bytes += _part_of_bytes(summary, count)
@@ -227,10 +193,9 @@ def _size(backlog: StreamRange, limits: Limits) -> tuple[int, int]:
 
 
 def _cut(backlog: StreamRange, limits: Limits, index_of: IndexOf, *, at_least_one: bool) -> _Taken:
-    """As much of a stream as the limits allow."""
     taken = _Taken()
     for record in _segments(backlog):
-        summary = _summary(record)
+        summary = record.content
         first, last = _first_inside(summary, backlog.first), min(backlog.last, summary.end)
         count = _ids_between(summary, first, last)
         is_whole = first == summary.begin and last == summary.end
@@ -257,52 +222,36 @@ def _segments(backlog: StreamRange) -> Sequence[SegmentRecord]:
     return segments_between(readable_segments(backlog.state), backlog.first, backlog.last)
 
 
-def _summary(record: SegmentRecord) -> SegmentSummary:
-    assert record.summary is not None, "an offloaded segment has a summary"
-    return record.summary
-
-
 def _ids_between(summary: SegmentSummary, first: Position, last: Position) -> int:
     """Entry ids of a segment from ``first`` to ``last``, inclusive: the entries, unless ids are missing."""
-    return sum(
-        max(
-            0,
-            _last_id(span.ledger_id, span.last_entry_id, last)
-            - _first_id(span.ledger_id, span.first_entry_id, first)
-            + 1,
-        )
-        for span in summary.ledgers
-        if first.ledger_id <= span.ledger_id <= last.ledger_id
-    )
+    return sum(max(0, high - low + 1) for _, low, high in _spans(summary, first, last))
+
+
+def _spans(summary: SegmentSummary, first: Position, last: Position) -> Iterator[tuple[int, int, int]]:
+    """Ledger, lowest and highest entry id of each part of a segment from ``first`` to ``last``, inclusive."""
+    for span in summary.ledgers:
+        if first.ledger_id <= span.ledger_id <= last.ledger_id:
+            low, high = span.first_entry_id, span.last_entry_id
+            low = max(low, first.entry_id) if span.ledger_id == first.ledger_id else low
+            high = min(high, last.entry_id) if span.ledger_id == last.ledger_id else high
+            yield span.ledger_id, low, high
 
 
 def _first_inside(summary: SegmentSummary, first: Position) -> Position:
-    """The segment's lowest position from ``first``. A plain index doesn't have the end of a ledger's last block, and
-    would return that block for a later position."""
+    """The segment's lowest position from ``first``; a plain index would find a ledger's last block for a later one."""
     for span in summary.ledgers:
         if Position(span.ledger_id, span.last_entry_id) >= first:
             return max(first, Position(span.ledger_id, span.first_entry_id))
     return summary.end
 
 
-def _first_id(ledger_id: int, entry_id: int, first: Position) -> int:
-    return max(entry_id, first.entry_id) if ledger_id == first.ledger_id else entry_id
-
-
-def _last_id(ledger_id: int, entry_id: int, last: Position) -> int:
-    return min(entry_id, last.entry_id) if ledger_id == last.ledger_id else entry_id
-
-
 def _end_of_entries(summary: SegmentSummary, first: Position, last: Position, entries: int) -> Position | None:
     """The end of ``entries`` ids from ``first``; ``None``: none."""
     end = None
-    for span in summary.ledgers:
-        if entries <= 0 or not first.ledger_id <= span.ledger_id <= last.ledger_id:
-            continue
-        begin = _first_id(span.ledger_id, span.first_entry_id, first)
-        stop = min(_last_id(span.ledger_id, span.last_entry_id, last), begin + entries - 1)
-        if stop >= begin:
-            end, entries = Position(span.ledger_id, stop), entries - (stop - begin + 1)
+    for ledger_id, low, high in _spans(summary, first, last):
+        stop = min(high, low + entries - 1)
+        if stop >= low:
+            end, entries = Position(ledger_id, stop), entries - (stop - low + 1)
     return end
 
 
@@ -366,7 +315,11 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._views: dict[str, ManifestState] = {}
         self._looked_s: float | None = None
         self._targets: dict[str, Position | None] | None = None
-        self._subscription = self._new_subscription()
+        self._subscription: Subscription | None = None
+        if options.subscriber:
+            require_subscriber_name(options.subscriber)
+            open_store = partial(options.open_store, read_only=False)
+            self._subscription = Subscription(options.subscriber, open_store, options.subscriber_renew_s, self._clock)
 
     def initialOffset(self) -> _Json:  # noqa: N802 - Spark's name
         """The initial offset of a query without a checkpoint, by stream."""
@@ -398,13 +351,17 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._needs({name: offset.position for name, offset in offsets.items()})
         offsets.update({name: self._held(views[name], offset) for name, offset in offsets.items()})
         first = self.options.start_position
-        new = None if first is None else before(first)
-        backlogs = {}
-        for name, state in views.items():
-            backlog = self._backlog(state, offsets[name].position if name in offsets else new)
-            if backlog is not None:
-                backlogs[name] = backlog
-        for name, end in batch_ends(backlogs, self._limits(limit), self._index).items():
+        new = None if first is None else first.previous()
+        backlogs = {
+            name: backlog
+            for name, state in views.items()
+            if (backlog := self._backlog(state, offsets[name].position if name in offsets else new)) is not None
+        }
+        limits = Limits()
+        if isinstance(limit, ReadMaxBytes | ReadMaxRows):
+            # Spark passes one of our limits or none, never two: both apply.
+            limits = Limits(self.options.max_entries_per_trigger, self.options.max_bytes_per_trigger)
+        for name, end in batch_ends(backlogs, limits, self._index).items():
             since = offsets[name].since if name in offsets else new
             offsets[name] = _offset(views[name], end, since)
         return encode_offsets(offsets)
@@ -455,27 +412,11 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """For an executor, which needs no manifest."""
         return {**self.__dict__, "_views": {}, "_looked_s": None, "_subscription": None}
 
-    def _new_subscription(self) -> Subscription | None:
-        options = self.options
-        if not options.subscriber:
-            return None
-        require_subscriber_name(options.subscriber)
-        return Subscription(
-            options.subscriber,
-            lambda: options.open_store(read_only=False),
-            options.subscriber_renew_s,
-            self._clock,
-        )
-
     def _needs(self, read: Mapping[str, Position | None]) -> None:
-        """Publishes the query's needs to retention, before and after it reads.
-
-        Args:
-            read: by stream the last position read or skipped; ``None``: none.
-        """
+        """Publishes the query's needs to retention: what follows the last positions read or skipped."""
         if self._subscription is None:
             return
-        first = {name: None if at is None else first_unread(at) for name, at in read.items()}
+        first = {name: None if at is None else at.next() for name, at in read.items()}
         for name, state in self._views.items():
             if first.get(name) is None:
                 first[name] = state.first_position()
@@ -501,11 +442,11 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if options.start_position is not None:
             if not is_pattern(options.stream):
                 require_inside(state, whole_range(state), options.start_position, None)
-            begins.append(before(options.start_position))
+            begins.append(options.start_position.previous())
         if options.start_ms is not None:
             # Rows are bounded by their times too; this skips everything before the first match.
             found = self._first_since(state, options.start_ms)
-            begins += [before(found)] if found is not None else [committed] if committed is not None else []
+            begins += [found.previous()] if found is not None else [committed] if committed is not None else []
         return max(begins, default=None)
 
     def _first_since(self, state: ManifestState, start_ms: int) -> Position | None:
@@ -513,7 +454,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self.options.content == "messages":
             # Entries without a recorded time hold messages with their own.
             for record in readable_segments(state):
-                latest_ms = record.summary.publish_time_max_ms if record.summary else TIME_UNKNOWN_MS
+                latest_ms = record.content.publish_time_max_ms
                 if latest_ms == TIME_UNKNOWN_MS or latest_ms >= start_ms:
                     return record.begin
             return None
@@ -522,14 +463,6 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             start_ms
         )
 
-    def _limits(self, limit: ReadLimit) -> Limits:
-        """Spark passes one of our limits or none, never two, so the other one is added here."""
-        match limit:
-            case ReadMaxBytes() | ReadMaxRows():
-                return Limits(self.options.max_entries_per_trigger, self.options.max_bytes_per_trigger)
-            case _:
-                return Limits()
-
     def _backlog(self, state: ManifestState, reached: Position | None) -> StreamRange | None:
         """The unread range of a stream; ``None``: nothing."""
         ends = whole_range(state)
@@ -537,7 +470,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return None
         first, last = ends
         if reached is not None:
-            first = max(first, first_unread(reached))
+            first = max(first, reached.next())
         if self._targets is not None:
             target = self._targets.get(state.stream)
             if target is None:
@@ -559,7 +492,6 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _range(
         self, state: ManifestState | None, name: str, start: StreamOffset | None, end: StreamOffset
     ) -> StreamRange | None:
-        """The range of one stream in a batch."""
         begin = begin_of_batch(start, end)
         if end.position is None or (begin is not None and begin >= end.position):
             return None
@@ -575,7 +507,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if begin is not None and is_lost(state, begin):
             self._lost_head(state, begin)
         ends = whole_range(state)
-        first = first_unread(begin) if begin is not None else None
+        first = begin.next() if begin is not None else None
         if ends is None or ends[0] > end.position:
             if begin is None:
                 self._lost(f"stream {name} was deleted up to {end.position} and beyond before it was read")
@@ -587,20 +519,13 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._lost(f"stream {state.stream} begins at {begin} by now, the query has read it up to {position}", begin)
 
     def _lost(self, what: str, begin: Position | None = None) -> None:
-        """Reports unread entries that were deleted."""
         if self.options.fail_on_data_loss:
             raise Trimmed(what, first_available=begin, hint=_TO_GO_ON)
         _log.warning("%s; going on, as failOnDataLoss=false says", what)
 
     def _index(self, stream: str, record: SegmentRecord) -> SegmentMap | None:
-        """A segment's index; ``None`` for a damaged one: the task that reads it reports it."""
         store = self.options.open_store()
-        try:
-            return Fetcher(store, ReadSettings()).index(objects_of(stream, record, store, self.options.relocate))
-        except OffloaderError as error:
-            if error.retryable:
-                raise
-            return None
+        return index_or_none(Fetcher(store, ReadSettings()), objects_of(stream, record, store, self.options.relocate))
 
 
 def _offset(state: ManifestState, position: Position | None, since: Position | None) -> StreamOffset:
@@ -608,6 +533,5 @@ def _offset(state: ManifestState, position: Position | None, since: Position | N
 
 
 def _is_short(state: ManifestState | None, end: StreamOffset) -> bool:
-    """Whether a view ends before a batch's end."""
     committed = None if state is None else state.committed_end()
     return end.position is not None and (committed is None or committed < end.position)

@@ -1,9 +1,7 @@
 """A streaming query as a retention subscriber: publishes what the query still needs.
 
-Registers, publishes and renews. Never fails the query, and publishes only what the query has committed.
-
-It has its own thread: a batch may take hours, and a silent subscriber expires. A progress report waits a limited time
-for its publication.
+Never fails the query, and publishes only what the query has committed. It has its own thread: a batch may take hours,
+and a silent subscriber expires.
 """
 
 from __future__ import annotations
@@ -12,17 +10,16 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from formats.entries import Position
 from offloader.errors import InvalidCall, NotFound, OffloaderError
-from offloader.retention.cuts import Cut, partition_segment
+from offloader.retention.cuts import Cut, cut_at
 from offloader.retention.scope import home_of
 from offloader.retention.subscribers import PublishStatus, StreamRetention, open_retention
 from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectStore
 from offloader.store.probe import require_conditional_puts
-
-__all__ = ["Subscription"]
 
 _log = logging.getLogger("offloader.spark")
 
@@ -34,13 +31,7 @@ RETRY_S = 5.0
 
 @dataclass(slots=True)
 class _Told:
-    """Last publication for a stream or topic.
-
-    Attributes:
-        cut: the published cut.
-        done: whether it was accepted or refused; else the store failed.
-        again_s: when it is published next.
-    """
+    """Last publication for a stream or topic: ``done`` unless the store failed, repeated at ``again_s``."""
 
     cut: Cut
     done: bool
@@ -48,14 +39,7 @@ class _Told:
 
 
 class Subscription:
-    """Publishes for one query. The first call of ``needs`` starts its thread.
-
-    Args:
-        name: of the subscriber.
-        open_store: opens the store for writing; called on the thread.
-        renew_s: interval of renewals.
-        clock: measures and waits.
-    """
+    """Publishes for one query, every ``renew_s`` seconds at least. The first call of ``needs`` starts its thread."""
 
     def __init__(self, name: str, open_store: Callable[[], ObjectStore], renew_s: float, clock: Clock) -> None:
         self._name = name
@@ -69,14 +53,12 @@ class Subscription:
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         # Used by the thread only:
-        self._store: ObjectStore | None = None
         self._retentions: dict[str, StreamRetention] = {}
         self._told: dict[str, _Told] = {}
         self._homes: dict[str, tuple[str, int]] = {}
 
     def needs(self, first: Mapping[str, Position | None]) -> None:
-        """Sets by stream the first position that the query still needs; ``None``: everything, of a stream without an
-        entry.
+        """Sets by stream the first position that the query still needs; ``None``: everything, without an entry yet.
 
         Returns after it is published or refused, or failed and will be retried, or after ``PUBLISH_WAIT_S``.
         """
@@ -117,8 +99,14 @@ class Subscription:
 
     def _publish(self, wanted: Mapping[str, Position | None]) -> float:
         """Publishes what is new or due; returns the seconds until the next publication."""
-        store = self._writable()
-        places = _by_place({stream: (self._home(store, stream), at) for stream, at in wanted.items()})
+        store = self._store
+        for stream in wanted.keys() - self._homes.keys():
+            self._homes[stream] = home_of(store, stream)
+        positions: dict[str, dict[int, Position | None]] = {}
+        for stream, position in wanted.items():
+            place, number = self._homes[stream]
+            positions.setdefault(place, {})[number] = position
+        places = {place: cut_at(each) for place, each in positions.items()}
         for place, cut in places.items():
             told, now_s = self._told.get(place), self._clock.monotonic_s()
             # After a failure even a new cut waits: the store needs fewer requests.
@@ -132,7 +120,9 @@ class Subscription:
     def _tell(self, store: ObjectStore, place: str, cut: Cut) -> bool:
         """Publishes a cut; False: retry soon."""
         try:
-            retention = self._retention(store, place)
+            if place not in self._retentions:
+                self._retentions[place] = open_retention(store, place, clock=self._clock)
+            retention = self._retentions[place]
             if not cut.offsets:
                 # A stream without entries has nothing to delete and no position to publish.
                 retention.add(self._name)
@@ -152,32 +142,8 @@ class Subscription:
             return False
         return True
 
-    def _writable(self) -> ObjectStore:
-        if self._store is None:
-            store = self._open_store()
-            require_conditional_puts(store)
-            self._store = store
-        return self._store
-
-    def _home(self, store: ObjectStore, stream: str) -> tuple[str, int]:
-        if stream not in self._homes:
-            self._homes[stream] = home_of(store, stream)
-        return self._homes[stream]
-
-    def _retention(self, store: ObjectStore, place: str) -> StreamRetention:
-        if place not in self._retentions:
-            self._retentions[place] = open_retention(store, place, clock=self._clock)
-        return self._retentions[place]
-
-
-def _by_place(wanted: Mapping[str, tuple[tuple[str, int], Position | None]]) -> Mapping[str, Cut]:
-    """The cuts of streams, and of topics with these partitions."""
-    found: dict[str, dict[int, Position]] = {}
-    for (place, number), position in wanted.values():
-        positions = found.setdefault(place, {})
-        if position is not None:
-            positions[number] = position
-    return {
-        place: Cut({partition_segment(number): position for number, position in positions.items()})
-        for place, positions in found.items()
-    }
+    @cached_property
+    def _store(self) -> ObjectStore:
+        store = self._open_store()
+        require_conditional_puts(store)
+        return store

@@ -20,28 +20,16 @@ from offloader.errors import InvalidCall, OffloaderError, Overloaded, Throttled
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import LimitSettings
 from offloader.store.base import ObjectStore
-from offloader.store.rate_limit import Limiter, LimitStatus, Traffic, turn_waited_s
+from offloader.store.rate_limit import Limiter, LimitStatus, Traffic, throttled_s
 from offloader.store.wrappers import Request, StoreWrapper, body_bytes, layer_of
 from offloader.telemetry.recorder import NO_TELEMETRY, Recorder
-
-__all__ = [
-    "AttemptStore",
-    "OpenRequest",
-    "VerbCount",
-    "histogram_of",
-    "limits_of",
-    "open_requests_of",
-    "recorder_of",
-    "requests_of",
-    "require_limits",
-    "stream_of",
-]
 
 _Answer = TypeVar("_Answer")
 
 _CATALOG = "_catalog/"
 _MANIFEST = "/manifest/"
 _INDEX = "-index"
+#: For names of errors: ``StoreUnavailable`` is counted as ``store_unavailable``.
 _CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 
@@ -71,22 +59,14 @@ class AttemptStore(StoreWrapper):
     Bytes sent count against the limits at once; bytes received count as requested and are corrected by the response.
 
     Args:
-        inner: the store.
         limiter: shared by all stores that share one rate limit.
-        recorder: takes the measurements.
-        clock: measures.
 
     Attributes:
         keeps_conditions: whether a probe found that the store honours conditional writes. Later probes are short then.
     """
 
     def __init__(
-        self,
-        inner: ObjectStore,
-        limiter: Limiter,
-        *,
-        recorder: Recorder = NO_TELEMETRY,
-        clock: Clock | None = None,
+        self, inner: ObjectStore, limiter: Limiter, *, recorder: Recorder = NO_TELEMETRY, clock: Clock | None = None
     ) -> None:
         super().__init__(inner)
         self.limiter = limiter
@@ -113,15 +93,20 @@ class AttemptStore(StoreWrapper):
         return [OpenRequest(request.verb, request.key, now_s - sent_s) for request, sent_s in found]
 
     def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
-        before_s = turn_waited_s()
+        before_s = throttled_s()
         try:
             what = f"{request.verb} {request.key} in {self.url}"
-            turn = self.limiter.take_turn(request.traffic, request.size_bytes, self._closing, what=what)
+            turn = self.limiter.acquire(request.traffic, request.size_bytes, self._closing, what=what)
         finally:
-            if turn_waited_s() > before_s:
-                self.recorder.add("turns_waited_seconds_total", turn_waited_s() - before_s)
+            if throttled_s() > before_s:
+                self.recorder.add("throttled_seconds_total", throttled_s() - before_s)
         stream = "" if self.recorder is NO_TELEMETRY else stream_of(request.key)
-        number, started_s = self._begin(request, stream)
+        self.recorder.add("requests_total", stream=stream, label=request.verb)
+        if request.traffic is Traffic.UPLOAD:
+            self.recorder.add("uploaded_bytes_total", request.size_bytes, stream=stream)
+        with self._lock:
+            number, started_s = next(self._numbers), self._clock.monotonic_s()
+            self._open[number] = request, started_s
         errors = 1
         received = 0
         try:
@@ -129,7 +114,9 @@ class AttemptStore(StoreWrapper):
             received = body_bytes(request, answer)
             errors = 0
         except OffloaderError as error:
-            self.recorder.add("request_errors_total", stream=stream, label=_kind_of(error))
+            self.recorder.add(
+                "request_errors_total", stream=stream, label=_CAPITAL.sub("_", type(error).__name__).lower()
+            )
             if isinstance(error, Throttled | Overloaded):
                 self.recorder.add("throttles_total", stream=stream)
                 self.limiter.slow_down(turn)
@@ -141,15 +128,6 @@ class AttemptStore(StoreWrapper):
         if self.recorder is not NO_TELEMETRY:
             self._record(request, stream, self._clock.monotonic_s() - started_s, received, answer)
         return answer
-
-    def _begin(self, request: Request, stream: str) -> tuple[int, float]:
-        self.recorder.add("requests_total", stream=stream, label=request.verb)
-        if request.traffic is Traffic.UPLOAD:
-            self.recorder.add("uploaded_bytes_total", request.size_bytes, stream=stream)
-        with self._lock:
-            number, started_s = next(self._numbers), self._clock.monotonic_s()
-            self._open[number] = request, started_s
-        return number, started_s
 
     def _end(self, number: int, request: Request, errors: int, received: int) -> None:
         sent = request.size_bytes if request.traffic is Traffic.UPLOAD else 0
@@ -231,8 +209,3 @@ def histogram_of(request: Request) -> str:
     if request.verb != "get" or _MANIFEST in request.key:
         return ""
     return "index_read_seconds" if request.key.endswith(_INDEX) else "read_seconds"
-
-
-def _kind_of(error: OffloaderError) -> str:
-    """``StoreUnavailable`` -> ``store_unavailable``."""
-    return _CAPITAL.sub("_", type(error).__name__).lower()

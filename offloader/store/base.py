@@ -2,35 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from formats.entries import Pieces
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCall, OffloaderError, OutcomeUnknown, StoreUnavailable
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import StoreSettings
 from offloader.store.rate_limit import Limiter
 from offloader.telemetry.recorder import NO_TELEMETRY, Recorder
-
-__all__ = [
-    "CREATE",
-    "OVERWRITE",
-    "ByteRange",
-    "DeleteFailure",
-    "IfMatch",
-    "ListPage",
-    "ObjectInfo",
-    "ObjectStore",
-    "PartInfo",
-    "PutMode",
-    "Sink",
-    "StoreOptions",
-    "UploadInfo",
-    "require_place_only",
-    "without_secrets",
-]
 
 
 def without_secrets(url: str) -> str:
@@ -77,19 +59,15 @@ class Sink(Protocol):
     @property
     def received_bytes(self) -> int:
         """Body bytes received since ``begin``."""
-        ...
 
     def begin(self) -> None:
         """Start a body at the first requested byte; earlier bytes are discarded."""
-        ...
 
     def room(self) -> memoryview:
         """Buffer for the next bytes: not empty, and reserved for the store until ``came``."""
-        ...
 
     def came(self, count: int) -> None:
         """Take the first ``count`` bytes of ``room``, at least one; the store no longer uses that memory."""
-        ...
 
 
 #: Bytes that a store accepts as a body, in one place or in several. The store never changes a ``bytearray`` or
@@ -161,6 +139,23 @@ class DeleteFailure:
     retryable: bool
 
 
+def delete_in_turns(
+    keys: Sequence[str], at_once_max: int, delete: Callable[[Sequence[str]], Sequence[DeleteFailure]]
+) -> list[DeleteFailure]:
+    """Remove keys, which may be none, by requests of up to ``at_once_max`` each. An error after the first one becomes a
+    failure of each key that is left: some keys are removed, so the call didn't fail as a whole."""
+    failures: list[DeleteFailure] = []
+    for start in range(0, len(keys), at_once_max):
+        try:
+            failures += delete(keys[start : start + at_once_max])
+        except OffloaderError as error:
+            if start == 0:
+                raise
+            retryable = isinstance(error, StoreUnavailable | OutcomeUnknown)
+            return [*failures, *(DeleteFailure(key, str(error), retryable) for key in keys[start:])]
+    return failures
+
+
 @dataclass(frozen=True, slots=True)
 class PartInfo:
     """An uploaded part: number from 1, the store's ETag, the length and checksum sent."""
@@ -191,16 +186,13 @@ class ObjectStore(Protocol):
     @property
     def url(self) -> str:
         """Location without secrets, e.g. ``s3://bucket/root``."""
-        ...
 
     @property
     def driver_metadata(self) -> Mapping[str, str]:
         """``managedLedgerOffloadDriver``, ``bucket``, ``region``, ``serviceEndpoint``: recorded with each segment."""
-        ...
 
     def head(self, key: str) -> ObjectInfo:
         """The object's size, ETag, metadata."""
-        ...
 
     def get(
         self, key: str, byte_range: ByteRange | None = None, *, into: Sink | None = None
@@ -211,7 +203,6 @@ class ObjectStore(Protocol):
         ``into``: receives the body of a range as it arrives; the call then returns no body. Where the store can't
         stream, or the object ends before the range does, ``into`` receives nothing and the call returns the body.
         """
-        ...
 
     def put(
         self,
@@ -223,15 +214,12 @@ class ObjectStore(Protocol):
         crc32c: int | None = None,
     ) -> ObjectInfo:
         """Write a whole object. ``crc32c``: the caller's own checksum, sent along; computed when absent."""
-        ...
 
     def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
         """Objects whose key begins with ``prefix`` and, where the store orders keys, comes after ``after``."""
-        ...
 
     def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
         """Remove keys; a missing key counts as removed. Returns the keys that were *not* removed."""
-        ...
 
     def delete_if_match(self, key: str, etag: str) -> None:
         """Remove an object if it still has this ETag; a missing object counts as removed. One request, which no layer
@@ -240,52 +228,43 @@ class ObjectStore(Protocol):
         Some servers (MinIO) ignore the condition and remove any version: the caller keeps other writers from replacing
         the object for longer than a request takes.
         """
-        ...
 
     def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
         """Start a multipart upload and return its id."""
-        ...
 
     def upload_part(self, key: str, upload_id: str, number: int, body: Body, *, crc32c: int | None = None) -> PartInfo:
         """Send part ``number`` (from 1)."""
-        ...
 
     def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
         """Complete an upload of ``parts``, in order, and return the object's description. ``OutcomeUnknown`` when the
         response was lost or the upload is missing: check with ``head``."""
-        ...
 
     def abort_upload(self, key: str, upload_id: str) -> None:
         """Abort an upload and remove its parts; a missing upload counts as aborted."""
-        ...
 
     def list_uploads(self, prefix: str) -> Sequence[UploadInfo]:
         """Unfinished uploads of keys that begin with ``prefix``. Some servers (MinIO) only match the exact key."""
-        ...
 
     def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
         """Parts of an unfinished upload (``crc32c`` = -1 where the store doesn't report it)."""
-        ...
+
+    def signed_url(self, key: str, expires_s: float) -> str | None:
+        """A URL that reads the object, whole or in ranges, by plain HTTP GET without credentials. Sends no request.
+
+        Whoever has it can read the object: it is a secret, for no log, error or ``repr``. It ends with the credentials
+        that signed it, if these end first. ``None``: the store has no such URLs, or no credentials that can sign here.
+        """
 
     def close(self) -> None:
         """Release connections. Idempotent."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions:
-    """Options for a scheme's module to open a store. Secrets aren't part of its ``repr``.
+    """Options for a scheme's module to open a store, as those of ``open_store``. Secrets aren't part of its ``repr``.
 
     Attributes:
-        endpoint_url: the server, where it isn't the provider's own (MinIO, versitygw, ...).
-        region: the bucket's region, ``None`` = from the environment.
-        access_key, secret_key, session_token: given credentials; ``None`` = the provider's own chain, refreshing.
-        settings: deadlines, retries, connections.
-        clock: wall clock and waits.
-        read_only: whether writing verbs are refused.
-        create: whether a missing local directory is created.
         limiter: the rate limits; ``None``: a private limiter without limits until the store throttles.
-        recorder: takes measurements of requests.
     """
 
     endpoint_url: str | None = None

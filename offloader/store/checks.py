@@ -1,33 +1,28 @@
-"""Argument checks common to all stores: keys, ranges, metadata, checksums and parts.
-
-Pure: run before a call has an effect and never access a store.
-"""
+"""Argument checks common to all stores, made before a call has an effect, and the base class that makes them."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Protocol
 
 from formats.checksum import crc32c
 from formats.entries import views_of
 from offloader.errors import InvalidCall, Unsupported
-from offloader.store.base import Body, ByteRange, PartInfo, PutMode
-
-__all__ = [
-    "PARTS_MAX",
-    "body_crc32c",
-    "check_key",
-    "check_keys",
-    "check_list",
-    "check_metadata",
-    "check_mode",
-    "check_part_number",
-    "check_parts",
-    "check_put",
-    "check_range",
-    "split_root",
-]
+from offloader.store.base import (
+    OVERWRITE,
+    Body,
+    ByteRange,
+    DeleteFailure,
+    IfMatch,
+    ListPage,
+    ObjectInfo,
+    PartInfo,
+    PutMode,
+    Sink,
+    UploadInfo,
+)
 
 #: Longest key, root included, in UTF-8 bytes (S3's limit).
 KEY_BYTES_MAX = 1024
@@ -35,6 +30,8 @@ KEY_BYTES_MAX = 1024
 METADATA_BYTES_MAX = 2048
 #: Parts of one upload (S3's limit).
 PARTS_MAX = 10_000
+#: Seconds for which a signed URL may be valid (S3's and Google's limit).
+SIGNED_SECONDS_MAX = 7 * 24 * 3600
 
 #: Most keys: printable ASCII, no level empty or beginning with a dot. Others are checked rule by rule.
 _PLAIN_KEY = re.compile(r"[\x20-\x2D0-~][\x20-\x2E0-~]*(?:/[\x20-\x2D0-~][\x20-\x2E0-~]*)*")
@@ -42,13 +39,147 @@ _METADATA_KEY = re.compile(r"[a-z0-9!#$&'*+.^_`|~-]+\Z")
 _METADATA_VALUE = re.compile(r"(?:[!-~](?:[ -~]*[!-~])?)?\Z")
 
 
-def check_key(key: str, *, root: str = "") -> str:
-    """``root + key``, or ``InvalidCall`` for a key that some store can't hold: empty, absolute, with an empty level,
-    ``.``, ``..`` or a control character, too long, not UTF-8."""
-    problem = _key_problem(root + key) if key else "it is empty"
-    if problem:
-        raise InvalidCall(f"key {key!r} can't be used: {problem}", hint="keys are names separated by single slashes")
-    return root + key
+class _Verbs(Protocol):
+    """What a store implements. Arguments are checked: metadata has lower-case keys, ``crc`` is the body's CRC-32C."""
+
+    def _head(self, key: str) -> ObjectInfo: ...
+    def _get(self, key: str, byte_range: ByteRange | None, into: Sink | None) -> tuple[bytes, ObjectInfo]: ...
+    def _put(self, key: str, body: Body, mode: PutMode, metadata: Mapping[str, str], crc: int) -> ObjectInfo: ...
+    def _list(self, prefix: str, after: str, limit: int) -> ListPage: ...
+    def _delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]: ...
+    def _delete_if_match(self, key: str, etag: str) -> None: ...
+    def _begin_upload(self, key: str, metadata: Mapping[str, str]) -> str: ...
+    def _upload_part(self, key: str, upload_id: str, number: int, body: Body, crc: int) -> PartInfo: ...
+    def _complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo: ...
+    def _abort_upload(self, key: str, upload_id: str) -> None: ...
+    def _list_uploads(self, prefix: str) -> Sequence[UploadInfo]: ...
+    def _list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]: ...
+
+
+class CheckedStore(_Verbs):
+    """The verbs of ``ObjectStore``: checks their arguments, then calls those of a subclass, which begin with ``_``.
+
+    Keys stay relative to ``_root``, which is empty or ends with a slash.
+    """
+
+    def __init__(
+        self, url: str, root: str, *, driver: str, bucket: str, region: str = "", endpoint_url: str = ""
+    ) -> None:
+        self.url = url
+        self.driver_metadata: Mapping[str, str] = {
+            "managedLedgerOffloadDriver": driver,
+            "bucket": bucket,
+            "region": region,
+            "serviceEndpoint": endpoint_url,
+        }
+        self._root = root
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def _check_key(self, key: str) -> None:
+        """Refuse a key that some store can't hold: empty, absolute, with an empty level, ``.``, ``..`` or a control
+        character, too long, not UTF-8."""
+        problem = _key_problem(self._root + key) if key else "it is empty"
+        if problem:
+            hint = "keys are names separated by single slashes"
+            raise InvalidCall(f"key {key!r} can't be used: {problem}", hint=hint)
+
+    def head(self, key: str) -> ObjectInfo:
+        self._check_key(key)
+        return self._head(key)
+
+    def get(
+        self, key: str, byte_range: ByteRange | None = None, *, into: Sink | None = None
+    ) -> tuple[bytes, ObjectInfo]:
+        self._check_key(key)
+        if byte_range is not None and not 0 <= byte_range.start <= byte_range.stop:
+            raise InvalidCall(f"bytes {byte_range.start} to {byte_range.stop} are no range", hint="0 <= start <= stop")
+        if byte_range is not None and byte_range.length == 0:
+            return b"", self._head(key)
+        return self._get(key, byte_range, into)
+
+    def put(
+        self,
+        key: str,
+        body: Body,
+        *,
+        mode: PutMode = OVERWRITE,
+        metadata: Mapping[str, str] | None = None,
+        crc32c: int | None = None,
+    ) -> ObjectInfo:
+        self._check_key(key)
+        _check_mode(mode)
+        kept = _checked_metadata(metadata)
+        return self._put(key, body, mode, kept, body_crc32c(key, body, crc32c))
+
+    def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
+        _check_prefix(prefix)
+        if limit < 1:
+            raise InvalidCall(f"a listing of {limit} objects was asked for", hint="limit is at least 1")
+        return self._list(prefix, after, limit)
+
+    def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
+        if isinstance(keys, str):  # a sequence of letters
+            raise InvalidCall(f"delete takes a list of keys, not the text {keys!r}", hint="give [key]")
+        unique = list(dict.fromkeys(keys))
+        for key in unique:
+            self._check_key(key)
+        return self._delete(unique) if unique else ()
+
+    def delete_if_match(self, key: str, etag: str) -> None:
+        self._check_key(key)
+        _check_mode(IfMatch(etag))
+        self._delete_if_match(key, etag)
+
+    def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
+        self._check_key(key)
+        return self._begin_upload(key, _checked_metadata(metadata))
+
+    def upload_part(self, key: str, upload_id: str, number: int, body: Body, *, crc32c: int | None = None) -> PartInfo:
+        self._check_key(key)
+        if not 1 <= number <= PARTS_MAX:
+            raise InvalidCall(f"part number {number} is not between 1 and {PARTS_MAX}", hint="use larger parts")
+        return self._upload_part(key, upload_id, number, body, self._part_crc32c(key, body, crc32c))
+
+    def _part_crc32c(self, key: str, body: Body, given: int | None) -> int:
+        """CRC-32C of a part. Only a store that compares it itself doesn't compare it with the given one here."""
+        return body_crc32c(key, body, given)
+
+    def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
+        self._check_key(key)
+        numbers = [part.number for part in parts]
+        if not numbers:
+            raise InvalidCall(f"upload of {key} can't be completed without parts", hint="an empty object is one put")
+        if any(after <= before for before, after in pairwise(numbers)):
+            raise InvalidCall(f"parts of {key} don't ascend: {numbers[:20]}", hint="pass them in order, each once")
+        return self._complete_upload(key, upload_id, parts)
+
+    def abort_upload(self, key: str, upload_id: str) -> None:
+        self._check_key(key)
+        self._abort_upload(key, upload_id)
+
+    def list_uploads(self, prefix: str) -> Sequence[UploadInfo]:
+        _check_prefix(prefix)
+        return self._list_uploads(prefix)
+
+    def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
+        self._check_key(key)
+        return self._list_parts(key, upload_id)
+
+    def signed_url(self, key: str, expires_s: float) -> str | None:
+        self._check_key(key)
+        if not 1 <= expires_s <= SIGNED_SECONDS_MAX:
+            hint = f"between 1 and {SIGNED_SECONDS_MAX} seconds"
+            raise InvalidCall(f"a URL of {key} can't be valid for {expires_s} s", hint=hint)
+        return self._signed_url(key, expires_s)
+
+    def _signed_url(self, key: str, expires_s: float) -> str | None:  # noqa: ARG002
+        """``None``, where the store has no such URLs."""
+        return None
+
+    def close(self) -> None:
+        """No effect, where nothing stays open between calls or others own it."""
 
 
 def _key_problem(key: str) -> str:
@@ -66,22 +197,13 @@ def _key_problem(key: str) -> str:
     return ""
 
 
-def check_keys(keys: Sequence[str], *, root: str = "") -> list[str]:
-    """``check_key`` for each, without duplicates; a single string (a sequence of letters) is refused."""
-    if isinstance(keys, str):
-        raise InvalidCall(f"delete takes a list of keys, not the text {keys!r}", hint="give [key]")
-    return list(dict.fromkeys(check_key(key, root=root) for key in keys))
-
-
-def check_list(prefix: str, limit: int) -> None:
-    """Refuse a prefix that no key can have (a store on a file system must not follow ``../``), or a limit below one."""
+def _check_prefix(prefix: str) -> None:
+    """Refuse a prefix that no key can have: a store on a file system must not follow ``../``."""
     if any(level in ("", ".", "..") for level in prefix.split("/")[:-1]):
         raise InvalidCall(f"no key begins with {prefix!r}", hint="keys are names separated by single slashes")
-    if limit < 1:
-        raise InvalidCall(f"a listing of {limit} objects was asked for", hint="limit is at least 1")
 
 
-def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
+def _checked_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     """User metadata as every store accepts it: lower-case keys; printable ASCII values without outer spaces."""
     kept: dict[str, str] = {}
     for key, value in (metadata or {}).items():
@@ -96,49 +218,13 @@ def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
     return kept
 
 
-def check_mode(mode: PutMode) -> None:
+def _check_mode(mode: PutMode) -> None:
     """Refuse a mode that is create-only and conditional on an ETag at once, or on an empty ETag."""
     if mode.etag is not None and (mode.create_only or not mode.etag):
         raise InvalidCall(f"{mode} can't be satisfied", hint="use CREATE, OVERWRITE or IfMatch(etag)")
 
 
-def check_put(
-    key: str,
-    body: Body,
-    mode: PutMode,
-    metadata: Mapping[str, str] | None,
-    given_crc32c: int | None,
-    *,
-    root: str = "",
-) -> tuple[str, dict[str, str], int]:
-    """Checks of every ``put``: returns ``root + key``, the normalised metadata and the body's CRC-32C."""
-    full_key = check_key(key, root=root)
-    check_mode(mode)
-    return full_key, check_metadata(metadata), body_crc32c(key, body, given_crc32c)
-
-
-def check_range(byte_range: ByteRange | None) -> None:
-    """Refuse a range with a negative start or an end before its start."""
-    if byte_range is not None and not 0 <= byte_range.start <= byte_range.stop:
-        raise InvalidCall(f"bytes {byte_range.start} to {byte_range.stop} are no range", hint="0 <= start <= stop")
-
-
-def check_part_number(number: int) -> None:
-    """Refuse part numbers outside 1 .. ``PARTS_MAX``."""
-    if not 1 <= number <= PARTS_MAX:
-        raise InvalidCall(f"part number {number} is not between 1 and {PARTS_MAX}", hint="use larger parts")
-
-
-def check_parts(key: str, parts: Sequence[PartInfo]) -> None:
-    """Refuse a completion without parts, or with parts that don't ascend."""
-    numbers = [part.number for part in parts]
-    if not numbers:
-        raise InvalidCall(f"upload of {key} can't be completed without parts", hint="an empty object is one put")
-    if any(after <= before for before, after in pairwise(numbers)):
-        raise InvalidCall(f"parts of {key} don't ascend: {numbers[:20]}", hint="pass them in order, each once")
-
-
-def body_crc32c(key: str, body: Body, given: int | None) -> int:
+def body_crc32c(key: str, body: Body, given: int | None = None) -> int:
     """CRC-32C of ``body``; ``InvalidCall`` if it differs from the caller's (the bytes changed since)."""
     found = 0
     for piece in views_of(body):
@@ -154,11 +240,8 @@ def body_crc32c(key: str, body: Body, given: int | None) -> int:
 def split_root(url: str, path: str) -> str:
     """Key prefix of a URL's path: empty or ending with a slash."""
     root = path.strip("/")
-    if not root:
-        return ""
-    problem = _key_problem(root)
+    problem = _key_problem(root) if root else ""
     if problem:
-        raise Unsupported(
-            f"the path of {url} can't be a root: {problem}", hint="use plain names between single slashes"
-        )
-    return root + "/"
+        hint = "use plain names between single slashes"
+        raise Unsupported(f"the path of {url} can't be a root: {problem}", hint=hint)
+    return f"{root}/" if root else ""

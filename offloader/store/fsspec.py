@@ -5,7 +5,6 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 
@@ -13,14 +12,7 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.core import url_to_fs
 from fsspec.spec import AbstractFileSystem
 
-from offloader.errors import (
-    AccessDenied,
-    InvalidCall,
-    NotFound,
-    OffloaderError,
-    StoreUnavailable,
-    Unsupported,
-)
+from offloader.errors import AccessDenied, InvalidCall, NotFound, OffloaderError, StoreUnavailable, Unsupported
 from offloader.store import checks
 from offloader.store.base import (
     ByteRange,
@@ -34,8 +26,6 @@ from offloader.store.base import (
     without_secrets,
 )
 from offloader.store.wrappers import ReadOnlyStore
-
-__all__ = ["RemoteStore", "open_url"]
 
 _Answer = TypeVar("_Answer")
 #: Shared by file systems without a listing of their own.
@@ -60,14 +50,13 @@ def open_url(url: str, options: StoreOptions) -> ObjectStore:
     except Exception as error:  # some file systems connect in their constructor
         raise StoreUnavailable(f"{shown}: opening failed: {error}", hint="check the URL and the network") from error
     reason = f"writing through {protocol} isn't proven to be atomic: two writers could both win"
-    store = RemoteStore(shown, file_system, str(root), options)
+    store = RemoteStore(shown, file_system, str(root), options)  # type: ignore[abstract]  # lacks only what is refused
     return ReadOnlyStore(store, reason, hint="use s3:// or file:// for writing")
 
 
 def _storage_options(protocol: str, options: StoreOptions) -> dict[str, Any]:
     if protocol not in ("s3", "s3a"):
         return {}
-    settings = options.settings
     client = {"endpoint_url": options.endpoint_url, "region_name": options.region}
     return {
         "key": options.access_key,
@@ -75,8 +64,8 @@ def _storage_options(protocol: str, options: StoreOptions) -> dict[str, Any]:
         "token": options.session_token,
         "client_kwargs": {name: value for name, value in client.items() if value},
         "config_kwargs": {
-            "connect_timeout": settings.connect_timeout_s,
-            "read_timeout": settings.read_timeout_s,
+            "connect_timeout": options.settings.connect_timeout_s,
+            "read_timeout": options.settings.read_timeout_s,
             "retries": {"total_max_attempts": 1},
         },
         "use_listings_cache": False,
@@ -84,38 +73,26 @@ def _storage_options(protocol: str, options: StoreOptions) -> dict[str, Any]:
     }
 
 
-class RemoteStore:
+class RemoteStore(checks.CheckedStore):
     """The reading verbs of ``ObjectStore``. A listing reads all keys below the prefix's directory each time."""
 
     def __init__(self, url: str, file_system: Any, root: str, options: StoreOptions) -> None:
-        self._url = url
+        self._path = root.rstrip("/") + "/"
+        super().__init__(url, "", driver=url.partition("://")[0], bucket=self._path)
         self._files = file_system
-        self._root = root.rstrip("/") + "/"
         self._deadline_s = options.settings.connect_timeout_s + options.settings.read_timeout_s
         self._places = threading.BoundedSemaphore(options.settings.connections_max)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._url!r})"
-
-    @property
-    def url(self) -> str:
-        return self._url
-
-    @property
-    def driver_metadata(self) -> Mapping[str, str]:
-        driver = self._url.partition("://")[0]
-        return {"managedLedgerOffloadDriver": driver, "bucket": self._root, "region": "", "serviceEndpoint": ""}
 
     def _ask(self, what: str, call: Callable[[], _Answer]) -> _Answer:
         """Run ``call`` within the deadline and translate its exceptions. File systems have no common deadline, so the
         call runs in a thread that is abandoned on timeout; ``connections_max`` bounds such threads."""
-        where = f"{self._url}: {what} failed"
+        where = f"{self.url}: {what} failed"
         try:
             return self._within_deadline(where, call)
         except OffloaderError:
             raise
         except FileNotFoundError as error:
-            raise NotFound(f"{self._url}: {what}: nothing is there") from error
+            raise NotFound(f"{self.url}: {what}: nothing is there") from error
         except PermissionError as error:
             raise AccessDenied(f"{where}: {error}", hint="check the credentials for this file system") from error
         except NotImplementedError as error:
@@ -150,58 +127,44 @@ class RemoteStore:
     def _info(self, key: str, found: Mapping[str, Any]) -> ObjectInfo:
         """Object description from a file system's own; names differ between file systems."""
         if found.get("type") == "directory":
-            raise NotFound(f"{self._url}: no object {key}")
+            raise NotFound(f"{self.url}: no object {key}")
         size_bytes = int(found.get("size") or 0)
         modified_ms = _ms(next((found[name] for name in _TIMES if found.get(name)), None))
         etag = next((str(found[name]) for name in _ETAGS if found.get(name)), f'"{modified_ms:x}-{size_bytes:x}"')
         return ObjectInfo(key, size_bytes, etag, modified_ms)
 
-    def head(self, key: str) -> ObjectInfo:
-        path = self._root + checks.check_key(key)
-        return self._info(key, self._ask(f"head of {key}", lambda: self._files.info(path)))
+    def _head(self, key: str) -> ObjectInfo:
+        return self._info(key, self._ask(f"head of {key}", lambda: self._files.info(self._path + key)))
 
-    def get(
-        self,
-        key: str,
-        byte_range: ByteRange | None = None,
-        *,
-        into: Sink | None = None,  # noqa: ARG002 - answers the body, as it may
-    ) -> tuple[bytes, ObjectInfo]:
+    def _get(self, key: str, byte_range: ByteRange | None, into: Sink | None) -> tuple[bytes, ObjectInfo]:  # noqa: ARG002
         """Read in two requests: no file system returns the size along with the bytes."""
-        checks.check_range(byte_range)
-        info = self.head(key)
+        info = self._head(key)
         start, stop = (0, info.size_bytes) if byte_range is None else (byte_range.start, byte_range.stop)
         stop = min(stop, info.size_bytes)
         if start >= stop:
             return b"", info
-        path = self._root + key
+        path = self._path + key
         body = bytes(self._ask(f"get of {key}", lambda: self._files.cat_file(path, start=start, end=stop)))
         if len(body) != stop - start:
-            raise StoreUnavailable(f"{self._url}: get of {key}: {len(body)} bytes came, expected {stop - start}")
+            raise StoreUnavailable(f"{self.url}: get of {key}: {len(body)} bytes came, expected {stop - start}")
         return body, info
 
-    def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
-        checks.check_list(prefix, limit)
-        directory = self._root + prefix.rpartition("/")[0]
+    def _list(self, prefix: str, after: str, limit: int) -> ListPage:
+        directory = self._path + prefix.rpartition("/")[0]
         try:
             found = self._ask(f"list of {prefix!r}", lambda: _files_below(self._files, directory))
         except NotFound:
             found = {}
-        infos = {name[len(self._root) :]: info for name, info in found.items() if name.startswith(self._root)}
+        infos = {name[len(self._path) :]: info for name, info in found.items() if name.startswith(self._path)}
         keys = sorted(key for key in infos if key.startswith(prefix) and key > after)
-        described = (self._info(key, infos[key]) for key in keys[:limit])
-        objects = tuple(replace(info, metadata={}, crc32c=None) for info in described)
+        objects = tuple(self._info(key, infos[key]) for key in keys[:limit])
         return ListPage(objects, objects[-1].key if len(keys) > limit else None)
 
-    def list_uploads(self, prefix: str) -> Sequence[UploadInfo]:
-        checks.check_list(prefix, 1)
+    def _list_uploads(self, prefix: str) -> Sequence[UploadInfo]:  # noqa: ARG002
         return ()
 
-    def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
-        raise NotFound(f"{self._url}: no upload {upload_id} of {key}")
-
-    def close(self) -> None:
-        """No effect: fsspec owns and shares the file system."""
+    def _list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
+        raise NotFound(f"{self.url}: no upload {upload_id} of {key}")
 
 
 def _files_below(files: Any, directory: str) -> Mapping[str, Mapping[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
@@ -44,15 +45,13 @@ from offloader.store.base import (
 )
 from offloader.store.local_files import (
     HIDDEN,
-    DirectoryLock,
     Temporaries,
     Version,
     VersionedFiles,
+    locked,
     names_in,
     translated,
 )
-
-__all__ = ["LocalStore", "LocalUploads", "list_files", "open_url"]
 
 
 def list_files(directory: Path, prefix: str, after: str, limit: int) -> list[tuple[str, Version]]:
@@ -60,14 +59,14 @@ def list_files(directory: Path, prefix: str, after: str, limit: int) -> list[tup
     above = prefix.rpartition("/")[0]
     if above.split("/")[0] == HIDDEN:
         return []
-    start = f"{above}/" if above else ""
-    return list(islice(_walk(directory, start, prefix, after), limit))
+    return list(islice(_walk(directory, f"{above}/" if above else "", prefix, after), limit))
 
 
 def _walk(directory: Path, level: str, prefix: str, after: str) -> Iterator[tuple[str, Version]]:
     try:
         with os.scandir(directory / level) as entries:
-            found = sorted((_sort_name(entry), entry) for entry in entries if entry.name != HIDDEN or level)
+            named = [entry for entry in entries if entry.name != HIDDEN or level]
+            found = sorted((f"{entry.name}/" if entry.is_dir() else entry.name, entry) for entry in named)
     except (FileNotFoundError, NotADirectoryError):
         return  # removed since its parent was listed, or never existed
     for name, entry in found:
@@ -78,15 +77,8 @@ def _walk(directory: Path, level: str, prefix: str, after: str) -> Iterator[tupl
             if wanted and (key > after or after.startswith(key)):
                 yield from _walk(directory, key, prefix, after)
         elif key.startswith(prefix) and key > after and _is_text(name):
-            try:
-                status = entry.stat()
-            except FileNotFoundError:
-                continue
-            yield key, Version.of(status)
-
-
-def _sort_name(entry: os.DirEntry[str]) -> str:
-    return f"{entry.name}/" if entry.is_dir() else entry.name
+            with contextlib.suppress(FileNotFoundError):
+                yield key, Version.of(entry.stat())
 
 
 def _is_text(name: str) -> bool:
@@ -108,7 +100,7 @@ class LocalUploads:
     def begin(self, key: str, upload_id: str, metadata: Mapping[str, str]) -> None:
         """Create the upload's directory with its description by one rename."""
         make_directories(self._directory)
-        with self._temporaries.new_directory() as making:
+        with self._temporaries.new(is_directory=True) as (making, _):
             with (making / "upload.json").open("wb") as file:
                 file.write(json.dumps({"key": key, "metadata": dict(metadata)}).encode())
                 file.flush()
@@ -116,11 +108,6 @@ class LocalUploads:
             sync_directory(making)
             making.rename(self._directory / upload_id)
         sync_directory(self._directory)
-
-    def is_there(self, key: str, upload_id: str) -> bool:
-        """Whether the upload is unfinished and of this key."""
-        kept = self._description(upload_id)
-        return kept is not None and kept[0] == key
 
     def metadata_of(self, key: str, upload_id: str) -> Mapping[str, str]:
         """The upload's user metadata; ``NotFound`` if it was completed, aborted or never begun."""
@@ -149,40 +136,35 @@ class LocalUploads:
 
     def keep_part(self, key: str, upload_id: str, number: int, temporary: Path, crc: int) -> PartInfo:
         """Move the complete, synced ``temporary`` in as part ``number``, replacing an earlier one."""
-        size_bytes = temporary.stat().st_size
-        token = secrets.token_hex(8)
-        directory = self._directory / upload_id
-        path = directory / f"{number:05d}-{size_bytes:x}-{crc:08x}-{token}.part"
+        part = PartInfo(number, f'"{secrets.token_hex(8)}"', temporary.stat().st_size, crc)
+        path = self._part_path(upload_id, part)
         try:
             temporary.rename(path)
         except FileNotFoundError:
             raise NotFound(f"{self._directory}: no upload {upload_id} of {key}") from None
-        for name in names_in(directory):
+        for name in names_in(path.parent):
             if name.startswith(f"{number:05d}-") and name != path.name:
-                (directory / name).unlink(missing_ok=True)
-        sync_directory(directory)
-        return PartInfo(number, f'"{token}"', size_bytes, crc)
+                path.with_name(name).unlink(missing_ok=True)
+        sync_directory(path.parent)
+        return part
 
     def parts(self, upload_id: str) -> list[PartInfo]:
         """Existing parts by number."""
-        found = []
-        for name in names_in(self._directory / upload_id):
-            if match := _PART.match(name):
-                number, size, crc, token = match.groups()
-                found.append(PartInfo(int(number), f'"{token}"', int(size, 16), int(crc, 16)))
-        return found
+        matches = filter(None, map(_PART.match, names_in(self._directory / upload_id)))
+        return [PartInfo(int(m[1]), f'"{m[4]}"', int(m[2], 16), int(m[3], 16)) for m in matches]
 
     def check_parts(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> list[Path]:
         """Files of ``parts``; ``InvalidCall`` when one differs from the uploaded part."""
-        there = {part.number: part for part in self.parts(upload_id)}
-        paths = []
-        for part in parts:
-            if there.get(part.number) != part:
-                raise InvalidCall(f"{self._directory}: part {part.number} of {key} isn't what was uploaded")
-            token = part.etag.strip('"')
-            name = f"{part.number:05d}-{part.size_bytes:x}-{part.crc32c:08x}-{token}.part"
-            paths.append(self._directory / upload_id / name)
-        return paths
+        there = set(self.parts(upload_id))
+        changed = next((part.number for part in parts if part not in there), None)
+        if changed is not None:
+            raise InvalidCall(f"{self._directory}: part {changed} of {key} isn't what was uploaded")
+        return [self._part_path(upload_id, part) for part in parts]
+
+    def _part_path(self, upload_id: str, part: PartInfo) -> Path:
+        token = part.etag.strip('"')
+        name = f"{part.number:05d}-{part.size_bytes:x}-{part.crc32c:08x}-{token}.part"
+        return self._directory / upload_id / name
 
     def drop(self, upload_id: str) -> None:
         """Remove the upload: its description first, so that it ends in one step."""
@@ -196,13 +178,11 @@ class LocalUploads:
             names = [name for name in names_in(self._directory) if _UPLOAD_ID.match(name)]
         except FileNotFoundError:
             return []
-        found = []
-        for name in names:
-            kept = self._description(name)
-            if kept is not None:
-                started_ms = (self._directory / name / "upload.json").stat().st_mtime_ns // 1_000_000
-                found.append(UploadInfo(kept[0], name, started_ms))
-        return found
+        return [
+            UploadInfo(kept[0], name, (self._directory / name / "upload.json").stat().st_mtime_ns // 1_000_000)
+            for name in names
+            if (kept := self._description(name)) is not None
+        ]
 
 
 #: Longest name of one level of a key, in UTF-8 bytes: file systems allow 255, the version in a sidecar takes up to 40.
@@ -230,57 +210,41 @@ def open_url(url: str, options: StoreOptions) -> LocalStore:
     return store
 
 
-class LocalStore:
+class LocalStore(checks.CheckedStore):
     """See ``ObjectStore``. Several processes on one machine may share a directory."""
 
     def __init__(self, directory: Path, settings: StoreSettings, clock: Clock) -> None:
+        super().__init__(f"file://{quote(str(directory))}", "", driver="file", bucket=str(directory))
         self._directory = directory
         self._temporaries = Temporaries(directory / HIDDEN / "tmp")
         self._files = VersionedFiles(directory, self._temporaries)
         self._uploads = LocalUploads(directory / HIDDEN / "uploads", self._temporaries)
-        self._lock = DirectoryLock(directory / HIDDEN / "lock", settings.read_timeout_s, clock)
+        self._locked = functools.partial(locked, directory / HIDDEN / "lock", settings.read_timeout_s, clock)
 
-    def __repr__(self) -> str:
-        return f"LocalStore({self.url!r})"
+    def _check_key(self, key: str) -> None:
+        super()._check_key(key)
+        levels = key.split("/")
+        if levels[0] == HIDDEN:
+            raise InvalidCall(f"key {key!r} can't be used: {HIDDEN} is where this store keeps its own files")
+        if any(len(level.encode()) > LEVEL_BYTES_MAX for level in levels):
+            raise InvalidCall(f"key {key!r} can't be used: a level is longer than {LEVEL_BYTES_MAX} bytes")
 
-    @property
-    def url(self) -> str:
-        return f"file://{quote(str(self._directory))}"
-
-    @property
-    def driver_metadata(self) -> Mapping[str, str]:
-        return {
-            "managedLedgerOffloadDriver": "file",
-            "bucket": str(self._directory),
-            "region": "",
-            "serviceEndpoint": "",
-        }
-
-    def head(self, key: str) -> ObjectInfo:
-        _check(key)
+    def _head(self, key: str) -> ObjectInfo:
         with translated(self.url, f"head of {key}"):
-            return self._described(key, lambda: _with_bytes(b"", self._files.version(key)))[1]
+            return self._described(key, lambda: (b"", self._files.version(key)))[1]
 
-    def get(
-        self,
-        key: str,
-        byte_range: ByteRange | None = None,
-        *,
-        into: Sink | None = None,
-    ) -> tuple[bytes, ObjectInfo]:
-        _check(key)
-        checks.check_range(byte_range)
+    def _get(self, key: str, byte_range: ByteRange | None, into: Sink | None) -> tuple[bytes, ObjectInfo]:
         with translated(self.url, f"get of {key}"):
             return self._described(key, lambda: self._files.read(key, byte_range, into))
 
-    def _described(self, key: str, look: Callable[[], tuple[bytes, Version] | None]) -> tuple[bytes, ObjectInfo]:
+    def _described(self, key: str, look: Callable[[], tuple[bytes, Version | None]]) -> tuple[bytes, ObjectInfo]:
         """What ``look`` finds, with the metadata of the same version: retries when it was replaced meanwhile."""
         for _ in range(REPLACEMENTS_MAX):
-            found = look()
-            if found is None:
+            body, version = look()
+            if version is None:
                 raise NotFound(f"{self.url}: no object {key}")
-            body, version = found
-            self._confirm(key, version)
+            if not version.is_confirmed:
+                self._files.confirm(key)
             kept = self._files.sidecar(key, version)
             if kept is None and self._files.version(key) == version:
                 kept = self._files.sidecar_of_copy(key, version)
@@ -289,37 +253,28 @@ class LocalStore:
                 return body, info
         raise StoreUnavailable(f"{self.url}: {key} was replaced {REPLACEMENTS_MAX} times while it was read")
 
-    def _confirm(self, key: str, version: Version) -> None:
-        if not version.is_confirmed:
-            self._files.confirm(key)
-
     def sweep(self, now_ms: int) -> None:
         """Remove files of killed processes in the hidden folder; failures are left for later."""
         with contextlib.suppress(OSError):
             self._temporaries.sweep(now_ms)
 
-    def put(
-        self,
-        key: str,
-        body: Body,
-        *,
-        mode: PutMode = OVERWRITE,
-        metadata: Mapping[str, str] | None = None,
-        crc32c: int | None = None,
-    ) -> ObjectInfo:
-        _check(key)
-        _, kept, crc = checks.check_put(key, body, mode, metadata, crc32c)
+    def _put(self, key: str, body: Body, mode: PutMode, metadata: Mapping[str, str], crc: int) -> ObjectInfo:
         with translated(self.url, f"put of {key}"):
             if mode.create_only:
                 self._refuse_existing(key)
             self._check_etag(key, mode)
             with self._files.temporary(body) as temporary:
-                return self._publish(key, temporary, kept, crc, mode)
+                return self._publish(key, temporary, metadata, crc, mode)
+
+    def _version(self, key: str) -> Version | None:
+        """The object's version, its name durable."""
+        there = self._files.version(key)
+        if there is not None and not there.is_confirmed:
+            self._files.confirm(key)
+        return there
 
     def _refuse_existing(self, key: str) -> None:
-        there = self._files.version(key)
-        if there is not None:
-            self._confirm(key, there)
+        if self._version(key) is not None:
             raise PreconditionFailed(f"{self.url}: {key} exists already")
 
     def _publish(self, key: str, temporary: Path, metadata: Mapping[str, str], crc: int, mode: PutMode) -> ObjectInfo:
@@ -331,7 +286,7 @@ class LocalStore:
                 raise StoreUnavailable(f"{self.url}: {key} was there and then gone", hint="try again")
             version = created
         else:
-            with self._lock:
+            with self._locked():
                 self._check_etag(key, mode)
                 version = self._files.replace(key, temporary, metadata, crc)
         return ObjectInfo(key, version.size_bytes, version.etag, version.modified_ms, dict(metadata), crc)
@@ -339,15 +294,12 @@ class LocalStore:
     def _check_etag(self, key: str, mode: PutMode) -> None:
         if mode.etag is None:
             return
-        there = self._files.version(key)
-        if there is not None:
-            self._confirm(key, there)
+        there = self._version(key)
         if there is None or there.etag != mode.etag:
             found = "isn't there" if there is None else f"has ETag {there.etag}"
             raise PreconditionFailed(f"{self.url}: {key} {found}, expected {mode.etag}")
 
-    def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
-        checks.check_list(prefix, limit)
+    def _list(self, prefix: str, after: str, limit: int) -> ListPage:
         with translated(self.url, f"list of {prefix!r}"):
             if not self._directory.is_dir():
                 raise BucketMissing(f"{self.url}: no such directory", hint="it was there when the store was opened")
@@ -361,13 +313,10 @@ class LocalStore:
         )
         return ListPage(objects, objects[-1].key if len(found) > limit else None)
 
-    def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
-        checked = checks.check_keys(keys)
-        for key in checked:
-            _check(key)
+    def _delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
         failures = []
-        with translated(self.url, "delete"), self._lock:
-            for key in checked:
+        with translated(self.url, "delete"), self._locked():
+            for key in keys:
                 try:
                     with translated(self.url, f"delete of {key}"):
                         self._files.remove(key)
@@ -375,34 +324,25 @@ class LocalStore:
                     failures.append(DeleteFailure(key, str(error), error.retryable))
         return failures
 
-    def delete_if_match(self, key: str, etag: str) -> None:
-        _check(key)
-        checks.check_mode(IfMatch(etag))
-        with translated(self.url, f"delete of {key}"), self._lock:
+    def _delete_if_match(self, key: str, etag: str) -> None:
+        with translated(self.url, f"delete of {key}"), self._locked():
             if self._files.version(key) is not None:
                 self._check_etag(key, IfMatch(etag))
                 self._files.remove(key)
 
-    def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
-        _check(key)
-        kept = checks.check_metadata(metadata)
+    def _begin_upload(self, key: str, metadata: Mapping[str, str]) -> str:
         upload_id = secrets.token_hex(16)
         with translated(self.url, f"upload of {key}"):
-            self._uploads.begin(key, upload_id, kept)
+            self._uploads.begin(key, upload_id, metadata)
         return upload_id
 
-    def upload_part(self, key: str, upload_id: str, number: int, body: Body, *, crc32c: int | None = None) -> PartInfo:
-        _check(key)
-        checks.check_part_number(number)
-        crc = checks.body_crc32c(key, body, crc32c)
+    def _upload_part(self, key: str, upload_id: str, number: int, body: Body, crc: int) -> PartInfo:
         with translated(self.url, f"part {number} of {key}"):
             self._uploads.metadata_of(key, upload_id)
             with self._files.temporary(body) as temporary:
                 return self._uploads.keep_part(key, upload_id, number, temporary, crc)
 
-    def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
-        _check(key)
-        checks.check_parts(key, parts)
+    def _complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
         with translated(self.url, f"completion of {key}"):
             try:
                 metadata = self._uploads.metadata_of(key, upload_id)
@@ -415,35 +355,16 @@ class LocalStore:
                 self._uploads.drop(upload_id)
         return info
 
-    def abort_upload(self, key: str, upload_id: str) -> None:
-        _check(key)
-        with translated(self.url, f"abort of an upload of {key}"):
-            if self._uploads.is_there(key, upload_id):
-                self._uploads.drop(upload_id)
+    def _abort_upload(self, key: str, upload_id: str) -> None:
+        with translated(self.url, f"abort of an upload of {key}"), contextlib.suppress(NotFound):
+            self._uploads.metadata_of(key, upload_id)
+            self._uploads.drop(upload_id)
 
-    def list_uploads(self, prefix: str) -> Sequence[UploadInfo]:
-        checks.check_list(prefix, 1)
+    def _list_uploads(self, prefix: str) -> Sequence[UploadInfo]:
         with translated(self.url, f"list of uploads {prefix!r}"):
             return [info for info in self._uploads.all() if info.key.startswith(prefix)]
 
-    def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
-        _check(key)
+    def _list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
         with translated(self.url, f"list of parts of {key}"):
             self._uploads.metadata_of(key, upload_id)
             return self._uploads.parts(upload_id)
-
-    def close(self) -> None:
-        """No effect: nothing stays open between calls."""
-
-
-def _with_bytes(body: bytes, version: Version | None) -> tuple[bytes, Version] | None:
-    return None if version is None else (body, version)
-
-
-def _check(key: str) -> None:
-    checks.check_key(key)
-    levels = key.split("/")
-    if levels[0] == HIDDEN:
-        raise InvalidCall(f"key {key!r} can't be used: {HIDDEN} is where this store keeps its own files")
-    if any(len(level.encode()) > LEVEL_BYTES_MAX for level in levels):
-        raise InvalidCall(f"key {key!r} can't be used: a level is longer than {LEVEL_BYTES_MAX} bytes")

@@ -32,19 +32,6 @@ from offloader.runtime.clock import Clock
 from offloader.runtime.directories import RACES_MAX, make_directories, sync_directory, sync_name
 from offloader.store.base import Body, ByteRange, PartInfo, Sink
 
-__all__ = [
-    "HIDDEN",
-    "LEFT_AGE_MS",
-    "DirectoryLock",
-    "Temporaries",
-    "Version",
-    "VersionedFiles",
-    "names_in",
-    "remove_empty",
-    "translated",
-    "write_all",
-]
-
 _LOCK_POLL_S = 0.002
 
 _ERRNO_KINDS: Mapping[int, tuple[type[OffloaderError], str]] = {
@@ -74,43 +61,31 @@ def translated(url: str, what: str) -> Iterator[None]:
         raise kind(f"{url}: {what} failed: {error.strerror or error}", hint=hint) from error
 
 
-class DirectoryLock:
-    """Lock exclusive between threads of this process and between processes; waits at most ``timeout_s``."""
+@contextlib.contextmanager
+def locked(path: Path, timeout_s: float, clock: Clock) -> Iterator[None]:
+    """Lock the file ``path``, which excludes threads of this process and other processes; waits at most
+    ``timeout_s``."""
+    if not path.parent.is_dir():
+        make_directories(path.parent)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    never, deadline_s = threading.Event(), clock.monotonic_s() + timeout_s
+    try:
+        while not _could_lock(descriptor):
+            if clock.monotonic_s() >= deadline_s:
+                raise StoreUnavailable(f"{path} is held by another process for {timeout_s} s", hint="try again")
+            clock.wait(never, _LOCK_POLL_S)
+        yield
+    finally:
+        os.close(descriptor)
 
-    def __init__(self, path: Path, timeout_s: float, clock: Clock) -> None:
-        self._path = path
-        self._timeout_s = timeout_s
-        self._clock = clock
-        self._held = threading.local()
 
-    def __enter__(self) -> None:
-        if not self._path.parent.is_dir():
-            make_directories(self._path.parent)
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            self._acquire(descriptor)
-        except BaseException:
-            os.close(descriptor)
-            raise
-        self._held.descriptor = descriptor
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._held.descriptor)
-
-    def _acquire(self, descriptor: int) -> None:
-        """Lock the open file, which excludes threads as well as processes."""
-        never = threading.Event()
-        deadline_s = self._clock.monotonic_s() + self._timeout_s
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except BlockingIOError:
-                if self._clock.monotonic_s() >= deadline_s:
-                    raise StoreUnavailable(
-                        f"{self._path} is held by somebody else for {self._timeout_s} s", hint="try again"
-                    ) from None
-            self._clock.wait(never, _LOCK_POLL_S)
+def _could_lock(descriptor: int) -> bool:
+    """Lock the open file, unless another one holds the lock."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def names_in(directory: Path) -> list[str]:
@@ -147,19 +122,9 @@ class Temporaries:
         self._directory = directory
 
     @contextlib.contextmanager
-    def new(self) -> Iterator[tuple[Path, int]]:
-        """Create a locked file and return it with its descriptor. The context removes it unless it was moved away."""
-        with self._locked(is_directory=False) as found:
-            yield found
-
-    @contextlib.contextmanager
-    def new_directory(self) -> Iterator[Path]:
-        """The same for a directory."""
-        with self._locked(is_directory=True) as (path, _):
-            yield path
-
-    @contextlib.contextmanager
-    def _locked(self, *, is_directory: bool) -> Iterator[tuple[Path, int]]:
+    def new(self, *, is_directory: bool = False) -> Iterator[tuple[Path, int]]:
+        """Create a locked file or directory and return it with its descriptor. The context removes it unless it was
+        moved away."""
         self._directory.mkdir(parents=True, exist_ok=True)
         for _ in range(RACES_MAX):
             path = self._directory / secrets.token_hex(16)
@@ -169,7 +134,8 @@ class Temporaries:
             descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
             is_kept = False
             try:
-                _lock(descriptor)
+                with contextlib.suppress(OSError):  # file systems without locks are never swept
+                    _could_lock(descriptor)
                 if os.fstat(descriptor).st_nlink:  # else a sweep with a fast clock removed it before the lock
                     yield path, descriptor
                     return
@@ -196,11 +162,6 @@ class Temporaries:
             _remove(path, is_directory=path.is_dir())
 
 
-def _lock(descriptor: int) -> None:
-    with contextlib.suppress(OSError):  # file systems without locks are never swept
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
 def _is_old(entry: os.DirEntry[str], now_ms: int) -> bool:
     try:
         return entry.stat(follow_symlinks=False).st_mtime_ns // 1_000_000 <= now_ms - LEFT_AGE_MS
@@ -215,12 +176,11 @@ def _is_unlocked(path: Path) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return _could_lock(descriptor)
     except OSError:
         return False
     finally:
         os.close(descriptor)
-    return True
 
 
 def _remove(path: Path, *, is_directory: bool) -> None:
@@ -237,11 +197,7 @@ _COPY_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """One version of one file.
-
-    Attributes:
-        is_confirmed: whether its name is durable. Until then the writer keeps a second link.
-    """
+    """One version of one file. ``is_confirmed``: its name is durable; until then the writer keeps a second link."""
 
     mtime_ns: int
     size_bytes: int
@@ -276,16 +232,16 @@ class VersionedFiles:
             return None
         return Version.of(status) if stat.S_ISREG(status.st_mode) else None
 
-    def read(self, key: str, byte_range: ByteRange | None, into: Sink | None = None) -> tuple[bytes, Version] | None:
-        """Bytes and version from one open file: a concurrent replacement can't mix two versions."""
+    def read(self, key: str, byte_range: ByteRange | None, into: Sink | None = None) -> tuple[bytes, Version | None]:
+        """Bytes and version from one open file: a concurrent replacement can't mix two versions. ``None``: as above."""
         try:
             descriptor = os.open(self._directory / key, os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
-            return None
+            return b"", None
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             os.close(descriptor)  # a directory: a prefix of other keys, not an object
-            return None
+            return b"", None
         with os.fdopen(descriptor, "rb", buffering=0) as file:
             start, stop = (0, status.st_size) if byte_range is None else (byte_range.start, byte_range.stop)
             length = max(0, min(stop, status.st_size) - start)

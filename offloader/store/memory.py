@@ -5,6 +5,7 @@ Reference behaviour of the verbs. Nothing is written to disk.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from bisect import bisect_left, bisect_right, insort
@@ -12,15 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from urllib.parse import unquote, urlsplit
 
+from formats.checksum import crc32c
 from offloader.errors import InvalidCall, NotFound, OutcomeUnknown, PreconditionFailed
 from offloader.runtime.clock import Clock
 from offloader.store import checks
 from offloader.store.base import (
-    OVERWRITE,
     Body,
     ByteRange,
     DeleteFailure,
-    IfMatch,
     ListPage,
     ObjectInfo,
     PartInfo,
@@ -29,8 +29,6 @@ from offloader.store.base import (
     StoreOptions,
     UploadInfo,
 )
-
-__all__ = ["MemoryStore", "open_url"]
 
 
 @dataclass(slots=True)
@@ -63,7 +61,7 @@ def open_url(url: str, options: StoreOptions) -> MemoryStore:
     return MemoryStore(parts.netloc, checks.split_root(url, unquote(parts.path)), options.clock)
 
 
-class MemoryStore:
+class MemoryStore(checks.CheckedStore):
     """See ``ObjectStore``. Two stores with the same ``name`` share their objects.
 
     Args:
@@ -71,8 +69,7 @@ class MemoryStore:
     """
 
     def __init__(self, name: str, root: str, clock: Clock, *, is_shared: bool = True) -> None:
-        self._name = name
-        self._root = root
+        super().__init__(f"memory://{name}/{root}".rstrip("/"), root, driver="memory", bucket=name)
         self._clock = clock
         if is_shared:
             with _buckets_lock:
@@ -80,58 +77,30 @@ class MemoryStore:
         else:
             self._bucket = _Bucket()
 
-    def __repr__(self) -> str:
-        return f"MemoryStore({self.url!r})"
-
-    @property
-    def url(self) -> str:
-        return f"memory://{self._name}/{self._root}".rstrip("/")
-
-    @property
-    def driver_metadata(self) -> Mapping[str, str]:
-        return {"managedLedgerOffloadDriver": "memory", "bucket": self._name, "region": "", "serviceEndpoint": ""}
-
-    def head(self, key: str) -> ObjectInfo:
+    def _head(self, key: str) -> ObjectInfo:
         return self._find(key)[0]
 
-    def get(
-        self,
-        key: str,
-        byte_range: ByteRange | None = None,
-        *,
-        into: Sink | None = None,  # noqa: ARG002 - answers the body, as it may
-    ) -> tuple[bytes, ObjectInfo]:
-        checks.check_range(byte_range)
+    def _get(self, key: str, byte_range: ByteRange | None, into: Sink | None) -> tuple[bytes, ObjectInfo]:  # noqa: ARG002
         info, body = self._find(key)
         return (body if byte_range is None else body[byte_range.start : byte_range.stop]), info
 
     def _find(self, key: str) -> tuple[ObjectInfo, bytes]:
-        full_key = checks.check_key(key, root=self._root)
         with self._bucket.lock:
-            found = self._bucket.objects.get(full_key)
+            found = self._bucket.objects.get(self._root + key)
         if found is None:
             raise NotFound(f"{self.url}: no object {key}")
         return self._told(found[0]), found[1]
 
-    def put(
-        self,
-        key: str,
-        body: Body,
-        *,
-        mode: PutMode = OVERWRITE,
-        metadata: Mapping[str, str] | None = None,
-        crc32c: int | None = None,
-    ) -> ObjectInfo:
+    def _put(self, key: str, body: Body, mode: PutMode, metadata: Mapping[str, str], crc: int) -> ObjectInfo:
         taken = bytes(body)
-        full_key, kept, crc = checks.check_put(key, taken, mode, metadata, crc32c, root=self._root)
         with self._bucket.lock:
-            there = self._bucket.objects.get(full_key)
+            there = self._bucket.objects.get(self._root + key)
             if mode.create_only and there is not None:
                 raise PreconditionFailed(f"{self.url}: {key} exists already")
             if mode.etag is not None and (there is None or there[0].etag != mode.etag):
                 found = "isn't there" if there is None else f"has ETag {there[0].etag}"
                 raise PreconditionFailed(f"{self.url}: {key} {found}, expected {mode.etag}")
-            return self._told(self._write(full_key, taken, kept, crc))
+            return self._told(self._write(self._root + key, taken, metadata, crc))
 
     def _told(self, info: ObjectInfo) -> ObjectInfo:
         """Strip the root from listed keys."""
@@ -146,108 +115,85 @@ class MemoryStore:
         self._bucket.objects[full_key] = (info, body)
         return info
 
-    def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
-        checks.check_list(prefix, limit)
+    def _list(self, prefix: str, after: str, limit: int) -> ListPage:
         full_prefix = self._root + prefix
         with self._bucket.lock:
             keys = self._bucket.keys
             start = bisect_left(keys, full_prefix)
             if after:
                 start = max(start, bisect_right(keys, self._root + after))
-            found = []
-            for full_key in itertools.islice(keys, start, start + limit + 1):
-                if not full_key.startswith(full_prefix):
-                    break
-                found.append(self._bucket.objects[full_key][0])
-        objects = tuple(
-            ObjectInfo(info.key[len(self._root) :], info.size_bytes, info.etag, info.modified_ms)
-            for info in found[:limit]
-        )
+            page = itertools.islice(keys, start, start + limit + 1)
+            begun = itertools.takewhile(lambda full_key: full_key.startswith(full_prefix), page)
+            found = [self._bucket.objects[full_key][0] for full_key in begun]
+        objects = tuple(replace(self._told(info), metadata={}, crc32c=None) for info in found[:limit])
         return ListPage(objects, objects[-1].key if len(found) > limit else None)
 
-    def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
-        full_keys = checks.check_keys(keys, root=self._root)
+    def _delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
         with self._bucket.lock:
-            for full_key in full_keys:
-                self._remove(full_key)
+            for key in keys:
+                self._remove(self._root + key)
         return ()
 
-    def delete_if_match(self, key: str, etag: str) -> None:
-        full_key = checks.check_key(key, root=self._root)
-        checks.check_mode(IfMatch(etag))
+    def _delete_if_match(self, key: str, etag: str) -> None:
         with self._bucket.lock:
-            there = self._bucket.objects.get(full_key)
-            if there is None:
-                return
-            if there[0].etag != etag:
+            there = self._bucket.objects.get(self._root + key)
+            if there is not None and there[0].etag != etag:
                 raise PreconditionFailed(f"{self.url}: {key} has ETag {there[0].etag}, expected {etag}")
-            self._remove(full_key)
+            self._remove(self._root + key)
 
     def _remove(self, full_key: str) -> None:
         """The caller holds the lock."""
         if self._bucket.objects.pop(full_key, None) is not None:
             del self._bucket.keys[bisect_left(self._bucket.keys, full_key)]
 
-    def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
-        full_key = checks.check_key(key, root=self._root)
-        kept = checks.check_metadata(metadata)
+    def _begin_upload(self, key: str, metadata: Mapping[str, str]) -> str:
         with self._bucket.lock:
             upload_id = f"upload-{next(self._bucket.versions):x}"
-            self._bucket.uploads[upload_id] = _Upload(UploadInfo(full_key, upload_id, self._clock.now_ms()), kept)
+            info = UploadInfo(self._root + key, upload_id, self._clock.now_ms())
+            self._bucket.uploads[upload_id] = _Upload(info, metadata)
         return upload_id
 
-    def upload_part(self, key: str, upload_id: str, number: int, body: Body, *, crc32c: int | None = None) -> PartInfo:
-        full_key = checks.check_key(key, root=self._root)
-        checks.check_part_number(number)
+    def _upload_part(self, key: str, upload_id: str, number: int, body: Body, crc: int) -> PartInfo:
         taken = bytes(body)
-        crc = checks.body_crc32c(key, taken, crc32c)
         with self._bucket.lock:
-            upload = self._upload(full_key, upload_id)
+            upload = self._upload(key, upload_id)
             part = PartInfo(number, f'"{next(self._bucket.versions):x}-{crc:08x}"', len(taken), crc)
             upload.parts[number] = (part, taken)
         return part
 
-    def _upload(self, full_key: str, upload_id: str) -> _Upload:
+    def _upload(self, key: str, upload_id: str) -> _Upload:
+        """The caller holds the lock."""
         upload = self._bucket.uploads.get(upload_id)
-        if upload is None or upload.info.key != full_key:
-            raise NotFound(f"{self.url}: no upload {upload_id} of {full_key[len(self._root) :]}")
+        if upload is None or upload.info.key != self._root + key:
+            raise NotFound(f"{self.url}: no upload {upload_id} of {key}")
         return upload
 
-    def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
-        full_key = checks.check_key(key, root=self._root)
-        checks.check_parts(key, parts)
+    def _complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
         with self._bucket.lock:
             try:
-                upload = self._upload(full_key, upload_id)
+                upload = self._upload(key, upload_id)
             except NotFound as gone:
                 raise OutcomeUnknown(gone.message, hint="look with head: it may have been completed before") from gone
             for part in parts:
                 if part.number not in upload.parts or upload.parts[part.number][0] != part:
                     raise InvalidCall(f"{self.url}: part {part.number} of {key} isn't what was uploaded")
             body = b"".join(upload.parts[part.number][1] for part in parts)
-            info = self._write(full_key, body, upload.metadata, checks.body_crc32c(key, body, None))
+            info = self._write(self._root + key, body, upload.metadata, crc32c(body))
             del self._bucket.uploads[upload_id]
         return self._told(info)
 
-    def abort_upload(self, key: str, upload_id: str) -> None:
-        full_key = checks.check_key(key, root=self._root)
-        with self._bucket.lock:
-            upload = self._bucket.uploads.get(upload_id)
-            if upload is not None and upload.info.key == full_key:
-                del self._bucket.uploads[upload_id]
+    def _abort_upload(self, key: str, upload_id: str) -> None:
+        with self._bucket.lock, contextlib.suppress(NotFound):
+            self._upload(key, upload_id)
+            del self._bucket.uploads[upload_id]
 
-    def list_uploads(self, prefix: str) -> Sequence[UploadInfo]:
-        checks.check_list(prefix, 1)
+    def _list_uploads(self, prefix: str) -> Sequence[UploadInfo]:
         with self._bucket.lock:
             infos = [upload.info for upload in self._bucket.uploads.values()]
         found = [info for info in infos if info.key.startswith(self._root + prefix)]
         return [replace(info, key=info.key[len(self._root) :]) for info in found]
 
-    def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
-        full_key = checks.check_key(key, root=self._root)
+    def _list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
         with self._bucket.lock:
-            parts = self._upload(full_key, upload_id).parts
+            parts = self._upload(key, upload_id).parts
             return [parts[number][0] for number in sorted(parts)]
-
-    def close(self) -> None:
-        """No effect: the objects stay for the next store of the same name."""

@@ -19,8 +19,6 @@ from offloader.store.retrying import RetryingStore
 from offloader.store.wrappers import ReadOnlyStore
 from offloader.telemetry.recorder import NO_TELEMETRY, Recorder
 
-__all__ = ["open_raw", "open_store", "stack"]
-
 _MODULES = {
     "abfs": "offloader.store.clouds.azure",
     "abfss": "offloader.store.clouds.azure",

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from formats.keys import RESERVED_LEVELS
 from offloader.errors import Corrupt, InvalidCall, NotFound, Unsupported
 from offloader.store import local
-from offloader.store.base import (
-    CREATE,
-    OVERWRITE,
-    Body,
-    ByteRange,
-    DeleteFailure,
-    ListPage,
-    ObjectInfo,
-    ObjectStore,
-    PartInfo,
-    PutMode,
-    Sink,
-    StoreOptions,
-    UploadInfo,
-)
-from offloader.store.wrappers import ReadOnlyStore
-
-__all__ = ["SCHEME", "ObjectsPlace", "OverlayStore", "create_catalogue", "open_url"]
+from offloader.store.base import CREATE, DeleteFailure, ObjectStore, StoreOptions
+from offloader.store.wrappers import ReadOnlyStore, Request, StoreWrapper
 
 SCHEME = "catalogue"
 #: No stream's keys begin with ``_``.
 _PLACE_KEY = "_objects/place.json"
 _FORMAT = 1
+#: Verbs that begin or replace an object.
+_CHANGING = ("put", "begin_upload", "delete_if_match")
+
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +45,7 @@ def create_catalogue(url: str, place: ObjectsPlace, options: StoreOptions) -> No
         existing = _read_place(notes, url)
         if existing is None:
             body = json.dumps(
-                {
-                    "format": _FORMAT,
-                    "url": place.url,
-                    "endpoint_url": place.endpoint_url,
-                    "region": place.region,
-                }
+                {"format": _FORMAT, "url": place.url, "endpoint_url": place.endpoint_url, "region": place.region}
             )
             notes.put(_PLACE_KEY, body.encode(), mode=CREATE)
         elif existing != place:
@@ -77,7 +61,6 @@ def open_url(url: str, options: StoreOptions, open_objects: Callable[[str, Store
     """Open the store that a catalogue describes. An endpoint or region in ``options`` overrides the recorded one.
 
     Args:
-        url: of the catalogue.
         options: for both places.
         open_objects: opens the objects' store without wrappers: those are put around the overlay.
 
@@ -97,7 +80,7 @@ def open_url(url: str, options: StoreOptions, open_objects: Callable[[str, Store
     )
     objects = ReadOnlyStore(
         open_objects(place.url, of_objects),
-        reason="it belongs to somebody else",
+        reason="it belongs to another program",
         hint="only the catalogue can be written; to record in the store itself adopt without --read-only",
     )
     return OverlayStore(url, notes, objects)
@@ -131,8 +114,8 @@ def _at(place: ObjectsPlace) -> str:
     return f" at {place.endpoint_url}" if place.endpoint_url else ""
 
 
-class OverlayStore:
-    """See ``ObjectStore``.
+class OverlayStore(StoreWrapper):
+    """See ``ObjectStore``. For ``list``, a prefix with a folder lists records, any other one objects.
 
     Args:
         url: of the catalogue.
@@ -141,15 +124,24 @@ class OverlayStore:
     """
 
     def __init__(self, url: str, notes: ObjectStore, objects: ObjectStore) -> None:
-        self.url = url
+        super().__init__(objects)
+        self._url = url
         self.notes = notes
-        self.objects = objects
 
     def __repr__(self) -> str:
-        return f"CataloguedStore({self.url!r}, {self.objects!r})"
+        return f"OverlayStore({self.url!r}, {self.inner!r})"
+
+    @property
+    def url(self) -> str:
+        return self._url
 
     def _of(self, key: str) -> ObjectStore:
-        return self.notes if "/" in key else self.objects
+        return self.notes if "/" in key else self.inner
+
+    def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
+        if request.verb in _CHANGING:
+            self._require_note(request.key)
+        return call()
 
     def _require_note(self, key: str) -> None:
         """Refuse segments: they would be in the directory while the manifest records the bucket."""
@@ -159,64 +151,11 @@ class OverlayStore:
                 hint="to offload more entries beside Pulsar's adopt without --read-only",
             )
 
-    @property
-    def driver_metadata(self) -> Mapping[str, str]:
-        """Metadata of the objects' store: segments record it."""
-        return self.objects.driver_metadata
-
-    def head(self, key: str) -> ObjectInfo:
-        return self._of(key).head(key)
-
-    def get(
-        self, key: str, byte_range: ByteRange | None = None, *, into: Sink | None = None
-    ) -> tuple[bytes, ObjectInfo]:
-        return self._of(key).get(key, byte_range, into=into)
-
-    def put(
-        self,
-        key: str,
-        body: Body,
-        *,
-        mode: PutMode = OVERWRITE,
-        metadata: Mapping[str, str] | None = None,
-        crc32c: int | None = None,
-    ) -> ObjectInfo:
-        self._require_note(key)
-        return self._of(key).put(key, body, mode=mode, metadata=metadata, crc32c=crc32c)
-
-    def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
-        """List one of the two places: a prefix with a folder lists records, any other one objects."""
-        return self._of(prefix).list(prefix, after=after, limit=limit)
-
     def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
         foreign = [key for key in keys if "/" not in key]
-        if foreign:
-            return self.objects.delete(foreign)  # raises: read-only
-        return self.notes.delete(keys)
-
-    def delete_if_match(self, key: str, etag: str) -> None:
-        self._require_note(key)
-        self._of(key).delete_if_match(key, etag)
-
-    def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
-        self._require_note(key)
-        return self._of(key).begin_upload(key, metadata=metadata)
-
-    def upload_part(self, key: str, upload_id: str, number: int, body: Body, *, crc32c: int | None = None) -> PartInfo:
-        return self._of(key).upload_part(key, upload_id, number, body, crc32c=crc32c)
-
-    def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
-        return self._of(key).complete_upload(key, upload_id, parts)
-
-    def abort_upload(self, key: str, upload_id: str) -> None:
-        self._of(key).abort_upload(key, upload_id)
-
-    def list_uploads(self, prefix: str) -> Sequence[UploadInfo]:
-        return self._of(prefix).list_uploads(prefix)
-
-    def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
-        return self._of(key).list_parts(key, upload_id)
+        # The inner store raises: it is read-only.
+        return self.inner.delete(foreign) if foreign else self.notes.delete(keys)
 
     def close(self) -> None:
         self.notes.close()
-        self.objects.close()
+        super().close()

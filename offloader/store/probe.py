@@ -18,16 +18,6 @@ from offloader.store.attempts import AttemptStore
 from offloader.store.base import CREATE, OVERWRITE, IfMatch, ObjectStore, PutMode
 from offloader.store.wrappers import layer_of
 
-__all__ = [
-    "CREATES",
-    "ETAGS",
-    "PROBE_PREFIX",
-    "ProbeResult",
-    "finds_uploads_by_prefix",
-    "probe_conditional_puts",
-    "require_conditional_puts",
-]
-
 #: Prefix of scratch keys below the store's root: no stream's name begins like this.
 PROBE_PREFIX = "_probe/"
 #: Creates, and puts with a stale ETag, that have to be refused. A store that ignores one condition in twenty passes
@@ -44,12 +34,7 @@ _BARRIER_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """Result of a probe. ``problems`` is empty when the store honours conditions.
-
-    Attributes:
-        rounds: races of two creators.
-        problems: one line for each violation.
-    """
+    """Result of a probe: races of two creators, and one line for each violation of a condition."""
 
     rounds: int
     problems: Sequence[str]
@@ -68,7 +53,7 @@ def require_conditional_puts(store: ObjectStore, *, single_writer: bool = False,
     Args:
         store: opened for writing.
         single_writer: accept such a store, because the operator guarantees a single writer.
-        rounds: races to run.
+        rounds: races of two creators.
 
     Raises:
         Unsupported: a condition is ignored and ``single_writer`` isn't set.
@@ -92,9 +77,7 @@ def probe_conditional_puts(store: ObjectStore, *, rounds: int = 4, thorough: boo
     each condition, for stores that ignore it intermittently.
 
     Args:
-        store: opened for writing.
-        rounds: races to run.
-        thorough: repeat the conditions at the end.
+        thorough: repeat the conditions at the end. The others as in ``require_conditional_puts``.
 
     Raises:
         OffloaderError: the store can't be written at all.
@@ -118,11 +101,8 @@ def probe_conditional_puts(store: ObjectStore, *, rounds: int = 4, thorough: boo
 
 
 def finds_uploads_by_prefix(store: ObjectStore, *, entropy: Callable[[int], bytes] = os.urandom) -> bool:
-    """Whether unfinished uploads are listed by prefix, or (MinIO) by the exact key only.
-
-    Args:
-        entropy: source of the scratch key's random bytes.
-    """
+    """Whether unfinished uploads are listed by prefix, or (MinIO) by the exact key only. ``entropy`` answers random
+    bytes for the scratch key."""
     scratch = f"{PROBE_PREFIX}{entropy(16).hex()}"
     upload_id = store.begin_upload(f"{scratch}-upload")
     try:
@@ -174,11 +154,8 @@ def _race(store: ObjectStore, key: str) -> list[str]:
         won = [body for body, wins in zip(bodies, threads.map(create, bodies), strict=True) if wins]
     if len(won) == 1 and store.get(key)[0] == won[0]:
         return []
-    return [
-        f"of {_RACERS} creators at once, {len(won)} were told that they won"
-        if len(won) != 1
-        else "a loser's bytes stay"
-    ]
+    told = f"of {_RACERS} creators at once, {len(won)} were told that they won"
+    return [told if len(won) != 1 else "a loser's bytes stay"]
 
 
 def _again_and_again(store: ObjectStore, keys: Sequence[str]) -> list[str]:

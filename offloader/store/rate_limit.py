@@ -14,21 +14,6 @@ from offloader.errors import StoreUnavailable, Throttled
 from offloader.runtime.clock import Clock
 from offloader.settings import LimitSettings
 
-__all__ = [
-    "RATES",
-    "AdaptiveRate",
-    "Bucket",
-    "LimitStatus",
-    "Limiter",
-    "Priority",
-    "RequestScheduler",
-    "Ticket",
-    "Traffic",
-    "current_priority",
-    "turn_waited_s",
-    "working_at",
-]
-
 #: The settings that are rates.
 RATES = ("bytes_per_s", "requests_per_s")
 
@@ -66,9 +51,7 @@ class Bucket:
     __slots__ = ("_at_s", "_level", "burst", "name", "rate_per_s")
 
     def __init__(self, name: str, rate_per_s: float, burst: float) -> None:
-        self.name = name
-        self.rate_per_s = rate_per_s
-        self.burst = burst
+        self.name, self.rate_per_s, self.burst = name, rate_per_s, burst
         self._level = burst
         self._at_s: float | None = None
 
@@ -106,9 +89,7 @@ class AdaptiveRate:
         self._bucket = Bucket("pace", 1.0, 1.0)
         self._free_at_per_s: float | None = None
         self._grown_s = 0.0
-        self._window_s = 0.0
-        self._window_count = 0
-        self._previous_count = 0
+        self._window_s, self._window_count, self._previous_count = 0.0, 0, 0
         self.slowdowns = 0
 
     @property
@@ -160,13 +141,8 @@ class AdaptiveRate:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One request in the queue.
-
-    Attributes:
-        number: by arrival.
-        size_bytes: bytes it is expected to move.
-        admitted: number by admission, ``None`` while it waits.
-    """
+    """One request in the queue, expected to move ``size_bytes``. ``number`` counts arrivals, ``admitted`` admissions
+    (``None`` while it waits)."""
 
     priority: Priority
     size_bytes: int
@@ -176,18 +152,12 @@ class Ticket:
 
 
 class RequestScheduler:
-    """Queues and admits requests. Pure: no lock, no clock, no thread.
-
-    Args:
-        settings: rates; 0 means no limit.
-    """
+    """Queues and admits requests. A rate of 0 means no limit. Pure: no lock, no clock, no thread."""
 
     def __init__(self, settings: LimitSettings) -> None:
         self.pace = AdaptiveRate(settings)
         self.waiting: list[Ticket] = []
-        self._admitted = 0
-        self._asked = 0
-        self._slowed_at = 0
+        self._admitted = self._asked = self._slowed_at = 0
         rates = {name: getattr(settings, name) for name in RATES}
         self._buckets = {
             name: Bucket(name, rate, max(1.0, rate * settings.burst_s)) for name, rate in rates.items() if rate
@@ -255,11 +225,9 @@ class RequestScheduler:
         return True
 
     def _needs(self, turn: Ticket, pace: Bucket | None) -> list[tuple[Bucket, float]]:
-        found: list[tuple[Bucket, float]] = [] if pace is None else [(pace, 1.0)]
-        for amount, unit in ((1.0, "requests_per_s"), (float(turn.size_bytes), "bytes_per_s")):
-            if unit in self._buckets:
-                found.append((self._buckets[unit], amount))
-        return found
+        amounts = {"requests_per_s": 1.0, "bytes_per_s": float(turn.size_bytes)}
+        limited = [(self._buckets[name], amount) for name, amount in amounts.items() if name in self._buckets]
+        return limited if pace is None else [(pace, 1.0), *limited]
 
 
 _priority: ContextVar[Priority | None] = ContextVar("offloader_priority", default=None)
@@ -278,13 +246,12 @@ def working_at(priority: Priority) -> Iterator[None]:
 
 def current_priority(traffic: Traffic) -> Priority:
     """Priority set by ``working_at``, else by kind: uploads are live, reads are reads, deletes are deletion."""
+    of_kind = {Traffic.UPLOAD: Priority.LIVE, Traffic.READ: Priority.READ, Traffic.DELETE: Priority.DELETION}
     given = _priority.get()
-    if given is not None:
-        return given
-    return {Traffic.UPLOAD: Priority.LIVE, Traffic.READ: Priority.READ, Traffic.DELETE: Priority.DELETION}[traffic]
+    return of_kind[traffic] if given is None else given
 
 
-def turn_waited_s() -> float:
+def throttled_s() -> float:
     """Time this thread has spent in rate-limit waits. Retry budgets leave it out, as the store didn't cause it."""
     return float(getattr(_waited, "seconds", 0.0))
 
@@ -309,12 +276,7 @@ class LimitStatus:
 
 
 class Limiter:
-    """Thread-safe ``RequestScheduler``, shared by all stores of a process under one rate limit.
-
-    Args:
-        settings: rates and bounds of waiting.
-        clock: measures and waits.
-    """
+    """Thread-safe ``RequestScheduler``, shared by all stores of a process under one rate limit."""
 
     def __init__(self, settings: LimitSettings, clock: Clock) -> None:
         self.settings = settings
@@ -323,32 +285,31 @@ class Limiter:
         self._turns = RequestScheduler(settings)
         self._waited_s = 0.0
 
-    def take_turn(self, traffic: Traffic, size_bytes: int, closing: threading.Event, *, what: str) -> Ticket:
+    def acquire(self, traffic: Traffic, size_bytes: int, closing: threading.Event, *, what: str) -> Ticket:
         """Wait until a request may be sent.
 
         Args:
-            traffic: kind of request.
             size_bytes: bytes it is expected to move; ``settle`` corrects it.
             closing: set when the store is being closed.
             what: names the request in an error.
 
         Raises:
-            Throttled: it waited ``turn_wait_s_max``, or ``turns_waiting_max`` others wait; nothing was sent.
+            Throttled: it waited ``throttle_wait_s_max``, or ``throttle_queue_max`` others wait; nothing was sent.
             StoreUnavailable: the store was closed meanwhile; nothing was sent.
         """
         started_s = self._clock.monotonic_s()
         with self._lock:
-            if len(self._turns.waiting) >= self.settings.turns_waiting_max:
+            if len(self._turns.waiting) >= self.settings.throttle_queue_max:
                 raise Throttled(
-                    f"{what}: {len(self._turns.waiting)} requests wait for their turn already",
-                    hint="raise limits.turns_waiting_max, or the limit that they wait for",
+                    f"{what}: {len(self._turns.waiting)} requests wait because of a rate limit already",
+                    hint="raise limits.throttle_queue_max, or the limit that they wait for",
                 )
             turn = self._turns.ask(current_priority(traffic), size_bytes)
         while True:
             with self._lock:
                 now_s = self._clock.monotonic_s()
                 going = self._turns.admit(now_s)
-                left_s = started_s + self.settings.turn_wait_s_max - now_s
+                left_s = started_s + self.settings.throttle_wait_s_max - now_s
                 lacks = self._turns.lacks(turn, now_s) if turn.admitted is None else ""
                 wait_s = min(left_s, self._turns.ready_in_s(turn, now_s))
                 if turn.admitted is None:
@@ -367,8 +328,8 @@ class Limiter:
             if left_s <= 0:
                 self._add_wait(now_s - started_s)
                 raise Throttled(
-                    f"{what}: no turn within turn_wait_s_max = {self.settings.turn_wait_s_max:g} s under {lacks}",
-                    hint="raise that limit, or limits.turn_wait_s_max",
+                    f"{what}: no room within throttle_wait_max = {self.settings.throttle_wait_s_max:g} s under {lacks}",
+                    hint="raise that limit, or limits.throttle_wait_max",
                 )
             self._clock.wait(turn.event, wait_s)
 
@@ -408,6 +369,6 @@ class Limiter:
 
     def _add_wait(self, waited_s: float) -> None:
         if waited_s > 0:
-            _waited.seconds = turn_waited_s() + waited_s
+            _waited.seconds = throttled_s() + waited_s
             with self._lock:
                 self._waited_s += waited_s

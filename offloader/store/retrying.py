@@ -15,24 +15,10 @@ from typing import TypeVar
 from offloader.errors import InvalidCall, NotFound, OffloaderError, OutcomeUnknown, PreconditionFailed, StoreUnavailable
 from offloader.runtime.clock import Clock
 from offloader.settings import StoreSettings
-from offloader.store.base import (
-    OVERWRITE,
-    Body,
-    ByteRange,
-    DeleteFailure,
-    ListPage,
-    ObjectInfo,
-    ObjectStore,
-    PartInfo,
-    PutMode,
-    Sink,
-    UploadInfo,
-)
-from offloader.store.rate_limit import turn_waited_s
-from offloader.store.wrappers import layer_of
+from offloader.store.base import OVERWRITE, Body, DeleteFailure, ObjectInfo, ObjectStore, PartInfo, PutMode
+from offloader.store.rate_limit import throttled_s
+from offloader.store.wrappers import Request, StoreWrapper, layer_of
 from offloader.telemetry.recorder import NO_TELEMETRY, Recorder
-
-__all__ = ["RetryingStore", "require_store_settings", "retry_delay_s", "with_short_retries"]
 
 _Answer = TypeVar("_Answer")
 
@@ -59,7 +45,7 @@ def retry_delay_s(settings: StoreSettings, attempt: int, fraction: float) -> flo
     return ceiling * fraction
 
 
-class RetryingStore:
+class RetryingStore(StoreWrapper):
     """Retries calls on ``inner``, up to ``1 + retries_max`` attempts within ``retry_total_s``.
 
     Idempotent reads and writes are repeated. If a conditional put is refused after an earlier attempt of the same call
@@ -75,19 +61,11 @@ class RetryingStore:
         randomness: random.Random | None = None,
         recorder: Recorder = NO_TELEMETRY,
     ) -> None:
-        self.inner = inner
-        self.settings = settings
-        self._clock = clock
+        super().__init__(inner)
+        self.settings, self.clock = settings, clock
         self._random = randomness or random.Random()  # noqa: S311 - jitter, not a secret
-        self._recorder = recorder
+        self.recorder = recorder
         self._closing = threading.Event()
-
-    def __repr__(self) -> str:
-        return f"RetryingStore({self.inner!r})"
-
-    def asked(self, settings: StoreSettings) -> RetryingStore:
-        """The same store with other retry settings."""
-        return RetryingStore(self.inner, settings, self._clock, recorder=self._recorder)
 
     def _repeat(self, call: Callable[[], _Answer], kinds: tuple[type[OffloaderError], ...]) -> _Answer:
         started_s = self._spent_s()
@@ -100,7 +78,7 @@ class RetryingStore:
                     error.add_note(f"gave up after attempt {attempt}")
                     raise
             attempt += 1
-            self._recorder.add("retries_total")
+            self.recorder.add("retries_total")
 
     def _wait_for_next(self, attempt: int, started_s: float) -> bool:
         """Wait before the next attempt. False when the budget is spent or the store is closing."""
@@ -109,27 +87,16 @@ class RetryingStore:
         delay_s = retry_delay_s(self.settings, attempt, self._random.random())
         if self._spent_s() - started_s + delay_s > self.settings.retry_total_s:
             return False
-        return not self._clock.wait(self._closing, delay_s)
+        return not self.clock.wait(self._closing, delay_s)
 
     def _spent_s(self) -> float:
         """Elapsed time without rate-limit waits, which don't count against the retry budget."""
-        return self._clock.monotonic_s() - turn_waited_s()
+        return self.clock.monotonic_s() - throttled_s()
 
-    @property
-    def url(self) -> str:
-        return self.inner.url
-
-    @property
-    def driver_metadata(self) -> Mapping[str, str]:
-        return self.inner.driver_metadata
-
-    def head(self, key: str) -> ObjectInfo:
-        return self._repeat(lambda: self.inner.head(key), _HARMLESS)
-
-    def get(
-        self, key: str, byte_range: ByteRange | None = None, *, into: Sink | None = None
-    ) -> tuple[bytes, ObjectInfo]:
-        return self._repeat(lambda: self.inner.get(key, byte_range, into=into), _HARMLESS)
+    def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:  # noqa: ARG002 - all are alike
+        """Make the call and repeat it: harmless for the verbs that aren't overridden below. A lost response to
+        ``begin_upload`` leaves an upload without parts, which the reconciler finds."""
+        return self._repeat(call, _HARMLESS)
 
     def put(
         self,
@@ -178,9 +145,6 @@ class RetryingStore:
             raise refused
         raise unknown from refused
 
-    def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
-        return self._repeat(lambda: self.inner.list(prefix, after=after, limit=limit), _HARMLESS)
-
     def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
         """Retry keys that failed for a transient reason. Returns the remaining failures."""
         left = keys
@@ -204,16 +168,6 @@ class RetryingStore:
     def delete_if_match(self, key: str, etag: str) -> None:
         """A single attempt: a repeat could meet another writer's object."""
         self.inner.delete_if_match(key, etag)
-
-    def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
-        """A lost response leaves an upload without parts, which the reconciler finds."""
-        return self._repeat(lambda: self.inner.begin_upload(key, metadata=metadata), _HARMLESS)
-
-    def upload_part(self, key: str, upload_id: str, number: int, body: Body, *, crc32c: int | None = None) -> PartInfo:
-        def call() -> PartInfo:
-            return self.inner.upload_part(key, upload_id, number, body, crc32c=crc32c)
-
-        return self._repeat(call, _HARMLESS)
 
     def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
         unknown: OutcomeUnknown | None = None
@@ -249,18 +203,9 @@ class RetryingStore:
         except OffloaderError as error:
             raise unknown from error
 
-    def abort_upload(self, key: str, upload_id: str) -> None:
-        self._repeat(lambda: self.inner.abort_upload(key, upload_id), _HARMLESS)
-
-    def list_uploads(self, prefix: str) -> Sequence[UploadInfo]:
-        return self._repeat(lambda: self.inner.list_uploads(prefix), _HARMLESS)
-
-    def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
-        return self._repeat(lambda: self.inner.list_parts(key, upload_id), _HARMLESS)
-
     def close(self) -> None:
         self._closing.set()
-        self.inner.close()
+        super().close()
 
 
 def require_store_settings(store: ObjectStore, settings: StoreSettings) -> None:
@@ -293,4 +238,4 @@ def with_short_retries(store: ObjectStore) -> ObjectStore:
         retries_max=min(store.settings.retries_max, _IMPATIENT_RETRIES_MAX),
         retry_total_s=min(store.settings.retry_total_s, _IMPATIENT_TOTAL_S_MAX),
     )
-    return store.asked(settings)
+    return RetryingStore(store.inner, settings, store.clock, recorder=store.recorder)

@@ -25,11 +25,9 @@ from offloader.errors import (
 from offloader.settings import StoreSettings
 from offloader.store import checks
 from offloader.store.base import (
-    OVERWRITE,
     Body,
     ByteRange,
     DeleteFailure,
-    IfMatch,
     ListPage,
     ObjectInfo,
     PartInfo,
@@ -37,6 +35,7 @@ from offloader.store.base import (
     Sink,
     StoreOptions,
     UploadInfo,
+    delete_in_turns,
 )
 from offloader.store.s3_body import Download, sendable
 from offloader.store.s3_client import (
@@ -53,10 +52,9 @@ from offloader.store.s3_client import (
     meaning_of,
     object_info,
     open_client,
+    signing_seconds,
     time_ms,
 )
-
-__all__ = ["CLASS_BYTES_MIN", "S3Store", "keeping_of", "open_url", "was_never_sent"]
 
 #: The cheaper classes bill smaller objects at this size and don't transition them, so they stay in STANDARD. So do a
 #: stream's state objects, which are read and written often.
@@ -147,12 +145,12 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 #: Keys of one listing page and of one delete request (S3's limits).
 PAGE_KEYS_MAX = 1000
+#: End of a directory bucket's name; signing for it takes a session, which is a request.
+_DIRECTORY_BUCKET = "--x-s3"
 #: Page limit of one listing of uploads or parts: ten thousand parts are ten pages.
 PAGES_MAX = 1000
 _LOOK = "look with head: it may have been completed"
 
-# No connection, or a broken one.
-_NO_WAY = (sdk.EndpointConnectionError, sdk.ConnectTimeoutError, sdk.ProxyConnectionError, sdk.SSLError)
 _CREDENTIALS = (
     sdk.NoCredentialsError,
     sdk.PartialCredentialsError,
@@ -173,34 +171,21 @@ def open_url(url: str, options: StoreOptions) -> S3Store:
     return S3Store(parts.netloc, checks.split_root(url, unquote(parts.path)), options)
 
 
-class S3Store:
+class S3Store(checks.CheckedStore):
     """See ``ObjectStore``. Bodies carry our own CRC-32C, which the server checks; the signature doesn't hash them."""
 
     def __init__(self, bucket: str, root: str, options: StoreOptions) -> None:
+        super().__init__(f"s3://{bucket}/{root}".rstrip("/"), root, driver="aws-s3", bucket=bucket)
         self._bucket = bucket
-        self._root = root
         self._kept_as = keeping_of(options.settings)
         self._downloads: Any = {"settings": options.settings, "clock": options.clock, "recorder": options.recorder}
         with self._translated("opening", writes=False):
             self._client: Any = open_client(options)
-        own_endpoint = not is_aws(self._client.meta.endpoint_url)
-        self._driver_metadata = {
-            "managedLedgerOffloadDriver": "S3" if own_endpoint else "aws-s3",
-            "bucket": bucket,
-            "region": self._client.meta.region_name or "",
-            "serviceEndpoint": self._client.meta.endpoint_url if own_endpoint else "",
-        }
-
-    def __repr__(self) -> str:
-        return f"S3Store({self.url!r})"
-
-    @property
-    def url(self) -> str:
-        return f"s3://{self._bucket}/{self._root}".rstrip("/")
-
-    @property
-    def driver_metadata(self) -> Mapping[str, str]:
-        return self._driver_metadata
+        found, endpoint_url = dict(self.driver_metadata), self._client.meta.endpoint_url
+        found["region"] = self._client.meta.region_name or ""
+        if not is_aws(endpoint_url):
+            found |= {"managedLedgerOffloadDriver": "S3", "serviceEndpoint": endpoint_url}
+        self.driver_metadata = found
 
     @contextlib.contextmanager
     def _translated(self, what: str, *, writes: bool) -> Iterator[None]:
@@ -218,7 +203,7 @@ class S3Store:
         except _CREDENTIALS as error:
             hint = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile, or give access_key and secret_key"
             raise AccessDenied(f"{where}: {error}", hint=hint) from error
-        except _NO_WAY as error:
+        except (*_UNSENT, *_DOUBTFUL) as error:  # no connection, or a broken one
             if writes and not was_never_sent(error):
                 raise OutcomeUnknown(f"{where}: {error}", hint="look before repeating it") from error
             hint = "check --endpoint-url, the network and that the server runs"
@@ -235,61 +220,45 @@ class S3Store:
         except (sdk.BotoCoreError, ValueError) as error:
             raise InvalidCall(f"{where}: {error}", hint="check the URL, --endpoint-url and --region") from error
 
-    def head(self, key: str) -> ObjectInfo:
-        full_key = checks.check_key(key, root=self._root)
+    def _head(self, key: str) -> ObjectInfo:
         with self._translated(f"head of {key}", writes=False):
-            answer = self._client.head_object(Bucket=self._bucket, Key=full_key, ChecksumMode="ENABLED")
+            answer = self._client.head_object(Bucket=self._bucket, Key=self._root + key, ChecksumMode="ENABLED")
             return object_info(key, answer["ContentLength"], answer)
 
-    def get(
-        self, key: str, byte_range: ByteRange | None = None, *, into: Sink | None = None
-    ) -> tuple[bytes, ObjectInfo]:
-        full_key = checks.check_key(key, root=self._root)
-        checks.check_range(byte_range)
-        if byte_range is not None and byte_range.length == 0:
-            return b"", self.head(key)
+    def _get(self, key: str, byte_range: ByteRange | None, into: Sink | None) -> tuple[bytes, ObjectInfo]:
         download = Download(f"{self.url}: get of {key}", key, byte_range, into, **self._downloads)
         while download.result is None:
             try:
                 with self._translated(f"get of {key}", writes=False):
-                    download.take(self._client.get_object(Bucket=self._bucket, Key=full_key, **download.wanted))
+                    answer = self._client.get_object(Bucket=self._bucket, Key=self._root + key, **download.wanted)
+                    download.take(answer)
             except OffloaderError as error:
                 past_end = _starts_past_end(error)
                 if past_end and not download.begun:
-                    return b"", self.head(key)
+                    return b"", self._head(key)
                 download.go_on_after(error, past_end=past_end)
         return download.result
 
-    def put(
-        self,
-        key: str,
-        body: Body,
-        *,
-        mode: PutMode = OVERWRITE,
-        metadata: Mapping[str, str] | None = None,
-        crc32c: int | None = None,
-    ) -> ObjectInfo:
-        full_key, kept, crc = checks.check_put(key, body, mode, metadata, crc32c, root=self._root)
+    def _put(self, key: str, body: Body, mode: PutMode, metadata: Mapping[str, str], crc: int) -> ObjectInfo:
         condition = {"IfNoneMatch": "*"} if mode.create_only else {"IfMatch": mode.etag} if mode.etag else {}
         try:
             with self._translated(f"put of {key}", writes=True):
                 answer = self._client.put_object(
                     Bucket=self._bucket,
-                    Key=full_key,
+                    Key=self._root + key,
                     Body=sendable(body),
-                    Metadata=kept,
+                    Metadata=metadata,
                     ChecksumCRC32C=encoded_crc32c(crc),
                     **condition,
                     **self._kept_as(len(body)),
                 )
-                return ObjectInfo(key, len(body), answer["ETag"], answered_ms(answer), kept, crc)
+                return ObjectInfo(key, len(body), answer["ETag"], answered_ms(answer), metadata, crc)
         except NotFound as missing:
             if mode.etag is None:
                 raise
             raise PreconditionFailed(f"{self.url}: {key} isn't there, expected {mode.etag}") from missing
 
-    def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> ListPage:
-        checks.check_list(prefix, limit)
+    def _list(self, prefix: str, after: str, limit: int) -> ListPage:
         place = {"StartAfter": self._root + after} if after else {}
         for _ in range(PAGES_MAX):
             with self._translated(f"list of {prefix!r}", writes=False):
@@ -309,56 +278,42 @@ class S3Store:
     def _endless(self, what: str) -> StoreUnavailable:
         return StoreUnavailable(f"{self.url}: {what} doesn't end: each page announces another one", hint="try again")
 
-    def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
-        full_keys = checks.check_keys(keys, root=self._root)
-        failures: list[DeleteFailure] = []
-        for start in range(0, len(full_keys), PAGE_KEYS_MAX):
-            try:
-                failures += self._delete_some(full_keys[start : start + PAGE_KEYS_MAX])
-            except OffloaderError as error:
-                if start == 0:
-                    raise
-                # Some keys are removed, so the call didn't fail as a whole: the failures are listed.
-                retryable = isinstance(error, StoreUnavailable | OutcomeUnknown)
-                rest = [full_key[len(self._root) :] for full_key in full_keys[start:]]
-                return [*failures, *(DeleteFailure(key, str(error), retryable) for key in rest)]
-        return failures
+    def _delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
+        return delete_in_turns(keys, PAGE_KEYS_MAX, self._delete_some)
 
-    def _delete_some(self, full_keys: Sequence[str]) -> Sequence[DeleteFailure]:
-        wanted = {"Objects": [{"Key": full_key} for full_key in full_keys], "Quiet": True}
-        with self._translated(f"delete of {len(full_keys)} keys", writes=True):
+    def _delete_some(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
+        wanted = {"Objects": [{"Key": self._root + key} for key in keys], "Quiet": True}
+        with self._translated(f"delete of {len(keys)} keys", writes=True):
             answer = self._client.delete_objects(Bucket=self._bucket, Delete=wanted)
         return delete_failures(len(self._root), answer.get("Errors", ()))
 
-    def delete_if_match(self, key: str, etag: str) -> None:
-        full_key = checks.check_key(key, root=self._root)
-        checks.check_mode(IfMatch(etag))
-        try:
-            with self._translated(f"delete of {key}", writes=True):
-                self._client.delete_object(Bucket=self._bucket, Key=full_key, IfMatch=etag)
-        except NotFound:
-            return  # S3's response to a condition on a missing object
+    def _delete_if_match(self, key: str, etag: str) -> None:
+        # NotFound is S3's response to a condition on a missing object.
+        with contextlib.suppress(NotFound), self._translated(f"delete of {key}", writes=True):
+            self._client.delete_object(Bucket=self._bucket, Key=self._root + key, IfMatch=etag)
 
-    def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
-        full_key = checks.check_key(key, root=self._root)
-        kept = checks.check_metadata(metadata)
+    def _begin_upload(self, key: str, metadata: Mapping[str, str]) -> str:
         with self._translated(f"upload of {key}", writes=True):
             # Declare the algorithm here, or servers refuse the parts' checksums at completion.
             answer = self._client.create_multipart_upload(
-                Bucket=self._bucket, Key=full_key, Metadata=kept, ChecksumAlgorithm="CRC32C", **self._kept_as(None)
+                Bucket=self._bucket,
+                Key=self._root + key,
+                Metadata=metadata,
+                ChecksumAlgorithm="CRC32C",
+                **self._kept_as(None),
             )
             return str(answer["UploadId"])
 
-    def upload_part(self, key: str, upload_id: str, number: int, body: Body, *, crc32c: int | None = None) -> PartInfo:
-        full_key = checks.check_key(key, root=self._root)
-        checks.check_part_number(number)
-        crc = checks.body_crc32c(key, body, None) if crc32c is None else crc32c
+    def _part_crc32c(self, key: str, body: Body, given: int | None) -> int:
+        return super()._part_crc32c(key, body, given) if given is None else given
+
+    def _upload_part(self, key: str, upload_id: str, number: int, body: Body, crc: int) -> PartInfo:
         confirmed = False
         try:
             with self._translated(f"part {number} of {key}", writes=True):
                 answer = self._client.upload_part(
                     Bucket=self._bucket,
-                    Key=full_key,
+                    Key=self._root + key,
                     UploadId=upload_id,
                     PartNumber=number,
                     Body=sendable(body),
@@ -369,25 +324,20 @@ class S3Store:
         finally:
             # A server that returns the checksum has compared it. Otherwise hash the bytes here: a refusal may mean that
             # they changed since the caller hashed them, and a missing checksum would hide it.
-            if crc32c is not None and not confirmed:
-                checks.body_crc32c(key, body, crc32c)
+            if not confirmed:
+                checks.body_crc32c(key, body, crc)
 
-    def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
+    def _complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
         """Complete an upload. The response is trusted if it has the server's checksum over the parts' checksums, each
         of which the server compared on upload. Otherwise the object is verified. A 200 alone proves nothing, nor does
         its ETag (versitygw makes both up from the request, for any upload id of an existing key, but no checksum), and
         after a lost or refused response the object may exist."""
-        full_key = checks.check_key(key, root=self._root)
-        checks.check_parts(key, parts)
         made_of = {"Parts": completed_parts(parts)}
         cause: OffloaderError | None = None
         try:
             with self._translated(f"completion of {key}", writes=True):
                 answer = self._client.complete_multipart_upload(
-                    Bucket=self._bucket,
-                    Key=full_key,
-                    UploadId=upload_id,
-                    MultipartUpload=made_of,
+                    Bucket=self._bucket, Key=self._root + key, UploadId=upload_id, MultipartUpload=made_of
                 )
                 if checksum_of_parts(answer) == composite_crc32c(parts):
                     size_bytes = sum(part.size_bytes for part in parts)
@@ -423,13 +373,11 @@ class S3Store:
         except NotFound:
             return None
 
-    def abort_upload(self, key: str, upload_id: str) -> None:
-        full_key = checks.check_key(key, root=self._root)
+    def _abort_upload(self, key: str, upload_id: str) -> None:
         with contextlib.suppress(NotFound), self._translated(f"abort of an upload of {key}", writes=True):
-            self._client.abort_multipart_upload(Bucket=self._bucket, Key=full_key, UploadId=upload_id)
+            self._client.abort_multipart_upload(Bucket=self._bucket, Key=self._root + key, UploadId=upload_id)
 
-    def list_uploads(self, prefix: str) -> Sequence[UploadInfo]:
-        checks.check_list(prefix, 1)
+    def _list_uploads(self, prefix: str) -> Sequence[UploadInfo]:
         found: dict[tuple[str, str], UploadInfo] = {}
         marker: dict[str, str] = {}
         for _ in range(PAGES_MAX):
@@ -449,14 +397,13 @@ class S3Store:
                 return list(found.values())
         raise self._endless(f"list of uploads {prefix!r}")
 
-    def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
-        full_key = checks.check_key(key, root=self._root)
+    def _list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
         found: dict[int, PartInfo] = {}
         marker = 0
         for _ in range(PAGES_MAX):
             with self._translated(f"list of parts of {key}", writes=False):
                 answer = self._client.list_parts(
-                    Bucket=self._bucket, Key=full_key, UploadId=upload_id, PartNumberMarker=marker
+                    Bucket=self._bucket, Key=self._root + key, UploadId=upload_id, PartNumberMarker=marker
                 )
             for part in answer.get("Parts", ()):
                 crc = decoded_crc32c(part.get("ChecksumCRC32C"))
@@ -466,6 +413,14 @@ class S3Store:
             if not answer.get("IsTruncated") or marker == before:
                 return [found[number] for number in sorted(found)]
         raise self._endless(f"list of parts of {key}")
+
+    def _signed_url(self, key: str, expires_s: float) -> str | None:
+        valid_s = int(min(expires_s, signing_seconds(self._client, expires_s)))
+        if valid_s < 1 or self._bucket.endswith(_DIRECTORY_BUCKET):
+            return None
+        with self._translated(f"signing of {key}", writes=False):
+            named = {"Bucket": self._bucket, "Key": self._root + key}
+            return str(self._client.generate_presigned_url("get_object", Params=named, ExpiresIn=valid_s))
 
     def close(self) -> None:
         self._client.close()

@@ -21,8 +21,6 @@ from offloader.store.base import Body, ByteRange, ObjectInfo, Sink
 from offloader.store.s3_client import object_info, received
 from offloader.telemetry.recorder import Recorder
 
-__all__ = ["BodyReader", "Download", "read_into", "sendable"]
-
 #: Bodies up to this size are sent whole.
 _WHOLE_BYTES_MAX = 256 * 1024
 #: Bytes of one send. The socket timeout applies per send, and is the *connect* timeout while a request is sent: in one
@@ -89,17 +87,11 @@ _ENDED = "the connection ended before the body"
 
 
 def read_into(stream: Any, room: memoryview) -> int:
-    """Fill ``room`` from a response's body.
+    """Fill ``room``, which isn't empty, from ``stream``, the body of an SDK response; returns the bytes read, at least
+    one: fewer than ``room`` has where the body or its connection ends.
 
     The HTTP client below the SDK can read into existing memory; the layers above it only allocate per piece and copy.
     They have no public name for the client; should a later release move it, pieces are copied.
-
-    Args:
-        stream: the body of an SDK response, not read otherwise.
-        room: not empty.
-
-    Returns:
-        Bytes read, at least one; fewer than ``room`` has where the body or its connection ends.
 
     Raises:
         sdk.HTTPClientError: the connection broke, or ended before the body did.
@@ -142,11 +134,9 @@ class Download:
 
     Args:
         what: names the call in errors.
-        key: of the object.
         byte_range: the requested range, not empty; ``None``: all of it.
         into: receives the body of a range served exactly as requested, instead of ``result``.
         settings: no further request is sent ``retry_total_s`` after the first one.
-        clock: measures that.
         recorder: counts each further request.
 
     Attributes:
@@ -241,7 +231,6 @@ class Download:
         """Decide about an error of the request or of ``take``: return when the rest should be requested.
 
         Args:
-            error: the error.
             past_end: whether the server reports that the object ends before the requested range.
 
         Raises:

@@ -17,7 +17,9 @@ from urllib.parse import urlsplit
 
 import boto3
 import botocore.session
+from botocore import UNSIGNED
 from botocore.config import Config
+from botocore.credentials import RefreshableCredentials
 from botocore.loaders import JSONFileLoader, Loader
 from botocore.utils import parse_timestamp
 
@@ -37,27 +39,6 @@ from offloader.errors import (
 )
 from offloader.store.base import ByteRange, DeleteFailure, ObjectInfo, PartInfo, StoreOptions
 
-__all__ = [
-    "OPERATIONS",
-    "answered_ms",
-    "checksum_of_parts",
-    "completed_parts",
-    "composite_crc32c",
-    "composite_etag",
-    "decoded_crc32c",
-    "delete_failures",
-    "described_services",
-    "encoded_crc32c",
-    "is_aws",
-    "listed_object",
-    "meaning_of",
-    "object_info",
-    "open_client",
-    "parsed_time",
-    "received",
-    "time_ms",
-]
-
 _CREDENTIALS = "check the credentials: environment, profile, or access_key and secret_key"
 _PERMISSION = "check the credentials and the bucket's policy"
 _REGION = "check --region and --endpoint-url: the bucket is served elsewhere"
@@ -68,65 +49,58 @@ _LOOK = "look before repeating it"
 #: to some of its disks sends it too.
 _NOT_BEGUN = "SlowDown"
 
-_CODES: dict[str, tuple[type[OffloaderError], str]] = {
-    "NoSuchKey": (NotFound, ""),
-    "NoSuchUpload": (NotFound, "the upload was completed or aborted"),
-    "NoSuchBucket": (BucketMissing, "create the bucket, or check its name and --endpoint-url"),
-    "PreconditionFailed": (PreconditionFailed, ""),
-    "AccessDenied": (AccessDenied, _PERMISSION),
-    "AllAccessDisabled": (AccessDenied, _PERMISSION),
-    "AccountProblem": (AccessDenied, _PERMISSION),
-    "Forbidden": (AccessDenied, _PERMISSION),
-    "InvalidAccessKeyId": (AccessDenied, _CREDENTIALS),
-    "SignatureDoesNotMatch": (AccessDenied, _CREDENTIALS),
-    "ExpiredToken": (AccessDenied, "the session expired: get new credentials"),
-    "InvalidToken": (AccessDenied, "the session isn't valid: get new credentials"),
-    "TokenRefreshRequired": (AccessDenied, "the session expired: get new credentials"),
-    "RequestTimeTooSkewed": (AccessDenied, "set this machine's clock"),
-    "RequestExpired": (AccessDenied, "set this machine's clock"),
-    "SlowDown": (Throttled, _AGAIN),
-    "SlowDownRead": (Throttled, _AGAIN),
-    "SlowDownWrite": (Throttled, _AGAIN),
-    "ServiceUnavailable": (Throttled, _AGAIN),
-    "Throttling": (Throttled, _AGAIN),
-    "ThrottlingException": (Throttled, _AGAIN),
-    "RequestThrottled": (Throttled, _AGAIN),
-    "RequestLimitExceeded": (Throttled, _AGAIN),
-    "TooManyRequests": (Throttled, _AGAIN),
-    "BandwidthLimitExceeded": (Throttled, _AGAIN),
-    # Two conditional writes raced: neither was confirmed, and a retry settles it.
-    "ConditionalRequestConflict": (StoreUnavailable, _AGAIN),
-    "OperationAborted": (StoreUnavailable, _AGAIN),
-    # The body arrived corrupted; nothing was stored.
-    "RequestTimeout": (StoreUnavailable, _AGAIN),
-    "IncompleteBody": (StoreUnavailable, _AGAIN),
-    "BadDigest": (StoreUnavailable, "the body was damaged on its way: try again"),
-    "XAmzContentChecksumMismatch": (StoreUnavailable, "the body was damaged on its way: try again"),
-    "XAmzContentSHA256Mismatch": (StoreUnavailable, "the body was damaged on its way: try again"),
-    "XMinioServerNotInitialized": (StoreUnavailable, "the server is starting: try again"),
-    "XMinioStorageFull": (StoreUnavailable, "free some space on the server"),
-    "InsufficientCapacity": (StoreUnavailable, "free some space on the server"),
-    "PermanentRedirect": (InvalidCall, _REGION),
-    "TemporaryRedirect": (StoreUnavailable, _REGION),
-    "AuthorizationHeaderMalformed": (InvalidCall, _REGION),
-    "IllegalLocationConstraintException": (InvalidCall, _REGION),
-    "InvalidBucketName": (InvalidCall, "check the bucket's name"),
-    "EntityTooSmall": (InvalidCall, "every part but the last needs 5 MiB: raise part_bytes"),
-    "EntityTooLarge": (InvalidCall, "the object is larger than the server takes in one request: upload parts"),
-    "InvalidPart": (InvalidCall, "a part isn't what was uploaded"),
-    "InvalidPartOrder": (InvalidCall, "pass the parts in order"),
-    "ObjectParentIsFile": (Unsupported, _NESTED),
-    "XMinioParentIsObject": (Unsupported, _NESTED),
-    "XMinioObjectExistsAsDirectory": (Unsupported, _NESTED),
-    "InvalidStorageClass": (InvalidCall, "check store.storage_class: not every server has every class"),
-    "InvalidEncryptionAlgorithmError": (InvalidCall, "check store.encryption: not every server offers it"),
-    "InvalidObjectState": (Unsupported, "the object lies in an archive class: restore it first, then repeat this"),
-    "KMS.NotFoundException": (InvalidCall, "check store.kms_key and its region"),
-    "KMS.DisabledException": (AccessDenied, "enable the KMS key that the objects are encrypted with"),
-    "KMS.KMSInvalidStateException": (AccessDenied, "enable the KMS key that the objects are encrypted with"),
-    "NotImplemented": (Unsupported, "the server doesn't offer this"),
-    "MethodNotAllowed": (Unsupported, "the server doesn't offer this"),
+#: Class and hint of an error -> the codes that mean it.
+_MEANINGS: dict[tuple[type[OffloaderError], str], tuple[str, ...]] = {
+    (NotFound, ""): ("NoSuchKey",),
+    (NotFound, "the upload was completed or aborted"): ("NoSuchUpload",),
+    (BucketMissing, "create the bucket, or check its name and --endpoint-url"): ("NoSuchBucket",),
+    (PreconditionFailed, ""): ("PreconditionFailed",),
+    (AccessDenied, _PERMISSION): ("AccessDenied", "AllAccessDisabled", "AccountProblem", "Forbidden"),
+    (AccessDenied, _CREDENTIALS): ("InvalidAccessKeyId", "SignatureDoesNotMatch"),
+    (AccessDenied, "the session expired: get new credentials"): ("ExpiredToken", "TokenRefreshRequired"),
+    (AccessDenied, "the session isn't valid: get new credentials"): ("InvalidToken",),
+    (AccessDenied, "set this machine's clock"): ("RequestTimeTooSkewed", "RequestExpired"),
+    (Throttled, _AGAIN): (
+        "SlowDown",
+        "SlowDownRead",
+        "SlowDownWrite",
+        "ServiceUnavailable",
+        "Throttling",
+        "ThrottlingException",
+        "RequestThrottled",
+        "RequestLimitExceeded",
+        "TooManyRequests",
+        "BandwidthLimitExceeded",
+    ),
+    # After the first two, conditional writes raced: none was confirmed, and a retry settles it. After the others, the
+    # body arrived incomplete; nothing was stored.
+    (StoreUnavailable, _AGAIN): ("ConditionalRequestConflict", "OperationAborted", "RequestTimeout", "IncompleteBody"),
+    (StoreUnavailable, "the body was damaged on its way: try again"): (
+        "BadDigest",
+        "XAmzContentChecksumMismatch",
+        "XAmzContentSHA256Mismatch",
+    ),
+    (StoreUnavailable, "the server is starting: try again"): ("XMinioServerNotInitialized",),
+    (StoreUnavailable, "free some space on the server"): ("XMinioStorageFull", "InsufficientCapacity"),
+    (InvalidCall, _REGION): ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"),
+    (StoreUnavailable, _REGION): ("TemporaryRedirect",),
+    (InvalidCall, "check the bucket's name"): ("InvalidBucketName",),
+    (InvalidCall, "every part but the last needs 5 MiB: raise part_size"): ("EntityTooSmall",),
+    (InvalidCall, "the object is larger than the server takes in one request: upload parts"): ("EntityTooLarge",),
+    (InvalidCall, "a part isn't what was uploaded"): ("InvalidPart",),
+    (InvalidCall, "pass the parts in order"): ("InvalidPartOrder",),
+    (Unsupported, _NESTED): ("ObjectParentIsFile", "XMinioParentIsObject", "XMinioObjectExistsAsDirectory"),
+    (InvalidCall, "check store.storage_class: not every server has every class"): ("InvalidStorageClass",),
+    (InvalidCall, "check store.encryption: not every server offers it"): ("InvalidEncryptionAlgorithmError",),
+    (Unsupported, "the object lies in an archive class: restore it first, then repeat this"): ("InvalidObjectState",),
+    (InvalidCall, "check store.kms_key and its region"): ("KMS.NotFoundException",),
+    (AccessDenied, "enable the KMS key that the objects are encrypted with"): (
+        "KMS.DisabledException",
+        "KMS.KMSInvalidStateException",
+    ),
+    (Unsupported, "the server doesn't offer this"): ("NotImplemented", "MethodNotAllowed"),
 }
+_CODES = {code: meaning for meaning, codes in _MEANINGS.items() for code in codes}
 
 _STATUSES: dict[int, tuple[type[OffloaderError], str]] = {
     301: _CODES["PermanentRedirect"],
@@ -372,7 +346,10 @@ def open_client(options: StoreOptions) -> Any:
             user_agent_extra="offloader",
         )
         region = options.region or session.region_name or "us-east-1"
-        return session.client("s3", region_name=region, endpoint_url=options.endpoint_url, config=config)
+        client = session.client("s3", region_name=region, endpoint_url=options.endpoint_url, config=config)
+        client.meta.events.register_first("choose-signer.s3.GetObject", _presigned_by)
+        client.meta.events.register_first("before-endpoint-resolution.s3", _presigned_for)
+        return client
 
     # Self-hosted servers rarely have a host name per bucket.
     if options.endpoint_url and not is_aws(options.endpoint_url):
@@ -382,3 +359,28 @@ def open_client(options: StoreOptions) -> Any:
         return client
     client.close()  # the environment or a profile sets such a server
     return built("path")
+
+
+def _presigned_by(signature_version: object, **_: object) -> str | None:
+    """Signature of a signed URL: in old regions the SDK would take version 2, which encrypted objects refuse."""
+    return "s3v4-query" if signature_version in ("s3-query", "s3v4-query", "v4-query") else None
+
+
+def _presigned_for(context: dict[str, Any], **_: object) -> None:
+    """Host of a signed URL: the SDK would take that of all regions, which may redirect to a host that isn't signed."""
+    if context.get("is_presign_request"):
+        context["use_global_endpoint"] = False
+
+
+def signing_seconds(client: Any, otherwise: float) -> float:
+    """How long a URL signed now can be valid: as long as temporary credentials, for others ``otherwise``.
+
+    0: nothing signs, or new credentials would have to be requested first.
+    """
+    credentials = client._request_signer._credentials  # noqa: SLF001 - the SDK doesn't show them
+    if credentials is None or client.meta.config.signature_version is UNSIGNED:
+        return 0.0
+    if not isinstance(credentials, RefreshableCredentials):
+        return otherwise
+    # The next request of the store renews them.
+    return 0.0 if credentials.refresh_needed() else float(credentials._seconds_remaining())  # noqa: SLF001

@@ -16,8 +16,6 @@ from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import TelemetrySettings
 from offloader.telemetry.recorder import METRICS, Metric, Reading, namespace_of
 
-__all__ = ["CONTENT_TYPE", "OTHER", "Metrics"]
-
 #: Media type of ``exposition``.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: Upper bounds of the histograms, seconds.
@@ -64,10 +62,6 @@ class Metrics:
     that the next scrape gets their last value; those of open streams stay. Above ``label_sets_max`` new label sets are
     counted under the namespace ``other``.
 
-    Args:
-        settings: labels, bounds and prices.
-        clock: measures lifetimes.
-
     Attributes:
         registry: of this object alone: a process can register further metrics there.
     """
@@ -79,11 +73,8 @@ class Metrics:
             metric.name: tuple(n for n in metric.labels if n != "topic" or self._settings.labels == "topic")
             for metric in METRICS.values()
         }
-        #: Whether a metric's labels have the stream's namespace, its name, and another one.
-        self._shapes = {
-            name: ("namespace" in names, "topic" in names, bool(names) and names[-1] not in _STREAM)
-            for name, names in self._names.items()
-        }
+        #: Whether a metric's labels have the stream's namespace, and its name.
+        self._shapes = {name: ("namespace" in names, "topic" in names) for name, names in self._names.items()}
         self._by_topic = self._settings.labels == "topic"
         self._costs = dict.fromkeys(_WRITES, self._settings.write_cost_per_1000 / 1000)
         self._costs |= dict.fromkeys(_READS, self._settings.read_cost_per_1000 / 1000)
@@ -92,7 +83,7 @@ class Metrics:
         self._kept = {metric.name: self._new(metric) for metric in METRICS.values() if metric.kind != "gauge"}
         self._series: dict[tuple[str, tuple[str, ...]], _Series] = {}
         #: Topic -> number of its label sets.
-        self._topics: dict[str, int] = {}
+        self._topics: dict[str, int] = defaultdict(int)
         self._sweep_due_s = 0.0
         self._watched: dict[object, Callable[[], Iterable[Reading]]] = {}
         self.registry = CollectorRegistry()
@@ -169,14 +160,8 @@ class Metrics:
             self._watched.pop(token, None)
 
     def _labels(self, name: str, stream: str, label: str) -> tuple[str, ...]:
-        of_streams, by_topic, labelled = self._shapes[name]
-        if not of_streams:
-            return (label,) if labelled else ()
-        namespace = namespace_of(stream)
-        if by_topic:
-            topic = stream if self._by_topic else ""
-            return (namespace, topic, label) if labelled else (namespace, topic)
-        return (namespace, label) if labelled else (namespace,)
+        known = {"namespace": namespace_of(stream), "topic": stream if self._by_topic else ""}
+        return tuple(known.get(each, label) for each in self._names[name])
 
     def _child(self, name: str, stream: str, label: str) -> Counter | Histogram:
         """The series of a value; the lock is held."""
@@ -201,7 +186,7 @@ class Metrics:
         kept = self._kept[name]
         series = self._series[name, labels] = _Series(kept.labels(*labels) if labels else kept, now_s)
         if self._shapes[name][1] and labels[1]:
-            self._topics[labels[1]] = self._topics.get(labels[1], 0) + 1
+            self._topics[labels[1]] += 1
         return series
 
     def _drop(self, name: str, labels: tuple[str, ...]) -> None:

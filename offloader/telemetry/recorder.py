@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, Protocol
 
-__all__ = ["METRICS", "NO_TELEMETRY", "Metric", "NoTelemetry", "Reading", "Recorder", "namespace_of"]
-
 #: Levels of a Pulsar stream name: tenant, namespace, persistent, topic.
 _PULSAR_LEVELS = 4
 #: Stream names whose namespace is cached; the oldest are evicted.
@@ -49,14 +47,10 @@ _ALL = (
     ),
     Metric("segments_total", "counter", "Segments by how they ended.", (*_STREAM, "status"), ("offloaded", "failed")),
     Metric(
-        "offers_refused_total",
-        "counter",
-        "Times an entry was written and the buffer had no room.",
-        _STREAM,
-        _NO_LABEL,
+        "offers_refused_total", "counter", "Times an entry was written and the buffer had no room.", _STREAM, _NO_LABEL
     ),
     Metric("gaps_total", "counter", "Ranges recorded as lost before they were offloaded.", _STREAM, _NO_LABEL),
-    Metric("fenced_total", "counter", "Times a stream stopped because somebody else owned it.", _STREAM, _NO_LABEL),
+    Metric("fenced_total", "counter", "Times a stream stopped because another process owned it.", _STREAM, _NO_LABEL),
     Metric("streams", "gauge", "Streams by mode.", (*_STREAM, "mode")),
     Metric("streams_stalled", "gauge", "Streams with data and no progress."),
     Metric("lag_entries", "gauge", "Entries that the hot tier has and the cold tier has not."),
@@ -98,9 +92,17 @@ _ALL = (
     Metric("read_used_bytes_total", "counter", "Payload bytes of the entries that readers got from the cold tier."),
     Metric("cache_hits_total", "counter", "Blocks and indexes that a reader found in memory."),
     Metric("cache_misses_total", "counter", "Blocks and indexes that a reader had to fetch."),
-    Metric("pace_requests_per_second", "gauge", "Request rate while slowed down; absent when free.", (), merge=min),
-    Metric("turns_waiting", "gauge", "Requests that wait for their turn, by priority.", ("priority",), merge=max),
-    Metric("turns_waited_seconds_total", "counter", "Time that requests waited for their turn.", ()),
+    Metric(
+        "adaptive_rate_requests_per_second", "gauge", "Request rate while slowed down; absent when free.", (), merge=min
+    ),
+    Metric(
+        "throttle_queue_requests",
+        "gauge",
+        "Requests that wait because of a rate limit, by priority.",
+        ("priority",),
+        merge=max,
+    ),
+    Metric("throttled_seconds_total", "counter", "Time that requests waited because of a rate limit.", ()),
     Metric("unconsumed_bytes", "gauge", "Payload bytes that not all subscribers have read."),
     Metric("unconsumed_entries", "gauge", "Entries that not all subscribers have read."),
     Metric("streams_without_subscribers", "gauge", "Streams kept by consumption that nobody subscribes to."),
@@ -138,10 +140,26 @@ _ALL = (
     Metric("orphan_oldest_seconds", "gauge", "Age of the oldest of them.", ("owner",), merge=max),
     Metric("orphan_deleted_objects_total", "counter", "Objects and uploads that no manifest named and that are gone."),
     Metric("orphan_deleted_bytes_total", "counter", "Bytes of objects that no manifest named and that are gone."),
-    Metric("upkeep_last_success_timestamp_seconds", "gauge", "When upkeep last ended in order.", ("job",), merge=max),
+    Metric(
+        "maintenance_last_success_timestamp_seconds", "gauge", "When the job last ended in order.", ("job",), merge=max
+    ),
     Metric("http_requests_total", "counter", "Requests over HTTP, by class of answer.", ("status",)),
-    Metric("http_seconds", "histogram", "Requests over HTTP, from their head to their answer.", ()),
+    Metric("http_request_duration_seconds", "histogram", "Requests over HTTP, from their head to their answer.", ()),
     Metric("http_refusals_total", "counter", "Connections and callers that HTTP turned away.", ("reason",)),
+    Metric("broker_plan_requests_total", "counter", "Plans of ledgers that brokers got, by broker.", ("broker",)),
+    Metric("broker_planned_bytes_total", "counter", "Payload bytes in these plans, by broker.", ("broker",)),
+    Metric("broker_plan_seconds", "histogram", "Time to answer with a plan.", ()),
+    Metric("broker_read_requests_total", "counter", "Answers with entries that brokers got, by broker.", ("broker",)),
+    Metric("broker_read_bytes_total", "counter", "Payload bytes in these answers, by broker.", ("broker",)),
+    Metric("broker_read_seconds", "histogram", "Time of an answer with entries, until the broker has it.", ()),
+    Metric(
+        "broker_offload_requests_total", "counter", "Waits of brokers for a ledger, by how they ended.", ("result",)
+    ),
+    Metric("broker_offload_seconds", "histogram", "Time of these waits.", ()),
+    Metric("broker_filled_entries_total", "counter", "Entries that brokers sent because readers aren't given them."),
+    Metric(
+        "broker_delete_requests_total", "counter", "Hints of brokers that an attempt is over; nothing is deleted.", ()
+    ),
     Metric("label_sets_refused_total", "counter", "Label sets above the limit, counted as other.", ()),
 )
 #: Name without the prefix ``offloader_`` -> metric.
@@ -162,15 +180,12 @@ class Recorder(Protocol):
 
     def add(self, name: str, amount: float = 1.0, *, stream: str = "", label: str = "") -> None:
         """Increases a counter."""
-        ...
 
     def observe(self, name: str, seconds: float, *, stream: str = "") -> None:
         """Adds a value to a histogram."""
-        ...
 
     def watch(self, readings: Callable[[], Iterable[Reading]]) -> Callable[[], None]:
         """Calls ``readings`` for gauges at every scrape; the returned function ends that."""
-        ...
 
 
 class NoTelemetry:

@@ -16,8 +16,6 @@ from offloader.store.base import DeleteFailure, ObjectStore
 from offloader.store.rate_limit import Traffic
 from offloader.store.wrappers import Request, StoreWrapper
 
-__all__ = ["Fault", "FaultyStore"]
-
 _Answer = TypeVar("_Answer")
 
 
@@ -56,8 +54,6 @@ class FaultyStore(StoreWrapper):
     """``inner`` with ``faults``. ``calls`` lists verb and key of every call, in order.
 
     Args:
-        inner: the store.
-        faults: to inject.
         clock: waits when a call is late.
     """
 
@@ -65,9 +61,8 @@ class FaultyStore(StoreWrapper):
         super().__init__(inner)
         self._lock = threading.Lock()
         self._clock = clock
-        self._faults = list(faults)
-        self._seen = [0] * len(self._faults)
         self._calls: list[tuple[str, str]] = []
+        self.set_faults(faults)
 
     @property
     def calls(self) -> Sequence[tuple[str, str]]:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import threading
 
-__all__ = ["ManualClock"]
-
-
 #: Polling interval of a wait that doesn't move the clock, in real seconds.
 _LOOK_S = 0.001
 

@@ -13,10 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from formats.entries import EntryBatch, Position
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener
-from offloader.ledgers.tail_buffer import Listeners, ListenerSubscription
+from offloader.ledgers.tail_buffer import Listeners, ListenerSubscription, part_to_read
 from offloader.runtime.clock import Clock
-
-__all__ = ["MemoryLedgers"]
 
 
 @dataclass(slots=True)
@@ -27,17 +25,8 @@ class _Ledger:
 
 
 class MemoryLedgers:
-    """See ``LedgerSource``.
-
-    Args:
-        stream: its name, for the log.
-        clock: for the ledgers' times.
-
-    Attributes:
-        stream: its name.
-        appended: position and payload of every entry, in order.
-        released: the last acknowledgement.
-    """
+    """See ``LedgerSource``. ``appended`` has position and payload of every entry, ``released`` the last
+    acknowledgement."""
 
     def __init__(self, stream: str, clock: Clock) -> None:
         self.stream = stream
@@ -95,7 +84,8 @@ class MemoryLedgers:
                 ledger = self._ledgers[ledger_id]
                 first = start.entry_id if ledger_id == start.ledger_id else 0
                 if ledger_id >= start.ledger_id and first < ledger.info.entries:
-                    return _read(ledger, first, max_bytes)
+                    batch = ledger.batches[bisect_right(ledger.first_ids, first) - 1]
+                    return part_to_read(batch, Position(ledger_id, first), max_bytes)
         return None
 
     def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> ListenerSubscription:
@@ -108,14 +98,3 @@ class MemoryLedgers:
     def delete(self, ledger_id: int) -> None:
         with self._lock:
             self._ledgers.pop(ledger_id, None)
-
-
-def _read(ledger: _Ledger, first: int, max_bytes: int) -> EntryBatch:
-    number = bisect_right(ledger.first_ids, first) - 1
-    batch = ledger.batches[number]
-    rest = batch.slice(first - ledger.first_ids[number], len(batch))
-    count, size_bytes = 1, int(rest.lengths[0])
-    while count < len(rest) and size_bytes + int(rest.lengths[count]) <= max_bytes:
-        size_bytes += int(rest.lengths[count])
-        count += 1
-    return rest.slice(0, count)

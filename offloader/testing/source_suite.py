@@ -17,8 +17,6 @@ import pytest
 from formats.entries import Entry, EntryBatch, Position
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 
-__all__ = ["SourceSuite"]
-
 #: Maximum wait for a source's notification.
 PATIENCE_S = 120.0
 _EVERYTHING = 1 << 30

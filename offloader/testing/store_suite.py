@@ -8,20 +8,20 @@ and ``raw_get``, and class attributes where the store differs.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
+import urllib3
 
 from formats.checksum import crc32c
 from formats.entries import Pieces
-from offloader.errors import InvalidCall, NotFound, PreconditionFailed
-from offloader.store.base import CREATE, OVERWRITE, ByteRange, IfMatch, ObjectStore
+from offloader.errors import InvalidCall, NotFound, OffloaderError, OutcomeUnknown, PreconditionFailed
+from offloader.store.base import CREATE, OVERWRITE, ByteRange, IfMatch, ObjectStore, PartInfo
 from offloader.store.probe import PROBE_PREFIX, probe_conditional_puts
-from offloader.testing.range_suite import RangeSuite
-
-__all__ = ["ODD_KEYS", "StoreSuite", "all_keys"]
 
 #: For threads that start together.
 PATIENCE_S = 120.0
@@ -49,7 +49,32 @@ def all_keys(store: ObjectStore, prefix: str = "", limit: int = 1000) -> list[st
     return keys
 
 
-class StoreSuite(RangeSuite):
+class KeptBody:
+    """A receiver that keeps the body and overwrites the memory it was received in. ``begun`` counts bodies."""
+
+    def __init__(self, room_bytes: int = 7) -> None:
+        self._memory = bytearray(room_bytes)
+        self.body = b""
+        self.begun = 0
+
+    @property
+    def received_bytes(self) -> int:
+        return len(self.body)
+
+    def begin(self) -> None:
+        self.body = b""
+        self.begun += 1
+
+    def room(self) -> memoryview:
+        return memoryview(self._memory)
+
+    def came(self, count: int) -> None:
+        assert 0 < count <= len(self._memory)
+        self.body += self._memory[:count]
+        self._memory[:] = b"\xee" * len(self._memory)
+
+
+class StoreSuite:
     """See the module."""
 
     #: Whether a delete obeys If-Match, or removes any object (MinIO).
@@ -61,6 +86,32 @@ class StoreSuite(RangeSuite):
     keeps_crc32c: bool = True
     #: Objects in the test of several pages.
     many_keys: ClassVar[int] = 1050
+    #: Whether ``list_uploads`` finds uploads by a key prefix; every store finds the exact key.
+    uploads_by_prefix: bool = True
+    #: Smallest part except the last one.
+    part_bytes_min: ClassVar[int] = 1
+    #: Whether two concurrent uploads of one key can both complete, one after the other; if not (Azure), the first
+    #: completion ends the other upload.
+    uploads_side_by_side: bool = True
+    #: Whether ``list_parts`` returns the parts' CRC-32C.
+    keeps_part_crc32c: bool = True
+    #: Whether the store signs URLs with the credentials that it has here.
+    signs_urls: bool = False
+    #: Whether the server looks at signatures.
+    checks_signatures: bool = True
+
+    @pytest.fixture
+    def store(self) -> Iterator[ObjectStore]:
+        """An empty root for each test."""
+        raise NotImplementedError
+
+    def raw_put(self, store: ObjectStore, key: str, body: bytes) -> None:
+        """Writes an object without the store under test."""
+        raise NotImplementedError
+
+    def raw_get(self, store: ObjectStore, key: str) -> bytes | None:
+        """Reads an object without the store under test; ``None`` if it doesn't exist."""
+        raise NotImplementedError
 
     # -- put and get
 
@@ -107,16 +158,11 @@ class StoreSuite(RangeSuite):
 
     def test_what_is_not_there_is_not_found(self, store: ObjectStore) -> None:
         self.raw_put(store, "there", b"x")
-        with pytest.raises(NotFound):
-            store.get("absent")
-        with pytest.raises(NotFound):
-            store.get("absent", ByteRange(0, 1))
-        with pytest.raises(NotFound):
-            store.get("absent", ByteRange(1, 1))
-        with pytest.raises(NotFound):
-            store.head("absent")
-        with pytest.raises(NotFound):
-            store.head("ther")
+        _fails(NotFound, store.get, "absent")
+        _fails(NotFound, store.get, "absent", ByteRange(0, 1))
+        _fails(NotFound, store.get, "absent", ByteRange(1, 1))
+        _fails(NotFound, store.head, "absent")
+        _fails(NotFound, store.head, "ther")
 
     def test_metadata_comes_back_in_lower_case(self, store: ObjectStore) -> None:
         given = {"S3ManagedLedgerOffloaderFormatVersion": "1", "plain": "two words", "empty": ""}
@@ -129,8 +175,7 @@ class StoreSuite(RangeSuite):
 
     @pytest.mark.parametrize("metadata", [{"k": "ümlaut"}, {"k": " space"}, {"k": "a\nb"}, {"a b": "c"}, {"": "c"}])
     def test_metadata_that_no_header_can_carry_is_refused(self, store: ObjectStore, metadata: dict[str, str]) -> None:
-        with pytest.raises(InvalidCall):
-            store.put("k", b"x", metadata=metadata)
+        _fails(InvalidCall, store.put, "k", b"x", metadata=metadata)
         assert self.raw_get(store, "k") is None
 
     def test_the_checksum_is_kept(self, store: ObjectStore) -> None:
@@ -151,20 +196,16 @@ class StoreSuite(RangeSuite):
         "key", ["", "/a", "a//b", "a/", ".", "a/../b", "a/./b", "a\nb", "a\0b", "x" * 1025, "\ud800"]
     )
     def test_keys_that_some_store_could_not_hold_are_refused(self, store: ObjectStore, key: str) -> None:
-        for call in (lambda: store.put(key, b""), lambda: store.get(key), lambda: store.head(key)):
-            with pytest.raises(InvalidCall):
-                call()
-        with pytest.raises(InvalidCall):
-            store.delete([key])
-        with pytest.raises(InvalidCall):
-            store.begin_upload(key)
+        for call in (store.get, store.head, store.begin_upload):
+            _fails(InvalidCall, call, key)
+        _fails(InvalidCall, store.put, key, b"")
+        _fails(InvalidCall, store.delete, [key])
         assert all_keys(store) == []
 
     def test_a_key_may_continue_another_or_says_that_it_cannot(self, store: ObjectStore) -> None:
         store.put("a", b"1")
         if self.nested_keys == "refused":
-            with pytest.raises(InvalidCall):
-                store.put("a/b", b"2")
+            _fails(InvalidCall, store.put, "a/b", b"2")
         else:
             store.put("a/b", b"2")
             assert self.raw_get(store, "a/b") == b"2"
@@ -174,23 +215,78 @@ class StoreSuite(RangeSuite):
     def test_the_beginning_of_a_key_is_no_object(self, store: ObjectStore) -> None:
         self.raw_put(store, "a/b/c", b"1")
         for key in ("a", "a/b"):
-            with pytest.raises(NotFound):
-                store.get(key)
-            with pytest.raises(NotFound):
-                store.head(key)
+            _fails(NotFound, store.get, key)
+            _fails(NotFound, store.head, key)
+
+    # -- ranges
+
+    @pytest.mark.parametrize(
+        ("start", "stop", "expected"),
+        [
+            (0, 10, b"0123456789"),
+            (0, 1, b"0"),
+            (3, 7, b"3456"),
+            (9, 10, b"9"),
+            (8, 100, b"89"),
+            (10, 20, b""),
+            (11, 12, b""),
+            (5, 5, b""),
+            (0, 0, b""),
+        ],
+    )
+    def test_a_range_is_cut_at_the_end(self, store: ObjectStore, start: int, stop: int, expected: bytes) -> None:
+        self.raw_put(store, "k", b"0123456789")
+        found, info = store.get("k", ByteRange(start, stop))
+        assert found == expected
+        assert info.size_bytes == 10
+        assert info.etag == store.head("k").etag
+
+    def test_a_range_of_an_empty_object_is_empty(self, store: ObjectStore) -> None:
+        self.raw_put(store, "k", b"")
+        found, info = store.get("k", ByteRange(0, 5))
+        assert (found, info.size_bytes) == (b"", 0)
+
+    @pytest.mark.parametrize("byte_range", [ByteRange(-1, 3), ByteRange(3, 2)])
+    def test_a_range_that_is_none_is_refused(self, store: ObjectStore, byte_range: ByteRange) -> None:
+        self.raw_put(store, "k", b"0123456789")
+        _fails(InvalidCall, store.get, "k", byte_range)
+
+    @pytest.mark.parametrize(("start", "stop"), [(0, 100), (0, 1), (3, 58), (99, 100), (7, 7), (90, 101), (100, 120)])
+    def test_a_body_is_received_as_a_whole_or_answered_as_a_whole(
+        self, store: ObjectStore, start: int, stop: int
+    ) -> None:
+        body = bytes(range(100, 200))
+        self.raw_put(store, "k", body)
+        into = KeptBody()
+        found, info = store.get("k", ByteRange(start, stop), into=into)
+        assert found + into.body == body[start:stop]
+        assert not found or not into.body
+        assert (info.size_bytes, info.etag) == (100, store.head("k").etag)
+
+    def test_a_whole_object_is_answered_though_somebody_would_receive_it(self, store: ObjectStore) -> None:
+        self.raw_put(store, "k", b"0123456789")
+        into = KeptBody()
+        assert store.get("k", into=into)[0] == b"0123456789"
+        assert into.body == b""
+
+    def test_who_received_a_body_may_receive_the_next_one(self, store: ObjectStore) -> None:
+        self.raw_put(store, "k", b"0123456789")
+        into = KeptBody()
+        for start, stop in ((0, 8), (2, 10), (1, 4)):
+            found, _ = store.get("k", ByteRange(start, stop), into=into)
+            assert found + into.body == b"0123456789"[start:stop]
+        _fails(NotFound, store.get, "absent", ByteRange(0, 8), into=into)
 
     # -- conditions
 
     def test_create_refuses_what_is_there(self, store: ObjectStore) -> None:
         store.put("k", b"first", mode=CREATE)
-        with pytest.raises(PreconditionFailed):
-            store.put("k", b"second", mode=CREATE)
+        _fails(PreconditionFailed, store.put, "k", b"second", mode=CREATE)
         assert self.raw_get(store, "k") == b"first"
 
     def test_create_refuses_what_others_wrote(self, store: ObjectStore) -> None:
         self.raw_put(store, "k", b"")
-        with pytest.raises(PreconditionFailed):
-            store.put("k", b"second", mode=CREATE)
+        _fails(PreconditionFailed, store.put, "k", b"second", mode=CREATE)
 
     def test_create_works_again_after_a_delete(self, store: ObjectStore) -> None:
         store.put("k", b"first", mode=CREATE)
@@ -202,8 +298,7 @@ class StoreSuite(RangeSuite):
         first = store.put("k", b"first").etag
         second = store.put("k", b"second", mode=IfMatch(first)).etag
         assert second != first
-        with pytest.raises(PreconditionFailed):
-            store.put("k", b"third", mode=IfMatch(first))
+        _fails(PreconditionFailed, store.put, "k", b"third", mode=IfMatch(first))
         assert self.raw_get(store, "k") == b"second"
         assert store.head("k").etag == second
 
@@ -217,8 +312,7 @@ class StoreSuite(RangeSuite):
     def test_if_match_on_an_absent_key_fails(self, store: ObjectStore) -> None:
         etag = store.put("k", b"first").etag
         store.delete(["k"])
-        with pytest.raises(PreconditionFailed):
-            store.put("k", b"second", mode=IfMatch(etag))
+        _fails(PreconditionFailed, store.put, "k", b"second", mode=IfMatch(etag))
         assert self.raw_get(store, "k") is None
 
     def test_of_creators_at_once_exactly_one_wins(self, store: ObjectStore) -> None:
@@ -288,11 +382,9 @@ class StoreSuite(RangeSuite):
     )
     def test_a_listing_of_nothing_sensible_is_refused(self, store: ObjectStore, prefix: str, limit: int) -> None:
         self.raw_put(store, "a/b", b"x")
-        with pytest.raises(InvalidCall):
-            store.list(prefix, limit=limit)
+        _fails(InvalidCall, store.list, prefix, limit=limit)
         if limit > 0:
-            with pytest.raises(InvalidCall):
-                store.list_uploads(prefix)
+            _fails(InvalidCall, store.list_uploads, prefix)
 
     # -- delete
 
@@ -306,22 +398,172 @@ class StoreSuite(RangeSuite):
     def test_deleting_nothing_is_fine_and_a_single_text_is_refused(self, store: ObjectStore) -> None:
         self.raw_put(store, "k", b"x")
         assert list(store.delete([])) == []
-        with pytest.raises(InvalidCall):
-            store.delete("k")
+        _fails(InvalidCall, store.delete, "k")
         assert self.raw_get(store, "k") == b"x"
 
     def test_a_version_is_deleted_if_it_is_the_one_that_was_meant(self, store: ObjectStore) -> None:
         old = store.put("k", b"first").etag
         new = store.put("k", b"second", mode=IfMatch(old)).etag
         if self.delete_conditions == "kept":
-            with pytest.raises(PreconditionFailed):
-                store.delete_if_match("k", old)
+            _fails(PreconditionFailed, store.delete_if_match, "k", old)
             assert self.raw_get(store, "k") == b"second"
         store.delete_if_match("k", new)
         assert self.raw_get(store, "k") is None
         store.delete_if_match("k", new)
-        with pytest.raises(InvalidCall):
-            store.delete_if_match("k", "")
+        _fails(InvalidCall, store.delete_if_match, "k", "")
+
+    # -- uploads
+
+    def _upload(self, store: ObjectStore, key: str, upload_id: str, numbers: list[int]) -> list[PartInfo]:
+        return [
+            store.upload_part(key, upload_id, number, _part_body(number, self.part_bytes_min)) for number in numbers
+        ]
+
+    def test_a_part_may_lie_in_several_pieces(self, store: ObjectStore) -> None:
+        upload_id = store.begin_upload("m/k")
+        body = _part_body(1, self.part_bytes_min)
+        pieces = Pieces([body[:1], body[1:700_000], body[700_000:]])
+        part = store.upload_part("m/k", upload_id, 1, pieces, crc32c=crc32c(body))
+        store.complete_upload("m/k", upload_id, [part])
+        assert self.raw_get(store, "m/k") == body
+
+    def test_a_part_of_changed_bytes_is_refused(self, store: ObjectStore) -> None:
+        upload_id = store.begin_upload("m/k")
+        with pytest.raises(InvalidCall, match="CRC-32C"):
+            store.upload_part("m/k", upload_id, 1, _part_body(1, self.part_bytes_min), crc32c=crc32c(b"other"))
+
+    def test_parts_become_the_object_in_order(self, store: ObjectStore) -> None:
+        upload_id = store.begin_upload("m/k", metadata={"Kind": "data"})
+        parts = self._upload(store, "m/k", upload_id, [3, 1, 2])
+        assert self.raw_get(store, "m/k") is None
+        info = store.complete_upload("m/k", upload_id, sorted(parts, key=lambda part: part.number))
+        expected = b"".join(_part_body(number, self.part_bytes_min) for number in (1, 2, 3))
+        assert self.raw_get(store, "m/k") == expected
+        assert info.size_bytes == len(expected)
+        head = store.head("m/k")
+        assert head.metadata == {"kind": "data"}
+        assert head.crc32c in (None, crc32c(expected))
+        assert (info.etag, info.key) == (head.etag, "m/k")
+
+    def test_part_numbers_may_have_gaps_and_repeats(self, store: ObjectStore) -> None:
+        upload_id = store.begin_upload("k")
+        self._upload(store, "k", upload_id, [2])
+        first, last = self._upload(store, "k", upload_id, [2, 10_000])
+        store.complete_upload("k", upload_id, [first, last])
+        expected = _part_body(2, self.part_bytes_min) + _part_body(10_000, self.part_bytes_min)
+        assert self.raw_get(store, "k") == expected
+
+    def test_unfinished_uploads_and_their_parts_are_listed(self, store: ObjectStore) -> None:
+        upload_id = store.begin_upload("m/k")
+        parts = self._upload(store, "m/k", upload_id, [1, 2])
+        prefixes = ["m/k", "m/", ""] if self.uploads_by_prefix else ["m/k"]
+        for prefix in prefixes:
+            (upload,) = store.list_uploads(prefix)
+            assert (upload.key, upload.upload_id) == ("m/k", upload_id)
+            assert upload.started_ms > 0
+        assert list(store.list_uploads("other")) == []
+        listed = list(store.list_parts("m/k", upload_id))
+        assert [(part.number, part.etag, part.size_bytes) for part in listed] == [
+            (part.number, part.etag, part.size_bytes) for part in parts
+        ]
+        crcs = [part.crc32c for part in listed]
+        assert crcs == [part.crc32c for part in parts] or (crcs == [-1, -1] and not self.keeps_part_crc32c)
+        assert store.list("").objects == ()
+        store.abort_upload("m/k", upload_id)
+
+    def test_an_aborted_upload_is_gone(self, store: ObjectStore) -> None:
+        upload_id = store.begin_upload("k")
+        parts = self._upload(store, "k", upload_id, [1])
+        store.abort_upload("k", upload_id)
+        store.abort_upload("k", upload_id)
+        assert list(store.list_uploads("k")) == []
+        _fails(NotFound, store.list_parts, "k", upload_id)
+        _fails((NotFound, OutcomeUnknown), self._upload, store, "k", upload_id, [2])
+        _fails(OutcomeUnknown, store.complete_upload, "k", upload_id, parts)
+        assert self.raw_get(store, "k") is None
+
+    def test_completing_twice_is_proven_or_unknown_and_harmless(self, store: ObjectStore) -> None:
+        upload_id = store.begin_upload("k")
+        parts = self._upload(store, "k", upload_id, [1, 2])
+        done = store.complete_upload("k", upload_id, parts)
+        with contextlib.suppress(OutcomeUnknown):
+            again = store.complete_upload("k", upload_id, parts)
+            assert (again.etag, again.size_bytes) == (done.etag, done.size_bytes)
+        assert store.head("k").etag == done.etag
+
+    def test_an_upload_that_never_was_does_not_pass_for_complete(self, store: ObjectStore) -> None:
+        """versitygw answers 200 to any completion of an existing key."""
+        upload_id = store.begin_upload("k")
+        parts = self._upload(store, "k", upload_id, [1, 2])
+        done = store.complete_upload("k", upload_id, parts)
+        for other in (parts[:1], [parts[1]]):
+            _fails(OffloaderError, store.complete_upload, "k", upload_id, other)
+        assert store.head("k").etag == done.etag
+
+    def test_a_completion_with_a_wrong_part_changes_nothing(self, store: ObjectStore) -> None:
+        upload_id = store.begin_upload("k")
+        (part,) = self._upload(store, "k", upload_id, [1])
+        wrong = PartInfo(2, part.etag, part.size_bytes, part.crc32c)
+        _fails((InvalidCall, OutcomeUnknown), store.complete_upload, "k", upload_id, [part, wrong])
+        assert self.raw_get(store, "k") is None
+        store.complete_upload("k", upload_id, [part])
+        assert self.raw_get(store, "k") == _part_body(1, self.part_bytes_min)
+
+    def test_completions_and_parts_that_make_no_sense_are_refused(self, store: ObjectStore) -> None:
+        upload_id = store.begin_upload("k")
+        first, second = self._upload(store, "k", upload_id, [1, 2])
+        for parts in ([], [second, first], [first, first]):
+            _fails(InvalidCall, store.complete_upload, "k", upload_id, parts)
+        for number in (0, -1, 10_001):
+            _fails(InvalidCall, store.upload_part, "k", upload_id, number, b"x")
+        with pytest.raises(InvalidCall, match="CRC-32C"):
+            store.upload_part("k", upload_id, 3, b"x", crc32c=crc32c(b"y"))
+        store.abort_upload("k", upload_id)
+
+    def test_two_uploads_of_one_key_do_not_mix(self, store: ObjectStore) -> None:
+        first, second = store.begin_upload("k"), store.begin_upload("k")
+        assert first != second
+        parts = [store.upload_part("k", upload_id, 1, upload_id.encode()) for upload_id in (first, second)]
+        store.complete_upload("k", first, parts[:1])
+        assert self.raw_get(store, "k") == first.encode()
+        if not self.uploads_side_by_side:
+            _fails((InvalidCall, OutcomeUnknown), store.complete_upload, "k", second, parts[1:])
+            assert self.raw_get(store, "k") == first.encode()
+            return
+        store.complete_upload("k", second, parts[1:])
+        assert self.raw_get(store, "k") == second.encode()
+
+    def test_an_upload_replaces_what_is_there(self, store: ObjectStore) -> None:
+        self.raw_put(store, "k", b"old")
+        upload_id = store.begin_upload("k")
+        parts = self._upload(store, "k", upload_id, [1])
+        assert self.raw_get(store, "k") == b"old"
+        store.complete_upload("k", upload_id, parts)
+        assert self.raw_get(store, "k") == _part_body(1, self.part_bytes_min)
+
+    # -- signed URLs
+
+    @pytest.mark.parametrize("key", ["k", *ODD_KEYS])
+    def test_a_signed_url_reads_the_object_and_nothing_else(self, store: ObjectStore, key: str) -> None:
+        body = bytes(range(256)) * 10
+        store.put(key, body)
+        url = store.signed_url(key, 60)
+        assert (url is not None) == self.signs_urls
+        if url is None:
+            return
+        assert _fetched(url) == (200, body)
+        assert _fetched(url, headers={"Range": "bytes=100-299"}) == (206, body[100:300])
+        if self.checks_signatures:
+            assert _fetched(url[:-4] + ("0000" if url[-4:] != "0000" else "1111"))[0] == 403
+            assert _fetched(url, method="PUT", data=b"other")[0] in (400, 403)
+            assert _fetched(url, method="DELETE")[0] in (400, 403)
+        assert self.raw_get(store, key) == body
+        assert url not in repr(store)
+
+    @pytest.mark.parametrize("expires_s", [0, -1, 7 * 24 * 3600 + 1, float("nan")])
+    def test_a_url_can_be_valid_for_seconds_up_to_a_week(self, store: ObjectStore, expires_s: float) -> None:
+        _fails(InvalidCall, store.signed_url, "k", expires_s)
+        _fails(InvalidCall, store.signed_url, "a//b", 60)
 
     # -- the rest
 
@@ -341,6 +583,27 @@ class StoreSuite(RangeSuite):
     def test_closing_twice_is_fine(self, store: ObjectStore) -> None:
         store.close()
         store.close()
+
+
+def _fails(
+    error: type[Exception] | tuple[type[Exception], ...], call: Callable[..., object], *args: Any, **named: Any
+) -> None:
+    """The call raises such an error."""
+    with pytest.raises(error):
+        call(*args, **named)
+
+
+def _fetched(
+    url: str, *, method: str = "GET", headers: Mapping[str, str] | None = None, data: bytes | None = None
+) -> tuple[int, bytes]:
+    """Status and body of a plain HTTP request."""
+    answer = urllib3.request(method, url, headers=headers, body=data, timeout=PATIENCE_S, retries=False)
+    return answer.status, answer.data
+
+
+def _part_body(number: int, length: int) -> bytes:
+    text = f"part {number} ".encode()
+    return (text * (length // len(text) + 1))[: max(length, len(text))]
 
 
 def _race(racers: int, write: object) -> list[bytes]:

@@ -1,46 +1,41 @@
-"""Offload a range of history: parallel uploads, commits in order."""
+"""Offload a range of history: plan of segments, parallel uploads, commits in order."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from bisect import insort
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Protocol
 from uuid import UUID
 
 from formats.entries import Position
 from formats.keys import Testimony, data_key, index_key, new_segment_uuid
-from formats.manifest import Assign, Edit, Failed, LedgerClosed, Offloaded
-from formats.segment import Layout, SegmentSummary
-from offloader.errors import Fenced, OffloaderError
+from formats.manifest import Assign, Edit, Failed, Gap, LedgerClosed, Offloaded
+from formats.segment import Layout, LedgerSpan, SegmentSummary
+from offloader.errors import Corrupt, Fenced, OffloaderError
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.source_identity import closed_edit
+from offloader.manifest.source_identity import closed_edit, with_facts
 from offloader.manifest.state import EditRefused, ManifestState, StreamPaused
 from offloader.runtime.clock import Clock
 from offloader.runtime.workers import SerialTask, Workers
 from offloader.settings import OffloadSettings
 from offloader.store.base import ObjectStore
 from offloader.store.rate_limit import Priority, working_at
-from offloader.write.hot_tier import acknowledged_end
-from offloader.write.ledger_objects import READ_BYTES, pieces_between, write_segment
+from offloader.write.gaps import allowed_gaps, find_gaps, require_recording
+from offloader.write.hot_tier import (
+    HistoryRange,
+    LedgerSizeEstimator,
+    acknowledged_end,
+    is_left_out,
+    uncovered,
+    without_gaps,
+)
+from offloader.write.ledger_objects import READ_BYTES, LedgerPiece, SourceLedger, write_segment
 from offloader.write.quota import MemoryBudget, part_bytes_for, segment_bytes_max
 from offloader.write.segment_queue import Commits
 from offloader.write.upload import upload_of
-
-__all__ = [
-    "BackfillJob",
-    "HistoryMemory",
-    "HistoryPlan",
-    "HistoryResult",
-    "OrderUpload",
-    "PlannedSegment",
-    "SegmentJob",
-    "parts_at_once",
-    "segment_memory_bytes",
-    "upload_order",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +43,8 @@ class PlannedSegment:
     """A segment to be written.
 
     Attributes:
-        ledger_ids: ledgers with entries in it at planning time. If one of them is missing when it is read, its entries
-            are lost and need a recorded gap.
+        ledger_ids: ledgers with entries in it at planning time; empty: those of both ends. If one of them is missing
+            when it is read, its entries are lost and need a recorded gap.
     """
 
     layout: Layout
@@ -65,19 +60,167 @@ class PlannedSegment:
         return cls(layout, begin, end, tuple(ids))
 
 
-class HistoryPlan(Protocol):
-    """Segments to write, in order. Not thread-safe."""
+def _v1_ledger_id(planned: PlannedSegment) -> int | None:
+    return planned.begin.ledger_id if planned.layout is Layout.V1 else None
 
-    #: Whether the segments after a failed one are offloaded nevertheless.
-    goes_on_after_failure: bool
+
+def _needed(planned: PlannedSegment) -> set[int]:
+    """Ledgers with its entries."""
+    return {planned.begin.ledger_id, planned.end.ledger_id, *planned.ledger_ids}
+
+
+def _pieces(planned: PlannedSegment, source: LedgerSource) -> list[LedgerPiece]:
+    """Its parts of the source's ledgers, in order; ``Corrupt``: one of the ledgers is missing."""
+    begin, end = planned.begin, planned.end
+    pieces = [
+        LedgerPiece(
+            SourceLedger(source, info),
+            begin.entry_id if info.ledger_id == begin.ledger_id else 0,
+            end.entry_id if info.ledger_id == end.ledger_id else info.last_entry_id,
+        )
+        for info in source.ledgers()
+        if info.entries and begin.ledger_id <= info.ledger_id <= end.ledger_id
+    ]
+    gone = _needed(planned) - {piece.ledger.info.ledger_id for piece in pieces}
+    if gone:
+        raise Corrupt(f"ledger {min(gone)} isn't in the hot tier any more, {begin}..{end} was to be offloaded")
+    return pieces
+
+
+class HistoryPlan:
+    """Segments to write, in order. Not thread-safe.
+
+    Args:
+        segments: independent of each other: they are written one by one, each tried once, also after a failed one.
+    """
+
+    independent = True
+
+    def __init__(self, segments: Iterable[PlannedSegment]) -> None:
+        self._segments = iter(segments)
 
     def next(self) -> PlannedSegment | None:
         """The next segment, ``None``: no more."""
-        ...
+        return next(self._segments, None)
 
     def uploaded(self, summary: SegmentSummary) -> None:
         """Record that one of them is in the store."""
-        ...
+
+
+class BackfillPlan(HistoryPlan):
+    """Cuts ranges one segment after another; sizes measured in a ledger correct the estimate for its rest.
+
+    Args:
+        ranges: to be offloaded, in order.
+        ledgers: that hold them, ascending.
+        segment_bytes: size of a segment.
+    """
+
+    independent = False
+
+    def __init__(self, ranges: Iterable[HistoryRange], ledgers: Sequence[LedgerInfo], segment_bytes: int) -> None:
+        super().__init__(self._cut())
+        self._left, self._ledgers, self._segment_bytes = list(ranges), ledgers, segment_bytes
+        self._measured: dict[int, list[LedgerSpan]] = {}
+        self._sizes = LedgerSizeEstimator(ledgers)
+        self.segments = sum(self._sizes.segments(each, segment_bytes) for each in self._left)
+        self.wire_bytes = round(sum(self._sizes.between(each.begin, each.end) for each in self._left))
+
+    @property
+    def begin(self) -> Position | None:
+        """Where the next segment begins, ``None``: no more."""
+        return self._left[0].begin if self._left else None
+
+    def _cut(self) -> Iterator[PlannedSegment]:
+        while self._left:
+            wanted = self._left[0]
+            cut = self._sizes.cut(wanted, self._segment_bytes)
+            if cut.end == wanted.end:
+                del self._left[0]
+            else:
+                self._left[0] = HistoryRange(self._following(cut.end), wanted.end)
+            yield PlannedSegment.of(Layout.V2, cut.begin, cut.end, self._ledgers)
+
+    def _following(self, end: Position) -> Position:
+        """The next existing entry after ``end``, which isn't the last."""
+        later = (info for info in self._ledgers if info.entries and info.ledger_id >= end.ledger_id)
+        own = next(later)
+        return end.next() if end.entry_id < own.last_entry_id else Position(next(later).ledger_id, 0)
+
+    def uploaded(self, summary: SegmentSummary) -> None:
+        # Only a ledger still to be cut benefits from the measurement.
+        spans = [span for span in summary.ledgers if self._left and span.ledger_id >= self._left[0].begin.ledger_id]
+        for span in spans:
+            insort(self._measured.setdefault(span.ledger_id, []), span, key=lambda each: each.first_entry_id)
+        if spans:
+            self._sizes = LedgerSizeEstimator(self._ledgers, self._measured)
+
+
+def plan_of_history(
+    state: ManifestState,
+    ledgers: Sequence[LedgerInfo],
+    settings: OffloadSettings,
+    *,
+    last: Position | None = None,
+    given_up: Collection[UUID] = (),
+    gaps: Iterable[Gap] = (),
+) -> BackfillPlan:
+    """Plan the unoffloaded part of a stream up to ``last`` (default: everything), in segments.
+
+    No segment spans one of ``gaps``.
+    """
+    ranges = without_gaps(uncovered(state, ledgers, last=last, given_up=given_up), gaps, ledgers)
+    return BackfillPlan(ranges, ledgers, segment_bytes_max(settings))
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryStart:
+    """Begin of a run.
+
+    Attributes:
+        plan: the segments to upload.
+        gaps: to be recorded first.
+        ends: of ledgers, to be recorded first.
+        blocked: the gap at which the policy blocks, ``None``: none.
+    """
+
+    plan: BackfillPlan
+    gaps: list[Gap]
+    ends: list[LedgerClosed]
+    blocked: Gap | None
+
+
+def start_of_history(
+    state: ManifestState,
+    ledgers: Sequence[LedgerInfo],
+    settings: OffloadSettings,
+    *,
+    last: Position | None = None,
+    given_up: Collection[UUID] = (),
+    seen: Mapping[int, int | None] | None = None,
+) -> HistoryStart:
+    """The plan up to ``last``, or up to the first gap that may not be recorded; arguments as for ``find_gaps``.
+
+    Raises:
+        Corrupt: the source lists entries where there are none.
+    """
+    found = find_gaps(state, ledgers, last=last, given_up=given_up, seen=seen)
+    gaps, blocked = allowed_gaps(found.gaps, settings.on_gap)
+    if blocked is not None:
+        before = blocked.first.previous()
+        last = before if last is None else min(last, before)
+    plan = plan_of_history(state, ledgers, settings, last=last, given_up=given_up, gaps=gaps)
+    # Ends after the newest range are recorded together with the next range.
+    newest = state.newest_end
+    ends = [each for each in found.ends if newest is not None and each.ledger_id < newest.ledger_id]
+    return HistoryStart(plan, gaps, ends, blocked)
+
+
+def interrupted(log: ManifestLog, given_up: Collection[Failed]) -> list[Failed]:
+    """Segments that an earlier run of this epoch left assigned."""
+    said = {edit.uuid for edit in given_up}
+    own = [each.uuid for each in log.state.assigned() if each.epoch == log.epoch]
+    return [Failed(uuid, "interrupted") for uuid in own if uuid not in said]
 
 
 @dataclass(slots=True)
@@ -144,17 +287,16 @@ def upload_order(
         send_aside: sends parts while the next is made; ``None``: this thread sends them, one by one.
 
     Raises:
-        as ``write_segment`` and ``pieces_between``.
+        Corrupt: a ledger is missing; and as ``write_segment``.
     """
     planned = order.planned
-    pieces = pieces_between(source, source.ledgers(), planned.begin, planned.end, planned.ledger_ids)
-    ledger_id = planned.begin.ledger_id if planned.layout is Layout.V1 else None
+    pieces = _pieces(planned, source)
     with working_at(Priority.BACKFILL):
         upload = upload_of(
             store,
             order.stream,
             order.uuid,
-            ledger_id,
+            _v1_ledger_id(planned),
             incarnation=order.incarnation,
             epoch=order.epoch,
             codec=settings.codec,
@@ -199,26 +341,21 @@ class HistoryMemory:
     """Memory reservations of one size, one for each segment in progress. Not thread-safe.
 
     Args:
-        budget: of the process.
         segment_bytes: of one reservation; less where the whole budget is smaller.
-
-    Attributes:
-        wake: called when ``take`` can have the room it waits for; set by the run.
+        wake: called when ``take`` can have the room it waits for.
     """
 
-    def __init__(self, budget: MemoryBudget, segment_bytes: int) -> None:
-        self.wake: Callable[[], None] = lambda: None
-        self._budget = budget
+    def __init__(self, budget: MemoryBudget, segment_bytes: int, wake: Callable[[], None]) -> None:
+        self._budget, self._wake = budget, wake
         self._segment_bytes = min(segment_bytes, budget.limit_bytes)
-        self._granted_bytes = 0
-        self._segments = 0
+        self._granted_bytes = self._segments = 0
         self._joined = False
 
     def take(self) -> bool:
         """Reserve room for one more segment; False: not now. The first one is queued, and ``wake`` is called."""
         if not self._joined:
             # No flush to request under pressure: reserved bytes are already being sent and come back.
-            self._budget.join(self, lambda: self.wake(), lambda: self._granted_bytes)
+            self._budget.join(self, self._wake, lambda: self._granted_bytes)
             self._joined = True
         wanted = (self._segments + 1) * self._segment_bytes
         missing = wanted - self._granted_bytes
@@ -252,10 +389,41 @@ class HistoryMemory:
             self._budget.leave(self)
 
 
+@dataclass(frozen=True, slots=True)
+class HistoryTools:
+    """Process-wide resources of runs over history.
+
+    Attributes:
+        upload: reads and uploads an assigned segment, here or elsewhere.
+        driver: recorded with each segment.
+        workers: of all streams; steps and commits run there.
+        uploaders: read and upload segments of history. A segment occupies one from its first entry to its last, so
+            these are a few separate threads of the process: live streams never wait for one.
+        budget: the process's memory; ``None``: ``upload`` takes none of it.
+        writer_url: where this process serves requests as a stream's owner; empty: nowhere.
+    """
+
+    upload: OrderUpload
+    driver: dict[str, str]
+    settings: OffloadSettings
+    workers: Workers
+    uploaders: Workers
+    budget: MemoryBudget | None
+    clock: Clock
+    entropy: Callable[[int], bytes]
+    writer_url: str = ""
+
+    def new_uuid(self, state: ManifestState) -> UUID:
+        """A name for a new segment of a stream."""
+        return new_segment_uuid(state.incarnation, int.from_bytes(self.entropy(8), "big"))
+
+
 _log = logging.getLogger("offloader.history")
 
 #: Wait before the first retry; doubles up to ``retry_seconds_max``.
 RETRY_DELAY_FIRST_S = 0.2
+#: Attempts at one segment of a backfill; the store has its own retries.
+ATTEMPTS_MAX = 3
 #: Attempts at a step that the store or the source refuses, before the run ends; the store has its own retries.
 COMMIT_ATTEMPTS_MAX = 5
 
@@ -264,8 +432,6 @@ COMMIT_ATTEMPTS_MAX = 5
 class _Attempt:
     planned: PlannedSegment
     uuid: UUID
-    #: Ledgers with its entries: if one of them is missing in the source, it can't be offloaded any more.
-    ledger_ids: frozenset[int]
     number: int = 1
     outcome: Future[SegmentSummary] = field(default_factory=Future)
 
@@ -274,66 +440,55 @@ class BackfillJob:
     """Offloads the segments of a plan. Single use.
 
     Args:
-        source: the hot tier.
         log: the stream's manifest, its epoch open.
-        plan: which segments.
-        upload: reads and uploads one segment, for (name, segment, whether to stop); on a worker.
-        driver: recorded with each segment.
-        commits: earlier commits of the same log, if any; all finished, and without concurrent commits.
+        commits: of the same log; earlier ones are finished, and none are concurrent.
         first_edits: further edits of the first record: segments given up, gaps.
-        uploaders: threads that read and upload segments; default: ``workers``. A segment occupies one all the time.
-        memory: of the process, for the segments in progress; ``None``: unlimited.
-        segments_max: in parallel.
-        attempts_max: of one segment; the store has its own retries.
         acknowledges: whether to acknowledge offloaded entries to the source.
         on_progress: called after each commit that made entries readable.
         on_first_record: called when ``first_edits`` are in the manifest.
+
+    Raises:
+        Corrupt: one of the gaps mustn't be recorded (``on_gap``).
     """
 
     def __init__(
         self,
+        tools: HistoryTools,
         source: LedgerSource,
         log: ManifestLog,
         plan: HistoryPlan,
         *,
-        upload: Callable[[UUID, PlannedSegment, Callable[[], bool]], SegmentSummary],
-        driver: dict[str, str],
-        settings: OffloadSettings,
-        workers: Workers,
-        clock: Clock,
-        entropy: Callable[[int], bytes],
-        commits: Commits | None = None,
+        commits: Commits,
         first_edits: Sequence[Edit] = (),
-        uploaders: Workers | None = None,
-        memory: HistoryMemory | None = None,
-        segments_max: int = 1,
-        attempts_max: int = 1,
         acknowledges: bool = True,
         on_progress: Callable[[SegmentSummary], None] = lambda _: None,
         on_first_record: Callable[[], None] = lambda: None,
     ) -> None:
-        self._source, self._log, self._plan, self._upload = source, log, plan, upload
-        self._driver, self._settings, self._workers, self._clock = driver, settings, workers, clock
-        self._entropy, self._uploaders, self._memory = entropy, uploaders or workers, memory
-        self._segments_max, self._attempts_max = segments_max, attempts_max
+        self._tools, self._source, self._log, self._plan = tools, source, log, plan
         self._acknowledges, self._on_progress, self._on_first_record = acknowledges, on_progress, on_first_record
+        for gap in (edit for edit in first_edits if isinstance(edit, Gap)):
+            require_recording(log.stream, gap, tools.settings.on_gap)
+        settings, budget = tools.settings, tools.budget
+        self._segments_max = 1 if plan.independent else settings.backfill_segments_in_flight_max
+        self._attempts_max = 1 if plan.independent else ATTEMPTS_MAX
+        self._parts_max = 1 if budget is None else parts_at_once(settings, self._segments_max, budget.limit_bytes)
         self._done: Future[HistoryResult] = Future()
-        self._task = SerialTask(workers, self._step)
-        if memory is not None:
-            memory.wake = self._task.schedule
+        self._task = SerialTask(tools.workers, self._step)
+        self._memory: HistoryMemory | None = None
+        if budget is not None:
+            segment_bytes = segment_memory_bytes(settings, self._parts_max)
+            self._memory = HistoryMemory(budget, segment_bytes, self._task.schedule)
         self._stopped = False
 
         # Accessed by steps only.
-        self._commits = commits or Commits(log, source, driver, clock)
-        self._first_edits = list(first_edits)
+        self._commits = commits
+        self._first_edits = with_facts(first_edits, source)
         self._ledgers: Sequence[LedgerInfo] = ()
         self._running: list[_Attempt] = []
         self._proposed: list[_Attempt] = []
         self._result = HistoryResult(committed=log.state.committed_end())
         self._facts_to = -1
-        self._exhausted = False
-        self._ends = False
-        self._paused = False
+        self._exhausted = self._ends = self._paused = False
         self._failures = 0
 
     def start(self) -> Future[HistoryResult]:
@@ -369,8 +524,7 @@ class BackfillJob:
             if self._failures >= COMMIT_ATTEMPTS_MAX:
                 self._fail(error)
             else:
-                delay_s = RETRY_DELAY_FIRST_S * 2 ** (self._failures - 1)
-                self._workers.call_after(min(delay_s, self._settings.retry_seconds_max), self._task.schedule)
+                self._later(self._failures, self._task.schedule)
         except Exception as error:
             _log.exception("stream %s: a step failed", self._log.stream)
             self._fail(error)
@@ -379,21 +533,14 @@ class BackfillJob:
         """Commit arrived segments and start the next ones, in one record."""
         arrived = [attempt for attempt in self._running if attempt.outcome.done()]
         self._ledgers = self._source.ledgers()
-        edits: list[Edit] = []
-        settled: list[tuple[_Attempt, SegmentSummary]] = []
-        given_up: list[_Attempt] = []
-        for attempt in arrived:
-            error = attempt.outcome.exception()
-            if error is None:
-                settled.append((attempt, attempt.outcome.result()))
-            else:
-                given_up += self._judge(attempt, error)
+        settled = [(each, each.outcome.result()) for each in arrived if each.outcome.exception() is None]
+        given_up = [each for each in arrived if (error := each.outcome.exception()) and self._judge(each, error)]
         self._give_memory_back()  # before taking more: a run that waits for itself would deadlock
         self._propose()
-        edits += [*self._first_edits, *(Failed(a.uuid, str(a.outcome.exception())) for a in given_up)]
+        edits = [*self._first_edits, *(Failed(a.uuid, str(a.outcome.exception())) for a in given_up)]
         edits += self._closed_edits([a.planned.end for a in (*self._proposed, *(a for a, _ in settled))])
         edits += [self._assign(attempt) for attempt in self._proposed]
-        edits += [Offloaded(attempt.uuid, summary, self._clock.now_ms()) for attempt, summary in settled]
+        edits += [Offloaded(attempt.uuid, summary, self._tools.clock.now_ms()) for attempt, summary in settled]
         if edits:
             self._commits.commit(edits, lambda state: self._committed(state, arrived, settled, given_up))
             closed = [edit.ledger_id for edit in edits if isinstance(edit, LedgerClosed)]
@@ -403,32 +550,31 @@ class BackfillJob:
         self._give_memory_back()
         if not self._running and not self._proposed and (self._exhausted or self._ends or self._stopped):
             self._result.committed = self._log.state.committed_end()
-            self._finish(lambda: self._done.set_result(self._result))
+            self._done.set_result(self._result)
 
-    def _judge(self, attempt: _Attempt, error: BaseException) -> list[_Attempt]:
-        """Decide about a failed attempt; returns the attempt if the manifest should drop it."""
+    def _judge(self, attempt: _Attempt, error: BaseException) -> bool:
+        """Decide about a failed attempt; returns whether the manifest should drop it."""
         planned = attempt.planned
         # Decided again after a refused record: a replacement must be assigned in the same record as the failure, and a
         # run stopped meanwhile records neither.
         self._proposed = [each for each in self._proposed if each.planned != planned]
         if self._stopped or self._paused:
-            return []
-        if not attempt.ledger_ids <= {info.ledger_id for info in self._ledgers}:
+            return False
+        # Without one of its ledgers it can't be offloaded any more.
+        if not _needed(planned) <= {info.ledger_id for info in self._ledgers}:
             if planned not in self._result.trimmed:
                 self._result.trimmed.append(planned)
-            if planned.layout is Layout.V1:
-                return [attempt]
-            # It stays promised until one record has both its failure and its gap.
-            self._ends = True
-            return []
+            # A V2 segment stays promised until one record has both its failure and its gap.
+            self._ends = self._ends or planned.layout is not Layout.V1
+            return planned.layout is Layout.V1
         if isinstance(error, OffloaderError) and error.retryable and attempt.number < self._attempts_max:
-            self._proposed.append(self._attempt(planned, attempt.number + 1))
-            return [attempt]
+            self._proposed.append(_Attempt(planned, self._tools.new_uuid(self._log.state), attempt.number + 1))
+            return True
         if error not in self._result.errors:
             self._result.errors.append(error)
             _log.warning("stream %s: %s..%s: %s", self._log.stream, planned.begin, planned.end, error)
-        self._ends = self._ends or not self._plan.goes_on_after_failure
-        return []
+        self._ends = self._ends or not self._plan.independent
+        return False
 
     def _propose(self) -> None:
         """Take segments off the plan; they stay proposed until a record assigns them."""
@@ -442,7 +588,7 @@ class BackfillJob:
             if planned is None:
                 self._exhausted = True
             else:
-                self._proposed.append(self._attempt(planned, 1))
+                self._proposed.append(_Attempt(planned, self._tools.new_uuid(self._log.state)))
 
     def _committed(
         self,
@@ -472,19 +618,23 @@ class BackfillJob:
 
     def _launch(self, attempt: _Attempt) -> None:
         def run() -> None:
+            log = self._log
             try:
-                attempt.outcome.set_result(self._upload(attempt.uuid, attempt.planned, lambda: self._stopped))
+                whose = log.stream, log.state.incarnation, log.epoch or 0
+                order = SegmentJob(*whose, attempt.uuid, attempt.planned, self._parts_max, log.testimony())
+                attempt.outcome.set_result(self._tools.upload(self._source, order, lambda: self._stopped))
             except BaseException as error:
                 attempt.outcome.set_exception(error)
             self._task.schedule()
 
         if attempt.number == 1:
-            self._uploaders.submit(run)
+            self._tools.uploaders.submit(run)
         else:
-            delay_s = RETRY_DELAY_FIRST_S * 2 ** (attempt.number - 2)
-            self._workers.call_after(
-                min(delay_s, self._settings.retry_seconds_max), lambda: self._uploaders.submit(run)
-            )
+            self._later(attempt.number - 1, lambda: self._tools.uploaders.submit(run))
+
+    def _later(self, failures: int, run: Callable[[], object]) -> None:
+        delay_s = min(RETRY_DELAY_FIRST_S * 2 ** (failures - 1), self._tools.settings.retry_seconds_max)
+        self._tools.workers.call_after(delay_s, run)
 
     def _acknowledge(self, state: ManifestState) -> None:
         if state.committed_end() == self._result.committed:
@@ -504,8 +654,7 @@ class BackfillJob:
 
         Not for another epoch's: its PUT may be in flight, and only the sweeper waits long enough.
         """
-        ledger_id = attempt.planned.begin.ledger_id if attempt.planned.layout is Layout.V1 else None
-        stream, uuid = self._log.stream, attempt.uuid
+        stream, uuid, ledger_id = self._log.stream, attempt.uuid, _v1_ledger_id(attempt.planned)
         try:
             self._log.store.delete([data_key(stream, uuid, ledger_id), index_key(stream, uuid, ledger_id)])
         except OffloaderError as error:
@@ -514,22 +663,18 @@ class BackfillJob:
     # -- helpers
 
     def _assign(self, attempt: _Attempt) -> Assign:
-        planned = attempt.planned
-        now_ms = self._clock.now_ms()
-        return Assign(attempt.uuid, int(planned.layout), planned.begin, planned.end, now_ms, self._driver)
+        planned, now_ms = attempt.planned, self._tools.clock.now_ms()
+        return Assign(attempt.uuid, int(planned.layout), planned.begin, planned.end, now_ms, self._tools.driver)
 
     def _closed_edits(self, ends: list[Position]) -> list[Edit]:
         """The source's facts, missing in the manifest, about the ledgers of these segments."""
         if not ends:
             return []
-        known, newest = self._log.state.closed_ledgers, max(ends).ledger_id
+        state, newest = self._log.state, max(ends).ledger_id
         infos = [info for info in self._ledgers if self._facts_to < info.ledger_id <= newest and info.closed]
-        return [closed_edit(info, self._source) for info in infos if info.ledger_id not in known]
-
-    def _attempt(self, planned: PlannedSegment, number: int) -> _Attempt:
-        uuid = new_segment_uuid(self._log.state.incarnation, int.from_bytes(self._entropy(8), "big"))
-        ends = {planned.begin.ledger_id, planned.end.ledger_id}
-        return _Attempt(planned, uuid, frozenset(ends.union(planned.ledger_ids)), number)
+        # With its end recorded, the entries of a ledger deleted before it was offloaded would be missing.
+        infos = [info for info in infos if info.ledger_id not in state.closed_ledgers and not is_left_out(state, info)]
+        return [closed_edit(info, self._source) for info in infos]
 
     def _rest(self, error: StreamPaused) -> None:
         """Assign no more; segments in progress complete, the rest is left to the next run."""
@@ -543,11 +688,8 @@ class BackfillJob:
         """The manifest refuses commits: end uploads early and leave their segments assigned."""
         self._stopped = True
         self._proposed = []  # if they are assigned all the same, the next run fails them
-        self._finish(lambda: self._done.set_exception(error))
-
-    def _finish(self, tell: Callable[[], None]) -> None:
         self._give_memory_back()
-        tell()
+        self._done.set_exception(error)
 
     def _give_memory_back(self) -> None:
         """Return the memory of finished uploads; an upload left by a failed run counts until it ends."""

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Sequence
 from uuid import UUID
 
 from formats.entries import Position
-from formats.manifest import Gap, Pause, Resume, SetMethod
+from formats.manifest import Failed, Gap, Pause, Resume, SetMethod
 from formats.segment import SegmentSummary
 from offloader.errors import Closed, Fenced, NotFound, Unsupported
-from offloader.ledgers.base import LedgerInfo, LedgerSource
+from offloader.ledgers.base import LedgerInfo, LedgerSource, listed_source
 from offloader.manifest.checked_source import checked
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.source_identity import closed_edit
@@ -18,41 +18,35 @@ from offloader.manifest.state import ManifestState, StreamPaused
 from offloader.settings import ManifestSettings
 from offloader.store.attempts import recorder_of
 from offloader.store.base import ObjectStore
-from offloader.write.backfill import BackfillJob, HistoryResult, PlannedSegment
-from offloader.write.backfill_plan import (
-    ATTEMPTS_MAX,
+from offloader.write.backfill import (
+    BackfillJob,
     BackfillPlan,
-    FixedPlan,
+    HistoryPlan,
+    HistoryResult,
     HistoryTools,
-    OwnedStream,
+    PlannedSegment,
     interrupted,
     plan_of_history,
     start_of_history,
 )
-from offloader.write.gaps import allowed_gaps, blocked_at, find_holes
+from offloader.write.commit_ack import CommitAck
+from offloader.write.epoch import Ownership
+from offloader.write.gaps import allowed_gaps, blocked_at, find_gaps
 from offloader.write.hot_release import HotRelease
+from offloader.write.hot_tier import is_left_out
 from offloader.write.ledger_method import OFF, LedgerMethodPlan, ledgers_of_method
 from offloader.write.rollback import LedgerRewrite, RewriteResult
-
-__all__ = ["BackfillService"]
+from offloader.write.segment_queue import Commits
 
 
 class BackfillService:
-    """Runs over the history of streams. Each call is one run, one at a time for each stream.
-
-    Args:
-        store: where the manifests are.
-        tools: of the process.
-        manifest: manifest settings.
-    """
+    """Runs over the history of streams. Each call is one run, one at a time for each stream."""
 
     def __init__(self, store: ObjectStore, tools: HistoryTools, manifest: ManifestSettings | None = None) -> None:
-        self._store = store
-        self._tools = tools
+        self._store, self._tools, self._manifest = store, tools, manifest
         self._lock = threading.Lock()
         self._under_way: list[BackfillJob] = []
         self._stopped = False
-        self._manifest = manifest
 
     def backfill(
         self,
@@ -96,24 +90,24 @@ class BackfillService:
         start = start_of_history(state, ledgers, settings, last=last, given_up=_promised(state))
         on_plan(start.plan)
         result = HistoryResult(committed=state.committed_end())
-        if not start.is_empty:
+        if start.plan.segments or start.gaps or start.ends:
             _require_not_paused(state)
-            owned = OwnedStream(self._tools, source, log, take_over=take_over, acknowledges=acknowledges)
+            commits, failed = self._own(source, log, take_over=take_over, acknowledges=acknowledges)
             again = True
             while again:
-                owned.given_up += interrupted(log, owned.given_up)
-                given_up = {edit.uuid for edit in owned.given_up}
+                failed += interrupted(log, failed)
+                given_up = {edit.uuid for edit in failed}
                 start = start_of_history(log.state, source.ledgers(), settings, last=last, given_up=given_up)
-                run = owned.run(
-                    start.plan,
-                    gaps=start.gaps,
-                    ends=start.ends,
-                    segments_max=settings.backfill_segments_in_flight_max,
-                    attempts_max=ATTEMPTS_MAX,
+                run = BackfillJob(
+                    *(self._tools, source, log, start.plan),
+                    commits=commits,
+                    first_edits=[*failed, *start.ends, *start.gaps],
+                    acknowledges=acknowledges,
                     on_progress=on_progress,
                 )
                 done = self._finished(stream, run)
                 result.add(done)
+                failed = []
                 # Entries lost by the hot tier meanwhile are a gap, which doesn't affect earlier ones.
                 again = bool(done.trimmed) and not done.errors
         if start.blocked is not None:
@@ -149,28 +143,44 @@ class BackfillService:
         source = checked(source, log)
         state = log.load(create=True)
         ledgers = source.ledgers()
-        thresholds = {"threshold_bytes": threshold_bytes, "threshold_seconds": threshold_seconds}
-        plan = self._plan_of_ledgers(state, ledgers, _promised(state), last, **thresholds)
-        on_plan(plan)
+
+        def look(given_up: Collection[UUID], *, show: bool) -> tuple[LedgerMethodPlan, list[Gap], Gap | None]:
+            plan = ledgers_of_method(
+                *(log.state, ledgers),
+                now_ms=self._tools.clock.now_ms(),
+                threshold_bytes=threshold_bytes,
+                threshold_seconds=threshold_seconds,
+                given_up=given_up,
+                last=last,
+            )
+            if show:
+                on_plan(plan)
+            lost = find_gaps(log.state, ledgers, last=last, given_up=given_up).gaps
+            return plan, *allowed_gaps(lost, self._tools.settings.on_gap)
+
+        plan, gaps, blocked = look(_promised(state), show=True)
         result = HistoryResult(committed=state.committed_end())
-        gaps, blocked = self._gaps_between(state, ledgers, _promised(state), last)
         if plan.segments or gaps:
             _require_not_paused(state)
-            owned = OwnedStream(self._tools, source, log, take_over=take_over, acknowledges=acknowledges)
+            commits, failed = self._own(source, log, take_over=take_over, acknowledges=acknowledges)
             if log.state.method != "ledger":
                 log.commit([SetMethod("ledger")])
-            given_up = {edit.uuid for edit in owned.given_up}
-            plan = self._plan_of_ledgers(log.state, ledgers, given_up, last, **thresholds)
-            gaps, blocked = self._gaps_between(log.state, ledgers, given_up, last)
-            run = owned.run(
-                FixedPlan(plan.segments),
-                gaps=gaps,
-                segments_max=1,
-                attempts_max=1,
+            plan, gaps, blocked = look({edit.uuid for edit in failed}, show=False)
+            run = BackfillJob(
+                *(self._tools, source, log, HistoryPlan(plan.segments)),
+                commits=commits,
+                first_edits=[*failed, *gaps],
+                acknowledges=acknowledges,
                 on_progress=on_progress,
             )
             result = self._finished(stream, run)
-        result.errors += [_has_gap(stream, info) for info in plan.refused]
+        result.errors += [
+            Unsupported(
+                f"stream {stream}: ledger {info.ledger_id} has a gap, which the ledger method can't express",
+                hint="offload it with the streaming method",
+            )
+            for info in plan.refused
+        ]
         if blocked is not None:
             result.errors.append(blocked_at(stream, blocked))
         return result
@@ -230,7 +240,7 @@ class BackfillService:
             closed_edit(info, source)
             for info in source.ledgers()
             if info.closed and end is not None and Position(info.ledger_id, info.last_entry_id) <= end
-            if info.ledger_id not in known
+            if info.ledger_id not in known and not is_left_out(state, info)
         ]
         if facts:
             log.commit_as_maintainer(facts)
@@ -276,6 +286,20 @@ class BackfillService:
         for run in under_way:
             run.stop()
 
+    def release(self, source: LedgerSource, stream: str) -> HotRelease | CommitAck:
+        """Create what releases a stream's hot copies; not started.
+
+        To a broker that decides about its own copies, each commit is acknowledged.
+        """
+        listed = listed_source(source)
+        if listed is None or not listed.acknowledges_commits:
+            return self.hot_release(source, stream)
+        return CommitAck(
+            *(source, listed, self._log(stream)),
+            with_gaps=self._tools.settings.release_with_gaps,
+            workers=self._tools.workers,
+        )
+
     def hot_release(self, source: LedgerSource, stream: str) -> HotRelease:
         """Create the deleter of a stream's hot copies after ``deletion_lag_minutes``; not started."""
         return HotRelease(
@@ -300,42 +324,27 @@ class BackfillService:
         may cut elsewhere.
 
         Args:
-            state: the current manifest.
-            ledgers: the hot tier's.
             method: ``streaming`` or ``ledger``.
             last, threshold_bytes: as for ``ledgers``.
         """
+        given_up, now_ms = _promised(state), self._tools.clock.now_ms()
         if method == "ledger":
-            plan = self._plan_of_ledgers(state, ledgers, _promised(state), last, threshold_bytes, OFF)
-            return plan.segments
-        history = plan_of_history(state, ledgers, self._tools.settings, last=last, given_up=_promised(state))
+            return ledgers_of_method(
+                state, ledgers, now_ms=now_ms, threshold_bytes=threshold_bytes, given_up=given_up, last=last
+            ).segments
+        history = plan_of_history(state, ledgers, self._tools.settings, last=last, given_up=given_up)
         return list(iter(history.next, None))
 
-    def _plan_of_ledgers(
-        self,
-        state: ManifestState,
-        ledgers: Sequence[LedgerInfo],
-        given_up: Collection[UUID],
-        last: Position | None,
-        threshold_bytes: int,
-        threshold_seconds: int,
-    ) -> LedgerMethodPlan:
-        plan = ledgers_of_method(
-            state,
-            ledgers,
-            now_ms=self._tools.clock.now_ms(),
-            threshold_bytes=threshold_bytes,
-            threshold_seconds=threshold_seconds,
-            given_up=given_up,
+    def _own(
+        self, source: LedgerSource, log: ManifestLog, *, take_over: bool, acknowledges: bool
+    ) -> tuple[Commits, list[Failed]]:
+        """Open an epoch; returns its commits, and the failures for its first record."""
+        commits = Commits(log, source, self._tools.driver, self._tools.clock)
+        owners = Ownership(
+            *(log, source, self._tools.settings, self._tools.clock), take_over=take_over, acknowledges=acknowledges
         )
-        return LedgerMethodPlan([each for each in plan.segments if last is None or each.end <= last], plan.refused)
-
-    def _gaps_between(
-        self, state: ManifestState, ledgers: Sequence[LedgerInfo], given_up: Collection[UUID], last: Position | None
-    ) -> tuple[list[Gap], Gap | None]:
-        """Gaps to be recorded, and the first one that the policy blocks at: the committed end stays there."""
-        lost = find_holes(state, ledgers, last=last, given_up=given_up).gaps
-        return allowed_gaps(lost, self._tools.settings.on_gap)
+        owners.take(commits)
+        return commits, owners.given_up
 
     def _finished(self, stream: str, run: BackfillJob) -> HistoryResult:
         with self._lock:
@@ -378,10 +387,3 @@ def _promised(state: ManifestState) -> set[UUID]:
 def _require_not_paused(state: ManifestState) -> None:
     if state.paused:
         raise StreamPaused(state.stream)
-
-
-def _has_gap(stream: str, info: LedgerInfo) -> Unsupported:
-    return Unsupported(
-        f"stream {stream}: ledger {info.ledger_id} has a gap, which the ledger method can't express",
-        hint="offload it with the streaming method",
-    )

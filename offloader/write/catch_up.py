@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
@@ -13,15 +12,20 @@ from offloader.errors import StoreUnavailable
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import ManifestState, StreamPaused
-from offloader.write.backfill import BackfillJob, HistoryResult
-from offloader.write.backfill_plan import ATTEMPTS_MAX, HistoryStart, HistoryTools, interrupted, start_of_history
-from offloader.write.gaps import blocked_at, require_recording
+from offloader.write.backfill import (
+    BackfillJob,
+    HistoryResult,
+    HistoryStart,
+    HistoryTools,
+    interrupted,
+    start_of_history,
+)
+from offloader.write.epoch import Ownership
+from offloader.write.gaps import blocked_at, gap_before, require_recording
 from offloader.write.hot_tier import CATCH_UP_READ_BYTES, read_next
 from offloader.write.quota import segment_bytes_max
 from offloader.write.segment_queue import Commits
 from offloader.write.status import Mode, StreamState, lag_between
-
-__all__ = ["BEHIND_SEGMENTS_MIN", "CATCH_UP_READS_PER_STEP", "CatchUp", "StreamBackfill"]
 
 #: Reads per task in the worker pool, so that a stream far behind leaves room for others.
 CATCH_UP_READS_PER_STEP = 8
@@ -31,16 +35,11 @@ class CatchUp:
     """Catch-up reads of a stream. Used by its steps, one at a time.
 
     Args:
-        shared: the stream's state.
-        source: its hot tier.
-        view: the current manifest.
-        commits: for gaps.
-        given_up: the next record's edits about failed segments.
         on_gap: the setting.
         schedule: makes another step.
 
     Attributes:
-        hole: a proven, unrecorded gap.
+        gap: a proven, unrecorded gap.
         is_yielding: reads have stopped: a run over the history continues where offering stops.
     """
 
@@ -48,23 +47,23 @@ class CatchUp:
         self,
         shared: StreamState,
         source: LedgerSource,
-        *,
-        view: Callable[[], ManifestState],
+        log: ManifestLog,
         commits: Commits,
-        given_up: Callable[[], list[Failed]],
+        ownership: Ownership,
+        *,
         on_gap: str,
         schedule: Callable[[], None],
     ) -> None:
-        self._shared, self._source, self._view, self._commits = shared, source, view, commits
-        self._given_up, self._on_gap, self._schedule = given_up, on_gap, schedule
-        self.hole: Gap | None = None
-        self._hole_after: Position | None = None
+        self._shared, self._source, self._log, self._commits, self._ownership = shared, source, log, commits, ownership
+        self._on_gap, self._schedule = on_gap, schedule
+        self.gap: Gap | None = None
+        self._gap_after: Position | None = None
         self.is_yielding = False
 
     @property
     def is_at_end(self) -> bool:
         """Whether the gathering segment has to be committed before further offers."""
-        return self.hole is not None or self.is_yielding
+        return self.gap is not None or self.is_yielding
 
     def read(self) -> None:
         """Offer entries after the last offered one up to the tail: then the stream is live."""
@@ -89,43 +88,44 @@ class CatchUp:
         read = read_next(self._source, offered, room_bytes)
         if read is None:
             return False
-        batch, self._hole_after = read.batch, offered
+        batch, self._gap_after = read.batch, offered
         with shared.lock:
             if shared.mode is not Mode.CATCH_UP:
                 return False
             shared.progress.seen(batch)
             shared.queue.learn(read.ledgers)
-            self.hole = shared.queue.gap_before(read, self._view())
-            if self.hole is None and shared.queue.offer(batch) == len(batch):
+            seen, is_next = shared.queue.closed_ledgers(), shared.queue.follows(batch.first)
+            self.gap = gap_before(shared.stream, read, shared.queue.offered, self._log.state, seen, is_next=is_next)
+            if self.gap is None and shared.queue.offer(batch) == len(batch):
                 return True
         self._schedule()  # to queue for room, or to reach the gap
         return False
 
-    def pass_hole(self) -> None:
+    def pass_gap(self) -> None:
         """Block at a gap, or record it once everything before it is committed."""
-        gap = self.hole
+        gap = self.gap
         if gap is None:
             return
         with self._shared.lock:
             if self._shared.queue.first is not None:
                 return  # just closed; committed first
             closed = self._shared.queue.closed_infos()
-            if self._shared.queue.offered != self._hole_after:
-                self.hole = None  # a segment before it failed: its range is read again, and may be lost too by now
-        if self.hole is None:
+            if self._shared.queue.offered != self._gap_after:
+                self.gap = None  # a segment before it failed: its range is read again, and may be lost too by now
+        if self.gap is None:
             self._schedule()
             return
         require_recording(self._shared.stream, gap, self._on_gap)
-        self._commits.passed(gap, self._given_up(), closed, self._passed)
+        self._commits.first(gap, self._ownership.given_up, closed, self._passed)
 
     def _passed(self, state: ManifestState) -> None:
-        self._given_up().clear()
-        self.hole = None
+        self._ownership.given_up.clear()
+        self.gap = None
         with self._shared.changed:
             # After the gap there may be ranges that another method offloaded before.
             self._shared.queue.go_on_after_committed(state)
             self._shared.gaps_recorded += 1
-            self._shared.moved_on(state)
+            self._shared.advance(state)
         self._schedule()
 
 
@@ -137,17 +137,14 @@ class StreamBackfill:
     """Backfill of a live stream. Used by its steps, one at a time; ``stop`` is thread-safe.
 
     Args:
-        source: the hot tier.
-        log: the stream's manifest.
-        tools: of the process.
         commits: of the same log, shared with the steps.
-        seen: see ``find_holes``: since the stream was started.
+        seen: see ``find_gaps``: since the stream was started.
         schedule: makes a step when a run ended.
         on_progress: called with each segment that is in the manifest.
         on_gap: called with each gap that is in the manifest.
 
     Attributes:
-        due: whether older entries may be missing; set after a start, a takeover, a failure.
+        due: whether older entries may be missing, or many wait; set after a start, a takeover, a failure, a resume.
     """
 
     def __init__(
@@ -165,7 +162,6 @@ class StreamBackfill:
         self._source, self._log, self._tools, self._commits = source, log, tools, commits
         self._seen, self._schedule, self._on_progress, self._on_gap = seen, schedule, on_progress, on_gap
         self.due = True
-        self._lock = threading.Lock()
         self._run: BackfillJob | None = None
         self._outcome: Future[HistoryResult] | None = None
 
@@ -174,10 +170,6 @@ class StreamBackfill:
         """Whether a run is in progress; its end makes a step."""
         outcome = self._outcome
         return outcome is not None and not outcome.done()
-
-    def look_again(self) -> None:
-        """Check again, after an event that may leave older entries missing or many waiting."""
-        self.due = True
 
     def is_far_behind(self, offered: Position | None) -> bool:
         """Whether enough of the hot tier is after ``offered`` for a run; queries the source."""
@@ -189,8 +181,7 @@ class StreamBackfill:
 
     def stop(self) -> None:
         """End a run early; the rest is left to the next one."""
-        with self._lock:
-            run = self._run
+        run = self._run
         if run is not None:
             run.stop()
 
@@ -207,25 +198,21 @@ class StreamBackfill:
         self._end_run()
         if not self.due:
             return True
-        start = self._look(given_up)
+        if self._log.state.method != "streaming":
+            self._commits.commit([SetMethod("streaming")], lambda _: None)
+        given_up += interrupted(self._log, given_up)
+        start = start_of_history(
+            *(self._log.state, self._source.ledgers(), self._tools.settings),
+            given_up={edit.uuid for edit in given_up},
+            seen=self._seen(),
+        )
         if self._is_worth_a_run(start):
-            for gap in start.gaps:
-                require_recording(self._log.stream, gap, self._tools.settings.on_gap)
             self._begin_run(start, given_up)
             return False
         if start.blocked is not None:
             raise blocked_at(self._log.stream, start.blocked)
         self.due = False
         return True
-
-    def _look(self, given_up: list[Failed]) -> HistoryStart:
-        state = self._log.state
-        if state.method != "streaming":
-            self._commits.commit([SetMethod("streaming")], lambda _: None)
-        given_up += interrupted(self._log, given_up)
-        abandoned = {edit.uuid for edit in given_up}
-        state, settings = self._log.state, self._tools.settings
-        return start_of_history(state, self._source.ledgers(), settings, given_up=abandoned, seen=self._seen())
 
     def _is_worth_a_run(self, start: HistoryStart) -> bool:
         if start.gaps or start.ends or (start.blocked is not None and start.plan.segments):
@@ -236,19 +223,13 @@ class StreamBackfill:
         return self._is_much(start.plan.wire_bytes)
 
     def _begin_run(self, start: HistoryStart, given_up: list[Failed]) -> None:
-        run = self._tools.new_run(
-            self._source,
-            self._log,
-            start.plan,
+        self._run = run = BackfillJob(
+            *(self._tools, self._source, self._log, start.plan),
             commits=self._commits,
             first_edits=[*given_up, *start.ends, *start.gaps],
-            segments_max=self._tools.settings.backfill_segments_in_flight_max,
-            attempts_max=ATTEMPTS_MAX,
             on_progress=self._on_progress,
             on_first_record=lambda: self._recorded(given_up, start.gaps),
         )
-        with self._lock:
-            self._run = run
         self._outcome = outcome = run.start()
         outcome.add_done_callback(lambda _: self._schedule())
 
@@ -262,8 +243,7 @@ class StreamBackfill:
         outcome, self._outcome = self._outcome, None
         if outcome is None:
             return
-        with self._lock:
-            self._run = None
+        self._run = None
         for error in outcome.result().errors:
             if isinstance(error, StreamPaused):
                 raise error

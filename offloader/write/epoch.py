@@ -1,42 +1,348 @@
-"""Ownership of a stream: open an epoch, start, reacquire after fencing."""
+"""Ownership of a stream: open an epoch, recover what a predecessor left, accept another hot tier, reacquire."""
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from uuid import UUID
 
+import numpy as np
+
+from formats.checksum import crc32c
 from formats.entries import Position
-from formats.manifest import Failed, Offloaded
-from offloader.errors import NotFound, OffloaderError, SourceMismatch
-from offloader.ledgers.base import LedgerSource, identified
+from formats.errors import FormatError
+from formats.index import BlockTable, decode_index_header
+from formats.keys import data_key
+from formats.manifest import Edit, Failed, Gap, LedgerClosed, Offloaded, SetAside
+from formats.segment import Layout, LedgerFacts, SegmentRecovery, SegmentSummary
+from formats.segment_map import SegmentMap
+from offloader.errors import InvalidCall, NotFound, PreconditionFailed, SourceMismatch
+from offloader.ledgers.base import IdentifiedSource, LedgerInfo, LedgerSource, identified
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.checked_source import checked
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.source_identity import compare_source, first_free_ledger
-from offloader.manifest.state import ManifestState, require_takeable
+from offloader.manifest.segment_table import SegmentStatus
+from offloader.manifest.source_identity import (
+    compare_source,
+    contradictions,
+    facts_now,
+    first_free_ledger,
+    newest_known,
+    source_mismatch,
+)
+from offloader.manifest.state import ManifestState, SegmentRecord, follows, require_takeable
 from offloader.runtime.clock import Clock
-from offloader.runtime.workers import Workers
 from offloader.settings import OffloadSettings
-from offloader.write.hot_tier import acknowledged_end, facts_of
+from offloader.store.base import CREATE, ByteRange, ObjectStore
+from offloader.write.gaps import FoundGaps, find_gaps
+from offloader.write.hot_tier import acknowledged_end, cut_at_ledger_ends, facts_of, uncovered_ranges
 from offloader.write.quota import part_bytes_for
-from offloader.write.recovery import accept_source, settle_leftover
 from offloader.write.segment_queue import Commits
+from offloader.write.upload import abort_uploads, upload_of
 
-__all__ = ["Ownership", "Revival", "open_source"]
+#: Bytes of one GET while a leftover data object is checked: with one block, the memory of the check.
+CHECK_READ_BYTES = 8 * 1024 * 1024
+#: Largest block that is adopted: the maximum of its length field.
+_BLOCK_BYTES_MAX = 2**31 - 1
+
+
+def settle_leftover(
+    log: ManifestLog, segment: SegmentRecord, facts: Mapping[int, LedgerFacts], *, part_bytes: int, now_ms: int
+) -> Offloaded | Failed:
+    """End a segment that an earlier epoch assigned: adopt it when its data object is complete, else give it up.
+
+    Call it after ``log.open_epoch()``: from then on its owner can't commit. Safe to call again after an error.
+
+    Args:
+        log: the stream's manifest, its epoch open.
+        segment: assigned, of an earlier epoch.
+        facts: the source's facts about the ledgers, for a new index.
+        part_bytes: recorded in a new index.
+        now_ms: ms since 1970 UTC.
+
+    Returns:
+        The edit that records it. ``Failed`` belongs into one record with the segment that takes over the range.
+
+    Raises:
+        StoreUnavailable, OutcomeUnknown, AccessDenied: the object's state is unknown. Nothing is decided.
+    """
+    assert segment.epoch != log.epoch, "only an earlier epoch leaves something"
+    key = data_key(log.stream, segment.uuid, segment.v1_ledger_id)
+    if not _is_there(log.store, key):
+        abort_uploads(log.store, key)
+    # Check again: its owner's last request may have completed the object just before the abort.
+    if not _is_there(log.store, key):
+        return Failed(segment.uuid, "its owner was replaced")
+    recovery = SegmentRecovery(
+        layout=Layout(segment.layout),
+        part_bytes=part_bytes,
+        object_name=key,
+        block_bytes_max=_BLOCK_BYTES_MAX,
+        decompressed_bytes_max=_BLOCK_BYTES_MAX,
+        ledger_id=segment.v1_ledger_id,
+    )
+    start, size_bytes = 0, 1
+    try:
+        while start < size_bytes:
+            body, info = log.store.get(key, ByteRange(start, start + CHECK_READ_BYTES))
+            recovery.feed(body)
+            start, size_bytes = start + CHECK_READ_BYTES, info.size_bytes
+        index, summary = recovery.finish(facts)
+        summary = _with_index(log, segment, index, summary)
+    except FormatError as error:
+        return Failed(segment.uuid, f"its owner was replaced, and its objects aren't whole: {error}")
+    if summary.begin != segment.begin or segment.end not in (None, summary.end):
+        return Failed(segment.uuid, f"its owner was replaced, and its object holds {summary.begin}..{summary.end}")
+    return Offloaded(segment.uuid, summary, now_ms)
+
+
+def _is_there(store: ObjectStore, key: str) -> bool:
+    try:
+        store.head(key)
+    except NotFound:
+        return False
+    return True
+
+
+def _with_index(log: ManifestLog, segment: SegmentRecord, index: bytes, summary: SegmentSummary) -> SegmentSummary:
+    """The summary with the index object in the store: an existing one, verified against the data, or ours."""
+    whose = log.store, log.stream, segment.uuid, segment.v1_ledger_id
+    epoch, codec = log.epoch or 0, "zstd" if summary.compressed else "none"
+    upload = upload_of(*whose, incarnation=log.state.incarnation, epoch=epoch, codec=codec)
+    key, metadata = upload.index_key, upload.index_metadata
+    try:
+        log.store.put(key, index, mode=CREATE, metadata=metadata, crc32c=summary.index_crc32c)
+    except PreconditionFailed:
+        existing = log.store.get(key)[0]
+        found = SegmentMap.parse(existing, object_name=key, ledger_id=segment.v1_ledger_id)
+        wanted = SegmentMap.parse(index, object_name=key, ledger_id=segment.v1_ledger_id)
+        same = found.data_bytes == wanted.data_bytes and all(
+            np.array_equal(getattr(found.blocks, column.name), getattr(wanted.blocks, column.name))
+            for column in fields(BlockTable)
+        )
+        same = same and decode_index_header(existing).index_bytes == len(existing)
+        if not same or found.index_crc32c != crc32c(existing):
+            raise FormatError("the index doesn't describe the data object", object_name=key) from None
+        # It may have other facts about the ledgers' ends than ours; it only has to describe this data.
+        return replace(summary, index_bytes=len(existing), index_crc32c=crc32c(existing))
+    return summary
+
+
+#: Reason of the gap that accepting a source leaves.
+REPLACED = "the ledger database was replaced, and these entries aren't in the one that was accepted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Acceptance:
+    """Changes of accepting a source, planned or done.
+
+    Attributes:
+        why: what the source contradicts; empty: nothing, and nothing is changed.
+        source: uuid of the database.
+        aside: its ledgers that are never offloaded, released or deleted, ascending.
+        gaps: entries that are missing from now on.
+        adopted, failed: assigned segments: complete ones are adopted, the rest is part of the gap. In a plan all of
+            them are in ``failed``.
+        ledgers_from: new ledgers get ids from here on.
+        record_id: its record; ``None``: none was written.
+    """
+
+    stream: str
+    why: str
+    source: UUID
+    aside: tuple[int, ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    adopted: tuple[UUID, ...] = ()
+    failed: tuple[UUID, ...] = ()
+    ledgers_from: int = 0
+    record_id: int | None = None
+
+
+def plan_acceptance(
+    state: ManifestState, source: UUID, ledgers: Sequence[LedgerInfo], first_ledger: int, *, why: str = ""
+) -> Acceptance:
+    """Plan the manifest's changes. Pure. Assigned segments count as failed.
+
+    Args:
+        source: uuid of the database that is accepted.
+        ledgers: all it has, ascending, listed after ``state`` was read.
+        first_ledger: a ledger id above all known ones; new ledgers get later ones.
+        why: what the source contradicts.
+    """
+    aside = set(contradictions(state, ledgers))
+    if state.source is not None and state.source.uuid != source:
+        # A ledger of another database differs from the manifest's of the same id, even if equally long.
+        newest = first_free_ledger(state) - 1
+        aside |= {info.ledger_id for info in ledgers if info.ledger_id <= newest}
+    aside = {each for each in aside if each not in state.aside_ledgers}
+    kept = [
+        info
+        for info in ledgers
+        if info.entries and info.ledger_id not in aside and info.ledger_id not in state.aside_ledgers
+    ]
+    return Acceptance(
+        stream=state.stream,
+        why=why,
+        source=source,
+        aside=tuple(sorted(aside)),
+        gaps=tuple(_missing(state, kept, first_ledger)),
+        failed=_unfinished(state),
+        ledgers_from=first_ledger + 1,
+    )
+
+
+def _unfinished(state: ManifestState) -> tuple[UUID, ...]:
+    """Segments on their way, also those that are to replace others."""
+    return (*(each.uuid for each in state.assigned()), *(each.uuid for each in state.rewrites))
+
+
+def _missing(state: ManifestState, kept: Sequence[LedgerInfo], first_ledger: int) -> list[Gap]:
+    """Entries after the committed end that are in no segment, no gap and not in the accepted source."""
+    reached = state.committed_end()
+    if reached is None:
+        begins = [segment.begin for segment in state.assigned()]
+        newest = newest_known(state)
+        begins += [Position(newest.ledger_id, 0)] if newest is not None else []
+        if not begins:
+            return []
+        reached = min(begins).previous()
+    ends = {**state.closed_ledgers, **{info.ledger_id: info.last_entry_id for info in kept if info.closed}}
+    # Where the stream continues: an id that no ledger ever has ends there, so that any later ledger follows it.
+    ends[first_ledger] = -1
+    held = [(s.begin, s.end) for s in state.segments.in_order(reached) if s.status is not SegmentStatus.ASSIGNED]
+    held += [(gap.first, gap.last) for gap in state.gaps if gap.last > reached]
+    lost = [
+        (Position(info.ledger_id, first), Position(info.ledger_id, last)) for info in kept for first, last in info.lost
+    ]
+    there = cut_at_ledger_ends(uncovered_ranges(kept, lost), kept)
+    held += [(run.begin, run.end) for run in there if run.end > reached]
+    found: list[Gap] = []
+    goes_on = any(info.ledger_id >= first_ledger for info in kept)
+    for begin, end in [*sorted((b, e or b) for b, e in held), *(() if goes_on else [(Position(first_ledger, 0),) * 2])]:
+        if begin > reached and not follows(reached, begin, ends):
+            found.append(Gap(reached.next(), begin.previous(), REPLACED))
+        reached = max(reached, end)
+    return found
+
+
+def accept_source(
+    log: ManifestLog,
+    source: LedgerSource,
+    *,
+    settings: OffloadSettings,
+    clock: Clock,
+    reserve: bool = False,
+    dry_run: bool = False,
+) -> Acceptance:
+    """Make ``source`` the stream's hot tier in place of the previous one.
+
+    The stream's writer is fenced first. Complete assigned segments are adopted; then one record has the gap and the new
+    source. Safe to call again after any failure: before that record everything is as it was.
+
+    Args:
+        log: of the stream, for exclusive use.
+        source: with an identity.
+        reserve: new ledgers take their ids from a range of this start's own: for appending processes.
+        dry_run: only plan.
+
+    Raises:
+        InvalidCall: the source has no identity.
+        NotFound: no such stream.
+        StoreUnavailable, OutcomeUnknown: call it again.
+    """
+    identity, state, why = _compared(log, source)
+    first_ledger = max(first_free_ledger(state), identity.next_ledger())
+    plan = plan_acceptance(state, identity.source_id(), source.ledgers(), first_ledger, why=why)
+    if dry_run or not why:
+        return plan if why else replace(plan, aside=(), gaps=(), failed=())
+    log.open_epoch()
+    adopted = _adopt_leftovers(log, {}, settings, clock)
+    done = plan
+
+    def accepted(state: ManifestState, first: int) -> Sequence[Edit]:
+        nonlocal done
+        done = plan_acceptance(state, identity.source_id(), source.ledgers(), first, why=why)
+        edits: list[Edit] = [Failed(uuid, REPLACED) for uuid in done.failed]
+        edits += [SetAside(done.aside)] if done.aside else []
+        return [*edits, LedgerClosed(first, -1), *done.gaps]
+
+    log.open_epoch(identity, reserve=reserve, accept=accepted)
+    return replace(done, adopted=adopted, record_id=log.state.record_id)
+
+
+def _adopt_leftovers(
+    log: ManifestLog, facts: Mapping[int, LedgerFacts], settings: OffloadSettings, clock: Clock
+) -> tuple[UUID, ...]:
+    """Commit the assigned segments whose data objects are complete. Call it after ``log.open_epoch()``."""
+    adopted: list[UUID] = []
+    for segment in log.state.assigned():
+        edit = settle_leftover(log, segment, facts, part_bytes=part_bytes_for(settings), now_ms=clock.now_ms())
+        if isinstance(edit, Offloaded):
+            log.commit([edit])
+            adopted.append(segment.uuid)
+    return tuple(adopted)
+
+
+def accept_loss(
+    log: ManifestLog, source: LedgerSource, *, settings: OffloadSettings, clock: Clock, take_over: bool = False
+) -> Acceptance:
+    """Record entries that a ledger database has lost of a stream, once the database itself continues without them.
+
+    If segments are assigned, this opens an epoch: complete ones are adopted, the rest fails in the record of the gaps.
+
+    Args:
+        take_over: open the epoch although the owner was active just now.
+
+    Raises:
+        Fenced: an active owner has assigned segments, and ``take_over`` is off.
+        others: as ``accept_source``.
+    """
+    identity, state, why = _compared(log, source)
+    if why:
+        return accept_source(log, source, settings=settings, clock=clock)
+    found, commit = _lost(state, source), log.commit_as_maintainer
+    adopted, failed = tuple[UUID, ...](), tuple[UUID, ...]()
+    if found.gaps and state.assigned():
+        require_takeable(state, clock.now_ms(), settings.takeover_after_seconds, take_over=take_over)
+        log.open_epoch(identity)
+        adopted = _adopt_leftovers(log, {info.ledger_id: facts_of(info) for info in source.ledgers()}, settings, clock)
+        found, commit = _lost(log.state, source), log.commit
+        failed = _unfinished(log.state)
+    done = Acceptance(stream=log.stream, why="", source=identity.source_id(), gaps=tuple(found.gaps), adopted=adopted)
+    if not found.gaps:
+        return replace(done, record_id=log.state.record_id if adopted else None)
+    edits: list[Edit] = [Failed(uuid, "its owner was replaced") for uuid in failed]
+    return replace(done, failed=failed, record_id=commit([*edits, *found.ends, *found.gaps]).record_id)
+
+
+def _lost(state: ManifestState, source: LedgerSource) -> FoundGaps:
+    """Entries that neither the source nor the manifest has; assigned segments don't count."""
+    infos = [info for info in source.ledgers() if info.ledger_id not in state.aside_ledgers]
+    return find_gaps(state, infos, given_up=_unfinished(state))
+
+
+def _compared(log: ManifestLog, source: LedgerSource) -> tuple[IdentifiedSource, ManifestState, str]:
+    """The source's identity, the manifest, and what the source contradicts in it; empty: nothing."""
+    identity = identified(source)
+    if identity is None:
+        raise InvalidCall(f"stream {log.stream}: this hot tier has no identity that could be accepted")
+    state = log.load()
+    why = source_mismatch(state.source, facts_now(state, identity))
+    return identity, state, why or "; ".join(contradictions(state, source.ledgers()).values())
 
 
 class Ownership:
     """Ownership of one stream. Used by its steps only, one at a time.
 
     Args:
-        log: the stream's manifest.
-        source: its hot tier.
         take_over: take the stream from any owner (the source made this writer active, or the operator requested it).
         acknowledges: acknowledge offloaded entries to the source; a view can't take that.
 
     Attributes:
+        take_over: as given; on after ``lose`` only when set again.
         held: the epoch is ours and leftovers are settled.
         given_up: edits about failed segments, for the record that assigns the next segment.
     """
@@ -51,43 +357,28 @@ class Ownership:
         take_over: bool,
         acknowledges: bool = True,
     ) -> None:
-        self._log = log
-        self._source = source
-        self._settings = settings
-        self._clock = clock
-        self._take_over = take_over
-        self._acknowledges = acknowledges
+        self._log, self._source, self._settings, self._clock = log, source, settings, clock
+        self.take_over, self._acknowledges = take_over, acknowledges
         # A start that waits for its epoch opens it before any append.
         self._epoch_open = log.epoch is not None
-        self.loaded = self._is_fresh = False
-        self.held = False
+        self._loaded = self._is_fresh = self.held = False
         self.given_up: list[Failed] = []
-        self._seen_record = -1
-        self._silent_since_s = 0.0
+        self._seen_record, self._silent_since_s = -1, 0.0
 
     def load(self) -> ManifestState:
-        """Load the manifest, creating a missing one, and compare the source with it.
+        """Load the manifest, creating a missing one, and verify the source against it.
 
         Raises:
             SourceMismatch: the source isn't the one that the manifest knows.
         """
-        self._is_fresh = not self.loaded
-        if not self.loaded:
+        self._is_fresh = not self._loaded
+        if not self._loaded:
             self._log.load(create=True)
             compare_source(self._source, self._log.state)
-            self.loaded = True
-        return self._log.state
-
-    def load_checked(self) -> ManifestState:
-        """As ``load``, and also verify the source against the manifest.
-
-        Raises:
-            SourceMismatch: it isn't the stream's.
-        """
-        state = self.load()
+            self._loaded = True
         if identified(self._source) is not None:
             self._source.ledgers()
-        return state
+        return self._log.state
 
     def take(self, commits: Commits) -> None:
         """Open an epoch, which fences the previous owner, and settle its unfinished segments.
@@ -105,7 +396,7 @@ class Ownership:
             self._is_fresh = False
             compare_source(self._source, state)
             require_takeable(
-                state, self._clock.now_ms(), self._settings.takeover_after_seconds, take_over=self._take_over
+                state, self._clock.now_ms(), self._settings.takeover_after_seconds, take_over=self.take_over
             )
             self._log.open_epoch(identified(self._source))
             self._epoch_open = True
@@ -115,11 +406,7 @@ class Ownership:
         facts = {info.ledger_id: facts_of(info) for info in self._source.ledgers()} if leftovers else {}
         for segment in leftovers:
             edit = settle_leftover(
-                self._log,
-                segment,
-                facts,
-                part_bytes=part_bytes_for(self._settings),
-                now_ms=self._clock.now_ms(),
+                self._log, segment, facts, part_bytes=part_bytes_for(self._settings), now_ms=self._clock.now_ms()
             )
             if isinstance(edit, Offloaded):
                 commits.commit([edit], lambda _: None)
@@ -135,13 +422,8 @@ class Ownership:
     def lose(self) -> None:
         """Record that another writer took the stream."""
         self.held = self._epoch_open = False
-        self._take_over = False
-        self._seen_record = self._log.state.record_id
-        self._silent_since_s = self._clock.monotonic_s()
-
-    def reclaim(self) -> None:
-        """The next ``take`` takes the stream from any owner."""
-        self._take_over = True
+        self.take_over = False
+        self._seen_record, self._silent_since_s = self._log.state.record_id, self._clock.monotonic_s()
 
     def is_abandoned(self, tail: Position | None) -> bool:
         """Whether a lost stream may be taken back: data waits, and no record was written for long enough.
@@ -173,12 +455,7 @@ _log = logging.getLogger("offloader.stream")
 
 
 def open_source(
-    database: EmbeddedLedgers,
-    log: ManifestLog,
-    *,
-    settings: OffloadSettings,
-    clock: Clock,
-    new_source: bool = False,
+    database: EmbeddedLedgers, log: ManifestLog, *, settings: OffloadSettings, clock: Clock, new_source: bool = False
 ) -> EmbeddedStream:
     """Open the stream for appending and fence its previous owner.
 
@@ -192,128 +469,37 @@ def open_source(
         SourceMismatch: the database isn't the one that the manifest knows; appends are refused.
         StoreUnavailable, OutcomeUnknown: the store is unreachable; call again.
     """
-    if settings.method == "none":
-        return _not_offloaded(database, log, settings, clock, new_source=new_source)
-    database.require_name(log.stream)
-    log.load(create=True)
-    source = _opened(database, log.stream, new_source=new_source, held=True)
+    is_offloaded = settings.method != "none"
+    state: ManifestState | None = None
+    if is_offloaded:
+        database.require_name(log.stream)
+        state = log.load(create=True)
+    else:
+        with suppress(NotFound):  # it was never offloaded
+            state = log.load() if read_entry(log.store, log.stream) is not None else None
+    # Without an epoch of its own, this process's ledgers have to come after those that the manifest knows.
+    above = 0 if is_offloaded or state is None else max(first_free_ledger(state) - 1, 0)
     try:
-        _start(log, source)
+        source = database.open_stream(log.stream, held=is_offloaded, above=above)
     except SourceMismatch:
         if not new_source:
             raise
-        _accept(log, source, settings, clock)
-    return source
-
-
-def _opened(
-    database: EmbeddedLedgers, stream: str, *, new_source: bool, held: bool = False, above: int = 0
-) -> EmbeddedStream:
-    try:
-        return database.open_stream(stream, held=held, above=above)
-    except SourceMismatch:
-        if not new_source:
-            raise
-        database.accept_loss(stream)
-        return database.open_stream(stream, held=held, above=above)
-
-
-def _start(log: ManifestLog, source: LedgerSource) -> None:
-    """Open an epoch for a source that takes its ledger ids from a range of this start's own."""
-    checked(source, log).ledgers()
-    log.open_epoch(identified(source), reserve=True)
-
-
-def _not_offloaded(
-    database: EmbeddedLedgers, log: ManifestLog, settings: OffloadSettings, clock: Clock, *, new_source: bool
-) -> EmbeddedStream:
-    """Leave the epoch with a separate offloader that runs beside the appending process."""
-    try:
-        state = None if read_entry(log.store, log.stream) is None else log.load()
-    except NotFound:
-        state = None
-    above = 0 if state is None else max(first_free_ledger(state) - 1, 0)
-    source = _opened(database, log.stream, new_source=new_source, above=above)
+        database.accept_loss(log.stream)
+        source = database.open_stream(log.stream, held=is_offloaded, above=above)
     if state is None:
         return source
     try:
         checked(source, log).ledgers()
+        if is_offloaded:  # else the epoch is left to a separate offloader beside this process
+            log.open_epoch(identified(source), reserve=True)
     except SourceMismatch:
         if not new_source:
             raise
-        _accept(log, source, settings, clock)
+        done = accept_source(log, source, settings=settings, clock=clock, reserve=True)
+        _log.error(
+            "stream %s: ledger database %s is its hot tier from now on: %s; missing: %s; left aside: %s",
+            *(log.stream, done.source, done.why),
+            ", ".join(f"{gap.first} up to {gap.last}" for gap in done.gaps) or "nothing that is known of",
+            ", ".join(map(str, done.aside)) or "no ledger",
+        )
     return source
-
-
-def _accept(log: ManifestLog, source: EmbeddedStream, settings: OffloadSettings, clock: Clock) -> None:
-    done = accept_source(log, source, settings=settings, clock=clock, reserve=True)
-    _log.error(
-        "stream %s: ledger database %s is its hot tier from now on: %s; missing: %s; left aside: %s",
-        *(log.stream, done.source, done.why),
-        ", ".join(f"{gap.first} up to {gap.last}" for gap in done.gaps) or "nothing that is known of",
-        ", ".join(map(str, done.aside)) or "no ledger",
-    )
-
-
-class Revival:
-    """Calls ``reopen`` when the owner of a lost stream is inactive.
-
-    Args:
-        stream: its name, for the log.
-        ownership: checks whether the stream is abandoned.
-        tail: the newest entry in the hot tier, as far as it is known.
-        reopen: takes the stream back.
-    """
-
-    def __init__(
-        self,
-        stream: str,
-        ownership: Ownership,
-        settings: OffloadSettings,
-        workers: Workers,
-        *,
-        tail: Callable[[], Position | None],
-        reopen: Callable[[], object],
-    ) -> None:
-        self._stream = stream
-        self._ownership = ownership
-        self._settings = settings
-        self._workers = workers
-        self._tail = tail
-        self._reopen = reopen
-        self._lock = threading.Lock()
-        self._watching = False
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the stream is lost and polled."""
-        return self._watching
-
-    def watch(self) -> None:
-        """Start polling a lost stream."""
-        with self._lock:
-            self._watching = True
-        self._look_later()
-
-    def stop(self) -> bool:
-        """Stop polling: the stream was taken back, or stopped for good. Returns whether it was polled."""
-        with self._lock:
-            watched, self._watching = self._watching, False
-        return watched
-
-    def _look_later(self) -> None:
-        self._workers.call_after(self._settings.takeover_after_seconds, self._look)
-
-    def _look(self) -> None:
-        if not self._watching:
-            return
-        try:
-            abandoned = self._ownership.is_abandoned(self._tail())
-        except OffloaderError as error:
-            _log.warning("stream %s is fenced, and can't be looked at: %s", self._stream, error)
-            abandoned = False
-        if abandoned:
-            _log.warning("stream %s: its owner is silent and data waits: taking it back", self._stream)
-            self._reopen()
-        else:
-            self._look_later()

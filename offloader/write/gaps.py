@@ -7,7 +7,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import merge
-from itertools import islice, takewhile
+from itertools import takewhile
+from operator import itemgetter
 from uuid import UUID
 
 from formats.entries import Position
@@ -15,25 +16,7 @@ from formats.manifest import Gap, LedgerClosed
 from offloader.errors import Corrupt
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.state import ManifestState
-from offloader.write.hot_tier import HistoryRange, HotRead, uncovered
-
-__all__ = [
-    "BEFORE_HEAD",
-    "DOUBTFUL",
-    "HARMLESS",
-    "LOST",
-    "NOT_DELIVERED",
-    "NOT_GIVEN",
-    "UNCONFIRMED",
-    "Holes",
-    "allowed_gaps",
-    "blocked_at",
-    "find_holes",
-    "gap_before",
-    "proven_gap",
-    "require_recording",
-    "why_not_given",
-]
+from offloader.write.hot_tier import HistoryRange, HotRead, cut_at_ledger_ends, uncovered
 
 #: Reason of the gap before a start position that moved while the stream wasn't offloaded: no source can fill it.
 BEFORE_HEAD = "truncated while the stream wasn't offloaded"
@@ -52,7 +35,7 @@ HARMLESS = (BEFORE_HEAD, NOT_DELIVERED)
 
 
 @dataclass(frozen=True, slots=True)
-class Holes:
+class FoundGaps:
     """Records needed to make the manifest contiguous.
 
     Attributes:
@@ -71,14 +54,14 @@ def why_not_given(info: LedgerInfo, run: tuple[int, int]) -> str:
     return UNCONFIRMED if run in info.unconfirmed else NOT_DELIVERED
 
 
-def find_holes(
+def find_gaps(
     state: ManifestState,
     ledgers: Sequence[LedgerInfo],
     *,
     last: Position | None = None,
     given_up: Collection[UUID] = (),
     seen: Mapping[int, int | None] | None = None,
-) -> Holes:
+) -> FoundGaps:
     """Find what has to be recorded so that everything up to ``last`` can be committed.
 
     A gap lies between two ranges that are covered or still in the hot tier, where the source reports entries as
@@ -101,27 +84,27 @@ def find_holes(
     claims = _claims(state, given_up)
     found: list[Gap] = []
 
-    def hole(first: Position | None, end: Position) -> None:
+    def add(first: Position | None, end: Position) -> None:
         if first is not None and first <= end:
             found.extend(_split_at_head(state, ledgers, first, end))
 
-    unrecorded = _gap_not_given(state, ledgers)
+    unrecorded = _gap_not_given(state, ledgers, given_up)
     for item in _present(state, ledgers, last, given_up, list(unrecorded)):
         before = item.begin.previous()
         if reached is None:
-            hole(promised, before)
+            add(promised, before)
         elif not ends.follow(reached, item.begin):
-            hole(reached.next(), before)
+            add(reached.next(), before)
         elif (claim := bisect_right(claims, reached)) < len(claims):
             # No fact about that ledger, but it existed when the range was assigned.
-            hole(max(reached.next(), Position(claims[claim].ledger_id, 0)), before)
+            add(max(reached.next(), Position(claims[claim].ledger_id, 0)), before)
         if item in unrecorded:
             found.append(Gap(item.begin, item.end, unrecorded[item]))
         reached = item.end if reached is None else max(reached, item.end)
     newest = state.newest_end
     if newest is not None and (last is None or newest <= last) and (reached is None or reached < newest):
-        hole(promised if reached is None else reached.next(), newest)
-    return Holes([gap for gap in found if last is None or gap.first <= last], ends.unrecorded)
+        add(promised if reached is None else reached.next(), newest)
+    return FoundGaps([gap for gap in found if last is None or gap.first <= last], ends.unrecorded)
 
 
 class _LedgerEnds:
@@ -164,16 +147,34 @@ class _LedgerEnds:
         return min(begins, default=None)
 
 
-def _gap_not_given(state: ManifestState, ledgers: Sequence[LedgerInfo]) -> dict[HistoryRange, str]:
-    """Runs of permanently unreadable entries that no gap covers yet, in the stream's order, with reasons."""
+def _gap_not_given(
+    state: ManifestState, ledgers: Sequence[LedgerInfo], given_up: Collection[UUID]
+) -> dict[HistoryRange, str]:
+    """Permanently unreadable entries that nothing in the manifest covers yet, in the stream's order, with reasons.
+
+    A source joins runs side by side, so part of a run may be recorded, or offloaded before it became unreadable.
+    """
     prefix = state.prefix_end()
     low = max(each for each in (state.head, None if prefix is None else prefix.next(), Position(-1, 0)) if each)
+    segments = ((each.begin, each.end) for each in state.segments.in_order(low) if each.uuid not in given_up)
+    covered = merge(segments, ((gap.first, gap.last) for gap in state.gaps), key=itemgetter(0))
+    interval = next(covered, None)
     found: dict[HistoryRange, str] = {}
     for info in ledgers:
         for first, last in info.not_given if info.ledger_id not in state.deleted_ledgers else ():
+            reason = why_not_given(info, (first, last))
             begin, end = max(low, Position(info.ledger_id, first)), Position(info.ledger_id, last)
-            if begin <= end and not any(gap.first <= end and gap.last >= begin for gap in state.gaps):
-                found[HistoryRange(begin, end)] = why_not_given(info, (first, last))
+            while begin <= end:
+                while interval is not None and interval[1] is not None and interval[1] < begin:
+                    interval = next(covered, None)
+                if interval is None or interval[0] > end:
+                    found[HistoryRange(begin, end)] = reason
+                    break
+                if interval[0] > begin:
+                    found[HistoryRange(begin, interval[0].previous())] = reason
+                if interval[1] is None:
+                    return found
+                begin = interval[1].next()
     return found
 
 
@@ -194,29 +195,24 @@ def _present(
     )
     gaps = (HistoryRange(gap.first, gap.last) for gap in state.gaps if first is None or gap.first >= first)
     hot = uncovered(state, ledgers, last=last, given_up=given_up)
-    runs = (run for run in _of_each_ledger(hot, ledgers, state) if first is None or run.begin >= first)
+    runs = (run for run in cut_at_ledger_ends(hot, ledgers) if first is None or run.begin >= first)
     together = merge(covered, gaps, runs, not_given, key=lambda each: each.begin)
     return together if last is None else takewhile(lambda each: each.begin <= last, together)
 
 
 def _claims(state: ManifestState, given_up: Collection[UUID]) -> list[Position]:
-    """Positions that existed once, from the ranges given up, ascending."""
+    """Positions that existed once, from the ranges given up and the newest promise, ascending."""
     left = [segment for segment in state.assigned() if segment.uuid in given_up]
-    return sorted({each.begin for each in left} | {each.end for each in left if each.end is not None})
+    newest = _newest_promised(state)
+    ends = {each.end for each in left if each.end is not None} | ({newest} if newest is not None else set())
+    return sorted({each.begin for each in left} | ends)
 
 
-def _of_each_ledger(
-    runs: Iterable[HistoryRange], ledgers: Sequence[LedgerInfo], state: ManifestState
-) -> Iterator[HistoryRange]:
-    """The runs, cut at ledger ends: whether the next one follows has to be proven."""
-    filled = [info for info in ledgers if info.entries and info.ledger_id not in state.deleted_ledgers]
-    at = 0
-    for run in runs:
-        while filled[at].ledger_id < run.begin.ledger_id:
-            at += 1
-        for info in takewhile(lambda each: each.ledger_id <= run.end.ledger_id, islice(filled, at, None)):  # noqa: B023
-            begin, end = Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)
-            yield HistoryRange(max(run.begin, begin), min(run.end, end))
+def _newest_promised(state: ManifestState) -> Position | None:
+    """The newest end of any range, of a failed one too: nothing else may know that its entries existed, and no live
+    segment can follow it unless its ledger's end is recorded or a gap covers it."""
+    newest = state.newest_end
+    return None if newest is None or newest.ledger_id in state.deleted_ledgers else newest
 
 
 def _split_at_head(state: ManifestState, ledgers: Sequence[LedgerInfo], first: Position, end: Position) -> list[Gap]:
@@ -241,7 +237,7 @@ def _require_absent(state: ManifestState, ledgers: Sequence[LedgerInfo], first: 
             raise Corrupt(
                 f"stream {state.stream}: {first} up to {end} isn't offloaded, and ledger {info.ledger_id} is still "
                 "listed there",
-                hint="nothing was committed beyond the hole: repair the hot tier",
+                hint="nothing was committed beyond the gap: repair the hot tier",
             )
 
 
@@ -321,8 +317,9 @@ def gap_before(
         stream: its name, for the error.
         read: the next entries of the source.
         offered: the newest entry offered, ``None``: none yet. Then the first entry ever seen is the stream's first.
-        state: the manifest. A range assigned in it is still promised, as its first entry was seen. The stream can't
-            continue after it without a recorded gap, whatever else is known of its ledger.
+        state: the manifest. A range assigned in it is still promised, as its first entry was seen, and so is the newest
+            end of any range. The stream can't continue after it without a recorded gap, whatever else is known of its
+            ledger.
         seen: closed ledgers that this stream saw: id -> last entry id (-1: empty).
         is_next: whether it comes right after ``offered``, as far as ledgers are known.
 
@@ -332,6 +329,9 @@ def gap_before(
     begin, after = read.batch.first, offered
     if offered is None or is_next:
         awaited = [segment.begin for segment in state.assigned() if offered is None or segment.begin > offered]
+        newest = _newest_promised(state)
+        if offered is not None and newest is not None and newest > offered:
+            awaited.append(max(offered.next(), Position(newest.ledger_id, 0)))
         if offered is None:
             awaited += [Position(ledger_id, 0) for ledger_id, last in seen.items() if last >= 0]
         first = min(awaited, default=begin)
@@ -343,7 +343,7 @@ def gap_before(
     if gap is None:
         raise Corrupt(
             f"stream {stream}: the hot tier goes on at {begin} after {after}: entries are gone that it still lists",
-            hint="nothing was committed beyond the hole: repair the hot tier",
+            hint="nothing was committed beyond the gap: repair the hot tier",
         )
     there = next(iter(state.offloaded(gap.first, gap.last)), None)
     return gap if there is None else replace(gap, last=there.begin.previous())

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from uuid import UUID
 
 from formats.entries import Position
 from formats.manifest import Edit, Gap, HotReleased
@@ -23,15 +22,6 @@ from offloader.runtime.workers import Timer, Workers
 from offloader.write.gaps import DOUBTFUL, NOT_GIVEN
 from offloader.write.hot_tier import uncovered_ranges
 from offloader.write.upload import verify_objects
-
-__all__ = [
-    "HotRelease",
-    "ReleasedLedgers",
-    "doubtful_gap",
-    "holding_segments",
-    "releasable_ledgers",
-    "release_hot_ledgers",
-]
 
 _log = logging.getLogger("offloader.hot_release")
 
@@ -60,8 +50,7 @@ def holding_segments(state: ManifestState, info: LedgerInfo) -> Sequence[Segment
     # Unreadable entries can't be held; ``doubtful_gap`` decides whether the ledger may be deleted without them.
     held = [(gap.first, gap.last) for gap in state.gaps if gap.reason in NOT_GIVEN and first <= gap.first <= last]
     held = sorted([*held, *((segment.begin, segment.end or last) for segment in segments)])
-    missing = uncovered_ranges([info], held)
-    return None if missing or not info.entries else segments
+    return None if not info.entries or uncovered_ranges([info], held) else segments
 
 
 def releasable_ledgers(
@@ -71,8 +60,6 @@ def releasable_ledgers(
     those with a ``doubtful_gap`` too.
 
     Args:
-        state: the manifest.
-        ledgers: the hot tier's.
         now_ms: ms since 1970 UTC.
         lag_ms: negative: none.
     """
@@ -123,12 +110,18 @@ def release_hot_ledgers(
     able = releasable_ledgers(state, ledgers, now_ms=now_ms, lag_ms=lag_ms)
     kept = {} if with_gaps else {i.ledger_id: gap for i in able if (gap := doubtful_gap(state, i)) is not None}
     if kept:
-        done.errors.append(_kept_for_gaps(kept))
+        ledger_id, gap = next(iter(kept.items()))
+        others = f", and {len(kept) - 1} other ledgers with such gaps" if len(kept) > 1 else ""
+        done.errors.append(
+            Corrupt(
+                f"ledger {ledger_id} has a gap from {gap.first} up to {gap.last}{others}: {gap.reason}",
+                hint="look for the entries in the hot tier; offload.release_with_gaps = true gives such ledgers up",
+            )
+        )
     due = [info for info in able if info.ledger_id not in kept and _is_confirmed(log, state, info, done)]
     fresh = [info for info in due if info.ledger_id not in state.hot_released_ledgers]
     if fresh:
-        known = state.closed_ledgers
-        facts: list[Edit] = [closed_edit(info, source) for info in fresh if info.ledger_id not in known]
+        facts: list[Edit] = [closed_edit(i, source) for i in fresh if i.ledger_id not in state.closed_ledgers]
         log.commit_as_maintainer([*facts, HotReleased(tuple(info.ledger_id for info in fresh))])
     # Truncated ledgers are deleted too, if still present.
     gone = [info for info in ledgers if info.closed and info.ledger_id in state.deleted_ledgers and info not in due]
@@ -151,28 +144,15 @@ def release_hot_ledgers(
     return done
 
 
-def _kept_for_gaps(kept: Mapping[int, Gap]) -> Corrupt:
-    ledger_id, gap = next(iter(kept.items()))
-    others = f", and {len(kept) - 1} other ledgers with such gaps" if len(kept) > 1 else ""
-    return Corrupt(
-        f"ledger {ledger_id} has a gap from {gap.first} up to {gap.last}{others}: {gap.reason}",
-        hint="look for the entries in the hot tier; offload.release_with_gaps = true gives such ledgers up",
-    )
-
-
 def _is_confirmed(log: ManifestLog, state: ManifestState, info: LedgerInfo, done: ReleasedLedgers) -> bool:
     segments = holding_segments(state, info)
     assert segments is not None
-    confirmed: set[UUID] = set()
     for segment in segments:
-        if segment.uuid in confirmed or segment.summary is None:
-            continue
         try:
-            verify_objects(log.store, log.stream, segment.uuid, segment.summary, at_root=is_at_root(segment.driver))
+            verify_objects(log.store, log.stream, segment.uuid, segment.content, at_root=is_at_root(segment.driver))
         except OffloaderError as error:
             done.errors.append(error)
             return False
-        confirmed.add(segment.uuid)
     return True
 
 
@@ -180,7 +160,6 @@ class HotRelease:
     """Polls a stream and deletes releasable hot copies. Without candidates it sends no request.
 
     Args:
-        source: the hot tier.
         log: a manifest log of its own.
         lag_minutes: negative: does nothing.
         with_gaps: as for ``release_hot_ledgers``.
@@ -196,8 +175,7 @@ class HotRelease:
         workers: Workers,
         clock: Clock,
     ) -> None:
-        self._with_gaps = with_gaps
-        self._source, self._log, self._workers, self._clock = source, log, workers, clock
+        self._source, self._log, self._with_gaps, self._workers, self._clock = source, log, with_gaps, workers, clock
         self._lag_ms = int(lag_minutes * _MS_PER_MINUTE) if lag_minutes >= 0 else -1
         self._lock = threading.Lock()
         self._timer: Timer | None = None
@@ -220,19 +198,18 @@ class HotRelease:
     def look(self) -> ReleasedLedgers:
         """Poll now; raises like ``release_hot_ledgers``."""
         now_ms = self._clock.now_ms()
-        old = [i for i in self._source.ledgers() if i.closed and (i.closed_ms or now_ms) + self._lag_ms <= now_ms]
-        if self._lag_ms < 0 or not old:
+        closed = (info for info in self._source.ledgers() if info.closed)
+        if self._lag_ms < 0 or not any((info.closed_ms or now_ms) + self._lag_ms <= now_ms for info in closed):
             return ReleasedLedgers()
         return release_hot_ledgers(
             self._source, self._log, now_ms=now_ms, lag_ms=self._lag_ms, with_gaps=self._with_gaps
         )
 
     def _tick(self) -> None:
-        errors: list[OffloaderError] = []
         try:
             errors = self.look().errors
         except NotFound:
-            pass  # nothing was ever offloaded
+            errors = []  # nothing was ever offloaded
         except OffloaderError as cause:
             errors = [cause]
         # A common cause, such as a full disk, may block all of them: log it once.

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import merge
+from itertools import islice, takewhile
 from math import ceil
+from operator import itemgetter
 from uuid import UUID
 
 import numpy as np
@@ -14,22 +16,8 @@ from formats.entries import ENTRY_HEADER_BYTES, EntryBatch, Position
 from formats.manifest import Gap
 from formats.segment import LedgerFacts, LedgerSpan
 from offloader.ledgers.base import LedgerInfo, LedgerSource
-from offloader.manifest.state import ManifestState
-
-__all__ = [
-    "CATCH_UP_READ_BYTES",
-    "HistoryRange",
-    "HotRead",
-    "LedgerSizeEstimator",
-    "acknowledged_end",
-    "facts_of",
-    "partly_offloaded",
-    "position_leaving",
-    "read_next",
-    "uncovered",
-    "uncovered_ranges",
-    "without_gaps",
-]
+from offloader.manifest.ledger_table import ENTRY_ID_MAX
+from offloader.manifest.state import ManifestState, SegmentRecord
 
 #: Payload bytes of one read from the hot tier while catching up.
 CATCH_UP_READ_BYTES = 2 * 1024 * 1024
@@ -71,6 +59,15 @@ class HistoryRange:
     begin: Position
     end: Position
 
+    @classmethod
+    def of_ledger(cls, info: LedgerInfo) -> HistoryRange:
+        """All entries of a ledger that isn't empty."""
+        return cls(Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id))
+
+
+#: Row of ``LedgerSizeEstimator``: entries of about equal sizes, with headers in ``bytes``.
+_PIECE = np.dtype([("ledger", np.int64), ("first", np.int64), ("count", np.int64), ("bytes", np.float64)])
+
 
 class LedgerSizeEstimator:
     """Converts between positions and byte offsets, estimated.
@@ -89,10 +86,9 @@ class LedgerSizeEstimator:
         for info in ledgers:
             if info.entries:
                 pieces += _pieces_of(info, (measured or {}).get(info.ledger_id, ()))
-        self._ledger = np.array([piece[0] for piece in pieces], dtype=np.int64)
-        self._first = np.array([piece[1] for piece in pieces], dtype=np.int64)
-        self._count = np.array([piece[2] for piece in pieces], dtype=np.int64)
-        self._bytes = np.array([piece[3] for piece in pieces], dtype=np.float64)
+        table = np.array(pieces, dtype=_PIECE)
+        self._ledger, self._first = table["ledger"], table["first"]
+        self._count, self._bytes = table["count"], table["bytes"]
         self._ends = np.cumsum(self._bytes)
 
     def before(self, position: Position) -> float:
@@ -102,11 +98,10 @@ class LedgerSizeEstimator:
         row += int(np.searchsorted(self._first[row:stop], position.entry_id, side="right"))
         if row == 0:
             return 0.0
-        start = float(self._ends[row - 1] - self._bytes[row - 1])
+        end, size, count = float(self._ends[row - 1]), float(self._bytes[row - 1]), int(self._count[row - 1])
         if self._ledger[row - 1] != position.ledger_id:
-            return float(self._ends[row - 1])
-        done = min(position.entry_id - int(self._first[row - 1]), int(self._count[row - 1]))
-        return start + float(self._bytes[row - 1]) * done / int(self._count[row - 1])
+            return end
+        return end - size + size * min(position.entry_id - int(self._first[row - 1]), count) / count
 
     def between(self, begin: Position, end: Position) -> float:
         """Bytes of the entries ``begin`` .. ``end``, both included."""
@@ -127,12 +122,12 @@ class LedgerSizeEstimator:
             wanted: entries that exist, not empty.
             segment_bytes: the size of a segment; the entry that reaches a share's end is the last one in it.
         """
-        start = self.before(wanted.begin)
         total = self.between(wanted.begin, wanted.end)
         shares = ceil(total / segment_bytes)
         if shares <= 1:
             return wanted
-        return HistoryRange(wanted.begin, min(max(self.holding(start + total / shares), wanted.begin), wanted.end))
+        end = self.holding(self.before(wanted.begin) + total / shares)
+        return HistoryRange(wanted.begin, min(max(end, wanted.begin), wanted.end))
 
     def segments(self, wanted: HistoryRange, segment_bytes: int) -> int:
         """Number of segments for ``wanted``."""
@@ -182,7 +177,14 @@ def position_leaving(ledgers: Sequence[LedgerInfo], kept_bytes: int) -> Position
 
 
 _Interval = tuple[Position, Position | None]
-_ENTRY_ID_MAX = 2**63 - 1
+
+
+def is_left_out(state: ManifestState, info: LedgerInfo) -> bool:
+    """Whether a ledger was deleted from the stream before any of it was offloaded or recorded as a gap."""
+    if info.ledger_id not in state.deleted_ledgers:
+        return False
+    in_gap = any(gap.first.ledger_id <= info.ledger_id <= gap.last.ledger_id for gap in state.gaps)
+    return not in_gap and not _segments_in(state, info)
 
 
 def uncovered(
@@ -196,11 +198,13 @@ def uncovered(
 
     Args:
         state: the manifest; segments of every status and recorded gaps count as covered.
-        ledgers: the hot tier's, ascending; entries marked as unreadable aren't offloaded.
+        ledgers: the hot tier's, ascending; entries marked as unreadable, and deleted ledgers, aren't offloaded.
         last: ignore entries after it.
         given_up: segments that don't count: their range is to be offloaded anew.
     """
-    present = [info for info in ledgers if info.entries and info.ledger_id not in state.deleted_ledgers]
+    gone = state.deleted_ledgers
+    deleted = {info.ledger_id for info in ledgers if info.ledger_id in gone}
+    present = [info for info in ledgers if info.entries and info.ledger_id not in deleted]
     first = state.head
     prefix = state.prefix_end()
     if present and _begins_by(state, Position(present[0].ledger_id, 0)) and prefix is not None:
@@ -211,8 +215,15 @@ def uncovered(
         (segment.begin, segment.end) for segment in state.segments.in_order(first) if segment.uuid not in given_up
     )
     gaps = ((gap.first, gap.last) for gap in state.gaps)
-    covered = merge(segments, gaps, _holes(present), key=_begin_of)
-    return uncovered_ranges(present, covered, first=first, last=last)
+    not_given = (
+        (Position(info.ledger_id, from_entry), Position(info.ledger_id, to_entry))
+        for info in present
+        for from_entry, to_entry in info.not_given
+    )
+    # A range over a deleted ledger would count as holding it, should the deletion be undone.
+    left_out = ((Position(ledger_id, 0), Position(ledger_id, ENTRY_ID_MAX)) for ledger_id in sorted(deleted))
+    covered = merge(segments, gaps, not_given, left_out, key=itemgetter(0))
+    return uncovered_ranges(ledgers, covered, first=first, last=last)
 
 
 def uncovered_ranges(
@@ -230,8 +241,7 @@ def uncovered_ranges(
     """
     found: list[HistoryRange] = []
     intervals = iter(covered)
-    interval = next(intervals, None)
-    joins = False
+    interval, joins = next(intervals, None), False
     for info in ledgers:
         if not info.entries:
             continue
@@ -253,6 +263,18 @@ def uncovered_ranges(
                 return found
             at = interval[1].next()
     return found
+
+
+def cut_at_ledger_ends(ranges: Iterable[HistoryRange], ledgers: Iterable[LedgerInfo]) -> Iterator[HistoryRange]:
+    """``ranges``, cut at ledger ends; all ascending."""
+    filled = [info for info in ledgers if info.entries]
+    at = 0
+    for each in ranges:
+        while filled[at].ledger_id < each.begin.ledger_id:
+            at += 1
+        for info in takewhile(lambda info: info.ledger_id <= each.end.ledger_id, islice(filled, at, None)):  # noqa: B023
+            whole = HistoryRange.of_ledger(info)
+            yield HistoryRange(max(each.begin, whole.begin), min(each.end, whole.end))
 
 
 def without_gaps(
@@ -290,8 +312,11 @@ def acknowledged_end(state: ManifestState, ledgers: Sequence[LedgerInfo]) -> Pos
 
 def partly_offloaded(state: ManifestState, info: LedgerInfo, given_up: Collection[UUID] = ()) -> bool:
     """Whether a V2 segment holds or promises entries of a ledger: then the rest of it becomes V2 as well."""
-    ends = Position(info.ledger_id, 0), Position(info.ledger_id, _ENTRY_ID_MAX)
-    return any(segment.layout != 1 and segment.uuid not in given_up for segment in state.segments.in_order(*ends))
+    return any(segment.layout != 1 and segment.uuid not in given_up for segment in _segments_in(state, info))
+
+
+def _segments_in(state: ManifestState, info: LedgerInfo) -> Sequence[SegmentRecord]:
+    return state.segments.in_order(Position(info.ledger_id, 0), Position(info.ledger_id, ENTRY_ID_MAX))
 
 
 def _begins_by(state: ManifestState, position: Position) -> bool:
@@ -299,16 +324,6 @@ def _begins_by(state: ManifestState, position: Position) -> bool:
     found = state.segments.in_order(None, position)
     begins = [segment.begin for segment in found[:1]] + [gap.first for gap in state.gaps[:1]]
     return bool(begins) and min(begins) <= position
-
-
-def _holes(ledgers: Iterable[LedgerInfo]) -> Iterator[_Interval]:
-    for info in ledgers:
-        for first, last in info.not_given:
-            yield Position(info.ledger_id, first), Position(info.ledger_id, last)
-
-
-def _begin_of(interval: _Interval) -> Position:
-    return interval[0]
 
 
 def _add(found: list[HistoryRange], begin: Position, end: Position, *, joins: bool) -> None:

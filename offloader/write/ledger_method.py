@@ -18,9 +18,7 @@ from offloader.runtime.workers import SerialTask, Timer, Workers
 from offloader.settings import OffloadSettings
 from offloader.write.backfill import HistoryResult, PlannedSegment
 from offloader.write.gaps import NOT_GIVEN
-from offloader.write.hot_tier import HistoryRange, partly_offloaded, uncovered
-
-__all__ = ["OFF", "LedgerMethodPlan", "LedgerTrigger", "due_ledgers", "ledgers_of_method"]
+from offloader.write.hot_tier import HistoryRange, cut_at_ledger_ends, partly_offloaded, uncovered
 
 #: A disabled threshold.
 OFF = -1
@@ -74,6 +72,7 @@ def ledgers_of_method(
     threshold_bytes: int = 0,
     threshold_seconds: int = OFF,
     given_up: Collection[UUID] = (),
+    last: Position | None = None,
 ) -> LedgerMethodPlan:
     """Plan the ledger method's uploads.
 
@@ -81,52 +80,34 @@ def ledgers_of_method(
     A ledger with unreadable entries becomes V2 segments too, around them.
 
     Args:
-        state: the manifest.
         ledgers: the hot tier's, ascending.
         now_ms: ms since 1970 UTC.
         threshold_bytes, threshold_seconds: as for ``due_ledgers``; the defaults make every closed ledger due.
         given_up: segments that don't count.
+        last: only segments that end there or before.
     """
-    missing = _by_ledger(uncovered(state, ledgers, given_up=given_up), ledgers)
+    missing: dict[int, list[HistoryRange]] = {}
+    for each in cut_at_ledger_ends(uncovered(state, ledgers, given_up=given_up), ledgers):
+        missing.setdefault(each.begin.ledger_id, []).append(each)
     infos = {info.ledger_id: info for info in ledgers}
     begun = {ledger_id for ledger_id in missing if partly_offloaded(state, infos[ledger_id], given_up)}
     untouched = [infos[ledger_id] for ledger_id in missing if ledger_id not in begun]
     due = due_ledgers(untouched, now_ms=now_ms, threshold_bytes=threshold_bytes, threshold_seconds=threshold_seconds)
-    gapped = {info.ledger_id for info in due if missing[info.ledger_id] != [_whole(info)]}
-    planned = [PlannedSegment(Layout.V1, *_ends(info)) for info in due if info.ledger_id not in gapped]
+    whole = {info.ledger_id: HistoryRange.of_ledger(info) for info in due}
+    gapped = {ledger_id for ledger_id, entries in whole.items() if missing[ledger_id] != [entries]}
+    in_v1 = [each for ledger_id, each in whole.items() if ledger_id not in gapped]
     not_given = {gap.first.ledger_id for gap in state.gaps if gap.reason in NOT_GIVEN}
-    in_pieces = {each for each in gapped if infos[each].not_given or each in not_given}
+    in_pieces = {ledger_id for ledger_id in gapped if infos[ledger_id].not_given or ledger_id in not_given}
     refused = [info for info in due if info.ledger_id in gapped - in_pieces]
-    planned += [PlannedSegment(Layout.V2, p.begin, p.end) for each in in_pieces for p in missing[each]]
-    rests = [each for ledger_id in begun if infos[ledger_id].closed for each in missing[ledger_id]]
-    planned += [PlannedSegment(Layout.V2, each.begin, each.end) for each in rests]
+    rests = {ledger_id for ledger_id in begun if infos[ledger_id].closed}
+    in_v2 = [each for ledger_id in in_pieces | rests for each in missing[ledger_id]]
+    planned = [
+        PlannedSegment(layout, each.begin, each.end)
+        for layout, ranges in ((Layout.V1, in_v1), (Layout.V2, in_v2))
+        for each in ranges
+        if last is None or each.end <= last
+    ]
     return LedgerMethodPlan(sorted(planned, key=lambda each: each.begin), refused)
-
-
-def _by_ledger(ranges: Sequence[HistoryRange], ledgers: Sequence[LedgerInfo]) -> dict[int, list[HistoryRange]]:
-    """The ranges, cut at ledger ends; ascending."""
-    found: dict[int, list[HistoryRange]] = {}
-    filled = [info for info in ledgers if info.entries]
-    at = 0
-    for each in ranges:
-        while filled[at].ledger_id < each.begin.ledger_id:
-            at += 1
-        for number in range(at, len(filled)):
-            info = filled[number]
-            if info.ledger_id > each.end.ledger_id:
-                break
-            begin, end = _ends(info)
-            piece = HistoryRange(max(each.begin, begin), min(each.end, end))
-            found.setdefault(info.ledger_id, []).append(piece)
-    return found
-
-
-def _ends(info: LedgerInfo) -> tuple[Position, Position]:
-    return Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)
-
-
-def _whole(info: LedgerInfo) -> HistoryRange:
-    return HistoryRange(*_ends(info))
 
 
 _log = logging.getLogger("offloader.ledgers")
@@ -140,7 +121,7 @@ class LedgerTrigger:
 
     Args:
         source: the hot tier, of the appending process.
-        run: offloads what is due, for (threshold_bytes, threshold_seconds).
+        run: offloads what is due, for ``threshold_bytes`` and ``threshold_seconds``.
         settings: the thresholds.
         workers: not those that upload: a run waits for these.
     """
@@ -148,7 +129,7 @@ class LedgerTrigger:
     def __init__(
         self,
         source: LedgerSource,
-        run: Callable[[int, int], HistoryResult],
+        run: Callable[..., HistoryResult],
         *,
         settings: OffloadSettings,
         workers: Workers,
@@ -157,8 +138,7 @@ class LedgerTrigger:
         self._source, self._run, self._settings = source, run, settings
         self._workers, self._clock = workers, clock
         self._task = SerialTask(workers, self._look)
-        self._one_run = threading.Lock()
-        self._lock = threading.Lock()
+        self._one_run, self._lock = threading.Lock(), threading.Lock()
         self._stopped = False
         self._timer: Timer | None = None
         self._subscription: Subscription | None = None
@@ -168,11 +148,11 @@ class LedgerTrigger:
 
     def start(self) -> None:
         """Start polling."""
-        self._subscription = self._source.subscribe(None, self._on_closed)
+        self._subscription = self._source.subscribe(None, lambda _: self._task.schedule())
         self._task.schedule()
 
     def stop(self) -> None:
-        """Stop polling: no run begins after this returns; the offloader stops a running one."""
+        """Stop polling: no run begins by itself after this and ``wait``; the offloader stops a running one."""
         with self._lock:
             self._stopped = True
             if self._timer is not None:
@@ -180,7 +160,7 @@ class LedgerTrigger:
         if self._subscription is not None:
             self._subscription.cancel()
 
-    def look_again(self) -> None:
+    def wake(self) -> None:
         """Poll soon: the stream may have been resumed."""
         self._task.schedule()
 
@@ -194,9 +174,6 @@ class LedgerTrigger:
         with self._one_run:
             return self._ran(0, OFF)
 
-    def _on_closed(self, info: LedgerInfo) -> None:  # noqa: ARG002 - looked up when it is its turn
-        self._task.schedule()
-
     def _look(self) -> None:
         with self._lock:
             if self._stopped:
@@ -205,7 +182,19 @@ class LedgerTrigger:
                 self._timer.cancel()
             self._timer = self._workers.call_after(LOOK_S, self._task.schedule)
         try:
-            self._run_what_is_due()
+            done = -1 if self._committed is None else self._committed.ledger_id
+            left = [info for info in self._source.ledgers() if info.ledger_id > done]
+            limits = {
+                "threshold_bytes": self._settings.offload_threshold_bytes,
+                "threshold_seconds": self._settings.offload_threshold_seconds,
+            }
+            if not due_ledgers(left, now_ms=self._clock.now_ms(), **limits):
+                return
+            with self._one_run:
+                if self._stopped:  # while another run was waited for
+                    return
+                for error in self._ran(**limits).errors:
+                    _log.warning("offloading closed ledgers: %s; again in %g s", error, LOOK_S)
         except (Fenced, SourceMismatch) as error:
             _log.warning("%s; the ledger method stops here", error)
             self.stopped_by = error
@@ -215,20 +204,7 @@ class LedgerTrigger:
         except OffloaderError as error:
             _log.warning("offloading closed ledgers: %s; again in %g s", error, LOOK_S)
 
-    def _run_what_is_due(self) -> None:
-        limits = {
-            "threshold_bytes": self._settings.offload_threshold_bytes,
-            "threshold_seconds": self._settings.offload_threshold_seconds,
-        }
-        done = -1 if self._committed is None else self._committed.ledger_id
-        left = [info for info in self._source.ledgers() if info.ledger_id > done]
-        if not due_ledgers(left, now_ms=self._clock.now_ms(), **limits):
-            return
-        with self._one_run:
-            for error in self._ran(**limits).errors:
-                _log.warning("offloading closed ledgers: %s; again in %g s", error, LOOK_S)
-
     def _ran(self, threshold_bytes: int, threshold_seconds: int) -> HistoryResult:
-        result = self._run(threshold_bytes, threshold_seconds)
+        result = self._run(threshold_bytes=threshold_bytes, threshold_seconds=threshold_seconds)
         self._committed = result.committed
         return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from math import ceil
@@ -10,11 +10,11 @@ from typing import Protocol
 
 import numpy as np
 
-from formats.compression import Codec
 from formats.entries import EntryBatch, Position
 from formats.errors import FormatError
+from formats.extension import Codec
 from formats.metadata.messages import PulsarLedger
-from formats.segment import FinishedSegment, Layout, SegmentBuilder, SegmentSummary
+from formats.segment import Layout, SegmentBuilder, SegmentSummary
 from offloader.errors import Closed, Corrupt, InvalidCall, Unsupported
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.state import ManifestState, SegmentRecord
@@ -25,19 +25,6 @@ from offloader.settings import OffloadSettings
 from offloader.write.hot_tier import facts_of
 from offloader.write.quota import part_bytes_for
 from offloader.write.upload import BoundedUploader, SegmentUpload
-
-__all__ = [
-    "ColdLedger",
-    "EntryDigest",
-    "LedgerHandle",
-    "LedgerPiece",
-    "SourceLedger",
-    "holds",
-    "ledger_info",
-    "offload_ledger",
-    "pieces_between",
-    "write_segment",
-]
 
 #: Payload bytes of one read from the hot tier.
 READ_BYTES = 4 * 1024 * 1024
@@ -51,11 +38,9 @@ class LedgerHandle(Protocol):
     @property
     def info(self) -> LedgerInfo:
         """The source's facts about it."""
-        ...
 
     def read(self, first_entry_id: int, max_bytes: int) -> EntryBatch | None:
         """Entries from ``first_entry_id`` on, at least one, about ``max_bytes`` of payload; ``None`` at the end."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,37 +62,6 @@ class LedgerPiece:
     ledger: LedgerHandle
     first_entry_id: int
     last_entry_id: int
-
-
-def pieces_between(
-    source: LedgerSource,
-    ledgers: Sequence[LedgerInfo],
-    begin: Position,
-    end: Position,
-    expected: Collection[int] = (),
-) -> list[LedgerPiece]:
-    """Pieces that make up ``begin`` .. ``end``, both included, of the source's ledgers.
-
-    Args:
-        expected: ledgers that had entries between them once.
-
-    Raises:
-        Corrupt: the first, the last or an expected one of them is missing.
-    """
-    pieces = [
-        LedgerPiece(
-            SourceLedger(source, info),
-            begin.entry_id if info.ledger_id == begin.ledger_id else 0,
-            end.entry_id if info.ledger_id == end.ledger_id else info.last_entry_id,
-        )
-        for info in ledgers
-        if info.entries and begin.ledger_id <= info.ledger_id <= end.ledger_id
-    ]
-    found = {piece.ledger.info.ledger_id for piece in pieces}
-    gone = {begin.ledger_id, end.ledger_id, *expected} - found
-    if gone:
-        raise Corrupt(f"ledger {min(gone)} isn't in the hot tier any more, {begin}..{end} was to be offloaded")
-    return pieces
 
 
 def offload_ledger(ledger: LedgerHandle, upload: SegmentUpload, settings: OffloadSettings) -> SegmentSummary:
@@ -168,7 +122,14 @@ def write_segment(
                     ahead.send(part)
         finished = builder.finish({piece.ledger.info.ledger_id: facts_of(piece.ledger.info) for piece in pieces})
         _require_whole(pieces, finished.summary)
-        _send_rest(finished, upload, ahead, multipart)
+        multipart = multipart or len(finished.parts) > 1
+        for part in finished.parts:
+            (ahead.send if multipart else upload.send_whole)(part)
+        if multipart:
+            ahead.finish()
+            upload.complete()
+        upload.verify_length(finished.summary.data_bytes)
+        upload.send_index(finished.index)
     except BaseException:
         ahead.wait()
         upload.abort()
@@ -176,25 +137,14 @@ def write_segment(
     return finished.summary
 
 
-def _send_rest(finished: FinishedSegment, upload: SegmentUpload, ahead: BoundedUploader, multipart: bool) -> None:
-    multipart = multipart or len(finished.parts) > 1
-    for part in finished.parts:
-        if multipart:
-            ahead.send(part)
-        else:
-            upload.send_whole(part)
-    if multipart:
-        ahead.finish()
-        upload.complete()
-    upload.prove(finished.summary.data_bytes)
-    upload.send_index(finished.index)
-
-
 def _batches(piece: LedgerPiece) -> Iterator[EntryBatch]:
     """Exactly the entries of a piece, without a gap, or an error."""
     info, expected = piece.ledger.info, piece.first_entry_id
+    # At most a full read, and little more than the known size of the rest.
+    mean_bytes = 1.02 * info.size_bytes / info.entries if info.size_bytes and info.entries else READ_BYTES
     while expected <= piece.last_entry_id:
-        batch = piece.ledger.read(expected, _read_bytes(info, piece.last_entry_id - expected + 1))
+        left = piece.last_entry_id - expected + 1
+        batch = piece.ledger.read(expected, min(READ_BYTES, max(READ_BYTES_MIN, ceil(mean_bytes * left))))
         # An open ledger may have grown since it was listed; a closed one never does.
         beyond = batch is not None and info.closed and batch.last.entry_id >= info.entries
         if batch is None or beyond or batch.first.entry_id < expected:
@@ -203,15 +153,9 @@ def _batches(piece: LedgerPiece) -> Iterator[EntryBatch]:
                 f"ledger {info.ledger_id} has {info.entries} entries, but at {expected} the source gives {found}"
             )
         _require_no_gap(batch, expected)
-        batch = batch.slice(0, min(len(batch), piece.last_entry_id - expected + 1))
+        batch = batch.slice(0, min(len(batch), left))
         yield batch
         expected += len(batch)
-
-
-def _read_bytes(info: LedgerInfo, entries: int) -> int:
-    """Bytes to read for so many more entries: at most a full read, and little more than their known size."""
-    mean = info.size_bytes / info.entries if info.entries else 0.0
-    return min(READ_BYTES, max(READ_BYTES_MIN, ceil(mean * entries * 1.02))) if mean else READ_BYTES
 
 
 def _require_no_gap(batch: EntryBatch, expected: int) -> None:
@@ -239,22 +183,21 @@ class EntryDigest:
     """Digest of entries, independent of batch boundaries: ids, lengths, publish times and payloads."""
 
     def __init__(self) -> None:
-        self._columns = [blake2b() for _ in range(3)]
-        self._payloads = blake2b()
+        self._digests = [blake2b() for _ in range(4)]
 
     def add(self, batch: EntryBatch) -> None:
         columns = (batch.entry_ids, batch.lengths, batch.publish_times_ms)
-        for digest, column in zip(self._columns, columns, strict=True):
-            digest.update(np.ascontiguousarray(column, dtype="<i8").data)
-        offsets = batch.offsets
-        self._payloads.update(batch.data[int(offsets[0]) : int(offsets[-1])])
+        payloads = batch.data[int(batch.offsets[0]) : int(batch.offsets[-1])]
+        pieces = (*(np.ascontiguousarray(column, dtype="<i8").data for column in columns), payloads)
+        for digest, piece in zip(self._digests, pieces, strict=True):
+            digest.update(piece)
 
     def value(self) -> bytes:
-        return b"".join(each.digest() for each in (*self._columns, self._payloads))
+        return b"".join(each.digest() for each in self._digests)
 
 
 class ColdLedger:
-    """Entries of one ledger as readers get them (``by_ledger.LedgerHandle``), read once, from ``begin`` to ``end``.
+    """Entries of one ledger as readers get them (``LedgerHandle``), read once, from ``begin`` to ``end``.
 
     Attributes:
         info: the ledger.
@@ -274,11 +217,6 @@ class ColdLedger:
         return batch
 
 
-def holds(segment: SegmentRecord, ledger_id: int) -> bool:
-    """Whether an offloaded segment has entries of a ledger."""
-    return segment.summary is not None and any(span.ledger_id == ledger_id for span in segment.summary.ledgers)
-
-
 def ledger_info(fetcher: Fetcher, state: ManifestState, segment: SegmentRecord, ledger_id: int) -> LedgerInfo:
     """Facts about a ledger from the manifest and the index of its last segment.
 
@@ -291,7 +229,7 @@ def ledger_info(fetcher: Fetcher, state: ManifestState, segment: SegmentRecord, 
     if segment_map.layout is Layout.V2:
         [metadata] = [each.metadata for each in segment_map.ledgers if each.ledger_id == ledger_id]
         try:
-            known = PulsarLedger.decode(metadata, object_name=objects.index_key)
+            known = PulsarLedger.decode(metadata)
         except FormatError as error:
             raise Corrupt(f"{objects.index_key}: {error}") from error
     last = state.closed_ledgers.get(ledger_id)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from formats.block_memory import BlockMemory
@@ -31,18 +33,15 @@ from offloader.settings.layered import SettingsFile
 from offloader.store.attempts import recorder_of, require_limits
 from offloader.store.base import ObjectStore
 from offloader.telemetry.recorder import NO_TELEMETRY
-from offloader.write.backfill import HistoryResult, upload_order
-from offloader.write.backfill_plan import BackfillPlan, HistoryTools
+from offloader.write.backfill import BackfillPlan, HistoryResult, HistoryTools, upload_order
 from offloader.write.backfill_service import BackfillService
 from offloader.write.ledger_method import LedgerMethodPlan, LedgerTrigger
 from offloader.write.ledger_objects import LedgerHandle, offload_ledger
 from offloader.write.machine import StreamOffload
 from offloader.write.quota import MemoryBudget, StreamQuota
-from offloader.write.segment import OffloadHandle, OffloadResult, SegmentNames
+from offloader.write.segment import OffloadHandle, OffloadResult
 from offloader.write.status import StreamStatus
 from offloader.write.upload import upload_of
-
-__all__ = ["NO_INCARNATION", "RESTART_S_MIN", "LedgerOffloader", "MethodOffload", "method_by_hand", "offload_by_hand"]
 
 #: Runs of the ledger method at once, whole process; others wait.
 LEDGER_RUNS_MAX = 2
@@ -50,6 +49,11 @@ LEDGER_RUNS_MAX = 2
 BLOCK_MEMORY_BYTES = 32 * 1024 * 1024
 #: Smaller blocks aren't pooled.
 BLOCK_BYTES_MIN = 64 * 1024
+_Result = TypeVar("_Result")
+
+#: Names kept to refuse a second segment of the same name.
+REMEMBERED_MAX = 65_536
+
 #: Marks objects written without a manifest.
 NO_INCARNATION = UUID(int=0)
 
@@ -87,7 +91,6 @@ class LedgerOffloader:
         self.settings = settings or Settings()
         require_limits(store, self.settings.limits)
         self._clock = clock or SystemClock()
-        self._entropy = entropy
         self._workers = workers or Workers(self.settings.offload.workers_max, self._clock)
         # A simulation runs everything itself.
         self._uploaders = workers or Workers(self.settings.offload.backfill_segments_in_flight_max, self._clock)
@@ -96,8 +99,8 @@ class LedgerOffloader:
         self._run_workers = Workers(LEDGER_RUNS_MAX, self._clock)
         # Separate thread: it reports when all workers hang in the store.
         self._observers = Workers(1, self._clock)
-        relieve = SerialTask(self._workers, lambda: self._budget.relieve())
-        self._budget = MemoryBudget(self.settings.offload.offload_memory_bytes_max, relieve.schedule)
+        request_flush = SerialTask(self._workers, lambda: self._budget.request_flush())
+        self._budget = MemoryBudget(self.settings.offload.offload_memory_bytes_max, request_flush.schedule)
         block_bytes = self.settings.offload.block_bytes
         self._block_memory = BlockMemory(block_bytes, BLOCK_MEMORY_BYTES) if block_bytes >= BLOCK_BYTES_MIN else None
         self._upload_order = partial(
@@ -120,7 +123,7 @@ class LedgerOffloader:
         self.history = BackfillService(store, self._tools, self.settings.manifest)
         self._lock = threading.Lock()
         self._runs = {self.settings.offload: self.history}
-        self._names = SegmentNames()
+        self._names: OrderedDict[UUID, None] = OrderedDict()
         recorder = recorder_of(store)
         self.observation = Observation(
             self.settings, self._clock, recorder=recorder, store=store, store_problems=store_problems
@@ -165,7 +168,7 @@ class LedgerOffloader:
             InvalidCall: the uuid was used before, or the driver metadata names another place.
         """
         self._require_here(driver_metadata)
-        self._names.claim(uuid)
+        self._claim(uuid)
         settings = settings or self.settings.offload
         upload = partial(upload_of, incarnation=incarnation, epoch=epoch, testimony=testimony)
         return OffloadHandle(
@@ -202,7 +205,7 @@ class LedgerOffloader:
         Returns:
             The result when both objects are in the store and verified.
         """
-        self._names.claim(uuid)
+        self._claim(uuid)
         upload = upload_of(
             self.store,
             stream,
@@ -213,18 +216,7 @@ class LedgerOffloader:
             codec=self.settings.offload.codec,
             extra_metadata=extra_metadata,
         )
-        done: Future[OffloadResult] = Future()
-
-        def run() -> None:
-            try:
-                summary = offload_ledger(ledger, upload, self.settings.offload)
-            except BaseException as error:
-                done.set_exception(error)
-            else:
-                done.set_result(OffloadResult(uuid, summary))
-
-        self._workers.submit(run)
-        return done
+        return self._later(lambda: OffloadResult(uuid, offload_ledger(ledger, upload, self.settings.offload)))
 
     def read_offloaded(
         self, ledger_id: int, context: OffloadContext, driver_metadata: Mapping[str, str], *, stream: str = ""
@@ -257,17 +249,22 @@ class LedgerOffloader:
         """
         folder = "" if is_at_root(driver_metadata) else stream
         self._require_here({name: value for name, value in driver_metadata.items() if name not in AT_ROOT})
-        done: Future[None] = Future()
+
+        def delete() -> None:
+            kept = self.store.delete([data_key(folder, uuid, ledger_id), index_key(folder, uuid, ledger_id)])
+            if kept:
+                raise StoreUnavailable(f"{kept[0].key} in {self.store.url} wasn't deleted: {kept[0].reason}")
+
+        return self._later(delete)
+
+    def _later(self, call: Callable[[], _Result]) -> Future[_Result]:
+        done: Future[_Result] = Future()
 
         def run() -> None:
             try:
-                kept = self.store.delete([data_key(folder, uuid, ledger_id), index_key(folder, uuid, ledger_id)])
-                if kept:
-                    raise StoreUnavailable(f"{kept[0].key} in {self.store.url} wasn't deleted: {kept[0].reason}")
+                done.set_result(call())
             except BaseException as error:
                 done.set_exception(error)
-            else:
-                done.set_result(None)
 
         self._workers.submit(run)
         return done
@@ -285,8 +282,6 @@ class LedgerOffloader:
         """Start offloading a stream as its owner, from the position in the manifest.
 
         Args:
-            source: the stream's hot tier.
-            stream: its name.
             log: of ``history.owners_log``, with an epoch that was opened for this source; ``None``: one is opened when
                 there is something to offload.
             on_refused: called when the stream stops because the manifest refused its edits.
@@ -296,25 +291,14 @@ class LedgerOffloader:
         """
         tools = self._tools_of(settings)
         log = log or self.history.owners_log(stream)
-        driver = dict(self.store.driver_metadata)
-
-        def make_handle(
-            uuid: UUID, after: Position | None, buffer: StreamQuota, on_change: Callable[[], None]
-        ) -> OffloadHandle:
-            return self.streaming_offload(
-                uuid,
-                driver,
-                stream=stream,
-                incarnation=log.state.incarnation,
-                epoch=log.epoch or 0,
-                after=after,
-                buffer=buffer,
-                sending=False,
-                on_change=on_change,
-                settings=tools.settings,
-                testimony=log.testimony,
-            )
-
+        make_handle = partial(
+            self.streaming_offload,
+            driver_metadata={},
+            stream=stream,
+            sending=False,
+            settings=tools.settings,
+            testimony=log.testimony,
+        )
         offload = StreamOffload(
             source, log, make_handle=make_handle, tools=tools, take_over=take_over, on_refused=on_refused
         )
@@ -346,14 +330,9 @@ class LedgerOffloader:
 
         Args:
             source: the hot tier, of the appending process.
-            stream: its name.
             settings: as for ``offload_stream``.
         """
-        runs = self.runs_of(settings)
-
-        def run(threshold_bytes: int, threshold_seconds: int) -> HistoryResult:
-            return runs.ledgers(source, stream, threshold_bytes=threshold_bytes, threshold_seconds=threshold_seconds)
-
+        run = partial(self.runs_of(settings).ledgers, source, stream)
         trigger = LedgerTrigger(
             source, run, settings=settings or self.settings.offload, workers=self._run_workers, clock=self._clock
         )
@@ -390,6 +369,16 @@ class LedgerOffloader:
             return self._tools
         return replace(self._tools, settings=settings, upload=partial(self._upload_order, settings=settings))
 
+    def _claim(self, uuid: UUID) -> None:
+        with self._lock:
+            if uuid in self._names:
+                raise InvalidCall(
+                    f"segment {uuid} exists already", hint="each segment and each attempt has its own uuid"
+                )
+            self._names[uuid] = None
+            if len(self._names) > REMEMBERED_MAX:
+                self._names.popitem(last=False)
+
     def _require_here(self, driver_metadata: Mapping[str, str]) -> None:
         given, own = dict(driver_metadata), dict(self.store.driver_metadata)
         if given and given != own:
@@ -406,18 +395,12 @@ RESTART_S_MAX = 300.0
 class MethodOffload:
     """Offloads a stream by streaming, the ledger method, or not at all. Thread-safe, but for ``begin`` and ``end``.
 
-    Args:
-        offloader: of the process.
-        source: the hot tier.
-        stream: its name.
-
     Attributes:
         method: ``streaming``, ``ledger`` or ``none``.
     """
 
     def __init__(self, offloader: LedgerOffloader, source: LedgerSource, stream: str, method: str) -> None:
-        self._offloader, self._source, self._stream = offloader, source, stream
-        self.method = method
+        self._offloader, self._source, self._stream, self.method = offloader, source, stream, method
         self._lock = threading.Lock()
         self._offload: StreamOffload | None = None
         #: Referenced here, as the monitor doesn't: its last poll reports how this one ended.
@@ -444,10 +427,11 @@ class MethodOffload:
 
     def end(self) -> None:
         """Stop, leaving uncommitted entries to the next start."""
-        offload, self._offload = self._offload, None
-        trigger, self._trigger = self._trigger, None
+        offload, trigger = self._offload, self._trigger
+        self._offload = self._trigger = None
         if offload is not None:
             offload.stop()
+            self._offloader.observation.remove(offload)
         if trigger is not None:
             trigger.stop()
             trigger.wait()
@@ -471,11 +455,11 @@ class MethodOffload:
         self._restart_s = RESTART_S_MIN
         return result.committed
 
-    def look_again(self) -> None:
+    def wake(self) -> None:
         """Reload the manifest: the stream may have been paused or resumed."""
         for each in (self._offload, self._trigger):
             if each is not None:
-                each.look_again()
+                each.wake()
 
     def status(self) -> StreamStatus | None:
         """Status of the streaming offload; ``None`` with another method."""
@@ -488,10 +472,9 @@ class MethodOffload:
         if drain and self._offload is not None:
             try:
                 self.offload()
-            except StreamPaused:
-                pass  # intended: unoffloaded entries stay in the hot tier
             except OffloaderError as error:
-                failure = error
+                # Paused is intended: unoffloaded entries stay in the hot tier.
+                failure = None if isinstance(error, StreamPaused) else error
         with self._lock:
             offload, self._offload = self._offload, None
             self._ended = offload
@@ -510,9 +493,8 @@ class MethodOffload:
 
     def _restart_later(self, stopped: StreamOffload) -> None:
         try:
-            self._restarted(stopped)
-        except Closed:
-            pass
+            with suppress(Closed):
+                self._restarted(stopped)
         except OffloaderError as error:
             _log.warning("stream %s isn't offloaded: %s", self._stream, error)
             self._refused()
@@ -522,6 +504,7 @@ class MethodOffload:
         with self._lock:
             if self._offload is stopped:
                 stopped.stop()
+                self._offloader.observation.remove(stopped)
                 _log.warning("stream %s is started again: the manifest refused its record", self._stream)
                 self._offload = self._offloader.offload_stream(self._source, self._stream, on_refused=self._refused)
             if self._offload is None:
@@ -529,7 +512,7 @@ class MethodOffload:
             return self._offload
 
 
-def method_by_hand(state: ManifestState, file: SettingsFile | None) -> str:
+def manual_method(state: ManifestState, file: SettingsFile | None) -> str:
     """Offload method from a settings file or else the manifest: ``streaming`` or ``ledger``.
 
     Raises:
@@ -544,7 +527,7 @@ def method_by_hand(state: ManifestState, file: SettingsFile | None) -> str:
     return method
 
 
-def offload_by_hand(
+def offload_manually(
     runs: BackfillService,
     source: LedgerSource,
     stream: str,
@@ -566,27 +549,10 @@ def offload_by_hand(
 
     Raises: as ``BackfillService.backfill``.
     """
-    if method == "ledger":
-        result = runs.ledgers(
-            source,
-            stream,
-            last=last,
-            threshold_bytes=threshold_bytes,
-            take_over=take_over,
-            acknowledges=False,
-            on_plan=on_plan,
-            on_progress=on_progress,
-        )
-    else:
-        result = runs.backfill(
-            source,
-            stream,
-            last=last,
-            take_over=take_over,
-            acknowledges=False,
-            on_plan=on_plan,
-            on_progress=on_progress,
-        )
+    run = partial(runs.ledgers, threshold_bytes=threshold_bytes) if method == "ledger" else runs.backfill
+    result = run(
+        source, stream, last=last, take_over=take_over, acknowledges=False, on_plan=on_plan, on_progress=on_progress
+    )
     if result.offloaded:
         runs.switch(stream, method)
     if result.committed is not None:

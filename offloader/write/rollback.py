@@ -11,7 +11,6 @@ from typing import TypeVar
 from uuid import UUID
 
 from formats.entries import Position
-from formats.keys import new_segment_uuid
 from formats.manifest import Edit, Failed, LedgersDeleted, Replace, Retire, Rewrite, Rewritten, SetMethod
 from formats.segment import Layout, LedgerSpan, SegmentSummary
 from offloader.errors import Corrupt, ErrorKind, InvalidCall, OffloaderError
@@ -25,22 +24,18 @@ from offloader.read.reader import Reader
 from offloader.settings import ReadSettings
 from offloader.store.attempts import recorder_of
 from offloader.store.rate_limit import Priority, working_at
-from offloader.write.backfill import PlannedSegment
-from offloader.write.backfill_plan import HistoryTools
+from offloader.write.backfill import HistoryTools, PlannedSegment
 from offloader.write.ledger_objects import (
     READ_BYTES,
     ColdLedger,
     EntryDigest,
     LedgerPiece,
-    holds,
     ledger_info,
     write_segment,
 )
 from offloader.write.quota import segment_bytes_max
 from offloader.write.segment_queue import announce
 from offloader.write.upload import upload_of
-
-__all__ = ["LedgerRewrite", "RewriteGroup", "RewriteResult", "StreamedLedger", "next_group", "streamed_ledgers"]
 
 #: Segments that one group replaces.
 GROUP_SEGMENTS_MAX = 256
@@ -106,12 +101,9 @@ class _Found:
 
 def streamed_ledgers(state: ManifestState) -> list[StreamedLedger]:
     """Ledgers unreadable to an old reader, ascending (proposal: rollback guide)."""
-    found: dict[int, _Found] = {}
-    for segment, span in _spans(_unreadable(state.offloaded())):
-        found.setdefault(span.ledger_id, _Found()).add(segment, span)
     return [
         StreamedLedger(ledger_id, of.segments, of.entries, of.payload_bytes, _obstacle(state, ledger_id, of))
-        for ledger_id, of in sorted(found.items())
+        for ledger_id, of in _contents(_unreadable(state.offloaded()))
     ]
 
 
@@ -122,7 +114,6 @@ def next_group(state: ManifestState, wanted: Sequence[int], bytes_max: int) -> R
     This minimises double writes: only the first and the last one's parts of incomplete ledgers.
 
     Args:
-        state: the current manifest.
         wanted: ledger ids without an obstacle, ascending.
         bytes_max: object bytes from which on a group ends; it also ends at ``GROUP_SEGMENTS_MAX`` segments.
     """
@@ -131,14 +122,13 @@ def next_group(state: ManifestState, wanted: Sequence[int], bytes_max: int) -> R
     left, missing, complete = set(wanted), dict[int, int](), set[int]()
     old, old_bytes = list[SegmentRecord](), 0
     for segment in _unreadable(state.offloaded(Position(wanted[0], 0))):
-        assert segment.summary is not None
-        spans = [span for span in segment.summary.ledgers if span.ledger_id in left]
+        spans = [span for span in segment.spans if span.ledger_id in left]
         if not spans:
             if old:
                 break
             continue
         old.append(segment)
-        old_bytes += segment.summary.data_bytes
+        old_bytes += segment.content.data_bytes
         for span in spans:
             entries = missing.get(span.ledger_id, state.closed_ledgers[span.ledger_id] + 1) - span.entries
             missing[span.ledger_id] = entries
@@ -151,29 +141,23 @@ def next_group(state: ManifestState, wanted: Sequence[int], bytes_max: int) -> R
 
 def _new(state: ManifestState, complete: set[int], old: Sequence[SegmentRecord]) -> Iterator[PlannedSegment]:
     """Replacements of ``old``: runs of entries, one of each ledger at a time."""
-    found: dict[int, _Found] = {}
-    for segment, span in _spans(old):
-        if span.ledger_id not in state.deleted_ledgers:
-            found.setdefault(span.ledger_id, _Found()).add(segment, span)
-    for ledger_id, of in sorted(found.items()):
+    for ledger_id, of in _contents(old):
         layout = Layout.V1 if ledger_id in complete else Layout.V2
-        for first, last in of.runs:
+        for first, last in of.runs if ledger_id not in state.deleted_ledgers else ():
             yield PlannedSegment(layout, Position(ledger_id, first), Position(ledger_id, last))
 
 
 def _unreadable(segments: Sequence[SegmentRecord]) -> Iterator[SegmentRecord]:
-    """Segments unreadable to an old reader."""
-    for segment in segments:
-        assert segment.summary is not None, "an offloaded segment has one"
-        if segment.layout != 1 or segment.summary.compressed:
-            yield segment
+    return (segment for segment in segments if segment.layout != 1 or segment.content.compressed)
 
 
-def _spans(segments: Iterator[SegmentRecord] | Sequence[SegmentRecord]) -> Iterator[tuple[SegmentRecord, LedgerSpan]]:
+def _contents(segments: Iterable[SegmentRecord]) -> list[tuple[int, _Found]]:
+    """Ledger ids, ascending, and what the segments hold of each."""
+    found: dict[int, _Found] = {}
     for segment in segments:
-        assert segment.summary is not None, "an offloaded segment has one"
-        for span in segment.summary.ledgers:
-            yield segment, span
+        for span in segment.content.ledgers:
+            found.setdefault(span.ledger_id, _Found()).add(segment, span)
+    return sorted(found.items())
 
 
 def _obstacle(state: ManifestState, ledger_id: int, of: _Found) -> str:
@@ -265,10 +249,10 @@ class LedgerRewrite:
         log: ManifestLog,
         tools: HistoryTools,
         *,
-        delete: Sequence[int] = (),
-        take_over: bool = False,
-        is_stopped: Callable[[], bool] = lambda: False,
-        on_progress: Callable[[SegmentSummary], None] = lambda _: None,
+        delete: Sequence[int],
+        take_over: bool,
+        is_stopped: Callable[[], bool],
+        on_progress: Callable[[SegmentSummary], None],
     ) -> None:
         if tools.settings.codec != "none":
             raise InvalidCall(f"an old reader can't read codec {tools.settings.codec}", hint="rewrite with codec none")
@@ -279,10 +263,7 @@ class LedgerRewrite:
     def run(self) -> RewriteResult:
         """Rewrite the rewritable ledgers and delete those to be deleted.
 
-        Raises:
-            Fenced: an active owner has the stream, or another writer took it meanwhile.
-            EditRefused: the stream is on hold, or a segment was retired meanwhile.
-            StoreUnavailable, OutcomeUnknown: call again, it continues where it stopped.
+        Raises: as ``BackfillService.rollback``; EditRefused also when segments were retired again and again meanwhile.
         """
         ledgers = streamed_ledgers(self._log.load())
         unknown = set(self._delete) - {each.ledger_id for each in ledgers}
@@ -317,11 +298,10 @@ class LedgerRewrite:
         edits: list[Edit] = [Failed(each.uuid, "its owner was replaced") for each in state.rewrites]
         # Else the stream's next segment would be V2 again.
         edits += [SetMethod("ledger")] if state.method == "streaming" else []
-        deleted = [each for each in self._delete if each not in state.deleted_ledgers]
+        self._result.deleted = deleted = [each for each in self._delete if each not in state.deleted_ledgers]
         edits += [LedgersDeleted(tuple(deleted))] if deleted else []
         if edits:
             self._commit(edits)
-        self._result.deleted = deleted
 
     def _rewrite(self, wanted: list[int]) -> dict[int, OffloaderError]:
         """Rewrite group after group; returns the failed ledgers with reasons."""
@@ -341,7 +321,7 @@ class LedgerRewrite:
                 wanted = [each for each in wanted if each in whole]
                 continue
             except OffloaderError as error:
-                if error.kind is not ErrorKind.REPAIR_DATA:
+                if error.kind is not ErrorKind.DATA_CORRUPTION:
                     raise
                 _log.warning("stream %s: ledgers %s aren't rewritten: %s", self._log.stream, group.ledger_ids, error)
                 self._result.errors.append(error)
@@ -363,7 +343,7 @@ class LedgerRewrite:
     def _replace(self, group: RewriteGroup) -> None:
         """Promise, upload, compare and replace."""
         tools, log = self._tools, self._log
-        named = [(self._new_uuid(), planned) for planned in group.new]
+        named = [(tools.new_uuid(log.state), planned) for planned in group.new]
         now_ms = tools.clock.now_ms()
         log.commit([Rewrite(u, int(p.layout), p.begin, p.end, now_ms, tools.driver) for u, p in named])
         # Entries before the start position are unreadable, but share segments with readable ones.
@@ -393,9 +373,7 @@ class LedgerRewrite:
         gone = [
             segment.uuid
             for segment in state.offloaded()
-            if segment.owned
-            and segment.summary is not None
-            and all(span.ledger_id in state.deleted_ledgers for span in segment.summary.ledgers)
+            if segment.owned and all(span.ledger_id in state.deleted_ledgers for span in segment.content.ledgers)
         ]
         for start in range(0, len(gone), RETIRED_PER_RECORD_MAX):
             self._log.commit([Retire(tuple(gone[start : start + RETIRED_PER_RECORD_MAX]))])
@@ -410,11 +388,11 @@ class LedgerRewrite:
         settings = self._tools.settings
         ledger_id = planned.begin.ledger_id
         fetcher = Fetcher(self._log.store, ReadSettings())
-        holding = [each for each in group.old if holds(each, ledger_id)]
+        holding = [each for each in group.old if any(span.ledger_id == ledger_id for span in each.spans)]
         info = ledger_info(fetcher, before, holding[-1], ledger_id)
         ledger = ColdLedger(Reader(fetcher, before), planned.begin, planned.end, info)
         piece = LedgerPiece(ledger, planned.begin.entry_id, planned.end.entry_id)
-        payload_bytes = sum(each.summary.payload_bytes for each in holding if each.summary is not None)
+        payload_bytes = sum(each.content.payload_bytes for each in holding)
         # A ledger may be larger than a segment: its parts have to be, too.
         size_mbytes = max(settings.max_size_per_offload_segment_mbytes, 2 * payload_bytes / _MIB)
         with working_at(Priority.BACKFILL):
@@ -442,6 +420,3 @@ class LedgerRewrite:
 
     def _parallel(self, tasks: Iterable[Callable[[], _T]]) -> list[_T]:
         return list(Parallel(self._tools.settings.backfill_segments_in_flight_max).in_order(tasks))
-
-    def _new_uuid(self) -> UUID:
-        return new_segment_uuid(self._log.state.incarnation, int.from_bytes(self._tools.entropy(8), "big"))

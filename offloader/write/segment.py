@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import itertools
-import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 from uuid import UUID
 
 from formats.block_memory import BlockMemory
-from formats.compression import Codec
 from formats.entries import ENTRY_HEADER_BYTES, Entry, EntryBatch, Position
+from formats.extension import Codec
 from formats.segment import Layout, LedgerFacts, SegmentBuilder, SegmentSummary
 from offloader.errors import Closed, InvalidCall, LimitReached, OffloaderError
 from offloader.manifest.state import follows
@@ -22,8 +21,6 @@ from offloader.runtime.workers import SerialTask, Workers
 from offloader.settings import OffloadSettings
 from offloader.write.quota import StreamQuota, part_bytes_for
 from offloader.write.upload import PartUploader, SegmentUpload
-
-__all__ = ["SINGLES_MAX", "OffloadHandle", "OffloadResult", "PendingEntries", "Piece", "SegmentNames", "joined"]
 
 #: Pending entries: a batch, or single entries, of one ledger or several.
 Piece: TypeAlias = EntryBatch | list[Entry]
@@ -36,6 +33,7 @@ PIECES_MAX = 64
 JOINED_BYTES_MIN = 1024 * 1024
 
 
+@dataclass(slots=True, eq=False)
 class PendingEntries:
     """Accepts consecutive entries, single or in batches, and returns them in that order, for ``joined``.
 
@@ -53,36 +51,20 @@ class PendingEntries:
         singles: entries accepted one by one after the last batch.
     """
 
-    __slots__ = (
-        "_after",
-        "_closed_ledgers",
-        "_limits",
-        "_pieces",
-        "_pieces_bytes",
-        "_segment",
-        "facts",
-        "first",
-        "next_entry_id",
-        "next_ledger_id",
-        "singles",
-        "waiting_bytes",
-        "wire_bytes",
-    )
-
-    def __init__(self, segment: str, after: Position | None, limits: dict[str, int]) -> None:
-        self._segment = segment
-        self._after = after
-        self._limits = limits
-        self._closed_ledgers: dict[int, int] = {}
-        #: Pieces before ``singles``, each with its bytes; and their total.
-        self._pieces: deque[tuple[Piece, int]] = deque()
-        self._pieces_bytes = 0
-        self.singles: list[Entry] = []
-        self.facts: dict[int, LedgerFacts] = {}
-        self.first: Position | None = None
-        self.next_ledger_id = self.next_entry_id = -1
-        self.wire_bytes = 0
-        self.waiting_bytes = 0
+    _segment: str
+    _after: Position | None
+    _limits: dict[str, int]
+    first: Position | None = field(default=None, init=False)
+    wire_bytes: int = field(default=0, init=False)
+    waiting_bytes: int = field(default=0, init=False)
+    facts: dict[int, LedgerFacts] = field(default_factory=dict, init=False)
+    next_ledger_id: int = field(default=-1, init=False)
+    next_entry_id: int = field(default=-1, init=False)
+    singles: list[Entry] = field(default_factory=list, init=False)
+    _closed_ledgers: dict[int, int] = field(default_factory=dict, init=False)
+    #: Pieces before ``singles``, each with its bytes; and their total.
+    _pieces: deque[tuple[Piece, int]] = field(default_factory=deque, init=False)
+    _pieces_bytes: int = field(default=0, init=False)
 
     @property
     def last(self) -> Position | None:
@@ -136,8 +118,7 @@ class PendingEntries:
         Copies and builds nothing: the writer waits for the lock meanwhile.
         """
         self._end_singles()
-        pieces: list[Piece] = []
-        taken_bytes = 0
+        pieces, taken_bytes = list[Piece](), 0
         while self._pieces and taken_bytes < JOINED_BYTES_MIN:
             piece, size_bytes = self._pieces.popleft()
             pieces.append(piece)
@@ -160,11 +141,9 @@ class PendingEntries:
 
     def _end_singles(self) -> None:
         """Close the current run of single entries as one piece."""
-        if not self.singles:
-            return
-        self._pieces.append((self.singles, self.waiting_bytes - self._pieces_bytes))
-        self._pieces_bytes = self.waiting_bytes
-        self.singles = []
+        if self.singles:
+            self._pieces.append((self.singles, self.waiting_bytes - self._pieces_bytes))
+            self._pieces_bytes, self.singles = self.waiting_bytes, []
 
 
 def joined(pieces: Sequence[Piece]) -> list[EntryBatch]:
@@ -215,8 +194,6 @@ class OffloadHandle:
 
     Args:
         uuid: the segment's name.
-        upload: uploads its objects.
-        workers: encode and send.
         buffer: the stream's count of held bytes.
         settings: block, part, entry and in-flight sizes.
         after: the position the first entry has to follow, ``None``: any.
@@ -238,11 +215,8 @@ class OffloadHandle:
         on_change: Callable[[], None] = lambda: None,
         memory: BlockMemory | None = None,
     ) -> None:
-        self.uuid = uuid
-        self._upload = upload
-        self._buffer = buffer
-        self._settings = settings
-        self._on_change = on_change
+        self.uuid, self._upload, self._buffer = uuid, upload, buffer
+        self._settings, self._on_change = settings, on_change
         self._new_builder = partial(
             SegmentBuilder,
             layout=Layout.V2,
@@ -257,26 +231,23 @@ class OffloadHandle:
 
         # One lock for all segments of a stream and their buffer: an offer takes just that one.
         self._lock = buffer.lock
-        self._open = True
+        self._open, self._settled = True, False
         self._failure: BaseException | None = None
-        self._settled = False
         # Held bytes by place: pending, being encoded, in the open block and part, in unacknowledged parts.
-        limits = {"entry_bytes_max": settings.entry_bytes_max}
+        limits = {"entry_size_max": settings.entry_bytes_max}
         limits |= {name: limit - ENTRY_HEADER_BYTES for name, limit in buffer.limits.items()}
         self._intake = PendingEntries(str(uuid), after, limits)
         self._single_wire_max = min(limits.values()) + ENTRY_HEADER_BYTES
-        self._encoding_bytes = 0
-        self._builder_bytes = 0
+        self._encoding_bytes = self._builder_bytes = self._counted_bytes = 0
         self._sending = PartUploader(
             *(upload, workers, self._lock),
             parts_in_flight_max=settings.parts_in_flight_max,
             begun=sending,
             on_change=self._count,
             on_room=self._part_left,
-            on_sent=self._sent,
+            on_sent=lambda summary: self._resolve(OffloadResult(uuid, summary)),
             on_failure=lambda error: self._fail(error, abort=True),
         )
-        self._counted_bytes = 0
 
     def __repr__(self) -> str:
         state = "open" if self._open else "failed" if self._failure else "done" if self._result.done() else "closing"
@@ -307,16 +278,15 @@ class OffloadHandle:
         with self._lock:
             if not self._sending.begun:
                 return False
-            worth_a_turn = self._intake.is_worth_a_turn(self._settings.block_bytes)
-            return bool(self._sending.is_moving or self._encoding_bytes or worth_a_turn) or not self._open
+            moving = not self._open or self._sending.is_moving or bool(self._encoding_bytes)
+            return moving or self._intake.is_worth_a_turn(self._settings.block_bytes)
 
     @property
     def is_leaving(self) -> bool:
         """Whether some held bytes are being sent, or will be without another event, and so are freed eventually. Bytes
         that are only being encoded may stay."""
         with self._lock:
-            closing = not self._open and self._held() > 0
-            return closing or self._sending.is_moving
+            return self._sending.is_moving or (not self._open and self._held() > 0)
 
     def can_offer(self, size: int) -> bool:
         """Whether an entry of ``size`` payload bytes would be taken now."""
@@ -379,7 +349,7 @@ class OffloadHandle:
         if len(batch) == 0:
             return 0
         if int(batch.entry_ids[-1] - batch.entry_ids[0]) != len(batch) - 1:
-            raise InvalidCall(f"a batch of ledger {batch.ledger_id} has holes between {batch.first} and {batch.last}")
+            raise InvalidCall(f"a batch of ledger {batch.ledger_id} has gaps between {batch.first} and {batch.last}")
         if len(batch) == 1:
             # Treat a batch of one as an entry, which waits for others: a batch costs more than its content, here and in
             # the encoder.
@@ -471,11 +441,9 @@ class OffloadHandle:
 
     def _finish_if_closed(self) -> None:
         with self._lock:
-            blocked = self._open or self._intake.waiting_bytes or self._failure or self._sending.is_finished
-            if blocked:
+            if self._open or self._intake.waiting_bytes or self._failure or self._sending.finished:
                 return
-            empty = self._intake.first is None
-        if empty:
+        if self._intake.first is None:
             self._resolve(OffloadResult(self.uuid, None))
             return
         finished = self._builder.finish(self._intake.facts)
@@ -490,9 +458,6 @@ class OffloadHandle:
         self._encode_task.schedule()
         self._on_change()
 
-    def _sent(self, summary: SegmentSummary) -> None:
-        self._resolve(OffloadResult(self.uuid, summary))
-
     def _resolve(self, result: OffloadResult) -> None:
         with self._lock:
             if self._settled:
@@ -505,9 +470,7 @@ class OffloadHandle:
         with self._lock:
             if self._settled:
                 return
-            self._settled = True
-            self._failure = error
-            self._open = False
+            self._settled, self._open, self._failure = True, False, error
             self._buffer.adjust(-self._intake.waiting_bytes)
             self._intake.clear()
             self._sending.drop()
@@ -524,30 +487,3 @@ class OffloadHandle:
         finally:
             self._result.set_exception(error)
             self._on_change()
-
-
-#: Names kept to refuse a second segment of the same name.
-REMEMBERED_MAX = 65_536
-
-
-class SegmentNames:
-    """Recently used segment names. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._used: OrderedDict[UUID, None] = OrderedDict()
-
-    def claim(self, uuid: UUID) -> None:
-        """Claim a name.
-
-        Raises:
-            InvalidCall: it was used before.
-        """
-        with self._lock:
-            if uuid in self._used:
-                raise InvalidCall(
-                    f"segment {uuid} exists already", hint="each segment and each attempt has its own uuid"
-                )
-            self._used[uuid] = None
-            if len(self._used) > REMEMBERED_MAX:
-                self._used.popitem(last=False)

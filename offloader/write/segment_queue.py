@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -19,12 +19,9 @@ from offloader.runtime.clock import Clock
 from offloader.settings import OffloadSettings
 from offloader.store.attempts import recorder_of
 from offloader.telemetry.recorder import Recorder
-from offloader.write.gaps import gap_before
-from offloader.write.hot_tier import HotRead, facts_of
-from offloader.write.quota import StreamQuota, entries_that_fit, segment_is_full
+from offloader.write.hot_tier import facts_of
+from offloader.write.quota import StreamQuota, entries_that_fit, segment_bytes_max
 from offloader.write.segment import OffloadHandle
-
-__all__ = ["SEGMENTS_MAX", "Commits", "SegmentQueue", "WritingSegment", "announce"]
 
 #: One completes while the next gathers; more would only hold entries in memory instead of the hot tier.
 SEGMENTS_MAX = 2
@@ -44,19 +41,13 @@ class SegmentQueue:
 
     Args:
         open_handle: creates the handle of a new segment that follows a position (``None``: the stream's first).
-        buffer: the bytes of all of them.
         settings: when a segment is full.
     """
 
     def __init__(
-        self,
-        open_handle: Callable[[Position | None], OffloadHandle],
-        buffer: StreamQuota,
-        settings: OffloadSettings,
+        self, open_handle: Callable[[Position | None], OffloadHandle], buffer: StreamQuota, settings: OffloadSettings
     ) -> None:
-        self._open_handle = open_handle
-        self._buffer = buffer
-        self._settings = settings
+        self._open_handle, self._buffer, self._settings = open_handle, buffer, settings
         self._segments: list[WritingSegment] = []
         self._ledgers: dict[int, LedgerInfo] = {}
         self._refused_bytes = 0
@@ -115,7 +106,7 @@ class SegmentQueue:
                 break
             taken += count
             self.offered = Position(batch.ledger_id, int(batch.entry_ids[taken - 1]))
-            if segment_is_full(segment.handle.wire_bytes, self._settings):
+            if segment.handle.wire_bytes >= segment_bytes_max(self._settings):
                 segment.handle.close()
             elif count < fit:
                 break
@@ -127,11 +118,6 @@ class SegmentQueue:
             return True
         known = {} if begin.ledger_id == self.offered.ledger_id else self.closed_ledgers()
         return follows(self.offered, begin, known)
-
-    def gap_before(self, read: HotRead, state: ManifestState) -> Gap | None:
-        """See the function of that name."""
-        begin, seen = read.batch.first, self.closed_ledgers()
-        return gap_before(state.stream, read, self.offered, state, seen, is_next=self.follows(begin))
 
     def learn(self, infos: Iterable[LedgerInfo]) -> None:
         """Record the source's facts about its ledgers."""
@@ -149,20 +135,16 @@ class SegmentQueue:
         end = self.offered = state.committed_end()
         if end is None:
             return None
-        self.forget_before(end.ledger_id)
+        self.keep_ledgers(lambda each: each >= end.ledger_id)
         last = state.closed_ledgers.get(end.ledger_id)
         if last is not None and end.ledger_id not in self._ledgers:
             info = LedgerInfo(ledger_id=end.ledger_id, closed=True, entries=last + 1, size_bytes=0, created_ms=0)
             self._ledgers[end.ledger_id] = info
         return end
 
-    def forget_before(self, ledger_id: int) -> None:
-        """Drop facts that the manifest has by now."""
-        self._ledgers = {key: info for key, info in self._ledgers.items() if key >= ledger_id}
-
-    def leave(self, ledger_ids: Set[int]) -> None:
-        """Drop facts about ledgers that aren't the stream's."""
-        self._ledgers = {key: info for key, info in self._ledgers.items() if key not in ledger_ids}
+    def keep_ledgers(self, needed: Callable[[int], bool]) -> None:
+        """Drop facts about ledgers that aren't ``needed``, by their ids."""
+        self._ledgers = {key: info for key, info in self._ledgers.items() if needed(key)}
 
     def closed_infos(self) -> list[LedgerInfo]:
         """Facts about closed ledgers."""
@@ -176,26 +158,21 @@ class SegmentQueue:
         """Whether to read up to ``size_bytes`` more from the hot tier now; else the buffer wakes the caller later."""
         if self.gathering is None and len(self._segments) >= SEGMENTS_MAX:
             return False
-        return self._buffer.wait_for_room(self._turn_bytes(size_bytes))
+        return self._buffer.wait_for_room(self._wait_bytes(size_bytes))
 
     def is_stuck(self, size_bytes: int) -> bool:
         """Whether the buffer is full and only closing the gathering segment frees it."""
-        if self.gathering is None or self.can_drain:
+        if self.gathering is None or any(segment.handle.can_drain for segment in self._segments):
             return False
-        return self._buffer.limit_bytes - self._buffer.held_bytes < self._turn_bytes(size_bytes)
-
-    @property
-    def can_drain(self) -> bool:
-        """Whether held bytes will be flushed without another offer or a close."""
-        return any(segment.handle.can_drain for segment in self._segments)
+        return self._buffer.limit_bytes - self._buffer.held_bytes < self._wait_bytes(size_bytes)
 
     @property
     def is_leaving(self) -> bool:
         """Whether some held bytes will be freed without another close."""
         return any(segment.handle.is_leaving for segment in self._segments)
 
-    def _turn_bytes(self, size_bytes: int) -> int:
-        return max(self._refused_bytes, self._buffer.turn_bytes(size_bytes))
+    def _wait_bytes(self, size_bytes: int) -> int:
+        return max(self._refused_bytes, self._buffer.wait_bytes(size_bytes))
 
     def pop_first(self) -> None:
         """Remove the first segment after its commit."""
@@ -297,25 +274,21 @@ class Commits:
     """Commits edits, announces them, and runs their follow-up exactly once.
 
     Args:
-        log: the stream's manifest.
         source: the hot tier, for facts about ledgers.
         driver: recorded with each segment: where its objects are.
-        clock: for the times in the records.
     """
 
     def __init__(self, log: ManifestLog, source: LedgerSource, driver: Mapping[str, str], clock: Clock) -> None:
-        self._log = log
-        self._source = source
-        self._driver = dict(driver)
-        self._clock = clock
+        self._log, self._source, self._driver, self._clock = log, source, dict(driver), clock
         self._recorder = recorder_of(log.store)
         self._pending: tuple[Sequence[Edit], _Then] | None = None
 
     def first(
-        self, segment: WritingSegment, given_up: Sequence[Failed], closed: Sequence[LedgerInfo], then: _Then
+        self, new: WritingSegment | Gap, given_up: Sequence[Failed], closed: Sequence[LedgerInfo], then: _Then
     ) -> None:
-        """Assign a segment, in one record with the failure of those whose range it takes over."""
-        self.commit([*given_up, *self._closed(segment.begin, closed), self._assign(segment)], then)
+        """Assign a segment or record a gap, in one record with the failure of those whose range it takes over."""
+        begin, edit = (new.first, new) if isinstance(new, Gap) else (new.begin, self._assign(new))
+        self.commit([*given_up, *self._closed(begin, closed), edit], then)
 
     def settled(
         self,
@@ -331,10 +304,6 @@ class Commits:
             edits.append(self._assign(following))
         newest = following.begin if following is not None else summary.end
         self.commit([*self._closed(newest, closed), *edits], then)
-
-    def passed(self, gap: Gap, given_up: Sequence[Failed], closed: Sequence[LedgerInfo], then: _Then) -> None:
-        """Record a gap, in one record with the failure of the segments assigned there."""
-        self.commit([*given_up, *self._closed(gap.first, closed), gap], then)
 
     def commit(self, edits: Sequence[Edit], then: _Then) -> None:
         """Commit ``edits``, then call ``then`` with the new view.
@@ -354,10 +323,9 @@ class Commits:
         edits, then = self._pending
         try:
             state = self._log.commit(edits)
-        except OutcomeUnknown:
-            raise
-        except OffloaderError:
-            self._pending = None
+        except OffloaderError as error:
+            if not isinstance(error, OutcomeUnknown):
+                self._pending = None
             raise
         self._pending = None
         announce(edits, state, self._recorder)

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from functools import partial
 from typing import Any
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
 from formats.segment import SegmentSummary
-from offloader.errors import Closed, Fenced, OffloaderError
+from offloader.errors import Closed, OffloaderError
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.state import ManifestState
-from offloader.store.attempts import recorder_of
-from offloader.store.base import ObjectStore
 from offloader.write.quota import StreamQuota
 from offloader.write.segment_queue import SegmentQueue
-
-__all__ = ["Lag", "Mode", "Progress", "StreamState", "StreamStatus", "error_fields", "lag_between", "lag_of"]
 
 
 class Mode(enum.Enum):
@@ -79,24 +74,12 @@ class StreamStatus:
         return self.mode is Mode.STOPPED and self.error_kind == Closed.__name__
 
 
-def error_fields(error: Exception | None) -> dict[str, Any]:
-    """Status fields of ``error``."""
-    return {"error": str(error or ""), "error_kind": type(error).__name__ if error is not None else ""}
-
-
 @dataclass(slots=True)
 class Progress:
-    """Counters of one stream in this process.
+    """Counters of one stream in this process: see ``StreamStatus``.
 
     Attributes:
         tell: called with the name of a metric for each increment; may be called with locks held.
-        segments_committed, entries_committed, bytes_committed: readable from the cold tier; bytes of payload.
-        segments_failed: segments given up and started again.
-        offers_refused: entries refused for lack of room when they were written.
-        last_progress_ms: wall clock of the last commit.
-        oldest_time_ms: publish time of the first entry seen here.
-        tail_time_ms: publish time of the newest entry seen here.
-        committed_time_ms: newest publish time of the last committed segment.
     """
 
     tell: Callable[[str], None] = lambda _: None
@@ -110,11 +93,6 @@ class Progress:
     tail_time_ms: int | None = None
     committed_time_ms: int | None = None
 
-    @classmethod
-    def told_by(cls, store: ObjectStore, stream: str) -> Progress:
-        """Counters of a stream; their metrics use the recorder of the store's requests."""
-        return cls(partial(recorder_of(store).add, stream=stream))
-
     def fields(self) -> dict[str, Any]:
         """The counters by name, as arguments of ``StreamStatus``."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "tell"}
@@ -124,11 +102,6 @@ class Progress:
         if really:
             self.offers_refused += 1
             self.tell("offers_refused_total")
-
-    def stopped(self, error: OffloaderError) -> None:
-        """Count that the stream stopped itself."""
-        if isinstance(error, Fenced):
-            self.tell("fenced_total")
 
     def seen(self, batch: EntryBatch) -> None:
         """Record publish times of entries from the listener or a read."""
@@ -209,12 +182,6 @@ def lag_of(status: StreamStatus, ledgers: Callable[[], Sequence[LedgerInfo]]) ->
 class StreamState:
     """Shared state of a stream. Read and written under ``lock``.
 
-    Args:
-        stream: its name.
-        buffer: bytes held.
-        queue: segments in progress.
-        progress: counters.
-
     Attributes:
         changed: a condition over ``lock``, notified of every change that a caller may wait for.
         mode: live, catch-up, paused or stopped.
@@ -223,27 +190,23 @@ class StreamState:
         close_at: requested commit position; the segment that holds it closes early.
         error: why the last step failed, or the stream stopped.
         is_watched: paused, and polled for a resume.
-        looks_asked, looks_done: number of requested and of completed polls of the pause state.
+        wakes_asked, looks_done: number of requested and of completed polls of the pause state.
         heard: ledgers that had entries, from the committed one on, to detect a missing one.
         gaps_recorded: by this process.
     """
 
     def __init__(self, stream: str, buffer: StreamQuota, queue: SegmentQueue, progress: Progress) -> None:
-        self.stream = stream
+        self.stream, self.buffer, self.queue, self.progress = stream, buffer, queue, progress
         self.lock = threading.Lock()
         self.changed = threading.Condition(self.lock)
-        self.buffer = buffer
-        self.queue = queue
         self.mode = Mode.LIVE
         self.tail: Position | None = None
         self.committed: Position | None = None
         self.close_at: Position | None = None
         self.error: OffloaderError | None = None
         self.is_watched = False
-        self.looks_asked = self.looks_done = 0
+        self.wakes_asked = self.looks_done = self.gaps_recorded = 0
         self.heard: set[int] = set()
-        self.gaps_recorded = 0
-        self.progress = progress
 
     @property
     def is_behind(self) -> bool:
@@ -254,7 +217,7 @@ class StreamState:
     @property
     def rests(self) -> bool:
         """Whether it is certainly paused, with no segment in progress."""
-        return self.mode is Mode.PAUSED and self.queue.first is None and self.looks_asked == self.looks_done
+        return self.mode is Mode.PAUSED and self.queue.first is None and self.wakes_asked == self.looks_done
 
     def append(self, batch: EntryBatch, *, ours: bool) -> bool:
         """Take a batch that became durable; returns whether the workers have something to do.
@@ -279,17 +242,12 @@ class StreamState:
         first = self.queue.first
         return self.mode is Mode.CATCH_UP or first is None or not first.assigned
 
-    def forget_before(self, ledger_id: int) -> None:
-        """Drop facts about earlier ledgers: the manifest has them by now."""
-        self.queue.forget_before(ledger_id)
-        self.heard = {each for each in self.heard if each >= ledger_id}
+    def keep_ledgers(self, needed: Callable[[int], bool]) -> None:
+        """Drop facts about ledgers that aren't ``needed``, by their ids: the manifest has them, or set them aside."""
+        self.queue.keep_ledgers(needed)
+        self.heard = set(filter(needed, self.heard))
 
-    def leave(self, ledger_ids: Set[int]) -> None:
-        """Drop facts about ledgers that the manifest has set aside."""
-        self.queue.leave(ledger_ids)
-        self.heard = {each for each in self.heard if each not in ledger_ids}
-
-    def moved_on(self, state: ManifestState) -> None:
+    def advance(self, state: ManifestState) -> None:
         """Record that more of the stream is readable; clears the last error."""
         self.committed = state.committed_end()
         if self.close_at is not None and self.committed is not None and self.committed >= self.close_at:

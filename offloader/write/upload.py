@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from contextvars import copy_context
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from uuid import UUID
 
 from formats.checksum import crc32c
@@ -26,8 +27,6 @@ from offloader.errors import (
 from offloader.runtime.workers import Workers
 from offloader.store.base import CREATE, OVERWRITE, ObjectInfo, ObjectStore, PartInfo
 
-__all__ = ["BoundedUploader", "PartUploader", "SegmentUpload", "abort_uploads", "upload_of", "verify_objects"]
-
 #: Completion requests of one upload, each after a check that found neither the object nor a reason to stop.
 COMPLETE_ATTEMPTS_MAX = 4
 #: Checks of a completely sent object, each with the store's own retries, before the segment fails and is sent again
@@ -35,39 +34,30 @@ COMPLETE_ATTEMPTS_MAX = 4
 LOOKS_MAX = 4
 
 
+@dataclass(slots=True, eq=False)
 class SegmentUpload:
     """Uploads one segment. Every method is one or a few store requests and may run on any thread.
 
     Args:
-        store: the destination.
         data_key, index_key: keys of the two objects, written by this upload only.
         data_metadata, index_metadata: their user metadata.
         testimony: further metadata of the data object about the record that assigned it; called when it is sent, which
             is after that record.
     """
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        data_key: str,
-        index_key: str,
-        data_metadata: Mapping[str, str],
-        index_metadata: Mapping[str, str],
-        testimony: Callable[[], Testimony | None] = lambda: None,
-    ) -> None:
-        self._store = store
-        self.data_key = data_key
-        self.index_key = index_key
-        self._data_metadata = data_metadata
-        self._index_metadata = index_metadata
-        self._testimony = testimony
-        self._lock = threading.Lock()
-        self._upload_id: str | None = None
-        self._began = False
-        self._aborted = False
-        self._parts: dict[int, PartInfo] = {}
-        #: The object's description after the completion.
-        self._completed: ObjectInfo | None = None
+    store: ObjectStore
+    data_key: str
+    index_key: str
+    data_metadata: Mapping[str, str]
+    index_metadata: Mapping[str, str]
+    testimony: Callable[[], Testimony | None] = lambda: None
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _upload_id: str | None = field(default=None, init=False)
+    _began: bool = field(default=False, init=False)
+    _aborted: bool = field(default=False, init=False)
+    _parts: dict[int, PartInfo] = field(default_factory=dict, init=False)
+    #: The object's description after the completion.
+    _completed: ObjectInfo | None = field(default=None, init=False)
 
     def send_part(self, part: Part) -> None:
         """Send one part; the first call begins the upload. Parts may be sent in parallel and in any order.
@@ -77,13 +67,11 @@ class SegmentUpload:
         """
         upload_id = self._begin()
         try:
-            info = self._store.upload_part(self.data_key, upload_id, part.number, part.body, crc32c=part.crc32c)
+            info = self.store.upload_part(self.data_key, upload_id, part.number, part.body, crc32c=part.crc32c)
         finally:
-            with self._lock:
-                aborted = self._aborted
-            if aborted:
+            if self._aborted:
                 with suppress(OffloaderError):  # the remains are an orphan, which the orphan search deletes
-                    abort_uploads(self._store, self.data_key)
+                    abort_uploads(self.store, self.data_key)
         with self._lock:
             self._parts[part.number] = info
 
@@ -94,7 +82,7 @@ class SegmentUpload:
             OutcomeUnknown: the store neither confirms nor shows the object.
         """
         try:
-            self._store.put(self.data_key, part.body, mode=OVERWRITE, metadata=self._told(), crc32c=part.crc32c)
+            self.store.put(self.data_key, part.body, mode=OVERWRITE, metadata=self._told(), crc32c=part.crc32c)
         except OutcomeUnknown:
             info = self._look()
             if info is None or info.size_bytes != part.size_bytes:
@@ -111,18 +99,16 @@ class SegmentUpload:
         assert upload_id is not None, "complete without a part"
         for attempt in range(COMPLETE_ATTEMPTS_MAX):
             try:
-                self._completed = self._store.complete_upload(self.data_key, upload_id, parts)
+                self._completed = self.store.complete_upload(self.data_key, upload_id, parts)
             except OutcomeUnknown:
                 # Without this check, a repeated completion would find no upload and look like a failure.
                 self._completed = self._look()
-                if self._completed is not None:
-                    return
-                if attempt == COMPLETE_ATTEMPTS_MAX - 1:
+                if self._completed is None and attempt == COMPLETE_ATTEMPTS_MAX - 1:
                     raise
-            else:
+            if self._completed is not None:
                 return
 
-    def prove(self, data_bytes: int) -> ObjectInfo:
+    def verify_length(self, data_bytes: int) -> ObjectInfo:
         """Verify the length of the data object from its completion, or from a HEAD after a single PUT, whose response
         lacks it.
 
@@ -133,7 +119,7 @@ class SegmentUpload:
         info = self._completed or self._look()
         if info is None or info.size_bytes != data_bytes:
             found = "nothing" if info is None else f"{info.size_bytes} bytes"
-            raise Corrupt(f"{self.data_key} in {self._store.url}: {data_bytes} bytes were sent, the store has {found}")
+            raise Corrupt(f"{self.data_key} in {self.store.url}: {data_bytes} bytes were sent, the store has {found}")
         return info
 
     def send_index(self, index: bytes) -> None:
@@ -143,12 +129,12 @@ class SegmentUpload:
             Corrupt: another index exists.
         """
         try:
-            self._store.put(self.index_key, index, mode=CREATE, metadata=self._index_metadata, crc32c=crc32c(index))
+            self.store.put(self.index_key, index, mode=CREATE, metadata=self.index_metadata, crc32c=crc32c(index))
         except PreconditionFailed as error:
-            existing, _ = self._store.get(self.index_key)
+            existing, _ = self.store.get(self.index_key)
             if existing != index:
                 raise Corrupt(
-                    f"{self.index_key} in {self._store.url} exists and isn't the index of this data"
+                    f"{self.index_key} in {self.store.url} exists and isn't the index of this data"
                 ) from error
 
     def abort(self) -> None:
@@ -157,7 +143,7 @@ class SegmentUpload:
             self._aborted = True
             began = self._began
         if began:
-            abort_uploads(self._store, self.data_key)
+            abort_uploads(self.store, self.data_key)
 
     def _begin(self) -> str:
         with self._lock:
@@ -165,37 +151,31 @@ class SegmentUpload:
                 raise Closed(f"the upload of {self.data_key} was aborted")
             if self._upload_id is None:
                 self._began = True
-                self._upload_id = self._store.begin_upload(self.data_key, metadata=self._told())
+                self._upload_id = self.store.begin_upload(self.data_key, metadata=self._told())
             return self._upload_id
 
     def _told(self) -> Mapping[str, str]:
-        testimony = self._testimony()
-        return {**self._data_metadata, **({} if testimony is None else testimony.as_metadata())}
+        testimony = self.testimony()
+        return {**self.data_metadata, **({} if testimony is None else testimony.as_metadata())}
 
     def _look(self) -> ObjectInfo | None:
-        """The data object, after all of it was sent.
-
-        Raises:
-            OutcomeUnknown: it is unknown whether the object exists.
-        """
+        """The data object, after all of it was sent; ``OutcomeUnknown``: it is unknown whether it exists."""
         for left in reversed(range(LOOKS_MAX)):
             try:
-                return self._store.head(self.data_key)
+                return self.store.head(self.data_key)
             except NotFound:
                 return None
             except OffloaderError as error:
                 if not left or not error.retryable:
-                    where = f"{self.data_key} was sent to {self._store.url}"
+                    where = f"{self.data_key} was sent to {self.store.url}"
                     raise OutcomeUnknown(f"{where}, then {error.message}", hint="look before repeating it") from error
         raise AssertionError("the last look returns or raises")
 
 
-def abort_uploads(store: ObjectStore, key: str) -> int:
+def abort_uploads(store: ObjectStore, key: str) -> None:
     """Abort every unfinished upload of exactly ``key``, including those whose id was lost with a response."""
-    found = [upload for upload in store.list_uploads(key) if upload.key == key]
-    for upload in found:
+    for upload in [upload for upload in store.list_uploads(key) if upload.key == key]:
         store.abort_upload(upload.key, upload.upload_id)
-    return len(found)
 
 
 def upload_of(
@@ -213,7 +193,6 @@ def upload_of(
     """Create the upload of one segment; sends nothing.
 
     Args:
-        store: the destination.
         stream, ledger_id: decide the keys with ``uuid``; a ledger for V1 only.
         incarnation, epoch: written to the objects, so that a bucket is self-describing.
         codec: the setting.
@@ -247,12 +226,11 @@ def upload_of(
 READY_PARTS_MAX = 2
 
 
+@dataclass(slots=True, eq=False)
 class PartUploader:
     """Sends the parts of an ``OffloadHandle``. Methods marked so are called under its lock, the rest without.
 
     Args:
-        upload: the segment's upload.
-        workers: send the parts.
         lock: of the stream's segments and their buffer.
         parts_in_flight_max: parts sent in parallel.
         begun: whether the segment is assigned; else ``begin`` marks it.
@@ -263,59 +241,28 @@ class PartUploader:
 
     Attributes:
         unsent_bytes: of parts that aren't acknowledged.
+        finished: the segment, when no more parts follow.
     """
 
-    __slots__ = (
-        "_completion_begun",
-        "_dropped",
-        "_finished",
-        "_in_flight",
-        "_index_begun",
-        "_lock",
-        "_multipart",
-        "_objects_missing",
-        "_on_change",
-        "_on_failure",
-        "_on_room",
-        "_on_sent",
-        "_parts_in_flight_max",
-        "_parts_made",
-        "_ready",
-        "_upload",
-        "_workers",
-        "begun",
-        "unsent_bytes",
-    )
-
-    def __init__(
-        self,
-        upload: SegmentUpload,
-        workers: Workers,
-        lock: AbstractContextManager[object],
-        *,
-        parts_in_flight_max: int,
-        begun: bool,
-        on_change: Callable[[], None],
-        on_room: Callable[[], None],
-        on_sent: Callable[[SegmentSummary], None],
-        on_failure: Callable[[BaseException], None],
-    ) -> None:
-        self._upload = upload
-        self._workers = workers
-        self._lock = lock
-        self._parts_in_flight_max = parts_in_flight_max
-        self._on_change, self._on_room = on_change, on_room
-        self._on_sent, self._on_failure = on_sent, on_failure
-        self.begun = begun
-        self.unsent_bytes = 0
-        self._dropped = False
-        self._ready: deque[Part] = deque()
-        self._in_flight = 0
-        self._parts_made = 0
-        self._multipart = False
-        self._finished: FinishedSegment | None = None
-        self._index_begun = self._completion_begun = False
-        self._objects_missing = 2
+    upload: SegmentUpload
+    workers: Workers
+    lock: AbstractContextManager[object]
+    parts_in_flight_max: int
+    begun: bool
+    on_change: Callable[[], None]
+    on_room: Callable[[], None]
+    on_sent: Callable[[SegmentSummary], None]
+    on_failure: Callable[[BaseException], None]
+    unsent_bytes: int = field(default=0, init=False)
+    finished: FinishedSegment | None = field(default=None, init=False)
+    _dropped: bool = field(default=False, init=False)
+    _ready: deque[Part] = field(default_factory=deque, init=False)
+    _in_flight: int = field(default=0, init=False)
+    _parts_made: int = field(default=0, init=False)
+    _multipart: bool = field(default=False, init=False)
+    _index_begun: bool = field(default=False, init=False)
+    _completion_begun: bool = field(default=False, init=False)
+    _objects_missing: int = field(default=2, init=False)
 
     @property
     def is_moving(self) -> bool:
@@ -327,22 +274,17 @@ class PartUploader:
         """Whether enough parts wait for a connection; under the lock."""
         return len(self._ready) >= READY_PARTS_MAX
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether no more parts follow; under the lock."""
-        return self._finished is not None
-
     def add(self, parts: Sequence[Part]) -> None:
         """Take the next parts; under the lock."""
         self._ready.extend(parts)
         self._parts_made += len(parts)
         self.unsent_bytes += sum(part.size_bytes for part in parts)
-        self._on_change()
+        self.on_change()
 
     def finish(self, finished: FinishedSegment) -> None:
         """Take the last parts and the index; under the lock."""
         # Without the parts: each is freed after its request, even while other threads still refer to the segment.
-        self._finished = replace(finished, parts=[])
+        self.finished = replace(finished, parts=[])
         self.add(finished.parts)
 
     def drop(self) -> None:
@@ -353,20 +295,20 @@ class PartUploader:
 
     def begin(self) -> None:
         """The segment is recorded as assigned: send what is ready."""
-        with self._lock:
+        with self.lock:
             self.begun = True
         self.launch()
 
     def launch(self) -> None:
         """Start what may start now: parts up to the limit, the index, the completion after the last part."""
         start: list[Part] = []
-        with self._lock:
+        with self.lock:
             if self._dropped or not self.begun:
                 return
-            while self._ready and self._in_flight < self._parts_in_flight_max:
+            while self._ready and self._in_flight < self.parts_in_flight_max:
                 start.append(self._ready.popleft())
                 self._in_flight += 1
-            finished = self._finished
+            finished = self.finished
             send_index = finished is not None and not self._index_begun
             complete = finished is not None and not self._ready and not self._in_flight and not self._completion_begun
             self._index_begun |= send_index
@@ -376,83 +318,75 @@ class PartUploader:
             if start and not whole:
                 self._multipart = True
         for part in start:
-            self._workers.submit(lambda part=part: self._send(part, whole))  # type: ignore[misc]
+            self.workers.submit(partial(self._send, part, whole))
         if finished is not None and send_index:
-            self._workers.submit(lambda: self._send_index(finished))
+            self.workers.submit(lambda: self._store(finished, self._send_index))
         if finished is not None and complete:
-            self._workers.submit(lambda: self._complete(finished))
+            self.workers.submit(lambda: self._store(finished, self._complete))
 
     def _send(self, part: Part, whole: bool) -> None:
         try:
             if whole:
-                self._upload.send_whole(part)
+                self.upload.send_whole(part)
             else:
-                self._upload.send_part(part)
+                self.upload.send_part(part)
         except BaseException as error:
-            self._on_failure(error)
+            self.on_failure(error)
             return
         finally:
-            with self._lock:
+            with self.lock:
                 self._in_flight -= 1
                 if not self._dropped:
                     self.unsent_bytes -= part.size_bytes
-                    self._on_change()
+                    self.on_change()
         self.launch()
-        self._on_room()
+        self.on_room()
 
     def _send_index(self, finished: FinishedSegment) -> None:
-        if self._dropped:  # it would only be one more object to sweep
-            return
-        try:
-            self._upload.send_index(finished.index)
-        except BaseException as error:
-            self._on_failure(error)
-            return
-        self._object_is_there(finished)
+        if not self._dropped:  # else it would only be one more object to sweep
+            self.upload.send_index(finished.index)
 
     def _complete(self, finished: FinishedSegment) -> None:
+        if self._multipart:
+            self.upload.complete()
+        self.upload.verify_length(finished.summary.data_bytes)
+
+    def _store(self, finished: FinishedSegment, send: Callable[[FinishedSegment], None]) -> None:
+        """Finish one of the two objects with ``send``, and report the segment after the second."""
         try:
-            if self._multipart:
-                self._upload.complete()
-            self._upload.prove(finished.summary.data_bytes)
+            send(finished)
         except BaseException as error:
-            self._on_failure(error)
+            self.on_failure(error)
             return
-        self._object_is_there(finished)
-
-    def _object_is_there(self, finished: FinishedSegment) -> None:
-        with self._lock:
+        with self.lock:
             self._objects_missing -= 1
-            sent = not self._objects_missing
+            sent = not self._objects_missing and not self._dropped
         if sent:
-            self._on_sent(finished.summary)
+            self.on_sent(finished.summary)
 
 
+@dataclass(slots=True, eq=False)
 class BoundedUploader:
     """Sends parts for the one thread that makes them.
 
     Args:
-        upload: their upload.
         parts_max: parts sent in parallel; above one, the caller has memory for them and for the part being made.
         send_aside: runs a call on another thread, eventually; ``None``: the caller sends parts one by one.
     """
 
-    def __init__(
-        self, upload: SegmentUpload, parts_max: int, send_aside: Callable[[Callable[[], object]], object] | None
-    ) -> None:
-        self._upload = upload
-        self._parts_max = parts_max
-        self._send_aside = send_aside if parts_max > 1 else None
-        self._changed = threading.Condition()
-        self._under_way = 0
-        self._failure: BaseException | None = None
+    _upload: SegmentUpload
+    _parts_max: int
+    _send_aside: Callable[[Callable[[], object]], object] | None
+    _changed: threading.Condition = field(default_factory=threading.Condition, init=False)
+    _under_way: int = field(default=0, init=False)
+    _failure: BaseException | None = field(default=None, init=False)
 
     def send(self, part: Part) -> None:
         """Send a part, possibly later; waits while ``parts_max`` are in flight.
 
         Raises: the error of this part or an earlier one.
         """
-        if self._send_aside is None:
+        if self._send_aside is None or self._parts_max == 1:
             self._upload.send_part(part)
             return
         with self._changed:

@@ -1,7 +1,7 @@
 """A Pulsar cluster's admin REST interface: topics, their ledgers, cursors and policies.
 
-Deletes nothing in the cluster, and every wait has a deadline. Two calls change something: ``trim`` makes a broker trim
-ledgers, ``unload`` makes it release a topic for a moment.
+Every wait has a deadline. ``trim`` and ``offload`` make a broker work, ``note`` adds to a subscription's properties;
+nothing else changes anything.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, urljoin
 
@@ -31,8 +30,6 @@ from offloader.ledgers.pulsar.topics import (
 from offloader.ledgers.pulsar.transport import Security
 from offloader.runtime.clock import Clock, SystemClock
 
-__all__ = ["AdminClient"]
-
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0
 #: Longest time for a response that arrives slowly.
@@ -45,10 +42,7 @@ CONNECTIONS_MAX = 8
 ANSWER_BYTES_MAX = 128 * 1024 * 1024
 ANSWER_SHOWN_CHARS = 200
 _PIECE_BYTES = 256 * 1024
-
-_DENIED = (401, 403)
-_DONE = (200, 204)
-_TOKEN_HINT = "set a token that may do this there: OFFLOADER_ADMIN_TOKEN, or the token of the section [pulsar]"  # noqa: S105 - words
+_CONFLICT = 409
 
 
 class AdminClient:
@@ -58,7 +52,6 @@ class AdminClient:
         url: of the admin interface, ``http://broker:8080``.
         security: its token is sent as a bearer token; its TLS checks ``https``.
         hosts: other brokers that may get the token after a redirect, with * for any letters.
-        clock: of deadlines.
         retries_max: of one call; for callers that don't retry.
 
     Raises (every call):
@@ -83,17 +76,15 @@ class AdminClient:
         self._security = security or Security()
         self._hosts = [_host_of(self.url), *(host.lower() for host in hosts)]
         self._clock = clock or SystemClock()
-        # All requests here are idempotent, whatever the method.
-        retries = urllib3.Retry(
-            total=retries_max,
-            allowed_methods=None,
-            backoff_factor=0.2,
-            status_forcelist=(429, 502, 503, 504),
-            raise_on_status=False,
-        )
         self._pool = urllib3.PoolManager(
             maxsize=CONNECTIONS_MAX,
-            retries=retries,
+            retries=urllib3.Retry(
+                total=retries_max,
+                allowed_methods=None,  # all requests here are idempotent, whatever the method
+                backoff_factor=0.2,
+                status_forcelist=(429, 502, 503, 504),
+                raise_on_status=False,
+            ),
             timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S),
             ssl_context=self._security.context() if url.startswith("https://") else None,
         )
@@ -101,9 +92,7 @@ class AdminClient:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -125,18 +114,10 @@ class AdminClient:
 
     def policies(self, namespace: str) -> Mapping[str, Any]:
         """Policies set for ``tenant/namespace``; for ``policy_warnings``."""
-        found = self._json("GET", f"/admin/v2/namespaces/{quote(namespace)}")
+        found = self._json(f"/admin/v2/namespaces/{quote(namespace)}")
         if not isinstance(found, dict):
             raise Corrupt(f"{self.url}: namespace {namespace} has no policies")
         return found
-
-    def partitions(self, topic: str) -> int:
-        """Number of partitions of a topic; 0 if it isn't partitioned."""
-        found = self._json("GET", f"{_path(topic)}/partitions")
-        number = found.get("partitions") if isinstance(found, dict) else None
-        if not isinstance(number, int) or number < 0:
-            raise Corrupt(f"{self.url}: {topic} has no number of partitions")
-        return number
 
     def ledgers(self, topic: str) -> TopicLedgers:
         """The ledgers of one topic, or one partition."""
@@ -144,11 +125,11 @@ class AdminClient:
 
     def internals(self, topic: str) -> TopicInternals:
         """The ledgers and cursors of one topic, or one partition."""
-        return internals_of(self._json("GET", f"{_path(topic)}/internalStats"), topic)
+        return internals_of(self._json(f"{_path(topic)}/internalStats"), topic)
 
     def stats(self, topic: str) -> TopicStats:
         """The subscriptions of one topic, or one partition."""
-        return stats_of(self._json("GET", f"{_path(topic)}/stats"), topic)
+        return stats_of(self._json(f"{_path(topic)}/stats"), topic)
 
     def fate(self, topic: str, position: Position) -> EntryFate:
         """Why an entry of one topic, or one partition, wasn't delivered to a reader."""
@@ -163,18 +144,42 @@ class AdminClient:
         """Makes the broker trim unneeded ledgers; it deletes them some time after this returns."""
         self._ask("POST", f"{_path(topic)}/trim")
 
-    def unload(self, topic: str) -> None:
-        """Makes the broker release the topic: clients reconnect, and its open ledger is closed."""
-        self._ask("PUT", f"{_path(topic)}/unload")
+    def offload(self, topic: str, before: Position) -> bool:
+        """Makes the broker offload the closed ledgers that end before a position, which it does some time after this
+        returns. False: it is at work on this topic already."""
+        body = {"ledgerId": before.ledger_id, "entryId": before.entry_id, "partitionIndex": -1}
+        where = f"{self.url}{_path(topic)}/offload"
+        status, _, answer = self._exchange("PUT", where, body)
+        if status == _CONFLICT:
+            return False
+        self._require_done(where, status, answer)
+        return True
+
+    def note(self, topic: str, subscription: str, properties: Mapping[str, str]) -> None:
+        """Replaces a subscription's properties."""
+        where = f"{self.url}{_path(topic)}/subscription/{quote(subscription, safe='')}/properties"
+        status, _, answer = self._exchange("PUT", where, dict(properties))
+        self._require_done(where, status, answer)
+
+    def broker_settings(self) -> Mapping[str, str]:
+        """The effective settings of the broker that answers; only a superuser may ask."""
+        found = self._json("/admin/v2/brokers/configuration/runtime")
+        if not isinstance(found, dict):
+            raise Corrupt(f"{self.url} didn't answer a broker's settings")
+        return {str(name): "" if value is None else str(value) for name, value in found.items()}
+
+    def broker_version(self) -> str:
+        """The version of the broker that answers, ``4.0.7``."""
+        return self._ask("GET", "/admin/v2/brokers/version").decode(errors="replace").strip().strip('"')[:40]
 
     def _names(self, path: str) -> list[str]:
-        found = self._json("GET", path)
+        found = self._json(path)
         if not isinstance(found, list) or not all(isinstance(name, str) and is_text(name) for name in found):
             raise Corrupt(f"{self.url}{path} didn't answer a list of names")
         return found
 
-    def _json(self, method: str, path: str) -> Any:
-        body = self._ask(method, path)
+    def _json(self, path: str) -> Any:
+        body = self._ask("GET", path)
         try:
             return json.loads(body)
         except (ValueError, RecursionError) as cause:
@@ -183,27 +188,33 @@ class AdminClient:
     def _ask(self, method: str, path: str) -> bytes:
         where = f"{self.url}{path}"
         status, _, body = self._exchange(method, where)
-        if status in _DENIED:
-            raise AccessDenied(f"{where} answered {status}", hint=_TOKEN_HINT)
-        if status == 404:
-            raise NotFound(f"{where} isn't there")
-        if status not in _DONE:
-            kind = Throttled if status == 429 else StoreUnavailable
-            raise kind(f"{where} answered {status}: {self._shown(body)}")
+        self._require_done(where, status, body)
         return body
 
-    def _exchange(self, method: str, url: str) -> tuple[int, Mapping[str, str], bytes]:
+    def _require_done(self, where: str, status: int, body: bytes) -> None:
+        if status in (401, 403):
+            raise AccessDenied(
+                f"{where} answered {status}",
+                hint="set a token that may do this there: OFFLOADER_ADMIN_TOKEN, or the token of the section [pulsar]",
+            )
+        if status == 404:
+            raise NotFound(f"{where} isn't there")
+        if status not in (200, 204):
+            kind = Throttled if status == 429 else StoreUnavailable
+            raise kind(f"{where} answered {status}: {self._shown(body)}")
+
+    def _exchange(
+        self, method: str, url: str, document: Mapping[str, object] | None = None
+    ) -> tuple[int, Mapping[str, str], bytes]:
         """Status, headers by names in small letters, and body, after redirects between brokers."""
         where = url
         try:
             for _ in range(REDIRECTS_MAX + 1):
-                answer = self._pool.request(
-                    method, where, preload_content=False, headers=self._headers(), redirect=False
-                )
-                try:
+                # Closed before its end, the response closes its connection; a whole one has returned it to the pool.
+                with self._pool.request(
+                    method, where, preload_content=False, headers=self._headers(), redirect=False, json=document
+                ) as answer:
                     body = self._body(answer, where)
-                finally:
-                    answer.release_conn()
                 elsewhere = answer.get_redirect_location()
                 if not elsewhere:
                     break
@@ -244,25 +255,18 @@ class AdminClient:
         while piece := answer.read1(_PIECE_BYTES):
             body += piece
             if len(body) > ANSWER_BYTES_MAX:
-                answer.close()
                 raise Corrupt(f"{where} answered more than {ANSWER_BYTES_MAX} bytes")
             if self._clock.monotonic_s() > deadline_s:
-                answer.close()
                 raise StoreUnavailable(f"{where} takes more than {ANSWER_S_MAX:g} s to answer", hint="try later")
         return bytes(body)
 
     def _shown(self, body: bytes) -> str:
         """The beginning of a response, without the token that it may repeat."""
-        token = self._token()
         text = body[:_PIECE_BYTES].decode(errors="replace")
-        whole = text.replace(token, "...") if token else text  # before truncation, which could leave half a token
-        return whole[:ANSWER_SHOWN_CHARS]
-
-    def _token(self) -> str:
-        return self._security.token() if self._security.token else ""
+        return self._security.without_token(text)[:ANSWER_SHOWN_CHARS]  # truncation first could leave half a token
 
     def _headers(self) -> dict[str, str]:
-        token = self._token()
+        token = self._security.current_token()
         return {"Accept": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
 
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from types import TracebackType
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from formats.pulsar.commands import CommandType
 from offloader.errors import AccessDenied, Closed, LimitReached, OffloaderError, StoreUnavailable
-from offloader.ledgers.pulsar.protocol import Connection, ConnectionLimits, open_connection, refusal
+from offloader.ledgers.pulsar.protocol import ClientLimits, Connection, open_connection, refusal
 from offloader.ledgers.pulsar.transport import BrokerAddress, Security, parse_service_url
 from offloader.runtime.clock import Clock, SystemClock
-
-__all__ = ["ClientLimits", "PulsarClient"]
 
 _Result = TypeVar("_Result")
 
@@ -26,23 +23,6 @@ CONNECTIONS_MAX = 256
 PARTITIONS_MAX = 100_000
 
 _REDIRECT, _CONNECT = 0, 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientLimits:
-    """Limits of one client.
-
-    Attributes:
-        connection: of each connection.
-        retry_s: how long a call retries before it raises.
-        delay_first_s: first back-off after a broker's failure; doubles with each failure.
-        delay_s_max: the longest back-off.
-    """
-
-    connection: ConnectionLimits = ConnectionLimits()  # noqa: RUF009 - frozen
-    retry_s: float = 60.0
-    delay_first_s: float = 0.2
-    delay_s_max: float = 10.0
 
 
 class _Line:
@@ -61,13 +41,7 @@ class PulsarClient:
     """Client of one cluster. Thread-safe.
 
     Args:
-        service_url: of brokers or proxies; of several, the first that responds is used.
-        security: token and TLS.
-        limits: of connections and retries.
-        clock: of deadlines and delays.
-
-    Raises:
-        InvalidCall: ``service_url`` isn't one.
+        service_url: of brokers or proxies; of several, the first that responds is used. ``InvalidCall``: it isn't one.
     """
 
     def __init__(
@@ -80,8 +54,7 @@ class PulsarClient:
     ) -> None:
         self.service_url = service_url
         self._service = parse_service_url(service_url)
-        self._security = security or Security()
-        self._limits = limits or ClientLimits()
+        self._security, self._limits = security or Security(), limits or ClientLimits()
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._lines: dict[tuple[BrokerAddress, str], _Line] = {}
@@ -90,33 +63,23 @@ class PulsarClient:
     def __enter__(self) -> PulsarClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def greet(self) -> str:
-        """Connects and authenticates to a broker or proxy; returns its name.
-
-        Raises:
-            AccessDenied, StoreUnavailable: to none.
-        """
+        """Connects and authenticates to a broker or proxy; returns its name. Raises as ``connection``."""
         return self._retrying(self._service_connection).name
 
     def partitions(self, topic: str) -> int:
         """Number of partitions of ``persistent://tenant/namespace/topic``; 0 if it isn't partitioned, or doesn't exist.
 
-        Raises:
-            AccessDenied, InvalidCall, StoreUnavailable: as for every call here.
+        Raises as ``connection``; ``LimitReached``: the broker's number is impossible.
         """
-
-        def ask() -> int:
-            body = self._service_connection().request(CommandType.PARTITIONED_METADATA, topic=topic)
-            if body.partitions > PARTITIONS_MAX:
-                raise LimitReached(f"{topic} has {body.partitions} partitions, above {PARTITIONS_MAX}")
-            return int(body.partitions)
-
-        return self._retrying(ask)
+        kind = CommandType.PARTITIONED_METADATA
+        found = self._retrying(lambda: int(self._service_connection().request(kind, topic=topic).partitions))
+        if found > PARTITIONS_MAX:
+            raise LimitReached(f"{topic} has {found} partitions, above {PARTITIONS_MAX}")
+        return found
 
     def connection(self, topic: str) -> Connection:
         """The connection to the broker that owns ``topic`` now; shared by the topics of one broker.
@@ -133,8 +96,8 @@ class PulsarClient:
         """Closes all connections. Idempotent."""
         self._closed.set()
         with self._lock:
-            lines, self._lines = list(self._lines.values()), {}
-        for line in lines:
+            lines, self._lines = self._lines, {}
+        for line in lines.values():
             with line.lock:
                 if line.connection is not None:
                     line.connection.close()
@@ -153,30 +116,24 @@ class PulsarClient:
             delay_s = min(2 * delay_s, self._limits.delay_s_max)
 
     def _look_up(self, topic: str) -> Connection:
-        asked, authoritative = self._service_connection(), False
-        service = asked
+        asked = service = self._service_connection()
+        authoritative = False
         for _ in range(REDIRECTS_MAX + 1):
             body = asked.request(CommandType.LOOKUP, topic=topic, authoritative=authoritative)
             if body.response not in (_REDIRECT, _CONNECT):
                 raise refusal(asked.name, CommandType.LOOKUP.name, body.error, body.message)
             named = self._named(asked, body)
             # Behind a proxy only the proxy is reachable; a broker that names itself is no proxy.
-            through = self._address_of(service)
-            if body.proxy_through_service_url and named != through:
-                asked = self._connection_to(through, named.host_and_port)
-            else:
-                asked = self._connection_to(named)
+            through = next(address for address in self._service if str(address) == service.name)
+            is_behind = body.proxy_through_service_url and named != through
+            asked = self._connection_to(through, named.host_and_port) if is_behind else self._connection_to(named)
             if body.response == _CONNECT:
                 return asked
             authoritative = body.authoritative
         raise StoreUnavailable(f"{topic}: more than {REDIRECTS_MAX} brokers in a row name another one")
 
     def _named(self, asked: Connection, body: Any) -> BrokerAddress:
-        """The broker named in a lookup response, with TLS when the service has it.
-
-        Raises:
-            AccessDenied: it would be without TLS, which exposes the token.
-        """
+        """The broker named in a lookup response; ``AccessDenied``: it lacks the TLS that the service has."""
         has_tls = self._service[0].tls
         url = body.broker_url_tls if has_tls else body.broker_url
         if not url:
@@ -190,17 +147,10 @@ class PulsarClient:
         return named
 
     def _service_connection(self) -> Connection:
-        error: OffloaderError | None = None
-        for address in self._service:
-            try:
+        for address in self._service[:-1]:
+            with suppress(StoreUnavailable):
                 return self._connection_to(address)
-            except StoreUnavailable as cause:
-                error = cause
-        assert error is not None
-        raise error
-
-    def _address_of(self, service: Connection) -> BrokerAddress:
-        return next(address for address in self._service if str(address) == service.name)
+        return self._connection_to(self._service[-1])
 
     def _connection_to(self, address: BrokerAddress, proxy_to: str = "") -> Connection:
         """The open connection, or a new one; backs off from a broker that failed just now."""
@@ -221,11 +171,7 @@ class PulsarClient:
             raise StoreUnavailable(line.error.message, hint=line.error.hint) from line.error
         try:
             line.connection = open_connection(
-                address,
-                security=self._security,
-                limits=self._limits.connection,
-                clock=self._clock,
-                proxy_to=proxy_to,
+                address, security=self._security, limits=self._limits, clock=self._clock, proxy_to=proxy_to
             )
         except StoreUnavailable as error:
             line.delay_s = min(max(2 * line.delay_s, self._limits.delay_first_s), self._limits.delay_s_max)

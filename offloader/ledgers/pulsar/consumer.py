@@ -6,18 +6,17 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from itertools import zip_longest
 from typing import NamedTuple
 
 from formats.entries import TIME_MS_MAX, TIME_MS_MIN, TIME_UNKNOWN_MS, EntryBatch, Position
 from formats.pulsar.commands import Command, CommandType, message_id, position_of
 from formats.pulsar.entry import decode_frame, signed64
 from offloader.errors import BeyondEnd, Closed, Corrupt, InvalidCall, OffloaderError, StoreUnavailable
+from offloader.ledgers.base import newest
 from offloader.ledgers.pulsar.client import PulsarClient
-from offloader.ledgers.pulsar.protocol import Connection
+from offloader.ledgers.pulsar.protocol import UNASKED_REQUEST, Connection
 from offloader.runtime.clock import Clock, SystemClock
-
-__all__ = ["Consumer", "ConsumerLimits", "Delivery", "FlowWindow", "batches_of"]
 
 #: Assumed size of a message before any was received; the estimate converges within a few entries.
 FIRST_ESTIMATE_BYTES = 64 * 1024
@@ -33,31 +32,24 @@ class FlowWindow:
     Args:
         messages_max: permitted or buffered.
         bytes_max: about as much, by the largest of the last messages; may be changed.
+
+    Attributes:
+        permitted: messages that the broker may send; 0 in a new session.
+        messages, bytes: buffered.
     """
 
     def __init__(self, messages_max: int, bytes_max: int) -> None:
-        self._messages_max = messages_max
-        self.bytes_max = bytes_max
+        self._messages_max, self.bytes_max = messages_max, bytes_max
         self._message_bytes = float(FIRST_ESTIMATE_BYTES)
-        self._permitted = 0
-        self.messages = 0
-        self.bytes = 0
+        self.permitted = self.messages = self.bytes = 0
 
     def arrived(self, messages: int, size_bytes: int, *, kept: bool) -> None:
         """Counts an entry that arrived, and that is buffered if ``kept``."""
-        self._permitted -= messages
+        self.permitted -= messages
         self._message_bytes = max(size_bytes / messages, self._message_bytes * 15 / 16, 1.0)
         if kept:
             self.messages += messages
             self.bytes += size_bytes
-
-    def emptied(self) -> None:
-        """Counts the buffer as emptied."""
-        self.messages = self.bytes = 0
-
-    def restarted(self) -> None:
-        """Resets the permits for a new session."""
-        self._permitted = 0
 
     def grant(self) -> int:
         """How many messages to permit now, and counts them as permitted; 0: not worth a command."""
@@ -65,10 +57,10 @@ class FlowWindow:
         room = min(self._messages_max - self.messages, by_bytes)
         if not self.messages:
             room = max(room, 1)  # one message fits, however large
-        more = min(room - self._permitted, PERMITS_MAX)
+        more = min(room - self.permitted, PERMITS_MAX)
         if more <= 0 or more < room // 2:
             return 0
-        self._permitted += more
+        self.permitted += more
         return more
 
 
@@ -78,14 +70,7 @@ _CUMULATIVE = 1
 
 
 class Delivery(NamedTuple):
-    """One stored entry: everything after the command, its CRC-32C checked.
-
-    Attributes:
-        position: where it is stored.
-        entry: its bytes.
-        messages: how many are in it.
-        publish_time_ms: when it was sent, ms since 1970 UTC.
-    """
+    """One stored entry: all after the command (CRC-32C checked), its messages, and publish time, ms since 1970 UTC."""
 
     position: Position
     entry: bytes
@@ -93,20 +78,15 @@ class Delivery(NamedTuple):
     publish_time_ms: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConsumerLimits:
-    """Limits of a consumer's buffer: messages, and about as many bytes."""
-
-    messages_max: int = 10_000
-    bytes_max: int = 16 * 1024 * 1024
+#: Buffer of a consumer without a limit of its own.
+_BUFFER_BYTES = 16 * 1024 * 1024
 
 
 class _Session:
     """One session of a consumer with a broker; commands for an earlier session are ignored."""
 
     def __init__(self, consumer: Consumer, connection: Connection, begin: Position | None) -> None:
-        self._consumer = consumer
-        self.connection = connection
+        self._consumer, self.connection = consumer, connection
         #: Of a reader: its start position, and the last entry received.
         self.begin = begin
         self.last: Position | None = None
@@ -134,20 +114,29 @@ class _Session:
                 self.connection.request(CommandType.CLOSE_CONSUMER, consumer_id=self.consumer_id)
         self.connection.detach(self.consumer_id)
 
+    def abandon(self) -> None:
+        """Closes the session without waiting for a broker that didn't answer or refused.
+
+        Commands are executed in order, so the broker forgets this session before the next one begins.
+        """
+        with contextlib.suppress(OffloaderError):
+            if self.connection.is_open:
+                kind = CommandType.CLOSE_CONSUMER
+                self.connection.send(kind, consumer_id=self.consumer_id, request_id=UNASKED_REQUEST)
+        self.connection.detach(self.consumer_id)
+
 
 class Consumer:
     """Receives a topic's entries. Thread-safe, with one ``take`` at a time. Connects at the first ``take``.
 
     Args:
-        client: of the cluster.
         topic: ``persistent://tenant/namespace/topic``, a partition's where there are partitions.
         subscription: its name. A durable one is created at the topic's beginning if it is missing; of several consumers
             with one name, the broker chooses the active one.
         start: start position of a reader, instead of a durable subscription.
         after: the last entry that isn't needed any more; it and earlier ones are dropped on arrival.
-        limits: of the buffer.
-        bytes_max: returns the byte limit before each grant, instead of the one in ``limits``.
-        clock: of waits.
+        messages_max: in the buffer.
+        bytes_max: returns how many bytes the buffer may have, before each grant.
         ready: called by another thread when entries are available; return quickly.
     """
 
@@ -159,32 +148,26 @@ class Consumer:
         *,
         start: Position | None = None,
         after: Position | None = None,
-        limits: ConsumerLimits | None = None,
-        bytes_max: Callable[[], int] | None = None,
+        messages_max: int = 10_000,
+        bytes_max: Callable[[], int] = lambda: _BUFFER_BYTES,
         clock: Clock | None = None,
-        ready: Callable[[], object] | None = None,
+        ready: Callable[[], object] = lambda: None,
     ) -> None:
         self.topic = topic
-        self._client = client
-        self._subscription = subscription
-        self._start = start
+        self._client, self._subscription, self._start, self._ready = client, subscription, start, ready
         self._clock = clock or SystemClock()
-        self._ready = ready
-        limits = limits or ConsumerLimits()
-        self._flow = FlowWindow(limits.messages_max, limits.bytes_max)
+        self._flow = FlowWindow(messages_max, bytes_max())
         self._bytes_max = bytes_max
         self._subscribing = threading.Lock()
         self._lock = threading.Lock()
         self._session: _Session | None = None
         self._arrived = threading.Event()
         self._kept: list[Delivery] = []
-        self._last = after
-        self._taken = after
+        self._last = self._taken = after
         self._acknowledged: Position | None = None
         self._error: OffloaderError | None = None
         self._is_active: bool | None = None
-        self._is_closed = False
-        self._is_away = False
+        self._is_closed = self._is_away = False
 
     @property
     def is_active(self) -> bool | None:
@@ -221,16 +204,12 @@ class Consumer:
         """
         with self._subscribing:
             self._is_away = True
-            with self._lock:
-                session, self._session = self._session, None
-            if session is not None:
-                session.leave()
+            self._end_session()
 
     def skip(self, position: Position) -> None:
         """Drops everything up to ``position``: it counts as taken."""
         with self._lock:
-            self._taken = position if self._taken is None else max(self._taken, position)
-            self._last = position if self._last is None else max(self._last, position)
+            self._taken, self._last = newest(self._taken, position), newest(self._last, position)
             self._kept = [each for each in self._kept if each.position > position]
 
     def take(self, wait_s: float = 0.0) -> list[Delivery]:
@@ -251,7 +230,7 @@ class Consumer:
         self._raise_error()
         with self._lock:
             taken, self._kept = self._kept, []
-            self._flow.emptied()
+            self._flow.messages = self._flow.bytes = 0
             if taken:
                 self._taken = taken[-1].position
             self._arrived.clear()
@@ -266,7 +245,7 @@ class Consumer:
         session = self._subscribed()
         body = session.connection.request(CommandType.GET_LAST_MESSAGE_ID, consumer_id=session.consumer_id)
         found = position_of(body.last_message_id)
-        return found if found.ledger_id >= 0 and found.entry_id >= 0 else None
+        return found if min(found) >= 0 else None
 
     def acknowledge(self, position: Position) -> None:
         """Acknowledges everything up to ``position``: the broker may delete it. Sends nothing if it was done before.
@@ -283,10 +262,7 @@ class Consumer:
             return
         session = self._subscribed()
         session.connection.request(
-            CommandType.ACK,
-            consumer_id=session.consumer_id,
-            type=_CUMULATIVE,
-            message_id=[message_id(position)],
+            CommandType.ACK, consumer_id=session.consumer_id, type=_CUMULATIVE, message_id=[message_id(position)]
         )
         self._acknowledged = position
 
@@ -294,10 +270,7 @@ class Consumer:
         """Closes the session; a durable subscription stays. Idempotent."""
         with self._subscribing:
             self._is_closed = True
-            with self._lock:
-                session, self._session = self._session, None
-            if session is not None:
-                session.leave()
+            self._end_session()
         self._arrived.set()
 
     def heard(self, session: _Session, command: Command) -> None:
@@ -311,8 +284,7 @@ class Consumer:
                 self._is_active = bool(command.body.is_active)
             if self._kept or session.is_broken or not session.is_known:
                 self._arrived.set()
-        if self._ready is not None:
-            self._ready()
+        self._ready()
 
     def ended(self, session: _Session, error: OffloaderError) -> None:
         """Handles a lost connection or damaged data, for the session."""
@@ -324,8 +296,7 @@ class Consumer:
                 self._error = error
             session.is_broken = True
             self._arrived.set()
-        if self._ready is not None:
-            self._ready()
+        self._ready()
 
     def _keep(self, session: _Session, command: Command) -> None:
         """Buffers one entry, with the lock held. ``FormatError``: damaged."""
@@ -340,7 +311,10 @@ class Consumer:
         self._flow.arrived(messages, len(command.entry), kept=is_new)
         if is_new:
             self._last = position
-            self._kept.append(Delivery(position, command.entry, messages, _known_time_ms(metadata.publish_time)))
+            time_ms = signed64(metadata.publish_time)
+            # No format can hold other times; the entry's own bytes keep the producer's value.
+            known_ms = time_ms if TIME_MS_MIN <= time_ms <= TIME_MS_MAX else TIME_UNKNOWN_MS
+            self._kept.append(Delivery(position, command.entry, messages, known_ms))
 
     def _out_of_order(self, session: _Session, position: Position) -> OffloaderError | None:
         """What is wrong with the position of a reader's next entry: readers are never sent repeats."""
@@ -364,8 +338,7 @@ class Consumer:
 
     def _permit(self, session: _Session) -> None:
         with self._lock:
-            if self._bytes_max is not None:
-                self._flow.bytes_max = self._bytes_max()
+            self._flow.bytes_max = self._bytes_max()
             usable = session is self._session and session.is_usable
             permits = self._flow.grant() if usable else 0
         if permits:
@@ -384,10 +357,15 @@ class Consumer:
                 session = self._session
                 if session is not None and session.is_usable:
                     return session
-                self._session = None
-            if session is not None:
-                session.leave()
+            self._end_session()
             return self._subscribe()
+
+    def _end_session(self) -> None:
+        """Call with the subscription lock held."""
+        with self._lock:
+            session, self._session = self._session, None
+        if session is not None:
+            session.leave()
 
     def _subscribe(self) -> _Session:
         """Call with the subscription lock held."""
@@ -401,7 +379,7 @@ class Consumer:
         with self._lock:
             self._session = session
             self._is_active = True if is_reader else None
-            self._flow.restarted()
+            self._flow.permitted = 0
         try:
             connection.request(
                 CommandType.SUBSCRIBE,
@@ -417,18 +395,9 @@ class Consumer:
         except BaseException:
             with self._lock:
                 self._session = None
-            session.leave()
+            session.abandon()
             raise
         return session
-
-
-def _known_time_ms(publish_time: int) -> int:
-    """A publish time as Pulsar's code reads the unsigned field; unknown if no format can hold it.
-
-    The broker stores the entry already, so it can't be refused; its own bytes keep the producer's value.
-    """
-    time_ms = signed64(publish_time)
-    return time_ms if TIME_MS_MIN <= time_ms <= TIME_MS_MAX else TIME_UNKNOWN_MS
 
 
 #: Payload bytes at which a batch ends: a listener refuses whole batches.
@@ -438,26 +407,12 @@ BATCH_ENTRIES_MAX = 8192
 
 
 def batches_of(deliveries: Sequence[Delivery]) -> Iterator[EntryBatch]:
-    """Batches of consecutive entries of one ledger each, in order.
-
-    Args:
-        deliveries: ascending.
-    """
-    start, size_bytes, count = 0, 0, len(deliveries)
-    for index in range(count):
-        (ledger_id, entry_id), entry, _, _ = deliveries[index]
-        size_bytes += len(entry)
-        following = deliveries[index + 1].position if index + 1 < count else None
-        if (
-            following != (ledger_id, entry_id + 1)
-            or size_bytes >= BATCH_BYTES
-            or index + 1 - start >= BATCH_ENTRIES_MAX
-        ):
-            run = deliveries[start : index + 1]
-            yield EntryBatch.build(
-                ledger_id,
-                run[0].position.entry_id,
-                [each.entry for each in run],
-                [each.publish_time_ms for each in run],
-            )
-            start, size_bytes = index + 1, 0
+    """Batches of consecutive entries of one ledger each, in order, from ascending deliveries."""
+    start, size_bytes = 0, 0
+    for end, (each, following) in enumerate(zip_longest(deliveries, deliveries[1:]), 1):
+        size_bytes += len(each.entry)
+        is_last = following is None or following.position != each.position.next()
+        if is_last or size_bytes >= BATCH_BYTES or end - start >= BATCH_ENTRIES_MAX:
+            first, run = deliveries[start].position, deliveries[start:end]
+            yield EntryBatch.build(*first, [each.entry for each in run], [each.publish_time_ms for each in run])
+            start, size_bytes = end, 0

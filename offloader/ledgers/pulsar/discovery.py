@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import partial
+from typing import NamedTuple
 
 from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.ledgers.pulsar.admin import AdminClient
 
-__all__ = ["Look", "Roster", "TopicPatterns", "is_internal", "partition_number", "survey"]
-
 _DOMAIN = "persistent://"
 _PARTITION = re.compile(r"(.+)-partition-(0|[1-9]\d{0,8})")
 _GLOB = re.compile(r"[*?\[]")
-#: Suffix of a subscription's transaction topic: ``TOPIC-SUBSCRIPTION__transaction_pending_ack``.
-_PENDING = "__transaction_pending_ack"
 #: The brokers' own tenant: system topics and heartbeats.
 _BROKERS_TENANT = "pulsar"
-_HOW = "tenant/namespace/topic with * and ? in any of the three, or tenant/namespace for all of its topics"
 
 
 def partition_number(topic: str) -> tuple[str, int] | None:
@@ -33,11 +29,11 @@ def is_internal(topic: str) -> bool:
     """Whether a topic is internal to brokers."""
     tenant, _, rest = topic.removeprefix(_DOMAIN).partition("/")
     name = rest.rpartition("/")[2]
-    return tenant == _BROKERS_TENANT or name.startswith("__") or _PENDING in name
+    # TOPIC-SUBSCRIPTION__transaction_pending_ack: a subscription's transactions.
+    return tenant == _BROKERS_TENANT or name.startswith("__") or "__transaction_pending_ack" in name
 
 
-@dataclass(frozen=True, slots=True)
-class _Pattern:
+class _Pattern(NamedTuple):
     tenant: str
     namespace: str
     topic: str
@@ -59,8 +55,7 @@ class _Pattern:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class TopicPatterns:
+class TopicPatterns(NamedTuple):
     """Patterns of ``[pulsar] topics`` and ``exclude``. A partitioned topic's name selects all its partitions.
 
     Attributes:
@@ -73,33 +68,27 @@ class TopicPatterns:
 
     @classmethod
     def of(cls, topics: Iterable[str], exclude: Iterable[str] = ()) -> TopicPatterns:
-        """Parses patterns.
-
-        Raises:
-            InvalidCall: some are invalid; names all of these.
-        """
+        """Parses patterns. Raises ``InvalidCall``: some are invalid; names all of these."""
         problems: list[str] = []
-        found: list[tuple[_Pattern, ...]] = []
-        for name, texts in (("topics", topics), ("exclude", exclude)):
-            patterns = []
-            for text in texts:
-                try:
-                    patterns.append(_Pattern.of(text))
-                except ValueError as cause:
-                    problems.append(f"pulsar.{name}: {cause}")
-            found.append(tuple(patterns))
+        found: dict[str, list[_Pattern]] = {"topics": [], "exclude": []}
+        for name, text in [*(("topics", each) for each in topics), *(("exclude", each) for each in exclude)]:
+            try:
+                found[name].append(_Pattern.of(text))
+            except ValueError as cause:
+                problems.append(f"pulsar.{name}: {cause}")
         if problems:
-            raise InvalidCall("; ".join(problems), hint=_HOW)
-        return cls(*found)
+            raise InvalidCall(
+                "; ".join(problems),
+                hint="tenant/namespace/topic with * and ? in any of the three, or tenant/namespace for all its topics",
+            )
+        return cls(tuple(found["topics"]), tuple(found["exclude"]))
 
     def have(self, topic: str) -> bool:
         """Whether ``persistent://tenant/namespace/topic``, or a partition, is selected; False for any other name."""
         levels = topic.removeprefix(_DOMAIN).split("/", 2)
-        if not topic.startswith(_DOMAIN) or len(levels) != 3 or not all(levels):
+        if not topic.startswith(_DOMAIN) or len(levels) != 3 or not all(levels) or is_internal(topic):
             return False
-        if is_internal(topic) or any(each.has(topic) for each in self.exclude):
-            return False
-        return any(each.has(topic) for each in self.topics)
+        return any(each.has(topic) for each in self.topics) and not any(each.has(topic) for each in self.exclude)
 
     @property
     def namespaces(self) -> Sequence[str]:
@@ -132,8 +121,7 @@ class TopicPatterns:
 MISSES_MAX = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(NamedTuple):
     """Result of one survey of the cluster.
 
     Attributes:
@@ -149,25 +137,19 @@ class Look:
 
 @dataclass(slots=True)
 class Roster:
-    """The topics that count as existing. Not thread-safe.
-
-    Attributes:
-        topics: now.
-    """
+    """The topics that count as existing now. Not thread-safe."""
 
     topics: set[str] = field(default_factory=set)
-    _missed: dict[str, int] = field(default_factory=dict)
+    _missed: Counter[str] = field(default_factory=Counter)
 
     def see(self, look: Look) -> tuple[list[str], list[str]]:
         """Applies a survey to ``topics``; returns the new and the deleted topics, each ascending."""
         shown = {topic for topics in look.topics.values() for topic in topics}
+        new = sorted(shown - self.topics)
         for topic in shown:
             self._missed.pop(topic, None)
-        for topic in self.topics - shown:
-            if self._is_known(topic, look):
-                self._missed[topic] = self._missed.get(topic, 0) + 1
+        self._missed.update(topic for topic in self.topics - shown if self._is_known(topic, look))
         gone = sorted(topic for topic, times in self._missed.items() if times >= MISSES_MAX)
-        new = sorted(shown - self.topics)
         self.topics |= shown
         self.forget(gone)
         return new, gone
@@ -179,7 +161,7 @@ class Roster:
             self._missed.pop(topic, None)
 
     def _is_known(self, topic: str, look: Look) -> bool:
-        namespace = topic.removeprefix("persistent://").rpartition("/")[0]
+        namespace = topic.removeprefix(_DOMAIN).rpartition("/")[0]
         return namespace in look.topics or (look.is_whole and namespace not in look.failed)
 
 
@@ -193,17 +175,16 @@ def survey(
     """The selected topics, and the first error of the failed queries.
 
     Args:
-        admin: of the cluster.
-        patterns: which topics are selected.
         is_stopped: whether to stop early; remaining namespaces count as failed.
     """
     first: OffloaderError | None = None
     is_whole = True
     namespaces = set(patterns.namespaces)
-    lists: list[Callable[[], Sequence[str]]] = [partial(admin.namespaces_of, tenant) for tenant in patterns.tenants]
-    for ask in [admin.namespaces] if patterns.is_everywhere else lists:
+    tenants: Sequence[str | None] = [None] if patterns.is_everywhere else patterns.tenants
+    for tenant in tenants:
         try:
-            namespaces |= {each for each in ask() if patterns.have_namespace(each)}
+            found = admin.namespaces() if tenant is None else admin.namespaces_of(tenant)
+            namespaces |= {each for each in found if patterns.have_namespace(each)}
         except NotFound:
             pass  # no such tenant: it has no topics
         except OffloaderError as error:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import closing
+from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple
 
 from formats.entries import Position
 from offloader.errors import Corrupt, StoreUnavailable
 from offloader.ledgers.base import LedgerInfo
+from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.topics import EntryFate, TopicInternals
 from offloader.runtime.clock import Clock
-
-__all__ = ["InconsistentRead", "LedgerList", "NotGiven", "SkippedEntries", "first_from", "newest_of"]
 
 #: Longest wait for the first entry of a repeated read.
 READ_S_MAX = 15.0
@@ -41,23 +41,21 @@ class SkippedEntries:
     also skips entries that it has; a reader that begins at them gets them.
 
     Args:
-        topic: its name, for errors.
-        fate_of: queries the broker's admin interface about one entry.
+        admin: queried about single entries.
         asked_max: number of leading entries of a run to query; the others are unknown.
         open_reader: opens a reader of the topic at a position.
-        clock: of waits.
     """
 
     def __init__(
         self,
         topic: str,
+        admin: AdminClient,
         *,
-        fate_of: Callable[[Position], EntryFate],
         asked_max: int,
         open_reader: Callable[[Position], Consumer],
         clock: Clock,
     ) -> None:
-        self._topic, self._fate_of, self._open_reader, self._clock = topic, fate_of, open_reader, clock
+        self._topic, self._admin, self._open_reader, self._clock = topic, admin, open_reader, clock
         self._asked_max = asked_max
 
     def look(self, ledger_id: int, first: int, last: int, following: Position) -> list[NotGiven]:
@@ -74,7 +72,7 @@ class SkippedEntries:
             StoreUnavailable: no response, or it has the first entry and doesn't deliver it: nothing was decided.
         """
         asked = range(first, min(last + 1, first + self._asked_max))
-        fates = [self._fate_of(Position(ledger_id, each)) for each in asked]
+        fates = [self._admin.fate(self._topic, Position(ledger_id, each)) for each in asked]
         if set(fates) == {EntryFate.UNDELIVERED} and asked[-1] == last:
             return [NotGiven(EntryFate.UNDELIVERED, first, last)]
         came = self._read_again(Position(ledger_id, first), following)
@@ -92,14 +90,11 @@ class SkippedEntries:
 
     def _read_again(self, first: Position, following: Position) -> Position:
         """The first entry after ``first`` that a second reader gets."""
-        reader = self._open_reader(first)
-        try:
+        with closing(self._open_reader(first)) as reader:
             deadline_s = self._clock.monotonic_s() + READ_S_MAX
             came = reader.take(READ_S_MAX)
             while not came and (left_s := deadline_s - self._clock.monotonic_s()) > 0:
                 came = reader.take(left_s)
-        finally:
-            reader.close()
         if not came:
             raise StoreUnavailable(f"{self._topic}: the broker gave nothing from {first} on when it was asked again")
         position = came[0].position
@@ -134,6 +129,8 @@ _NO_LEDGER = Position(-1, -1)
 
 #: Ledger -> runs of entries, first and last, ascending.
 _Runs = dict[int, list[tuple[int, int]]]
+#: As ``LedgerInfo`` has them: undelivered, lost and unconfirmed entries.
+_KEPT = (EntryFate.UNDELIVERED, EntryFate.LOST, EntryFate.UNKNOWN)
 
 
 def first_from(infos: Sequence[LedgerInfo], start: Position) -> Position | None:
@@ -150,13 +147,7 @@ def first_from(infos: Sequence[LedgerInfo], start: Position) -> Position | None:
     return None
 
 
-def newest_of(infos: Sequence[LedgerInfo]) -> Position | None:
-    """The newest listed entry."""
-    return next((Position(each.ledger_id, each.last_entry_id) for each in reversed(infos) if each.entries), None)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Answer:
+class _Answer(NamedTuple):
     """The broker's answer: its ledgers, and the newest readable position."""
 
     asked_s: float
@@ -164,17 +155,18 @@ class _Answer:
     internals: TopicInternals
     readable: Position
     closed_before_ms: int
+    #: The last entry of an acknowledged ledger that isn't listed any more.
+    ended: Position | None = None
 
 
 class LedgerList:
     """One topic's ledgers. Thread-safe; calls that query the broker wait for each other.
 
     Args:
-        topic: its name, for errors.
         ask: queries the admin interface for the topic's internal statistics.
         ask_last: queries the broker for the newest entry that it delivers.
         look: classifies entries that are listed and weren't delivered: ``SkippedEntries.look``.
-        clock: of ages and times.
+        ended: the acknowledged position if the broker no longer lists its ledger: ``AckCursor.ended``.
     """
 
     def __init__(
@@ -185,19 +177,20 @@ class LedgerList:
         ask_last: Callable[[], Position | None],
         look: Callable[[int, int, int, Position], Sequence[NotGiven]],
         clock: Clock,
+        ended: Callable[[TopicInternals], Position | None] = lambda _: None,
     ) -> None:
-        self.topic = topic
+        self.topic, self._ended = topic, ended
         self._ask, self._ask_last, self._look, self._clock = ask, ask_last, look, clock
         self._asking = threading.Lock()
         self._lock = threading.Lock()
         self._answer: _Answer | None = None
         self._doubts = 0
         self._delivered = _NO_LEDGER
-        self._runs: dict[EntryFate, _Runs] = {EntryFate.UNDELIVERED: {}, EntryFate.LOST: {}, EntryFate.UNKNOWN: {}}
+        self._runs: dict[EntryFate, _Runs] = {fate: {} for fate in _KEPT}
         self._closed_ms: dict[int, int] = {}
         self._gone: set[int] = set()
-        #: The last computed list, its inputs, and the version of what is added to answers.
-        self._built: tuple[tuple[_Answer, Position, int], list[LedgerInfo]] | None = None
+        #: The last computed list, the answer and position it was computed from, and the version of what is added.
+        self._built: tuple[_Answer, tuple[Position, int], list[LedgerInfo]] | None = None
         self._changes = 0
 
     def infos(self) -> list[LedgerInfo]:
@@ -213,16 +206,17 @@ class LedgerList:
     def known(self) -> list[LedgerInfo]:
         """The same from the cache, without a query; empty if a query is needed."""
         with self._lock:
-            answer = self._answer if self._answer is not None and self._answer.doubts == self._doubts else None
-        return [] if answer is None else self._shown(answer)
+            answer, doubts = self._answer, self._doubts
+        return [] if answer is None or answer.doubts != doubts else self._shown(answer)
 
     def _shown(self, answer: _Answer) -> list[LedgerInfo]:
         with self._lock:
-            key = answer, max(answer.readable, self._delivered), self._changes
-            if self._built is None or self._built[0] != key:
-                infos = [info for info in self._infos(*key[:2]) if info.ledger_id not in self._gone]
-                self._built = key, infos
-            return list(self._built[1])
+            readable = max(answer.readable, self._delivered)
+            key = readable, self._changes
+            if self._built is None or self._built[0] is not answer or self._built[1] != key:
+                infos = [info for info in self._infos(answer, readable) if info.ledger_id not in self._gone]
+                self._built = answer, key, infos
+            return list(self._built[2])
 
     def internals(self) -> TopicInternals:
         """The broker's answer itself, as old as ``infos`` may be."""
@@ -266,14 +260,12 @@ class LedgerList:
         self.doubt()
         answer = self._current()
         with self._lock:
-            listed = {
-                info.ledger_id: info for info in self._infos(answer, max(answer.readable, self._delivered, begin))
-            }
-            self._require_listed(before, begin, answer, listed)
+            infos = self._infos(answer, max(answer.readable, self._delivered, begin))
+            self._require_listed(before, begin, answer, {info.ledger_id: info for info in infos})
             passed = [
                 info
-                for each, info in listed.items()
-                if each <= begin.ledger_id and (before is None or each >= before.ledger_id)
+                for info in infos
+                if info.ledger_id <= begin.ledger_id and (before is None or info.ledger_id >= before.ledger_id)
             ]
             runs = [run for info in passed for run in self._unknown(info, before, begin)]
         for ledger_id, first, last in runs:
@@ -301,30 +293,54 @@ class LedgerList:
                     return answer
                 listed = answer.internals.ledgers.ledgers
                 if listed and readable.ledger_id == listed[-1].ledger_id:
-                    return self._keep(replace(answer, readable=readable))
+                    self._answer = answer = answer._replace(readable=readable)
+                    return answer
             # In this order: what the first lists and the second doesn't reach can't be read now.
             internals = self._ask()
             readable = self._ask_last() or _NO_LEDGER
             created_ms, now_ms = internals.newest_ledger_created_ms, self._clock.now_ms()
             # All but the newest ledger were closed when that was opened, or before.
             closed_ms = now_ms if created_ms is None else min(created_ms, now_ms)
-            return self._keep(_Answer(now_s, doubts, internals, readable, closed_ms))
+            ended = self._trimmed_end(answer, internals)
+            self._answer = answer = _Answer(now_s, doubts, internals, readable, closed_ms, ended)
+            return answer
 
-    def _keep(self, answer: _Answer) -> _Answer:
+    def _trimmed_end(self, before: _Answer | None, internals: TopicInternals) -> Position | None:
+        """The end of a ledger that the broker trimmed as soon as it was closed: its last entry was acknowledged, and
+        nothing is known of a later one. Without that, the next entries would follow an unknown number of lost ones."""
+        ended = self._ended(internals)
+        if ended is None or before is None:
+            return None
+        if before.ended == ended:
+            return ended
+        listed = dict(before.internals.stored()).get(ended.ledger_id, 0) - 1
         with self._lock:
-            self._answer = answer
-        return answer
+            delivered = self._delivered
+        heard = max(listed, delivered.entry_id if delivered.ledger_id == ended.ledger_id else -1)
+        return ended if listed >= 0 and heard <= ended.entry_id else None
 
     def _infos(self, answer: _Answer, readable: Position) -> list[LedgerInfo]:
         """Call with the lock held."""
-        internals, found = answer.internals, []
+        internals, found = answer.internals, list[LedgerInfo]()
+        if answer.ended is not None:
+            ledger_id, last = answer.ended
+            info = LedgerInfo(
+                ledger_id=ledger_id,
+                closed=True,
+                entries=last + 1,
+                size_bytes=0,
+                created_ms=0,
+                closed_ms=answer.closed_before_ms,
+                undelivered=((0, last),),  # not any more
+                is_exact=False,
+            )
+            found.append(info)
         ledgers = internals.ledgers.ledgers
-        for number, ledger in enumerate(ledgers, 1):
-            is_newest = number == len(ledgers)
-            entries, size_bytes = ledger.entries, ledger.size_bytes
+        for ledger in ledgers:
+            ledger_id, entries, size_bytes = ledger.ledger_id, ledger.entries, ledger.size_bytes
+            is_newest = ledger is ledgers[-1]
             if is_newest and internals.open_entries > entries:
                 entries, size_bytes = internals.open_entries, internals.open_size_bytes
-            ledger_id = ledger.ledger_id
             known = entries
             if ledger_id == readable.ledger_id:
                 known = readable.entry_id + 1 if is_newest else min(entries, readable.entry_id + 1)
@@ -345,20 +361,19 @@ class LedgerList:
         return found
 
     def _with_runs(self, info: LedgerInfo) -> LedgerInfo:
-        holes, lost, unconfirmed = (
-            tuple(run for run in self._runs[fate].get(info.ledger_id, ()) if run[1] < info.entries)
-            for fate in (EntryFate.UNDELIVERED, EntryFate.LOST, EntryFate.UNKNOWN)
+        undelivered, lost, unconfirmed = (
+            tuple(run for run in self._runs[fate].get(info.ledger_id, ()) if run[1] < info.entries) for fate in _KEPT
         )
-        if not (holes or lost or unconfirmed):
+        if not (undelivered or lost or unconfirmed):
             return info
-        return replace(info, holes=holes, lost=lost, unconfirmed=unconfirmed)
+        return replace(info, undelivered=undelivered, lost=lost, unconfirmed=unconfirmed)
 
     def _unknown(self, info: LedgerInfo, before: Position | None, begin: Position) -> Iterator[tuple[int, int, int]]:
         """Ledger, first and last entry of each unaccounted run of one ledger between two entries."""
         ledger_id = info.ledger_id
         first = before.entry_id + 1 if before is not None and ledger_id == before.ledger_id else 0
         end = begin.entry_id if ledger_id == begin.ledger_id else info.entries
-        known = sorted(run for runs in self._runs.values() for run in runs.get(ledger_id, ()))
+        known = sorted({run for runs in self._runs.values() for run in runs.get(ledger_id, ())} | {*info.not_given})
         for run_first, run_last in (*known, (end, end)):
             if first < min(run_first, end):
                 yield ledger_id, first, min(run_first, end) - 1
@@ -368,18 +383,16 @@ class LedgerList:
         self, before: Position | None, begin: Position, answer: _Answer, listed: dict[int, LedgerInfo]
     ) -> None:
         hint = "the broker's ids can't be trusted: have the topic moved to another broker (unload), then start again"
-        internals = answer.internals
-        last = internals.last_confirmed
-        confirmed = last is None or begin <= last
+        confirmed = answer.internals.last_confirmed
         # An earlier ledger may have been deleted since.
         end = listed[begin.ledger_id].entries if begin.ledger_id in listed else 2**63
         beyond = begin.entry_id >= end or begin.ledger_id > max(listed, default=-1)
-        if beyond or not confirmed:
+        if beyond or (confirmed is not None and begin > confirmed):
             raise Corrupt(f"{self.topic}: the broker gave {begin}, which it doesn't list", hint=hint)
         own = None if before is None or before.ledger_id == begin.ledger_id else listed.get(before.ledger_id)
         if before is not None and own is not None and own.last_entry_id < before.entry_id:
-            end = own.last_entry_id
-            raise Corrupt(f"{self.topic}: the broker gave {before} of a ledger that it says ends at {end}", hint=hint)
+            text = f"{self.topic}: the broker gave {before} of a ledger that it says ends at {own.last_entry_id}"
+            raise Corrupt(text, hint=hint)
 
     def _add(self, kind: _Runs, ledger_id: int, first: int, last: int) -> None:
         """Adds a run, merged with adjacent ones."""

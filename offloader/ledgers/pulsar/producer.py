@@ -21,9 +21,6 @@ from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.protocol import Connection, refusal
 from offloader.runtime.clock import Clock, SystemClock
 
-__all__ = ["Producer", "ProducerLimits", "Receipt"]
-
-_NOWHERE = Position(-1, -1)
 #: Margin below the broker's size limit: parts of large messages are as large as it allows, and longer under another
 #: name. Brokers and bookies allow frames 10 KiB above that.
 SPARE_BYTES = 4096
@@ -32,9 +29,7 @@ SPARE_BYTES = 4096
 class Receipt(NamedTuple):
     """An entry that the broker has stored, now or before.
 
-    Attributes:
-        sequence_id: of the entry.
-        position: where it is; ``None`` for a duplicate, whose position a deduplicating broker doesn't report.
+    Its position is ``None`` for a duplicate: a deduplicating broker doesn't report it.
     """
 
     sequence_id: int
@@ -59,11 +54,8 @@ class Producer:
     """Thread-safe, except that one thread at a time sends; entries are stored in that order.
 
     Args:
-        client: of the cluster.
         topic: ``persistent://tenant/namespace/topic``, a partition's where there are partitions.
         name: by which a broker recognises duplicates; a topic admits one producer of a name.
-        limits: of entries in flight.
-        clock: of deadlines.
 
     Raises:
         AccessDenied, NotFound, InvalidCall: the broker refuses.
@@ -79,16 +71,15 @@ class Producer:
         limits: ProducerLimits | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self.topic = topic
-        self.name = name
-        self._limits = limits or ProducerLimits()
-        self._clock = clock or SystemClock()
+        self.topic, self.name = topic, name
+        self._limits, self._clock = limits or ProducerLimits(), clock or SystemClock()
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._waiting: deque[tuple[int, int]] = deque()
         self._bytes = 0
         self._error: OffloaderError | None = None
-        self._newest: Receipt | None = None
+        #: The newest stored entry; everything sent before it is stored too.
+        self.newest: Receipt | None = None
         self._connection: Connection = client.connection(topic)
         self._id = self._connection.attach(self)
         try:
@@ -99,16 +90,6 @@ class Producer:
             raise
         #: Of the newest entry that a producer of this name has stored; -1: none, or the topic doesn't deduplicate.
         self.last_sequence_id: int = body.last_sequence_id
-
-    @property
-    def newest(self) -> Receipt | None:
-        """The newest stored entry; everything sent before it is stored too."""
-        return self._newest
-
-    @property
-    def on_its_way(self) -> int:
-        """Number of entries in flight."""
-        return len(self._waiting)
 
     def send(self, sequence_id: int, entry: bytes, messages: int) -> None:
         """Sends an entry; waits while too much is in flight.
@@ -122,18 +103,14 @@ class Producer:
             InvalidCall: the entry is above the broker's limit; nothing was sent.
             OffloaderError: the producer has failed; entries in flight may be stored or not.
         """
-        limits, most = self._limits, self._connection.message_bytes_max + SPARE_BYTES
+        most = self._connection.message_bytes_max + SPARE_BYTES
         if len(entry) > most:
             raise InvalidCall(
                 f"{self._connection.name} takes entries of at most {most} bytes, this one has {len(entry)}",
                 hint="raise maxMessageSize of the broker",
             )
-        self._wait(
-            lambda: (
-                not self._waiting
-                or (len(self._waiting) < limits.entries_max and self._bytes + len(entry) <= limits.bytes_max)
-            )
-        )
+        bytes_max = max(self._limits.bytes_max - len(entry), 0)  # one entry is sent, however large
+        self._wait(lambda: len(self._waiting) < self._limits.entries_max and self._bytes <= bytes_max)
         with self._lock:
             self._waiting.append((sequence_id, len(entry)))
             self._bytes += len(entry)
@@ -159,9 +136,8 @@ class Producer:
         body = command.body
         match command.type:
             case CommandType.SEND_RECEIPT:
-                self._stored(
-                    body.sequence_id, position_of(body.message_id) if body.HasField("message_id") else _NOWHERE
-                )
+                position = position_of(body.message_id) if body.HasField("message_id") else None
+                self._stored(body.sequence_id, position)
             case CommandType.SEND_ERROR:
                 self.lost(refusal(self._connection.name, CommandType.SEND.name, body.error, body.message))
             case CommandType.CLOSE_PRODUCER:
@@ -173,7 +149,7 @@ class Producer:
             self._error = self._error or error
             self._changed.set()
 
-    def _stored(self, sequence_id: int, position: Position) -> None:
+    def _stored(self, sequence_id: int, position: Position | None) -> None:
         with self._lock:
             if not self._waiting or sequence_id < self._waiting[0][0]:
                 return  # reported before
@@ -182,7 +158,7 @@ class Producer:
                 self._error = self._error or StoreUnavailable(what)
             else:
                 self._bytes -= self._waiting.popleft()[1]
-                self._newest = Receipt(sequence_id, None if position.ledger_id < 0 else position)
+                self.newest = Receipt(sequence_id, None if position is None or position.ledger_id < 0 else position)
             self._changed.set()
 
     def _wait(self, is_enough: Callable[[], bool]) -> None:
@@ -194,10 +170,10 @@ class Producer:
                 if is_enough():
                     return
                 self._changed.clear()
-                before = self._newest
+                before = self.newest
             arrived = self._clock.wait(self._changed, self._limits.store_s)
             with self._lock:
-                if not arrived and self._newest is before and self._error is None:
+                if not arrived and self.newest is before and self._error is None:
                     late = f"{self._connection.name} stored nothing of {self.topic} for {self._limits.store_s:g} s"
                     self._error = StoreUnavailable(late)
 

@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from formats.errors import FormatError, Inconsistent
@@ -30,18 +30,6 @@ from offloader.errors import (
 )
 from offloader.ledgers.pulsar.transport import BrokerAddress, Security, Transport, open_transport
 from offloader.runtime.clock import Clock
-
-__all__ = [
-    "ANSWERS",
-    "Answer",
-    "Connection",
-    "ConnectionLimits",
-    "ConsumerListener",
-    "NameTaken",
-    "Requests",
-    "open_connection",
-    "refusal",
-]
 
 
 class NameTaken(StoreUnavailable):
@@ -81,8 +69,6 @@ def refusal(broker: str, command: str, code: int, message: str) -> OffloaderErro
     """The exception for a broker's error response.
 
     Args:
-        broker: its address.
-        command: the refused command.
         code: of Pulsar's ``ServerError``.
         message: the broker's text; only its first line is used, truncated.
     """
@@ -107,98 +93,22 @@ ANSWERS = {
     CommandType.GET_LAST_MESSAGE_ID: CommandType.GET_LAST_MESSAGE_ID_RESPONSE,
     CommandType.ACK: CommandType.ACK_RESPONSE,
 }
-#: Responses that may be refusals too -> the value of their field ``response`` that means so, if they have one.
+#: Responses that may be refusals too -> the value of their field ``response`` that means so; -1: they have none.
 _REFUSALS = {
     CommandType.LOOKUP_RESPONSE: 2,
     CommandType.PARTITIONED_METADATA_RESPONSE: 1,
-    CommandType.ACK_RESPONSE: None,
+    CommandType.ACK_RESPONSE: -1,
 }
 
 
+@dataclass(eq=False, slots=True)
 class Answer:
     """A pending request's result: ``arrived``, and then ``error`` or ``body``."""
 
-    __slots__ = ("arrived", "body", "command", "error")
-
-    def __init__(self, command: CommandType) -> None:
-        self.command = command
-        self.arrived = threading.Event()
-        self.body: Any = None
-        self.error: OffloaderError | None = None
-
-
-class Requests:
-    """The pending requests of a connection. Thread-safe.
-
-    Args:
-        name: of the broker, for errors.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._lock = threading.Lock()
-        self._ids = itertools.count(1)
-        self._waiting: dict[int, Answer] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def begin(self, command: CommandType) -> tuple[int, Answer]:
-        """Registers a request; returns its id and its pending answer.
-
-        Raises:
-            Throttled: ``REQUESTS_MAX`` are pending already.
-        """
-        answer = Answer(command)
-        with self._lock:
-            if len(self._waiting) >= REQUESTS_MAX:
-                raise Throttled(f"{self._name}: {REQUESTS_MAX} requests wait for answers")
-            request_id = next(self._ids)
-            self._waiting[request_id] = answer
-        return request_id, answer
-
-    def end(self, request_id: int) -> None:
-        """Removes a request that is no longer waited for."""
-        with self._lock:
-            self._waiting.pop(request_id, None)
-
-    def answered(self, kind: CommandType, body: Any, message: str) -> None:
-        """Completes a request; ignores an answer without a pending request.
-
-        Args:
-            kind: of the answer.
-            body: of the answer.
-            message: the broker's refusal, fit to be shown.
-
-        Raises:
-            Inconsistent: the answer doesn't match the request.
-        """
-        with self._lock:
-            answer = self._waiting.get(body.request_id)
-        if answer is None:
-            return
-        if kind is CommandType.ERROR or _is_refusal(kind, body):
-            answer.error = refusal(self._name, answer.command.name, body.error, message)
-        elif kind is not ANSWERS.get(answer.command):
-            expected = ANSWERS.get(answer.command, CommandType.ERROR).name
-            raise Inconsistent(f"answer to {answer.command.name}", expected=expected, found=kind.name)
-        answer.body = body
-        answer.arrived.set()
-
-    def fail(self, error: OffloaderError) -> None:
-        """Fails all pending requests."""
-        with self._lock:
-            waiting, self._waiting = self._waiting, {}
-        for answer in waiting.values():
-            answer.error = error
-            answer.arrived.set()
-
-
-def _is_refusal(kind: CommandType, body: Any) -> bool:
-    if kind not in _REFUSALS:
-        return False
-    refused = _REFUSALS[kind]
-    return bool(body.HasField("error") or (refused is not None and body.response == refused))
+    command: CommandType
+    arrived: threading.Event = field(default_factory=threading.Event)
+    body: Any = None
+    error: OffloaderError | None = None
 
 
 _log = logging.getLogger("offloader.ledgers.pulsar")
@@ -209,6 +119,9 @@ PROTOCOL_VERSION = 19
 _TOKEN_METHOD = "token"  # noqa: S105 - the name of a method
 #: The largest message size a broker may announce; one such frame is held in memory.
 MESSAGE_BYTES_MAX = 128 * 1024 * 1024
+
+#: Number of a request whose response nobody waits for.
+UNASKED_REQUEST = 2**63 - 1
 
 #: Commands to one consumer or producer -> the field with its id.
 _ADDRESSED_BY = {
@@ -223,19 +136,25 @@ _ADDRESSED_BY = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionLimits:
-    """Limits of one connection.
+class ClientLimits:
+    """Limits of one client and each of its connections.
 
     Attributes:
         connect_s: for the connection, the TLS handshake and the login, each.
         request_s: for the response to a request.
         keep_alive_s: a broker that is silent for this long gets a ping, and the connection is closed after as long
             again; also the longest time for sending one command.
+        retry_s: how long a call retries before it raises.
+        delay_first_s: first back-off after a broker's failure; doubles with each failure.
+        delay_s_max: the longest back-off.
     """
 
     connect_s: float = 10.0
     request_s: float = 30.0
     keep_alive_s: float = 30.0
+    retry_s: float = 60.0
+    delay_first_s: float = 0.2
+    delay_s_max: float = 10.0
 
 
 class ConsumerListener(Protocol):
@@ -247,11 +166,9 @@ class ConsumerListener(Protocol):
     def received(self, command: Command) -> None:
         """``MESSAGE``, ``CLOSE_CONSUMER``, ``ACTIVE_CONSUMER_CHANGE`` or ``REACHED_END_OF_TOPIC``; of a producer
         ``SEND_RECEIPT``, ``SEND_ERROR`` or ``CLOSE_PRODUCER``."""
-        ...
 
     def lost(self, error: OffloaderError) -> None:
         """The connection is lost; called once, as the last call."""
-        ...
 
 
 class Connection:
@@ -262,19 +179,17 @@ class Connection:
     """
 
     def __init__(
-        self, name: str, transport: Transport, *, security: Security, limits: ConnectionLimits, clock: Clock
+        self, name: str, transport: Transport, *, security: Security, limits: ClientLimits, clock: Clock
     ) -> None:
         self.name = name
-        self._transport = transport
-        self._security = security
-        self._limits = limits
-        self._clock = clock
+        self._transport, self._security, self._limits, self._clock = transport, security, limits, clock
         self._splitter = FrameSplitter()
         self._lock = threading.Lock()
         self._consumer_ids = itertools.count(1)
-        self._requests = Requests(name)
+        self._request_ids = itertools.count(1)
+        self._waiting: dict[int, Answer] = {}
         self._listeners: dict[int, ConsumerListener] = {}
-        self._let_in: Answer | None = Answer(CommandType.CONNECT)
+        self._let_in: Answer | None = None
         self._error: OffloaderError | None = None
         self.heard_s = clock.monotonic_s()
         #: The largest entry that the broker accepts.
@@ -284,7 +199,7 @@ class Connection:
     def __repr__(self) -> str:
         with self._lock:
             state = f"lost: {self._error}" if self._error else "open"
-            return f"<Connection {self.name} {state}, {len(self._listeners)} consumers, {len(self._requests)} requests>"
+            return f"<Connection {self.name} {state}, {len(self._listeners)} consumers, {len(self._waiting)} requests>"
 
     @property
     def is_open(self) -> bool:
@@ -292,9 +207,8 @@ class Connection:
 
     def begin(self, proxy_to: str) -> None:
         """Starts the receiving thread and authenticates; for ``open_connection``."""
-        answer = self._let_in
-        assert answer is not None
-        token = self._token()
+        answer = self._let_in = Answer(CommandType.CONNECT)
+        token = self._security.current_token()
         self._reader.start()
         self.send(
             CommandType.CONNECT,
@@ -307,14 +221,12 @@ class Connection:
         )
         self._await(answer, self._limits.connect_s)
 
-    def request(self, kind: CommandType, *, timeout_s: float | None = None, **fields: Any) -> Any:
+    def request(self, kind: CommandType, **fields: Any) -> Any:
         """Sends a command with a request id of its own, and waits for the response.
 
         The broker may have executed a request that failed on the way: send only idempotent ones.
 
         Args:
-            kind: the command.
-            timeout_s: instead of the connection's ``request_s``.
             fields: as for ``encode_command``, without the request id.
 
         Returns:
@@ -327,21 +239,23 @@ class Connection:
         """
         if threading.current_thread() is self._reader:
             raise InvalidCall(f"{self.name}: a listener may not wait for {kind.name}")
-        if self._error is not None:
-            raise copy(self._error)
-        request_id, answer = self._requests.begin(kind)
+        answer = Answer(kind)
+        with self._lock:
+            if self._error is not None:
+                raise copy(self._error)
+            if len(self._waiting) >= REQUESTS_MAX:
+                raise Throttled(f"{self.name}: {REQUESTS_MAX} requests wait for answers")
+            request_id = next(self._request_ids)
+            self._waiting[request_id] = answer
         try:
             self.send(kind, request_id=request_id, **fields)
-            return self._await(answer, self._limits.request_s if timeout_s is None else timeout_s)
+            return self._await(answer, self._limits.request_s)
         finally:
-            self._requests.end(request_id)
+            with self._lock:
+                self._waiting.pop(request_id, None)
 
     def send(self, kind: CommandType, entry: bytes = b"", **fields: Any) -> None:
-        """Sends a command that has no response.
-
-        Raises:
-            StoreUnavailable: the connection broke.
-        """
+        """Sends a command that has no response. Raises ``StoreUnavailable``: the connection broke."""
         if self._error is not None:
             raise copy(self._error)
         try:
@@ -355,11 +269,7 @@ class Connection:
             raise copy(self._fail(StoreUnavailable(f"{self.name} is lost: {cause}"))) from cause
 
     def attach(self, listener: ConsumerListener) -> int:
-        """Registers a consumer or producer and returns its id; its commands go to ``listener`` from now on.
-
-        Raises:
-            StoreUnavailable: the connection broke.
-        """
+        """Registers a consumer or producer and returns its id; its commands go to ``listener``. Raises as ``send``."""
         with self._lock:
             if self._error is not None:
                 raise copy(self._error)
@@ -396,9 +306,8 @@ class Connection:
                     data = self._transport.receive()
                 except TimeoutError:
                     if asked:
-                        raise StoreUnavailable(
-                            f"{self.name} says nothing for {2 * self._limits.keep_alive_s:g} s"
-                        ) from None
+                        silent_s = 2 * self._limits.keep_alive_s
+                        raise StoreUnavailable(f"{self.name} says nothing for {silent_s:g} s") from None
                     asked = True
                     self.send(CommandType.PING)
                     continue
@@ -427,12 +336,7 @@ class Connection:
     def _handle(self, command: Command) -> None:
         kind, body = command.type, command.body
         if kind in _ADDRESSED_BY:
-            addressee = getattr(body, _ADDRESSED_BY[kind])
-            with self._lock:
-                listener = self._listeners.get(addressee)
-            # None: it was detached while this was on its way
-            if listener is not None:
-                self._tell(addressee, listener, command)
+            self._tell(getattr(body, _ADDRESSED_BY[kind]), command)
         elif kind is CommandType.PING:
             self.send(CommandType.PONG)
         elif kind is CommandType.AUTH_CHALLENGE:
@@ -440,22 +344,43 @@ class Connection:
         elif kind is CommandType.CONNECTED:
             self._connected(body)
         elif kind is CommandType.ERROR and self._let_in is not None:
-            raise refusal(self.name, "the connection", body.error, self._without_token(body.message))
+            raise self._refusal("the connection", body)
         elif kind is not None and (kind is CommandType.ERROR or kind in ANSWERS.values()):
-            words = getattr(body, "message", "")
-            self._requests.answered(kind, body, self._without_token(words) if words else "")
+            self._answered(kind, body)
 
-    def _tell(self, consumer_id: int, listener: ConsumerListener, command: Command) -> None:
+    def _refusal(self, command: str, body: Any) -> OffloaderError:
+        return refusal(self.name, command, body.error, self._security.without_token(body.message))
+
+    def _answered(self, kind: CommandType, body: Any) -> None:
+        """Completes a request, if it is still pending; ``Inconsistent``: the answer doesn't match it."""
+        with self._lock:
+            answer = self._waiting.get(body.request_id)
+        if answer is None:
+            return
+        refused = kind in _REFUSALS and (body.HasField("error") or getattr(body, "response", None) == _REFUSALS[kind])
+        if kind is CommandType.ERROR or refused:
+            answer.error = self._refusal(answer.command.name, body)
+        elif kind is not ANSWERS.get(answer.command):
+            expected = ANSWERS.get(answer.command, CommandType.ERROR).name
+            raise Inconsistent(f"answer to {answer.command.name}", expected=expected, found=kind.name)
+        answer.body = body
+        answer.arrived.set()
+
+    def _tell(self, consumer_id: int, command: Command) -> None:
+        with self._lock:
+            listener = self._listeners.get(consumer_id)
+        if listener is None:
+            return  # it was detached while this was on its way
         # One consumer's failure doesn't affect the others.
         try:
             listener.received(command)
-        except FormatError as cause:
-            self.detach(consumer_id)
-            self._tell_lost(listener, StoreUnavailable(f"{self.name} sent a damaged entry: {cause}"))
         except Exception as cause:
-            _log.exception("%s: a consumer failed", self.name)
+            what = f"{self.name} sent a damaged entry: {cause}"
+            if not isinstance(cause, FormatError):
+                _log.exception("%s: a consumer failed", self.name)
+                what = f"a consumer of {self.name} failed: {cause}"
             self.detach(consumer_id)
-            self._tell_lost(listener, StoreUnavailable(f"a consumer of {self.name} failed: {cause}"))
+            self._tell_lost(listener, StoreUnavailable(what))
 
     def _tell_lost(self, listener: ConsumerListener, error: OffloaderError) -> None:
         try:
@@ -464,7 +389,7 @@ class Connection:
             _log.exception("%s: a consumer failed", self.name)
 
     def _answer_challenge(self) -> None:
-        token = self._token()
+        token = self._security.current_token()
         response = {"auth_method_name": _TOKEN_METHOD if token else "none", "auth_data": token.encode()}
         self.send(
             CommandType.AUTH_RESPONSE,
@@ -485,39 +410,26 @@ class Connection:
             self._transport.set_receive_timeout(self._limits.keep_alive_s)
             answer.arrived.set()
 
-    def _token(self) -> str:
-        """The token; empty without authentication."""
-        return self._security.token() if self._security.token else ""
-
-    def _without_token(self, message: str) -> str:
-        token = self._token()
-        return message.replace(token, "...") if token else message
-
     def _fail(self, error: OffloaderError) -> OffloaderError:
         """Ends the connection and fails pending requests. The first reason is kept and returned."""
         with self._lock:
-            if self._error is None:
-                self._error = error
-            error = self._error
-            let_in, self._let_in = self._let_in, None
+            error = self._error = self._error or error
+            pending = [*self._waiting.values(), self._let_in]
+            self._waiting, self._let_in = {}, None
         self._transport.shut_down()
-        if let_in is not None:
-            let_in.error = error
-            let_in.arrived.set()
-        self._requests.fail(error)
+        for answer in pending:
+            if answer is not None:
+                answer.error = error
+                answer.arrived.set()
         return error
 
 
 def open_connection(
-    address: BrokerAddress, *, security: Security, limits: ConnectionLimits, clock: Clock, proxy_to: str = ""
+    address: BrokerAddress, *, security: Security, limits: ClientLimits, clock: Clock, proxy_to: str = ""
 ) -> Connection:
     """Connects and authenticates.
 
     Args:
-        address: of a broker or a proxy.
-        security: token and TLS.
-        limits: of the connection.
-        clock: of its deadlines.
         proxy_to: ``host:port`` of the broker behind the proxy at ``address``.
 
     Raises:

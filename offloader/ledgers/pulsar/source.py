@@ -5,30 +5,35 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
-from types import TracebackType
 
 from formats.entries import EntryBatch, Position
 from offloader.errors import Fenced, InvalidCall, LimitReached, OffloaderError, SourceMismatch, StoreUnavailable
-from offloader.ledgers.base import AskKnown, ClosedListener, LedgerInfo, Listener, Subscription
-from offloader.ledgers.pulsar.ack_cursor import AckCursor
+from offloader.ledgers.base import (
+    AskKnown,
+    BrokerLedgers,
+    ClosedListener,
+    LedgerInfo,
+    Listener,
+    Subscription,
+    newest,
+    newest_listed,
+)
 from offloader.ledgers.pulsar.admin import AdminClient
-from offloader.ledgers.pulsar.client import ClientLimits, PulsarClient
-from offloader.ledgers.pulsar.consumer import Consumer, ConsumerLimits
-from offloader.ledgers.pulsar.failover_subscription import FailoverSubscription
-from offloader.ledgers.pulsar.ledger_list import LedgerList, SkippedEntries, first_from, newest_of
-from offloader.ledgers.pulsar.protocol import ConnectionLimits
-from offloader.ledgers.pulsar.tail_reader import EARLIEST, FOR_GOOD, OpenReader, ReaderPool, TailReader
+from offloader.ledgers.pulsar.client import PulsarClient
+from offloader.ledgers.pulsar.consumer import Consumer
+from offloader.ledgers.pulsar.ledger_list import LedgerList, SkippedEntries, first_from
+from offloader.ledgers.pulsar.protocol import ClientLimits
+from offloader.ledgers.pulsar.subscription import AckCursor, FailoverSubscription
+from offloader.ledgers.pulsar.tail_reader import EARLIEST, FOR_GOOD, ReaderPool, TailReader
 from offloader.ledgers.pulsar.topics import TopicInternals, contradiction, stream_of_topic
-from offloader.ledgers.pulsar.transport import Security, security_of
+from offloader.ledgers.pulsar.transport import security_of
 from offloader.ledgers.tail_buffer import Listeners
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.runtime.workers import Workers
 from offloader.settings import PulsarSettings
 from offloader.stream_names import require_stream_name
-
-__all__ = ["PulsarCluster", "PulsarSource"]
 
 _log = logging.getLogger("offloader.ledgers.pulsar")
 
@@ -40,121 +45,81 @@ class PulsarSource:
     """A topic as a ``LedgerSource``. Thread-safe. Made by ``PulsarCluster.open_topic``.
 
     Args:
-        topic: ``persistent://tenant/namespace/topic``.
-        client, admin: of the cluster.
-        subscription: this project's subscription.
-        open_reader: opens a reader at the topic's end.
-        read_again: opens a second reader, for entries that weren't delivered.
-        readers: of the cluster, for older entries.
-        workers: of the cluster.
-        clock: of ages.
-        bytes_max: returns how many bytes of this topic may wait in memory now.
-        entries_asked_max: as ``asked_max`` of ``SkippedEntries``.
-        retry_s_max: longest back-off.
-        trims: whether to make the broker trim ledgers at once.
+        cluster: has the connections, readers and workers.
         changed: called on a worker when ``active`` or ``problem`` may have changed.
-        closed: called once, when it is closed.
+
+    Attributes:
+        subscription: makes this process a candidate for the topic, or hands it over.
+        acknowledges_commits: as ``ListedSource``: the setting ``pulsar.broker_plugin``.
+        committed: the newest position that ``release`` was called with.
     """
 
-    def __init__(
-        self,
-        topic: str,
-        *,
-        client: PulsarClient,
-        admin: AdminClient,
-        subscription: str,
-        open_reader: OpenReader,
-        read_again: Callable[[Position], Consumer],
-        readers: ReaderPool,
-        workers: Workers,
-        clock: Clock,
-        bytes_max: Callable[[], int],
-        entries_asked_max: int,
-        retry_s_max: float,
-        trims: bool,
-        changed: Callable[[PulsarSource], object],
-        closed: Callable[[PulsarSource], object],
-    ) -> None:
-        self.topic = topic
-        self.stream = stream_of_topic(topic)
-        self._admin, self._readers, self._changed, self._closed = admin, readers, changed, closed
+    def __init__(self, topic: str, cluster: PulsarCluster, changed: Callable[[PulsarSource], object]) -> None:
+        self.topic, self.stream = topic, stream_of_topic(topic)
+        self._cluster, self._changed = cluster, changed
         self._lock = threading.Lock()
         self._is_closed = False
         self._failure: OffloaderError | None = None
-        self._read_again = read_again
         self._known: AskKnown | None = None
-        self._standing = FailoverSubscription(
-            client,
+        settings = cluster.settings
+        self.acknowledges_commits = settings.broker_plugin
+        self.committed: Position | None = None
+        self._released: Callable[[], object] = lambda: None
+        self.subscription = FailoverSubscription(
+            cluster.client,
             topic,
-            subscription,
-            workers=workers,
-            clock=clock,
-            retry_s_max=retry_s_max,
+            settings.subscription,
+            workers=cluster.subscribers,
+            clock=cluster.clock,
+            retry_s_max=settings.retry_seconds_max,
             changed=lambda: changed(self),
         )
-        self._fence = AckCursor(self._standing, subscription, trim=(lambda: admin.trim(topic)) if trims else None)
-        look = SkippedEntries(
+        consumer = self.subscription.consumer
+        trim = partial(cluster.admin.trim, topic) if settings.trim else None
+        self._ack_cursor = AckCursor(topic, consumer, settings.subscription, trim=trim)
+        skipped = SkippedEntries(
             topic,
-            fate_of=partial(admin.fate, topic),
-            asked_max=entries_asked_max,
-            open_reader=read_again,
-            clock=clock,
+            cluster.admin,
+            asked_max=settings.entries_asked_max,
+            open_reader=self._read_again,
+            clock=cluster.clock,
         )
         self._ledgers = LedgerList(
-            topic, ask=self._ask, ask_last=self._standing.last_position, look=look.look, clock=clock
+            topic,
+            ask=self._ask,
+            ask_last=consumer.last_position,
+            look=skipped.look,
+            clock=cluster.clock,
+            ended=self._ack_cursor.ended,
         )
         self._listeners = Listeners(self.stream)
         self._live = TailReader(
             self._ledgers,
             self._listeners,
-            open_reader=open_reader,
-            workers=workers,
-            bytes_max=bytes_max,
-            retry_s_max=retry_s_max,
+            open_reader=partial(
+                Consumer,
+                cluster.client,
+                topic,
+                f"{settings.subscription}-live",
+                messages_max=_MESSAGES_MAX,
+                bytes_max=cluster.topic_bytes,
+                clock=cluster.clock,
+            ),
+            workers=cluster.workers,
+            bytes_max=cluster.topic_bytes,
+            retry_s_max=settings.retry_seconds_max,
             failed=self._break,
         )
 
     @property
     def active(self) -> bool | None:
         """Whether the broker chose this process to work on the topic; ``None``: not reported yet, or no connection."""
-        return self._standing.active
-
-    def is_chosen_since(self, since_s: float) -> bool:
-        """Whether the broker confirmed this process after ``since_s``, of the clock's ``monotonic_s``.
-
-        Pings a broker that was silent since; False until it responds.
-        """
-        return self._standing.is_chosen_since(since_s)
+        return self.subscription.active
 
     @property
     def problem(self) -> OffloaderError | None:
         """Why the topic isn't subscribed, read or trusted now; a retryable error is retried automatically."""
-        return self._failure or self._standing.problem or self._live.trouble
-
-    @property
-    def held_bytes(self) -> int:
-        """Payload bytes of this topic that wait to be accepted."""
-        return self._live.held_bytes
-
-    def start(self) -> None:
-        """Subscribes, creating a missing subscription; ``active`` becomes known some time later."""
-        self._standing.start()
-
-    @property
-    def is_aside(self) -> bool:
-        """Whether this process has stepped aside."""
-        return self._standing.is_aside
-
-    def step_aside(self) -> None:
-        """Hands the topic to a standby process soon: ``active`` is False until ``step_back``.
-
-        The broker isn't queried meanwhile. The subscription keeps what it retains.
-        """
-        self._standing.step_aside()
-
-    def step_back(self) -> None:
-        """Becomes a candidate again."""
-        self._standing.step_back()
+        return self._failure or self.subscription.problem or self._live.trouble
 
     def close(self) -> None:
         """Hands the topic to other processes; the subscription stays. Idempotent."""
@@ -163,9 +128,9 @@ class PulsarSource:
         if was_closed:
             return
         self._live.end()
-        self._readers.forget(self._ledgers)
-        self._standing.close()
-        self._closed(self)
+        self._cluster.readers.forget(self._ledgers)
+        self.subscription.close()
+        self._cluster.forget(self)
 
     # -- LedgerSource
 
@@ -180,11 +145,7 @@ class PulsarSource:
         return self._ledgers.infos()
 
     def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
-        """As ``LedgerSource``.
-
-        Raises:
-            as ``ledgers`` and ``ReaderPool.read``.
-        """
+        """As ``LedgerSource``; raises as ``ledgers`` and ``ReaderPool.read``."""
         self._require_usable()
         found = self._live.read(start, max_bytes)
         if found is not None:
@@ -201,7 +162,7 @@ class PulsarSource:
         try:
             if told is not None and first_from(infos, told.next()) == target:
                 found = self._live.wait(target, max_bytes, LIVE_WAIT_S)
-            return found or self._readers.read(self._ledgers, infos, target, max_bytes)
+            return found or self._cluster.readers.read(self._ledgers, infos, target, max_bytes)
         except OffloaderError as error:
             self._ledgers.doubt()
             if isinstance(error, FOR_GOOD):
@@ -210,15 +171,12 @@ class PulsarSource:
             raise
 
     def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> Subscription:
-        """As ``LedgerSource``.
-
-        Raises: as ``ledgers``.
-        """
+        """As ``LedgerSource``; raises as ``ledgers``."""
         self._require_usable()
         if listener is None:
             return self._listeners.add(None, closed)
         self._ledgers.doubt()
-        newest = newest_of(self._ledgers.infos())
+        newest = newest_listed(self._ledgers.infos())
         with self._lock:
             is_first = not self._listeners.want_entries
             subscription = self._listeners.add(listener, closed)
@@ -232,26 +190,50 @@ class PulsarSource:
         Raises:
             Fenced: the broker chose another process.
         """
-        if self.active is False:
-            raise Fenced(
-                f"{self.topic}: the broker made another consumer of the subscription the active one",
-                hint="that process offloads the topic; this one stands by",
-            )
-        self._fence.committed(position)
+        self._require_chosen()
+        self._ack_cursor.committed(position)
+        self.committed = newest(self.committed, position)
+        self._released()
 
     def delete(self, ledger_id: int) -> None:
         """Releases a closed ledger to the broker: it is acknowledged as soon as all earlier ones are released.
+
+        With ``acknowledges_commits`` it does nothing: the broker decides about its copies.
 
         Raises:
             StoreUnavailable: retry later.
             SourceMismatch: as ``require_same``, with the facts it got last.
         """
         self._require_usable()
+        if self.acknowledges_commits:
+            return
         self._ledgers.doubt()
         if self._known is not None:
             self.require_same(self._known)
-        for gone in self._fence.give_up(ledger_id, self._ledgers.infos()):
+        for gone in self._ack_cursor.give_up(ledger_id, self._ledgers.infos()):
             self._ledgers.gave_up(gone)
+
+    # -- ListedSource
+
+    def broker_ledgers(self) -> BrokerLedgers:
+        """As ``ListedSource``; raises as the admin interface."""
+        return listed_by_broker(self._cluster.admin, self.topic, self._cluster.settings)
+
+    def acknowledge(self, position: Position) -> None:
+        """As ``ListedSource``.
+
+        Raises:
+            SourceMismatch: as ``require_same``: these may be another cluster's ledgers.
+        """
+        self._require_usable()
+        self._require_chosen()
+        if self._known is not None:
+            self.require_same(self._known)
+        self._ack_cursor.acknowledge(position)
+
+    def watch_releases(self, released: Callable[[], object]) -> None:
+        """As ``ListedSource``."""
+        self._released = released
 
     # -- ComparedSource
 
@@ -265,15 +247,16 @@ class PulsarSource:
         """
         self._require_usable()
         self._known = known
-        if _contradiction(self._ledgers.internals(), known) is None:
-            return
-        self._ledgers.doubt()
-        owners = self._newest_of_owner()
-        internals = self._ledgers.internals()
-        why = _contradiction(internals, known)
+        stored, why = self._compare(known)
         if why is None:
             return
-        stored = internals.stored()
+        self._ledgers.doubt()
+        # Ask the broker that owns the topic now: a new lookup and a new connection.
+        with closing(self._read_again(EARLIEST)) as reader:
+            owners = reader.last_position()
+        stored, why = self._compare(known)
+        if why is None:
+            return
         if owners is not None and owners.ledger_id > stored[-1][0]:
             raise StoreUnavailable(
                 f"{self.topic}: the admin interface lists ledgers up to {stored[-1][0]}, and the owning broker has "
@@ -289,19 +272,27 @@ class PulsarSource:
         self._fail(error)
         raise error
 
-    def _newest_of_owner(self) -> Position | None:
-        """The newest entry of the broker that owns the topic now, after a fresh lookup and connection."""
-        reader = self._read_again(EARLIEST)
-        try:
-            return reader.last_position()
-        finally:
-            reader.close()
+    def _compare(self, known: AskKnown) -> tuple[list[tuple[int, int]], str | None]:
+        """The stored ledgers as listed now, and how they contradict the known ones."""
+        stored = self._ledgers.internals().stored()
+        return stored, contradiction(stored, known([ledger_id for ledger_id, _ in stored]))
 
     # -- the rest
 
+    def _require_chosen(self) -> None:
+        if self.active is False:
+            raise Fenced(
+                f"{self.topic}: the broker made another consumer of the subscription the active one",
+                hint="that process offloads the topic; this one stands by",
+            )
+
+    def _read_again(self, start: Position) -> Consumer:
+        """A second reader, for entries that weren't delivered."""
+        return self._cluster.reader_from(self.topic, start, messages_max=1)
+
     def _ask(self) -> TopicInternals:
-        internals = self._admin.internals(self.topic)
-        self._fence.look(internals)
+        internals = self._cluster.admin.internals(self.topic)
+        self._ack_cursor.look(internals)
         return internals
 
     def _require_usable(self) -> None:
@@ -328,9 +319,22 @@ class PulsarSource:
         self._changed(self)
 
 
-def _contradiction(internals: TopicInternals, known: AskKnown) -> str | None:
-    stored = internals.stored()
-    return contradiction(stored, known([ledger_id for ledger_id, _ in stored]))
+#: Property of our subscription: the first ledger that the broker listed when its list began to be followed.
+SINCE_PROPERTY = "offloader-first-ledger"
+
+
+def listed_by_broker(admin: AdminClient, topic: str, settings: PulsarSettings) -> BrokerLedgers:
+    """The ledgers that a broker lists of a topic now, and since when that is followed.
+
+    A topic that is created again has another subscription, without the property. Raises as the admin interface.
+    """
+    # In this order: of a topic that is created again in between, the list is the old one.
+    stored = admin.internals(topic).stored()
+    subscription = None
+    if settings.follow_broker_trim:
+        subscription = admin.stats(topic).subscriptions.get(settings.subscription)
+    noted = "" if subscription is None else subscription.properties.get(SINCE_PROPERTY, "")
+    return BrokerLedgers(stored=tuple(stored), since=int(noted) if noted.isdecimal() else None)
 
 
 class _Heard:
@@ -358,64 +362,51 @@ class PulsarCluster:
 
     Args:
         settings: the section ``[pulsar]``.
-        security: of brokers and of the admin interface, instead of the settings'.
-        clock: of waits.
-        admin: instead of one for ``settings.admin_url``; owned by the cluster.
 
     Raises:
         InvalidCall: a URL or another setting is missing or invalid.
         AccessDenied: there is no token at the configured location.
     """
 
-    def __init__(
-        self,
-        settings: PulsarSettings,
-        *,
-        security: Security | None = None,
-        clock: Clock | None = None,
-        admin: AdminClient | None = None,
-    ) -> None:
-        if not settings.service_url or not (settings.admin_url or admin):
+    def __init__(self, settings: PulsarSettings, *, clock: Clock | None = None) -> None:
+        if not settings.service_url or not settings.admin_url:
             raise InvalidCall(
                 "pulsar.service_url and pulsar.admin_url are needed",
                 hint='service_url = "pulsar://broker:6650", admin_url = "http://broker:8080"',
             )
         self.settings = settings
-        self._clock = clock or SystemClock()
+        self.clock = clock or SystemClock()
         # No retry within a call: the caller retries later and blocks no thread meanwhile.
         limits = ClientLimits(
-            connection=ConnectionLimits(
-                connect_s=settings.connect_seconds_max,
-                request_s=settings.request_seconds_max,
-                keep_alive_s=settings.keep_alive_seconds,
-            ),
+            connect_s=settings.connect_seconds_max,
+            request_s=settings.request_seconds_max,
+            keep_alive_s=settings.keep_alive_seconds,
             retry_s=0.0,
             delay_s_max=settings.retry_seconds_max,
         )
-        security = security or security_of(settings)
-        self.client = PulsarClient(settings.service_url, security=security, limits=limits, clock=self._clock)
+        security = security_of(settings)
+        self.client = PulsarClient(settings.service_url, security=security, limits=limits, clock=self.clock)
         # One immediate retry, for a connection that the peer had closed.
-        self.admin = admin or AdminClient(
-            settings.admin_url, security=security, hosts=settings.admin_hosts, clock=self._clock, retries_max=1
+        self.admin = AdminClient(
+            settings.admin_url, security=security, hosts=settings.admin_hosts, clock=self.clock, retries_max=1
         )
-        self._workers = Workers(settings.workers_max, self._clock)
-        self._readers = ReaderPool(self._reader_from, workers=self._workers, clock=self._clock)
+        self.workers = Workers(settings.workers_max, self.clock)
+        # Threads of their own: after an unload of many topics, readers wait for the broker in all the others.
+        self.subscribers = Workers(settings.workers_max, self.clock)
+        self.readers = ReaderPool(self.reader_from, workers=self.workers, clock=self.clock)
         self._lock = threading.Lock()
         self._sources: dict[str, PulsarSource] = {}
 
     def __enter__(self) -> PulsarCluster:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def open_topic(self, topic: str, *, changed: Callable[[PulsarSource], object] = lambda _: None) -> PulsarSource:
         """Opens a topic, or a partition, as a hot tier; a missing subscription is created soon.
 
         Args:
-            topic: ``persistent://tenant/namespace/topic``.
             changed: called on a worker of the cluster when ``active`` or ``problem`` of the source may have changed.
 
         Raises:
@@ -432,30 +423,9 @@ class PulsarCluster:
                     f"{topic}: {len(self._sources)} topics are open, as many as pulsar.topics_max allows",
                     hint="raise pulsar.topics_max, or share the topics between several processes",
                 )
-            source = self._sources[topic] = PulsarSource(
-                topic,
-                client=self.client,
-                admin=self.admin,
-                subscription=self.settings.subscription,
-                open_reader=lambda begin, after, ready: self._live_reader(topic, begin, after, ready),
-                read_again=lambda start: self._reader_from(topic, start, messages_max=1),
-                readers=self._readers,
-                workers=self._workers,
-                clock=self._clock,
-                bytes_max=self._topic_bytes,
-                entries_asked_max=self.settings.entries_asked_max,
-                retry_s_max=self.settings.retry_seconds_max,
-                trims=self.settings.trim,
-                changed=changed,
-                closed=self._closed,
-            )
-        source.start()
+            source = self._sources[topic] = PulsarSource(topic, self, changed)
+        source.subscription.step_back()
         return source
-
-    def topics(self) -> list[str]:
-        """The open topics, ascending."""
-        with self._lock:
-            return sorted(self._sources)
 
     def close(self) -> None:
         """Closes all sources, then everything else. Idempotent."""
@@ -463,40 +433,29 @@ class PulsarCluster:
             sources = list(self._sources.values())
         for source in sources:
             source.close()
-        self._readers.close()
+        self.readers.close()
         self.client.close()
-        self._workers.close()
+        self.workers.close()
+        self.subscribers.close()
         self.admin.close()
 
-    def _closed(self, source: PulsarSource) -> None:
+    def forget(self, source: PulsarSource) -> None:
+        """Handles the end of a source, for the source."""
         with self._lock:
             self._sources.pop(source.topic, None)
 
-    def _topic_bytes(self) -> int:
+    def topic_bytes(self) -> int:
         """Buffer of one topic: its share of the total."""
         return min(max(self.settings.receive_bytes_max // max(len(self._sources), 1), TOPIC_BYTES_MIN), TOPIC_BYTES_MAX)
 
-    def _live_reader(
-        self, topic: str, begin: Position, after: Position | None, ready: Callable[[], object]
-    ) -> Consumer:
-        return Consumer(
-            self.client,
-            topic,
-            f"{self.settings.subscription}-live",
-            start=begin,
-            after=after,
-            limits=ConsumerLimits(messages_max=_MESSAGES_MAX, bytes_max=self._topic_bytes()),
-            bytes_max=self._topic_bytes,
-            clock=self._clock,
-            ready=ready,
-        )
-
-    def _reader_from(self, topic: str, start: Position, messages_max: int = _MESSAGES_MAX) -> Consumer:
+    def reader_from(self, topic: str, start: Position, messages_max: int = _MESSAGES_MAX) -> Consumer:
+        """Opens a reader in the middle of a topic; arguments as of ``Consumer``."""
         return Consumer(
             self.client,
             topic,
             f"{self.settings.subscription}-history",
             start=start,
-            limits=ConsumerLimits(messages_max=messages_max, bytes_max=READER_BYTES),
-            clock=self._clock,
+            messages_max=messages_max,
+            bytes_max=lambda: READER_BYTES,
+            clock=self.clock,
         )

@@ -9,18 +9,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from formats.entries import EntryBatch, Position
 from offloader.errors import BeyondEnd, Closed, Corrupt, OffloaderError, StoreUnavailable, Throttled
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.pulsar.consumer import Consumer, batches_of
 from offloader.ledgers.pulsar.ledger_list import InconsistentRead, LedgerList, first_from
-from offloader.ledgers.tail_buffer import Listeners
+from offloader.ledgers.tail_buffer import Listeners, part_to_read
 from offloader.runtime.clock import Clock
 from offloader.runtime.workers import Backoff, SerialTask, Timer, Workers
-
-__all__ = ["FOR_GOOD", "LiveWindow", "ReaderPool", "TailReader", "leading_bytes"]
 
 
 class LiveWindow:
@@ -34,9 +30,6 @@ class LiveWindow:
         #: Everything up to here was read or accepted; later entries wait.
         self._read: Position | None = None
         self.waiting_bytes = 0
-
-    def __len__(self) -> int:
-        return sum(len(batch) for batch in self._batches)
 
     @property
     def held_bytes(self) -> int:
@@ -58,7 +51,6 @@ class LiveWindow:
 
         Args:
             start: the caller has read everything before it, here or elsewhere.
-            max_bytes: of payload; at least one entry.
             bytes_max: limit of read entries that are kept.
         """
         self._mark_read(start.previous(), bytes_max)
@@ -67,8 +59,7 @@ class LiveWindow:
         found = next((batch for batch in self._batches if batch.last >= start), None)
         if found is None:
             return None
-        rest = found.between(start, found.last)
-        answer = rest.slice(0, leading_bytes(rest, max_bytes))
+        answer = part_to_read(found, start, max_bytes)
         self._mark_read(answer.last, bytes_max)
         return answer
 
@@ -86,15 +77,7 @@ class LiveWindow:
             self._batches.popleft()
 
 
-def leading_bytes(batch: EntryBatch, max_bytes: int) -> int:
-    """How many leading entries have at most ``max_bytes`` of payload together; at least one."""
-    return max(1, int(np.searchsorted(np.cumsum(batch.lengths, dtype=np.int64), max_bytes, side="right")))
-
-
 _log = logging.getLogger("offloader.ledgers.pulsar")
-
-#: Opens a reader: start position, last entry that isn't wanted, callback for arrivals.
-OpenReader = Callable[[Position, Position | None, Callable[[], object]], Consumer]
 
 #: Errors that a retry doesn't fix. All others are retried: a token may be renewed, a topic may come back.
 FOR_GOOD = (Corrupt, BeyondEnd)
@@ -106,13 +89,15 @@ class TailReader:
     """Reads a topic's tail while a listener is subscribed. Thread-safe.
 
     Args:
-        ledgers: of the topic.
-        listeners: receive the entries.
-        open_reader: opens a reader of the topic.
+        open_reader: makes a reader of the topic; called with ``start``, ``after`` and ``ready`` of ``Consumer``.
         workers: run reads and listeners.
         bytes_max: returns how many bytes may wait now.
         retry_s_max: longest back-off after a broker error.
         failed: called on a worker after an error that a retry doesn't fix.
+
+    Attributes:
+        told: the newest delivered entry; ``None`` if there is none, or no listener.
+        trouble: why nothing is delivered now; retried.
     """
 
     def __init__(
@@ -120,7 +105,7 @@ class TailReader:
         ledgers: LedgerList,
         listeners: Listeners,
         *,
-        open_reader: OpenReader,
+        open_reader: Callable[..., Consumer],
         workers: Workers,
         bytes_max: Callable[[], int],
         retry_s_max: float,
@@ -132,11 +117,10 @@ class TailReader:
         self._backoff = Backoff(workers, retry_s_max, self._task.schedule)
         self._lock = threading.Lock()
         self._came = threading.Condition(self._lock)
-        self._told: Position | None = None
+        self.told: Position | None = None
         self._window = LiveWindow()
         self._asked: Position | None = None
-        self._is_stalled = False
-        self._is_ended = False
+        self._is_stalled = self._is_ended = False
         self.trouble: OffloaderError | None = None
 
         # Used by the task only.
@@ -144,12 +128,6 @@ class TailReader:
         self._reader: Consumer | None = None
         self._last: Position | None = None
         self._untold: deque[EntryBatch] = deque()
-
-    @property
-    def held_bytes(self) -> int:
-        """Payload bytes that wait here."""
-        with self._lock:
-            return self._window.held_bytes
 
     def start(self, after: Position | None) -> None:
         """Starts delivery after ``after`` (``None``: from the beginning), for the first listener."""
@@ -171,16 +149,10 @@ class TailReader:
             self._task.schedule()
         return found
 
-    @property
-    def told(self) -> Position | None:
-        """The newest delivered entry; ``None`` if there is none, or no listener."""
-        with self._lock:
-            return self._told
-
     def wait(self, start: Position, max_bytes: int, wait_s: float) -> EntryBatch | None:
         """As ``read``, for the entries that come next: waits for them instead of fetching them twice."""
         with self._came:
-            self._came.wait_for(lambda: self._told is None or self._told >= start or self.trouble, wait_s)
+            self._came.wait_for(lambda: self.told is None or self.told >= start or self.trouble, wait_s)
         return self.read(start, max_bytes)
 
     def end(self) -> None:
@@ -221,7 +193,7 @@ class TailReader:
                 self._last = self._begin if self._begin != EARLIEST else None
                 start = self._start(self._begin)
                 after = self._last if start == self._begin else None  # a reader begins there, if it is delivered
-                self._reader = self._open_reader(start, after, self._task.schedule)
+                self._reader = self._open_reader(start=start, after=after, ready=self._task.schedule)
             self._untold.extend(batches_of(self._reader.take()))
         if not self._untold:
             return False
@@ -233,7 +205,7 @@ class TailReader:
         self._last = batch.last
         with self._lock:
             self._window.add(batch)
-            self._told = batch.last
+            self.told = batch.last
             self._came.notify_all()
         if self._listeners.tell(batch):
             with self._lock:
@@ -259,29 +231,26 @@ class TailReader:
             self._leave()
             return
         if isinstance(error, InconsistentRead):
-            self._read_again()
+            self._close_reader()
+            self._begin = self._last or self._begin  # of the next reader
         with self._lock:
             self.trouble = error
             self._came.notify_all()
         delay_s = self._backoff.wait()
         _log.warning("%s: %s; again in %.1f s", self._ledgers.topic, error, delay_s)
 
-    def _read_again(self) -> None:
-        """Closes the reader; the next one begins after the last delivered entry."""
+    def _close_reader(self) -> None:
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
         self._untold.clear()
-        self._begin = self._last or self._begin
 
     def _leave(self) -> None:
-        reader, self._reader, self._begin = self._reader, None, None
-        if reader is not None:
-            reader.close()
-        self._untold.clear()
+        self._close_reader()
+        self._begin = None
         with self._lock:
             self._window.taken()
-            self._told = None
+            self.told = None
             self._came.notify_all()
 
 
@@ -295,12 +264,13 @@ READ_S_MAX = 15.0
 
 @dataclass(eq=False)
 class _Reader:
-    """A reader of one topic and its entries that were not returned yet.
+    """A reader of one topic.
 
     Attributes:
         last: the newest entry it received.
         next_start: the start position of the next call, if this reader is reused.
-        is_spent: it skipped entries that another reader gets, and isn't reused.
+        kept: entries that were not returned yet.
+        is_spent: it failed, or skipped entries that another reader gets, and isn't reused.
     """
 
     ledgers: LedgerList
@@ -318,7 +288,6 @@ class ReaderPool:
     Args:
         open_reader: opens a reader of a topic at a position.
         workers: close idle readers.
-        clock: of waits.
     """
 
     def __init__(self, open_reader: Callable[[str, Position], Consumer], *, workers: Workers, clock: Clock) -> None:
@@ -329,54 +298,44 @@ class ReaderPool:
         self._timer: Timer | None = None
         self._is_closed = False
 
-    @property
-    def count(self) -> int:
-        """Number of open readers."""
-        with self._lock:
-            return self._busy + len(self._idle)
-
     def read(self, ledgers: LedgerList, infos: Sequence[LedgerInfo], target: Position, max_bytes: int) -> EntryBatch:
-        """Entries of one ledger from the first delivered one at or after ``target`` on.
+        """Entries of one ledger from the first delivered one at or after ``target`` on, as ``LedgerSource.read``.
 
         Args:
             ledgers: of the topic; records which entries aren't delivered.
-            infos: the ledgers as listed now.
-            target: an entry in them.
-            max_bytes: of payload; at least one entry.
+            infos: the ledgers as listed now; ``target`` is an entry in them.
 
         Raises:
-            StoreUnavailable: no entry arrived in time; retry later.
-            Throttled: too many reads at once.
+            StoreUnavailable, Throttled: no entry arrived in time, or too many reads at once; retry later.
             Corrupt, BeyondEnd: the broker sent impossible entries.
             NotFound, AccessDenied: the broker refuses.
         """
         reader = self._borrow(ledgers, infos, target)
         try:
-            answer = self._next(reader, target, max_bytes)
+            return self._next(reader, target, max_bytes)
         except BaseException:
-            reader.consumer.close()
-            with self._lock:
-                self._busy -= 1
+            reader.is_spent = True
             raise
-        self._give_back(reader)
-        return answer
+        finally:
+            self._give_back(reader)
 
     def forget(self, ledgers: LedgerList) -> None:
         """Closes the topic's readers."""
-        with self._lock:
-            gone = [reader for reader in self._idle if reader.ledgers is ledgers]
-            self._idle = [reader for reader in self._idle if reader.ledgers is not ledgers]
-        for reader in gone:
-            reader.consumer.close()
+        self._close_idle(lambda reader: reader.ledgers is ledgers)
 
     def close(self) -> None:
         """Closes idle readers now, and the others when they are returned."""
         with self._lock:
             self._is_closed = True
-            idle, self._idle = self._idle, []
             if self._timer is not None:
                 self._timer.cancel()
-        for reader in idle:
+        self._close_idle(lambda _: True)
+
+    def _close_idle(self, is_over: Callable[[_Reader], bool]) -> None:
+        with self._lock:
+            over = [reader for reader in self._idle if is_over(reader)]
+            self._idle = [reader for reader in self._idle if reader not in over]
+        for reader in over:
             reader.consumer.close()
 
     def _borrow(self, ledgers: LedgerList, infos: Sequence[LedgerInfo], target: Position) -> _Reader:
@@ -385,9 +344,8 @@ class ReaderPool:
             if self._is_closed:
                 raise Closed(f"the readers of {ledgers.topic} were closed")
             for reader in self._idle:
-                if reader.ledgers is ledgers and (
-                    _keeps(reader, target) or first_from(infos, reader.next_start) == target
-                ):
+                keeps = bool(reader.kept) and reader.kept[0].first <= target <= reader.kept[-1].last
+                if reader.ledgers is ledgers and (keeps or first_from(infos, reader.next_start) == target):
                     self._idle.remove(reader)
                     self._busy += 1
                     return reader
@@ -396,20 +354,23 @@ class ReaderPool:
                     raise Throttled(f"{READERS_MAX} readers of Pulsar topics are busy", hint="it is tried again")
                 dropped = self._idle.pop(0)  # the one that was idle longest
             self._busy += 1
-        if dropped is not None:
-            dropped.consumer.close()
-        before = target.previous()
-        return _Reader(ledgers, self._open_reader(ledgers.topic, target), last=before, next_start=target)
+        try:
+            if dropped is not None:
+                dropped.consumer.close()
+            opened = self._open_reader(ledgers.topic, target)
+        except BaseException:
+            with self._lock:
+                self._busy -= 1
+            raise
+        return _Reader(ledgers, opened, last=target.previous(), next_start=target)
 
     def _next(self, reader: _Reader, target: Position, max_bytes: int) -> EntryBatch:
         while reader.kept and reader.kept[0].last < target:
             reader.kept.popleft()
         if not reader.kept:
             self._bring(reader, target)
-        rest = _consecutive(reader.kept, max_bytes)
-        rest = rest.between(max(target, rest.first), rest.last)
-        answer = rest.slice(0, leading_bytes(rest, max_bytes))
-        reader.next_start = Position(answer.ledger_id, answer.last.entry_id + 1)
+        answer = part_to_read(_consecutive(reader.kept, max_bytes), target, max_bytes)
+        reader.next_start = answer.last.next()
         return answer
 
     def _bring(self, reader: _Reader, target: Position) -> None:
@@ -451,24 +412,17 @@ class ReaderPool:
 
     def _sweep(self) -> None:
         now_s = self._clock.monotonic_s()
+        self._close_idle(lambda reader: now_s - reader.idle_since_s >= IDLE_S_MAX)
         with self._lock:
-            old = [reader for reader in self._idle if now_s - reader.idle_since_s >= IDLE_S_MAX]
-            self._idle = [reader for reader in self._idle if reader not in old]
             self._timer = self._workers.call_after(IDLE_S_MAX, self._sweep) if self._idle else None
-        for reader in old:
-            reader.consumer.close()
 
 
 def _consecutive(kept: Sequence[EntryBatch], max_bytes: int) -> EntryBatch:
     """Joins the first batches, as far as they are consecutive and one read's size."""
     run, size_bytes = [kept[0]], kept[0].payload_bytes
     for batch in itertools.islice(kept, 1, None):
-        if size_bytes >= max_bytes or batch.first != (run[-1].ledger_id, run[-1].last.entry_id + 1):
+        if size_bytes >= max_bytes or batch.first != run[-1].last.next():
             break
         run.append(batch)
         size_bytes += batch.payload_bytes
     return EntryBatch.concat(run)
-
-
-def _keeps(reader: _Reader, target: Position) -> bool:
-    return bool(reader.kept) and reader.kept[0].first <= target <= reader.kept[-1].last

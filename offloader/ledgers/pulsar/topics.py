@@ -8,38 +8,19 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 from urllib.parse import quote, quote_plus, unquote_plus
 
 from formats.entries import Position
 from offloader.errors import Corrupt, InvalidCall
 from offloader.ledgers.base import KnownLedgers
 
-__all__ = [
-    "Cursor",
-    "EntryFate",
-    "SubscriptionState",
-    "TopicInternals",
-    "TopicLedger",
-    "TopicLedgers",
-    "TopicStats",
-    "contradiction",
-    "fate_of",
-    "internals_of",
-    "is_text",
-    "ledgers_of_topics",
-    "policy_warnings",
-    "stats_of",
-    "stream_of_managed_ledger",
-    "stream_of_topic",
-]
-
 _DOMAIN = "persistent"
 _INT64_MAX = 2**63 - 1
 
 
-@dataclass(frozen=True, slots=True)
-class TopicLedger:
+class TopicLedger(NamedTuple):
     """One ledger: its entries and payload bytes (both 0 while it is open), and whether Pulsar offloaded it."""
 
     ledger_id: int
@@ -48,8 +29,7 @@ class TopicLedger:
     offloaded: bool
 
 
-@dataclass(frozen=True, slots=True)
-class TopicLedgers:
+class TopicLedgers(NamedTuple):
     """A topic's ledgers, ascending; the last one is open, the others are closed."""
 
     topic: str
@@ -93,6 +73,19 @@ def stream_of_topic(topic: str) -> str:
     return stream_of_managed_ledger(_managed_ledger(topic))
 
 
+def topic_of_stream(stream: str) -> str | None:
+    """The topic of a stream, the reverse of ``stream_of_topic``; ``None``: it has no topic's name."""
+    levels = stream.split("/")
+    if len(levels) != 4 or levels[2] != _DOMAIN or not all(levels) or not is_text(stream):
+        return None
+    tenant, namespace, _, name = levels
+    for each in (name, unquote_plus(name)):
+        topic = f"{_DOMAIN}://{tenant}/{namespace}/{each}"
+        if stream_of_topic(topic) == stream:
+            return topic
+    return None
+
+
 def is_text(name: str) -> bool:
     """Whether a name can be encoded: JSON and command arguments may hold half a surrogate pair."""
     return not any("\ud800" <= each <= "\udfff" for each in name)
@@ -134,21 +127,19 @@ def ledgers_of_topics(document: object, topic: str = "", *, levels_max: int = 2)
                 )
             stream_of_topic(topic)
             return [TopicLedgers(topic, _ledgers(ledgers, topic))]
-        case {"partitions": dict(parts)} if levels_max:
-            return _ledgers_of_parts(parts, levels_max)
-        case dict(parts) if parts and levels_max:
-            return _ledgers_of_parts(parts, levels_max)
+        case dict(fields) if fields and levels_max:
+            parts = fields.get("partitions")
+            named = parts if isinstance(parts, dict) else fields
+            return [
+                found
+                for name, part in named.items()
+                for found in ledgers_of_topics(part, str(name), levels_max=levels_max - 1)
+            ]
     raise InvalidCall(f"{topic or 'the document'}: no internal statistics of topics")
 
 
-def _ledgers_of_parts(parts: Mapping[Any, object], levels_max: int) -> list[TopicLedgers]:
-    return [
-        found for name, part in parts.items() for found in ledgers_of_topics(part, str(name), levels_max=levels_max - 1)
-    ]
-
-
 def _ledgers(rows: list[object], topic: str) -> tuple[TopicLedger, ...]:
-    found = sorted(map(_ledger, rows), key=lambda ledger: ledger.ledger_id)
+    found = sorted(map(_ledger, rows))
     for one, other in itertools.pairwise(found):
         if one.ledger_id == other.ledger_id:
             raise InvalidCall(f"{topic}: internal statistics list ledger {one.ledger_id} twice")
@@ -157,8 +148,8 @@ def _ledgers(rows: list[object], topic: str) -> tuple[TopicLedger, ...]:
 
 def _ledger(fields: Any) -> TopicLedger:
     try:
-        ledger_id, entries, size_bytes = (int(fields[name]) for name in ("ledgerId", "entries", "size"))
-        if min(ledger_id, entries, size_bytes) < 0 or max(ledger_id, entries, size_bytes) > _INT64_MAX:
+        numbers = ledger_id, entries, size_bytes = [int(fields[name]) for name in ("ledgerId", "entries", "size")]
+        if min(numbers) < 0 or max(numbers) > _INT64_MAX:
             raise ValueError
         return TopicLedger(ledger_id, entries, size_bytes, bool(fields.get("offloaded", False)))
     except (TypeError, KeyError, ValueError, OverflowError, AttributeError) as cause:
@@ -166,25 +157,6 @@ def _ledger(fields: Any) -> TopicLedger:
 
 
 _POSITION = re.compile(r"(-?\d{1,20}):(-?\d{1,20})")
-#: A run of entries as Java prints it: ``(4:3..4:9]``, first exclusive, last inclusive.
-_RUN = re.compile(r"\((-?\d{1,20}):(-?\d{1,20})\.\.(-?\d{1,20}):(-?\d{1,20})\]")
-_TERMINATED = "Terminated"
-_DEDUPLICATES = "Enabled"
-
-
-@dataclass(frozen=True, slots=True)
-class Cursor:
-    """How far a subscription or a part of the broker has consumed a topic.
-
-    Attributes:
-        name: of the subscription.
-        mark_delete: the last entry up to which all are consumed; entry -1: none of that ledger.
-        individually_deleted: runs of consumed entries after it: (entry before the first one, last one).
-    """
-
-    name: str
-    mark_delete: Position
-    individually_deleted: tuple[tuple[Position, Position], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +169,8 @@ class TopicInternals:
         last_confirmed: the newest stored entry; entry -1: none of that ledger.
         is_terminated: whether the topic takes no more entries.
         newest_ledger_created_ms: when the last ledger was opened, ms since 1970 UTC; ``None`` if not reported.
-        cursors: by name.
+        cursors: subscription, or part of the broker -> the last entry up to which it has consumed all (its mark-delete
+            position); entry -1: none of that ledger.
     """
 
     ledgers: TopicLedgers
@@ -205,7 +178,7 @@ class TopicInternals:
     open_size_bytes: int
     last_confirmed: Position | None
     is_terminated: bool
-    cursors: Mapping[str, Cursor]
+    cursors: Mapping[str, Position]
     newest_ledger_created_ms: int | None = None
 
     def stored(self) -> list[tuple[int, int]]:
@@ -217,17 +190,16 @@ class TopicInternals:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class SubscriptionState:
-    """One subscription: whether it outlives its consumers, and how many are connected."""
+class SubscriptionState(NamedTuple):
+    """One subscription: whether it outlives its consumers, how many are connected, and its properties."""
 
     name: str
     is_durable: bool
     consumers: int
+    properties: Mapping[str, str] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class TopicStats:
+class TopicStats(NamedTuple):
     """A topic's statistics: its subscriptions by name, and whether the broker deduplicates."""
 
     subscriptions: Mapping[str, SubscriptionState]
@@ -235,11 +207,7 @@ class TopicStats:
 
 
 def internals_of(document: object, topic: str) -> TopicInternals:
-    """Parses the response of ``.../internalStats``.
-
-    Raises:
-        Corrupt: it isn't one, or isn't of this topic.
-    """
+    """Parses the response of ``.../internalStats``. Raises ``Corrupt``: it isn't one, or isn't of this topic."""
     try:
         found = ledgers_of_topics(document, topic)
     except InvalidCall as cause:
@@ -249,15 +217,17 @@ def internals_of(document: object, topic: str) -> TopicInternals:
     [ledgers] = found
     try:
         fields: Any = document
-        cursors = [_cursor(unquote_plus(name), each) for name, each in fields.get("cursors", {}).items()]
         last = fields.get("lastConfirmedEntry")
         return TopicInternals(
             ledgers=ledgers,
             open_entries=int(fields.get("currentLedgerEntries", 0)),
             open_size_bytes=int(fields.get("currentLedgerSize", 0)),
             last_confirmed=None if last is None else _position(last),
-            is_terminated=fields.get("state") == _TERMINATED,
-            cursors={cursor.name: cursor for cursor in cursors},
+            is_terminated=fields.get("state") == "Terminated",
+            cursors={
+                unquote_plus(name): _position(each["markDeletePosition"])
+                for name, each in fields.get("cursors", {}).items()
+            },
             newest_ledger_created_ms=_time_ms(fields.get("lastLedgerCreatedTimestamp")),
         )
     except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as cause:
@@ -265,29 +235,23 @@ def internals_of(document: object, topic: str) -> TopicInternals:
 
 
 def stats_of(document: object, topic: str) -> TopicStats:
-    """Parses the response of ``.../stats``.
-
-    Raises:
-        Corrupt: it isn't one.
-    """
+    """Parses the response of ``.../stats``. Raises ``Corrupt``: it isn't one."""
     try:
         fields: Any = document
-        found = [
-            SubscriptionState(name, bool(each["isDurable"]), len(each.get("consumers") or ()))
+        found = {
+            name: SubscriptionState(
+                name, bool(each["isDurable"]), len(each.get("consumers") or ()), dict(_properties(each))
+            )
             for name, each in fields["subscriptions"].items()
-        ]
-        return TopicStats({each.name: each for each in found}, fields.get("deduplicationStatus") == _DEDUPLICATES)
+        }
+        return TopicStats(found, fields.get("deduplicationStatus") == "Enabled")
     except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as cause:
         raise Corrupt(f"{topic}: no statistics of a topic: {cause!r}") from cause
 
 
-def _cursor(name: str, fields: Any) -> Cursor:
-    runs = _RUN.findall(fields.get("individuallyDeletedMessages") or "")
-    return Cursor(
-        name,
-        _position(fields["markDeletePosition"]),
-        tuple((Position(int(a), int(b)), Position(int(c), int(d))) for a, b, c, d in runs),
-    )
+def _properties(subscription: Any) -> Iterator[tuple[str, str]]:
+    for name, value in (subscription.get("subscriptionProperties") or {}).items():
+        yield str(name), str(value)
 
 
 def _time_ms(text: Any) -> int | None:
@@ -305,13 +269,11 @@ def _position(text: str) -> Position:
     return Position(int(found[1]), int(found[2]))
 
 
-_EVICTION = "consumer_backlog_eviction"
-
-
-def policy_warnings(document: object) -> tuple[str, ...]:
+def policy_warnings(document: object, *, broker_plugin: bool = False) -> tuple[str, ...]:
     """Namespace policies that conflict with offloading, one line each; empty if none do.
 
     Args:
+        broker_plugin: whether the broker's own offload is the plugin's, which stores nothing twice.
         document: the parsed response of ``/admin/v2/namespaces/TENANT/NAMESPACE``. Unset policies come from the
             broker's configuration, which isn't checked.
     """
@@ -325,10 +287,10 @@ def policy_warnings(document: object) -> tuple[str, ...]:
             "and not offloaded yet is lost to it; set the TTL to 0, or well above the longest stop you plan for"
         )
     for kind, quota in _fields(document.get("backlog_quota_map")).items():
-        if _fields(quota).get("policy") == _EVICTION:
+        if _fields(quota).get("policy") == "consumer_backlog_eviction":
             found.append(
-                f"backlog quota {kind} evicts ({_EVICTION}): it moves the offloader's subscription over what isn't "
-                "offloaded yet; use producer_request_hold, or no quota"
+                f"backlog quota {kind} evicts (consumer_backlog_eviction): it moves the offloader's subscription over "
+                "what isn't offloaded yet; use producer_request_hold, or no quota"
             )
     expires = _number(document.get("subscription_expiration_time_minutes"))
     if expires > 0:
@@ -343,7 +305,7 @@ def policy_warnings(document: object) -> tuple[str, ...]:
         offload.get("managedLedgerOffloadThresholdInBytes"),
         offload.get("managedLedgerOffloadThresholdInSeconds"),
     )
-    if any(_number(each) >= 0 for each in thresholds if each is not None):
+    if not broker_plugin and any(_number(each) >= 0 for each in thresholds if each is not None):
         found.append(
             "the broker offloads by itself too: every ledger is stored twice; set its offload thresholds to -1, or "
             "leave the namespace to it and use `offloader adopt`"
@@ -367,7 +329,6 @@ def contradiction(listed: Sequence[tuple[int, int]], known: KnownLedgers) -> str
 
     Args:
         listed: ledgers and their number of entries, ascending; read after the manifest.
-        known: of the listed ledgers.
     """
     newest = known.newest
     if newest is None or not listed:
@@ -389,10 +350,8 @@ def _contradictions(listed: Iterable[tuple[int, int]], known: KnownLedgers) -> I
             yield f"ledger {ledger_id} ends at entry {entries - 1}, and it had entry {found.reached}"
 
 
-_MARKER, _ABORTED, _UNDECIDED = "x-pulsar-marker-type", "x-pulsar-txn-aborted", "x-pulsar-txn-uncommitted"
-#: A broker's error for an entry that its bookies don't have; with 404 where the whole ledger is missing.
-_NO_ENTRY = "message id not found"
-_NOT_RECOVERABLE = "nonrecoverableledgerexception"
+#: A broker's status and reason for an entry that its bookies don't have; 404 where the whole ledger is missing.
+_NOT_STORED = {404: "message id not found", 500: "nonrecoverableledgerexception"}
 
 
 class EntryFate(enum.Enum):
@@ -420,12 +379,12 @@ def fate_of(status: int, headers: Mapping[str, str], body: bytes) -> EntryFate |
         body: of a response other than 200, its reason.
     """
     if status == 200:
-        if _MARKER in headers or headers.get(_ABORTED) == "true":
+        if "x-pulsar-marker-type" in headers or headers.get("x-pulsar-txn-aborted") == "true":
             return EntryFate.UNDELIVERED
         # Earlier brokers don't report transactions: an aborted one looks like any other entry.
-        return EntryFate.READABLE if _UNDECIDED in headers else EntryFate.UNKNOWN
+        return EntryFate.READABLE if "x-pulsar-txn-uncommitted" in headers else EntryFate.UNKNOWN
     reason = body.decode(errors="replace").lower()
-    if (status == 404 and _NO_ENTRY in reason) or (status == 500 and _NOT_RECOVERABLE in reason):
+    if status in (404, 500) and _NOT_STORED[status] in reason:
         return EntryFate.LOST
     if status in (401, 403):
         return EntryFate.DENIED

@@ -11,21 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from offloader.errors import AccessDenied, InvalidCall, StoreUnavailable
 from offloader.runtime.clock import Clock
 from offloader.settings import PulsarSettings
-
-__all__ = [
-    "BrokerAddress",
-    "Security",
-    "Transport",
-    "open_security",
-    "open_transport",
-    "parse_service_url",
-    "security_of",
-]
 
 #: Scheme -> default port, whether it uses TLS.
 _SCHEMES = {"pulsar": (6650, False), "pulsar+ssl": (6651, True)}
@@ -33,8 +24,7 @@ _SCHEMES = {"pulsar": (6650, False), "pulsar+ssl": (6651, True)}
 ADDRESSES_MAX = 100
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerAddress:
+class BrokerAddress(NamedTuple):
     """One broker, or a proxy."""
 
     host: str
@@ -53,8 +43,7 @@ class BrokerAddress:
 def parse_service_url(url: str) -> tuple[BrokerAddress, ...]:
     """Parses ``pulsar://broker:6650``, ``pulsar+ssl://broker:6651``, or several ``host:port`` separated by commas.
 
-    Raises:
-        InvalidCall: not such a URL.
+    ``InvalidCall``: not such a URL.
     """
     scheme, separator, rest = url.partition("://")
     hosts = rest.rstrip("/").split(",")
@@ -73,10 +62,9 @@ def _address(text: str, default_port: int, tls: bool) -> BrokerAddress:
     parts = urlsplit(f"//{text}")
     if parts.path or parts.query or parts.fragment or parts.username is not None or not parts.hostname:
         raise ValueError
-    port = default_port if parts.port is None else parts.port
-    if not port:
+    if parts.port == 0:
         raise ValueError
-    return BrokerAddress(parts.hostname, port, tls)
+    return BrokerAddress(parts.hostname, parts.port or default_port, tls)
 
 
 TOKEN_VARIABLE = "OFFLOADER_PULSAR_TOKEN"  # noqa: S105 - the name of a variable
@@ -95,6 +83,15 @@ class Security:
 
     token: Callable[[], str] | None = field(default=None, repr=False)
     tls: ssl.SSLContext | None = None
+
+    def current_token(self) -> str:
+        """The token; empty without authentication."""
+        return self.token() if self.token else ""
+
+    def without_token(self, text: str) -> str:
+        """A peer's text, without the token that it may repeat."""
+        token = self.current_token() if text else ""
+        return text.replace(token, "...") if token else text
 
     def context(self) -> ssl.SSLContext:
         """The context for a TLS connection; checks certificate and host name."""
@@ -121,18 +118,17 @@ def open_security(
     if ca_file:
         try:
             tls = ssl.create_default_context(cafile=ca_file)
-        except (OSError, ssl.SSLError) as cause:
+        except OSError as cause:
             raise InvalidCall(f"{ca_file} holds no certificate authorities: {cause}") from cause
     if certificate_file:
         tls = tls or ssl.create_default_context()
         try:
             tls.load_cert_chain(certificate_file, key_file or None, password="")
-        except (OSError, ssl.SSLError) as cause:
+        except OSError as cause:
             raise InvalidCall(f"{certificate_file} holds no certificate with its key: {cause}") from cause
     if token_file is not None:
-        file = token_file
-        _token_in(file)
-        return Security(lambda: _token_in(file), tls)
+        _token_in(token_file)
+        return Security(partial(_token_in, token_file), tls)
     value = os.environ.get(token_variable, "").strip()
     return Security((lambda: value) if value else None, tls)
 
@@ -145,21 +141,17 @@ def security_of(settings: PulsarSettings) -> Security:
         AccessDenied: there is no token at ``token``.
     """
     kind, _, place = settings.token.partition(":")
-    opened = partial(
-        open_security,
+    if settings.token and (kind not in ("file", "env") or not place):
+        # The value may be a token by mistake: it isn't repeated.
+        raise InvalidCall("pulsar.token names no place of a token", hint="write file:PATH or env:NAME")
+    security = open_security(
+        token_file=Path(place) if kind == "file" else None,
+        token_variable=place if kind == "env" else TOKEN_VARIABLE,
         ca_file=settings.ca_file,
         certificate_file=settings.certificate_file,
         key_file=settings.key_file,
     )
-    if not settings.token:
-        return opened()
-    if kind == "file" and place:
-        return opened(token_file=Path(place))
-    if kind != "env" or not place:
-        # The value may be a token by mistake: it isn't repeated.
-        raise InvalidCall("pulsar.token names no place of a token", hint="write file:PATH or env:NAME")
-    security = opened(token_variable=place)
-    if security.token is None:
+    if kind == "env" and security.token is None:
         raise AccessDenied(f"no token in the environment variable {place}, which pulsar.token names")
     return security
 
@@ -213,12 +205,7 @@ class Transport:
         self._in.settimeout(seconds)
 
     def receive(self) -> bytes:
-        """Receives at least one byte; none at the end of the connection.
-
-        Raises:
-            TimeoutError: nothing arrived in time.
-            OSError: the connection broke.
-        """
+        """At least one byte; none at the connection's end. ``TimeoutError``: nothing arrived; ``OSError``: broken."""
         if self._session is None:
             return self._in.recv(RECEIVE_BYTES_MAX)
         session, incoming, _ = self._session
@@ -237,40 +224,24 @@ class Transport:
                 incoming.write(data)
 
     def send(self, data: bytes) -> None:
-        """Sends all bytes.
-
-        Raises:
-            TimeoutError: they weren't accepted in time; nothing can be sent any more.
-            OSError: the connection broke.
-        """
-        if self._session is None:
-            with self._send_lock:
-                self._out.sendall(data)
-            return
-        session, _, outgoing = self._session
+        """Sends all bytes, and the TLS session's own. ``OSError``: nothing can be sent any more."""
         with self._send_lock:
-            with self._session_lock:
-                session.write(data)
-                encrypted = outgoing.read()
-            self._out.sendall(encrypted)
+            if self._session is not None:
+                session, _, outgoing = self._session
+                with self._session_lock:
+                    if data:
+                        session.write(data)
+                    data = outgoing.read()
+            self._out.sendall(data)
 
     def _send_waiting(self) -> None:
-        """Sends the TLS session's own pending bytes."""
-        assert self._session is not None
-        outgoing = self._session[2]
-        if outgoing.pending:
-            with self._send_lock:
-                with self._session_lock:
-                    encrypted = outgoing.read()
-                self._out.sendall(encrypted)
+        if self._session is not None and self._session[2].pending:
+            self.send(b"")
 
     def shake_hands(self, clock: Clock, deadline_s: float) -> None:
         """Runs the TLS handshake, if there is a session.
 
-        Raises:
-            ssl.SSLError: the certificate is rejected, or the peer doesn't speak TLS.
-            TimeoutError: it took too long.
-            OSError: the connection broke.
+        ``ssl.SSLError``: the certificate is rejected, or the peer doesn't speak TLS; ``OSError``: broken, or too slow.
         """
         if self._session is None:
             return
@@ -312,11 +283,7 @@ def open_transport(
     """Opens a connection.
 
     Args:
-        address: of the broker.
-        security: of TLS, when the address requires it.
-        clock: of the deadline.
         connect_s: for the connection, and for the TLS session, each.
-        send_timeout_s: as for ``Transport``.
 
     Raises:
         AccessDenied: the broker's certificate is rejected.
@@ -328,28 +295,23 @@ def open_transport(
         raise StoreUnavailable(
             f"{address} can't be reached: {cause}", hint="check the service URL, or try later"
         ) from cause
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(connected.close)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         session = None
         if address.tls:
             incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
             session = security.context().wrap_bio(incoming, outgoing, server_hostname=address.host), incoming, outgoing
         opened = Transport(connected, session, receive_timeout_s=connect_s, send_timeout_s=send_timeout_s)
-    except BaseException:
-        connected.close()
-        raise
-    try:
-        opened.shake_hands(clock, clock.monotonic_s() + connect_s)
-    except ssl.SSLCertVerificationError as cause:
-        opened.release()
-        raise AccessDenied(
-            f"{address} shows a certificate that isn't good: {cause.verify_message}",
-            hint="give the file of its certificate authority, and the name that is in its certificate",
-        ) from cause
-    except OSError as cause:
-        opened.release()
-        raise StoreUnavailable(f"{address} can't be reached with TLS: {cause}") from cause
-    except BaseException:
-        opened.release()
-        raise
+        undo.callback(opened.release)
+        try:
+            opened.shake_hands(clock, clock.monotonic_s() + connect_s)
+        except ssl.SSLCertVerificationError as cause:
+            raise AccessDenied(
+                f"{address} shows a certificate that isn't good: {cause.verify_message}",
+                hint="give the file of its certificate authority, and the name that is in its certificate",
+            ) from cause
+        except OSError as cause:
+            raise StoreUnavailable(f"{address} can't be reached with TLS: {cause}") from cause
+        undo.pop_all()
     return opened

@@ -4,8 +4,8 @@ SQLite's write-ahead log ends at the first damaged frame, so a database alone ca
 entries. This file is written after each commit, in place and without its own fsync: it survives a killed process, and
 after a power cut it can only be too low.
 
-The file is an array of 64-byte slots. A slot names the stream by a digest and the database by its uuid, so that a
-recreated or moved database isn't mistaken for the one that acknowledged.
+The file is an array of 64-byte slots. Each has the database's uuid, so that a recreated or moved database isn't
+mistaken for the one that acknowledged.
 """
 
 from __future__ import annotations
@@ -15,15 +15,13 @@ import logging
 import os
 import struct
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 from uuid import UUID
 
 from formats.checksum import crc32c
 from formats.entries import Position
-
-__all__ = ["SLOT_BYTES", "AckedEnd", "AckedFile", "AckedSlot", "decode_slot", "digest_of", "encode_slot"]
+from offloader.runtime.directories import sync_name
 
 _log = logging.getLogger(__name__)
 
@@ -32,14 +30,12 @@ _MAGIC = b"OAK1"
 #: magic, digest of the stream's name, the database's uuid, owner (bytes in the order of the number), ledger, entry.
 _FIELDS = struct.Struct(">4s16s16sQqq")
 _OWNER_AT, _OWNER_BYTES = 36, 8
-_OWNER_SLICE = slice(_OWNER_AT, _OWNER_AT + _OWNER_BYTES)
 _CRC = struct.Struct(">I")
 SLOT_BYTES = _FIELDS.size + _CRC.size
 
 
-@dataclass(frozen=True, slots=True)
-class AckedEnd:
-    """One decoded slot.
+class AckedEnd(NamedTuple):
+    """The content of one slot.
 
     Attributes:
         digest: of the stream's name.
@@ -53,14 +49,10 @@ class AckedEnd:
     end: Position
     owner: int
 
-
-def encode_slot(acked: AckedEnd) -> bytes:
-    return _slot(acked.digest, acked.source_id.bytes, acked.owner, acked.end)
-
-
-def _slot(digest: bytes, source_id: bytes, owner: int, end: Position) -> bytes:
-    fields = _FIELDS.pack(_MAGIC, digest, source_id, owner, end.ledger_id, end.entry_id)
-    return fields + _CRC.pack(crc32c(fields))
+    def encode(self) -> bytes:
+        """The slot's bytes."""
+        fields = _FIELDS.pack(_MAGIC, self.digest, self.source_id.bytes, self.owner, *self.end)
+        return fields + _CRC.pack(crc32c(fields))
 
 
 def decode_slot(data: bytes) -> AckedEnd | None:
@@ -87,11 +79,7 @@ class AckedFile:
         self.newest_ledger = 0
 
     def load(self) -> bool:
-        """Reads the slots added since the last call; returns whether the file exists.
-
-        Raises:
-            OSError: it can't be read.
-        """
+        """Reads the slots added since the last call; returns whether the file exists. ``OSError``: it can't be read."""
         if self._fd is None:
             try:
                 self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
@@ -99,35 +87,31 @@ class AckedFile:
                 return False
             except PermissionError:  # enough for readers; an owner fails when it writes
                 self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        size = os.fstat(self._fd).st_size // SLOT_BYTES * SLOT_BYTES
+        size = os.fstat(self._fd).st_size
         data = os.pread(self._fd, max(0, size - self._known_bytes), self._known_bytes)
-        for start in range(0, len(data) // SLOT_BYTES * SLOT_BYTES, SLOT_BYTES):
-            found = decode_slot(data[start : start + SLOT_BYTES])
+        for at in range(0, len(data) + 1 - SLOT_BYTES, SLOT_BYTES):
+            found = decode_slot(data[at : at + SLOT_BYTES])
+            start, self._known_bytes = self._known_bytes, self._known_bytes + SLOT_BYTES
             if found is None:
-                _log.warning("%s: the slot at byte %d is damaged and isn't used", self.path, self._known_bytes + start)
+                _log.warning("%s: the slot at byte %d is damaged and isn't used", self.path, start)
                 continue
-            self._slots.setdefault(found.digest, []).append(self._known_bytes + start)
+            self._slots.setdefault(found.digest, []).append(start)
             self.newest_ledger = max(self.newest_ledger, found.end.ledger_id)
-        self._known_bytes += len(data) // SLOT_BYTES * SLOT_BYTES
         return True
-
-    def digests(self) -> set[bytes]:
-        """The digests of all streams that have a slot."""
-        return set(self._slots)
 
     def of_stream(self, stream: str) -> list[AckedEnd]:
         """The current slots of a stream; more than one only after a race of two processes or a damaged slot."""
-        return list(self._of(digest_of(stream)))
+        digest = digest_of(stream)
+        if self._fd is None:
+            return []
+        found = [decode_slot(os.pread(self._fd, SLOT_BYTES, start)) for start in self._slots.get(digest, ())]
+        return [each for each in found if each is not None and each.digest == digest]
 
     def make(self) -> None:
         """Creates the file durably, so that its later absence is a loss."""
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         os.fsync(self._fd)
-        folder = os.open(Path(self.path).absolute().parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_name(Path(self.path).absolute())
 
     def replace(self, stream: str, source_id: UUID, end: Position | None, owner: int) -> AckedSlot:
         """Writes the value to all slots of a stream, or to a new one; returns the owner's slot."""
@@ -138,17 +122,14 @@ class AckedFile:
             starts.append(self._known_bytes)
             self._known_bytes += SLOT_BYTES
         for start in starts:
-            os.pwrite(self._fd, encode_slot(acked), start)
+            os.pwrite(self._fd, acked.encode(), start)
         return AckedSlot(self, starts[0], acked)
 
     def write_slot(self, start: int, slot: bytes) -> None:
-        """Writes one slot unless a newer owner has it or the file is closed.
-
-        Raises:
-            OSError: it can't be written.
-        """
+        """Writes one slot unless a newer owner has it or the file is closed. ``OSError``: it can't be written."""
         with self._lock:
-            if self._fd is not None and os.pread(self._fd, _OWNER_BYTES, start + _OWNER_AT) <= slot[_OWNER_SLICE]:
+            owner = slot[_OWNER_AT : _OWNER_AT + _OWNER_BYTES]
+            if self._fd is not None and os.pread(self._fd, _OWNER_BYTES, start + _OWNER_AT) <= owner:
                 os.pwrite(self._fd, slot, start)
 
     def close(self) -> None:
@@ -157,36 +138,23 @@ class AckedFile:
                 os.close(self._fd)
                 self._fd = None
 
-    def _of(self, digest: bytes) -> Iterator[AckedEnd]:
-        if self._fd is None:
-            return
-        for start in self._slots.get(digest, ()):
-            found = decode_slot(os.pread(self._fd, SLOT_BYTES, start))
-            if found is not None and found.digest == digest:
-                yield found
-
 
 class AckedSlot:
     """The slot to which one owner's handle writes the acknowledged end. Calls are sequential."""
 
     def __init__(self, file: AckedFile, start: int, acked: AckedEnd) -> None:
-        self._file, self._start = file, start
-        self._of_owner = acked.digest, acked.source_id.bytes, acked.owner
+        self._file, self._start, self._acked = file, start, acked
         self._is_failing = False
 
     def write(self, end: Position) -> None:
-        """Records that everything up to ``end`` is acknowledged.
-
-        A failure is logged: the entries are durable without it.
-        """
+        """Records that everything up to ``end`` is acknowledged. Logs a failure: the entries are durable without."""
         try:
-            self._file.write_slot(self._start, _slot(*self._of_owner, end))
+            self._file.write_slot(self._start, self._acked._replace(end=end).encode())
+            self._is_failing = False
         except OSError as error:
             if not self._is_failing:
                 _log.warning("%s: acknowledged ends can't be noted: %s", self._file.path, error)
             self._is_failing = True
-        else:
-            self._is_failing = False
 
 
 def digest_of(stream: str) -> bytes:

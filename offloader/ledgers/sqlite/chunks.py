@@ -17,24 +17,6 @@ from offloader.errors import InvalidCall, LimitReached
 from offloader.ledgers.base import LedgerInfo
 from offloader.settings import LedgerSettings
 
-__all__ = [
-    "CHUNK_BYTES",
-    "CHUNK_ENTRIES_MAX",
-    "ENTRY_BYTES_MAX",
-    "Chunk",
-    "cut_chunks",
-    "decode_chunk",
-    "encode_chunk",
-    "given_entries",
-    "is_full",
-    "join_chunks",
-    "must_roll",
-    "require_payloads",
-    "require_small",
-    "require_times",
-    "room",
-]
-
 #: Payload bytes at which a chunk is cut; only a single entry makes a larger one.
 CHUNK_BYTES = 1024 * 1024
 #: Entries of one chunk, which bounds chunks of empty entries.
@@ -85,43 +67,29 @@ def encode_chunk(batch: EntryBatch) -> Chunk:
             lengths = every_length.astype(_INT32).tobytes()
         if (batch.publish_times_ms != first_time_ms).any():
             times = batch.publish_times_ms.astype(_INT64).tobytes()
-    first = batch.first
-    crc = _checksum(first.ledger_id, first.entry_id, len(batch), first_time_ms, lengths, times, payload)
-    return Chunk(first.ledger_id, first.entry_id, len(batch), first_time_ms, crc, lengths, times, payload)
+    chunk = Chunk(*batch.first, len(batch), first_time_ms, 0, lengths, times, payload)
+    return chunk._replace(crc=_checksum(chunk))
 
 
 def decode_chunk(chunk: Chunk, *, object_name: str = "") -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """Payload lengths and publish times of a row's entries, checked.
-
-    Raises:
-        ChecksumMismatch: the row isn't what was written.
-        Inconsistent: its columns contradict each other (written so, not damaged).
-    """
-    count = chunk.entries
-    crc = _checksum(
-        chunk.ledger_id, chunk.first_entry_id, count, chunk.first_time_ms, chunk.lengths, chunk.times, chunk.payload
-    )
+    """Payload lengths and publish times of a row's entries; raises as ``join_chunks``."""
+    count, crc = chunk.entries, _checksum(chunk)
     where = f"{object_name} ledger {chunk.ledger_id} chunk {chunk.first_entry_id}".strip()
     if crc != chunk.crc:
         raise ChecksumMismatch(
             "stored entries are damaged", object_name=where, expected=f"{chunk.crc:#010x}", found=f"{crc:#010x}"
         )
-    if count == 1 and chunk.lengths is None and chunk.times is None:
+    if count == 1 and chunk.lengths is None and chunk.times is None:  # most rows of a stream appended one by one
         return np.array([len(chunk.payload)], dtype=np.int32), np.array([chunk.first_time_ms], dtype=np.int64)
-    if chunk.lengths is None:
-        lengths = np.full(count, len(chunk.payload) // max(count, 1), dtype=np.int32)
-    else:
-        lengths = np.frombuffer(_whole(chunk.lengths, 4, where), dtype=_INT32)
-    if chunk.times is None:
-        times = np.full(count, chunk.first_time_ms, dtype=np.int64)
-    else:
-        times = np.frombuffer(_whole(chunk.times, 8, where), dtype=_INT64)
-    if len(lengths) != count or len(times) != count or int(lengths.sum(dtype=np.int64)) != len(chunk.payload):
+    lengths = _column("lengths", chunk.lengths, _INT32, len(chunk.payload) // max(count, 1), count, where)
+    times = _column("times", chunk.times, _INT64, chunk.first_time_ms, count, where)
+    total_bytes = int(lengths.sum(dtype=np.int64))
+    if total_bytes != len(chunk.payload):
         raise Inconsistent(
             "stored entries don't add up",
             object_name=where,
-            expected=f"{count} entries, {len(chunk.payload)} bytes",
-            found=f"{len(lengths)} lengths, {len(times)} times, {int(lengths.sum(dtype=np.int64))} bytes",
+            expected=f"{len(chunk.payload)} bytes",
+            found=f"{total_bytes} bytes",
         )
     return lengths, times
 
@@ -131,7 +99,7 @@ def join_chunks(chunks: Sequence[Chunk], wanted: Position, *, object_name: str =
 
     Raises:
         ChecksumMismatch: a row isn't what was written.
-        Inconsistent: a row contradicts itself, rows aren't consecutive, or ``wanted`` isn't in them.
+        Inconsistent: a row's columns contradict each other, rows aren't consecutive, or ``wanted`` isn't in them.
     """
     where = f"{object_name} ledger {wanted.ledger_id}".strip()
     expected = min(chunks[0].first_entry_id, wanted.entry_id) if chunks else wanted.entry_id
@@ -145,8 +113,7 @@ def join_chunks(chunks: Sequence[Chunk], wanted: Position, *, object_name: str =
         expected += chunk.entries
     if expected <= wanted.entry_id:
         raise Inconsistent("stored entries are missing", object_name=where, expected=wanted.entry_id, found="none")
-    lengths = np.concatenate([length for length, _ in columns]) if len(columns) > 1 else columns[0][0]
-    times = np.concatenate([time for _, time in columns]) if len(columns) > 1 else columns[0][1]
+    lengths, times = columns[0] if len(columns) == 1 else map(np.concatenate, zip(*columns, strict=True))
     payload = chunks[0].payload if len(chunks) == 1 else b"".join([chunk.payload for chunk in chunks])
     offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
     np.cumsum(lengths, out=offsets[1:])
@@ -157,26 +124,25 @@ def join_chunks(chunks: Sequence[Chunk], wanted: Position, *, object_name: str =
     return EntryBatch(chunks[0].ledger_id, np.arange(first, first + len(lengths), dtype=np.int64), array, times)
 
 
-def _whole(blob: bytes, item_bytes: int, where: str) -> bytes:
-    if len(blob) % item_bytes:
+def _column(name: str, blob: bytes | None, kind: np.dtype[Any], value: int, count: int, where: str) -> NDArray[Any]:
+    """``count`` stored values; all are ``value`` without a blob."""
+    if blob is None:
+        return np.full(count, value, dtype=kind)
+    if len(blob) != count * kind.itemsize:
         raise Inconsistent(
-            "a stored column is cut", object_name=where, expected=f"a multiple of {item_bytes} bytes", found=len(blob)
+            "stored entries don't add up",
+            object_name=where,
+            expected=f"{count} {name} of {kind.itemsize} bytes",
+            found=f"{len(blob)} bytes",
         )
-    return blob
+    return np.frombuffer(blob, dtype=kind)
 
 
-def _checksum(
-    ledger_id: int,
-    first_entry_id: int,
-    entries: int,
-    first_time_ms: int,
-    lengths: bytes | None,
-    times: bytes | None,
-    payload: bytes | memoryview,
-) -> int:
-    present = (lengths is not None) | (times is not None) << 1
-    crc = crc32c(_IDENTITY.pack(ledger_id, first_entry_id, entries, first_time_ms, present))
-    return crc32c(payload, crc32c(times or b"", crc32c(lengths or b"", crc)))
+def _checksum(chunk: Chunk) -> int:
+    """Of all fields but ``crc``."""
+    present = (chunk.lengths is not None) | (chunk.times is not None) << 1
+    crc = crc32c(_IDENTITY.pack(chunk.ledger_id, chunk.first_entry_id, chunk.entries, chunk.first_time_ms, present))
+    return crc32c(chunk.payload, crc32c(chunk.times or b"", crc32c(chunk.lengths or b"", crc)))
 
 
 #: Largest entry: SQLite's limit for a row is just below 1 GB.
@@ -245,7 +211,7 @@ def require_small(payloads: pa.Array | Sequence[bytes], limit_bytes: int, *, whe
         largest = max(map(len, payloads), default=0)
     if largest + ENTRY_HEADER_BYTES > limit_bytes:
         raise LimitReached(
-            f"an entry of {largest} bytes is above entry_bytes_max or offload_buffer_bytes_max ({limit_bytes})",
+            f"an entry of {largest} bytes is above entry_size_max or offload_buffer_size_max ({limit_bytes})",
             hint="nothing of the batch was appended",
         )
 
@@ -268,9 +234,6 @@ def _is_binary(kind: pa.DataType) -> bool:
     return any(each(kind) for each in (*is_one, pa.types.is_string, pa.types.is_large_string))
 
 
-_MS_PER_MINUTE = 60_000
-
-
 def is_full(ledger: LedgerInfo, settings: LedgerSettings) -> bool:
     """Whether a ledger has reached a size at which it closes at once."""
     return ledger.size_bytes >= settings.ledger_bytes_max or ledger.entries >= settings.ledger_entries_max
@@ -278,9 +241,9 @@ def is_full(ledger: LedgerInfo, settings: LedgerSettings) -> bool:
 
 def must_roll(ledger: LedgerInfo, now_ms: int, settings: LedgerSettings) -> bool:
     """Whether the open ledger takes no more entries: full, or old. An empty one takes some, whatever its age."""
-    age_ms = now_ms - ledger.created_ms
-    old = age_ms >= settings.ledger_age_minutes_max * _MS_PER_MINUTE
-    return ledger.entries > 0 and (old or is_full(ledger, settings))
+    return ledger.entries > 0 and (
+        now_ms - ledger.created_ms >= settings.ledger_age_minutes_max * 60_000 or is_full(ledger, settings)
+    )
 
 
 def room(ledger: LedgerInfo, batch: EntryBatch, settings: LedgerSettings) -> int:

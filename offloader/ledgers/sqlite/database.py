@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import queue
+import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -26,21 +27,6 @@ from offloader.errors import (
 )
 from offloader.runtime.clock import Clock
 from offloader.runtime.directories import make_directories, sync_name
-
-__all__ = [
-    "BUSY_TIMEOUT_S",
-    "CACHE_BYTES",
-    "PAGE_BYTES",
-    "READERS_MAX",
-    "RESERVE_BYTES",
-    "Database",
-    "check_entries",
-    "check_identity",
-    "check_links",
-    "database_path",
-    "free_bytes",
-    "prepare_schema",
-]
 
 #: Application id ("offl"), which distinguishes the file from other programs' databases.
 _APPLICATION_ID = 0x6F66666C
@@ -124,14 +110,11 @@ _RESTORE = "restore the database from a copy, or begin a new one and read what t
 def check_identity(connection: sqlite3.Connection, path: str) -> int:
     """The schema's version, 0 for an empty file.
 
-    Raises:
-        InvalidCall: another program's database.
-        Unsupported: written by a newer release.
+    ``InvalidCall``: another program's database; ``Unsupported``: written by a newer release.
     """
-    version = _version(connection)
-    application = int(connection.execute("PRAGMA application_id").fetchone()[0])
-    tables = int(connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
-    if tables and application != _APPLICATION_ID:
+    version = _number(connection, "PRAGMA user_version")
+    tables = _number(connection, "SELECT count(*) FROM sqlite_master")
+    if tables and _number(connection, "PRAGMA application_id") != _APPLICATION_ID:
         raise InvalidCall(f"{path} is another program's SQLite database", hint="name a file of its own")
     if version > _SCHEMA_VERSION:
         raise Unsupported(
@@ -148,11 +131,12 @@ def prepare_schema(connection: sqlite3.Connection, path: str, entropy: Callable[
     """
     version = check_identity(connection, path)
     if version == 0:
-        _execute(connection, _VERSION_1)
-        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+        for statement in (*_VERSION_1, f"PRAGMA application_id = {_APPLICATION_ID}"):
+            connection.execute(statement)
     if version < 2:
         check_links(connection, path)
-        _execute(connection, _VERSION_2)
+        for statement in _VERSION_2:
+            connection.execute(statement)
         source_id = UUID(bytes=entropy(16), version=4)
         connection.execute("INSERT INTO identity (source_id) VALUES (?)", (source_id.bytes,))
     connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
@@ -160,24 +144,16 @@ def prepare_schema(connection: sqlite3.Connection, path: str, entropy: Callable[
 
 
 def check_links(connection: sqlite3.Connection, path: str) -> None:
-    """Finds ledgers without a stream, ledgers that a stream misses, and entries without a ledger.
-
-    Raises:
-        Corrupt: names the first of them.
-    """
+    """Raises ``Corrupt`` for ledgers without a stream, ledgers that a stream misses, and entries without a ledger."""
     checks = [(_ORPHANED_LEDGER, "ledger {} belongs to stream number {}, which doesn't exist")]
-    if _version(connection) >= 2:
+    if _number(connection, "PRAGMA user_version") >= 2:
         checks.append((_LEDGERS_HELD, "stream {} has {} ledgers of {}: a ledger of it belongs to another stream"))
     checks.append((_ORPHANED_CHUNK, "there are entries of ledger {}, which doesn't exist"))
     _check(connection, path, checks)
 
 
 def check_entries(connection: sqlite3.Connection, path: str, stream_id: int) -> None:
-    """Finds a ledger of a stream whose number of entries differs from what was stored.
-
-    Raises:
-        Corrupt: names the ledger.
-    """
+    """Raises ``Corrupt`` for a ledger of a stream whose number of entries differs from what was stored."""
     _check(connection, path, [(_ENTRIES_STORED, "ledger {} has {} entries, and {} are stored")], stream_id)
 
 
@@ -188,13 +164,8 @@ def _check(connection: sqlite3.Connection, path: str, checks: Sequence[tuple[str
             raise Corrupt(f"ledger database {path} is damaged: {what.format(*found)}", hint=_RESTORE)
 
 
-def _version(connection: sqlite3.Connection) -> int:
-    return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-
-def _execute(connection: sqlite3.Connection, statements: tuple[str, ...]) -> None:
-    for statement in statements:
-        connection.execute(statement)
+def _number(connection: sqlite3.Connection, query: str) -> int:
+    return int(connection.execute(query).fetchone()[0])
 
 
 #: How long a call waits for another writing process before it fails.
@@ -211,21 +182,23 @@ _WAL_PAGES = 4096
 _WAL_FILE_BYTES = 64 * 1024 * 1024
 #: Disk space kept free beside the write-ahead log's checkpoint, for deletions: deleting writes too.
 RESERVE_BYTES = 4 * 1024 * 1024
-_COUNTS = ("page", "freelist")
+#: Of each connection.
+_PRAGMAS = {
+    "page_size": PAGE_BYTES,
+    "synchronous": "FULL",
+    "foreign_keys": "ON",
+    "secure_delete": "OFF",
+    "cache_size": -CACHE_BYTES // 1024,
+    "wal_autocheckpoint": _WAL_PAGES,
+    "journal_size_limit": _WAL_FILE_BYTES,
+}
 _FREE = "free some space and try again"
-
-
-def free_bytes(folder: str) -> int:
-    """Bytes that this process can still write on the disk of ``folder``."""
-    found = os.statvfs(folder)
-    return found.f_bavail * found.f_frsize
 
 
 def database_path(url_or_path: str) -> str:
     """Parses ``sqlite:///relative.db``, ``sqlite:////absolute.db`` or a path into a path; ``:memory:`` stays.
 
-    Raises:
-        InvalidCall: another scheme, a host, or empty.
+    ``InvalidCall``: another scheme, a host, or empty.
     """
     hint = "write sqlite:///relative.db, sqlite:////absolute.db, sqlite://:memory: or a path"
     path = url_or_path
@@ -243,11 +216,9 @@ class Database:
     """One SQLite file (WAL, every commit synced): one writing connection, a bounded pool of reading ones.
 
     Args:
-        path: the file, or ``:memory:``.
         clock: for waiting while another process creates the same file.
         create: create a missing file and directory.
         busy_timeout_s: how long a call waits for another writing process.
-        free: returns the bytes that can still be written to a folder, for tests.
         entropy: randomness of a new database's identity, for tests.
 
     Raises:
@@ -266,16 +237,11 @@ class Database:
         clock: Clock,
         create: bool = True,
         busy_timeout_s: float = BUSY_TIMEOUT_S,
-        free: Callable[[str], int] = free_bytes,
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        self.path = path
-        self._entropy = entropy
-        self._free = free
+        self.path, self._clock, self._busy_timeout_s, self._entropy = path, clock, busy_timeout_s, entropy
         # Used at each append, so the paths are built once.
         self._folder, self._log = str(Path(path).absolute().parent), Path(f"{path}-wal")
-        self._clock = clock
-        self._busy_timeout_s = busy_timeout_s
         self._write_lock = threading.Lock()
         self._closed = False
         self._readers: queue.LifoQueue[sqlite3.Connection | None] = queue.LifoQueue(READERS_MAX)
@@ -296,11 +262,7 @@ class Database:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
-        """One durable transaction: all of the block's changes, or none when it raises.
-
-        Raises:
-            OutcomeUnknown: the disk failed during the commit; check the data before continuing.
-        """
+        """One durable transaction, or none when it raises. ``OutcomeUnknown``: the disk failed during the commit."""
         with self._write_lock:
             self._check_open()
             connection = self._writer
@@ -316,28 +278,18 @@ class Database:
                 raise
 
     def require_room(self, connection: sqlite3.Connection, size_bytes: int) -> None:
-        """Refuses an insert that would leave no space for deletions.
+        """Raises ``StoreUnavailable`` for an insert that would leave no space for deletions.
 
         On a full disk SQLite can't delete: a deletion is first written to the log, and the log's checkpoint may grow
-        the file.
-
-        Args:
-            connection: of the inserting transaction, which is the only writer.
-            size_bytes: of the insert.
-
-        Raises:
-            StoreUnavailable: the disk would be too full; nothing was written.
+        the file. ``connection`` is the inserting transaction's.
         """
         if self._in_memory:
             return
-        try:
-            log_bytes = self._log.stat().st_size
-        except FileNotFoundError:
-            log_bytes = 0
-        free = self._free(self._folder)
+        log_bytes = self._log.stat().st_size if self._log.exists() else 0
+        free = shutil.disk_usage(self._folder).free
         if free >= 2 * size_bytes + log_bytes + RESERVE_BYTES:  # more than needed
             return
-        pages, unused = (int(connection.execute(f"PRAGMA {each}_count").fetchone()[0]) for each in _COUNTS)
+        pages, unused = (_number(connection, f"PRAGMA {each}_count") for each in ("page", "freelist"))
         # Space that the file needs for the log's content and for what no free page takes, and the log's growth.
         fold = max(pages * PAGE_BYTES - Path(self.path).stat().st_size, 0)
         wanted = fold + max(size_bytes - unused * PAGE_BYTES, 0) + size_bytes + RESERVE_BYTES
@@ -380,7 +332,7 @@ class Database:
                 return int(self._writer.total_changes)
             if self._watcher is None:
                 self._watcher = self._connect()
-            return int(self._watcher.execute("PRAGMA data_version").fetchone()[0])
+            return _number(self._watcher, "PRAGMA data_version")
 
     def close(self) -> None:
         """Closes all connections after running reads have ended. Idempotent."""
@@ -422,13 +374,8 @@ class Database:
             self.path, timeout=self._busy_timeout_s, isolation_level=None, check_same_thread=False
         )
         try:
-            connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-            connection.execute("PRAGMA synchronous = FULL")
-            connection.execute("PRAGMA foreign_keys = ON")
-            connection.execute("PRAGMA secure_delete = OFF")
-            connection.execute(f"PRAGMA cache_size = {-CACHE_BYTES // 1024}")
-            connection.execute(f"PRAGMA wal_autocheckpoint = {_WAL_PAGES}")
-            connection.execute(f"PRAGMA journal_size_limit = {_WAL_FILE_BYTES}")
+            for name, value in _PRAGMAS.items():
+                connection.execute(f"PRAGMA {name} = {value}")
         except BaseException:
             connection.close()
             raise
@@ -442,8 +389,7 @@ class Database:
         if not is_there:
             make_directories(path.absolute().parent)
             path.touch()
-        # The file's directory entry must survive a power cut too, also if the process that created it hasn't synced
-        # yet.
+        # The directory entry must survive a power cut too, also if the process that created it hasn't synced yet.
         with contextlib.suppress(*([PermissionError] if is_there else [])):
             sync_name(path)
 
@@ -452,14 +398,10 @@ class Database:
         check_identity(connection, self.path)
         if not self._in_memory:
             self._switch_to_wal(connection)
+        # On an error the caller closes the connection, which rolls back.
         connection.execute("BEGIN IMMEDIATE")
-        try:
-            is_changed = prepare_schema(connection, self.path, self._entropy)
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
+        is_changed = prepare_schema(connection, self.path, self._entropy)
+        connection.execute("COMMIT")
         if is_changed and not self._in_memory:
             # Moves the identity out of the log, which damage may truncate.
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -488,32 +430,39 @@ class Database:
             raise _translate(error, self.path, "committing") from error
 
 
+_ErrorText = tuple[type[OffloaderError], str, str]
+_DISK_FULL: _ErrorText = (StoreUnavailable, "{where}: {doing} failed: the disk is full; nothing was written", _FREE)
+_LOCKED: _ErrorText = (
+    StoreUnavailable,
+    "{where}: {doing} failed: another process holds the lock",
+    "wait for that process or end it",
+)
+_DENIED: _ErrorText = (AccessDenied, "{where}: {doing} failed: {error}", "name a file in a directory you may write to")
+#: SQLite's error code, with or without its extension -> the error here, its text and hint.
+_ERRORS: dict[int, _ErrorText] = {
+    sqlite3.SQLITE_FULL: _DISK_FULL,
+    # Each process needs 32 KiB beside the file; SQLite has no error code of its own for a disk without them.
+    sqlite3.SQLITE_IOERR_SHMSIZE: _DISK_FULL,
+    sqlite3.SQLITE_BUSY: _LOCKED,
+    sqlite3.SQLITE_LOCKED: _LOCKED,
+    sqlite3.SQLITE_NOTADB: (Corrupt, "{path} is not a ledger database", "name another file, or remove this one"),
+    sqlite3.SQLITE_CORRUPT: (Corrupt, "{where} is damaged: {error}", "restore it, or read what the object store has"),
+    sqlite3.SQLITE_CANTOPEN: _DENIED,
+    sqlite3.SQLITE_READONLY: _DENIED,
+    sqlite3.SQLITE_PERM: _DENIED,
+    sqlite3.SQLITE_AUTH: _DENIED,
+    sqlite3.SQLITE_TOOBIG: (LimitReached, "{where}: an entry is larger than SQLite takes: {error}", ""),
+    sqlite3.SQLITE_IOERR: (
+        StoreUnavailable,
+        "{where}: {doing} failed: the disk didn't do what it was asked for ({name})",
+        "look into the system's log, check the disk, and try again",
+    ),
+}
+_OTHER: _ErrorText = (OffloaderError, "{where}: {doing} failed: {error}", "this is a bug, please report it")
+
+
 def _translate(error: sqlite3.Error, path: str, doing: str) -> OffloaderError:
-    where = f"ledger database {path}"
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    match code:
-        case sqlite3.SQLITE_FULL:
-            return StoreUnavailable(f"{where}: the disk is full; nothing was written", hint=_FREE)
-        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            return StoreUnavailable(
-                f"{where}: {doing} failed: another process holds the lock",
-                hint="wait for that process or end it",
-            )
-        case sqlite3.SQLITE_NOTADB:
-            return Corrupt(f"{path} is not a ledger database", hint="name another file, or remove this one")
-        case sqlite3.SQLITE_CORRUPT:
-            return Corrupt(f"{where} is damaged: {error}", hint="restore it, or read what the object store has")
-        case sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
-            return AccessDenied(f"{where}: {doing} failed: {error}", hint="name a file in a directory you may write to")
-        case sqlite3.SQLITE_TOOBIG:
-            return LimitReached(f"{where}: an entry is larger than SQLite takes: {error}")
-        case sqlite3.SQLITE_IOERR if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHMSIZE:
-            # Each process needs 32 KiB beside the file; SQLite has no error code of its own for a disk without them.
-            return StoreUnavailable(f"{where}: {doing} failed: the disk is full; nothing was written", hint=_FREE)
-        case sqlite3.SQLITE_IOERR:
-            name = getattr(error, "sqlite_errorname", "SQLITE_IOERR")
-            return StoreUnavailable(
-                f"{where}: {doing} failed: the disk didn't do what it was asked for ({name})",
-                hint="look into the system's log, check the disk, and try again",
-            )
-    return OffloaderError(f"{where}: {doing} failed: {error}", hint="this is a bug, please report it")
+    code = getattr(error, "sqlite_errorcode", 0)
+    kind, text, hint = _ERRORS.get(code) or _ERRORS.get(code & 0xFF, _OTHER)
+    name = getattr(error, "sqlite_errorname", "SQLITE_IOERR")
+    return kind(text.format(where=f"ledger database {path}", path=path, doing=doing, error=error, name=name), hint=hint)

@@ -12,7 +12,7 @@ from uuid import UUID
 from formats.entries import EntryBatch, Position
 from formats.keys import levels_above
 from offloader.errors import InvalidCall, NotFound, SourceMismatch
-from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener, LostRange, Subscription
+from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener, LostRange, Subscription, newest_listed
 from offloader.ledgers.sqlite.acked import AckedEnd, AckedFile, AckedSlot
 from offloader.ledgers.sqlite.chunks import ENTRY_BYTES_MAX
 from offloader.ledgers.sqlite.database import BUSY_TIMEOUT_S, Database, check_entries, check_links, database_path
@@ -29,16 +29,13 @@ from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import LedgerSettings
 from offloader.stream_names import name_clash, require_stream_name
 
-__all__ = [
-    "ENTRY_BYTES_MAX",
-    "NOTE_BYTES_MAX",
-    "EmbeddedLedgers",
-    "EmbeddedStream",
-    "FollowedStream",
-    "accept_lost",
-    "find_lost",
-    "refused",
-]
+__all__ = ["ENTRY_BYTES_MAX", "NOTE_BYTES_MAX", "EmbeddedLedgers", "EmbeddedStream", "FollowedStream"]
+
+_log = logging.getLogger(__name__)
+#: Payload bytes of one delivered batch.
+BATCH_BYTES = 4 * 1024 * 1024
+#: Payload bytes of one poll: a stream that is far behind must not delay the others.
+LOOK_BYTES_MAX = 64 * 1024 * 1024
 
 
 def find_lost(
@@ -67,20 +64,14 @@ def find_lost(
 
 def refused(path: str, lost: LostRange) -> SourceMismatch:
     """The error for appending to a stream that lost entries."""
-    hint = (
-        f"restore {path} with its -wal file from where they are whole; or go on without these entries: "
-        f"offloader accept-loss {lost.stream}"
-    )
+    by, but = "", f"has none from {lost.first} on"
     if lost.is_other:
-        return SourceMismatch(
-            f"stream {lost.stream!r}: database {lost.source_id} acknowledged entries up to {lost.last}, says "
-            f"{path}.acked, and ledger database {path} is another one",
-            hint=hint,
-        )
+        by, but = f" by database {lost.source_id}", "is another one"
     return SourceMismatch(
-        f"stream {lost.stream!r}: entries up to {lost.last} were acknowledged, says {path}.acked, and ledger database "
-        f"{path} has none from {lost.first} on",
-        hint=hint,
+        f"stream {lost.stream!r}: entries up to {lost.last} were acknowledged{by}, says {path}.acked, and ledger "
+        f"database {path} {but}",
+        hint=f"restore {path} with its -wal file from where they are whole; or go on without these entries: "
+        f"offloader accept-loss {lost.stream}",
     )
 
 
@@ -89,13 +80,11 @@ def accept_lost(connection: sqlite3.Connection, stream_id: int, lost: LostRange,
 
     The last ledger lists them as lost. Ledgers between it and the first lost entry are unknown and stay so.
     """
-    raise_used(connection, lost.last.ledger_id)
+    ledger_id, entries = lost.last.ledger_id, lost.last.entry_id + 1
+    raise_used(connection, ledger_id)
     if lost.is_other:
         return
-    ledger_id, entries = lost.last.ledger_id, lost.last.entry_id + 1
-    connection.execute(
-        "UPDATE ledgers SET closed_ms = ? WHERE stream_id = ? AND closed_ms IS NULL", (now_ms, stream_id)
-    )
+    _close_open(connection, stream_id, now_ms)
     connection.execute(
         "INSERT OR IGNORE INTO ledgers (ledger_id, stream_id, created_ms, closed_ms) VALUES (?, ?, ?, ?)",
         (ledger_id, stream_id, now_ms, now_ms),
@@ -107,7 +96,23 @@ def accept_lost(connection: sqlite3.Connection, stream_id: int, lost: LostRange,
     )
 
 
-_log = logging.getLogger(__name__)
+def _close_open(connection: sqlite3.Connection, stream_id: int, now_ms: int) -> None:
+    connection.execute(
+        "UPDATE ledgers SET closed_ms = ? WHERE stream_id = ? AND closed_ms IS NULL", (now_ms, stream_id)
+    )
+
+
+def _stream_id(connection: sqlite3.Connection, stream: str) -> int | None:
+    row = connection.execute("SELECT stream_id FROM streams WHERE stream = ?", (stream,)).fetchone()
+    return None if row is None else int(row[0])
+
+
+def _next_owner(connection: sqlite3.Connection, stream: str) -> tuple[int, int]:
+    """Makes the stream if it is missing, and replaces its owner; returns its number and the new owner's."""
+    connection.execute("INSERT OR IGNORE INTO streams (stream, owner) VALUES (?, 0)", (stream,))
+    connection.execute("UPDATE streams SET owner = owner + 1 WHERE stream = ?", (stream,))
+    stream_id, owner = connection.execute("SELECT stream_id, owner FROM streams WHERE stream = ?", (stream,)).fetchone()
+    return stream_id, owner
 
 
 class EmbeddedLedgers:
@@ -116,10 +121,7 @@ class EmbeddedLedgers:
     Args:
         url_or_path: ``sqlite:///relative.db``, ``sqlite:////absolute.db``, ``sqlite://:memory:`` or a path.
         settings: when ledgers roll over.
-        clock: for the times of ledgers.
-        create: create a missing database and directory.
-        busy_timeout_s: how long a call waits for another writing process.
-        entropy: randomness of a new database's identity, for tests.
+        create, busy_timeout_s, entropy: as of ``Database``.
 
     Raises:
         as ``Database``; ``Corrupt``: ledgers, streams and entries don't match.
@@ -135,18 +137,13 @@ class EmbeddedLedgers:
         busy_timeout_s: float = BUSY_TIMEOUT_S,
         entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        self._settings = settings or LedgerSettings()
-        self._clock = clock or SystemClock()
+        self._settings, self._clock = settings or LedgerSettings(), clock or SystemClock()
+        path = database_path(url_or_path)
         self._database = Database(
-            database_path(url_or_path),
-            clock=self._clock,
-            create=create,
-            busy_timeout_s=busy_timeout_s,
-            entropy=entropy,
+            path, clock=self._clock, create=create, busy_timeout_s=busy_timeout_s, entropy=entropy
         )
         # An in-memory database ends with its process: there is nothing to compare later.
-        in_memory = self._database.path == ":memory:"
-        self._acked = None if in_memory else AckedFile(f"{self._database.path}.acked")
+        self._acked = None if path == ":memory:" else AckedFile(f"{path}.acked")
         try:
             with self._database.reading() as connection:
                 check_links(connection, self.path)
@@ -190,22 +187,16 @@ class EmbeddedLedgers:
         now_ms = self._clock.now_ms()
         with self._database.writing() as connection:
             _require_own_level(connection, stream)
-            connection.execute("INSERT OR IGNORE INTO streams (stream, owner) VALUES (?, 0)", (stream,))
+            stream_id, owner = _next_owner(connection, stream)
             connection.execute(
-                "UPDATE streams SET owner = owner + 1, ids_next = 0, ids_end = ? WHERE stream = ?",
-                (0 if held else None, stream),
+                "UPDATE streams SET ids_next = 0, ids_end = ? WHERE stream_id = ?", (0 if held else None, stream_id)
             )
-            stream_id, owner = connection.execute(
-                "SELECT stream_id, owner FROM streams WHERE stream = ?", (stream,)
-            ).fetchone()
             check_entries(connection, self.path, stream_id)
             slot = self._acked_slot(connection, stream, stream_id, owner)
             connection.execute(
                 "DELETE FROM ledgers WHERE stream_id = ? AND closed_ms IS NULL AND entries = 0", (stream_id,)
             )
-            connection.execute(
-                "UPDATE ledgers SET closed_ms = ? WHERE stream_id = ? AND closed_ms IS NULL", (now_ms, stream_id)
-            )
+            _close_open(connection, stream_id, now_ms)
             raise_used(connection, above)
             if not held:
                 connection.execute("INSERT INTO ledgers (stream_id, created_ms) VALUES (?, ?)", (stream_id, now_ms))
@@ -223,10 +214,8 @@ class EmbeddedLedgers:
         acked = {stream: self._acked.of_stream(stream) for stream in self.streams()}
         with self._database.reading() as connection:
             source_id = source_id_of(connection)
-            found = [
-                find_lost(connection, stream, stream_id, acked.get(stream, ()), source_id)
-                for stream, stream_id in connection.execute("SELECT stream, stream_id FROM streams ORDER BY stream")
-            ]
+            rows = connection.execute("SELECT stream, stream_id FROM streams ORDER BY stream")
+            found = [find_lost(connection, name, of, acked.get(name, ()), source_id) for name, of in rows]
         return [lost for lost in found if lost is not None]
 
     def require_name(self, stream: str) -> None:
@@ -244,9 +233,6 @@ class EmbeddedLedgers:
 
         Their positions stay used. The ledger of the last one lists them as lost (``LedgerInfo.lost``).
 
-        Args:
-            dry_run: change nothing.
-
         Returns:
             What is lost; nothing, and nothing is changed, when the database has everything that was acknowledged.
         """
@@ -255,17 +241,11 @@ class EmbeddedLedgers:
             return []
         with self._database.writing() as connection:
             self._acked.load()
-            row = connection.execute("SELECT stream_id FROM streams WHERE stream = ?", (stream,)).fetchone()
-            source_id = source_id_of(connection)
-            acked = self._acked.of_stream(stream)
-            lost = find_lost(connection, stream, None if row is None else row[0], acked, source_id)
+            source_id, acked = source_id_of(connection), self._acked.of_stream(stream)
+            lost = find_lost(connection, stream, _stream_id(connection, stream), acked, source_id)
             if lost is None or dry_run:
                 return [] if lost is None else [lost]
-            connection.execute("INSERT OR IGNORE INTO streams (stream, owner) VALUES (?, 0)", (stream,))
-            connection.execute("UPDATE streams SET owner = owner + 1 WHERE stream = ?", (stream,))
-            stream_id, owner = connection.execute(
-                "SELECT stream_id, owner FROM streams WHERE stream = ?", (stream,)
-            ).fetchone()
+            stream_id, owner = _next_owner(connection, stream)
             accept_lost(connection, stream_id, lost, self._clock.now_ms())
             reached = newest_given_out(connection, stream_id)
         # After the database: a crash before this makes the operator repeat the call.
@@ -310,18 +290,18 @@ class EmbeddedLedgers:
             Corrupt: a ledger of the stream isn't what was written.
         """
         with self._database.reading() as connection:
-            row = connection.execute("SELECT stream_id FROM streams WHERE stream = ?", (stream,)).fetchone()
-            if row is not None:
-                check_entries(connection, self.path, row[0])
-        if row is None:
+            stream_id = _stream_id(connection, stream)
+            if stream_id is not None:
+                check_entries(connection, self.path, stream_id)
+        if stream_id is None:
             known = self.streams()
+            some = f"{', '.join(known[:5])}{' ...' if len(known) > 5 else ''}"
             raise NotFound(
-                f"stream {stream!r} isn't in ledger database {self.path}",
-                hint=f"it has {', '.join(known[:5])}{' ...' if len(known) > 5 else ''}"
-                if known
-                else "it has no streams",
+                f"stream {stream!r} isn't in ledger database {self.path}", hint=f"it has {some or 'no streams'}"
             )
-        return EmbeddedStream(self._database, self._settings, self._clock, stream, row[0], None, may_delete=may_delete)
+        return EmbeddedStream(
+            self._database, self._settings, self._clock, stream, stream_id, None, may_delete=may_delete
+        )
 
     def streams(self) -> list[str]:
         """Names of all streams, ascending."""
@@ -350,33 +330,25 @@ def _require_name(stream: str) -> None:
 
 def _require_own_level(connection: sqlite3.Connection, stream: str) -> None:
     """Requires that a new stream's name can coexist with the others in a store."""
-    is_there = "SELECT stream FROM streams WHERE stream = ?"
-    if connection.execute(is_there, (stream,)).fetchone() is not None:
+    if _stream_id(connection, stream) is not None:
         return
-    found = [connection.execute(is_there, (name,)).fetchone() for name in levels_above(stream)]
+    above = [name for name in levels_above(stream) if _stream_id(connection, name) is not None]
     # "0" comes after "/".
     below = "SELECT stream FROM streams WHERE stream > ?1 || '/' AND stream < ?1 || '0' LIMIT 1"
-    found.append(connection.execute(below, (stream,)).fetchone())
-    for row in found:
-        if row is not None:
-            raise name_clash(stream, row[0])
-
-
-#: Payload bytes of one delivered batch.
-BATCH_BYTES = 4 * 1024 * 1024
-#: Payload bytes of one poll: a stream that is far behind must not delay the others.
-LOOK_BYTES_MAX = 64 * 1024 * 1024
+    clashing = [*above, *(row[0] for row in connection.execute(below, (stream,)))]
+    if clashing:
+        raise name_clash(stream, clashing[0])
 
 
 class FollowedStream:
     """A ``LedgerSource`` over a view; ``look`` polls for appends and calls the listeners. Thread-safe.
 
     Args:
-        view: opened with ``may_delete``, so that hot copies can be released.
+        view: opened with ``may_delete``, so that hot copies can be released and starts recorded.
     """
 
     def __init__(self, view: EmbeddedStream) -> None:
-        self._view = view
+        self.inner = view
         self._listeners = Listeners(view.stream)
         # Held during a poll, so that deliveries are in order.
         self._looking = threading.Lock()
@@ -385,25 +357,19 @@ class FollowedStream:
         self._ended = -1
         self._is_heard = False
 
-    @property
-    def inner(self) -> EmbeddedStream:
-        """The view; one that may delete records starts too."""
-        return self._view
-
     def ledgers(self) -> list[LedgerInfo]:
-        return self._view.ledgers()
+        return self.inner.ledgers()
 
     def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
-        return self._view.read(start, max_bytes)
+        return self.inner.read(start, max_bytes)
 
     def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> Subscription:
         with self._looking:
             if not self._is_heard:
                 # The listener learns of earlier entries from ``ledgers``.
                 self._is_heard = True
-                infos = self._view.ledgers()
-                filled = [info for info in infos if info.entries]
-                self._told = Position(filled[-1].ledger_id, filled[-1].last_entry_id) if filled else None
+                infos = self.inner.ledgers()
+                self._told = newest_listed(infos)
                 self._ended = max((info.ledger_id for info in infos if info.closed), default=-1)
             return self._listeners.add(listener, closed)
 
@@ -411,7 +377,7 @@ class FollowedStream:
         """Does nothing: a view can't write this, and only the appending process would read it."""
 
     def delete(self, ledger_id: int) -> None:
-        self._view.delete(ledger_id)
+        self.inner.delete(ledger_id)
 
     def look(self) -> bool:
         """Delivers what was appended since the last poll; returns whether more is left.
@@ -422,11 +388,11 @@ class FollowedStream:
             if not self._is_heard:
                 return False
             if not self._listeners.want_entries:
-                self._told = self._view.last_position() or self._told
+                self._told = self.inner.last_position() or self._told
             left_bytes = LOOK_BYTES_MAX
             while left_bytes > 0:
                 start = Position(0, 0) if self._told is None else self._told.next()
-                batch = self._view.read(start, BATCH_BYTES)
+                batch = self.inner.read(start, BATCH_BYTES)
                 if batch is None:
                     self._tell_ends(None)
                     return False
@@ -439,7 +405,7 @@ class FollowedStream:
 
     def _tell_ends(self, before: int | None) -> None:
         """Delivers the ends of fully delivered ledgers: those before ``before``, or all."""
-        for info in self._view.ledgers():
+        for info in self.inner.ledgers():
             if info.ledger_id <= self._ended or not info.closed or (before is not None and info.ledger_id >= before):
                 continue
             told = self._told is not None and Position(info.ledger_id, info.last_entry_id) <= self._told

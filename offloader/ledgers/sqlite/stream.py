@@ -30,30 +30,9 @@ from offloader.ledgers.sqlite.chunks import (
     room,
 )
 from offloader.ledgers.sqlite.database import Database
-from offloader.ledgers.tail_buffer import Listeners, ListenerSubscription
+from offloader.ledgers.tail_buffer import Listeners, ListenerSubscription, part_to_read
 from offloader.runtime.clock import Clock
 from offloader.settings import LedgerSettings
-
-__all__ = [
-    "LEDGER_ID_MAX",
-    "NOTE_BYTES_MAX",
-    "READ_CHUNKS_MAX",
-    "SELECT_LEDGER",
-    "STARTS_KEPT",
-    "EmbeddedStream",
-    "StreamHandle",
-    "StreamRow",
-    "chunks_from",
-    "find_ledger",
-    "find_readable",
-    "ledger_info",
-    "newest_given_out",
-    "newest_used",
-    "raise_used",
-    "source_id_of",
-    "stream_row",
-    "within",
-]
 
 #: Rows that one read scans at most, which bounds reads of empty entries.
 READ_CHUNKS_MAX = 262_144
@@ -71,28 +50,26 @@ _SELECT_CHUNK = (
     "CAST(crc AS INTEGER), CAST(lengths AS BLOB), CAST(times AS BLOB), CAST(payload AS BLOB) "
     "FROM chunks WHERE ledger_id = ?"
 )
-_INT64_MAX = 2**63 - 1
+#: SQLite's largest row id.
+LEDGER_ID_MAX = 2**63 - 1
+#: Tokens of starts kept per stream, beside the one that ``has_start`` found: a crash loop between a start and its
+#: record in the manifest must neither evict the manifest's token nor fill the disk.
+STARTS_KEPT = 10_000
+#: Largest note.
+NOTE_BYTES_MAX = 1024 * 1024
 
 
 def find_readable(connection: sqlite3.Connection, stream_id: int, start: Position) -> Position | None:
     """The first entry at or after ``start``."""
-    ledger_id, entry_id = (max(min(number, _INT64_MAX), 0) for number in start)
+    ledger_id, entry_id = (max(min(number, LEDGER_ID_MAX), 0) for number in start)
     row = connection.execute(
         "SELECT ledger_id FROM ledgers WHERE stream_id = ?1 AND ledger_id >= ?2 "
-        "AND entries - lost_entries > CASE ledger_id WHEN ?3 THEN ?4 ELSE 0 END ORDER BY ledger_id LIMIT 1",
-        (stream_id, ledger_id, ledger_id, entry_id if start.ledger_id == ledger_id else 0),
+        "AND entries - lost_entries > CASE ledger_id WHEN ?2 THEN ?3 ELSE 0 END ORDER BY ledger_id LIMIT 1",
+        (stream_id, ledger_id, entry_id if start.ledger_id == ledger_id else 0),
     ).fetchone()
     if row is None:
         return None
     return Position(row[0], entry_id if row[0] == start.ledger_id else 0)
-
-
-def within(batch: EntryBatch, first_entry_id: int, max_bytes: int) -> EntryBatch:
-    """How much to read from ``first_entry_id`` on: one entry, and what else fits into ``max_bytes``."""
-    offsets = batch.offsets
-    start = first_entry_id - batch.first.entry_id
-    stop = int(np.searchsorted(offsets, int(offsets[start]) + max_bytes, side="right")) - 1
-    return batch.slice(start, max(stop, start + 1))
 
 
 def chunks_from(connection: sqlite3.Connection, ledger_id: int, entry_id: int, max_bytes: int) -> list[Chunk]:
@@ -135,9 +112,6 @@ class StreamRow(NamedTuple):
         """Whether an id is left for a new ledger."""
         return self.ids_end is None or self.ids_next < self.ids_end
 
-    def with_ids(self, ids_next: int, ids_end: int | None) -> StreamRow:
-        return self._replace(ids_next=ids_next, ids_end=ids_end)
-
 
 def stream_row(connection: sqlite3.Connection, stream_id: int) -> StreamRow | None:
     """Reads the stream's row; ``None`` if there is no such stream."""
@@ -178,11 +152,6 @@ def raise_used(connection: sqlite3.Connection, ledger_id: int) -> None:
     connection.execute("UPDATE sqlite_sequence SET seq = max(seq, ?) WHERE name = 'ledgers'", (ledger_id,))
 
 
-def find_ledger(connection: sqlite3.Connection, stream_id: int, ledger_id: int) -> LedgerInfo | None:
-    row = connection.execute(f"{SELECT_LEDGER} AND ledger_id = ?", (stream_id, ledger_id)).fetchone()
-    return None if row is None else ledger_info(row)
-
-
 def ledger_info(row: tuple[Any, ...]) -> LedgerInfo:
     ledger_id, closed, entries, size_bytes, created_ms, closed_ms, lost = row
     return LedgerInfo(
@@ -196,29 +165,29 @@ def ledger_info(row: tuple[Any, ...]) -> LedgerInfo:
     )
 
 
-#: Tokens of starts kept per stream, beside the one that ``has_start`` found: a crash loop between a start and its
-#: record in the manifest must neither evict the manifest's token nor fill the disk.
-STARTS_KEPT = 10_000
-#: SQLite's largest row id.
-LEDGER_ID_MAX = 2**63 - 1
+class EmbeddedStream:
+    """One stream of an embedded database: a ``LedgerSource`` that takes appends, and an ``IdentifiedSource``.
 
-
-class StreamHandle:
-    """A handle's ownership in its database, and the stream's identity.
-
-    Implements ``IdentifiedSource``. Keeps no stream state in memory except the token that ``has_start`` found, so an
-    error leaves nothing to repair.
+    Made by ``EmbeddedLedgers``. Ledger ids ascend over the whole database and are never reused; entries are numbered
+    0.. in each ledger. All methods are thread-safe. Keeps no stream state in memory except the token that ``has_start``
+    found, so an error leaves nothing to repair.
     """
 
     def __init__(
-        self, database: Database, clock: Clock, stream: str, stream_id: int, owner: int | None, *, may_delete: bool
+        self,
+        database: Database,
+        settings: LedgerSettings,
+        clock: Clock,
+        stream: str,
+        stream_id: int,
+        owner: int | None,
+        *,
+        may_delete: bool = False,
+        acked: AckedSlot | None = None,
     ) -> None:
-        self._may_delete = may_delete
-        self._database = database
-        self._clock = clock
-        self._stream = stream
-        self._stream_id = stream_id
-        self._owner = owner
+        self._database, self._settings, self._clock = database, settings, clock
+        self._stream, self._stream_id, self._owner = stream, stream_id, owner
+        self._may_delete, self._acked = may_delete, acked
         self._append_lock = threading.Lock()
         self._listeners = Listeners(stream)
         self._start_found: str | None = None
@@ -242,13 +211,10 @@ class StreamHandle:
 
     def has_start(self, token: str) -> bool:
         """Whether ``record_start`` recorded this token in this database for this stream; if so, it stays."""
-        with self._database.reading() as connection:
-            found = connection.execute(
-                "SELECT 1 FROM starts WHERE stream_id = ? AND token = ?", (self._stream_id, token)
-            ).fetchone()
-        if found is not None:
+        is_found = self._row("SELECT 1 FROM starts WHERE stream_id = ? AND token = ?", token) is not None
+        if is_found:
             self._start_found = token
-        return found is not None
+        return is_found
 
     def record_start(self, token: str) -> None:
         """Records the token of a start durably; keeps the newest ``STARTS_KEPT`` and ``has_start``'s."""
@@ -277,10 +243,7 @@ class StreamHandle:
 
     def noted_manifest(self) -> tuple[UUID, int] | None:
         """What ``note_manifest`` recorded last, ``None`` before that."""
-        with self._database.reading() as connection:
-            row = connection.execute(
-                "SELECT manifest_incarnation, manifest_record_id FROM streams WHERE stream_id = ?", (self._stream_id,)
-            ).fetchone()
+        row = self._row("SELECT manifest_incarnation, manifest_record_id FROM streams WHERE stream_id = ?")
         return None if row is None or row[0] is None else (UUID(bytes=row[0]), row[1])
 
     # -- ids of new ledgers
@@ -291,14 +254,9 @@ class StreamHandle:
             return newest_used(connection) + 1
 
     def grant_ledgers(self, first: int, end: int) -> None:
-        """Restricts new ledgers of this handle to unused ids from ``first`` up to before ``end``.
-
-        The first grant closes the open ledger and begins one in the range. A later range that begins where the current
-        one ends extends it, any other one replaces what is left of it; the open ledger stays.
+        """As ``IdentifiedSource.grant_ledgers``, with its errors.
 
         Raises:
-            InvalidCall: an empty range, or ids that no ledger can have.
-            StoreUnavailable: every id of the range is used or granted already; reserve from ``next_ledger`` on.
             Fenced: another owner opened the stream since.
         """
         if not 0 < first < end <= LEDGER_ID_MAX:
@@ -324,7 +282,7 @@ class StreamHandle:
                 )
                 if row.ids_end is None or row.ids_end == 0:
                     closed = self._end_ledger(connection, row.open_ledger)
-                    self._begin_ledger(connection, row.with_ids(begin, end), self._clock.now_ms())
+                    self._begin_ledger(connection, row._replace(ids_next=begin, ids_end=end), self._clock.now_ms())
             if closed is not None:
                 self._listeners.tell_closed(closed)
 
@@ -352,38 +310,31 @@ class StreamHandle:
         self, connection: sqlite3.Connection, row: StreamRow, now_ms: int
     ) -> tuple[LedgerInfo, StreamRow]:
         """Opens a ledger; returns it and the stream's row with the remaining ids."""
-        if row.ids_end is None:
-            ledger_id = connection.execute(
-                "INSERT INTO ledgers (stream_id, created_ms) VALUES (?, ?)", (self._stream_id, now_ms)
-            ).lastrowid
-        elif not row.may_begin:
+        if not row.may_begin:
             raise StoreUnavailable(
                 f"stream {self._stream!r}: no ledger id is granted, so that there is no ledger to append to",
                 hint="ids are granted when the manifest has recorded them: try again when the object store answers",
             )
-        else:
-            ledger_id = row.ids_next
-            connection.execute(
-                "INSERT INTO ledgers (ledger_id, stream_id, created_ms) VALUES (?, ?, ?)",
-                (ledger_id, self._stream_id, now_ms),
-            )
-            row = row.with_ids(ledger_id + 1, row.ids_end)
+        # without a granted id the database picks one
+        ledger_id = connection.execute(
+            "INSERT INTO ledgers (ledger_id, stream_id, created_ms) VALUES (?, ?, ?)",
+            (None if row.ids_end is None else row.ids_next, self._stream_id, now_ms),
+        ).lastrowid
+        if row.ids_end is not None:
+            row = row._replace(ids_next=row.ids_next + 1)
             connection.execute("UPDATE streams SET ids_next = ? WHERE stream_id = ?", (row.ids_next, self._stream_id))
         info = LedgerInfo(ledger_id=ledger_id or 0, closed=False, entries=0, size_bytes=0, created_ms=now_ms)
         return info, row
 
     def _end_ledger(self, connection: sqlite3.Connection, ledger: LedgerInfo | None) -> LedgerInfo | None:
         """Closes an open ledger, or removes it if it is empty; returns what was closed."""
-        if ledger is None:
-            return None
-        if ledger.entries == 0:
+        if ledger is not None and ledger.entries:
+            return _close(connection, ledger, self._clock.now_ms())
+        if ledger is not None:
             connection.execute("DELETE FROM ledgers WHERE ledger_id = ?", (ledger.ledger_id,))
-            return None
-        now_ms = self._clock.now_ms()
-        connection.execute("UPDATE ledgers SET closed_ms = ? WHERE ledger_id = ?", (now_ms, ledger.ledger_id))
-        return replace(ledger, closed=True, closed_ms=now_ms)
+        return None
 
-    # -- inside a transaction
+    # -- transactions
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[sqlite3.Connection]:
@@ -411,35 +362,6 @@ class StreamHandle:
                     hint="another process opened the stream: stop writing here",
                 )
             yield connection, row
-
-
-#: Largest note.
-NOTE_BYTES_MAX = 1024 * 1024
-
-
-class EmbeddedStream(StreamHandle):
-    """One stream of an embedded database: a ``LedgerSource`` that takes appends.
-
-    Made by ``EmbeddedLedgers``. Ledger ids ascend over the whole database and are never reused; entries are numbered
-    0.. in each ledger. All methods are thread-safe. Keeps no stream state in memory, so an error leaves nothing to
-    repair.
-    """
-
-    def __init__(
-        self,
-        database: Database,
-        settings: LedgerSettings,
-        clock: Clock,
-        stream: str,
-        stream_id: int,
-        owner: int | None,
-        *,
-        may_delete: bool = False,
-        acked: AckedSlot | None = None,
-    ) -> None:
-        super().__init__(database, clock, stream, stream_id, owner, may_delete=may_delete)
-        self._settings = settings
-        self._acked = acked
 
     # -- writing
 
@@ -515,10 +437,10 @@ class EmbeddedStream(StreamHandle):
             InvalidCall: the ledger is still open.
         """
         with self._changing() as connection:
-            ledger = find_ledger(connection, self._stream_id, ledger_id)
-            if ledger is None:
+            row = connection.execute(f"{SELECT_LEDGER} AND ledger_id = ?", (self._stream_id, ledger_id)).fetchone()
+            if row is None:
                 return
-            if not ledger.closed:
+            if not ledger_info(row).closed:
                 raise InvalidCall(
                     f"stream {self._stream!r} ledger {ledger_id} is open and can't be deleted",
                     hint="close it first (close_ledger)",
@@ -537,9 +459,7 @@ class EmbeddedStream(StreamHandle):
 
     def put_note(self, key: str, value: bytes) -> None:
         """Sets a small durable value of the stream, replacing the earlier one."""
-        self._check_notes({key: value})
-        with self._owning() as (connection, _):
-            self._write_notes(connection, {key: value})
+        self.append([], notes={key: value})
 
     # -- reading
 
@@ -550,10 +470,7 @@ class EmbeddedStream(StreamHandle):
             return [ledger_info(row) for row in rows]
 
     def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
-        """Entries of one ledger, from the first one at or after ``start`` on.
-
-        Returns at least one entry (even above ``max_bytes``), then as many as fit into ``max_bytes`` of payload.
-        ``None``: nothing at or after ``start`` yet.
+        """As ``LedgerSource.read``.
 
         Raises:
             Corrupt: stored entries are damaged; names the database, ledger and chunk.
@@ -569,7 +486,7 @@ class EmbeddedStream(StreamHandle):
             raise Corrupt(
                 f"stream {self._stream!r}: {error}", hint="restore the database, or read what the object store has"
             ) from error
-        return within(batch, found.entry_id, max_bytes)
+        return part_to_read(batch, found, max_bytes)
 
     def first_position(self) -> Position | None:
         """The first existing entry, ``None`` if there is none."""
@@ -581,18 +498,12 @@ class EmbeddedStream(StreamHandle):
 
     def released_position(self) -> Position | None:
         """What ``release`` recorded last, ``None`` before that."""
-        with self._database.reading() as connection:
-            row = connection.execute(
-                "SELECT released_ledger_id, released_entry_id FROM streams WHERE stream_id = ?", (self._stream_id,)
-            ).fetchone()
+        row = self._row("SELECT released_ledger_id, released_entry_id FROM streams WHERE stream_id = ?")
         return None if row is None or row[0] < 0 else Position(*row)
 
     def get_note(self, key: str) -> bytes | None:
         """A note's value, ``None`` when it was never set."""
-        with self._database.reading() as connection:
-            row = connection.execute(
-                "SELECT value FROM notes WHERE stream_id = ? AND key = ?", (self._stream_id, key)
-            ).fetchone()
+        row = self._row("SELECT value FROM notes WHERE stream_id = ? AND key = ?", key)
         return None if row is None else bytes(row[0])
 
     # -- following
@@ -627,14 +538,15 @@ class EmbeddedStream(StreamHandle):
         while done < len(given):
             # Without an id for the next ledger the open one stays open beyond its limits.
             if ledger is not None and row.may_begin and must_roll(ledger, now_ms, self._settings):
-                connection.execute("UPDATE ledgers SET closed_ms = ? WHERE ledger_id = ?", (now_ms, ledger.ledger_id))
-                closed.append(replace(ledger, closed=True, closed_ms=now_ms))
+                closed.append(_close(connection, ledger, now_ms))
                 ledger = None
             if ledger is None:
                 ledger, row = self._begin_ledger(connection, row, now_ms)
             rest = given.slice(done, len(given))
             fitting = room(ledger, rest, self._settings) if row.may_begin else len(rest)
-            part = _numbered(rest.slice(0, fitting), ledger.ledger_id, ledger.entries)
+            rest = rest.slice(0, fitting)
+            ids = np.arange(ledger.entries, ledger.entries + fitting, dtype=np.int64)
+            part = EntryBatch(ledger.ledger_id, ids, rest.payloads, rest.publish_times_ms)
             ledger = self._write_part(connection, ledger, part, now_ms, may_close=row.may_begin)
             if ledger.closed:
                 closed.append(ledger)
@@ -652,13 +564,7 @@ class EmbeddedStream(StreamHandle):
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (encode_chunk(piece) for piece in cut_chunks(part)),
         )
-        grown = LedgerInfo(
-            ledger_id=ledger.ledger_id,
-            closed=False,
-            entries=ledger.entries + len(part),
-            size_bytes=ledger.size_bytes + part.payload_bytes,
-            created_ms=ledger.created_ms,
-        )
+        grown = replace(ledger, entries=ledger.entries + len(part), size_bytes=ledger.size_bytes + part.payload_bytes)
         full = may_close and is_full(grown, self._settings)
         connection.execute(
             "UPDATE ledgers SET entries = ?, size_bytes = ?, closed_ms = ? WHERE ledger_id = ?",
@@ -676,12 +582,15 @@ class EmbeddedStream(StreamHandle):
     # -- checks and queries
 
     def _edge(self, end: str, entry_id: str) -> Position | None:
+        query = f"SELECT {end}(ledger_id), {entry_id} FROM ledgers WHERE stream_id = ? AND entries > lost_entries"  # noqa: S608 - constants
+        row = self._row(query)
+        return None if row is None or row[0] is None else Position(*row)
+
+    def _row(self, query: str, *values: str) -> tuple[Any, ...] | None:
+        """The first row of a query about this stream, whose id is the first value."""
         with self._database.reading() as connection:
-            row = connection.execute(
-                f"SELECT {end}(ledger_id), {entry_id} FROM ledgers WHERE stream_id = ? AND entries > lost_entries",  # noqa: S608 - constants
-                (self._stream_id,),
-            ).fetchone()
-        return None if row[0] is None else Position(*row)
+            row: tuple[Any, ...] | None = connection.execute(query, (self._stream_id, *values)).fetchone()
+        return row
 
     def _check_notes(self, notes: Mapping[str, bytes]) -> None:
         for key, value in notes.items():
@@ -693,6 +602,6 @@ class EmbeddedStream(StreamHandle):
                 )
 
 
-def _numbered(batch: EntryBatch, ledger_id: int, first_entry_id: int) -> EntryBatch:
-    ids = np.arange(first_entry_id, first_entry_id + len(batch), dtype=np.int64)
-    return EntryBatch(ledger_id, ids, batch.payloads, batch.publish_times_ms)
+def _close(connection: sqlite3.Connection, ledger: LedgerInfo, now_ms: int) -> LedgerInfo:
+    connection.execute("UPDATE ledgers SET closed_ms = ? WHERE ledger_id = ?", (now_ms, ledger.ledger_id))
+    return replace(ledger, closed=True, closed_ms=now_ms)

@@ -45,7 +45,7 @@ export const routes = {
   decisions: "v1/decisions",
   orphans: "v1/orphans",
   stream: (name) => of(name),
-  shape: (name) => of(name, "/shape"),
+  shape: (name) => of(name, "/timeline"),
   segments: (name) => of(name, "/segments"),
   retention: (name) => of(name, "/retention"),
   decisionsOf: (name) => of(name, "/decisions"),

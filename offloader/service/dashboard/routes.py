@@ -10,8 +10,6 @@ from importlib import resources
 
 from fastapi import APIRouter, Request, Response
 
-__all__ = ["HEADERS", "PageFile", "is_page", "page_files", "page_routes"]
-
 _TYPES = {
     "html": "text/html; charset=utf-8",
     "css": "text/css; charset=utf-8",
@@ -49,7 +47,8 @@ class PageFile:
 
 @cache
 def page_files() -> Mapping[str, PageFile]:
-    """Path of a URL -> file: ``/`` is the page itself, the rest lies below ``/dashboard/``."""
+    """Path of a URL -> file: ``/`` is the page itself, the rest lies below ``/dashboard/``. They hold no data, and need
+    no authentication."""
     found = {}
     for entry in resources.files(__package__).iterdir():
         media_type = _TYPES.get(entry.name.rpartition(".")[2])
@@ -58,11 +57,6 @@ def page_files() -> Mapping[str, PageFile]:
             path = "/" if entry.name == "index.html" else f"/dashboard/{entry.name}"
             found[path] = PageFile(body, media_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
     return found
-
-
-def is_page(path: str) -> bool:
-    """Whether the path needs no authentication: the page's files, which hold no data."""
-    return path in page_files()
 
 
 def page_routes() -> APIRouter:

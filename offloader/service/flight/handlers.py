@@ -45,18 +45,6 @@ from offloader.service.flight.sessions import (
 from offloader.settings import FlightSettings, ReadSettings
 from offloader.store.base import ObjectStore
 
-__all__ = [
-    "ACTIONS",
-    "ENTRY_SCHEMA",
-    "LEASE_S",
-    "Actions",
-    "Gets",
-    "pushed_batches",
-    "require_columns",
-    "sent_payloads",
-    "take_batches",
-]
-
 #: Longest wait of one ``offload``.
 OFFLOAD_WAIT_S_MAX = 3600.0
 
@@ -76,15 +64,10 @@ class Actions:
     """Executes Flight actions. Thread-safe.
 
     Args:
-        store: of the manifests.
-        seats: the pushed streams' producer sessions.
         control: executes commands for every served stream.
-        clock: for recorded times.
     """
 
-    def __init__(
-        self, store: ObjectStore, seats: ProducerSessions, control: Callable[[], ServiceControl], clock: Clock
-    ) -> None:
+    def __init__(self, store: ObjectStore, seats: ProducerSessions, control: ServiceControl, clock: Clock) -> None:
         self._store, self._seats, self._control, self._clock = store, seats, control, clock
         self._run: dict[str, Callable[[Fields, Caller], dict[str, Any]]] = {
             "status": self._status,
@@ -124,7 +107,7 @@ class Actions:
         name, until = fields.text("stream"), fields.text("until", "")
         timeout_s = min(fields.seconds("timeout_s", 60.0) or 0.0, OFFLOAD_WAIT_S_MAX)
         fields.end()
-        return self._control().offload(name, until=until, timeout_s=timeout_s, by=caller.name)
+        return self._control.offload(name, until=until, timeout_s=timeout_s, by=caller.name)
 
     def _close_ledger(self, fields: Fields, caller: Caller) -> dict[str, Any]:  # noqa: ARG002
         stream = self._there(fields.text("stream"))
@@ -141,13 +124,13 @@ class Actions:
         name, subscriber = fields.text("stream"), fields.text("subscriber")
         at, generation = fields.any("at"), fields.whole("generation")
         fields.end()
-        return self._control().publish(name, subscriber, at, generation=generation, by=caller.name)
+        return self._control.publish(name, subscriber, at, generation=generation, by=caller.name)
 
     def _subscribe(self, fields: Fields, caller: Caller) -> dict[str, Any]:
         name, subscriber = fields.text("stream"), fields.text("subscriber")
         start, generation = fields.any("start"), fields.whole("generation", 0)
         fields.end()
-        return self._control().subscribe(name, subscriber, start=start, generation=generation or 0, by=caller.name)
+        return self._control.subscribe(name, subscriber, start=start, generation=generation or 0, by=caller.name)
 
     def _truncate(self, fields: Fields, caller: Caller) -> dict[str, Any]:  # noqa: ARG002
         name, before = fields.text("stream"), fields.position("before")
@@ -155,11 +138,10 @@ class Actions:
         if before is None:
             raise InvalidCall("action truncate: before is missing", hint="the first position that stays")
         stream = self._seats.find(name)
-        # A pushed stream has no hot tier here whose ledgers could be deleted.
-        source = stream.source if stream is not None and isinstance(stream.source, AppendedLedgers) else None
         log = ManifestLog(self._store, name, clock=self._clock)
         method = "streaming" if stream is None else stream.settings.offload.method
-        done = truncate_stream(log, before, clock=self._clock, source=source, method=method)
+        # A pushed stream has no hot tier here whose ledgers could be deleted.
+        done = truncate_stream(log, before, clock=self._clock, source=self._seats.appended(name), method=method)
         return {
             "stream": name,
             "head": str(done.head),
@@ -208,7 +190,9 @@ def require_columns(schema: pa.Schema, mode: str) -> None:
     try:
         names = list(schema.names)
     except UnicodeDecodeError as error:
-        raise InvalidCall(f"columns of a {mode}: a name isn't UTF-8", hint="docs/FLIGHT.md has the columns") from error
+        raise InvalidCall(
+            f"columns of a {mode}: a name isn't UTF-8", hint="docs/reference/flight.md has the columns"
+        ) from error
     problems = [f"{name} is missing" for name in _NEEDED[mode] if name not in names]
     problems += [f"{ascii(name)[:80]} is unknown" for name in sorted(set(names) - set(_KNOWN[mode]))]
     problems += [f"{name} comes twice" for name in sorted(set(names)) if names.count(name) > 1]
@@ -254,7 +238,7 @@ def _checked(batch: pa.RecordBatch, bytes_max: int, entry_bytes_max: int) -> tup
     # Arrow reads offsets to size a batch, and a batch without rows has none.
     if len(batch) and batch.nbytes > bytes_max:
         raise LimitReached(
-            f"a batch of {batch.nbytes} bytes is above {bytes_max} (flight.batch_bytes_max)", hint="send smaller ones"
+            f"a batch of {batch.nbytes} bytes is above {bytes_max} (flight.batch_size_max)", hint="send smaller ones"
         )
     _require_sound(batch, full=True)
     payloads = batch.column("payload")
@@ -263,8 +247,8 @@ def _checked(batch: pa.RecordBatch, bytes_max: int, entry_bytes_max: int) -> tup
     largest = pc.max(pc.binary_length(payloads)).as_py() or 0
     if largest > entry_bytes_max:
         raise LimitReached(
-            f"an entry of {largest} bytes is above the {entry_bytes_max} that offload.entry_bytes_max and "
-            "offload.offload_buffer_bytes_max allow",
+            f"an entry of {largest} bytes is above the {entry_bytes_max} that offload.entry_size_max and "
+            "offload.offload_buffer_size_max allow",
             hint="nothing of the batch was taken",
         )
     return payloads, _times(batch)
@@ -283,18 +267,14 @@ def _times(batch: pa.RecordBatch) -> NDArray[np.int64]:
         return np.full(len(batch), TIME_UNKNOWN_MS, dtype=np.int64)
     times = batch.column("publish_time").cast(pa.int64())
     require_times(times.drop_null().to_numpy(zero_copy_only=False), where="a batch")
-    if times.null_count:
-        times = pc.fill_null(times, TIME_UNKNOWN_MS)
-    found: NDArray[np.int64] = times.to_numpy(zero_copy_only=False)
-    return found
+    return np.asarray(pc.fill_null(times, TIME_UNKNOWN_MS), dtype=np.int64)
 
 
 def _whole(batch: pa.RecordBatch, name: str) -> NDArray[np.int64]:
     column = batch.column(name)
     if column.null_count:
         raise InvalidCall(f"a {name} is null")
-    found: NDArray[np.int64] = column.to_numpy()
-    return found
+    return np.asarray(column, dtype=np.int64)
 
 
 #: Lease of a DoGet against cleanup; renewed while it reads.
@@ -308,7 +288,6 @@ class Gets:
 
     Args:
         store: open for writing, for the leases.
-        settings: of readers.
         source_of: the hot tier of a stream with local ledgers: its newest entries are read from there.
     """
 
@@ -318,11 +297,8 @@ class Gets:
         self._store, self._settings, self._source_of = store, settings, source_of
 
     def entries(self, request: GetRequest) -> fl.FlightDataStream:
-        """The entries of a ticket, a batch at a time.
-
-        Raises:
-            NotFound, Trimmed, BeyondEnd, InvalidCall and other errors of a reader: at once where possible.
-        """
+        """The entries of a ticket, a batch at a time. Raises ``NotFound``, ``Trimmed``, ``BeyondEnd``, ``InvalidCall``
+        and other errors of a reader: at once where possible."""
         source = self._source_of(request.stream)
         reader = open_reader(self._store, request.stream, settings=self._settings, source=source, lease_seconds=LEASE_S)
         try:
@@ -333,11 +309,8 @@ class Gets:
         return fl.GeneratorStream(ENTRY_SCHEMA, _sent(reader, batches))
 
     def info(self, name: str) -> fl.FlightInfo:
-        """One stream's first and last position, entries and bytes in the cold tier.
-
-        Raises:
-            NotFound: no such stream.
-        """
+        """One stream's first and last position, entries and bytes in the cold tier. Raises ``NotFound``: no such
+        stream."""
         source = self._source_of(name)
         state = load_stream(self._store, name, may_be_absent=source is not None)
         with open_reader(self._store, name, settings=self._settings, source=source, state=state) as reader:
@@ -394,11 +367,11 @@ def take_batches(
     require_columns(reader.schema, stream.mode)
     source = stream.source
     if isinstance(source, AppendedLedgers):
-        with Answers(writer, source, seat.trouble) as answers:
+        with contextlib.closing(Answers(writer, source, seat.trouble)) as answers:
             _take_appended(seat, source, reader, answers, settings)
         return
     assert seat.proof is not None, "a seat at a pushed stream has one"
-    with Answers(writer, seat.proof, seat.trouble) as answers:
+    with contextlib.closing(Answers(writer, seat.proof, seat.trouble)) as answers:
         _take_pushed(seat, source, seat.proof, reader, answers, settings)
 
 

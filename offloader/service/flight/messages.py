@@ -18,21 +18,6 @@ from offloader.errors import ErrorKind, InvalidCall, OffloaderError
 from offloader.ledgers.pushed import LedgerEnd
 from offloader.service.auth import NotAuthenticated
 
-__all__ = [
-    "Answer",
-    "BatchNote",
-    "Fields",
-    "GetRequest",
-    "PutRequest",
-    "batch_note",
-    "encoded",
-    "fields_of",
-    "get_request",
-    "put_request",
-    "refusal",
-    "refusing",
-]
-
 #: Longest descriptor, ticket or note.
 DOCUMENT_BYTES_MAX = 64 * 1024
 #: Most ledgers closed with one batch.
@@ -44,33 +29,30 @@ _Value = TypeVar("_Value")
 
 
 class Fields:
-    """The fields of one document, each taken once.
-
-    Args:
-        values: the document.
-        what: its name, for errors.
-    """
+    """The fields of one document, each taken once."""
 
     def __init__(self, values: Mapping[str, Any], what: str) -> None:
         self._values, self._what = dict(values), what
 
     def text(self, name: str, default: str | None = None, *, chars_max: int = 1024) -> str:
         """A text; required without a default."""
-        value = self._take(name, default)
+        value = self._values.pop(name, default)
+        if value is None:
+            raise InvalidCall(f"{self._what}: {name} is missing", hint="docs/reference/flight.md has examples")
         if not isinstance(value, str) or len(value) > chars_max or (value and not value.isprintable()):
             raise self._wrong(name, value, f"a text of up to {chars_max} characters")
         return value
 
     def whole(self, name: str, default: int | None = None) -> int | None:
         """An integer from 0."""
-        value = self._take(name, default, required=False)
+        value = self._values.pop(name, default)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63):
             raise self._wrong(name, value, "a whole number")
         return value
 
     def seconds(self, name: str, default: float | None = None) -> float | None:
         """A number of seconds, 0 or more."""
-        value = self._take(name, default, required=False)
+        value = self._values.pop(name, default)
         good = value is None or (isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e9)
         if not good:
             raise self._wrong(name, value, "a number of seconds")
@@ -78,54 +60,48 @@ class Fields:
 
     def position(self, name: str) -> Position | None:
         """A position, ``"7:12"``."""
-        value = self._take(name, None, required=False)
-        return None if value is None else self._made(name, value, Position.parse, "a position, LEDGER:ENTRY")
+        return self._made(name, Position.parse, "a position, LEDGER:ENTRY")
 
     def uuid(self, name: str) -> UUID | None:
         """A uuid as text."""
-        value = self._take(name, None, required=False)
-        return None if value is None else self._made(name, value, UUID, "a uuid")
+        return self._made(name, UUID, "a uuid")
 
     def any(self, name: str) -> object:
         """Any value, ``None`` if absent."""
-        return self._take(name, None, required=False)
+        return self._values.pop(name, None)
 
     def end(self) -> None:
         """Raises ``InvalidCall`` when a field is left."""
         if self._values:
             name = min(self._values)
-            raise InvalidCall(f"{self._what}: no such field: {ascii(name)[:80]}", hint="docs/FLIGHT.md lists them")
+            raise InvalidCall(
+                f"{self._what}: no such field: {ascii(name)[:80]}", hint="docs/reference/flight.md lists them"
+            )
 
-    def _take(self, name: str, default: object, *, required: bool = True) -> Any:
-        if name not in self._values and default is None and required:
-            raise InvalidCall(f"{self._what}: {name} is missing", hint="docs/FLIGHT.md has examples")
-        return self._values.pop(name, default)
-
-    def _made(self, name: str, value: object, make: Callable[[str], _Value], wanted: str) -> _Value:
+    def _made(self, name: str, make: Callable[[str], _Value], wanted: str) -> _Value | None:
+        value = self._values.pop(name, None)
         try:
-            assert isinstance(value, str)
-            return make(value)
-        except (AssertionError, ValueError) as error:
+            if value is None or isinstance(value, str):
+                return None if value is None else make(value)
+        except ValueError as error:
             raise self._wrong(name, value, wanted) from error
+        raise self._wrong(name, value, wanted)
 
     def _wrong(self, name: str, value: object, wanted: str) -> InvalidCall:
         return InvalidCall(f"{self._what}: {name} = {ascii(value)[:80]} is not {wanted}")
 
 
 def fields_of(body: bytes, what: str) -> Fields:
-    """A JSON document's fields; no bytes are a document without fields.
-
-    Raises:
-        InvalidCall: too long, or not a JSON object.
-    """
+    """A JSON document's fields; no bytes are a document without fields. Raises ``InvalidCall``: too long, or not a JSON
+    object."""
     if len(body) > DOCUMENT_BYTES_MAX:
         raise InvalidCall(f"{what}: {len(body)} bytes are above {DOCUMENT_BYTES_MAX}")
     try:
         values = json.loads(body) if body else {}
     except (ValueError, RecursionError) as error:
-        raise InvalidCall(f"{what} is no JSON", hint="docs/FLIGHT.md has examples") from error
+        raise InvalidCall(f"{what} is no JSON", hint="docs/reference/flight.md has examples") from error
     if not isinstance(values, dict):
-        raise InvalidCall(f"{what} is no JSON object", hint="docs/FLIGHT.md has examples")
+        raise InvalidCall(f"{what} is no JSON object", hint="docs/reference/flight.md has examples")
     return Fields(values, what)
 
 
@@ -139,7 +115,6 @@ class PutRequest:
     """Descriptor of a DoPut.
 
     Attributes:
-        stream: its name.
         mode: ``push``: the broker has ledgers and assigns positions; ``append``: the sidecar has them.
         producer: its name, so that it can reconnect before its last call ends; may be empty.
         source: push: id of the entries' log, made with it; ``None``: unknown.
@@ -155,11 +130,8 @@ class PutRequest:
 
 
 def put_request(path: list[bytes] | None, command: bytes | None) -> PutRequest:
-    """From a descriptor: a path of one element is a stream to push; a command is a document.
-
-    Raises:
-        InvalidCall: neither.
-    """
+    """From a descriptor: a path of one element is a stream to push; a command is a document. Raises ``InvalidCall``:
+    neither."""
     if path is not None:
         if len(path) != 1:
             raise InvalidCall(
@@ -185,7 +157,6 @@ class GetRequest:
     """Range of a DoGet: all of a stream, or from a position or a time up to a position.
 
     Attributes:
-        stream: its name.
         first, last: inclusive; ``None``: the first and the last available.
         from_time_ms: instead of ``first``: the first entry published then or later.
         batch_bytes: payload bytes of one batch; ``None``: by the settings.
@@ -209,11 +180,7 @@ class GetRequest:
 
 
 def get_request(ticket: bytes) -> GetRequest:
-    """From a ticket.
-
-    Raises:
-        InvalidCall: an invalid one.
-    """
+    """From a ticket. Raises ``InvalidCall``: an invalid one."""
     fields = fields_of(ticket, "ticket")
     request = GetRequest(
         fields.text("stream"),
@@ -244,11 +211,7 @@ class BatchNote:
 
 
 def batch_note(metadata: bytes | None, mode: Literal["push", "append"]) -> BatchNote:
-    """From a batch's application metadata.
-
-    Raises:
-        InvalidCall: an invalid one, or of the other mode.
-    """
+    """From a batch's application metadata. Raises ``InvalidCall``: an invalid one, or of the other mode."""
     if not metadata:
         return BatchNote()
     fields = fields_of(metadata, "metadata of a batch")
@@ -331,9 +294,8 @@ def refusal(error: OffloaderError) -> fl.FlightError:
 
     Only Flight's own errors: for any other, pyarrow sends the caller the whole traceback.
     """
-    kind = _KINDS.get(error.kind, fl.FlightServerError)
-    if isinstance(error, NotAuthenticated):
-        kind = fl.FlightUnauthenticatedError
+    known = not isinstance(error, NotAuthenticated)
+    kind = _KINDS.get(error.kind, fl.FlightServerError) if known else fl.FlightUnauthenticatedError
     facts = {"error": type(error).__name__, "kind": error.kind.name.lower(), "what": error.message, "hint": error.hint}
     return kind(f"{type(error).__name__}: {error}", encoded(facts))
 

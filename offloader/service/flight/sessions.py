@@ -9,8 +9,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from types import TracebackType
-from typing import Literal, Protocol
+from typing import Literal
 from uuid import UUID
 
 import numpy as np
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from formats.entries import ENTRY_HEADER_BYTES, EntryBatch, Position
 from offloader import errors
 from offloader.errors import Closed, InvalidCall, LimitReached, OffloaderError, SourceMismatch
-from offloader.ledgers.base import ClosedListener, LedgerInfo, LedgerSource, Listener, Subscription
+from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.pushed import (
     IdentifiedLedgers,
     Offered,
@@ -37,33 +36,18 @@ from offloader.manifest.catalog import require_free_name
 from offloader.read.reader import Reader, load_stream, open_reader
 from offloader.runtime.clock import Clock
 from offloader.service.flight.messages import Answer, PutRequest
-from offloader.service.providers.base import StreamControl, Streams
+from offloader.service.streams import ServedStreams, StreamSupervisor
 from offloader.settings import FlightSettings, ReadSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.stream_names import require_stream_name
 from offloader.write.status import Mode
-
-__all__ = [
-    "FEED",
-    "PRODUCERS_MAX",
-    "Answers",
-    "AppendedLedgers",
-    "FlightStream",
-    "NewsSource",
-    "ProducerSession",
-    "ProducerSessions",
-    "Proof",
-    "another_log",
-]
 
 
 class Proof:
     """Verifies that one call pushes the stored log; also limits the call's news.
 
     Args:
-        source: the stream.
         store: has the durable entries.
-        settings: of readers.
         is_named: whether the producer named its log; otherwise only entries pushed again are compared.
     """
 
@@ -77,11 +61,8 @@ class Proof:
         self._seen = PushNews(None, None)
 
     def begin(self, last: Position, crc32: int) -> None:
-        """Compares the newest entry acknowledged to the producer as durable.
-
-        Raises:
-            SourceMismatch: it isn't durable, or differs.
-        """
+        """Compares the newest entry acknowledged to the producer as durable. Raises ``SourceMismatch``: it isn't
+        durable, or differs."""
         durable = self._source.news().durable
         if durable is None or last > durable:
             raise another_log(self._source.stream, f"it heard that {last} is durable, and {durable or 'nothing'} is")
@@ -106,9 +87,7 @@ class Proof:
             if len(batch) != last.entry_id + 1 - first.entry_id:
                 continue  # a gap: refused when it is accepted
             if durable is not None and first <= durable:
-                again = batch
-                if last > durable:
-                    again = batch.slice(0, durable.entry_id + 1 - first.entry_id)
+                again = batch.between(first, min(last, durable))
                 self._compare(again)
                 self._proven = again.last if self._proven is None else max(self._proven, again.last)
             if self._wanted is not None and last > self._wanted and not self._is_proven:
@@ -124,8 +103,6 @@ class Proof:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
-
-    # -- news
 
     def news(self) -> PushNews:
         """Accepted and durable positions, as far as the log is verified."""
@@ -148,16 +125,11 @@ class Proof:
         if self._is_proven:
             return news
         proven = self._proven
-        if proven is None:
-            return PushNews(None, None)
-        return PushNews(*(None if each is None else min(each, proven) for each in (news.taken, news.durable)))
-
-    # -- the cold tier
+        return PushNews(*(each and proven and min(each, proven) for each in (news.taken, news.durable)))
 
     def _compare(self, again: EntryBatch) -> None:
         for stored in self._stored(again.first, again.last):
-            low = stored.first.entry_id - again.first.entry_id
-            pushed = again.slice(low, low + len(stored))
+            pushed = again.between(stored.first, stored.last)
             at = first_difference(pushed.payloads, stored.payloads)
             if at is not None:
                 other = Position(stored.ledger_id, stored.first.entry_id + at)
@@ -191,28 +163,24 @@ _NOTE = "flight-producers"
 _WAIT_S_MAX = 0.5
 
 
-class AppendedLedgers:
+class AppendedLedgers(TailingSource):
     """An embedded stream as a ``LedgerSource``, with appends of its producers. Thread-safe.
 
     Args:
-        inner: the stream, open for appends.
         tail_bytes_max: newest entries kept in memory.
-        clock: for waiting.
 
     Attributes:
         offered: returns the state of the entries' offload; set before the first append.
     """
 
     def __init__(self, inner: EmbeddedStream, tail_bytes_max: int, clock: Clock) -> None:
-        self._inner, self._clock = inner, clock
-        self._tail = TailingSource(inner, tail_bytes_max)
+        super().__init__(inner, tail_bytes_max)
+        self._stream, self._clock = inner, clock
         self.offered: Callable[[], Offered] = Offered
         self._changed = threading.Condition()
         self._appending = threading.Lock()
         self._sequences: dict[str, int] = json.loads(inner.get_note(_NOTE) or b"{}")
         self._end = inner.last_position()
-
-    # -- appends
 
     def sequence(self, producer: str) -> int | None:
         """The newest durable batch number of a producer."""
@@ -235,12 +203,11 @@ class AppendedLedgers:
             notes = {} if sequence is None else self._note_of(producer, sequence)
             if sequence is not None and sequence <= self._sequences.get(producer, -1):
                 return []
-            written = self._inner.append(payloads, times_ms, notes=notes)
+            written = self._stream.append(payloads, times_ms, notes=notes)
             if sequence is not None:
                 self._sequences[producer] = sequence
-            with self._changed:
-                self._end = written[-1].last if written else self._end
-                self._changed.notify_all()
+            self._end = written[-1].last if written else self._end
+        self.wake()
         return written
 
     def news(self) -> PushNews:
@@ -266,34 +233,15 @@ class AppendedLedgers:
 
     def close_ledger(self) -> LedgerInfo | None:
         """Closes the open ledger, so that the next append opens another."""
-        return self._inner.close_ledger()
+        return self._stream.close_ledger()
 
     def end(self) -> None:
         """Frees the entries in memory. Idempotent."""
-        self._tail.close()
-
-    # -- LedgerSource
-
-    @property
-    def inner(self) -> LedgerSource:
-        """The hot tier behind it."""
-        return self._tail
-
-    def ledgers(self) -> list[LedgerInfo]:
-        return self._tail.ledgers()
-
-    def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
-        return self._tail.read(start, max_bytes)
-
-    def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> Subscription:
-        return self._tail.subscribe(listener, closed)
+        self.close()
 
     def release(self, position: Position) -> None:
-        self._tail.release(position)
+        super().release(position)
         self.wake()
-
-    def delete(self, ledger_id: int) -> None:
-        self._tail.delete(ledger_id)
 
     def _note_of(self, producer: str, sequence: int) -> dict[str, bytes]:
         if not producer:
@@ -319,7 +267,6 @@ class FlightStream:
     """One stream with producers.
 
     Attributes:
-        settings: its effective ones.
         seat: the current producer session, ``None``: none.
         left_s: when the last session ended, by the monotonic clock.
         is_warned: whether a warning was logged that its producer doesn't name its log.
@@ -328,7 +275,7 @@ class FlightStream:
     name: str
     mode: Literal["push", "append"]
     source: PushedLedgers | AppendedLedgers
-    control: StreamControl
+    control: StreamSupervisor
     settings: Settings
     seat: ProducerSession | None = None
     left_s: float = 0.0
@@ -351,9 +298,9 @@ class FlightStream:
         """State of the entries' offload."""
         status = self.control.status()
         if status is None:
-            return Offered(None, self.control.committed)
-        error = _error_of(status.error_kind, status.error) if status.mode is Mode.STOPPED else None
-        return Offered(status.offered, status.committed, error)
+            return Offered()
+        kind: Callable[[str], OffloaderError] = getattr(errors, status.error_kind, OffloaderError)
+        return Offered(status.offered, status.committed, kind(status.error) if status.mode is Mode.STOPPED else None)
 
 
 class ProducerSession:
@@ -413,16 +360,12 @@ class ProducerSessions:
     """The producer sessions of all streams. Thread-safe.
 
     Args:
-        streams: the process's.
-        store: of their manifests.
-        settings: limits.
         ledgers: for streams in mode append, ``None``: not supported.
-        clock: for times.
     """
 
     def __init__(
         self,
-        streams: Streams,
+        streams: ServedStreams,
         store: ObjectStore,
         settings: FlightSettings,
         ledgers: EmbeddedLedgers | None,
@@ -431,19 +374,22 @@ class ProducerSessions:
         self._streams, self._store, self._settings, self._ledgers = streams, store, settings, ledgers
         self._clock = clock
         self._memory = PushMemory(settings.memory_bytes_max)
-        self._lock = threading.Lock()
+        #: Needs no lock: changed by single operations, and copied before a loop.
         self._held: dict[str, FlightStream] = {}
         self._opening = [threading.Lock() for _ in range(_OPENING_LOCKS)]
         self._closing = False
 
     def held(self) -> list[FlightStream]:
         """The open streams, by name."""
-        with self._lock:
-            return [self._held[name] for name in sorted(self._held)]
+        return [stream for _, stream in sorted(self._held.copy().items())]
 
     def find(self, name: str) -> FlightStream | None:
-        with self._lock:
-            return self._held.get(name)
+        return self._held.get(name)
+
+    def appended(self, name: str) -> AppendedLedgers | None:
+        """The hot tier of a stream with local ledgers."""
+        stream = self.find(name)
+        return stream.source if stream is not None and isinstance(stream.source, AppendedLedgers) else None
 
     def take(self, request: PutRequest, peer: str) -> ProducerSession:
         """Opens a session at a stream, and the stream if needed.
@@ -508,7 +454,7 @@ class ProducerSessions:
                         self._open(PutRequest(name, "append"))
             except OffloaderError as error:
                 extra = {"event": "flight_not_opened", "stream": name}
-                _log.warning("stream %s isn't offloaded until somebody appends to it: %s", name, error, extra=extra)
+                _log.warning("stream %s isn't offloaded before the next append: %s", name, error, extra=extra)
 
     def stop(self) -> None:
         """Ends all sessions, and refuses new ones."""
@@ -532,16 +478,14 @@ class ProducerSessions:
             return
         if not request.producer or seat.producer != request.producer:
             raise InvalidCall(
-                f"stream {stream.name}: {seat.producer or 'somebody without a name'} at {seat.peer} sends it already",
+                f"stream {stream.name}: {seat.producer or 'an unnamed producer'} at {seat.peer} sends it already",
                 hint="one producer sends a stream at a time; one that names itself in the descriptor may come again",
             )
         seat.take_away(f"{request.producer} came again, from {peer}")
 
     def _open(self, request: PutRequest) -> FlightStream:
         settings = self._streams.settings_of(request.stream)
-        with self._lock:
-            is_full = len(self._held) >= self._settings.streams_max
-        if is_full:
+        if len(self._held) >= self._settings.streams_max:
             self._close_one()
         source: PushedLedgers | AppendedLedgers
         source = self._pushed(request, settings) if request.mode == "push" else self._appended(request.stream, settings)
@@ -552,8 +496,7 @@ class ProducerSessions:
             raise
         stream = FlightStream(request.stream, request.mode, source, control, settings)
         source.offered = stream.offered
-        with self._lock:
-            self._held[request.stream] = stream
+        self._held[request.stream] = stream
         return stream
 
     def _pushed(self, request: PutRequest, settings: Settings) -> PushedLedgers:
@@ -598,8 +541,7 @@ class ProducerSessions:
     def _wind_down(self, stream: FlightStream, *, drain: bool) -> None:
         self._streams.remove(stream.name, drain=drain)
         stream.source.end()
-        with self._lock:
-            self._held.pop(stream.name, None)
+        self._held.pop(stream.name, None)
 
 
 def _require_log(request: PutRequest, log: UUID | None) -> None:
@@ -608,42 +550,20 @@ def _require_log(request: PutRequest, log: UUID | None) -> None:
         raise another_log(request.stream, f"it sends log {request.source}", known=log)
 
 
-def _error_of(kind: str, text: str) -> OffloaderError:
-    """The error of a status."""
-    found: Callable[[str], OffloaderError] = getattr(errors, kind, OffloaderError)
-    return found(text)
-
-
 #: Longest sleep of the news thread before it checks whether the call is still open.
 _NEWS_WAIT_S_MAX = 1.0
 
 
-class NewsSource(Protocol):
-    """A stream's news for its producer."""
-
-    def news(self) -> PushNews:
-        """Current accepted and durable positions."""
-        ...
-
-    def wait_for_news(self, seen: PushNews, within_s: float) -> PushNews:
-        """The news after it differs from ``seen``, a wake-up, or ``within_s``."""
-        ...
-
-    def wake(self) -> None:
-        """Wakes all waiting threads."""
-        ...
-
-
 class Answers:
-    """A context: after the first answer, while it is open, a thread sends changes between the batches.
+    """Answers to one producer. From the first one until ``close``, a thread sends changes between the batches.
 
     Args:
-        writer: of the call.
-        source: the stream.
         trouble: why the producer should end its call; empty: it needn't. Sent once.
     """
 
-    def __init__(self, writer: fl.FlightMetadataWriter, source: NewsSource, trouble: Callable[[], str]) -> None:
+    def __init__(
+        self, writer: fl.FlightMetadataWriter, source: Proof | AppendedLedgers, trouble: Callable[[], str]
+    ) -> None:
         self._writer, self._source, self._trouble = writer, source, trouble
         self._lock = threading.Lock()
         self._open = True
@@ -651,12 +571,8 @@ class Answers:
         self._told_trouble = False
         self._thread = threading.Thread(target=self._tell_news, name="offloader-flight-news", daemon=True)
 
-    def __enter__(self) -> Answers:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Ends the thread."""
         self._open = False
         self._source.wake()
         if self._thread.is_alive():

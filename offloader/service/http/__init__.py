@@ -1,4 +1,4 @@
-"""The HTTP interface of a serving process (docs/HTTP.md).
+"""The HTTP interface of a serving process (docs/reference/http.md).
 
 Only ``serve`` imports it: it needs FastAPI and uvicorn.
 """

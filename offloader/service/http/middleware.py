@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import ipaddress
 import json
 import logging
+import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
-from dataclasses import dataclass
 from email.utils import formatdate
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
+from formats.frames import FRAMES_BYTES_MAX
 from offloader.runtime.clock import Clock
-from offloader.service.auth import Caller, Guard, NotAuthenticated
-from offloader.service.http.connection import CERTIFICATE_NAMES
+from offloader.service.auth import OPERATIONS, Caller, Guard, NotAuthenticated
 from offloader.service.http.problems import BUG, PROBLEM_JSON, problem_document, problem_headers, problem_of
 from offloader.service.listen import ListenAddress
-from offloader.settings import HttpSettings
+from offloader.settings import BrokerSettings, HttpSettings
 from offloader.telemetry.recorder import Recorder
-
-__all__ = ["CALLER", "SHORT", "Gate", "Head", "HeadRules", "is_other_site", "is_our_host"]
 
 #: Short responses without authentication.
 SHORT = frozenset({"/healthz", "/readyz"})
@@ -30,9 +31,8 @@ _READ_ONLY = frozenset({"GET", "HEAD", "OPTIONS"})
 _SINGLE = frozenset({"authorization", "content-length", "content-type", "host", "origin"})
 
 
-@dataclass(frozen=True, slots=True)
 class Head:
-    """A request's head.
+    """The head of a request in uvicorn's scope.
 
     Attributes:
         path: percent-encoded, as sent.
@@ -41,29 +41,15 @@ class Head:
         size_bytes: of the whole head.
     """
 
-    method: str
-    path: str
-    headers: Mapping[str, str]
-    doubled: bool
-    size_bytes: int
-
-    @classmethod
-    def of(cls, scope: Mapping[str, Any]) -> Head:
-        """From uvicorn's scope."""
+    def __init__(self, scope: Mapping[str, Any]) -> None:
         pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         names = [name for name, _ in pairs if name in _SINGLE]
-        size_bytes = sum(len(name) + len(value) + len(": \r\n") for name, value in pairs)
-        return cls(
-            scope["method"],
-            scope["raw_path"].decode("ascii"),
-            dict(pairs),
-            len(names) > len(set(names)),
-            size_bytes + len(scope["raw_path"]) + len(scope["query_string"]),
-        )
-
-    @property
-    def has_body(self) -> bool:
-        return bool(self.body_bytes) or "transfer-encoding" in self.headers
+        self.method: str = scope["method"]
+        self.path: str = scope["raw_path"].decode("ascii")
+        self.headers = dict(pairs)
+        self.doubled = len(names) > len(set(names))
+        self.size_bytes = sum(len(name) + len(value) + len(": \r\n") for name, value in pairs)
+        self.size_bytes += len(scope["raw_path"]) + len(scope["query_string"])
 
     @property
     def body_bytes(self) -> int:
@@ -71,68 +57,12 @@ class Head:
         return int(self.headers.get("content-length") or 0)
 
 
-class HeadRules:
-    """Rules of a listener.
-
-    Args:
-        settings: sizes.
-        address: of the listener.
-        is_trusting: whether unknown callers have any permission.
-        is_page: whether a path is one of the page's own files.
-        names: further host names, besides IP addresses, ``localhost`` and the name in ``address``.
-    """
-
-    def __init__(
-        self,
-        settings: HttpSettings,
-        address: ListenAddress,
-        *,
-        is_trusting: bool,
-        is_page: Callable[[str], bool],
-        names: Collection[str] = (),
-    ) -> None:
-        self._settings, self._is_page, self._is_trusting = settings, is_page, is_trusting
-        self._names = frozenset(name.lower() for name in (*names, address.host) if name)
-
-    def is_open(self, path: str) -> bool:
-        """Whether the path needs no authentication."""
-        return path in SHORT or self._is_page(path)
-
-    def problem(self, head: Head) -> dict[str, Any] | None:
-        """The problem of a head; ``None``: none."""
-        # uvicorn checks only heads that arrive in pieces.
-        if head.size_bytes > self._settings.header_bytes_max:
-            return problem_document(431, f"a head of more than {self._settings.header_bytes_max} bytes")
-        if head.doubled:
-            return problem_document(400, "a header is there twice that can be there once")
-        if "content-length" in head.headers and "transfer-encoding" in head.headers:
-            return problem_document(400, "the body's length is said in two ways")
-        if self._is_trusting and not is_our_host(head.headers.get("host", ""), self._names):
-            # DNS rebinding: a web page whose name resolves to our address would have an anonymous caller's permissions.
-            hint = "ask by this process's address, or list the name in access.hosts"
-            return problem_document(421, "the header Host names somebody else", hint=hint)
-        changes = head.method not in _READ_ONLY
-        if is_other_site(head.headers) and (changes or not self.is_open(head.path)):
-            return problem_document(403, "a web page of another site may ask for nothing here")
-        media = head.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if changes and head.has_body and media != "application/json":
-            return problem_document(415, "the body isn't application/json", hint="Content-Type: application/json")
-        return self.too_long() if head.body_bytes > self._settings.body_bytes_max else None
-
-    def too_long(self) -> dict[str, Any]:
-        """The problem of a body that is too long."""
-        return problem_document(413, f"a body of more than {self._settings.body_bytes_max} bytes")
-
-
 def is_our_host(host: str, names: Collection[str]) -> bool:
     """Whether ``Host: host`` is an IP address, ``localhost``, or one of ``names`` (lower case)."""
-    name = _name_of(f"http://{host}") if host else None
-    if name is None:
-        return False
-    if name == "localhost" or name in names:
-        return True
     try:
-        ipaddress.ip_address(name)
+        name = urlsplit(f"http://{host}").hostname or ""
+        if name != "localhost" and name not in names:
+            ipaddress.ip_address(name)
     except ValueError:
         return False
     return True
@@ -143,19 +73,10 @@ def is_other_site(headers: Mapping[str, str]) -> bool:
     if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         return True
     origin = headers.get("origin")
-    if origin is None:
-        return False
     try:
-        return urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
+        return origin is not None and urlsplit(origin).netloc.lower() != headers.get("host", "").lower()
     except ValueError:
         return True
-
-
-def _name_of(url: str) -> str | None:
-    try:
-        return urlsplit(url).hostname
-    except ValueError:
-        return None
 
 
 _log = logging.getLogger("offloader.service.http")
@@ -168,9 +89,38 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 #: Key of the ``Caller`` in a request's state.
 CALLER = "caller"
+#: Key of the client's certificate names in a request's state; ``None`` there: it presented none.
+CERTIFICATE_NAMES = "certificate_names"
 #: Monitoring paths: they have their own concurrency limit, so that a busy process still responds.
 PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 PROBES_MAX = 4
+#: Paths of brokers' requests, which have limits of their own; the last part, if any.
+_LEDGER = re.compile(r"/v1/streams/[^/]+/ledgers/[^/]+(?:/(?P<what>[a-z]+))?")
+#: Longest wait of an answer with entries for others to end: a broker that reads ahead isn't refused at once.
+STREAM_WAIT_S = 5.0
+
+
+class Work(enum.Enum):
+    """Kinds of requests, each with a limit of those that are worked on at once."""
+
+    PROBE = "probe"
+    OTHER = "other"
+    BROKER = "broker"
+    BROKER_WAIT = "broker wait"
+    BROKER_STREAM = "broker stream"
+
+    @classmethod
+    def of(cls, head: Head) -> Work:
+        """The kind of a request."""
+        if head.path in PROBES:
+            return cls.PROBE
+        found = _LEDGER.fullmatch(head.path)
+        if found is None:
+            return cls.OTHER
+        kinds = {("POST", "offload"): cls.BROKER_WAIT, ("GET", "entries"): cls.BROKER_STREAM}
+        return kinds.get((head.method, found["what"] or ""), cls.BROKER)
+
+
 #: Status of a refused caller -> label of its metric.
 _REFUSALS = {401: "unknown", 403: "role"}
 _HEADERS = (
@@ -185,15 +135,9 @@ class Gate:
     """ASGI middleware.
 
     Args:
-        app: the application.
-        guard: authenticates.
-        settings: sizes, numbers and times.
-        address: of the listener.
-        clock: for the date of a response.
-        recorder: counts responses and refusals.
-        is_page: paths without authentication: the page's own files.
+        pages: paths of the page's own files, which need no authentication.
         unsent_bytes: of all responses that clients haven't read yet.
-        names: further host names, see ``HeadRules``.
+        names: further host names, besides IP addresses, ``localhost`` and the name in ``address``.
     """
 
     def __init__(
@@ -202,19 +146,28 @@ class Gate:
         *,
         guard: Guard,
         settings: HttpSettings,
+        brokers: BrokerSettings,
         address: ListenAddress,
         clock: Clock,
         recorder: Recorder,
-        is_page: Callable[[str], bool],
+        pages: Collection[str],
         unsent_bytes: Callable[[], int],
         names: Collection[str] = (),
     ) -> None:
         self._app, self._guard, self._settings = app, guard, settings
         self._clock, self._recorder, self._unsent_bytes = clock, recorder, unsent_bytes
-        self._rules = HeadRules(
-            settings, address, is_trusting=guard.anonymous is not None, is_page=is_page, names=names
-        )
-        self._working = {True: 0, False: 0}
+        self._open = SHORT.union(pages)
+        self._names = frozenset(name.lower() for name in (*names, address.host) if name)
+        #: Requests under way.
+        self._working = Counter[Work]()
+        self._most = {
+            Work.PROBE: PROBES_MAX,
+            Work.OTHER: settings.requests_max,
+            Work.BROKER: brokers.requests_max,
+            Work.BROKER_WAIT: brokers.waits_max,
+            Work.BROKER_STREAM: brokers.streams_max,
+        }
+        self._streams = asyncio.Semaphore(brokers.streams_max)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = _Answer(send, self._clock)
@@ -229,53 +182,94 @@ class Gate:
             self._recorder.add("http_requests_total", label=f"{answer.status // 100}xx" if answer.status else "none")
             if answer.status in _REFUSALS:
                 self._recorder.add("http_refusals_total", label=_REFUSALS[answer.status])
-            self._recorder.observe("http_seconds", self._clock.monotonic_s() - started_s)
+            self._recorder.observe("http_request_duration_seconds", self._clock.monotonic_s() - started_s)
 
     async def _pass(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
-        head = Head.of(scope)
-        problem = self._rules.problem(head)
-        if problem is not None:
+        head = Head(scope)
+        if problem := self._problem(head):
             await answer.problem(problem)
             return
-        path = head.path
-        scope["state"][CALLER] = self._caller(head, scope["state"].get(CERTIFICATE_NAMES))
-        body = await _body(receive, self._settings.body_bytes_max)
+        scope["state"][CALLER] = caller = self._caller(head, scope["state"].get(CERTIFICATE_NAMES))
+        if is_frames(head):
+            caller.may(OPERATIONS["offload-ledger"])  # a long body is taken from nobody else
+        body = await _body(receive, self._body_bytes_max(head))
         if body is None:
             return
-        if len(body) > self._settings.body_bytes_max:
-            await answer.problem(self._rules.too_long())
+        if len(body) > self._body_bytes_max(head):
+            await answer.problem(self._too_long(head))
             return
-        is_probe = path in PROBES
-        most = PROBES_MAX if is_probe else self._settings.requests_max
-        unsent = path not in SHORT and self._unsent_bytes() > self._settings.unsent_bytes_max
-        if unsent or self._working[is_probe] >= most:
+        work = Work.of(head)
+        unsent = head.path not in SHORT and self._unsent_bytes() > self._settings.unsent_bytes_max
+        is_stream = work is Work.BROKER_STREAM
+        if unsent or not (await self._has_stream() if is_stream else self._working[work] < self._most[work]):
             busy = problem_document(503, "as much is asked for as is worked on at once", hint="come again in a second")
             await answer.problem(busy)
             return
-        await self._work(scope, _replay(body, receive), answer, is_probe=is_probe)
+        await self._work(scope, _replay(body, receive), answer, work)
 
-    async def _work(self, scope: Scope, receive: Receive, answer: _Answer, *, is_probe: bool) -> None:
-        """Runs the application up to the response deadline; a thread that continues keeps its slot."""
-        self._working[is_probe] += 1
+    async def _has_stream(self) -> bool:
+        """Waits a while for a free place among the answers with entries."""
+        try:
+            async with asyncio.timeout(STREAM_WAIT_S):
+                await self._streams.acquire()
+        except TimeoutError:
+            return False
+        return True
+
+    def _problem(self, head: Head) -> dict[str, Any] | None:
+        """The problem of a head; ``None``: none."""
+        # uvicorn checks only heads that arrive in pieces.
+        if head.size_bytes > self._settings.header_bytes_max:
+            return problem_document(431, f"a head of more than {self._settings.header_bytes_max} bytes")
+        if head.doubled:
+            return problem_document(400, "a header is there twice that can be there once")
+        if "content-length" in head.headers and "transfer-encoding" in head.headers:
+            return problem_document(400, "the body's length is said in two ways")
+        if self._guard.anonymous is not None and not is_our_host(head.headers.get("host", ""), self._names):
+            # DNS rebinding: a web page whose name resolves to our address would have an anonymous caller's permissions.
+            hint = "ask by this process's address, or list the name in access.hosts"
+            return problem_document(421, "the header Host names another server", hint=hint)
+        changes = head.method not in _READ_ONLY
+        if is_other_site(head.headers) and (changes or head.path not in self._open):
+            return problem_document(403, "a web page of another site may ask for nothing here")
+        media = head.headers.get("content-type", "").partition(";")[0].strip().lower()
+        has_body = bool(head.body_bytes) or "transfer-encoding" in head.headers
+        if changes and has_body and media != "application/json" and not is_frames(head):
+            return problem_document(415, "the body isn't application/json", hint="Content-Type: application/json")
+        return self._too_long(head) if head.body_bytes > self._body_bytes_max(head) else None
+
+    def _body_bytes_max(self, head: Head) -> int:
+        return FRAMES_BYTES_MAX if is_frames(head) else self._settings.body_bytes_max
+
+    def _too_long(self, head: Head) -> dict[str, Any]:
+        """The problem of a body that is too long."""
+        return problem_document(413, f"a body of more than {self._body_bytes_max(head)} bytes")
+
+    def _over(self, work: Work, _: asyncio.Future[None]) -> None:
+        self._working[work] -= 1
+        if work is Work.BROKER_STREAM:
+            self._streams.release()
+
+    async def _work(self, scope: Scope, receive: Receive, answer: _Answer, work: Work) -> None:
+        """Runs the application up to the response deadline; a thread that continues keeps its slot. An answer with
+        entries has that time for each piece."""
+        self._working[work] += 1
         task = asyncio.ensure_future(self._app(scope, receive, answer))
-
-        def ended(_: object) -> None:
-            self._working[is_probe] -= 1
-
-        task.add_done_callback(ended)
-        done, _ = await asyncio.wait([task], timeout=self._settings.answer_seconds_max)
-        if done:
-            await task
-            return
-        late = problem_document(
-            504,
-            f"no answer within {self._settings.answer_seconds_max:g} s",
-            hint="what was begun may go on: look first",
-        )
-        if answer.status:
-            answer.cut()
-        else:
-            await answer.problem(late)
+        task.add_done_callback(partial(self._over, work))
+        is_stream = work is Work.BROKER_STREAM
+        while True:
+            before = answer.pieces
+            done, _ = await asyncio.wait([task], timeout=self._settings.answer_seconds_max)
+            if done:
+                await task
+                return
+            if not is_stream or answer.pieces == before:
+                break
+        if is_stream:
+            task.cancel()  # or it would go on with pieces that nobody gets
+        if not answer.status:
+            detail = f"no answer within {self._settings.answer_seconds_max:g} s"
+            await answer.problem(problem_document(504, detail, hint="what was begun may go on: look first"))
         task.add_done_callback(_forget)
         answer.close()
 
@@ -283,9 +277,9 @@ class Gate:
         try:
             return self._guard.caller(head.headers.get("authorization"), certificate_names)
         except NotAuthenticated:
-            if self._rules.is_open(head.path):
-                return Caller("anyone", None)
-            raise
+            if head.path not in self._open:
+                raise
+            return Caller("anyone", None)
 
     async def _failed(self, scope: Scope, answer: _Answer, error: Exception) -> None:
         problem = problem_of(error)
@@ -294,10 +288,9 @@ class Gate:
             extra = {"event": "http_failed", "method": scope["method"]}
             _log.error("a request failed unexpectedly", exc_info=error, extra=extra)
             problem = BUG
-        if answer.status:
-            answer.cut()
-        else:
+        if not answer.status:
             await answer.problem(problem)
+        answer.close()
 
 
 class _Answer:
@@ -307,6 +300,8 @@ class _Answer:
         self._send, self._clock = send, clock
         self._closed = False
         self.status = 0
+        #: Messages that were sent.
+        self.pieces = 0
 
     async def __call__(self, message: Message) -> None:
         if self._closed:
@@ -318,6 +313,7 @@ class _Answer:
             date = (b"date", formatdate(self._clock.now_ms() / 1000, usegmt=True).encode())
             message["headers"] = [*given, *(each for each in (*_HEADERS, date) if each[0] not in names)]
         await self._send(message)
+        self.pieces += 1
 
     async def problem(self, document: Mapping[str, Any]) -> None:
         """Responds with a problem."""
@@ -328,12 +324,14 @@ class _Answer:
         await self({"type": "http.response.body", "body": body})
 
     def close(self) -> None:
-        """Drops the rest of the application's response."""
+        """Drops the rest of the application's response: uvicorn closes the connection of one that ends early."""
         self._closed = True
 
-    def cut(self) -> None:
-        """Aborts a begun response: uvicorn closes the connection of one that ends early."""
-        self._closed = True
+
+def is_frames(head: Head) -> bool:
+    """Whether a request brings entries as frames, which may be longer than any other body."""
+    found = _LEDGER.fullmatch(head.path)
+    return head.method == "PUT" and found is not None and found["what"] == "missing"
 
 
 async def _body(receive: Receive, bytes_max: int) -> bytes | None:
@@ -350,12 +348,10 @@ async def _body(receive: Receive, bytes_max: int) -> bytes | None:
 
 def _replay(body: bytes, receive: Receive) -> Receive:
     """Replays a body that was already read."""
-    left = [body]
+    first = iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def replayed() -> Message:
-        if left:
-            return {"type": "http.request", "body": left.pop(), "more_body": False}
-        return await receive()
+        return next(first, None) or await receive()
 
     return replayed
 

@@ -21,19 +21,20 @@ from offloader.errors import (
     Unsupported,
 )
 from offloader.manifest.state import StreamPaused
+from offloader.owner_client import NotOwner
+from offloader.read.ledger_standing import LedgerMismatch, LedgerTrimmed
 from offloader.service.auth import NotAllowed, NotAuthenticated
-
-__all__ = ["BUG", "PROBLEM_JSON", "RETRY_AFTER_S", "problem_document", "problem_headers", "problem_of"]
 
 #: Media type of every error.
 PROBLEM_JSON = "application/problem+json"
-#: Retry-After where a retry helps.
-RETRY_AFTER_S = 1
 
 #: The first match counts. A store that denies us access isn't the caller's fault.
 _STATUS: tuple[tuple[type[OffloaderError], int], ...] = (
     (NotAuthenticated, 401),
     (NotAllowed, 403),
+    (LedgerTrimmed, 410),
+    (LedgerMismatch, 409),
+    (NotOwner, 421),
     (AccessDenied, 502),
     (PreconditionFailed, 409),
     (StreamPaused, 409),
@@ -43,13 +44,26 @@ _STATUS: tuple[tuple[type[OffloaderError], int], ...] = (
 )
 _STATUS_OF_KIND = {
     ErrorKind.BUG: 500,
-    ErrorKind.FIX_CALL: 400,
+    ErrorKind.INVALID_REQUEST: 400,
     ErrorKind.NOT_FOUND: 404,
     ErrorKind.RETRY_LATER: 503,
     ErrorKind.FENCED: 409,
-    ErrorKind.REPAIR_DATA: 500,
+    ErrorKind.DATA_CORRUPTION: 500,
     ErrorKind.OUTCOME_UNKNOWN: 503,
     ErrorKind.DENIED: 502,
+}
+#: Kinds that only brokers' requests have, each with its own remedy.
+_BROKER_KINDS: tuple[tuple[type[OffloaderError], str], ...] = (
+    (LedgerTrimmed, "trimmed"),
+    (LedgerMismatch, "source_mismatch"),
+    (NotOwner, "not_owner"),
+)
+#: Of errors without a kind; others are an invalid request.
+_KIND_OF_STATUS = {
+    **dict.fromkeys((401, 403), ErrorKind.DENIED),
+    404: ErrorKind.NOT_FOUND,
+    **dict.fromkeys((408, 503, 504), ErrorKind.RETRY_LATER),
+    500: ErrorKind.BUG,
 }
 
 
@@ -59,32 +73,29 @@ def problem_document(
     """The members of a problem.
 
     Args:
-        status: of the response.
         detail: one line: what, where, why.
         kind: the caller's remedy; default: by the status.
         hint: the remedy in words, one line.
         more: further members.
     """
-    found = kind or {401: ErrorKind.DENIED, 403: ErrorKind.DENIED, 404: ErrorKind.NOT_FOUND}.get(status)
-    if found is None:
-        found = ErrorKind.RETRY_LATER if status in (408, 503, 504) else ErrorKind.FIX_CALL
-        found = ErrorKind.BUG if status == 500 else found
-    document = {
+    kind = kind or _KIND_OF_STATUS.get(status, ErrorKind.INVALID_REQUEST)
+    return {
         "type": "about:blank",
         "title": HTTPStatus(status).phrase,
         "status": status,
         "detail": " ".join(detail.split()),
-        "kind": found.name.lower(),
+        "kind": kind.name.lower(),
         "hint": hint,
+        "retryable": kind is ErrorKind.RETRY_LATER,
+        **more,
     }
-    return {**document, **more}
 
 
 def problem_headers(document: Mapping[str, Any]) -> dict[str, str]:
     """Headers for a problem's status."""
     if document["status"] == HTTPStatus.UNAUTHORIZED:
         return {"www-authenticate": "Bearer"}
-    return {"retry-after": str(RETRY_AFTER_S)} if document["status"] == HTTPStatus.SERVICE_UNAVAILABLE else {}
+    return {"retry-after": "1"} if document["status"] == HTTPStatus.SERVICE_UNAVAILABLE else {}
 
 
 def problem_of(error: Exception) -> dict[str, Any] | None:
@@ -92,16 +103,20 @@ def problem_of(error: Exception) -> dict[str, Any] | None:
     if isinstance(error, Inconsistent) and str(error).startswith("stream name"):
         return problem_document(400, str(error), hint="`/v1/streams` lists the streams")
     if isinstance(error, FormatError):
-        return problem_document(500, str(error), kind=ErrorKind.REPAIR_DATA, hint="stored bytes are damaged")
+        return problem_document(500, str(error), kind=ErrorKind.DATA_CORRUPTION, hint="stored bytes are damaged")
     if not isinstance(error, OffloaderError):
         return None
     status = next((each for kind, each in _STATUS if isinstance(error, kind)), _STATUS_OF_KIND[error.kind])
     more = {
         name: str(value)
-        for name in ("first_available", "last_available")
+        for name in ("first_available", "last_available", "owner")
         if (value := getattr(error, name, None)) is not None
     }
-    return problem_document(status, error.message, kind=error.kind, hint=error.hint, error=type(error).__name__, **more)
+    found = problem_document(
+        status, error.message, kind=error.kind, hint=error.hint, error=type(error).__name__, **more
+    )
+    of_broker = next((name for kind, name in _BROKER_KINDS if isinstance(error, kind)), None)
+    return found if of_broker is None else {**found, "kind": of_broker}
 
 
 #: For an unexpected error; its details are only in the log.

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated, Any, TypeVar
-from urllib.parse import unquote_to_bytes
 
-from fastapi import APIRouter, Depends, FastAPI, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from formats.errors import FormatError
-from formats.keys import STREAM_BYTES_MAX
-from offloader.errors import InvalidCall, OffloaderError
-from offloader.service.auth import OPERATION_OF_ROUTE, Caller, Role
+from offloader.errors import OffloaderError
+from offloader.service.auth import Role
+from offloader.service.broker_ledgers import BrokerLedgers
 from offloader.service.commands import ServiceControl
 from offloader.service.dashboard.routes import page_routes
-from offloader.service.http.middleware import CALLER
+from offloader.service.http.broker_routes import BrokerThreads, broker_routes
+from offloader.service.http.dependencies import Known, StreamName, SubscriberName, caller_of, require_allowed
 from offloader.service.http.problems import BUG, PROBLEM_JSON, problem_document, problem_headers, problem_of
 from offloader.service.http.schemas import (
     CURSOR_CHARS_MAX,
@@ -46,79 +46,7 @@ from offloader.service.http.schemas import (
     write_cursor,
 )
 from offloader.service.queries import LIMIT_MAX, Page, ServiceView, StreamOrder
-from offloader.stream_names import require_stream_name
 from offloader.telemetry.prometheus import CONTENT_TYPE
-
-__all__ = [
-    "DESCRIPTION",
-    "Known",
-    "Limit",
-    "NameQuery",
-    "StreamName",
-    "SubscriberName",
-    "caller_of",
-    "command_routes",
-    "make_application",
-    "process_routes",
-    "require_allowed",
-    "stream_routes",
-]
-
-#: A name in a path, percent-encoded once more than in keys.
-_PART_CHARS_MAX = 3 * STREAM_BYTES_MAX
-
-
-def caller_of(request: Request) -> Caller:
-    """The caller, set by the middleware."""
-    caller: Caller = request.scope["state"][CALLER]
-    return caller
-
-
-def require_allowed(request: Request) -> None:
-    """Checks the caller against the table of operations, by the request's path and method.
-
-    Raises:
-        NotAuthenticated, NotAllowed: the caller may not.
-    """
-    operation = OPERATION_OF_ROUTE[f"{request.method} {request.scope['route'].path}"]
-    subscriber = request.path_params.get("subscriber")
-    named = None if subscriber is None else _decoded(subscriber, "subscriber's name")
-    caller_of(request).may(operation, subscriber=named)
-
-
-Known = Annotated[Caller, Depends(caller_of)]
-
-
-def _decoded(part: str, what: str) -> str:
-    try:
-        return unquote_to_bytes(part).decode()
-    except UnicodeDecodeError:
-        raise InvalidCall(f"the {what} in the path isn't UTF-8", hint="percent-encode its UTF-8 bytes") from None
-
-
-def _stream_name(
-    stream: Annotated[
-        str,
-        Path(
-            description="The stream's name, percent-encoded as one part: `public%2Fdefault%2Fpersistent%2Forders`.",
-            max_length=_PART_CHARS_MAX,
-        ),
-    ],
-) -> str:
-    name = _decoded(stream, "stream's name")
-    require_stream_name(name)
-    return name
-
-
-def _subscriber_name(
-    subscriber: Annotated[str, Path(description="Percent-encoded.", max_length=_PART_CHARS_MAX)],
-) -> str:
-    return _decoded(subscriber, "subscriber's name")
-
-
-StreamName = Annotated[str, Depends(_stream_name)]
-SubscriberName = Annotated[str, Depends(_subscriber_name)]
-
 
 #: Share of the response deadline that a command may wait.
 _WAIT_SHARE = 0.8
@@ -128,7 +56,6 @@ def command_routes(control: ServiceControl, *, answer_s: float) -> APIRouter:
     """Routes of the commands.
 
     Args:
-        control: executes them.
         answer_s: response deadline, seconds.
     """
     router = APIRouter(prefix="/v1/streams/{stream}", tags=["commands"])
@@ -156,14 +83,15 @@ def command_routes(control: ServiceControl, *, answer_s: float) -> APIRouter:
     ) -> Applied:
         """Register a subscriber, or raise the generation of one."""
         asked = body or SubscribeRequest()
-        found = control.subscribe(name, subscriber, start=asked.start, generation=asked.generation, by=caller.name)
-        return shown(Applied, found)
+        return shown(
+            Applied,
+            control.subscribe(name, subscriber, start=asked.start, generation=asked.generation, by=caller.name),
+        )
 
-    @router.post("/subscribers/{subscriber}/publish")
+    @router.put("/subscribers/{subscriber}/position")
     def publish(caller: Known, name: StreamName, subscriber: SubscriberName, body: PublishRequest) -> Applied:
         """Say what a subscriber has consumed, so that it may go. The same again is fine, and a sign of life."""
-        found = control.publish(name, subscriber, body.at, generation=body.generation, by=caller.name)
-        return shown(Applied, found)
+        return shown(Applied, control.publish(name, subscriber, body.at, generation=body.generation, by=caller.name))
 
     @router.delete("/subscribers/{subscriber}")
     def unsubscribe(
@@ -187,7 +115,6 @@ def process_routes(view: ServiceView, exposition: Callable[[], bytes]) -> APIRou
     """Routes of the process.
 
     Args:
-        view: answers queries.
         exposition: the metrics in Prometheus' format.
     """
     router = APIRouter(tags=["process"])
@@ -208,7 +135,7 @@ def process_routes(view: ServiceView, exposition: Callable[[], bytes]) -> APIRou
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     def metrics() -> Response:
-        """For Prometheus, in its text format (docs/OBSERVING.md)."""
+        """For Prometheus, in its text format (docs/how-to/observing.md)."""
         return Response(exposition(), headers={"content-type": CONTENT_TYPE})
 
     @router.get("/v1/overview", response_model_exclude_unset=True)
@@ -218,7 +145,7 @@ def process_routes(view: ServiceView, exposition: Callable[[], bytes]) -> APIRou
 
     @router.get("/v1/status", response_class=JSONResponse, responses={200: {"model": dict[str, Any]}})
     def status() -> Response:
-        """The status document: every stream of the process (docs/OBSERVING.md)."""
+        """The status document: every stream of the process (docs/how-to/observing.md)."""
         return JSONResponse(view.status())
 
     @router.get("/v1/config")
@@ -287,10 +214,10 @@ def stream_routes(view: ServiceView) -> APIRouter:
         """The ledgers of its hot tier, if it is offloaded here."""
         return shown(Items[LedgerRow], {"items": view.ledgers(name)})
 
-    @router.get("/{stream}/shape")
-    def shape(name: StreamName) -> _Row:
+    @router.get("/{stream}/timeline")
+    def timeline(name: StreamName) -> _Row:
         """Readable segments against the ledgers in them and publish time, for a picture."""
-        return view.shape(name)
+        return view.timeline(name)
 
     @router.get("/{stream}/retention")
     def retention(name: StreamName) -> _Row:
@@ -329,7 +256,7 @@ def _page(shape: type[_Page], page: Page[_Row], of: tuple[str, ...]) -> _Page:
 #: Path of the OpenAPI description.
 DESCRIPTION = "/v1/openapi.json"
 _PROBLEMS_MAX = 20
-_ABOUT = """Looks into a serving process and asks it for things (docs/HTTP.md).
+_ABOUT = """Looks into a serving process and asks it for things (docs/reference/http.md).
 
 Positions are `LEDGER:ENTRY`, times milliseconds since 1970 UTC. A stream's name is one part of a path, percent-encoded:
 `public%2Fdefault%2Fpersistent%2Forders`. Errors are problem details (RFC 9457)."""
@@ -340,12 +267,15 @@ def make_application(
     control: ServiceControl,
     exposition: Callable[[], bytes],
     *,
+    ledgers: BrokerLedgers,
+    threads: BrokerThreads,
     answer_s: float,
 ) -> FastAPI:
     """The application.
 
     Args:
         view, control, exposition: queries, commands and metrics.
+        ledgers: for brokers; ``threads``: of their routes.
         answer_s: response deadline, seconds.
     """
     from offloader import __version__
@@ -361,9 +291,14 @@ def make_application(
         },
     )
     allowed = [Depends(require_allowed)]
-    app.include_router(process_routes(view, exposition), dependencies=allowed)
-    app.include_router(stream_routes(view), dependencies=allowed)
-    app.include_router(command_routes(control, answer_s=answer_s), dependencies=allowed)
+    routers = (
+        process_routes(view, exposition),
+        stream_routes(view),
+        command_routes(control, answer_s=answer_s),
+        broker_routes(ledgers, threads, answer_s=answer_s),
+    )
+    for router in routers:
+        app.include_router(router, dependencies=allowed)
     app.include_router(page_routes())
 
     @app.get(DESCRIPTION, include_in_schema=False, dependencies=allowed)
@@ -372,22 +307,21 @@ def make_application(
 
     app.add_exception_handler(HTTPException, _http_problem)
     app.add_exception_handler(RequestValidationError, _invalid)
-    for ours in (OffloaderError, FormatError):
-        app.add_exception_handler(ours, _refused)
-    app.add_exception_handler(Exception, _bug)
+    for kind in (OffloaderError, FormatError, Exception):  # the gate logs other errors
+        app.add_exception_handler(kind, _refused)
     return app
 
 
 def _description(app: FastAPI) -> dict[str, Any]:
     """OpenAPI, with the authentication schemes."""
-    found = {**app.openapi(), "security": [{"token": []}]}
     token = {
         "type": "http",
         "scheme": "bearer",
-        "description": "Roles: read, write, admin; or bound to a subscriber. Or a client certificate.",
+        "description": "Roles: read, write, admin; or a broker's, or bound to a subscriber. Or a client certificate.",
     }
-    found["components"] = {**found["components"], "securitySchemes": {"token": token}}
-    return found
+    found = app.openapi()
+    components = {**found["components"], "securitySchemes": {"token": token}}
+    return {**found, "security": [{"token": []}], "components": components}
 
 
 def _http_problem(_: Request, error: Exception) -> JSONResponse:
@@ -401,10 +335,6 @@ def _http_problem(_: Request, error: Exception) -> JSONResponse:
 def _refused(_: Request, error: Exception) -> JSONResponse:
     document = problem_of(error) or BUG
     return JSONResponse(document, document["status"], problem_headers(document), PROBLEM_JSON)
-
-
-def _bug(_: Request, error: Exception) -> JSONResponse:  # noqa: ARG001 - the gate logs it
-    return JSONResponse(BUG, BUG["status"], media_type=PROBLEM_JSON)
 
 
 def _invalid(_: Request, error: Exception) -> JSONResponse:

@@ -14,34 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from offloader.errors import InvalidCall
 
-__all__ = [
-    "CURSOR_CHARS_MAX",
-    "POSITION",
-    "Applied",
-    "Committed",
-    "Health",
-    "Items",
-    "Lag",
-    "LedgerRow",
-    "ListPage",
-    "OffloadRequest",
-    "Overview",
-    "PauseRequest",
-    "Paused",
-    "ProblemDetails",
-    "PublishRequest",
-    "Ready",
-    "ReadyProblem",
-    "Removed",
-    "SegmentRow",
-    "StreamRow",
-    "SubscribeRequest",
-    "SubscriberRow",
-    "place_of",
-    "shown",
-    "write_cursor",
-]
-
 POSITION = "A position is LEDGER:ENTRY."
 #: Longest text from a client for people to read.
 TEXT_CHARS_MAX = 1000
@@ -57,8 +29,17 @@ class OffloadRequest(_Request):
         default="", max_length=50, description=f"Last entry that has to be in it; default: the newest. {POSITION}"
     )
     wait_seconds: float = Field(
-        default=30.0, ge=0, le=3600, description="How long to wait for the commit, at most http.answer_seconds_max."
+        default=30.0, ge=0, le=3600, description="How long to wait for the commit, at most http.answer_timeout."
     )
+
+
+class LedgerOffloadRequest(_Request):
+    uuid: str = Field(default="", max_length=36, description="Of the broker's attempt.")
+    last: int = Field(ge=0, lt=2**63, description="Its last entry.")
+    length: int = Field(ge=0, lt=2**63, description="Payload bytes of all entries.")
+    entries: int = Field(ge=1, le=2**63)
+    created_ms: int | None = Field(default=None, description="When it was opened, as far as the broker knows.")
+    wait_seconds: float = Field(default=25.0, ge=0, le=25, description="How long to wait for the commit.")
 
 
 class PauseRequest(_Request):
@@ -171,8 +152,52 @@ class ProblemDetails(_Answer):
     title: str
     status: int
     detail: str = Field(description="What, where, why.")
-    kind: str = Field(description="What to do: fix_call, not_found, retry_later, fenced, repair_data, denied, bug, ...")
+    kind: str = Field(
+        description="What to do: invalid_request, not_found, retry_later, fenced, data_corruption, denied, bug, ...; "
+        "to brokers also trimmed, source_mismatch, not_owner"
+    )
     hint: str = Field(description="What to do, in words; may be empty.")
+    retryable: bool = Field(description="Whether the same request may succeed later.")
+
+
+class LedgerOffloaded(_Answer):
+    """Whether a ledger is in the cold tier."""
+
+    committed: bool = Field(description="Every entry is there, and number and length are the broker's.")
+    missing: list[list[int]] = Field(
+        description="First and last entry of ranges that readers aren't given: send them, then ask again."
+    )
+
+
+class LedgerChunk(_Answer):
+    """Consecutive entries that are read together."""
+
+    first: int
+    last: int
+    bytes: int = Field(description="Of payload; about, in objects that Pulsar wrote.")
+    object: int = Field(description="Index into `objects`; -1: only `/entries` has them.")
+    start: int = Field(description="First byte of whole blocks in the object.")
+    stop: int = Field(description="The byte after them.")
+    blocks: list[tuple[int, int, int | None]] = Field(
+        description="First byte, the byte after the last, CRC-32C of all bytes between (null: not known)."
+    )
+
+
+class LedgerPlan(_Answer):
+    """How to read a ledger."""
+
+    last: int
+    length: int = Field(description="Payload bytes of all entries.")
+    entries: int
+    expires_ms: int | None = Field(
+        description="When the URLs end to be valid, ms since 1970 UTC; null: there are none."
+    )
+    objects: list[str] = Field(description="URLs for ranged GETs without further authentication.")
+    chunks: list[LedgerChunk] = Field(description="In order, without a gap; the same for everyone.")
+
+
+class LedgerFilled(_Answer):
+    stored: int = Field(description="Entries that are stored now.")
 
 
 class Health(_Answer):
@@ -266,11 +291,8 @@ def write_cursor(place: str | None, *of: str) -> str | None:
 
 
 def place_of(cursor: str, *of: str) -> str:
-    """The place where a page begins; empty for an empty cursor: the first page.
-
-    Raises:
-        InvalidCall: not a cursor of this list.
-    """
+    """The place where a page begins; empty for an empty cursor: the first page. Raises ``InvalidCall``: not a cursor of
+    this list."""
     if not cursor:
         return ""
     try:

@@ -1,4 +1,7 @@
-"""The HTTP server of a process: bounded connections, on its own thread and event loop."""
+"""The HTTP server of a process, on its own thread and event loop: its connections, bounded and with deadlines.
+
+Bounds the time to send a request and to read a response: slow clients don't keep a connection.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import asyncio
 import contextlib
 import errno
 import ipaddress
+import json
 import logging
 import socket
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection
@@ -15,23 +20,25 @@ from functools import partial
 from urllib.parse import urlsplit
 
 import anyio.to_thread
+import h11
 from uvicorn.config import Config
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from offloader.errors import InvalidCall
 from offloader.runtime.clock import Clock
 from offloader.service.auth import Credentials, guard_for
+from offloader.service.broker_ledgers import BrokerLedgers
 from offloader.service.commands import ServiceControl
-from offloader.service.dashboard.routes import is_page
-from offloader.service.http.connection import Connection, ConnectionLimits
-from offloader.service.http.middleware import PROBES_MAX, Gate
+from offloader.service.dashboard.routes import page_files
+from offloader.service.http.broker_routes import BrokerThreads
+from offloader.service.http.middleware import CERTIFICATE_NAMES, PROBES_MAX, Gate
+from offloader.service.http.problems import PROBLEM_JSON, problem_document
 from offloader.service.http.routes import make_application
-from offloader.service.listen import ListenAddress, parse_listen, renew_certificate, server_tls
+from offloader.service.listen import ListenAddress, certificate_names, parse_listen, server_tls
 from offloader.service.queries import ServiceView
-from offloader.settings import Settings
+from offloader.settings import HttpSettings, Settings
 from offloader.telemetry.recorder import NO_TELEMETRY, Recorder
-
-__all__ = ["OffloadHttp", "client_of"]
 
 _log = logging.getLogger("offloader.service.http")
 
@@ -45,16 +52,160 @@ _REST_S = 0.2
 _NETWORK_BITS = 64
 
 
+_HEAD_TOO_LONG = 431
+#: uvicorn logs every malformed request, so any client could fill the log. They are counted instead.
+_wire_log = logging.getLogger("offloader.service.http.wire")
+_wire_log.setLevel(logging.CRITICAL)
+
+
+class Connection(H11Protocol):
+    """One client's connection; runs on the loop's thread.
+
+    Args:
+        server_state: uvicorn's list of connections and tasks.
+        told: called with the reason of each cut: ``slow_request``, ``slow_reader``, ``broken_request``.
+    """
+
+    def __init__(
+        self, config: Config, server_state: ServerState, settings: HttpSettings, told: Callable[[str], None]
+    ) -> None:
+        super().__init__(config, server_state, {})
+        self.logger = _wire_log
+        self.access_log = False
+        self.lost: asyncio.Future[None] = self.loop.create_future()
+        self._settings, self._told = settings, told
+        self._receiving: asyncio.TimerHandle | None = None
+        self._sending: asyncio.TimerHandle | None = None
+
+    # --- asyncio callbacks ---------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.app_state = {CERTIFICATE_NAMES: certificate_names(transport.get_extra_info("ssl_object"))}
+        self._expect_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._request_came()
+        self._answer_went()
+        super().connection_lost(exc)
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        if self._receiving is None and self.conn.their_state is h11.IDLE:
+            self._expect_request()
+        super().data_received(data)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect_reading()
+
+    def resume_writing(self) -> None:
+        self._answer_went()
+        super().resume_writing()
+
+    # --- uvicorn callbacks ---------------------------------------------------------------------------------------
+
+    def handle_events(self) -> None:
+        try:
+            super().handle_events()
+        except h11.LocalProtocolError:
+            # A broken request after one whose response is under way: no response is possible.
+            self._cut("broken_request")
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._request_came()
+
+    def _get_upgrade(self) -> bytes | None:
+        return None  # no upgrade: the request is answered as it is
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - ours says more
+        self._told("broken_request")
+        cause = sys.exception()
+        status = cause.error_status_hint if isinstance(cause, h11.RemoteProtocolError) else 400
+        self._give_up(
+            status, "the request's head is too long" if status == _HEAD_TOO_LONG else "this is no HTTP request"
+        )
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._expect_reading()
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self._expect_reading()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        if self.transport.is_closing():
+            self._expect_reading()
+
+    def _expect_request(self) -> None:
+        """Starts the deadline of a whole request, independent of its number of chunks."""
+        self._request_came()
+        self._receiving = self.loop.call_later(self._settings.request_seconds_max, self._request_is_late)
+
+    def _request_came(self) -> None:
+        if self._receiving is not None:
+            self._receiving.cancel()
+            self._receiving = None
+
+    def _request_is_late(self) -> None:
+        self._receiving = None
+        if self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]:
+            self._close()  # no byte was received
+            return
+        self._told("slow_request")
+        self._give_up(408, f"the request didn't come within {self._settings.request_seconds_max:g} s")
+
+    def _give_up(self, status: int, detail: str) -> None:
+        """Answers a partial request, unless it is answered already, and closes."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            # Disconnects the application, which waits for the rest.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            self._answer(status, detail)
+        self._close()
+
+    def _expect_reading(self) -> None:
+        """Starts the deadline for reading the response."""
+        if self._sending is None:
+            self._sending = self.loop.call_later(self._settings.answer_seconds_max, self._cut, "slow_reader")
+
+    def _answer_went(self) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
+            self._sending = None
+
+    def _answer(self, status: int, detail: str) -> None:
+        body = json.dumps(problem_document(status, detail)).encode()
+        headers = [
+            (b"content-type", PROBLEM_JSON.encode()),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        for event in (h11.Response(status_code=status, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event) or b"")
+
+    def _close(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.close()
+        self._expect_reading()
+
+    def _cut(self, reason: str) -> None:
+        self._sending = None
+        self._told(reason)
+        self.transport.abort()
+
+
 class OffloadHttp:
     """Serves until it is stopped.
 
     Args:
-        view, control: queries and commands.
-        settings: of the process: ``http`` and ``access``.
-        credentials: accepted tokens and certificates.
-        clock: for dates.
+        ledgers: for brokers.
+        settings: of the process: ``http``, ``access`` and ``broker``.
         exposition: the metrics in Prometheus' format.
-        recorder: counts requests.
 
     Raises:
         InvalidCall, AccessDenied: unsafe or contradictory settings, see ``guard_for`` and ``server_tls``.
@@ -65,27 +216,36 @@ class OffloadHttp:
         view: ServiceView,
         control: ServiceControl,
         *,
+        ledgers: BrokerLedgers,
         settings: Settings,
         credentials: Credentials,
         clock: Clock,
         exposition: Callable[[], bytes],
         recorder: Recorder = NO_TELEMETRY,
     ) -> None:
-        self._settings, self._credentials, self._recorder = settings, credentials, recorder
+        self._settings, self._recorder = settings, recorder
         wanted = parse_listen(settings.http.listen, setting="http.listen")
         self._tls = server_tls(settings.access)
         has_tls = self._tls is not None
         guard = guard_for(wanted, credentials, settings.access, has_tls=has_tls, setting="http.listen")
-        answer_s = settings.http.answer_seconds_max
-        application = make_application(view, control, exposition, answer_s=answer_s)
+        self._ledgers, self._threads = ledgers, BrokerThreads(settings.broker)
+        application = make_application(
+            view,
+            control,
+            exposition,
+            ledgers=ledgers,
+            threads=self._threads,
+            answer_s=settings.http.answer_seconds_max,
+        )
         gate = Gate(
             application,
             guard=guard,
             settings=settings.http,
+            brokers=settings.broker,
             address=wanted,
             clock=clock,
             recorder=recorder,
-            is_page=is_page,
+            pages=page_files(),
             unsent_bytes=self._unsent_bytes,
             names=_own_names(settings),
         )
@@ -103,7 +263,6 @@ class OffloadHttp:
             timeout_keep_alive=settings.http.idle_seconds_max,  # type: ignore[arg-type]  # asyncio takes fractions
             h11_max_incomplete_event_size=settings.http.header_bytes_max,
         )
-        self._limits = ConnectionLimits(settings.http.request_seconds_max, answer_s, self._refused)
         self._wanted = wanted
         self._state = ServerState()
         self._connections: set[asyncio.Task[None]] = set()
@@ -115,17 +274,8 @@ class OffloadHttp:
         self._address: ListenAddress | None = None
 
     @property
-    def name(self) -> str:
-        """For people."""
-        return "http"
-
-    @property
     def address(self) -> ListenAddress:
-        """Its listen address, with the actual port.
-
-        Raises:
-            InvalidCall: it wasn't started.
-        """
+        """Its listen address, with the actual port. Raises ``InvalidCall``: it wasn't started."""
         if self._address is None:
             raise InvalidCall("HTTP isn't served yet", hint="start it")
         return self._address
@@ -136,11 +286,7 @@ class OffloadHttp:
         return f"{'http' if self._tls is None else 'https'}://{self.address}"
 
     def start(self) -> None:
-        """Listens; connections are accepted on return.
-
-        Raises:
-            InvalidCall: the address can't be listened on.
-        """
+        """Listens; connections are accepted on return. Raises ``InvalidCall``: the address can't be listened on."""
         listener = _listener(self._wanted)
         host, port = listener.getsockname()[:2]
         self._address = ListenAddress(host, port)
@@ -156,6 +302,8 @@ class OffloadHttp:
         Args:
             within_s: seconds for requests to end.
         """
+        self._ledgers.close()
+        self._threads.close()
         thread, loop, stopping = self._thread, self._loop, self._stopping
         if thread is None or loop is None or stopping is None:
             return
@@ -165,22 +313,18 @@ class OffloadHttp:
         thread.join()
         self._thread = None
 
-    def reload(self) -> None:
-        """Reloads tokens and certificate for new connections and requests.
+    def prepare_reload(self) -> Callable[[], None]:
+        """Reads certificate, key and authorities again; the returned function puts them in force for new connections
+        and can't fail.
 
         Raises:
             InvalidCall, AccessDenied: invalid ones; the old ones stay.
         """
-        use_tokens = self._credentials.read()
-        if self._tls is not None:
-            renew_certificate(self._tls, self._settings.access)
-        use_tokens()
+        return partial(setattr, self, "_tls", server_tls(self._settings.access))
 
     # --- loop thread ---------------------------------------------------------------------------------------------
 
     def _serve(self, listener: socket.socket, began: threading.Event) -> None:
-        # uvicorn logs each malformed request; these are counted, and the middleware logs errors.
-        logging.getLogger("offloader.service.http.wire").setLevel(logging.CRITICAL)
         try:
             with listener, asyncio.Runner() as runner:
                 self._loop = runner.get_loop()
@@ -192,7 +336,8 @@ class OffloadHttp:
 
     async def _accept_until_stopped(self, listener: socket.socket, began: threading.Event) -> None:
         self._stopping, loop = asyncio.Event(), asyncio.get_running_loop()
-        anyio.to_thread.current_default_thread_limiter().total_tokens = self._settings.http.requests_max + PROBES_MAX
+        threads = self._settings.http.requests_max + self._settings.broker.requests_max + PROBES_MAX
+        anyio.to_thread.current_default_thread_limiter().total_tokens = threads
         self._config.load()
         loop.add_reader(listener, self._accept, listener)
         began.set()
@@ -223,10 +368,11 @@ class OffloadHttp:
                 loop.remove_reader(listener)
                 loop.call_later(_REST_S, self._accept_again, listener)
             return
-        client = client_of(address[0])
-        if reason := self._why_not(client):
+        client, settings = client_of(address[0]), self._settings.http
+        is_full = len(self._connections) >= settings.connections_max
+        if is_full or self._of_client[client] >= settings.client_connections_max:
             accepted.close()
-            self._refused(reason)
+            self._refused("connections" if is_full else "client_connections")
             return
         accepted.setblocking(False)
         task = loop.create_task(self._connect(accepted))
@@ -238,12 +384,6 @@ class OffloadHttp:
         if listener.fileno() >= 0:
             asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
-    def _why_not(self, client: str) -> str:
-        settings = self._settings.http
-        if len(self._connections) >= settings.connections_max:
-            return "connections"
-        return "client_connections" if self._of_client[client] >= settings.client_connections_max else ""
-
     def _ended(self, client: str, task: asyncio.Task[None]) -> None:
         self._connections.discard(task)
         self._of_client[client] -= 1
@@ -253,8 +393,8 @@ class OffloadHttp:
     async def _connect(self, accepted: socket.socket) -> None:
         """One connection, from its handshake to its end."""
         loop = asyncio.get_running_loop()
-        connection = Connection(self._config, self._state, self._limits)
-        timeout_s = self._limits.request_s if self._tls is not None else None
+        connection = Connection(self._config, self._state, self._settings.http, self._refused)
+        timeout_s = self._settings.http.request_seconds_max if self._tls is not None else None
         try:
             await loop.connect_accepted_socket(
                 lambda: connection, accepted, ssl=self._tls, ssl_handshake_timeout=timeout_s
@@ -288,10 +428,9 @@ def _listener(address: ListenAddress) -> socket.socket:
 def client_of(host: str) -> str:
     """Key of a client for its limits: an IPv4 address or an IPv6 network, as a client may use all of its addresses."""
     address = ipaddress.ip_address(host.partition("%")[0])
-    if isinstance(address, ipaddress.IPv4Address):
-        return str(address)
-    mapped = address.ipv4_mapped
-    return str(ipaddress.ip_network((address, _NETWORK_BITS), strict=False)) if mapped is None else str(mapped)
+    address = getattr(address, "ipv4_mapped", None) or address
+    is_v4 = address.version == 4
+    return str(address if is_v4 else ipaddress.ip_network((address, _NETWORK_BITS), strict=False))
 
 
 def _own_names(settings: Settings) -> Collection[str]:

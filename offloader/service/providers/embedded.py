@@ -9,14 +9,12 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
-from offloader.errors import Closed, ErrorKind, InvalidCall, OffloaderError, StoreUnavailable
+from offloader.errors import Closed, ErrorKind, InvalidCall, OffloaderError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, FollowedStream
 from offloader.runtime.clock import Clock
 from offloader.runtime.workers import Workers
 from offloader.service.host import ProcessLock
-from offloader.service.providers.base import ProviderProblem, StreamControl, Streams
-
-__all__ = ["EmbeddedProvider"]
+from offloader.service.streams import ProviderProblem, ServedStreams, StreamSupervisor, error_of
 
 _log = logging.getLogger("offloader.service")
 
@@ -25,14 +23,13 @@ RETRY_S_MAX = 30.0
 
 
 class EmbeddedProvider:
-    """See ``offloader.service.providers.base.StreamProvider``.
+    """See ``offloader.service.streams.StreamProvider``.
 
-    Each poll reads which streams (``serve.streams``) and how often (``serve.follow_seconds``): a settings reload
+    Each poll reads which streams (``serve.streams``) and how often (``ledgers.poll_interval``): a settings reload
     applies at once. A stream that no longer matches is wound down.
 
     Args:
         url: of the database; created if missing.
-        clock: for waits.
     """
 
     name = "ledgers"
@@ -50,14 +47,14 @@ class EmbeddedProvider:
         self._database: EmbeddedLedgers | None = None
         self._turn: ProcessLock | None = None
         self._version: object = None
-        self._followed: dict[str, tuple[FollowedStream, StreamControl]] = {}
+        self._followed: dict[str, tuple[FollowedStream, StreamSupervisor]] = {}
         self._refused: dict[str, str] = {}
 
-    def start(self, streams: Streams) -> None:
+    def start(self, streams: ServedStreams) -> None:
         try:
             self._open()
         except OffloaderError as error:
-            if error.kind is ErrorKind.FIX_CALL:
+            if error.kind is ErrorKind.INVALID_REQUEST:
                 raise
             self._failed(error)
         self._workers.call_after(0.0, lambda: self._again(streams))
@@ -67,7 +64,7 @@ class EmbeddedProvider:
         self._workers.close()
         # Entries appended until now are drained too.
         deadline_s = self._clock.monotonic_s() + within_s
-        if self._turn is None or self._turn.is_held:
+        if self._is_leader:
             for name, (source, _) in self._followed.items():
                 try:
                     while source.look() and self._clock.monotonic_s() < deadline_s:
@@ -87,18 +84,14 @@ class EmbeddedProvider:
             found += [ProviderProblem(where=f"stream {name}", what=what) for name, what in self._refused.items()]
         return found
 
-    def look(self, streams: Streams) -> None:
-        """Polls once.
-
-        Raises:
-            OffloaderError: the database can't be used; the next poll retries.
-        """
+    def look(self, streams: ServedStreams) -> None:
+        """Polls once. Raises ``OffloaderError``: the database can't be used; the next poll retries."""
         database = self._open()
-        if self._turn is not None and not self._turn.is_held:
+        if self._turn is not None and not self._is_leader:
             if self._turn.take():
                 for _, control in self._followed.values():
                     control.activate()
-                _log.info("feed %s: it is this process's turn", self.name, extra={"event": "active"})
+                _log.info("feed %s: this process is the leader", self.name, extra={"event": "active"})
             else:
                 what = f"stands by: {self._turn.holder() or 'another process'} has {self._turn.path}"
                 self._say(ProviderProblem(where=f"feed {self.name}", what=what))
@@ -115,7 +108,7 @@ class EmbeddedProvider:
             more |= self._followed[name][0].look()
         self._version = None if more else version
 
-    def _bring(self, database: EmbeddedLedgers, streams: Streams, patterns: Sequence[str]) -> None:
+    def _bring(self, database: EmbeddedLedgers, streams: ServedStreams, patterns: Sequence[str]) -> None:
         wanted = [
             name for name in database.streams() if not patterns or any(fnmatchcase(name, each) for each in patterns)
         ]
@@ -127,9 +120,8 @@ class EmbeddedProvider:
             if name in self._followed:
                 continue
             source = FollowedStream(database.view_stream(name, may_delete=True))
-            is_active = self._turn is None or self._turn.is_held
             try:
-                control = streams.add(name, source, feed=self.name, active=is_active)
+                control = streams.add(name, source, feed=self.name, active=self._is_leader)
             except Closed:
                 return
             except InvalidCall as error:
@@ -141,6 +133,10 @@ class EmbeddedProvider:
         with self._lock:
             self._refused = refused
 
+    @property
+    def _is_leader(self) -> bool:
+        return self._turn is None or self._turn.is_held
+
     def _open(self) -> EmbeddedLedgers:
         if self._database is None:
             database = EmbeddedLedgers(self._url, clock=self._clock)
@@ -149,19 +145,14 @@ class EmbeddedProvider:
             self._database = database
         return self._database
 
-    def _again(self, streams: Streams) -> None:
-        wait_s = streams.settings_of("").serve.follow_seconds
-        try:
-            self.look(streams)
-        except OffloaderError as error:
+    def _again(self, streams: ServedStreams) -> None:
+        wait_s = streams.settings_of("").ledgers.poll_interval_s
+        error = error_of(partial(self.look, streams), f"feed {self.name}: a look")
+        if error is not None:
             wait_s = self._failed(error)
-        except Exception as error:
-            # An error in one stream must not end the polling.
-            _log.exception("feed %s: a look failed", self.name)
-            wait_s = self._failed(StoreUnavailable(f"{type(error).__name__}: {error}"))
         else:
             self._failures = 0
-            if self._turn is None or self._turn.is_held:
+            if self._is_leader:
                 self._say(None)
         if not self._stopped:
             self._workers.call_after(wait_s, lambda: self._again(streams))
@@ -171,12 +162,7 @@ class EmbeddedProvider:
         self._failures += 1
         if self._failures == 1:
             _log.warning("feed %s: %s", self.name, error, extra={"event": "feed_failed", "feed": self.name})
-        now_ms = self._clock.now_ms()
-        self._say(
-            ProviderProblem(
-                where=f"feed {self.name}", what=error.message, hint=error.hint, since_ms=now_ms, blocks_ready=True
-            )
-        )
+        self._say(ProviderProblem.of(f"feed {self.name}", error, self._clock.now_ms(), blocks_ready=True))
         return min(2.0 ** min(self._failures - 1, 10), RETRY_S_MAX)
 
     def _say(self, problem: ProviderProblem | None) -> None:

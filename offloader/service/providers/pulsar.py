@@ -8,12 +8,14 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeVar
 
 from formats.entries import Position
-from offloader.errors import Closed, Fenced, NotFound, OffloaderError, StoreUnavailable
+from offloader.errors import Closed, Fenced, NotFound, OffloaderError
 from offloader.ledgers.base import LedgerSource
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.discovery import Roster, TopicPatterns, partition_number, survey
+from offloader.ledgers.pulsar.offload_triggers import OffloadTriggers, ServedTopic
 from offloader.ledgers.pulsar.source import PulsarCluster, PulsarSource
 from offloader.ledgers.pulsar.topics import TopicInternals, TopicStats, policy_warnings, stream_of_topic
 from offloader.parallel_map import at_once
@@ -28,15 +30,14 @@ from offloader.retention.subscribers import (
 from offloader.runtime.clock import Clock
 from offloader.runtime.workers import Workers
 from offloader.service.host import StoreReach
-from offloader.service.providers.base import ProviderProblem, StreamControl, Streams
+from offloader.service.streams import ProviderProblem, ServedStreams, StreamSupervisor, error_of, stream_problems
 from offloader.settings import PulsarSettings, Settings
 from offloader.store.base import ObjectStore
-from offloader.write.status import Mode, StreamStatus
-
-__all__ = ["PREFIX", "PulsarProvider", "PulsarSubscribers", "StoreOutageFailover", "subscriber_name"]
+from offloader.write.status import Mode
 
 _log = logging.getLogger("offloader.service")
 
+_Item = TypeVar("_Item")
 #: Prefix of subscribers that mirror a subscription.
 PREFIX = "pulsar:"
 #: Consecutive polls without a subscription before it counts as removed.
@@ -55,12 +56,8 @@ def subscriber_name(subscription: str) -> str:
     return f"{name[: SUBSCRIBER_NAME_CHARS_MAX - _HASH_CHARS - 1]}~{digest}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """State of one partition at its broker."""
-
-    internals: TopicInternals
-    stats: TopicStats
+#: State of one partition at its broker.
+_Seen = tuple[TopicInternals, TopicStats]
 
 
 class PulsarSubscribers:
@@ -78,7 +75,8 @@ class PulsarSubscribers:
         self._admin = admin
         self._own = own_subscription
         self._retention_of = retention_of
-        self._missed: dict[tuple[str, str], int] = {}
+        #: Of each place: its subscribers whose subscriptions were missing in the latest polls, and in how many.
+        self._missed: dict[str, dict[str, int]] = {}
 
     def tell(
         self,
@@ -100,20 +98,21 @@ class PulsarSubscribers:
         """
         place = stream_of_topic(topic)
         retention = self._retention_of(place)
-        found = retention.place()
+        found = retention.scope()
         topics = {number: f"{topic}-partition-{number}" if found.is_topic else topic for number in found.partitions}
         if not is_ours(topics[min(topics)]):
             return
         # Query the broker first: its acknowledged positions are then in the cuts, or rounded down to them.
-        seen = {number: _Seen(self._admin.internals(each), self._admin.stats(each)) for number, each in topics.items()}
+        seen = {number: (self._admin.internals(each), self._admin.stats(each)) for number, each in topics.items()}
         own = retention.cuts(found, ahead=topics)
         wanted: dict[str, Followed] = {}
-        for subscription in self._subscriptions(seen):
+        subscriptions = self._subscriptions(seen)
+        for subscription in subscriptions:
             cut = _cut_of(subscription, seen, own)
             if cut is not None:
-                consumers = sum(_consumers(each, subscription) for each in seen.values())
-                wanted[subscriber_name(subscription)] = Followed(cut, consumers > 0)
-        present = {subscriber_name(each) for each in self._subscriptions(seen)}
+                is_used = any(_consumers(stats, subscription) for _, stats in seen.values())
+                wanted[subscriber_name(subscription)] = Followed(cut, is_used)
+        present = {subscriber_name(each) for each in subscriptions}
         registry = retention.registry(found)
         gone = self._gone(place, registry, present)
         before = {name: registry.subscribers[name].cut for name in wanted if name in registry.subscribers}
@@ -129,28 +128,23 @@ class PulsarSubscribers:
         return sorted(
             {
                 each.name
-                for one in seen.values()
-                for each in one.stats.subscriptions.values()
+                for _, stats in seen.values()
+                for each in stats.subscriptions.values()
                 if each.is_durable and each.name != self._own and not each.name.startswith(_BROKERS_OWN)
             }
         )
 
     def _gone(self, place: str, registry: Registry, present: set[str]) -> list[str]:
-        followed = [name for name in registry.names() if name.startswith(PREFIX)]
-        for name in present:
-            self._missed.pop((place, name), None)
-        gone = []
-        for name in followed:
-            if name not in present:
-                times = self._missed[place, name] = self._missed.get((place, name), 0) + 1
-                if times >= MISSES_MAX:
-                    gone.append(name)
-                    del self._missed[place, name]
+        before = self._missed.get(place, {})
+        missing = [name for name in registry.names() if name.startswith(PREFIX) and name not in present]
+        missed = {name: before.get(name, 0) + 1 for name in missing}
+        gone = [name for name in missing if missed[name] >= MISSES_MAX]
+        self._missed[place] = {name: times for name, times in missed.items() if name not in gone}
         return gone
 
 
-def _consumers(seen: _Seen, subscription: str) -> int:
-    found = seen.stats.subscriptions.get(subscription)
+def _consumers(stats: TopicStats, subscription: str) -> int:
+    found = stats.subscriptions.get(subscription)
     return 0 if found is None else found.consumers
 
 
@@ -161,20 +155,19 @@ def _cut_of(subscription: str, seen: Mapping[int, _Seen], own: OwnCuts) -> Cut |
     """
     begin = own.begin()
     positions: dict[int, Position] = {}
-    for number, each in seen.items():
+    for number, (internals, stats) in seen.items():
         segment = partition_segment(number)
         first = begin.offsets.get(segment)
         if not isinstance(first, Position):
             continue
         positions[number] = first
-        state = each.stats.subscriptions.get(subscription)
+        state = stats.subscriptions.get(subscription)
         if state is None or not state.is_durable:
             continue
-        cursor = each.internals.cursors.get(subscription)
-        if cursor is None:
+        mark_delete = internals.cursors.get(subscription)
+        if mark_delete is None:
             return None
-        after = cursor.mark_delete.next()
-        reached = own.partitions[number].at_or_before(after)
+        reached = own.partitions[number].at_or_before(mark_delete.next())
         if reached is not None:
             positions[number] = max(first, reached)
     if not positions:
@@ -182,24 +175,28 @@ def _cut_of(subscription: str, seen: Mapping[int, _Seen], own: OwnCuts) -> Cut |
     return own.canonical(Cut({partition_segment(number): position for number, position in positions.items()}))
 
 
+def _errors_of(act: Callable[[_Item], object], items: Iterable[_Item]) -> list[OffloaderError]:
+    """Does something for several items at a time; the errors, in the order of the items."""
+    found = at_once(lambda item: error_of(partial(act, item), f"work on {getattr(item, 'stream', item)}"), items)
+    return [error for error in found if error is not None]
+
+
 class StoreOutageFailover:
-    """Hands topics to a standby while the store is unreachable. Thread-safe; one check at a time.
+    """Hands topics to a standby while the store is unreachable. One check at a time.
 
     Args:
-        store: of the streams.
         admin: of the cluster: counts a topic's candidates.
         subscription: the offloader's own.
-        clock: for times.
+
+    Attributes:
+        problem: reports handed-over topics.
     """
 
     def __init__(self, store: ObjectStore, admin: AdminClient, subscription: str, clock: Clock) -> None:
         self._admin, self._subscription, self._clock = admin, subscription, clock
         self._url = store.url
         self._reach = StoreReach(store, clock)
-        # Guards the reported state.
-        self._lock = threading.Lock()
-        self._aside = 0
-        self._since_ms: int | None = None
+        self.problem: ProviderProblem | None = None
 
     def look(
         self,
@@ -221,93 +218,71 @@ class StoreOutageFailover:
         """
         self._reach.look()
         silent_s = self._reach.silent_s
-        errors: list[OffloaderError | None] = []
+        errors: list[OffloaderError] = []
         if after_s and silent_s >= after_s:
-            errors = at_once(lambda source: self._leave(source, silent_s), ours())
+            errors = _errors_of(lambda source: self._leave(source, silent_s), ours())
         elif not silent_s:
             is_sure = self._reach.answering_s >= after_s
-            errors = at_once(lambda source: self._return(source, is_sure=is_sure), aside())
-        count = len(aside())
-        with self._lock:
-            self._aside = count
-            self._since_ms = (self._since_ms or self._clock.now_ms()) if self._aside else None
-        first = next((error for error in errors if error is not None), None)
-        if first is not None:
-            raise first
+            errors = _errors_of(lambda source: self._return(source, is_sure=is_sure), aside())
+        count, before = len(aside()), self.problem
+        told = ProviderProblem(
+            where=f"store {self._url}",
+            what=f"it doesn't answer here: {count} topics are left to another process",
+            hint="look at the network between this machine and the store; it comes back by itself",
+            since_ms=self._clock.now_ms() if before is None else before.since_ms,
+        )
+        self.problem = told if count else None
+        if errors:
+            raise errors[0]
 
-    def problems(self) -> list[ProviderProblem]:
-        """Reports handed-over topics."""
-        with self._lock:
-            if not self._aside:
-                return []
-            return [
-                ProviderProblem(
-                    where=f"store {self._url}",
-                    what=f"it doesn't answer here: {self._aside} topics are left to another process",
-                    hint="look at the network between this machine and the store; it comes back by itself",
-                    since_ms=self._since_ms,
-                )
-            ]
-
-    def _leave(self, source: PulsarSource, silent_s: float) -> OffloaderError | None:
-        try:
-            if self._candidates(source) < 2:
-                return None
-        except OffloaderError as error:
-            return error
-        source.step_aside()
+    def _leave(self, source: PulsarSource, silent_s: float) -> None:
+        if self._candidates(source) < 2:
+            return
+        source.subscription.step_aside()
         _log.warning(
             "topic %s: the store hasn't answered here for %.0f s: left to another process that waits for it",
             source.topic,
             silent_s,
             extra={"event": "topic_left", "stream": source.stream},
         )
-        return None
 
-    def _return(self, source: PulsarSource, *, is_sure: bool) -> OffloaderError | None:
-        try:
-            if not is_sure and self._candidates(source) > 0:
-                return None
-        except OffloaderError as error:
-            return error
-        source.step_back()
+    def _return(self, source: PulsarSource, *, is_sure: bool) -> None:
+        if not is_sure and self._candidates(source) > 0:
+            return
+        source.subscription.step_back()
         _log.info(
             "topic %s: the store answers here: a candidate again",
             source.topic,
             extra={"event": "topic_wanted", "stream": source.stream},
         )
-        return None
 
     def _candidates(self, source: PulsarSource) -> int:
         """Number of subscribed processes."""
-        found = self._admin.stats(source.topic).subscriptions.get(self._subscription)
-        return 0 if found is None else found.consumers
+        return _consumers(self._admin.stats(source.topic), self._subscription)
 
 
 #: Interval of checks of namespace policies.
 POLICIES_S = 600.0
-#: Problems of topics listed one by one.
-PROBLEMS_NAMED_MAX = 20
 _MS_PER_MINUTE = 60_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Topic:
-    """An open topic."""
+    """An open topic; ``is_ours``: whether this process leads it, ``None``: the broker hasn't chosen yet."""
 
     source: PulsarSource
-    control: StreamControl
+    control: StreamSupervisor
+    is_ours: bool | None = None
 
 
 class PulsarProvider:
-    """See ``offloader.service.providers.base.StreamProvider``.
+    """See ``offloader.service.streams.StreamProvider``.
 
     Each poll reads which topics (``pulsar.topics``, ``pulsar.exclude``) and how often: a reload applies at once.
 
     Args:
         settings: the section ``[pulsar]``: the cluster's address.
         store: of the streams, for retention's subscribers.
-        clock: for waits.
         cluster: instead of the settings' one; closed with the provider.
 
     Raises:
@@ -322,8 +297,12 @@ class PulsarProvider:
         TopicPatterns.of(settings.topics, settings.exclude)
         self._cluster = cluster or PulsarCluster(settings, clock=clock)
         self._clock = clock
-        # Polls of the cluster, of subscriptions, of the store, and two that wind streams down.
-        self._workers = Workers(5, clock)
+        # Polls of the cluster, of subscriptions, of the store, of offloads, and two that wind streams down.
+        self._workers = Workers(6, clock)
+        self._triggers = OffloadTriggers(
+            self._cluster.admin, settings.subscription, clock, follows=settings.follow_broker_trim
+        )
+        self._has_plugin = settings.broker_plugin
         self._turns = StoreOutageFailover(store, self._cluster.admin, settings.subscription, clock)
         self._subscribers = PulsarSubscribers(
             self._cluster.admin,
@@ -333,7 +312,6 @@ class PulsarProvider:
         # Guards the state shared between threads.
         self._lock = threading.RLock()
         self._topics: dict[str, _Topic] = {}
-        self._told: dict[str, bool] = {}
         self._refused: dict[str, OffloaderError] = {}
         self._problems: dict[str, ProviderProblem] = {}
         self._warnings: dict[str, tuple[str, ...]] = {}
@@ -344,14 +322,16 @@ class PulsarProvider:
         #: Topics that were fenced while this process leads them, and when that was noticed.
         self._fenced_s: dict[str, float] = {}
 
-    # --- StreamProvider ------------------------------------------------------------------------------------------
-
-    def start(self, streams: Streams) -> None:
-        self._every(lambda: streams.settings_of("").pulsar.topics_seconds, lambda: self.look(streams), "topics")
+    def start(self, streams: ServedStreams) -> None:
+        self._every(lambda: streams.settings_of("").pulsar.discovery_interval_s, lambda: self.look(streams), "topics")
         self._every(
             lambda: streams.settings_of("").pulsar.subscribers_seconds, lambda: self.tell(streams), "subscriptions"
         )
-        self._every(lambda: streams.settings_of("").pulsar.topics_seconds, lambda: self._see_turns(streams), "turns")
+        self._every(
+            lambda: streams.settings_of("").pulsar.discovery_interval_s, lambda: self._see_turns(streams), "turns"
+        )
+        if self._has_plugin:
+            self._every(lambda: streams.settings_of("").pulsar.discovery_interval_s, self.trigger, "offloads")
 
     def stop(self, within_s: float) -> None:
         self._stopped.set()
@@ -365,30 +345,19 @@ class PulsarProvider:
 
     def problems(self) -> Sequence[ProviderProblem]:
         with self._lock:
-            found = [*self._problems.values(), *self._turns.problems()]
+            found = [*self._problems.values(), *filter(None, [self._turns.problem])]
             topics, refused = list(self._topics.values()), dict(self._refused)
-            for namespace, words in self._warnings.items():
-                found += [ProviderProblem(where=f"namespace {namespace}", what=each) for each in words]
+            warnings = [(namespace, each) for namespace, words in self._warnings.items() for each in words]
+            found += [ProviderProblem(where=f"namespace {namespace}", what=each) for namespace, each in warnings]
         failing = [(each.source.stream, error) for each in topics if (error := each.source.problem) is not None]
         failing += [(stream_of_topic(topic), error) for topic, error in refused.items()]
-        for stream, error in failing[:PROBLEMS_NAMED_MAX]:
-            found.append(ProviderProblem(where=f"stream {stream}", what=error.message, hint=error.hint))
-        if len(failing) > PROBLEMS_NAMED_MAX:
-            found.append(
-                ProviderProblem(
-                    where=f"feed {self.name}", what=f"{len(failing) - PROBLEMS_NAMED_MAX} more topics have trouble"
-                )
-            )
-        return found
+        untriggered = [(stream_of_topic(topic), error) for topic, error in self._triggers.problems()]
+        found += stream_problems(untriggered, f"feed {self.name}", "brokers aren't asked to offload")
+        return found + stream_problems(failing, f"feed {self.name}", "topics have trouble")
 
-    # --- topics --------------------------------------------------------------------------------------------------
-
-    def look(self, streams: Streams) -> None:
-        """Polls the cluster's topics once: offloads new ones, winds down deleted ones.
-
-        Raises:
-            OffloaderError: part of the cluster didn't respond; the rest is applied.
-        """
+    def look(self, streams: ServedStreams) -> None:
+        """Polls the cluster's topics once: offloads new ones, winds down deleted ones. Raises ``OffloaderError``: part
+        of the cluster didn't respond; the rest is applied."""
         settings = streams.settings_of("").pulsar
         patterns = TopicPatterns.of(settings.topics, settings.exclude)
         look, error = survey(self._cluster.admin, patterns, is_stopped=self._stopped.is_set)
@@ -412,7 +381,7 @@ class PulsarProvider:
         if error is not None:
             raise error
 
-    def _open(self, streams: Streams, topic: str, *, is_new: bool) -> None:
+    def _open(self, streams: ServedStreams, topic: str, *, is_new: bool) -> None:
         try:
             source = self._cluster.open_topic(topic, changed=self._turn_changed)
         except OffloaderError as error:
@@ -442,14 +411,19 @@ class PulsarProvider:
         with self._lock:
             found = self._topics.get(source.topic)
             active = source.active
-            if found is None or found.source is not source or active is None or self._told.get(source.topic) is active:
+            if found is not None and found.is_ours is not active:
+                # Unloaded, or another leader: the broker may have forgotten an offload.
+                self._triggers.changed(source.topic)
+            if found is None or found.source is not source or active is None or found.is_ours is active:
                 return
-            self._told[source.topic] = active
+            found.is_ours = active
             if active:
                 found.control.activate()
             else:
                 found.control.stand_by()
-        _log.info("topic %s: %s", source.topic, "it is our turn" if active else "another process works on it")
+        _log.info(
+            "topic %s: %s", source.topic, "this process is the leader" if active else "another process works on it"
+        )
 
     def _take_back(self) -> None:
         """Takes back topics of this process that a former leader fenced, unaware of the new choice.
@@ -458,27 +432,30 @@ class PulsarProvider:
         waits for a new choice; otherwise two processes would fence each other until the connection is given up.
         """
         with self._lock:
-            ours = {topic: each for topic, each in self._topics.items() if self._told.get(topic)}
+            ours = {topic: each for topic, each in self._topics.items() if each.is_ours}
         now_s, before = self._clock.monotonic_s(), self._fenced_s
         self._fenced_s = {
-            topic: before.get(topic, now_s) for topic, each in ours.items() if _is_fenced(each.control.status())
+            topic: before.get(topic, now_s)
+            for topic, each in ours.items()
+            if (status := each.control.status()) is not None
+            and (status.mode, status.error_kind) == (Mode.STOPPED, Fenced.__name__)
         }
         for topic, since_s in self._fenced_s.items():
-            if ours[topic].source.is_chosen_since(since_s):
+            if ours[topic].source.subscription.consumer.is_chosen_since(since_s):
                 ours[topic].control.activate()
 
-    def _see_turns(self, streams: Streams) -> None:
+    def _see_turns(self, streams: ServedStreams) -> None:
         self._turns.look(
-            streams.settings_of("").pulsar.hand_over_seconds,
-            ours=lambda: self._open_topics(lambda each: self._is_ours(each.topic) and not each.is_aside),
-            aside=lambda: self._open_topics(lambda each: each.is_aside),
+            streams.settings_of("").pulsar.store_outage_handover_s,
+            ours=lambda: self._open_topics(lambda each: bool(each.is_ours) and not each.source.subscription.is_aside),
+            aside=lambda: self._open_topics(lambda each: each.source.subscription.is_aside),
         )
 
-    def _open_topics(self, is_meant: Callable[[PulsarSource], bool]) -> Sequence[PulsarSource]:
+    def _open_topics(self, is_meant: Callable[[_Topic], bool]) -> Sequence[PulsarSource]:
         with self._lock:
-            return [each.source for each in self._topics.values() if is_meant(each.source)]
+            return [each.source for each in self._topics.values() if is_meant(each)]
 
-    def _wind_down(self, streams: Streams, topic: str) -> None:
+    def _wind_down(self, streams: ServedStreams, topic: str) -> None:
         with self._lock:
             found = self._topics.get(topic)
         if found is None:
@@ -489,7 +466,6 @@ class PulsarProvider:
         finally:
             with self._lock:
                 self._topics.pop(topic, None)
-                self._told.pop(topic, None)
             found.source.close()
 
     def _look_at_policies(self, namespaces: Iterable[str]) -> None:
@@ -499,7 +475,9 @@ class PulsarProvider:
         found: dict[str, tuple[str, ...]] = {}
         for namespace in namespaces:
             try:
-                found[namespace] = policy_warnings(self._cluster.admin.policies(namespace))
+                found[namespace] = policy_warnings(
+                    self._cluster.admin.policies(namespace), broker_plugin=self._has_plugin
+                )
             except OffloaderError as error:
                 # Few tokens may read policies, and no function depends on them.
                 _log.debug("policies of namespace %s: %s", namespace, error)
@@ -509,61 +487,50 @@ class PulsarProvider:
         with self._lock:
             self._warnings = found
 
-    # --- subscriptions -------------------------------------------------------------------------------------------
+    def trigger(self) -> None:
+        """Makes the brokers of this process's topics offload what is committed, once."""
+        with self._lock:
+            ours = [ServedTopic(topic, each.source.committed) for topic, each in self._topics.items() if each.is_ours]
+        self._triggers.look(ours, is_stopped=self._stopped.is_set)
 
-    def tell(self, streams: Streams) -> None:
-        """Copies the subscriptions of this process's topics to retention once, several topics at a time.
+    def tell(self, streams: ServedStreams) -> None:
+        """Copies the subscriptions of this process's topics to retention once, several topics at a time. Raises
+        ``OffloaderError``: the first error of a topic; the others were copied."""
+        errors = _errors_of(lambda topic: self._tell_one(streams, topic), self._bases())
+        if errors:
+            raise errors[0]
 
-        Raises:
-            OffloaderError: the first error of a topic; the others were copied.
-        """
-        errors = at_once(lambda topic: self._tell_one(streams, topic), self._bases())
-        first = next((error for error in errors if error is not None), None)
-        if first is not None:
-            raise first
-
-    def _tell_one(self, streams: Streams, topic: str) -> OffloaderError | None:
+    def _tell_one(self, streams: ServedStreams, topic: str) -> None:
         retention = streams.settings_of(stream_of_topic(topic)).retention
-        if retention.policy == "none" or self._stopped.is_set():
-            return None
+        pulsar = streams.settings_of("").pulsar
+        follows = pulsar.broker_plugin and pulsar.follow_broker_trim
+        if (retention.policy == "none" and not follows) or self._stopped.is_set():
+            return
         timeout_ms = int(retention.subscriber_timeout_minutes * _MS_PER_MINUTE) or None
         try:
             self._subscribers.tell(topic, timeout_ms=timeout_ms, is_ours=self._is_ours)
         except NotFound as error:
             # Nothing is offloaded yet, or the topic is being deleted.
             _log.debug("subscriptions of %s: %s", topic, error)
-        except OffloaderError as error:
-            return error
-        return None
 
     def _bases(self) -> Sequence[str]:
         """Topics with a part that this process leads, partitioned ones once."""
         with self._lock:
-            ours = [topic for topic, is_active in self._told.items() if is_active]
+            ours = [topic for topic, each in self._topics.items() if each.is_ours]
         return sorted({(partition_number(topic) or (topic, 0))[0] for topic in ours})
 
     def _is_ours(self, topic: str) -> bool:
         with self._lock:
-            return self._told.get(topic, False)
+            found = self._topics.get(topic)
+            return found is not None and bool(found.is_ours)
 
     def _source_of(self, stream: str) -> LedgerSource | None:
         with self._lock:
             return next((each.source for each in self._topics.values() if each.source.stream == stream), None)
 
-    # --- polling -------------------------------------------------------------------------------------------------
-
     def _every(self, period_s: Callable[[], float], run: Callable[[], None], what: str) -> None:
         def again() -> None:
-            problem = None
-            try:
-                run()
-            except OffloaderError as error:
-                problem = error
-            except Exception as error:
-                # An error in one topic must not end the provider.
-                _log.exception("feed %s: looking at %s failed", self.name, what)
-                problem = StoreUnavailable(f"{type(error).__name__}: {error}")
-            self._say(what, problem)
+            self._say(what, error_of(run, f"feed {self.name}: looking at {what}"))
             if not self._stopped.is_set():
                 self._workers.call_after(period_s(), again)
 
@@ -585,11 +552,7 @@ class PulsarProvider:
             _log.warning("feed %s: %s", self.name, text, extra={"event": "feed_failed", "feed": self.name})
 
 
-def _is_fenced(status: StreamStatus | None) -> bool:
-    return status is not None and status.mode is Mode.STOPPED and status.error_kind == Fenced.__name__
-
-
-def _with_gap_policy(streams: Streams, settings: Settings) -> Settings:
+def _with_gap_policy(streams: ServedStreams, settings: Settings) -> Settings:
     """Topics have their own policy: waiting would only let the broker expire more."""
     on_gap = streams.settings_of("").pulsar.on_gap
     return replace(settings, offload=replace(settings.offload, on_gap=on_gap))

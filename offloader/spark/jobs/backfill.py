@@ -7,8 +7,8 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,32 +33,21 @@ from offloader.spark.planning import is_pattern
 from offloader.spark.session import translated
 from offloader.store.base import ObjectStore
 from offloader.store.probe import require_conditional_puts
-from offloader.write.backfill import PlannedSegment, SegmentJob, upload_order
-from offloader.write.backfill_plan import HistoryTools
+from offloader.write.backfill import HistoryTools, PlannedSegment, SegmentJob, upload_order
 from offloader.write.backfill_service import BackfillService
-from offloader.write.offloader import method_by_hand, offload_by_hand
+from offloader.write.offloader import manual_method, offload_manually
 from offloader.write.upload import verify_objects
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
-
-__all__ = ["SEGMENTS_AT_ONCE_MAX", "STREAMS_AT_ONCE_MAX", "Backfilled", "UploadTask", "backfill", "carry_out"]
 
 _log = logging.getLogger("offloader.spark")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadTask:
-    """An executor's upload of a segment; small and picklable.
-
-    Attributes:
-        order: the segment.
-        ledgers: that hold it, as the driver sees them.
-        hot_url: of the hot tier.
-        open_hot: opens it.
-        place: the store.
-        store, limits, offload: settings.
-    """
+    """An executor's upload of a segment, with the ledgers that hold it, as the driver sees them; picklable."""
 
     order: SegmentJob
     ledgers: tuple[LedgerInfo, ...]
@@ -80,16 +69,6 @@ def carry_out(task: UploadTask) -> SegmentSummary | OffloaderError | None:
     context = TaskContext.get()
     if context is None or context.attemptNumber() > 0:
         return None
-    try:
-        return _uploaded(task)
-    except OffloaderError as error:
-        return error
-    except Exception as error:
-        _log.exception("stream %s: a task failed", task.order.stream)
-        return OffloaderError(f"on executor {socket.gethostname()}: {type(error).__name__}: {error}")
-
-
-def _uploaded(task: UploadTask) -> SegmentSummary:
     order = task.order
     try:
         with closing(task.open_hot(task.hot_url)) as hot:
@@ -98,7 +77,12 @@ def _uploaded(task: UploadTask) -> SegmentSummary:
             store = task.place.open_store(read_only=False, settings=task.store, limits=task.limits)
             return upload_order(store, source, order, settings=task.offload)
     except NotFound as error:
-        raise NotFound(f"on executor {socket.gethostname()}: {error.message}", hint=_SHARED) from error
+        return NotFound(f"on executor {socket.gethostname()}: {error.message}", hint=_SHARED)
+    except OffloaderError as error:
+        return error
+    except Exception as error:
+        _log.exception("stream %s: a task failed", order.stream)
+        return OffloaderError(f"on executor {socket.gethostname()}: {type(error).__name__}: {error}")
 
 
 _SHARED = "the driver and all executors must see the same ledgers under this URL"
@@ -132,7 +116,6 @@ class Backfilled:
     """Result of a run for one stream.
 
     Attributes:
-        stream: its name.
         planned: of a dry run: segments to offload, sizes inside ledgers estimated.
         offloaded: name and summary of each segment that is in the manifest now.
         trimmed: segments whose ledger left the hot tier meanwhile.
@@ -151,7 +134,6 @@ class Backfilled:
 
 
 def _embedded(url: str) -> Ledgers:
-    """The existing ledger database at ``url``."""
     return EmbeddedLedgers(url, create=False)
 
 
@@ -188,7 +170,7 @@ def backfill(
         NotFound: no such stream in the hot tier, or no such hot tier.
         Unsupported: the store lets two writers create one object.
     """
-    require_known(options, STORE_OPTIONS, job="backfill")
+    require_known(streams, options, STORE_OPTIONS, job="backfill")
     if segments_at_once is not None and not 1 <= segments_at_once <= SEGMENTS_AT_ONCE_MAX:
         raise InvalidCall(f"segments_at_once is {segments_at_once}, it can be 1 to {SEGMENTS_AT_ONCE_MAX}")
     _require_single_copies(spark)
@@ -201,15 +183,24 @@ def backfill(
         store = place.open_store(read_only=dry_run, settings=settings.store, limits=settings.limits)
         if not dry_run:
             require_conditional_puts(store, single_writer=settings.store.single_writer)
-        parallelism = spark.sparkContext.defaultParallelism
-        slots = segments_at_once or max(1, min(parallelism, SEGMENTS_AT_ONCE_MAX))
-        executors = _Executors(spark, hot_url=ledgers, open_hot=open_hot, place=place, store=store)
-        run = _Run(executors, hot, config, set(streams), slots, take_over=take_over, dry_run=dry_run)
+        slots = segments_at_once or max(1, min(spark.sparkContext.defaultParallelism, SEGMENTS_AT_ONCE_MAX))
+        run = _Run(
+            context=spark.sparkContext,
+            hot_url=ledgers,
+            open_hot=open_hot,
+            hot=hot,
+            place=place,
+            store=store,
+            config=config,
+            named=frozenset(streams),
+            slots=slots,
+            take_over=take_over,
+            dry_run=dry_run,
+        )
         return run.all(names)
 
 
 def _absolute(url: str) -> str:
-    """The URL of an embedded database with an absolute path."""
     path = database_path(url)
     if path == ":memory:":
         raise InvalidCall("executors can't see a database in memory", hint="name a file: sqlite:////absolute/file.db")
@@ -218,8 +209,6 @@ def _absolute(url: str) -> str:
 
 def _named(wanted: Sequence[str], known: Sequence[str], ledgers: str) -> list[str]:
     """The matching streams of the hot tier, ascending."""
-    if isinstance(wanted, str) or not wanted:
-        raise InvalidCall("the streams are a list of names or patterns", hint='for example ["public/default/*"]')
     found: set[str] = set()
     for each in wanted:
         fitting = {each} & set(known)
@@ -244,120 +233,49 @@ def _require_single_copies(spark: SparkSession) -> None:
         )
 
 
-class _Executors:
-    """Uploads segments in Spark's tasks, and verifies the objects."""
-
-    def __init__(
-        self,
-        spark: SparkSession,
-        *,
-        hot_url: str,
-        open_hot: Callable[[str], Ledgers],
-        place: SourceOptions,
-        store: ObjectStore,
-    ) -> None:
-        self._context = spark.sparkContext
-        self._hot_url, self._open_hot, self._place = hot_url, open_hot, place
-        self.store = store
-        self._group = f"offloader-backfill-{os.urandom(4).hex()}"
-
-    def upload(
-        self, settings: Settings, source: LedgerSource, order: SegmentJob, is_stopped: Callable[[], bool]
-    ) -> SegmentSummary:
-        """Uploads a segment; runs on a driver thread, which waits for the task.
-
-        Raises:
-            ExecutorLost: the outcome is unknown: retry under another uuid.
-            ObjectMissing, ObjectChanged: an executor reports the upload, and the driver doesn't find it.
-            OffloaderError: the task's error.
-        """
-        if is_stopped():
-            raise Closed(f"the backfill of {order.stream} was stopped")
-        planned = order.planned
-        what = f"stream {order.stream}, {planned.begin}..{planned.end}"
-        task = UploadTask(
-            order=order,
-            ledgers=tuple(
-                info
-                for info in source.ledgers()
-                if info.entries and planned.begin.ledger_id <= info.ledger_id <= planned.end.ledger_id
-            ),
-            hot_url=self._hot_url,
-            open_hot=self._open_hot,
-            place=self._place,
-            store=settings.store,
-            limits=settings.limits,
-            offload=settings.offload,
-        )
-        self._context.setJobGroup(self._group, f"backfill of {what}", interruptOnCancel=True)
-        with translated(f"Spark's upload of {what}", hint="run it again: it goes on with what is missing"):
-            (answer,) = self._context.parallelize([task], 1).map(carry_out).collect()
-        if answer is None:
-            raise ExecutorLost(f"{what}: the first attempt was lost", hint="it is done again under another uuid")
-        if isinstance(answer, OffloaderError):
-            raise answer
-        summary: SegmentSummary = answer
-        try:
-            verify_objects(self.store, order.stream, order.uuid, summary)
-        except ObjectMissing as error:
-            raise ObjectMissing(
-                f"{what}: an executor has uploaded it, but {error.message}",
-                hint="the driver and all executors must see the same store under its URL",
-            ) from error
-        return summary
-
-    def cancel(self) -> None:
-        """Cancels the current tasks."""
-        self._context.cancelJobGroup(self._group)
-
-
+@dataclass(eq=False, kw_only=True)
 class _Run:
-    """Several concurrent streams, each on a thread that waits for its segments."""
+    """Several concurrent streams, each on a thread that waits for its segments, which Spark's tasks upload."""
 
-    def __init__(
-        self,
-        executors: _Executors,
-        hot: Ledgers,
-        config: SettingsFile | None,
-        named: set[str],
-        slots: int,
-        *,
-        take_over: bool,
-        dry_run: bool,
-    ) -> None:
-        self._executors, self._hot, self._config, self._named = executors, hot, config, named
-        self._slots, self._take_over, self._dry_run = slots, take_over, dry_run
+    context: SparkContext
+    hot_url: str
+    open_hot: Callable[[str], Ledgers]
+    hot: Ledgers
+    place: SourceOptions
+    store: ObjectStore
+    config: SettingsFile | None
+    named: Collection[str]
+    slots: int
+    take_over: bool
+    dry_run: bool
+
+    def __post_init__(self) -> None:
+        self._group = f"offloader-backfill-{os.urandom(4).hex()}"
         self._clock = SystemClock()
         self._lock = threading.Lock()
         self._under_way: list[BackfillService] = []
         self._stopped = False
         self._committers = Workers(COMMITTERS, self._clock)
-        self._uploaders = Workers(slots, self._clock)
-        self._streams = Workers(min(slots, STREAMS_AT_ONCE_MAX), self._clock)
+        self._uploaders = Workers(self.slots, self._clock)
+        self._streams = ThreadPoolExecutor(min(self.slots, STREAMS_AT_ONCE_MAX))
 
     def all(self, streams: Sequence[str]) -> list[Backfilled]:
-        """Runs all streams; an interruption first stops the current uploads."""
-        done: list[Future[Backfilled]] = []
         try:
-            for stream in streams:
-                outcome: Future[Backfilled] = Future()
-                self._streams.submit(partial(_settle, outcome, partial(self._one, stream)))
-                done.append(outcome)
-            return [self._streams.result_of(each) for each in done]
+            done = [self._streams.submit(self._one, stream) for stream in streams]
+            return [each.result() for each in done]
         except BaseException:
-            self._stop()
+            # An interruption first stops the current uploads.
+            with self._lock:
+                self._stopped = True
+                under_way = list(self._under_way)
+            for runs in under_way:
+                runs.stop()
+            self.context.cancelJobGroup(self._group)
             raise
         finally:
-            for workers in (self._streams, self._uploaders, self._committers):
-                workers.close()
-
-    def _stop(self) -> None:
-        with self._lock:
-            self._stopped = True
-            under_way = list(self._under_way)
-        for runs in under_way:
-            runs.stop()
-        self._executors.cancel()
+            self._streams.shutdown()
+            self._uploaders.close()
+            self._committers.close()
 
     def _one(self, stream: str) -> Backfilled:
         try:
@@ -366,18 +284,27 @@ class _Run:
             return Backfilled(stream=stream, error=error)
 
     def _offloaded(self, stream: str) -> Backfilled:
-        settings = Settings() if self._config is None else self._config.settings_of(stream)
-        store = self._executors.store
-        source = self._hot.view_stream(stream, may_delete=not self._dry_run)
-        state = load_stream(store, stream, may_be_absent=True)
+        settings = Settings() if self.config is None else self.config.settings_of(stream)
+        source = self.hot.view_stream(stream, may_delete=not self.dry_run)
+        state = load_stream(self.store, stream, may_be_absent=True)
         try:
-            method = method_by_hand(state, self._config)
+            method = manual_method(state, self.config)
         except InvalidCall as error:
-            if stream in self._named:
+            if stream in self.named:
                 raise
             return Backfilled(stream=stream, committed=state.committed_end(), skipped=error.message)
-        runs = BackfillService(store, self._tools(settings), settings.manifest)
-        if self._dry_run:
+        tools = HistoryTools(
+            upload=partial(self._upload, settings),
+            driver=dict(self.store.driver_metadata),
+            settings=replace(settings.offload, backfill_segments_in_flight_max=self.slots),
+            workers=self._committers,
+            uploaders=self._uploaders,
+            budget=None,
+            clock=self._clock,
+            entropy=os.urandom,
+        )
+        runs = BackfillService(self.store, tools, settings.manifest)
+        if self.dry_run:
             planned = runs.preview(state, source.ledgers(), method=method, last=None, threshold_bytes=0)
             return Backfilled(stream=stream, planned=tuple(planned), committed=state.committed_end())
         with self._lock:
@@ -385,7 +312,7 @@ class _Run:
                 raise Closed("the backfill was stopped")
             self._under_way.append(runs)
         try:
-            result = offload_by_hand(runs, source, stream, method, take_over=self._take_over)
+            result = offload_manually(runs, source, stream, method, take_over=self.take_over)
         finally:
             with self._lock:
                 self._under_way.remove(runs)
@@ -401,21 +328,41 @@ class _Run:
             error=next((each for each in result.errors if isinstance(each, OffloaderError)), None),
         )
 
-    def _tools(self, settings: Settings) -> HistoryTools:
-        return HistoryTools(
-            upload=partial(self._executors.upload, settings),
-            driver=dict(self._executors.store.driver_metadata),
-            settings=replace(settings.offload, backfill_segments_in_flight_max=self._slots),
-            workers=self._committers,
-            uploaders=self._uploaders,
-            budget=None,
-            clock=self._clock,
-            entropy=os.urandom,
+    def _upload(
+        self, settings: Settings, source: LedgerSource, order: SegmentJob, is_stopped: Callable[[], bool]
+    ) -> SegmentSummary:
+        """Uploads a segment; runs on a driver thread, which waits for the task, and raises its errors."""
+        if is_stopped():
+            raise Closed(f"the backfill of {order.stream} was stopped")
+        planned = order.planned
+        what = f"stream {order.stream}, {planned.begin}..{planned.end}"
+        task = UploadTask(
+            order=order,
+            ledgers=tuple(
+                info
+                for info in source.ledgers()
+                if info.entries and planned.begin.ledger_id <= info.ledger_id <= planned.end.ledger_id
+            ),
+            hot_url=self.hot_url,
+            open_hot=self.open_hot,
+            place=self.place,
+            store=settings.store,
+            limits=settings.limits,
+            offload=settings.offload,
         )
-
-
-def _settle(outcome: Future[Backfilled], work: Callable[[], Backfilled]) -> None:
-    try:
-        outcome.set_result(work())
-    except BaseException as error:
-        outcome.set_exception(error)
+        self.context.setJobGroup(self._group, f"backfill of {what}", interruptOnCancel=True)
+        with translated(f"Spark's upload of {what}", hint="run it again: it goes on with what is missing"):
+            (answer,) = self.context.parallelize([task], 1).map(carry_out).collect()
+        if answer is None:
+            raise ExecutorLost(f"{what}: the first attempt was lost", hint="it is done again under another uuid")
+        if isinstance(answer, OffloaderError):
+            raise answer
+        summary: SegmentSummary = answer
+        try:
+            verify_objects(self.store, order.stream, order.uuid, summary)
+        except ObjectMissing as error:
+            raise ObjectMissing(
+                f"{what}: an executor has uploaded it, but {error.message}",
+                hint="the driver and all executors must see the same store under its URL",
+            ) from error
+        return summary

@@ -6,11 +6,13 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from formats.entries import Position
+from formats.segment import SegmentSummary
 from offloader.errors import Corrupt, InvalidCall, OutcomeUnknown, Trimmed, Unsupported
 from offloader.manifest.state import ManifestState
 from offloader.read.fetch import readable_segments, segments_between, whole_range
@@ -23,18 +25,6 @@ from offloader.spark.session import translated
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-__all__ = [
-    "CONTENTS",
-    "OPTIONS",
-    "RANGE_BYTES",
-    "ExportLog",
-    "Exported",
-    "ExportedRange",
-    "PlannedRange",
-    "export",
-    "planned_ranges",
-]
 
 #: The underscore makes readers of Parquet skip it.
 LOG_FOLDER = "_export"
@@ -73,25 +63,14 @@ class ExportedRange:
 
     @classmethod
     def decode(cls, text: str) -> ExportedRange:
-        """From JSON.
-
-        Raises:
-            ValueError, TypeError, KeyError: an invalid text.
-        """
+        """From JSON; raises ``ValueError``, ``TypeError`` or ``KeyError`` for an invalid text."""
         given = json.loads(text)
         ends = {name: Position.parse(given[name]) for name in ("first", "last")}
         return cls(**{**given, **ends})
 
 
 class ExportLog:
-    """The ranges of one stream in one export.
-
-    Args:
-        spark: provides file systems and credentials.
-        to: the export's folder.
-        content: entries or messages.
-        stream: its name.
-    """
+    """The ranges of one stream in one export; ``spark`` provides file systems and credentials."""
 
     def __init__(self, spark: SparkSession, to: str, content: str, stream: str) -> None:
         jvm: Any = spark.sparkContext._jvm  # noqa: SLF001 - Hadoop's file systems have no other door in Python
@@ -111,11 +90,7 @@ class ExportLog:
         return f"{self._to}/bad/{self._own}/range={number:08d}"
 
     def newest(self) -> ExportedRange | None:
-        """The newest exported range.
-
-        Raises:
-            Corrupt: its file wasn't written by this class.
-        """
+        """The newest exported range; raises ``Corrupt`` if its file wasn't written by this class."""
         folder = self._path(self.folder)
         if not self._files.exists(folder):
             return None
@@ -135,18 +110,11 @@ class ExportLog:
         return found
 
     def add(self, done: ExportedRange) -> None:
-        """Records a range after its files are written.
-
-        Raises:
-            OutcomeUnknown: the number is taken: another export to this folder ran meanwhile.
-        """
+        """Records a range after its files are written; raises ``OutcomeUnknown`` if another export took its number."""
         name = f"{self.folder}/{done.number:08d}.json"
         target, waiting = self._path(name), self._path(f"{name}.tmp")
-        out = self._files.create(waiting, True)
-        try:
+        with closing(self._files.create(waiting, True)) as out:
             out.write(done.encode().encode())
-        finally:
-            out.close()
         if self._files.exists(target) or not self._files.rename(waiting, target):
             raise OutcomeUnknown(
                 f"{name} is there already: another export wrote range {done.number} of {done.stream} meanwhile",
@@ -154,15 +122,12 @@ class ExportLog:
             )
 
     def delete_folder(self, folder: str) -> None:
-        """Deletes the leftovers of a crashed run, if any."""
+        """Deletes the remains of a crashed run, if any."""
         self._files.delete(self._path(folder), True)
 
     def _read(self, name: str) -> str:
-        source = self._files.open(self._path(name))
-        try:
+        with closing(self._files.open(self._path(name))) as source:
             return str(self._jvm.org.apache.commons.io.IOUtils.toString(source, "UTF-8"))
-        finally:
-            source.close()
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(name)
@@ -195,13 +160,7 @@ class PlannedRange:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """Result of a run for one stream.
-
-    Attributes:
-        stream: its name.
-        ranges: added by this run, in order; empty without new entries.
-        end: last exported position, ``None``: none.
-    """
+    """Result of a run for one stream: its new ranges in order, and the last exported position; ``None``: none."""
 
     stream: str
     ranges: tuple[ExportedRange, ...]
@@ -216,7 +175,7 @@ def export(
     to: str,
     content: str = "entries",
     values: Values | None = None,
-    put_bad_aside: bool = False,
+    dead_letter: bool = False,
     skip_lost: bool = False,
     range_bytes: int = RANGE_BYTES,
 ) -> list[Exported]:
@@ -229,7 +188,7 @@ def export(
         to: a folder on any file system that Spark writes to.
         content: entries or messages.
         values: type of the messages' values, decoded in the column ``decoded``; ``None``: they stay bytes.
-        put_bad_aside: write messages that can't be read or decoded, with the reason, to ``<to>/bad``; don't fail.
+        dead_letter: write messages that can't be read or decoded, with the reason, to ``<to>/bad``; don't fail.
         skip_lost: skip entries that retention deleted before their export, instead of failing.
         range_bytes: most bytes of segments in one range; a larger segment is a range of its own.
 
@@ -240,14 +199,14 @@ def export(
         InvalidCall: an option or value is wrong, or the folder holds another stream of that name.
         NotFound: no such stream.
         Unsupported: a stream's own name contains a pattern's character.
-        Corrupt: values can't be decoded, and ``put_bad_aside`` isn't set; the first of them is named.
+        Corrupt: values can't be decoded, and ``dead_letter`` isn't set; the first of them is named.
         Trimmed: entries were deleted before their export, and ``skip_lost`` isn't set.
         OutcomeUnknown: another export wrote there meanwhile, or the files don't hold the rows that were written.
         OffloaderError: a read error, or Spark failed. Recorded ranges stay; run it again.
     """
-    require_known(options, OPTIONS, job="export")
+    require_known(streams, options, OPTIONS, job="export")
     columns = [name.strip() for name in options.get("columns", "").split(",") if name.strip()]
-    _require_sense(content, columns, values, put_bad_aside=put_bad_aside, range_bytes=range_bytes)
+    _require_sense(content, columns, values, dead_letter=dead_letter, range_bytes=range_bytes)
     done = []
     with translated("Spark's export", hint="run it again: it goes on after the ranges that are complete"):
         for state, read in pinned_streams(streams, options):
@@ -257,103 +216,86 @@ def export(
                     hint="`offloader read` takes such names",
                 )
             own = {**options, "stream": state.stream, "content": content}
-            log = ExportLog(spark, to, content, state.stream)
-            exact = not (read.skip_corrupt or read.skip_missing)
-            job = _StreamExport(spark, state, own, log, values=values, put_bad_aside=put_bad_aside, exact=exact)
+            job = _StreamExport(
+                spark=spark,
+                state=state,
+                options={**own, "onBadMessage": "null"} if dead_letter else own,
+                log=ExportLog(spark, to, content, state.stream),
+                values=values,
+                dead_letter=dead_letter,
+                is_exact=content == "entries" and not (read.skip_corrupt or read.skip_missing),
+            )
             done.append(job.run(skip_lost=skip_lost, range_bytes=range_bytes))
     return done
 
 
 def _require_sense(
-    content: str, columns: Sequence[str], values: Values | None, *, put_bad_aside: bool, range_bytes: int
+    content: str, columns: Sequence[str], values: Values | None, *, dead_letter: bool, range_bytes: int
 ) -> None:
-    if content not in CONTENTS:
-        raise InvalidCall(f"export has no content {content!r}", hint=f"one of {', '.join(CONTENTS)}")
-    if put_bad_aside and content != "messages":
-        raise InvalidCall("only messages can be bad and put aside", hint="content=messages, or leave it out")
-    if values is not None and content != "messages":
-        raise InvalidCall("only messages have values to decode", hint="content=messages, or leave the schema out")
-    if range_bytes < 1:
-        raise InvalidCall(f"range_bytes is {range_bytes}, it must be above zero")
-    needed = (*_NEEDED[content], *(("error",) if put_bad_aside else ()), *(VALUE_COLUMNS if values else ()))
+    is_other = content != "messages"
+    for is_wrong, what, hint in (
+        (content not in CONTENTS, f"export has no content {content!r}", f"one of {', '.join(CONTENTS)}"),
+        (dead_letter and is_other, "only messages can be bad and put aside", "content=messages, or leave it out"),
+        (values and is_other, "only messages have values to decode", "content=messages, or leave the schema out"),
+        (range_bytes < 1, f"range_bytes is {range_bytes}, it must be above zero", ""),
+    ):
+        if is_wrong:
+            raise InvalidCall(what, hint=hint)
+    needed = (*_NEEDED[content], *(("error",) if dead_letter else ()), *(VALUE_COLUMNS if values else ()))
     missing = list(dict.fromkeys(name for name in needed if columns and name not in columns))
     if missing:
         raise InvalidCall(f"export needs the columns {', '.join(missing)} too", hint="add them to the option columns")
 
 
 def planned_ranges(state: ManifestState, after: Position | None, range_bytes: int) -> Iterator[PlannedRange]:
-    """The readable part after a position, split at segments' ends.
-
-    Args:
-        state: the manifest's view.
-        after: last exported position.
-        range_bytes: most bytes of data objects in a range.
-    """
+    """The readable part after a position, split at segments' ends, each of ``range_bytes`` of data objects at most."""
     ends = whole_range(state)
     if ends is None:
         return
-    first, last = ends
-    if after is not None:
-        first = max(first, after.next())
-    begin: Position | None = None
-    end, size, entries = first, 0, 0
+    first, last = ends if after is None else (max(ends[0], after.next()), ends[1])
+
+    def planned(summaries: Sequence[SegmentSummary]) -> PlannedRange:
+        begin, end = summaries[0].begin, summaries[-1].end
+        is_whole = first <= begin and end <= last
+        entries = sum(each.entries for each in summaries) if is_whole else None
+        return PlannedRange(max(first, begin), min(last, end), entries)
+
+    together, size = list[SegmentSummary](), 0
     for record in segments_between(readable_segments(state), first, last):
-        assert record.summary is not None, "offloaded segments have one"
-        assert record.end is not None
-        if begin is not None and size + record.summary.data_bytes > range_bytes:
-            yield PlannedRange(begin, end, entries if entries >= 0 else None)
-            begin, size, entries = None, 0, 0
-        begin = max(first, record.begin) if begin is None else begin
-        end = min(last, record.end)
-        size += record.summary.data_bytes
-        whole = first <= record.begin and record.end <= last and entries >= 0
-        entries = entries + record.summary.entries if whole else -1
-    if begin is not None:
-        yield PlannedRange(begin, end, entries if entries >= 0 else None)
+        if together and size + record.content.data_bytes > range_bytes:
+            yield planned(together)
+            together, size = [], 0
+        together.append(record.content)
+        size += record.content.data_bytes
+    if together:
+        yield planned(together)
 
 
-def _has_lost(state: ManifestState, after: Position, first: Position) -> bool:
-    """Whether entries between the last exported and the first readable position may have been deleted."""
-    if first <= after or state.follows(after, first):
-        return False
-    return not any(after < gap.last and gap.first < first for gap in state.gaps)
-
-
+@dataclass(frozen=True, kw_only=True)
 class _StreamExport:
-    """The export of one stream."""
+    """The export of one stream; ``is_exact``: its rows are all entries of the range."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        state: ManifestState,
-        options: Mapping[str, str],
-        log: ExportLog,
-        *,
-        values: Values | None,
-        put_bad_aside: bool,
-        exact: bool,
-    ) -> None:
-        self._spark = spark
-        self._state = state
-        self._options = {**options, "onBadMessage": "null"} if put_bad_aside else dict(options)
-        self._log = log
-        self._values = values
-        self._put_bad_aside = put_bad_aside
-        self._exact = exact and options["content"] == "entries"
+    spark: SparkSession
+    state: ManifestState
+    options: Mapping[str, str]
+    log: ExportLog
+    values: Values | None
+    dead_letter: bool
+    is_exact: bool
 
     def run(self, *, skip_lost: bool, range_bytes: int) -> Exported:
-        newest = self._log.newest()
+        newest = self.log.newest()
         after = None if newest is None else newest.last
         number = 1 if newest is None else newest.number + 1
         lost = newest is not None and self._lost_after(newest, skip_lost)
         done: list[ExportedRange] = []
-        for planned in planned_ranges(self._state, after, range_bytes):
+        for planned in planned_ranges(self.state, after, range_bytes):
             rows, bad_rows = self._write(planned, number)
             written = ExportedRange(
                 number=number,
-                stream=self._state.stream,
-                incarnation=str(self._state.incarnation),
-                manifest=self._state.record_id,
+                stream=self.state.stream,
+                incarnation=str(self.state.incarnation),
+                manifest=self.state.record_id,
                 first=planned.first,
                 last=planned.last,
                 entries=planned.entries,
@@ -361,29 +303,32 @@ class _StreamExport:
                 bad_rows=bad_rows,
                 lost=lost,
             )
-            self._log.add(written)
-            _log.info("exported range %d of %s, %d rows", number, self._state.stream, rows)
+            self.log.add(written)
+            _log.info("exported range %d of %s, %d rows", number, self.state.stream, rows)
             done.append(written)
             number, lost = number + 1, False
-        return Exported(self._state.stream, tuple(done), done[-1].last if done else after)
+        return Exported(self.state.stream, tuple(done), done[-1].last if done else after)
 
     def _lost_after(self, newest: ExportedRange, skip_lost: bool) -> bool:
-        stream = self._state.stream
-        if newest.incarnation != str(self._state.incarnation):
+        """Whether entries between the last exported and the first readable position may have been deleted."""
+        stream = self.state.stream
+        if newest.incarnation != str(self.state.incarnation):
             raise InvalidCall(
-                f"stream {stream} was deleted and made anew since its export to {self._log.folder}",
+                f"stream {stream} was deleted and made anew since its export to {self.log.folder}",
                 hint="export to a new folder",
             )
-        first = self._state.first_position()
-        if first is None or not _has_lost(self._state, newest.last, first):
+        first, after = self.state.first_position(), newest.last
+        if first is None or first <= after or self.state.follows(after, first):
+            return False
+        if any(after < gap.last and gap.first < first for gap in self.state.gaps):
             return False
         if not skip_lost:
             raise Trimmed(
-                f"stream {stream}: exported up to {newest.last}, and what follows was deleted: it begins at {first}",
+                f"stream {stream}: exported up to {after}, and what follows was deleted: it begins at {first}",
                 first_available=first,
                 hint=f"to go on at {first} without what was between: --skip-lost (skip_lost=True)",
             )
-        _log.warning("stream %s: nothing between %s and %s can be exported any more", stream, newest.last, first)
+        _log.warning("stream %s: nothing between %s and %s can be exported any more", stream, after, first)
         return True
 
     def _write(self, planned: PlannedRange, number: int) -> tuple[int, int]:
@@ -391,38 +336,38 @@ class _StreamExport:
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
-        reader = self._spark.read.format("offloader").options(**self._options)
+        reader = self.spark.read.format("offloader").options(**self.options)
         frame = reader.options(startPosition=str(planned.first), endPosition=str(planned.last)).load().drop("stream")
-        if self._values is not None:
-            frame = with_decoded(frame, self._values)
+        if self.values is not None:
+            frame = with_decoded(frame, self.values)
         seen = Observation()
-        may_be_bad = self._put_bad_aside or self._values is not None
+        may_be_bad = self.dead_letter or self.values is not None
         bad = f.count("error") if may_be_bad else f.count(f.lit(None))
         counts = [f.count(f.lit(1)).alias("rows"), bad.alias("bad_rows")]
         if may_be_bad:
             where = f.when(f.col("error").isNotNull(), f.struct("ledger_id", "entry_id", "batch_index", "error"))
             counts.append(f.min(where).alias("first_bad"))
         observed = frame.observe(seen, *counts)
-        good = observed.where("error IS NULL") if self._put_bad_aside else observed
-        folder, aside = self._log.data_folder(number), self._log.bad_folder(number)
+        good = observed.where("error IS NULL") if self.dead_letter else observed
+        folder, aside = self.log.data_folder(number), self.log.bad_folder(number)
         _replace(good.withColumn("date", f.expr(_DAY)), folder, "date")
         bad_rows = int(seen.get["bad_rows"])
-        if bad_rows and not self._put_bad_aside:
+        if bad_rows and not self.dead_letter:
             raise self._undecodable(planned, number, bad_rows, seen.get["first_bad"])
         if bad_rows:
             _replace(frame.where("error IS NOT NULL"), aside)
             self._require_rows(frame, aside, bad_rows, planned, number)
         else:
-            self._log.delete_folder(aside)
+            self.log.delete_folder(aside)
         rows = int(seen.get["rows"]) - bad_rows
         self._require_rows(frame, folder, rows, planned, number)
-        if self._exact and planned.entries is not None and rows != planned.entries:
+        if self.is_exact and planned.entries is not None and rows != planned.entries:
             raise self._unequal(planned, number, f"{planned.entries} entries in the manifest", f"{rows} rows")
         return rows, bad_rows
 
     def _require_rows(self, frame: DataFrame, folder: str, rows: int, planned: PlannedRange, number: int) -> None:
         """Checks the row counts in the files' footers."""
-        found = self._spark.read.schema(frame.schema).parquet(folder).count()
+        found = self.spark.read.schema(frame.schema).parquet(folder).count()
         if found != rows:
             raise self._unequal(planned, number, f"{rows} rows", f"{found} in {folder}")
 
@@ -431,14 +376,14 @@ class _StreamExport:
             f", message {first.batch_index}" if first.batch_index >= 0 else ""
         )
         return Corrupt(
-            f"stream {self._state.stream}, range {number}, {planned.first}..{planned.last}: {bad_rows} messages can't "
+            f"stream {self.state.stream}, range {number}, {planned.first}..{planned.last}: {bad_rows} messages can't "
             f"be decoded, the first at {at}: {first.error}; nothing was recorded",
-            hint="another schema, or --put-bad-aside (put_bad_aside=True) to go on without them",
+            hint="another schema, or --dead-letter (dead_letter=True) to go on without them",
         )
 
     def _unequal(self, planned: PlannedRange, number: int, expected: str, found: str) -> OutcomeUnknown:
         return OutcomeUnknown(
-            f"stream {self._state.stream}, range {number}, {planned.first}..{planned.last}: expected {expected}, found "
+            f"stream {self.state.stream}, range {number}, {planned.first}..{planned.last}: expected {expected}, found "
             f"{found}; nothing was recorded",
             hint="does another export write there? Run it again alone",
         )

@@ -15,8 +15,6 @@ from offloader.spark.schema import AvroValues, JsonValues, Values
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["DECODED", "NEEDED", "AvroDecoder", "arrow_type", "with_decoded"]
-
 _PRIMITIVES: dict[str, pa.DataType] = {
     "boolean": pa.bool_(),
     "int": pa.int32(),
@@ -40,10 +38,7 @@ DIGITS_MAX = 38
 
 
 def arrow_type(schema: Any) -> pa.DataType:
-    """The Arrow type of a record's values.
-
-    Args:
-        schema: of a record, decoded from JSON.
+    """The Arrow type of a record's values, of its schema decoded from JSON.
 
     Raises:
         Unsupported: not a record, recursive, or with a part that can't be a column: a union of several types, a record
@@ -56,13 +51,16 @@ def arrow_type(schema: Any) -> pa.DataType:
 
 def _type_of(schema: Any, known: dict[str, pa.DataType | None], place: str) -> pa.DataType:
     if isinstance(schema, list):
-        return _type_of(_only_one(schema, place), known, place)
+        others = [each for each in schema if each != "null"]
+        if len(others) != 1:
+            raise Unsupported(
+                f"the Avro schema has a union of {len(others)} types at {place}",
+                hint="a column has one: null and another",
+            )
+        return _type_of(others[0], known, place)
     if isinstance(schema, str):
-        if schema in _PRIMITIVES:
-            return _PRIMITIVES[schema]
-        return _known(schema, known, place)
-    kind = schema.get("type")
-    logical = schema.get("logicalType")
+        return _PRIMITIVES[schema] if schema in _PRIMITIVES else _known(schema, known, place)
+    kind, logical = schema.get("type"), schema.get("logicalType")
     if logical in _LOGICAL:
         return _LOGICAL[logical]
     match kind:
@@ -83,7 +81,7 @@ def _type_of(schema: Any, known: dict[str, pa.DataType | None], place: str) -> p
 
 
 def _record(schema: Mapping[str, Any], known: dict[str, pa.DataType | None], place: str) -> pa.DataType:
-    name = _full_name(schema)
+    name = str(schema.get("name", ""))  # with namespace, as in fastavro's parsed schemas
     known[name] = None  # a reference before its completion is recursive
     fields = [
         pa.field(field["name"], _type_of(field["type"], known, f"{place}.{field['name']}"))
@@ -91,17 +89,7 @@ def _record(schema: Mapping[str, Any], known: dict[str, pa.DataType | None], pla
     ]
     if not fields:
         raise Unsupported(f"the Avro schema has a record without fields at {place}", hint="leave that field out")
-    known[name] = pa.struct(fields)
-    return known[name]
-
-
-def _only_one(schema: list[Any], place: str) -> Any:
-    others = [each for each in schema if each != "null"]
-    if len(others) != 1:
-        raise Unsupported(
-            f"the Avro schema has a union of {len(others)} types at {place}", hint="a column has one: null and another"
-        )
-    return others[0]
+    return _named(schema, known, pa.struct(fields))
 
 
 def _decimal(schema: Mapping[str, Any], place: str) -> pa.DataType:
@@ -113,7 +101,7 @@ def _decimal(schema: Mapping[str, Any], place: str) -> pa.DataType:
 
 def _named(schema: Mapping[str, Any], known: dict[str, pa.DataType | None], found: pa.DataType) -> pa.DataType:
     if "name" in schema:
-        known[_full_name(schema)] = found
+        known[str(schema["name"])] = found
     return found
 
 
@@ -124,11 +112,6 @@ def _known(name: Any, known: Mapping[str, pa.DataType | None], place: str) -> pa
     if found is None:
         raise Unsupported(f"the Avro schema's {name} refers to itself at {place}", hint="a column can't be endless")
     return found
-
-
-def _full_name(schema: Mapping[str, Any]) -> str:
-    """Full name with namespace, as in fastavro's parsed schemas."""
-    return str(schema.get("name", ""))
 
 
 class AvroDecoder:
@@ -144,48 +127,38 @@ class AvroDecoder:
     """
 
     def __init__(self, reader: str, versions: Mapping[int, str]) -> None:
-        self._read, parse = _fastavro()
-        self._reader = _parsed(reader, "the Avro schema", parse)
+        try:
+            from fastavro import parse_schema, schemaless_reader
+        except ImportError as error:
+            raise Unsupported("fastavro isn't installed", hint=install_hint("avro")) from error
+        self._read = schemaless_reader
+        self._reader = _parsed(reader, "the Avro schema", parse_schema)
         self._writers = {
-            version: _parsed(text, f"the Avro schema of version {version}", parse) for version, text in versions.items()
+            version: _parsed(text, f"the Avro schema of version {version}", parse_schema)
+            for version, text in versions.items()
         }
         self.arrow_type = arrow_type(self._reader)
 
     def decode(self, value: bytes, version: bytes | None) -> Any:
-        """The record as a dictionary.
+        """The record in a message's value, of its schema's version (8 bytes, big-endian), as a dictionary.
 
-        Args:
-            value: from the message.
-            version: from the message: 8 bytes, big-endian.
-
-        Raises:
-            ValueError: the reason, in words.
+        Raises ``ValueError`` with the reason in words.
         """
         writer = self._reader
         if self._writers:
-            number = int.from_bytes(version or b"", "big") if version else None
-            found = None if number is None else self._writers.get(number)
-            if found is None:
+            number = int.from_bytes(version, "big") if version else None
+            if number not in self._writers:
                 known = ", ".join(map(str, sorted(self._writers)))
                 raise ValueError(f"its schema version is {number}, and schemas were given for {known}")
-            writer = found
+            writer = self._writers[number]
         data = BytesIO(value)
         try:
             record = self._read(data, writer, self._reader if writer is not self._reader else None)
         except Exception as error:  # damaged bytes make fastavro raise any error
             raise ValueError(f"it isn't Avro of the schema: {type(error).__name__}: {error}") from error
-        left = len(value) - data.tell()
-        if left:
+        if left := len(value) - data.tell():
             raise ValueError(f"it isn't Avro of the schema: {left} of {len(value)} bytes are left over")
         return record
-
-
-def _fastavro() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    try:
-        from fastavro import parse_schema, schemaless_reader
-    except ImportError as error:
-        raise Unsupported("fastavro isn't installed", hint=install_hint("avro")) from error
-    return schemaless_reader, parse_schema
 
 
 def _parsed(text: str, what: str, parse: Callable[..., Any]) -> Any:
@@ -230,7 +203,6 @@ def with_decoded(frame: DataFrame, values: Values) -> DataFrame:
 
     Args:
         frame: messages, with all columns of ``NEEDED``.
-        values: how to decode.
 
     Raises:
         InvalidCall, Unsupported: the schema.
@@ -301,12 +273,9 @@ def _avro(frame: DataFrame, values: AvroValues) -> DataFrame:
 
 def _decoded(columns: tuple[pa.Array, ...], decoder: AvroDecoder) -> pa.Array:
     """Records and errors of the messages with a value; runs on an executor."""
-    records: list[Any] = []
-    reasons: list[str | None] = []
-    for has_value, value, version in zip(*(column.to_pylist() for column in columns), strict=True):
-        record, reason = _one(decoder, value, version) if has_value else (None, None)
-        records.append(record)
-        reasons.append(reason)
+    rows = zip(*(column.to_pylist() for column in columns), strict=True)
+    found = [_one(decoder, value, version) if has_value else (None, None) for has_value, value, version in rows]
+    records, reasons = [record for record, _ in found], [reason for _, reason in found]
     try:
         decoded = pa.array(records, decoder.arrow_type)
     except (ValueError, TypeError, OverflowError, pa.ArrowException):
@@ -319,7 +288,6 @@ def _decoded(columns: tuple[pa.Array, ...], decoder: AvroDecoder) -> pa.Array:
 
 
 def _one(decoder: AvroDecoder, value: bytes, version: bytes | None) -> tuple[Any, str | None]:
-    """The record, or the error."""
     try:
         return decoder.decode(value, version), None
     except ValueError as error:

@@ -8,8 +8,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from offloader.errors import InvalidCall
-from offloader.inspect.unreferenced import find_unexpected
-from offloader.inspect.verify import CheckTotals, Finding, SegmentCheck, check_order, check_segment
+from offloader.inspect.verify import (
+    CheckTotals,
+    Finding,
+    SegmentCheck,
+    check_fills,
+    check_order,
+    check_segment,
+    find_unexpected,
+)
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.fetch import Fetcher
 from offloader.settings import ReadSettings
@@ -21,32 +28,16 @@ from offloader.spark.session import translated
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = [
-    "FINDINGS_PER_SEGMENT_MAX",
-    "PLACE_OPTIONS",
-    "STORE_OPTIONS",
-    "Scrub",
-    "SegmentTask",
-    "StreamVerdict",
-    "bounded",
-    "packed",
-    "pinned_streams",
-    "require_known",
-    "verify",
-]
-
 #: Options of the store's location and credentials; every job takes them.
 STORE_OPTIONS = ("store", "endpointUrl", "region", "accessKey", "secretKey", "sessionToken")
 #: With the options of reading streams there.
 PLACE_OPTIONS = (*STORE_OPTIONS, "relocate", "splitBytes", "leaseSeconds")
 
 
-def require_known(options: Mapping[str, str], known: Iterable[str], *, job: str) -> None:
-    """Refuses options of the data source that the job sets itself or doesn't use.
-
-    Raises:
-        InvalidCall: names them, and the known ones.
-    """
+def require_known(streams: Sequence[str], options: Mapping[str, str], known: Iterable[str], *, job: str) -> None:
+    """Raises ``InvalidCall`` for options that the job sets itself or doesn't use, and for a call without streams."""
+    if isinstance(streams, str) or not streams:
+        raise InvalidCall("the streams are a list of names or patterns", hint='for example ["public/default/*"]')
     names = {name.lower() for name in known}
     wrong = sorted(name for name in options if name.lower() not in names)
     if wrong:
@@ -61,11 +52,8 @@ def pinned_streams(streams: Sequence[str], options: Mapping[str, str]) -> list[t
         options: of the data source, without ``stream``.
 
     Raises:
-        InvalidCall: no stream is named.
         NotFound: a stream doesn't exist, or none matches a pattern.
     """
-    if isinstance(streams, str) or not streams:
-        raise InvalidCall("the streams are a list of names or patterns", hint='for example ["public/default/*"]')
     found: dict[str, tuple[ManifestState, SourceOptions]] = {}
     for name in streams:
         read = SourceOptions.of({**options, "stream": name})
@@ -76,8 +64,6 @@ def pinned_streams(streams: Sequence[str], options: Mapping[str, str]) -> list[t
 
 #: Findings of one segment returned to the driver; the last one has the number of further ones.
 FINDINGS_PER_SEGMENT_MAX = 100
-
-_COLUMNS = ddl("anomalies")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +78,7 @@ class StreamVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Scrub:
-    """Result of ``verify``.
-
-    Attributes:
-        streams: in the given order.
-        frame: all findings as rows; columns as with ``content=anomalies``.
-    """
+    """Result of ``verify``: the streams in the given order, and all findings as rows of ``content=anomalies``."""
 
     streams: tuple[StreamVerdict, ...]
     frame: DataFrame
@@ -129,13 +110,16 @@ def verify(spark: SparkSession, streams: Sequence[str], options: Mapping[str, st
         InvalidCall, NotFound: an option, a name.
         OffloaderError: an error that isn't about the objects (store unreachable, access denied), or Spark failed.
     """
-    require_known(options, PLACE_OPTIONS, job="verify")
+    require_known(streams, options, PLACE_OPTIONS, job="verify")
     pinned = pinned_streams(streams, options)
-    tasks = [
-        SegmentTask(state.stream, record, read) for state, read in pinned for record in state.offloaded()
-    ]  # []] # manifests stay on the driver: a task has one record
+    # Manifests stay on the driver: a task has one record.
+    tasks = [SegmentTask(state.stream, record, read) for state, read in pinned for record in state.offloaded()]
     with translated("Spark's verify", hint="run it again: nothing was changed"):
-        checks = _checked(spark, packed(tasks, pinned[0][1].split_bytes))
+        packs = packed(tasks, pinned[0][1].split_bytes)
+        rows = spark.sparkContext.parallelize(packs, len(packs)).mapPartitions(_check_packs).collect() if packs else []
+    checks: dict[str, list[SegmentCheck]] = {}
+    for stream, check in rows:
+        checks.setdefault(stream, []).append(check)
     verdicts = []
     for state, read in pinned:
         totals = CheckTotals()
@@ -143,11 +127,12 @@ def verify(spark: SparkSession, streams: Sequence[str], options: Mapping[str, st
         for check in checks.get(state.stream, ()):
             totals.add(check)
             found += check.findings
-        found += find_unexpected(read.open_store(), state)
+        store = read.open_store()
+        found += [*check_fills(store, state, deep=True), *find_unexpected(store, state)]
         totals.count(found)
         verdicts.append(StreamVerdict(state.stream, state.record_id, totals, tuple(found)))
-    rows = [tuple(finding.as_row().values()) for each in verdicts for finding in each.findings]
-    return Scrub(tuple(verdicts), spark.createDataFrame(rows, _COLUMNS))
+    findings = [tuple(finding.as_row().values()) for each in verdicts for finding in each.findings]
+    return Scrub(tuple(verdicts), spark.createDataFrame(findings, ddl("anomalies")))
 
 
 def packed(tasks: Iterable[SegmentTask], split_bytes: int) -> list[tuple[SegmentTask, ...]]:
@@ -155,23 +140,13 @@ def packed(tasks: Iterable[SegmentTask], split_bytes: int) -> list[tuple[Segment
     packs: list[list[SegmentTask]] = []
     size = 0
     for task in tasks:
-        assert task.record.summary is not None, "offloaded segments have one"
-        own = task.record.summary.data_bytes
+        own = task.record.content.data_bytes
         if not packs or size + own > split_bytes:
             packs.append([])
             size = 0
         packs[-1].append(task)
         size += own
     return [tuple(pack) for pack in packs]
-
-
-def _checked(spark: SparkSession, packs: Sequence[tuple[SegmentTask, ...]]) -> dict[str, list[SegmentCheck]]:
-    """Stream -> its segments' checks, in order."""
-    found: dict[str, list[SegmentCheck]] = {}
-    if packs:
-        for stream, check in spark.sparkContext.parallelize(packs, len(packs)).mapPartitions(_check_packs).collect():
-            found.setdefault(stream, []).append(check)
-    return found
 
 
 def _check_packs(packs: Iterable[tuple[SegmentTask, ...]]) -> Iterator[tuple[str, SegmentCheck]]:

@@ -10,24 +10,17 @@ import struct
 import uuid
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
 from adlfs import AzureBlobFileSystem
 from azure.core import MatchConditions
 from azure.core.exceptions import HttpResponseError
-from azure.storage.blob import BlobBlock
+from azure.storage.blob import BlobBlock, BlobSasPermissions, generate_blob_sas
 
 from formats.entries import views_of
-from offloader.errors import (
-    BucketMissing,
-    InvalidCall,
-    NotFound,
-    OffloaderError,
-    OutcomeUnknown,
-    PreconditionFailed,
-    StoreUnavailable,
-)
+from offloader.errors import BucketMissing, InvalidCall, NotFound, OffloaderError, OutcomeUnknown, PreconditionFailed
 from offloader.store import checks
 from offloader.store.base import (
     Body,
@@ -38,13 +31,11 @@ from offloader.store.base import (
     ObjectStore,
     PartInfo,
     PutMode,
-    Sink,
     StoreOptions,
+    delete_in_turns,
 )
 from offloader.store.clouds.base import CloudStore, MarkedUpload, send_once, was_never_sent
 from offloader.store.s3_client import meaning_of
-
-__all__ = ["AzureStore", "open_url"]
 
 #: Blobs that one request deletes.
 DELETED_AT_ONCE_MAX = 256
@@ -99,9 +90,11 @@ class AzureStore(CloudStore):
     """``az://container/root``."""
 
     def __init__(self, url: str, files: Any, container: str, root: str, options: StoreOptions) -> None:
-        super().__init__(url, root, options, files.loop)
+        endpoint_url = str(files.service_client.primary_endpoint).partition("?")[0]
+        super().__init__(
+            url, root, options, files.loop, driver="azureblob", bucket=container, endpoint_url=endpoint_url
+        )
         self._files = files
-        self._container_name = container
         self._container = files.service_client.get_container_client(container)
         self._once = {
             **_ONCE,
@@ -109,12 +102,6 @@ class AzureStore(CloudStore):
             "read_timeout": options.settings.read_timeout_s,
         }
         self._tokens: OrderedDict[tuple[str, str], str] = OrderedDict()
-
-    @property
-    def driver_metadata(self) -> Mapping[str, str]:
-        endpoint = str(self._files.service_client.primary_endpoint).partition("?")[0]
-        place = {"bucket": self._container_name, "region": "", "serviceEndpoint": endpoint}
-        return {"managedLedgerOffloadDriver": "azureblob", **place}
 
     def _meaning(self, where: str, error: Exception, writes: bool) -> OffloaderError:
         words = " ".join(f"{type(error).__name__} {error}".split())
@@ -131,75 +118,67 @@ class AzureStore(CloudStore):
         kind, hint = meaning_of("", status, writes=writes)
         return kind(said, hint=hint)
 
+    def _blob(self, key: str) -> Any:
+        return self._container.get_blob_client(self._root + key)
+
+    def _signed_url(self, key: str, expires_s: float) -> str | None:
+        account = self._files.service_client.credential
+        account_key = getattr(account, "account_key", None)
+        if not account_key:
+            return None  # a token would have to ask Azure for a key
+        blob = self._blob(key)
+        signature = generate_blob_sas(
+            account_name=account.account_name,
+            container_name=blob.container_name,
+            blob_name=blob.blob_name,
+            account_key=account_key,
+            permission=BlobSasPermissions(read=True),
+            expiry=datetime.fromtimestamp(self._clock.now_ms() / 1000 + expires_s, UTC),
+        )
+        return f"{str(blob.url).partition('?')[0]}?{signature}"
+
     # -- objects
 
-    def head(self, key: str) -> ObjectInfo:
-        blob = self._container.get_blob_client(self._root + checks.check_key(key))
-        found = self._ask(f"head of {key}", blob.get_blob_properties(**self._once), writes=False)
-        return _described(key, found)
+    def _head(self, key: str) -> ObjectInfo:
+        call = self._blob(key).get_blob_properties(**self._once)
+        return _described(key, self._ask(f"head of {key}", call, writes=False))
 
-    def get(
-        self,
-        key: str,
-        byte_range: ByteRange | None = None,
-        *,
-        into: Sink | None = None,  # noqa: ARG002 - answers the body, as it may
-    ) -> tuple[bytes, ObjectInfo]:
-        checks.check_range(byte_range)
-        if byte_range is not None and byte_range.length == 0:
-            return b"", self.head(key)
-        size_bytes = byte_range.length if byte_range else 0
-        try:
-            return self._ask(f"get of {key}", self._fetch(key, byte_range), writes=False, size_bytes=size_bytes)
-        except InvalidCall as error:
-            cause = error.__cause__
-            if isinstance(cause, HttpResponseError) and cause.status_code == 416:  # it starts past the end
-                return b"", self.head(key)
-            raise
+    def _status_of(self, error: BaseException | None) -> int:
+        return error.status_code or 0 if isinstance(error, HttpResponseError) else 0
 
     async def _fetch(self, key: str, byte_range: ByteRange | None) -> tuple[bytes, ObjectInfo]:
-        blob = self._container.get_blob_client(self._root + checks.check_key(key))
+        blob = self._blob(key)
         wanted = {} if byte_range is None else {"offset": byte_range.start, "length": byte_range.length}
         answer = await blob.download_blob(**wanted, **self._once, max_concurrency=1)
         body = bytes(await answer.readall())
         found = answer.properties
         if found.content_range:  # else the size is that of the range
             found.size = int(found.content_range.rpartition("/")[2])
-        info = _described(key, found)
-        stop = info.size_bytes if byte_range is None else min(byte_range.stop, info.size_bytes)
-        expected = max(stop - (byte_range.start if byte_range else 0), 0)
-        if len(body) != expected:
-            raise StoreUnavailable(f"{self._url}: get of {key}: {len(body)} bytes came instead of {expected}")
-        return body, info
+        return body, _described(key, found)
 
-    def _read(self, key: str) -> bytes:
-        return self.get(key)[0]
-
-    def _write(self, key: str, body: Body, mode: PutMode, metadata: Mapping[str, str], crc: int) -> ObjectInfo:
-        blob = self._container.get_blob_client(self._root + key)
+    def _put(self, key: str, body: Body, mode: PutMode, metadata: Mapping[str, str], crc: int) -> ObjectInfo:
+        blob = self._blob(key)
         data = b"".join(views_of(body))
         kept = _kept({**metadata, _CRC: f"{crc:08x}"})
-        call = self._put(blob, data, kept, mode) if len(data) <= SENT_BYTES else self._put_large(blob, data, kept, mode)
+        send = self._put_whole if len(data) <= SENT_BYTES else self._put_large
+        call = send(blob, data, kept, mode)
         answer = self._ask(f"put of {key}", call, writes=True, size_bytes=len(data))
         modified_ms = int(answer["last_modified"].timestamp()) * 1000
         return ObjectInfo(key, len(data), _quoted(answer["etag"]), modified_ms, dict(metadata), crc)
 
-    async def _put(self, blob: Any, data: bytes, metadata: Mapping[str, str], mode: PutMode) -> Mapping[str, Any]:
+    async def _put_whole(self, blob: Any, data: bytes, metadata: Mapping[str, str], mode: PutMode) -> Any:
         # Without overwrite, the library itself adds the condition.
         how = {"overwrite": False} if mode.create_only else {"overwrite": True, **_condition(mode)}
-        found: Mapping[str, Any] = await blob.upload_blob(
+        return await blob.upload_blob(
             data, length=len(data), metadata=metadata, validate_content=True, max_concurrency=1, **how, **self._once
         )
-        return found
 
-    async def _put_large(self, blob: Any, data: bytes, metadata: Mapping[str, str], mode: PutMode) -> Mapping[str, Any]:
+    async def _put_large(self, blob: Any, data: bytes, metadata: Mapping[str, str], mode: PutMode) -> Any:
         """Upload one block that becomes the blob: only blocks are streamed."""
         block_id = _block_id(uuid.uuid4().hex, 1, 0)
         await blob.stage_block(block_id, io.BytesIO(data), length=len(data), validate_content=True, **self._once)
-        found: Mapping[str, Any] = await blob.commit_block_list(
-            [BlobBlock(block_id=block_id)], metadata=metadata, **_condition(mode), **self._once
-        )
-        return found
+        blocks = [BlobBlock(block_id=block_id)]
+        return await blob.commit_block_list(blocks, metadata=metadata, **_condition(mode), **self._once)
 
     def _listed(self, prefix: str, after: str, limit: int) -> ListPage:
         call = self._pages(self._root + prefix, self._root + after if after else "", limit)
@@ -231,28 +210,20 @@ class AzureStore(CloudStore):
                 self._tokens.popitem(last=False)
         return found[:limit], more
 
-    def _remove(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
-        failures: list[DeleteFailure] = []
-        for at in range(0, len(keys), DELETED_AT_ONCE_MAX):
-            some = keys[at : at + DELETED_AT_ONCE_MAX]
-            call = self._delete_all(some)
-            try:
-                failures += self._ask(f"delete of {len(some)} objects", call, writes=True, size_bytes=len(some) * 65536)
-            except OffloaderError as error:
-                if at == 0:
-                    raise
-                # Some keys are removed, so the call didn't fail as a whole: the failures are listed.
-                retryable = isinstance(error, StoreUnavailable | OutcomeUnknown)
-                return [*failures, *(DeleteFailure(key, str(error), retryable) for key in keys[at:])]
-        return failures
+    def _delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
+        return delete_in_turns(keys, DELETED_AT_ONCE_MAX, self._delete_some)
+
+    def _delete_some(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
+        what, size_bytes = f"delete of {len(keys)} objects", len(keys) * 65536
+        return self._ask(what, self._delete_all(keys), writes=True, size_bytes=size_bytes)
 
     def _remove_version(self, key: str, etag: str) -> None:
-        blob = self._container.get_blob_client(self._root + key)
+        blob = self._blob(key)
         call = blob.delete_blob(etag=etag, match_condition=MatchConditions.IfNotModified, **self._once)
         try:
             self._ask(f"delete of {key}", call, writes=True)
         except PreconditionFailed:
-            self.head(key)  # a missing object fails the condition too
+            self._head(key)  # a missing object fails the condition too
             raise
 
     async def _delete_all(self, keys: Sequence[str]) -> list[DeleteFailure]:
@@ -270,15 +241,17 @@ class AzureStore(CloudStore):
     # -- uploads
 
     def _send_part(self, upload: MarkedUpload, number: int, body: Body, crc: int) -> PartInfo:
-        blob = self._container.get_blob_client(self._root + upload.key)
+        blob = self._blob(upload.key)
         block_id = _block_id(upload.upload_id, number, crc)
         data = b"".join(views_of(body))
-        call = blob.stage_block(block_id, _body(data), length=len(data), validate_content=True, **self._once)
+        # Sent whole, a large body would block all other requests.
+        sent = io.BytesIO(data) if len(data) > SENT_BYTES else data
+        call = blob.stage_block(block_id, sent, length=len(data), validate_content=True, **self._once)
         self._ask(f"part {number} of {upload.key}", call, writes=True, size_bytes=len(data))
         return PartInfo(number, block_id, len(data), crc)
 
     def _parts(self, upload: MarkedUpload) -> Sequence[PartInfo]:
-        blob = self._container.get_blob_client(self._root + upload.key)
+        blob = self._blob(upload.key)
         try:
             _, waiting = self._ask(
                 f"parts of {upload.key}", blob.get_block_list("uncommitted", **self._once), writes=False
@@ -293,18 +266,13 @@ class AzureStore(CloudStore):
         return sorted(found, key=lambda part: part.number)
 
     def _join(self, upload: MarkedUpload, parts: Sequence[PartInfo]) -> None:
-        blob = self._container.get_blob_client(self._root + upload.key)
+        blob = self._blob(upload.key)
         blocks = [BlobBlock(block_id=part.etag) for part in parts]
         call = blob.commit_block_list(blocks, metadata=_kept(upload.metadata), **self._once)
         self._ask(f"joining of {upload.key}", call, writes=True, size_bytes=len(parts) * 1024)
 
     def _drop(self, upload: MarkedUpload) -> None:
         """No effect: the service removes uncommitted blocks."""
-
-
-def _body(data: bytes) -> bytes | io.BytesIO:
-    """Wrap a large body as a file: sent whole it would block all other requests."""
-    return io.BytesIO(data) if len(data) > SENT_BYTES else data
 
 
 def _condition(mode: PutMode) -> dict[str, Any]:

@@ -12,34 +12,24 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import aiohttp
 
-from offloader.errors import (
-    Corrupt,
-    InvalidCall,
-    NotFound,
-    OffloaderError,
-    OutcomeUnknown,
-    StoreUnavailable,
-)
+from formats.checksum import crc32c
+from offloader.errors import Corrupt, InvalidCall, NotFound, OffloaderError, OutcomeUnknown, StoreUnavailable
 from offloader.store import checks
 from offloader.store.base import (
     CREATE,
-    OVERWRITE,
     Body,
-    DeleteFailure,
-    IfMatch,
+    ByteRange,
     ListPage,
     ObjectInfo,
     PartInfo,
-    PutMode,
+    Sink,
     StoreOptions,
     UploadInfo,
 )
-
-__all__ = ["UPLOADS_PREFIX", "AnswerLost", "CloudStore", "MarkedUpload", "folder_of", "send_once", "was_never_sent"]
 
 _Answer = TypeVar("_Answer")
 
@@ -62,28 +52,41 @@ class MarkedUpload:
     metadata: Mapping[str, str]
 
 
-class CloudStore:
-    """Service-independent verbs over a few that a service implements.
+class _ServiceVerbs(Protocol):
+    """What a service implements, besides ``_head``, ``_put`` and ``_delete``."""
 
-    A service's class has ``url``, ``driver_metadata``, ``head``, ``get``, and ``_write``, ``_listed``, ``_remove``,
-    ``_remove_version``, ``_send_part``, ``_parts``, ``_join``, ``_drop``.
-    """
+    def _meaning(self, where: str, error: Exception, writes: bool) -> OffloaderError:
+        """Translate an exception of the service's library."""
 
-    def __init__(self, url: str, root: str, options: StoreOptions, loop: asyncio.AbstractEventLoop) -> None:
-        self._url = url
-        self._root = root
+    def _status_of(self, error: BaseException | None) -> int:
+        """HTTP status of an exception of the service's library; 0: none."""
+
+    async def _fetch(self, key: str, byte_range: ByteRange | None) -> tuple[bytes, ObjectInfo]:
+        """The object, or a range of it that isn't empty."""
+
+    def _drop(self, upload: MarkedUpload) -> None:
+        """Remove the remains of an ended upload except its marker."""
+
+    def _listed(self, prefix: str, after: str, limit: int) -> ListPage: ...
+    def _remove_version(self, key: str, etag: str) -> None: ...
+    def _send_part(self, upload: MarkedUpload, number: int, body: Body, crc: int) -> PartInfo: ...
+    def _parts(self, upload: MarkedUpload) -> Sequence[PartInfo]: ...
+    def _join(self, upload: MarkedUpload, parts: Sequence[PartInfo]) -> None: ...
+
+
+class CloudStore(checks.CheckedStore, _ServiceVerbs):
+    """Service-independent verbs over a few that a service implements."""
+
+    def __init__(
+        self, url: str, root: str, options: StoreOptions, loop: asyncio.AbstractEventLoop, **driver: str
+    ) -> None:
+        super().__init__(url, root, **driver)
         self._settings = options.settings
+        self._clock = options.clock
         self._loop = loop
         self._places = threading.BoundedSemaphore(options.settings.connections_max)
         self._known: OrderedDict[str, str] = OrderedDict()
         self._known_lock = threading.Lock()
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._url!r})"
-
-    @property
-    def url(self) -> str:
-        return self._url
 
     # -- one call
 
@@ -91,7 +94,7 @@ class CloudStore:
         """Run ``call`` on the file system's loop. A write whose deadline passes has an unknown outcome."""
         settings = self._settings
         deadline_s = settings.connect_timeout_s + settings.read_timeout_s + size_bytes / SLOWEST_BYTES_PER_S
-        where = f"{self._url}: {what}"
+        where = f"{self.url}: {what}"
         if not self._places.acquire(timeout=deadline_s):
             call.close()
             raise StoreUnavailable(f"{where}: no connection was free for {deadline_s:g} s", hint="try again later")
@@ -113,124 +116,83 @@ class CloudStore:
             return OutcomeUnknown(text, hint="look before repeating it")
         return StoreUnavailable(text, hint="try again")
 
-    def _meaning(self, where: str, error: Exception, writes: bool) -> OffloaderError:
-        """Translate an exception of the service's library."""
-        raise NotImplementedError
-
-    # -- implemented by a service
-
-    def head(self, key: str) -> ObjectInfo:
-        raise NotImplementedError
-
-    def _read(self, key: str) -> bytes:
-        raise NotImplementedError
-
-    def _write(self, key: str, body: Body, mode: PutMode, metadata: Mapping[str, str], crc: int) -> ObjectInfo:
-        raise NotImplementedError
-
-    def _listed(self, prefix: str, after: str, limit: int) -> ListPage:
-        raise NotImplementedError
-
-    def _remove(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
-        raise NotImplementedError
-
-    def _remove_version(self, key: str, etag: str) -> None:
-        raise NotImplementedError
-
-    def _send_part(self, upload: MarkedUpload, number: int, body: Body, crc: int) -> PartInfo:
-        raise NotImplementedError
-
-    def _parts(self, upload: MarkedUpload) -> Sequence[PartInfo]:
-        raise NotImplementedError
-
-    def _join(self, upload: MarkedUpload, parts: Sequence[PartInfo]) -> None:
-        raise NotImplementedError
-
-    def _drop(self, upload: MarkedUpload) -> None:
-        """Remove the remains of an ended upload except its marker."""
-        raise NotImplementedError
-
     # -- objects
 
-    def put(
-        self,
-        key: str,
-        body: Body,
-        *,
-        mode: PutMode = OVERWRITE,
-        metadata: Mapping[str, str] | None = None,
-        crc32c: int | None = None,
-    ) -> ObjectInfo:
-        _, kept, crc = checks.check_put(key, body, mode, metadata, crc32c)
-        return self._write(key, body, mode, kept, crc)
+    def _get(self, key: str, byte_range: ByteRange | None, into: Sink | None) -> tuple[bytes, ObjectInfo]:  # noqa: ARG002
+        wanted = byte_range or ByteRange(0, 0)
+        try:
+            call = self._fetch(key, byte_range)
+            body, info = self._ask(f"get of {key}", call, writes=False, size_bytes=wanted.length)
+        except InvalidCall as error:
+            if self._status_of(error.__cause__) == 416:  # it starts past the end
+                return b"", self._head(key)
+            raise
+        stop = info.size_bytes if byte_range is None else min(byte_range.stop, info.size_bytes)
+        expected = max(stop - wanted.start, 0)
+        if len(body) != expected:
+            raise StoreUnavailable(f"{self.url}: get of {key}: {len(body)} bytes came instead of {expected}")
+        return body, info
 
-    def list(self, prefix: str, *, after: str = "", limit: int = _LIST_LIMIT) -> ListPage:
+    def _list(self, prefix: str, after: str, limit: int) -> ListPage:
         """List objects except upload markers and parts among them: a page may hold fewer than ``limit``."""
-        checks.check_list(prefix, limit)
         page = self._listed(prefix, after, limit)
         objects = tuple(info for info in page.objects if not info.key.startswith(UPLOADS_PREFIX))
         return ListPage(objects, page.next_after)
 
-    def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
-        checked = checks.check_keys(keys)
-        return self._remove(checked) if checked else ()
-
-    def delete_if_match(self, key: str, etag: str) -> None:
-        checks.check_key(key)
-        checks.check_mode(IfMatch(etag))
+    def _delete_if_match(self, key: str, etag: str) -> None:
         with contextlib.suppress(NotFound):
             self._remove_version(key, etag)
 
     # -- uploads
 
-    def begin_upload(self, key: str, *, metadata: Mapping[str, str] | None = None) -> str:
-        checks.check_key(key)
-        kept = checks.check_metadata(metadata)
+    def _begin_upload(self, key: str, metadata: Mapping[str, str]) -> str:
         upload_id = uuid.uuid4().hex
-        body = json.dumps({"key": key, "metadata": kept}, sort_keys=True).encode()
-        self._write(_mark_key(key, upload_id), body, CREATE, {}, checks.body_crc32c(key, body, None))
-        self._remember(key, upload_id)
+        body = json.dumps({"key": key, "metadata": dict(metadata)}, sort_keys=True).encode()
+        self._put(_mark_key(key, upload_id), body, CREATE, {}, crc32c(body))
+        with self._known_lock:
+            self._known[upload_id] = key
+            while len(self._known) > UPLOADS_KNOWN_MAX:
+                self._known.popitem(last=False)
         return upload_id
 
-    def upload_part(self, key: str, upload_id: str, number: int, body: Body, *, crc32c: int | None = None) -> PartInfo:
-        checks.check_key(key)
-        checks.check_part_number(number)
-        crc = checks.body_crc32c(key, body, crc32c)
+    def _upload_part(self, key: str, upload_id: str, number: int, body: Body, crc: int) -> PartInfo:
         with self._known_lock:
             is_known = self._known.get(upload_id) == key
         upload = MarkedUpload(key, upload_id, {}) if is_known else self._marked(key, upload_id)
         return self._send_part(upload, number, body, crc)
 
-    def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
-        checks.check_key(key)
-        checks.check_parts(key, parts)
+    def _complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
         try:
             upload = self._marked(key, upload_id)
         except NotFound as gone:
             raise OutcomeUnknown(gone.message, hint=_LOOK) from gone
         there = {(part.number, part.etag, part.size_bytes) for part in self._parts(upload)}
         if not there:  # a completion that was interrupted before it removed the marker
-            raise OutcomeUnknown(f"{self._url}: the parts of {key} are gone", hint=_LOOK)
+            raise OutcomeUnknown(f"{self.url}: the parts of {key} are gone", hint=_LOOK)
         if any((part.number, part.etag, part.size_bytes) not in there for part in parts):
-            raise InvalidCall(f"{self._url}: the parts of {key} aren't what was uploaded", hint="upload them again")
+            raise InvalidCall(f"{self.url}: the parts of {key} aren't what was uploaded", hint="upload them again")
         self._join(upload, parts)
         try:
-            done = self.head(key)
+            done = self._head(key)
         except OffloaderError as error:
-            raise OutcomeUnknown(f"{self._url}: {key} was completed, then {error.message}", hint=_LOOK) from error
+            raise OutcomeUnknown(f"{self.url}: {key} was completed, then {error.message}", hint=_LOOK) from error
         # The object exists: the remains of its upload are found by its marker and removed later.
         with contextlib.suppress(OffloaderError):
             self._end(upload)
         return done
 
-    def abort_upload(self, key: str, upload_id: str) -> None:
-        checks.check_key(key)
+    def _abort_upload(self, key: str, upload_id: str) -> None:
         self._end(MarkedUpload(key, upload_id, {}))
 
-    def list_uploads(self, prefix: str) -> Sequence[UploadInfo]:
+    def _list_uploads(self, prefix: str) -> Sequence[UploadInfo]:
         """Unfinished uploads. Reads the marker of each; there are few."""
-        checks.check_list(prefix, 1)
-        return [upload for mark in self._marks() for upload in self._described(mark, prefix)]
+        found = []
+        for info in self._marks():
+            with contextlib.suppress(NotFound):  # completed or aborted meanwhile
+                key, _ = self._mark(info.key)
+                if key.startswith(prefix):
+                    found.append(UploadInfo(key, info.key.split("/")[-2], info.modified_ms))
+        return found
 
     def _marks(self) -> Iterator[ObjectInfo]:
         after: str | None = ""
@@ -239,53 +201,36 @@ class CloudStore:
             yield from (info for info in page.objects if info.key.endswith("/begin"))
             after = page.next_after
 
-    def _described(self, info: ObjectInfo, prefix: str) -> Sequence[UploadInfo]:
-        try:
-            key, _ = self._mark(info.key)
-        except NotFound:  # completed or aborted meanwhile
-            return []
-        upload_id = info.key.split("/")[-2]
-        return [UploadInfo(key, upload_id, info.modified_ms)] if key.startswith(prefix) else []
-
-    def list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
-        checks.check_key(key)
+    def _list_parts(self, key: str, upload_id: str) -> Sequence[PartInfo]:
         return self._parts(self._marked(key, upload_id))
 
     def _marked(self, key: str, upload_id: str) -> MarkedUpload:
         try:
-            _, metadata = self._mark(_mark_key(key, checks.check_key(upload_id)))
+            self._check_key(upload_id)
+            _, metadata = self._mark(_mark_key(key, upload_id))
         except NotFound as gone:
-            raise NotFound(f"{self._url}: no upload {upload_id} of {key}") from gone
+            raise NotFound(f"{self.url}: no upload {upload_id} of {key}") from gone
         return MarkedUpload(key, upload_id, metadata)
 
     def _mark(self, mark_key: str) -> tuple[str, Mapping[str, str]]:
         """Key and metadata of an upload. The content is untrusted: any writer to the bucket can change it."""
-        body = self._read(mark_key)
+        body, _ = self.get(mark_key)
         try:
             mark = json.loads(body)
             return str(mark["key"]), {str(name): str(value) for name, value in mark["metadata"].items()}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as cause:
             raise Corrupt(
-                f"{self._url}: {mark_key} isn't the mark of an upload", hint="look who wrote it, and remove it"
+                f"{self.url}: {mark_key} isn't the mark of an upload", hint="look who wrote it, and remove it"
             ) from cause
-
-    def _remember(self, key: str, upload_id: str) -> None:
-        with self._known_lock:
-            self._known[upload_id] = key
-            while len(self._known) > UPLOADS_KNOWN_MAX:
-                self._known.popitem(last=False)
 
     def _end(self, upload: MarkedUpload) -> None:
         """Remove the marker last, so that an upload's remains stay discoverable."""
         with self._known_lock:
             self._known.pop(upload.upload_id, None)
         self._drop(upload)
-        failed = self._remove([_mark_key(upload.key, upload.upload_id)])
+        failed = self._delete([_mark_key(upload.key, upload.upload_id)])
         if failed:
-            raise StoreUnavailable(f"{self._url}: the mark of upload {upload.upload_id} stays: {failed[0].reason}")
-
-    def close(self) -> None:
-        """No effect: fsspec owns and closes the file system."""
+            raise StoreUnavailable(f"{self.url}: the mark of upload {upload.upload_id} stays: {failed[0].reason}")
 
 
 def _mark_key(key: str, upload_id: str) -> str:
@@ -323,11 +268,7 @@ async def send_once(request: _Request, send: Callable[[_Request], Awaitable[_Res
 
 def was_never_sent(error: BaseException) -> bool:
     """Whether no byte of the request can have reached the service; false where uncertain."""
-    return any(isinstance(cause, _CONNECTING) for cause in _causes(error))
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
     cause: BaseException | None = error
-    while cause is not None:
-        yield cause
+    while cause is not None and not isinstance(cause, _CONNECTING):
         cause = cause.__cause__
+    return cause is not None

@@ -1,0 +1,179 @@
+"""Makes brokers with the offloader plugin offload ledgers that are committed here.
+
+A broker starts an offload when a ledger is closed, and forgets it when the topic is unloaded before it is done: so what
+it lists as closed and not offloaded is asked for again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from formats.entries import Position
+from offloader.errors import NotFound, OffloaderError
+from offloader.ledgers.pulsar.admin import AdminClient
+from offloader.ledgers.pulsar.source import SINCE_PROPERTY
+from offloader.ledgers.pulsar.topics import TopicInternals
+from offloader.runtime.clock import Clock
+
+_log = logging.getLogger("offloader.ledgers.pulsar")
+
+#: Topics that one poll asks about; the next one goes on with the others.
+TOPICS_MAX = 200
+#: Offloads that one poll starts.
+TRIGGERS_MAX = 50
+#: Times that the first ledger is noted while a broker goes on trimming.
+NOTES_MAX = 3
+#: First and longest wait before a topic is asked about again, after an error or while its ledgers stay where they are.
+WAIT_S_MIN, WAIT_S_MAX = 10.0, 600.0
+
+
+class OffloadTarget(NamedTuple):
+    """What a broker is to offload: the closed ledgers before ``before``, the first of which is ``first``."""
+
+    first: int
+    before: Position
+
+
+def due_offload(internals: TopicInternals, committed: Position | None) -> OffloadTarget | None:
+    """The ledgers that a broker lists as closed and not offloaded, and that are committed here; ``None``: none.
+
+    No ledger that isn't committed is among them, also none that is listed before. Pure.
+    """
+    listed = internals.ledgers.ledgers
+    if committed is None or not listed:
+        return None
+    first = None
+    for each in listed[:-1]:
+        if each.entries and Position(each.ledger_id, each.entries - 1) > committed:
+            return None if first is None else OffloadTarget(first, Position(each.ledger_id, 0))
+        if each.entries and not each.offloaded and first is None:
+            first = each.ledger_id
+    return None if first is None else OffloadTarget(first, Position(listed[-1].ledger_id, 0))
+
+
+class ServedTopic(NamedTuple):
+    """A topic that this process leads, and the position up to which it is committed."""
+
+    topic: str
+    committed: Position | None
+
+
+@dataclass(slots=True)
+class _Asked:
+    """What was asked about one topic last.
+
+    Attributes:
+        first: the first ledger that was to be offloaded.
+        wait_s: before the topic is asked about again, if nothing changes; 0: at the next poll.
+        not_before_s: by the monotonic clock.
+        error: why it couldn't be asked.
+        is_noted: whether the subscription says since when the list is followed.
+    """
+
+    first: int | None = None
+    wait_s: float = 0.0
+    not_before_s: float = 0.0
+    error: OffloaderError | None = None
+    is_noted: bool = False
+
+    def back_off(self, now_s: float) -> None:
+        self.wait_s = min(max(2 * self.wait_s, WAIT_S_MIN), WAIT_S_MAX)
+        self.not_before_s = now_s + self.wait_s
+
+
+_NEVER_ASKED = _Asked()
+
+
+class OffloadTriggers:
+    """Asks brokers to offload. One ``look`` at a time.
+
+    Args:
+        subscription: the offloader's own.
+        follows: whether to note on it since when the broker's list is followed.
+    """
+
+    def __init__(self, admin: AdminClient, subscription: str, clock: Clock, *, follows: bool) -> None:
+        self._admin, self._subscription, self._clock, self._follows = admin, subscription, clock, follows
+        self._topics: dict[str, _Asked] = {}
+        self._next = ""
+
+    def changed(self, topic: str) -> None:
+        """Asks about a topic at the next poll: it was unloaded, or this process became its leader."""
+        self._topics.pop(topic, None)
+
+    def problems(self) -> list[tuple[str, OffloaderError]]:
+        """Topics that can't be asked about or triggered, with the error."""
+        return [(topic, each.error) for topic, each in sorted(self._topics.copy().items()) if each.error is not None]
+
+    def look(self, topics: Sequence[ServedTopic], *, is_stopped: Callable[[], bool] = lambda: False) -> int:
+        """Asks about the topics once, as many as are due; returns the number of offloads that brokers started.
+
+        An error of one topic is kept for ``problems``; it is asked about again after a while.
+        """
+        names = {each.topic for each in topics}
+        for gone in [name for name in self._topics.copy() if name not in names]:
+            self._topics.pop(gone, None)
+        now_s = self._clock.monotonic_s()
+        ordered = sorted(topics, key=lambda each: (each.topic < self._next, each.topic))
+        due = [each for each in ordered if now_s >= self._topics.get(each.topic, _NEVER_ASKED).not_before_s]
+        started = 0
+        for each in due[:TOPICS_MAX]:
+            if is_stopped() or started >= TRIGGERS_MAX:
+                break
+            self._next = each.topic + "\0"
+            asked = self._topics.setdefault(each.topic, _Asked())
+            before = asked.error
+            try:
+                started += self._look_at(each, asked)
+                asked.error = None
+            except NotFound:
+                asked.error = None  # deleted since, or an unused partition
+            except OffloaderError as error:
+                asked.error = error
+                asked.back_off(now_s)
+                if before is None or str(before) != str(error):
+                    _log.warning("%s: the broker isn't asked to offload: %s", each.topic, error)
+        return started
+
+    def _look_at(self, served: ServedTopic, asked: _Asked) -> bool:
+        """Whether the broker started to offload."""
+        internals = self._admin.internals(served.topic)
+        if self._follows and not asked.is_noted:
+            asked.is_noted = self._note(served.topic)
+        target = due_offload(internals, served.committed)
+        if target is None:
+            asked.first, asked.wait_s = None, 0.0
+            return False
+        if target.first == asked.first:
+            # Asked before: the broker is at work, or fails at this ledger.
+            asked.back_off(self._clock.monotonic_s())
+        else:
+            asked.first, asked.wait_s = target.first, 0.0
+        return self._admin.offload(served.topic, target.before)
+
+    def _note(self, topic: str) -> bool:
+        """Notes the first listed ledger, once in the life of the subscription; whether it is noted.
+
+        What is noted is compared with the list once more: in between the topic may have been created again.
+        """
+        found = self._admin.stats(topic).subscriptions.get(self._subscription)
+        if found is None:
+            return False
+        noted = found.properties.get(SINCE_PROPERTY)
+        for _ in range(NOTES_MAX):
+            if noted is not None:
+                return True
+            first = _first_listed(self._admin.internals(topic))
+            if first is None:
+                return False
+            self._admin.note(topic, self._subscription, {**found.properties, SINCE_PROPERTY: first})
+            noted = first if _first_listed(self._admin.internals(topic)) == first else None
+        return False
+
+
+def _first_listed(internals: TopicInternals) -> str | None:
+    listed = internals.ledgers.ledgers
+    return str(listed[0].ledger_id) if listed else None

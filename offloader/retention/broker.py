@@ -1,0 +1,176 @@
+"""The limit that a broker's list of ledgers sets to a start position, and how far its trim is followed. Pure.
+
+A broker with the offloader plugin reads offloaded ledgers out of the cold tier. A ledger that it lists and that is gone
+there would stop its consumers: so a start position never passes one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from formats.entries import Position
+from offloader.errors import OffloaderError, StoreUnavailable
+from offloader.ledgers.base import BrokerLedgers, listed_source
+from offloader.ledgers.pulsar.topics import contradiction, topic_of_stream
+from offloader.manifest.source_identity import known_ledgers
+from offloader.manifest.state import ManifestState
+from offloader.retention.cuts import Cut, OwnCuts, cut_at
+from offloader.retention.scope import SourceOf
+
+#: What a broker lists of a stream; ``None``: no broker has it, so that nothing but the policy limits its retention.
+#: Raises ``OffloaderError``: it isn't known.
+ListedOf = Callable[[str], BrokerLedgers | None]
+#: Partitions that a text names; of further ones only the number.
+NAMED_MAX = 3
+
+
+class FirstListed(NamedTuple):
+    """The first ledger that a broker lists of a partition; 0: of a stream without partitions."""
+
+    partition: int
+    ledger_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerView:
+    """What the brokers of a stream or topic list, as input of a decision.
+
+    Attributes:
+        first: by partition, ascending; empty: not known.
+        bound: the beginning of those ledgers: the start position stays at or before it.
+        followed: where the broker's trim moves the start position, without partitions where it isn't followed;
+            ``None``: it isn't followed in any.
+        doubts: why the trim isn't followed in a partition, or in any.
+        problem: why no list is known, or none is believed: nothing moves. Empty: they are known.
+    """
+
+    first: tuple[FirstListed, ...] = ()
+    bound: Cut | None = None
+    followed: Cut | None = None
+    doubts: tuple[str, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerRuling:
+    """What the brokers' lists did to a decision.
+
+    Attributes:
+        first, problem: as ``BrokerView``.
+        rules: whether they hold the start position back: without them more would go.
+        not_followed: what keeps the broker's trim from being followed up to its end; empty: nothing, or it isn't
+            followed at all.
+    """
+
+    first: tuple[FirstListed, ...] = ()
+    problem: str = ""
+    rules: bool = False
+    not_followed: tuple[str, ...] = ()
+
+    @property
+    def listed(self) -> str:
+        """``the broker still lists ledger 17``, or what isn't known."""
+        if self.problem:
+            return f"{self.problem}, so nothing goes"
+        shown = [f"ledger {each.ledger_id}{_of(each.partition, self.first)}" for each in self.first[:NAMED_MAX]]
+        rest = len(self.first) - len(shown)
+        return f"the broker still lists {', '.join(shown)}" + (f" and {rest} more" if rest > 0 else "")
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """One line each, for people."""
+        return self.listed, *(f"its trim isn't followed further: {each}" for each in self.not_followed)
+
+
+def listed_by_source(source_of: SourceOf) -> ListedOf:
+    """Asks through the hot tiers of this process."""
+
+    def listed_of(stream: str) -> BrokerLedgers | None:
+        if topic_of_stream(stream) is None:
+            return None
+        source = source_of(stream)
+        if (listed := listed_source(source)) is not None:
+            return listed.broker_ledgers()
+        if source is None:
+            raise StoreUnavailable(f"stream {stream}: this process has no connection to its broker")
+        return None  # of another hot tier
+
+    return listed_of
+
+
+def broker_view(
+    asked: Mapping[int, BrokerLedgers | OffloaderError],
+    states: Mapping[int, ManifestState],
+    own: OwnCuts,
+    *,
+    follows: bool,
+) -> BrokerView:
+    """What brokers answered, compared with the manifests.
+
+    Args:
+        asked: the answer about each partition, asked for after its manifest was read; or why there is none.
+        states: the manifests.
+        own: the entries of the partitions.
+        follows: whether the broker's trim moves the start position.
+    """
+    problems = [
+        problem for number in sorted(asked) if (problem := _problem(asked[number], states[number], number, asked))
+    ]
+    if problems or not asked:
+        return BrokerView(problem=problems[0] if problems else "no broker was asked which ledgers it lists")
+    lists = {number: each for number, each in asked.items() if isinstance(each, BrokerLedgers)}
+    first = {number: Position(each.stored[0][0], 0) for number, each in sorted(lists.items())}
+    bound = own.canonical(cut_at(first))
+    view = BrokerView(first=tuple(FirstListed(number, at.ledger_id) for number, at in first.items()), bound=bound)
+    if not follows:
+        return view
+    doubts = {number: _doubt(each, states[number], own, number) for number, each in lists.items()}
+    followed = {number: at for number, at in first.items() if not doubts[number]}
+    return BrokerView(
+        first=view.first,
+        bound=bound,
+        followed=own.canonical(cut_at(followed)) if followed else None,
+        doubts=tuple(f"{text}{_of(number, lists)}" for number, text in sorted(doubts.items()) if text),
+    )
+
+
+def _problem(
+    found: BrokerLedgers | OffloaderError, state: ManifestState, number: int, asked: Mapping[int, object]
+) -> str:
+    """Why an answer isn't known, or not believed; empty if it is."""
+    where = _of(number, asked)
+    if isinstance(found, OffloaderError):
+        return f"it isn't known which ledgers the broker lists{where}: {found.message}"
+    if not found.stored:
+        return f"the broker lists no ledger{where}"
+    why = contradiction(found.stored, known_ledgers(state, [ledger_id for ledger_id, _ in found.stored]))
+    return f"the broker's list{where} is old, or of another topic: {why}" if why else ""
+
+
+def _doubt(found: BrokerLedgers, state: ManifestState, own: OwnCuts, number: int) -> str:
+    """Why it isn't sure that the broker trimmed all that lies before its first ledger; empty if it is."""
+    if state.held:
+        return "the stream is on hold"
+    if found.since is None:
+        return "it wasn't noted yet since when the broker's list is followed; a process that leads the topic notes it"
+    partition = own.partitions[number]
+    begin = partition.head or partition.first
+    if begin is not None and begin.ledger_id < found.since:
+        return (
+            f"the stream begins at {begin}, before ledger {found.since}, the first that the broker listed when its "
+            "list began to be followed, or when the topic was created again: truncate the stream to there once"
+        )
+    released = [each for each in state.hot_released_ledgers if begin is None or each >= begin.ledger_id]
+    if released:
+        return (
+            f"ledger {max(released)} was released after the deletion lag and not trimmed by the broker: truncate the "
+            "stream behind it once"
+        )
+    return ""
+
+
+def _of(number: int, among: Mapping[int, object] | tuple[FirstListed, ...]) -> str:
+    """`` in partition 3``, where there are several."""
+    return f" in partition {number}" if len(among) > 1 or number else ""

@@ -1,0 +1,567 @@
+"""Whole ledgers for brokers whose plugin reads the cold tier: plans, entries, offloads and what readers aren't given.
+
+Reads through any process: a view of the manifest decides, and one that is a few seconds old is read anew before
+anything is refused. Of a plan that is older than a deletion an object is gone: its reader asks for the entries, and
+learns from the newest manifest that the ledger was deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+from uuid import UUID
+
+from formats.entries import Buffer, EntryBatch, Position
+from formats.errors import FormatError
+from formats.frames import decode_frames, encode_frames
+from formats.manifest import GapFilled, LedgerClosed
+from offloader.errors import (
+    AccessDenied,
+    BeyondEnd,
+    Fenced,
+    InvalidCall,
+    NotFound,
+    ObjectMissing,
+    OffloaderError,
+    OutcomeUnknown,
+    SourceMismatch,
+    StoreUnavailable,
+    Trimmed,
+)
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.segment_table import is_at_root
+from offloader.manifest.state import EditRefused, ManifestState
+from offloader.owner_client import CA_VARIABLE, HOSTS_VARIABLE, TOKEN_VARIABLE, NotOwner, OwnerClient, OwnerUnreachable
+from offloader.parallel_map import at_once
+from offloader.read.cache import Cache
+from offloader.read.cold import objects_of
+from offloader.read.fetch import Fetcher
+from offloader.read.fills import read_fill
+from offloader.read.ledger_plan import CHUNK_BYTES, NO_OBJECT, Chunk, ledger_chunks
+from offloader.read.ledger_standing import (
+    BrokerFacts,
+    LedgerIncomplete,
+    LedgerMismatch,
+    LedgerStanding,
+    LedgerTrimmed,
+    fill_runs,
+    ledger_standing,
+    require_same_ledger,
+    require_same_uuid,
+    require_whole,
+)
+from offloader.read.reader import open_reader
+from offloader.runtime.clock import Clock
+from offloader.service.commands import ServiceControl
+from offloader.service.manifest_views import ManifestViews, View
+from offloader.settings import Settings
+from offloader.store.base import ObjectStore
+from offloader.telemetry.recorder import Recorder
+from offloader.write.gap_fill import fill_gaps
+from offloader.write.upload import verify_objects
+
+_log = logging.getLogger("offloader.service.broker")
+
+#: Oldest view of a manifest with which a closed ledger is read.
+VIEW_AGE_S_MAX = 5.0
+#: Longest wait of one request for a ledger's offload.
+WAIT_S_MAX = 25.0
+#: First and longest wait between two looks at the manifest while a ledger isn't complete; doubles.
+AGAIN_S, AGAIN_S_MAX = 0.1, 4.0
+#: Longest wait of one forwarded request: between two this process notices that it ends.
+FORWARDED_S_MAX = 5.0
+#: Missing ranges in one answer.
+MISSING_MAX = 1000
+#: Entries of a range up to this size are read through the cache.
+CACHED_BYTES_MAX = 2 * CHUNK_BYTES
+#: One ranged GET of an answer with entries, of which several are in memory.
+REQUEST_BYTES_MAX = CHUNK_BYTES
+#: Brokers with metrics of their own; further ones count together.
+BROKERS_NAMED_MAX = 64
+OTHER_BROKER = "other"
+
+_Found = TypeVar("_Found")
+#: Errors of an outdated view.
+_OUTDATED = (NotFound, Trimmed, BeyondEnd, ObjectMissing, LedgerIncomplete, LedgerMismatch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerCaller:
+    """Who asks.
+
+    Attributes:
+        name: for the log.
+        address: of the broker, for metrics.
+        token: what it presented; empty: none.
+        source: the cluster's name, as the broker gave it; empty: it didn't.
+        is_forwarded: whether another process passed the request on.
+    """
+
+    name: str
+    address: str = ""
+    token: str = ""
+    source: str = ""
+    is_forwarded: bool = False
+
+
+class BrokerLedgers:
+    """Serves ledgers of one store. Thread-safe.
+
+    Args:
+        store: of the streams.
+        settings: of the process.
+        control: offloads streams of this process; ``None``: it has none, and writes nothing.
+        environ: may have a file of authorities for the owners' certificates, and hosts.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        settings: Settings,
+        clock: Clock,
+        recorder: Recorder,
+        control: ServiceControl | None,
+        environ: Mapping[str, str],
+    ) -> None:
+        self._store, self._settings, self._clock, self._recorder = store, settings, clock, recorder
+        self._control, self._environ = control, environ
+        self._views = ManifestViews(store, clock)
+        cache_bytes = settings.broker.cache_bytes_max
+        request_bytes = min(settings.read.request_bytes, REQUEST_BYTES_MAX)
+        self._read = replace(
+            settings.read,
+            read_priority="tiered-storage-first",
+            request_bytes=request_bytes,
+            cache_bytes_max=cache_bytes,
+        )
+        self._cache = Cache(cache_bytes)
+        self._fetcher = Fetcher(store, self._read, cache=self._cache)
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._brokers: set[str] = set()
+
+    def close(self) -> None:
+        """Ends all waits. Idempotent."""
+        self._closing.set()
+
+    def require_source(self, source: str) -> None:
+        """Raises ``LedgerMismatch``: the broker belongs to another cluster than the settings say."""
+        own = self._settings.broker.source
+        if own and source and own != source:
+            raise LedgerMismatch(
+                f"the broker's cluster is {source[:200]!r}, and broker.source is {own!r}",
+                hint="ask the sidecar of that cluster, or correct one of the two settings",
+            )
+
+    # --- reading -------------------------------------------------------------------------------------------------
+
+    def plan(self, stream: str, ledger_id: int, *, uuid: UUID | None, caller: BrokerCaller) -> dict[str, Any]:
+        """How to read a ledger: its chunks, and URLs of the objects that hold them.
+
+        Raises:
+            NotFound: the cold tier has nothing of it; LedgerTrimmed: it was deleted on purpose.
+            LedgerMismatch: it is another ledger than the broker's.
+            LedgerIncomplete: entries are missing.
+            OffloaderError: the store's errors.
+        """
+        started_s = self._clock.monotonic_s()
+
+        def make(state: ManifestState, standing: LedgerStanding) -> dict[str, Any]:
+            require_same_uuid(stream, standing, uuid)
+            require_whole(stream, standing)
+            if not standing.is_closed:
+                raise LedgerIncomplete(
+                    f"stream {stream}, ledger {ledger_id}: entries up to {standing.last} are in the cold tier, and it "
+                    "isn't known where it ends",
+                    hint="an offload by the broker completes it",
+                )
+            expires_ms = self._clock.now_ms() + int(self._settings.broker.url_seconds * 1000)
+            objects = [objects_of(stream, each, self._store, self._read.relocate) for each in standing.records]
+            maps = at_once(self._fetcher.index, objects)
+            urls = [self._store.signed_url(each.data_key, self._settings.broker.url_seconds) for each in objects]
+            known = [number for number, url in enumerate(urls) if url is not None]
+            numbers = [known.index(number) if url is not None else NO_OBJECT for number, url in enumerate(urls)]
+            chunks = ledger_chunks(state, standing, maps, numbers)
+            return {
+                "last": standing.last,
+                "length": standing.payload_bytes,
+                "entries": standing.entries,
+                "expires_ms": expires_ms if known else None,
+                "objects": [urls[number] for number in known],
+                "chunks": [_chunk_document(each) for each in chunks],
+            }
+
+        found = self._with_view(stream, ledger_id, make)
+        broker = self._broker(caller)
+        self._recorder.add("broker_plan_requests_total", label=broker)
+        self._recorder.add("broker_planned_bytes_total", found["length"], label=broker)
+        self._recorder.observe("broker_plan_seconds", self._clock.monotonic_s() - started_s)
+        return found
+
+    def entries(
+        self, stream: str, ledger_id: int, first: int, last: int, *, uuid: UUID | None, caller: BrokerCaller
+    ) -> Generator[Buffer, None, None]:
+        """Frames of entries ``first`` to ``last``, in pieces, and an end mark; the first piece is there on return.
+
+        Raises: as ``plan``; also for the later pieces, after which there is no end mark.
+            InvalidCall: no range. BeyondEnd: the ledger ends before ``last``.
+        """
+        if last < first or first < 0:
+            raise InvalidCall(
+                f"stream {stream}, ledger {ledger_id}: entries {first}..{last} are no range", hint="from is at most to"
+            )
+        started_s, broker = self._clock.monotonic_s(), self._broker(caller)
+
+        def begin(state: ManifestState, standing: LedgerStanding) -> Generator[Buffer, None, None]:
+            require_same_uuid(stream, standing, uuid)
+            self._require_inside(state, standing, first, last)
+            batches = self._batches(state, standing, first, last)
+            frames = self._counted(_contiguous(stream, batches, first, last), broker, started_s)
+            return _begun(encode_frames(frames))
+
+        return self._with_view(stream, ledger_id, begin)
+
+    def _require_inside(self, state: ManifestState, standing: LedgerStanding, first: int, last: int) -> None:
+        where = f"stream {state.stream}, ledger {standing.ledger_id}"
+        if last > standing.last:
+            raise BeyondEnd(
+                f"{where}: entry {last} is beyond the last one, {standing.last}",
+                last_available=Position(standing.ledger_id, standing.last),
+                hint=f"ask up to {standing.last}",
+            )
+        if first < standing.first:
+            raise LedgerTrimmed(
+                f"{where}: entries before {standing.first} were truncated on purpose",
+                first_available=state.first_position(),
+                hint=f"ask from {standing.first} on",
+            )
+        gone = [run for run in (*standing.holes, *standing.missing) if run[0] <= last and run[1] >= first]
+        if gone:
+            require_whole(state.stream, standing)
+
+    def _batches(self, state: ManifestState, standing: LedgerStanding, first: int, last: int) -> Iterator[EntryBatch]:
+        """The entries of a range, from segments and fills, in order."""
+        ledger_id = standing.ledger_id
+        filled = [(low, high, fill) for fill in standing.fills for low, high in fill_runs(state, fill)]
+        at, decoded = first, dict[UUID, EntryBatch]()
+        for low, high, fill in filled:
+            if high < at or low > last:
+                continue
+            if low > at:
+                yield from self._cold(state, standing, at, low - 1)
+            if fill.uuid not in decoded:
+                decoded = {fill.uuid: self._fill(state.stream, fill)}
+            at = min(high, last) + 1
+            yield decoded[fill.uuid].between(Position(ledger_id, max(low, first)), Position(ledger_id, at - 1))
+        if at <= last:
+            yield from self._cold(state, standing, at, last)
+
+    def _fill(self, stream: str, fill: GapFilled) -> EntryBatch:
+        """The entries of a fill, through the cache."""
+        found: EntryBatch = self._cache.get(
+            ("fill", stream, fill.uuid), partial(read_fill, self._store, stream, fill), lambda _: fill.object_bytes
+        )
+        return found
+
+    def _cold(self, state: ManifestState, standing: LedgerStanding, first: int, last: int) -> Iterator[EntryBatch]:
+        """Entries in segments."""
+        ends = Position(standing.ledger_id, first), Position(standing.ledger_id, last)
+        reader = open_reader(self._store, state.stream, state=state, settings=self._read, cache=self._cache)
+        about_bytes = standing.payload_bytes * (last - first + 1) // standing.entries
+        if about_bytes <= CACHED_BYTES_MAX:
+            yield from reader.read(*ends).batches
+            return
+        with closing(reader.scan(*ends)) as batches:
+            yield from batches
+
+    def _counted(self, batches: Iterator[EntryBatch], broker: str, started_s: float) -> Iterator[EntryBatch]:
+        self._recorder.add("broker_read_requests_total", label=broker)
+        try:
+            for batch in batches:
+                self._recorder.add("broker_read_bytes_total", batch.payload_bytes, label=broker)
+                yield batch
+        finally:
+            self._recorder.observe("broker_read_seconds", self._clock.monotonic_s() - started_s)
+
+    def _with_view(
+        self, stream: str, ledger_id: int, work: Callable[[ManifestState, LedgerStanding], _Found]
+    ) -> _Found:
+        """What ``work`` finds with a recent view, or with the newest one where that isn't enough."""
+        asked_s = self._clock.monotonic_s()
+
+        def attempt(view: View) -> _Found:
+            standing = ledger_standing(view.state, ledger_id)
+            if not standing.is_closed and view.at_s < asked_s:
+                raise LedgerIncomplete(f"stream {stream}, ledger {ledger_id} may have got entries meanwhile")
+            return work(view.state, standing)
+
+        view = self._views.get(stream, age_s_max=VIEW_AGE_S_MAX)
+        try:
+            return attempt(view)
+        except _OUTDATED:
+            if view.at_s >= asked_s:
+                raise
+        try:
+            return attempt(self._views.get(stream))
+        except LedgerTrimmed:
+            raise
+        except Trimmed as error:  # while it was read: the next request finds what the manifest says
+            raise LedgerIncomplete(error.message, hint="ask again") from error
+
+    # --- offloading ----------------------------------------------------------------------------------------------
+
+    def offload(
+        self, stream: str, ledger_id: int, facts: BrokerFacts, *, wait_s: float, caller: BrokerCaller
+    ) -> dict[str, Any]:
+        """Waits until a closed ledger is in the cold tier; completes the current segment for that.
+
+        Returns:
+            ``committed``: whether every entry is there and equals the broker's in number and length; else ``missing``:
+            ranges that readers aren't given and the broker has to send, if that is all that is missing.
+
+        Raises:
+            NotFound: no such stream; LedgerTrimmed: the ledger was deleted from it.
+            LedgerMismatch: it is another ledger than the broker's.
+            NotOwner: another process offloads the stream, and the request isn't passed on to it.
+            OffloaderError: the owner's errors.
+        """
+        started_s = self._clock.monotonic_s()
+        result = "failed"
+        try:
+            found = self._offload(stream, ledger_id, facts, started_s + min(wait_s, WAIT_S_MAX), caller)
+            result = "committed" if found["committed"] else "missing" if found["missing"] else "waiting"
+        finally:
+            self._recorder.add("broker_offload_requests_total", label=result)
+            self._recorder.observe("broker_offload_seconds", self._clock.monotonic_s() - started_s)
+        return found
+
+    def _offload(
+        self, stream: str, ledger_id: int, facts: BrokerFacts, deadline_s: float, caller: BrokerCaller
+    ) -> dict[str, Any]:
+        again_s, asked = AGAIN_S, False
+        while True:
+            state = self._state_if_any(stream)
+            # A process that only reads can't make sure that the records stay, on which the broker deletes its copy.
+            found = None if state is None or self._control is None else self._decided(state, ledger_id, facts)
+            left_s = deadline_s - self._clock.monotonic_s()
+            if found is not None or left_s <= 0 or self._closing.is_set():
+                return found or {"committed": False, "missing": []}
+            not_here = self._completed_here(stream, Position(ledger_id, facts.last), left_s)
+            if not_here is not None:
+                if state is None:
+                    raise not_here
+                answer = self._forwarded(state, ledger_id, facts, min(left_s, FORWARDED_S_MAX), caller, not_here)
+                if answer["committed"] or answer["missing"]:
+                    return answer
+            elif asked:
+                # Its end is committed and not the whole ledger: a gap at its end is found a little later.
+                self._clock.wait(self._closing, min(again_s, left_s))
+                again_s = min(2 * again_s, AGAIN_S_MAX)
+            asked = True
+
+    def _decided(self, state: ManifestState, ledger_id: int, facts: BrokerFacts) -> dict[str, Any] | None:
+        """The answer to a broker that waits for a ledger; ``None``: it isn't decided yet."""
+        try:
+            standing = ledger_standing(state, ledger_id, last=facts.last)
+        except LedgerTrimmed:
+            raise
+        except NotFound:
+            return None
+        require_same_ledger(state.stream, standing, facts)
+        if standing.is_whole and not standing.first:
+            is_kept = self._has_end(state, standing, facts) and self._is_kept(state.stream, ledger_id, facts)
+            return {"committed": True, "missing": []} if is_kept else None
+        if standing.missing and not standing.holes:
+            return {"committed": False, "missing": [list(run) for run in standing.missing[:MISSING_MAX]]}
+        return None
+
+    def _has_end(self, state: ManifestState, standing: LedgerStanding, facts: BrokerFacts) -> bool:
+        """Whether the manifest has the ledger's end, on which readers rely; records the broker's if it doesn't."""
+        if standing.is_closed:
+            return True
+        end = LedgerClosed(standing.ledger_id, standing.last)
+        if state.source is None and facts.created_ms is not None:
+            # No hot tier of its own knows these: a broker is the only one that can tell its ledgers apart.
+            end = replace(end, payload_bytes=facts.length, created_ms=facts.created_ms)
+        log = ManifestLog(self._store, state.stream, clock=self._clock)
+        log.load()
+        try:
+            log.commit_as_maintainer([end])
+        except EditRefused as error:  # the owner recorded another end meanwhile, or the stream was deleted
+            _log.info("ledger %d of stream %s: %s", standing.ledger_id, state.stream, error.message)
+            return False
+        return True
+
+    def _is_kept(self, stream: str, ledger_id: int, facts: BrokerFacts) -> bool:
+        """Whether the broker may delete its copy: the records can't be lost unnoticed, and all objects are there.
+
+        Raises: as ``verify_objects`` and ``read_fill``.
+        """
+        log = ManifestLog(self._store, stream, clock=self._clock)
+        log.load()
+        standing = ledger_standing(log.name_newest(), ledger_id, last=facts.last)
+        if not (standing.is_whole and standing.is_closed) or standing.first:
+            return False  # deleted or truncated meanwhile
+        for record in standing.records:
+            verify_objects(self._store, stream, record.uuid, record.content, at_root=is_at_root(record.driver))
+        for fill in standing.fills:
+            read_fill(self._store, stream, fill)
+        return True
+
+    def _state_if_any(self, stream: str) -> ManifestState | None:
+        """The newest manifest; ``None``: the stream has none, or not yet."""
+        try:
+            return self._views.get(stream).state
+        except NotFound:
+            return None
+
+    def _completed_here(self, stream: str, last: Position, wait_s: float) -> OffloaderError | None:
+        """Has this process complete its segment, if it offloads the stream; else the reason why it can't."""
+        if self._control is None:
+            return NotFound(f"stream {stream} isn't in {self._store.url}, and this process only reads")
+        try:
+            self._control.complete(stream, last, timeout_s=wait_s)
+        except (NotFound, Fenced) as error:
+            return error
+        except (StoreUnavailable, OutcomeUnknown) as error:
+            _log.info("ledger %d of stream %s isn't offloaded yet: %s", last.ledger_id, stream, error.message)
+        return None
+
+    def _forwarded(
+        self,
+        state: ManifestState,
+        ledger_id: int,
+        facts: BrokerFacts,
+        wait_s: float,
+        caller: BrokerCaller,
+        why: OffloaderError,
+    ) -> dict[str, Any]:
+        """The owner's answer, if the request may be passed on with the broker's own token."""
+        owner = state.owner.url
+        refused = NotOwner(
+            f"stream {state.stream} is offloaded by {state.owner.name or 'nobody'}"
+            f"{f' at {owner}' if owner else ''}, and not here",
+            owner=owner,
+            hint="ask that process; access.owner_hosts names hosts to which such requests are passed on",
+        )
+        if not owner or caller.is_forwarded:
+            raise refused from why
+        kept = {name: value for name in (CA_VARIABLE, HOSTS_VARIABLE) if (value := self._environ.get(name))}
+        token = caller.token or self._environ.get(TOKEN_VARIABLE, "")
+        try:
+            client = OwnerClient(
+                owner,
+                clock=self._clock,
+                hosts=self._settings.access.owner_hosts,
+                environ={**kept, TOKEN_VARIABLE: token},
+            )
+            if not client.is_allowed:
+                raise refused
+            asked = {**asdict(facts), "uuid": "" if facts.uuid is None else str(facts.uuid)}
+            answer = client.offload_ledger(state.stream, ledger_id, asked, wait_s=wait_s, source=caller.source)
+        except NotOwner as error:
+            raise refused from error
+        except (AccessDenied, InvalidCall) as error:
+            _log.warning("a broker's request isn't passed on to %s: %s", owner, error.message)
+            raise refused from error
+        except OwnerUnreachable as error:
+            raise StoreUnavailable(error.message, hint=error.hint) from error
+        return {"committed": answer.get("committed") is True, "missing": answer.get("missing") or []}
+
+    def fill(
+        self, stream: str, ledger_id: int, first: int, last: int, body: bytes, *, caller: BrokerCaller
+    ) -> dict[str, Any]:
+        """Stores entries that readers aren't given: those from ``first`` to ``last`` that are recorded as gaps.
+
+        Raises:
+            InvalidCall: the body isn't frames of exactly these entries.
+            NotOwner: this process only reads.
+            As ``fill_gaps``.
+        """
+        where = f"stream {stream}, ledger {ledger_id}, entries {first}..{last}"
+        if last < first or first < 0:
+            raise InvalidCall(f"{where}: no range", hint="first is at most last")
+        state = self._views.get(stream).state
+        if self._control is None:
+            raise NotOwner(
+                f"stream {stream}: this process only reads", owner=state.owner.url, hint="ask one that offloads"
+            )
+        ledger_standing(state, ledger_id, last=last)
+        try:
+            batch = decode_frames(body, ledger_id=ledger_id)
+        except FormatError as error:
+            raise InvalidCall(f"{where}: the body is no frames: {error}", hint="send it again") from error
+        log = ManifestLog(self._store, stream, clock=self._clock)
+        try:
+            stored = fill_gaps(log, batch, first, last)
+        except SourceMismatch as error:
+            raise LedgerMismatch(error.message, hint=error.hint) from error
+        self._recorder.add("broker_filled_entries_total", stored, stream=stream)
+        extra = {"event": "broker_filled", "stream": stream, "ledger": ledger_id, "entries": stored, "by": caller.name}
+        _log.info("%s: a broker sent %d that readers aren't given", where, stored, extra=extra)
+        return {"stored": stored}
+
+    def attempt_deleted(self, stream: str, ledger_id: int, *, uuid: UUID | None, caller: BrokerCaller) -> None:
+        """Takes note that a broker forgets an attempt. All attempts share one copy: nothing is deleted."""
+        self._recorder.add("broker_delete_requests_total")
+        extra = {"event": "broker_deleted", "stream": stream, "ledger": ledger_id, "uuid": str(uuid), "by": caller.name}
+        _log.info("stream %s, ledger %d: a broker forgets attempt %s", stream, ledger_id, uuid, extra=extra)
+
+    def _broker(self, caller: BrokerCaller) -> str:
+        """Label of a broker's metrics."""
+        name = caller.address or caller.name
+        with self._lock:
+            if name not in self._brokers and len(self._brokers) >= BROKERS_NAMED_MAX:
+                return OTHER_BROKER
+            self._brokers.add(name)
+        return name
+
+
+def _chunk_document(chunk: Chunk) -> dict[str, Any]:
+    return {
+        "first": chunk.first,
+        "last": chunk.last,
+        "bytes": chunk.payload_bytes,
+        "object": chunk.object,
+        "start": chunk.start,
+        "stop": chunk.stop,
+        "blocks": chunk.blocks,
+    }
+
+
+def _contiguous(stream: str, batches: Iterator[EntryBatch], first: int, last: int) -> Iterator[EntryBatch]:
+    """The batches; raises ``LedgerIncomplete`` where an entry is missing: a hole is never skipped."""
+    expected = first
+    for batch in batches:
+        ids = batch.entry_ids
+        if not len(ids):
+            continue
+        if int(ids[0]) != expected or int(ids[-1]) - expected != len(ids) - 1:
+            raise _hole(stream, batch.ledger_id, expected, int(ids[0]))
+        expected = int(ids[-1]) + 1
+        yield batch
+    if expected != last + 1:
+        raise _hole(stream, -1, expected, last + 1)
+
+
+def _hole(stream: str, ledger_id: int, expected: int, found: int) -> OffloaderError:
+    return LedgerIncomplete(
+        f"stream {stream}, ledger {ledger_id}: entry {expected} should come next, and {found} does",
+        hint="`offloader verify` names the damaged segment; nothing is skipped",
+    )
+
+
+def _begun(pieces: Iterator[Buffer]) -> Generator[Buffer, None, None]:
+    """The same pieces, the first of which is made already: its errors are raised here."""
+    return _after(next(pieces), pieces)
+
+
+def _after(first: Buffer, pieces: Iterator[Buffer]) -> Generator[Buffer, None, None]:
+    yield first
+    yield from pieces
