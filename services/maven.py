@@ -9,6 +9,7 @@ import fcntl
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from services.binaries import Unavailable
@@ -20,13 +21,14 @@ __all__ = ["build_with_maven"]
 _TIMEOUT_S = 900
 
 
-def build_with_maven(what: str, sources: Path, target: Path) -> Path:
+def build_with_maven(what: str, sources: Path, target: Path, properties: Mapping[str, str] | None = None) -> Path:
     """``target``, made by ``sources/pom.xml``, which puts everything into the folder that its property ``place`` names.
 
     Args:
         what: it is, for messages.
         sources: are copied, so that nothing is written beside them.
         target: in the cache; its name changes with what it is made of.
+        properties: of ``pom.xml``, other than what it says itself.
 
     Raises:
         Unavailable: there is no Maven, or it failed; the text says what to do.
@@ -42,7 +44,8 @@ def build_with_maven(what: str, sources: Path, target: Path) -> Path:
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             copied, made = Path(folder) / "sources", Path(folder) / "made"
             shutil.copytree(sources, copied)
-            command = [maven, "--batch-mode", "--quiet", "--no-transfer-progress", f"-Dplace={made}", "package"]
+            given = [f"-D{name}={value}" for name, value in {"place": str(made), **(properties or {})}.items()]
+            command = [maven, "--batch-mode", "--quiet", "--no-transfer-progress", *given, "package"]
             try:
                 subprocess.run(command, cwd=copied, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
             except subprocess.CalledProcessError as error:

@@ -8,6 +8,7 @@ the folder it is given.
     python -m services.servers down
     python -m services.servers build minio
     python -m services.servers run pulsar     # a broker that offloads to a MinIO
+    python -m services.servers run pulsar-plugin    # a broker whose consumers read what a sidecar offloads
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from pathlib import Path
 from typing import Any
 
 from services.binaries import BINARIES, Unavailable, cache_directory, find_binary, find_node
-from services.pulsar.build import find_place
+from services.broker_plugin import built_nar
+from services.pulsar.build import DEFAULT, RELEASES, find_place
 
 __all__ = ["SERVERS", "Endpoint", "RunningProcess", "RunningServer", "Unavailable", "launch", "running", "server"]
 
@@ -43,6 +45,8 @@ STOP_TIMEOUT_S = 10.0
 ACCESS_KEY = "offloader"
 SECRET_KEY = "offloader-secret"
 BUCKET = "offloader"
+#: Releases of the broker, by the name that ``build`` takes.
+_BROKERS = {"pulsar": DEFAULT, **{f"pulsar-{release}": release for release in RELEASES if release != DEFAULT}}
 #: Below those that Linux gives away by itself.
 PORTS = range(20_000, 32_000)
 
@@ -103,7 +107,7 @@ def _versitygw(port: int, data: Path) -> Sequence[str]:
 
 
 def _moto(port: int, data: Path) -> Sequence[str]:  # noqa: ARG001 - it keeps everything in memory
-    return [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    return [sys.executable, "-P", str(Path(__file__).with_name("moto_server.py")), "--port", str(port)]
 
 
 def _rclone(port: int, data: Path) -> Sequence[str]:
@@ -427,13 +431,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     up.add_argument("names", nargs="*", metavar="NAME", help="default: minio versitygw")
     verbs.add_parser("down", help="stop what `up` started")
     run = verbs.add_parser("run", help="start one in the foreground, until Ctrl-C")
-    run.add_argument("name", choices=[*SERVERS, "pulsar"])
+    run.add_argument("name", choices=[*SERVERS, "pulsar", "pulsar-plugin"])
     build = verbs.add_parser("build", help="build and cache the binaries")
     build.add_argument("names", nargs="*", metavar="NAME", help="default: all of them")
     given_arguments = parser.parse_args(arguments)
     from services.pulsar.__main__ import main as run_broker  # which itself needs this module
 
-    known: Sequence[str] = [*BINARIES, "pulsar"] if given_arguments.verb == "build" else list(SERVERS)
+    known: Sequence[str] = [*BINARIES, *_BROKERS, "plugin"] if given_arguments.verb == "build" else list(SERVERS)
     unknown = [name for name in getattr(given_arguments, "names", []) if name not in known]
     if unknown:
         parser.error(f"no such server: {', '.join(unknown)} (there are {', '.join(known)})")
@@ -443,11 +447,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given_arguments.verb == "down":
             return _down()
         if given_arguments.verb == "run":
-            return run_broker() if given_arguments.name == "pulsar" else _run(given_arguments.name)
+            options = {"pulsar": [], "pulsar-plugin": ["--plugin"]}.get(given_arguments.name)
+            return _run(given_arguments.name) if options is None else run_broker(options)
     except Unavailable as error:
         print(error, file=sys.stderr)
         return 1
-    return _build(given_arguments.names or known)
+    return _build(given_arguments.names or [*BINARIES, "pulsar", "plugin"])
 
 
 def _build(names: Sequence[str]) -> int:
@@ -455,9 +460,13 @@ def _build(names: Sequence[str]) -> int:
     failed = 0
     for name in names:
         try:
-            print(
-                f"{name}: {find_place(build=True) if name == 'pulsar' else find_binary(name, build=True)}", flush=True
-            )
+            if name == "plugin":
+                built = built_nar()
+            elif name in _BROKERS:
+                built = find_place(_BROKERS[name], build=True)
+            else:
+                built = find_binary(name, build=True)
+            print(f"{name}: {built}", flush=True)
         except Unavailable as error:
             print(error, file=sys.stderr)
             failed = 1

@@ -67,6 +67,10 @@ class SlowProxy:
         self._listener = socket.create_server((_HOST, 0), backlog=128)
         self.port: int = self._listener.getsockname()[1]
 
+    def set_delay(self, delay_s: float) -> None:
+        """Of every request from now on."""
+        self._delay_s = delay_s
+
     def serve(self) -> None:
         """Takes connections until ``close``."""
         while True:

@@ -33,20 +33,29 @@ class AskedProcess(AnsweringProcess):
 
     @classmethod
     def started(
-        cls, program: str, built: Path, folder: Path, arguments: Sequence[str], environment: Mapping[str, str]
+        cls,
+        program: str,
+        built: Path,
+        folder: Path,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        java_options: Sequence[str] = (),
     ) -> Self:
         """Starts ``program`` in ``folder``, which is made when it isn't there.
 
         Args:
             built: what ``find_place`` gave.
             environment: added to this process's.
+            java_options: of the Java machine; they win over those of every program.
 
         Raises:
             Unavailable: there is no Java.
         """
         folder.mkdir(parents=True, exist_ok=True)
         log = folder / f"{program}.log"
-        command = [find_java(), *_SMALL, *JAVA_OPTIONS, "-cp", f"{built / 'lib'}/*", program, *arguments]
+        options = [*_SMALL, *JAVA_OPTIONS, *java_options]
+        command = [find_java(), *options, "-cp", f"{built / 'lib'}/*", program, *arguments]
         return cls.start("Pulsar", command, folder, {**os.environ, **environment}, log)
 
     def await_ready(self) -> Any:

@@ -12,12 +12,34 @@ import base64
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from services.pulsar.asked import AskedProcess
-from services.pulsar.build import SOURCES, find_place
+from services.broker_plugin import built_nar
+from services.pulsar.asked import AskedProcess, Refused
+from services.pulsar.build import DEFAULT, SOURCES, find_place
 
-__all__ = ["Broker", "offload_settings", "running_broker"]
+__all__ = ["Broker", "Drained", "Refused", "offload_settings", "plugin_settings", "running_broker", "start_broker"]
+
+#: A Java client that reads a large topic.
+DRAIN_TIMEOUT_S = 900.0
+
+
+class Drained(NamedTuple):
+    """What a Java reader received.
+
+    Attributes:
+        first_ms, all_ms: from its creation, or its seek, to the first and to the last message.
+        messages, size_bytes: how many, and of their values.
+        crc32: of their values, one after the other.
+        last: ledger and entry of the last one.
+    """
+
+    first_ms: float
+    all_ms: float
+    messages: int
+    size_bytes: int
+    crc32: int
+    last: tuple[int, int]
 
 
 class Broker(AskedProcess):
@@ -55,6 +77,30 @@ class Broker(AskedProcess):
         """Sends so many messages in one transaction, which ends by ``commit``, ``abort`` or not at all (``leave``)."""
         self.ask(f"transaction {topic} {count} {end}")
 
+    def drain(self, topic: str, count: int, start: str = "earliest", timeout_s: float = DRAIN_TIMEOUT_S) -> Drained:
+        """What a Java reader receives, until it has ``count`` messages or there are no more.
+
+        Args:
+            start: ``earliest``, ``id:LEDGER:ENTRY`` or ``time:MS``, which an open reader seeks.
+            timeout_s: of the whole.
+        """
+        found = self.ask(f"drain {topic} {count} {start} {timeout_s:.0f}", timeout_s + 60)
+        return Drained(messages=found.pop("count"), last=tuple(found.pop("last")), **found)
+
+    def beans(self, pattern: str) -> Mapping[str, Mapping[str, Any]]:
+        """Attributes of the Java machine's management beans whose names match ``pattern``: numbers and texts."""
+        found: Mapping[str, Mapping[str, Any]] = self.ask(f"beans {pattern}")
+        return found
+
+    def heap_bytes(self) -> int:
+        """What is alive in the Java machine's heap, after a collection."""
+        return int(self.ask("heap"))
+
+    def kill(self) -> None:
+        """As ``kill -9``: what it has on disk is what it had written."""
+        self.process.kill()
+        self.process.wait()
+
     def cold(self, ledger_id: int, uuid: str, first: int, last: int) -> list[bytes]:
         """Entries as the broker's offloader reads them from the object store."""
         return [base64.b64decode(entry) for entry in self.ask(f"cold {ledger_id} {uuid} {first} {last}")]
@@ -80,30 +126,77 @@ def offload_settings(endpoint_url: str, bucket: str) -> dict[str, str]:
     }
 
 
-@contextlib.contextmanager
-def running_broker(
-    folder: Path, settings: Mapping[str, str], environment: Mapping[str, str] | None = None
-) -> Iterator[Broker]:
-    """A broker with its data under ``folder``, for the length of a block; the folder can be used again afterwards.
+def plugin_settings(sidecar_url: str, port: int, admin_port: int) -> dict[str, str]:
+    """Makes a broker offload through our plugin, as soon as a ledger is closed, and then give up its own copy.
 
     Args:
-        folder: made when it isn't there.
+        sidecar_url: of the first process that the plugin asks.
+        port, admin_port: of the broker, which must be the same after a restart.
+
+    Raises:
+        Unavailable: the plugin can't be built.
+    """
+    return {
+        "brokerServicePort": str(port),
+        "webServicePort": str(admin_port),
+        "offloadersDirectory": str(built_nar().parent),
+        "managedLedgerOffloadDriver": "offloader",
+        "managedLedgerOffloadServiceEndpoint": sidecar_url,
+        "managedLedgerOffloadAutoTriggerSizeThresholdBytes": "0",
+        "managedLedgerOffloadDeletionLagMs": "0",
+        "managedLedgerDataReadPriority": "bookkeeper-first",
+        "exposingBrokerEntryMetadataToClientEnabled": "true",
+    }
+
+
+def start_broker(
+    folder: Path,
+    settings: Mapping[str, str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    release: str = DEFAULT,
+    java_options: Sequence[str] = (),
+) -> Broker:
+    """A broker with its data under ``folder`` that takes clients; the caller closes it.
+
+    Args:
+        folder: made when it isn't there; what an earlier broker left there is its data.
         settings: any of Pulsar's and BookKeeper's.
         environment: added to this process's.
+        release: one of ``services.pulsar.build.RELEASES``.
+        java_options: of the Java machine, such as system properties of an offloader.
 
     Raises:
         Unavailable: it can't be had, or didn't start in time.
     """
-    built = find_place(build=True)
+    built = find_place(release, build=True)
     arguments = [
         str(folder),
         str(SOURCES / "broker.conf"),
         f"offloadersDirectory={built / 'offloaders'}",
         *(f"{name}={value}" for name, value in settings.items()),
     ]
-    started = Broker.started("RealBroker", built, folder, arguments, environment or {})
+    started = Broker.started("RealBroker", built, folder, arguments, environment or {}, java_options=java_options)
     try:
         started.await_ready()
+    except BaseException:
+        started.close()
+        raise
+    return started
+
+
+@contextlib.contextmanager
+def running_broker(
+    folder: Path,
+    settings: Mapping[str, str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    release: str = DEFAULT,
+    java_options: Sequence[str] = (),
+) -> Iterator[Broker]:
+    """The broker of ``start_broker`` for the length of a block; the folder can be used again afterwards."""
+    started = start_broker(folder, settings, environment, release=release, java_options=java_options)
+    try:
         yield started
     finally:
         started.close()

@@ -1,6 +1,6 @@
-"""The class path of a real broker: in the cache, or fetched and compiled with Maven.
+"""The class paths of real brokers, one a release: in the cache, or fetched and compiled with Maven.
 
-Owns where it is kept and which versions it has: ``pom.xml`` beside this file. Must never run anything of it.
+``pom.xml`` beside this file has what a release is made of. Runs nothing of it.
 """
 
 from __future__ import annotations
@@ -10,36 +10,70 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from services.binaries import Unavailable, cache_directory
 from services.maven import build_with_maven
 
-__all__ = ["SOURCES", "find_java", "find_place", "place"]
+__all__ = ["DEFAULT", "RELEASES", "SOURCES", "Release", "find_java", "find_place", "place"]
 
 SOURCES = Path(__file__).parent
 JAVA_VERSION_MIN = 17
 
 
-def place() -> Path:
-    """Where it is once it is built; the name changes with everything that it is made of."""
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A release of Pulsar that can be run.
+
+    Attributes:
+        version: of the broker.
+        is_bare: without Pulsar's own offloader, and only with the program that runs a broker.
+    """
+
+    version: str
+    is_bare: bool = True
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """What ``pom.xml`` needs to know; nothing for the release that it names itself."""
+        if not self.is_bare:
+            return {}
+        return {"pulsar.version": self.version, "programs": "Real*.java", "offloader.skip": "true"}
+
+
+#: By the minor release's name: the first and the last that the broker plugin supports, and the one of all tests.
+RELEASES = {"3.0": Release("3.0.7"), "4.0": Release("4.0.7", is_bare=False), "4.2": Release("4.2.4")}
+DEFAULT = "4.0"
+
+
+def place(release: str = DEFAULT) -> Path:
+    """Where a release is once it is built; the name changes with everything that it is made of."""
     made_of = b"".join(path.read_bytes() for path in (SOURCES / "pom.xml", *sorted(SOURCES.glob("java/*.java"))))
+    made_of += repr(sorted(RELEASES[release].properties.items())).encode()
     return cache_directory() / f"pulsar-{hashlib.sha256(made_of).hexdigest()[:12]}"
 
 
-def find_place(*, build: bool) -> Path:
+def find_place(release: str = DEFAULT, *, build: bool) -> Path:
     """The folder with ``lib`` and ``offloaders``: cached, or, where ``build`` allows it, made and cached.
+
+    Args:
+        release: one of ``RELEASES``.
 
     Raises:
         Unavailable: no Java to run it, or it isn't built and can't be; the text says what to do.
     """
     find_java()
-    found = place()
+    found = place(release)
     if found.is_dir():
         return found
     if not build:
-        raise Unavailable("the Pulsar broker isn't built: `python -m services.servers build pulsar` does it (Maven)")
-    return build_with_maven("the Pulsar broker", SOURCES, found)
+        name = "pulsar" if release == DEFAULT else f"pulsar-{release}"
+        raise Unavailable(f"the Pulsar broker isn't built: `python -m services.servers build {name}` does it (Maven)")
+    properties = RELEASES[release].properties
+    what = "the Pulsar broker" if release == DEFAULT else f"the broker of Pulsar {release}"
+    return build_with_maven(what, SOURCES, found, properties)
 
 
 def find_java() -> str:

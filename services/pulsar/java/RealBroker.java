@@ -4,6 +4,7 @@ import java.io.InputStream;
 import java.io.InputStreamReader;
 import java.io.OutputStream;
 import java.io.PrintStream;
+import java.lang.management.ManagementFactory;
 import java.lang.reflect.Field;
 import java.lang.reflect.Method;
 import java.net.InetAddress;
@@ -16,7 +17,9 @@ import java.util.Iterator;
 import java.util.Properties;
 import java.util.StringJoiner;
 import java.util.UUID;
-import java.util.concurrent.TimeUnit;
+import javax.management.MBeanAttributeInfo;
+import javax.management.MBeanServer;
+import javax.management.ObjectName;
 import org.apache.bookkeeper.client.BookKeeper;
 import org.apache.bookkeeper.client.LedgerHandle;
 import org.apache.bookkeeper.client.api.LedgerEntries;
@@ -27,9 +30,6 @@ import org.apache.bookkeeper.mledger.LedgerOffloader;
 import org.apache.pulsar.PulsarStandalone;
 import org.apache.pulsar.PulsarStandaloneStarter;
 import org.apache.pulsar.broker.PulsarService;
-import org.apache.pulsar.client.api.Producer;
-import org.apache.pulsar.client.api.PulsarClient;
-import org.apache.pulsar.client.api.transaction.Transaction;
 
 /**
  * A Pulsar broker with a bookie of its own, and questions about the bytes in them.
@@ -43,17 +43,20 @@ import org.apache.pulsar.client.api.transaction.Transaction;
  *   <li>{@code forget L}: the bookie deletes the ledger, and the broker isn't told
  *   <li>{@code transaction TOPIC COUNT END}: so many messages in one transaction, which ends by {@code commit}, {@code abort} or, for
  *       the length of the broker's life, not at all ({@code leave})
+ *   <li>{@code drain TOPIC COUNT START SECONDS}: what a reader receives, see {@link RealClient#drain}
+ *   <li>{@code beans PATTERN}: attributes of this process's management beans
+ *   <li>{@code heap}: bytes that are alive in the heap, after a collection
  *   <li>{@code cold L UUID FIRST LAST}: the entries as the broker's offloader reads them out of the object store
  *   <li>{@code index BASE64 ENTRY...}: an index object as the offloader's own classes parse it, and the block of each entry
  * </ul>
  */
 public final class RealBroker {
     private final PulsarService service;
-    /** Made for the first transaction; closing one takes seconds, so the end of the process does. */
-    private PulsarClient client;
+    private final RealClient client;
 
     private RealBroker(PulsarService service) {
         this.service = service;
+        this.client = new RealClient(service.getBrokerServiceUrl());
     }
 
     public static void main(String[] arguments) throws Exception {
@@ -138,8 +141,15 @@ public final class RealBroker {
                 service.getBookKeeperClient().deleteLedger(Long.parseLong(words[1]));
                 return "true";
             case "transaction":
-                transaction(words[1], Integer.parseInt(words[2]), words[3]);
+                client.transaction(words[1], Integer.parseInt(words[2]), words[3]);
                 return "true";
+            case "drain":
+                return client.drain(words[1], Integer.parseInt(words[2]), words[3], Integer.parseInt(words[4]));
+            case "beans":
+                return beans(words[1]);
+            case "heap":
+                System.gc();
+                return Long.toString(ManagementFactory.getMemoryMXBean().getHeapMemoryUsage().getUsed());
             case "cold":
                 LedgerOffloader offloader = offloader();
                 try (ReadHandle ledger = offloader.readOffloaded(
@@ -158,22 +168,21 @@ public final class RealBroker {
         return service.getBookKeeperClient().openLedgerNoRecovery(ledgerId, BookKeeper.DigestType.CRC32C, new byte[0]);
     }
 
-    private void transaction(String topic, int count, String end) throws Exception {
-        if (client == null) {
-            client = PulsarClient.builder().serviceUrl(service.getBrokerServiceUrl()).enableTransaction(true).build();
-        }
-        Transaction transaction = client.newTransaction().withTransactionTimeout(10, TimeUnit.MINUTES).build().get();
-        try (Producer<byte[]> producer =
-                client.newProducer().topic(topic).enableBatching(false).sendTimeout(0, TimeUnit.SECONDS).create()) {
-            for (int i = 0; i < count; i++) {
-                producer.newMessage(transaction).value((end + " " + i).getBytes(StandardCharsets.UTF_8)).send();
+    private static String beans(String pattern) throws Exception {
+        MBeanServer server = ManagementFactory.getPlatformMBeanServer();
+        StringJoiner beans = new StringJoiner(",", "{", "}");
+        for (ObjectName name : server.queryNames(new ObjectName(pattern), null)) {
+            StringJoiner attributes = new StringJoiner(",", "{", "}");
+            for (MBeanAttributeInfo attribute : server.getMBeanInfo(name).getAttributes()) {
+                Object value = server.getAttribute(name, attribute.getName());
+                if (value instanceof Number || value instanceof String) {
+                    String shown = value instanceof Number ? value.toString() : quoted((String) value);
+                    attributes.add(quoted(attribute.getName()) + ":" + shown);
+                }
             }
+            beans.add(quoted(name.toString()) + ":" + attributes);
         }
-        if (end.equals("commit")) {
-            transaction.commit().get();
-        } else if (end.equals("abort")) {
-            transaction.abort().get();
-        }
+        return beans.toString();
     }
 
     private LedgerOffloader offloader() {
