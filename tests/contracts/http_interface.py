@@ -19,7 +19,7 @@ _METHODS = ("get", "put", "post", "delete", "patch")
 def http_interface() -> str:
     # Nothing is asked for: what an application looks into isn't needed to describe it.
     nothing = cast("Any", None)
-    app = application.make_application(nothing, nothing, nothing, answer_s=1.0)
+    app = application.make_application(nothing, nothing, nothing, ledgers=nothing, threads=nothing, answer_s=1.0)
     description = application._description(app)
     lines = [f"security: {', '.join(sorted(description['components']['securitySchemes']))} (bearer)"]
     for path, methods in sorted(description["paths"].items()):

@@ -25,8 +25,14 @@ from tests.upgrade.place import STORE
 
 __all__ = ["json_output"]
 
-#: Verbs that aren't run here: they need Spark, a Pulsar broker, or print what other verbs print.
-NOT_RUN = {"offloader demo", "offloader replay", "offloader retention publish-checkpoint", "offloader spark"}
+#: Verbs that aren't run here: they need Spark, a Pulsar broker, a damaged manifest, or print what other verbs print.
+NOT_RUN = {
+    "offloader demo",
+    "offloader manifest rebuild",
+    "offloader replay",
+    "offloader reader-groups publish-checkpoint",
+    "offloader spark",
+}
 ORACLE = "public/default/persistent/oracle"
 #: Commands in this order: what one changes the next ones see. For words in capitals what they stand for is put in.
 RUNS = """
@@ -38,12 +44,14 @@ doctor
 config check --config CONFIG
 config explain a/streamed --config CONFIG
 config sample
+config migrate CONFIG --dry-run
 segments a/streamed
 segments b/aside
 manifest show a/streamed
 manifest show b/aside
 manifest show a/paused
 manifest checkpoint a/by-ledger
+manifest expire a/paused --dry-run
 read a/streamed --limit 3
 read a/streamed --count
 verify a/streamed
@@ -62,14 +70,14 @@ cleanup hold a/left
 adopt --dry-run
 adopt
 adopt ORACLE --release
-retention subscribers a/streamed
-retention subscribers a/topic
-retention add a/rolled another
-retention publish a/rolled another --at ROLLED
-retention remove a/rolled another
-retention groups
-retention group more --stream a/rolled --type manual
-retention ungroup more
+subscribers list a/streamed
+subscribers list a/topic
+subscribers add a/rolled another
+subscribers ack a/rolled another --at ROLLED
+subscribers remove a/rolled another
+reader-groups list
+reader-groups set more --stream a/rolled --type manual
+reader-groups remove more
 retention explain a/topic --config CONFIG
 retention explain a/streamed --config CONFIG
 retention plan --config CONFIG
@@ -82,6 +90,7 @@ cleanup orphans
 truncate b/released --before RELEASED --dry-run
 truncate b/released --before RELEASED --take-over
 rollback plan a/streamed
+rollback apply a/streamed --take-over --delete 2 --delete 6 --yes
 delete-stream b/anew --dry-run
 delete-stream b/anew --yes
 read b/anew
@@ -111,7 +120,7 @@ def json_output() -> str:
 def _words(folder: Path, store: ObjectStore) -> Mapping[str, str]:
     config = folder / "offloader.toml"
     config.write_text(
-        '[retention]\npolicy = "consumption"\n[cleanup]\ngrace_hours = 0.0\n[manifest]\norphan_age_hours_min = 0.0\n'
+        '[retention]\npolicy = "consumption"\n[cleanup]\ngrace_period = "0s"\n[manifest]\norphan_age_min = "0s"\n'
     )
     keys = [key for key in objects(store) if key.startswith(("a/streamed/", "a/by-ledger/")) and key.count("/") == 2]
     return {

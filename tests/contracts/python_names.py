@@ -116,7 +116,9 @@ def _constructor(kind: type[Any]) -> str:
 def _members(value: Any) -> list[str]:
     """Public methods, properties and attributes of a class and its own bases; the names in a module."""
     if isinstance(value, ModuleType):
-        return sorted(f"{name}: {_heading(getattr(value, name))}" for name in getattr(value, "__all__", ()))
+        own = [name for name, each in vars(value).items() if getattr(each, "__module__", "") == value.__name__]
+        public = getattr(value, "__all__", [name for name in own if not name.startswith("_")])
+        return sorted(f"{name}: {_heading(getattr(value, name))}" for name in public)
     if not inspect.isclass(value) or issubclass(value, enum.Enum):
         return []
     found: dict[str, str] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import Field, fields
 from pathlib import Path
@@ -10,73 +11,61 @@ from typing import Any
 
 import formats
 import offloader
+from docs.make_reference import type_of
 from offloader.settings import Pairs, Settings
+from offloader.settings.fields import allowed
+from offloader.settings.keys import ALIASES, OLD, key_of, shown
 from offloader.settings.layered import METHOD_OF, PROCESS_SECTIONS, PROCESS_SETTINGS
 
 __all__ = ["setting_keys"]
 
-#: What a name ends in, and what it counts then.
+#: What a rate's name ends in, and what it counts then.
 _UNITS = {
-    "_bytes_per_s": "bytes a second",
-    "_requests_per_s": "requests a second",
     "bytes_per_s": "bytes a second",
     "requests_per_s": "requests a second",
     "_per_1000": "dollars a thousand",
-    "_mbytes": "MiB",
-    "_bytes": "bytes",
-    "_ms": "milliseconds",
-    "_s": "seconds",
-    "_seconds": "seconds",
-    "_minutes": "minutes",
-    "_hours": "hours",
-    "_days": "days",
 }
 
 
 def setting_keys() -> str:
     lines = [_line(each.name, key) for each in fields(Settings) for key in fields(getattr(Settings(), each.name))]
+    lines += [
+        "",
+        "# keys of earlier releases: errors that name the new one",
+        *(f"{o} -> {key_of(OLD[o])}" for o in sorted(OLD)),
+    ]
     lines += ["", "# variables of the environment that the product reads", *sorted(set(_variables()))]
     return "\n".join(lines) + "\n"
 
 
 def _line(section: str, each: Field[Any]) -> str:
     name = f"{section}.{each.name}"
-    facts = [_kind(each), f"default {_default(each.default)}"]
-    unit = _unit(each.name) if isinstance(each.default, int | float) and not isinstance(each.default, bool) else ""
+    facts = [_type(each), f"default {_default(shown(name, each.default))}"]
+    unit = next((words for ending, words in _UNITS.items() if re.sub(r"_(max|min)$", "", name).endswith(ending)), "")
     facts += [unit] if unit else []
     if "low" in each.metadata:
-        facts.append(f"{each.metadata['low']} to {each.metadata['high']}")
+        facts.append(allowed(each.metadata))
     is_of_process = section in PROCESS_SECTIONS or name in PROCESS_SETTINGS
     facts.append("process" if is_of_process else "stream")
     if name in METHOD_OF:
         facts.append(f"method {METHOD_OF[name]}")
-    return f"{name}: {', '.join(facts)}"
+    if key_of(name) != name:
+        facts.append(f"attribute {each.name}")
+    if name in ALIASES:
+        facts.append("also its alias")
+    return f"{key_of(name)}: {', '.join(facts)}"
 
 
-def _kind(each: Field[Any]) -> str:
-    for kind, words in (
-        ("text", "text"),
-        ("pairs", "table of texts"),
-        ("texts", "list of texts"),
-        ("places", "list of file:PATH or env:NAME"),
-        ("flag", "flag"),
-    ):
-        if kind in each.metadata:
-            return words
+def _type(each: Field[Any]) -> str:
     if "choices" in each.metadata:
         return "one of " + " ".join(each.metadata["choices"])
-    return type(each.default).__name__
+    return "list of file:PATH or env:NAME" if "places" in each.metadata else type_of(each.metadata, each.default)
 
 
 def _default(value: object) -> str:
     if isinstance(value, Pairs | tuple):
         return "empty" if not value else repr(value)
     return repr(value)
-
-
-def _unit(name: str) -> str:
-    base = name.removesuffix("_max").removesuffix("_min")
-    return next((words for ending, words in _UNITS.items() if base.endswith(ending)), "")
 
 
 def _variables() -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""docs/COMMAND_LINE.md: it lists every verb, and its exit codes are the program's."""
+"""docs/reference/command-line.md: it lists every verb, and its exit codes are the program's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from offloader.cli.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED
 from offloader.cli.main import VERBS
 from offloader.errors import ErrorKind
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "COMMAND_LINE.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "command-line.md").read_text(encoding="utf-8")
 
 
 def section(title: str) -> str:

@@ -20,9 +20,9 @@ FIRST_PAGES = [
     "README.md",
     "CONTRIBUTING.md",
     "docs/README.md",
-    "docs/INSTALL.md",
-    "docs/DEMO.md",
-    "docs/COMMAND_LINE.md",
+    "docs/how-to/install.md",
+    "docs/tutorials/demo.md",
+    "docs/reference/command-line.md",
 ]
 #: Words for an actor without a name, and the formula for what a module doesn't do.
 FORBIDDEN = re.compile(r"\b(?:whoever|somebody|who\s+reads|must\s+never)\b", re.I)
@@ -64,7 +64,7 @@ def test_files_and_folders_exist() -> None:
     assert [name for name in paths if not (ROOT / name).exists()] == []
 
 
-def test_table_of_longer_runs_has_the_verbs_that_are_run_by_hand() -> None:
+def test_table_of_longer_runs_has_the_manual_verbs() -> None:
     table = TEXT.partition("## Longer runs")[2].partition("\n## ")[0]
     assert set(re.findall(r"^\| `\./dev ([^`]*)`", table, re.M)) == {*LONGER_RUNS, "audit"}
 

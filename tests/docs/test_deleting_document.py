@@ -1,4 +1,4 @@
-"""docs/DELETING.md: its samples are run in order and print what it says, names and times apart."""
+"""docs/how-to/deleting.md: its samples run in order and print the documented output, apart from names and times."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from offloader.cli.main import main
 from offloader.settings import CleanupSettings
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "DELETING.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "deleting.md").read_text(encoding="utf-8")
 #: Where the text's samples are.
 PLACE = "/srv/deleting"
 
@@ -21,7 +21,7 @@ PLACE = "/srv/deleting"
 def place(tmp_path: Path) -> Path:
     """What the page says is there: two settings files."""
     (tmp_path / "settings.toml").write_text("[ledgers]\nledger_entries_max = 100\n")
-    (tmp_path / "soon.toml").write_text("[cleanup]\ngrace_hours = 0\n")
+    (tmp_path / "soon.toml").write_text("[cleanup]\ngrace_period = '0s'\n")
     return tmp_path
 
 
@@ -44,7 +44,7 @@ def told(lines: list[str]) -> list[list[str]]:
 
 
 @pytest.mark.slow
-def test_the_samples_run_in_order_and_print_what_the_text_says(
+def test_samples_run_in_order_and_print_documented_output(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(place)
@@ -68,10 +68,11 @@ def test_the_samples_run_in_order_and_print_what_the_text_says(
     assert count == 19
 
 
-def test_the_defaults_that_the_text_names_are_the_defaults() -> None:
+def test_documented_defaults_are_the_programs() -> None:
     settings = CleanupSettings()
-    assert f"`cleanup.grace_hours` ({settings.grace_hours:.0f})" in TEXT
-    assert f"`cleanup.audit_days`\n({settings.audit_days:.0f})" in TEXT
+    assert "`cleanup.grace_period` (1 day)" in TEXT
+    assert settings.grace_hours == 24
+    assert f"`cleanup.audit_period`\n({settings.audit_days:.0f} days)" in TEXT
 
 
 def test_every_option_that_the_text_names_exists(capsys: pytest.CaptureFixture[str]) -> None:

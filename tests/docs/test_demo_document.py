@@ -1,4 +1,4 @@
-"""docs/DEMO.md: its options are the demo's, and its line against MinIO fits the compose file."""
+"""docs/tutorials/demo.md: its options are the demo's, and its line against MinIO fits the compose file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from offloader.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "docs" / "DEMO.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "tutorials" / "demo.md").read_text(encoding="utf-8")
 
 
 def test_options_are_those_of_the_demo(capsys: pytest.CaptureFixture[str]) -> None:

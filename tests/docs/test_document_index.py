@@ -1,4 +1,4 @@
-"""docs/README.md lists every document once, and links between documents lead to files and headings that exist."""
+"""Indexes list every document once, links lead to files and headings that exist, the site shows every page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 INDEX = DOCS / "README.md"
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.rglob("*.md"))]
+DECISIONS = DOCS / "decisions" / "README.md"
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), ROOT / "deploy" / "README.md", *sorted(DOCS.rglob("*.md"))]
 #: ``* [NAME](PATH): text``
 ENTRY = re.compile(r"^\* \[([^\]]+)\]\(([^)#]+)\): (\S.*)$", re.M)
 
@@ -42,16 +43,37 @@ def broken_links(path: Path) -> list[str]:
 
 
 def test_index_lists_every_document_once() -> None:
-    listed = [target for _, target, _ in ENTRY.findall(INDEX.read_text(encoding="utf-8"))]
-    documents = [str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md") if path != INDEX]
-    assert sorted(listed) == sorted(documents)
+    listed = [
+        (index.parent / target).resolve()
+        for index in (INDEX, DECISIONS)
+        for _, target, _ in ENTRY.findall(index.read_text(encoding="utf-8"))
+    ]
+    assert sorted(listed) == sorted(path for path in DOCS.rglob("*.md") if path != INDEX)
 
 
-def test_index_names_each_document_by_its_file_in_one_line() -> None:
-    text = INDEX.read_text(encoding="utf-8")
+@pytest.mark.parametrize("index", [INDEX, DECISIONS], ids=lambda path: path.parent.name)
+def test_index_names_each_document_by_its_file_in_one_line(index: Path) -> None:
+    text = index.read_text(encoding="utf-8")
     entries = ENTRY.findall(text)
     assert len(entries) == len(re.findall(r"^\* ", text, re.M)), "each list item is a link and one line about it"
     assert [name for name, target, _ in entries if not target.endswith(name)] == []
+
+
+def test_site_shows_every_page() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
+    shown = [
+        ROOT / name.removeprefix("project/") if name.startswith("project/") else DOCS / name
+        for name in re.findall(r"- (?:[\w ]+: )?(\S+\.md)$", nav, re.M)
+    ]
+    assert sorted(shown) == sorted(DOCUMENTS)
+
+
+def test_site_is_strict_and_loads_nothing_from_elsewhere() -> None:
+    config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert re.search(r"^strict: true$", config, re.M)
+    assert re.search(r"^  font: false$", config, re.M)
+    assert re.search(r"^plugins: \[search\]$", config, re.M), "offline loads a script from another site"
+    assert "://" not in config
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

@@ -1,4 +1,4 @@
-"""docs/EXTENDING.md: its store and its source pass the suites they are for, and are offloaded as it says."""
+"""docs/how-to/extending.md: its store and source pass their suites and are offloaded as documented."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "docs" / "EXTENDING.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "how-to" / "extending.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -46,11 +46,11 @@ def test_the_store_and_the_source_pass_their_suites(folder: Path) -> None:
 
 
 @pytest.mark.process
-def test_the_source_is_offloaded_and_read_back_as_the_page_says(folder: Path) -> None:
+def test_source_is_offloaded_and_read_back_as_documented(folder: Path) -> None:
     (promised,) = re.findall(r"^```text\n(.*?)^```$", TEXT, re.M | re.S)
     assert run(folder, "-W", "error", "use.py") == promised
 
 
-def test_what_the_page_names_is_there() -> None:
+def test_modules_named_by_the_page_exist() -> None:
     for name in re.findall(r"`(offloader/[\w/]+\.py)`", TEXT):
         assert (ROOT / name).exists(), name

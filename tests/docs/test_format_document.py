@@ -1,4 +1,4 @@
-"""docs/FORMAT.md is executed: its dumps are what this release writes, decode, and hold what its tables say."""
+"""docs/reference/format.md: its dumps are what this release writes, decode, and match its tables."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from uuid import UUID
 import pytest
 
 from formats.checksum import crc32c
-from formats.compression import Codec
 from formats.entries import EntryBatch, Position
+from formats.extension import Codec
+from formats.frames import FILL_BYTES_MAX, FILL_HEADER_BYTES, decode_fill, encode_fill
 from formats.keys import new_segment_uuid
 from formats.segment import ENTRY_BYTES_MAX, Layout, LedgerFacts, SegmentBuilder, SegmentMap
 from tests.independent_reader import read_segment
 
-DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "FORMAT.md").read_text(encoding="utf-8")
+DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "format.md").read_text(encoding="utf-8")
 LIMITS: dict[str, Any] = {"block_bytes_max": 1 << 20, "decompressed_bytes_max": 1 << 20}
 
 #: Name -> bytes of every fenced dump ```` ```hex NAME ````; what follows two spaces after the bytes is a comment.
@@ -71,6 +72,9 @@ def examples() -> dict[str, bytes]:
         "plain-v1-index": v1_index,
         "plain-v1-block": v1_data,
         "zstd-block": compressed,
+        "fill": bytes(
+            encode_fill(EntryBatch.concat([EntryBatch.build(7, 8, [b"abort"]), EntryBatch.build(7, 10, [b""])]))
+        ),
     }
 
 
@@ -90,7 +94,7 @@ def test_a_field_has_the_value_in_the_table(name: str, offset: int, size: int, v
         assert DUMPS[name][offset : offset + size].hex() == value
 
 
-@pytest.mark.parametrize("name", ["plain-v2-block", "plain-v1-index", "plain-v1-block", "v2-index"])
+@pytest.mark.parametrize("name", ["plain-v2-block", "plain-v1-index", "plain-v1-block", "v2-index", "fill"])
 def test_the_tables_leave_no_byte_out(name: str) -> None:
     covered = {at for dump, offset, size, _ in FIELDS if dump == name for at in range(offset, offset + size)}
     assert covered == set(range(len(DUMPS[name])))
@@ -115,6 +119,18 @@ def test_the_example_decodes_to_the_entries_that_the_text_names() -> None:
     assert found.find(Position(7, 6), Position(9, 0)).tolist() == [0, 1]
 
 
+def test_the_fill_of_the_example_decodes_to_the_entries_that_the_text_names() -> None:
+    found = decode_fill(DUMPS["fill"])
+    assert [(entry.ledger_id, entry.entry_id, entry.payload) for entry in found.entries()] == [
+        (7, 8, b"abort"),
+        (7, 10, b""),
+    ]
+    assert (
+        f"| fill | {FILL_BYTES_MAX - FILL_HEADER_BYTES >> 20} MiB and its header of {FILL_HEADER_BYTES} bytes |"
+        in DOCUMENT
+    )
+
+
 def test_the_compressed_example_decodes() -> None:
     from formats.block import decode_block
 
@@ -122,7 +138,7 @@ def test_the_compressed_example_decodes() -> None:
     assert found.payloads.to_pylist() == [b"z" * 20] * 200
 
 
-def test_the_checksums_of_the_example_are_of_what_the_text_says() -> None:
+def test_documented_checksums_cover_the_documented_bytes() -> None:
     data, index = DUMPS["v2-data"], DUMPS["v2-index"]
     stored, table = (int.from_bytes(data[at : at + 4], "big") for at in (56, 68))
     assert crc32c(data[:124]).to_bytes(4, "big") == data[124:128]
@@ -139,7 +155,7 @@ def test_the_checksums_of_the_example_are_of_what_the_text_says() -> None:
     assert f"`{crc32c(b'123456789'):08x}`" in DOCUMENT
 
 
-def test_the_uuid_in_the_text_is_the_one_that_is_made() -> None:
+def test_documented_uuid_is_the_one_that_is_generated() -> None:
     incarnation, bits, uuid = re.search(
         r"incarnation `([0-9a-f-]{36})` and the\s+random bits `([0-9a-f]{16})` it is `([0-9a-f-]{36})`", DOCUMENT
     ).groups()  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""docs/MANIFEST.md says what the code does."""
+"""docs/explanation/manifest.md matches the code."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 from formats.entries import Position
 from formats.manifest import EDIT_KINDS, Assign, LedgerClosed, Offloaded, decode_record, encode_record
 
-TEXT = (Path(__file__).parents[2] / "docs" / "MANIFEST.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[2] / "docs" / "explanation" / "manifest.md").read_text(encoding="utf-8")
 
 
-def test_the_sample_record_is_a_record_and_says_what_the_text_says() -> None:
+def test_sample_record_decodes_to_the_documented_edits() -> None:
     found = re.search(r"```json\n(.*?)```", TEXT, re.S)
     assert found is not None
     data = found[1].replace("\n", "").encode()

@@ -1,4 +1,4 @@
-"""docs/MESSAGES.md: its commands and examples print what it shows, its tables are the program's."""
+"""docs/how-to/messages.md: its commands and examples print the documented output, its tables are the program's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.formats.pulsar_entries import recorded
 from tests.support.streams import StreamWriter
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "docs" / "MESSAGES.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "how-to" / "messages.md").read_text(encoding="utf-8")
 #: Topics of the streams that the page reads, and how many of their entries.
 STREAMS = {"orders": [("json-schema", 1), ("transactions", 3), ("encrypted-batch", 1)], "chunks": [("chunked-lz4", 3)]}
 
@@ -84,7 +84,7 @@ def test_the_spark_example_shows_keys_and_values(folder: Path) -> None:
     assert re.search(r"^\| t0\|committed 0\|$", printed, re.M), printed
 
 
-def test_the_table_of_columns_is_the_schema_and_marks_what_needs_no_decompression() -> None:
+def test_documented_columns_are_the_schema_and_mark_uncompressed_ones() -> None:
     rows = re.findall(r"^\| `(\w+)` \| ([\w<>,:]+) \| (e?) ?\| .*\|$", TEXT, re.M)
     columns = {name: kind for name, kind, _ in rows}
     assert ", ".join(f"{name} {kind}" for name, kind in columns.items()) == ", ".join(

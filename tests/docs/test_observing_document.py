@@ -1,4 +1,4 @@
-"""docs/OBSERVING.md: its sample prints what it says; it names every setting with its default, and nothing else."""
+"""docs/how-to/observing.md: its sample prints the documented output; its settings and defaults are the program's."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from offloader.settings import LimitSettings, TelemetrySettings
+from offloader.settings.keys import SETTINGS, key_of, shown
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "docs" / "OBSERVING.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "how-to" / "observing.md").read_text(encoding="utf-8")
 
 
 def fences(language: str) -> list[str]:
@@ -23,7 +24,7 @@ def fences(language: str) -> list[str]:
 
 
 @pytest.mark.process
-def test_the_sample_runs_and_prints_what_the_text_says(tmp_path: Path) -> None:
+def test_sample_prints_documented_output(tmp_path: Path) -> None:
     code = next(each for each in fences("python") if "metrics.exposition()" in each)
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
@@ -41,23 +42,21 @@ def test_the_sample_runs_and_prints_what_the_text_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("section", "kind"), [("limits", LimitSettings), ("telemetry", TelemetrySettings)])
-def test_every_setting_is_in_the_table_as_it_is(section: str, kind: type) -> None:
+def test_table_lists_every_setting_with_its_default(section: str, kind: type) -> None:
     expected = [
-        f"| `{section}.{field.name}` | {field.default if field.default != '' else '(empty)'} "
+        f"| `{key_of(name)}` | {shown(name, field.default) if field.default != '' else '(empty)'} "
         f"| {field.metadata['doc']} |"
-        for field in fields(kind)
+        for name, field in ((f"{section}.{each.name}", each) for each in fields(kind))
     ]
     assert [line for line in TEXT.splitlines() if line.startswith(f"| `{section}.")] == expected
 
 
 def test_every_setting_that_the_text_names_exists() -> None:
-    known = {f"limits.{field.name}" for field in fields(LimitSettings)}
-    known |= {f"telemetry.{field.name}" for field in fields(TelemetrySettings)}
-    assert set(re.findall(r"`((?:limits|telemetry)\.[a-z0-9_]+)", TEXT)) <= known
+    assert set(re.findall(r"`((?:limits|telemetry)\.[a-z0-9_]+)", TEXT)) <= set(SETTINGS)
 
 
 @pytest.mark.slow
-def test_every_event_that_is_logged_is_in_a_table_and_no_other() -> None:
+def test_documented_log_events_are_exactly_the_logged_ones() -> None:
     logged: set[str] = set()
     for path in (ROOT / "offloader").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""docs/OFFLOADING.md: its samples are run in order and print what it says; its table has every setting as it is."""
+"""docs/how-to/offloading.md: its samples print the documented output in order; its table has every setting."""
 
 from __future__ import annotations
 
@@ -13,25 +13,19 @@ from typing import Any
 
 import pytest
 
+from docs.make_reference import type_of
 from offloader.cli.main import main
 from offloader.settings import Settings
+from offloader.settings.fields import allowed
+from offloader.settings.keys import key_of, shown
 from offloader.settings.layered import PROCESS_SECTIONS, PROCESS_SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "docs" / "OFFLOADING.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "how-to" / "offloading.md").read_text(encoding="utf-8")
 #: Where the text's samples are.
 PLACE = "/srv/orders"
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 WRITER = re.compile(r"is owned by \S+, which wrote its last record \d+ s ago")
-#: Endings of names and what is counted.
-UNITS = (
-    ("_mbytes", "MiB"),
-    ("_bytes", "bytes"),
-    ("_minutes", "minutes"),
-    ("_seconds", "seconds"),
-    ("_hours", "hours"),
-    ("_s", "seconds"),
-)
 
 
 def _fences() -> Iterator[tuple[str, str]]:
@@ -56,7 +50,7 @@ def _session(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 @pytest.mark.slow
-def test_the_samples_run_in_order_and_print_what_the_text_says(
+def test_samples_run_in_order_and_print_documented_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -97,41 +91,24 @@ def _comparable(lines: list[str]) -> list[str]:
     return [WRITER.sub("is owned by somebody", UUID.sub("0" * 36, line)) for line in lines]
 
 
-def _unit(name: str) -> str:
-    plain = re.sub(r"_(max|min)$", "", name)
-    return next((unit for ending, unit in UNITS if plain.endswith(ending)), "")
-
-
-def _range(field: Field[Any]) -> str:
-    found = field.metadata
-    if "choices" in found:
-        return ", ".join(found["choices"])
-    if "flag" in found:
-        return "true, false"
-    if "pairs" in found:
-        return "a table of texts"
-    if "texts" in found or "places" in found:
-        return "a list of texts"
-    if "text" in found:
-        return "a text"
-    return f"{found['low']} to {found['high']}"
-
-
 def _row(section: str, field: Field[Any]) -> str:
-    default = str(field.default).lower() if isinstance(field.default, bool) else str(field.default)
+    name = f"{section}.{field.name}"
+    value = shown(name, field.default)
+    default = str(value).lower() if isinstance(value, bool) else str(value)
     default = "(empty)" if default in ("", "()") else default
-    of_process = section in PROCESS_SECTIONS or f"{section}.{field.name}" in PROCESS_SETTINGS
+    of_process = section in PROCESS_SECTIONS or name in PROCESS_SETTINGS
     cells = (
-        f"`{section}.{field.name}`", default, _unit(field.name), _range(field),
+        f"`{key_of(name)}`", default, type_of(field.metadata, field.default), allowed(field.metadata),
         "process" if of_process else "stream", field.metadata["doc"],
     )  # fmt: skip
     return f"| {' | '.join(cells)} |"
 
 
-def test_every_setting_is_in_a_table_as_it_is() -> None:
-    """Each section's in one document of docs/, all of it in order; the process's own without unit, values and place."""
+def test_tables_list_every_setting_with_its_default() -> None:
+    """Each section's in one document of docs/, all of it in order; the process's own without type, values and place."""
     found: dict[str, list[str]] = {}
-    for path in sorted((ROOT / "docs").glob("*.md")):
+    generated = ROOT / "docs" / "reference" / "settings.md"
+    for path in sorted(set((ROOT / "docs").rglob("*.md")) - {generated}):
         for line in path.read_text(encoding="utf-8").splitlines():
             if row := re.match(r"\| `(\w+)\.\w+` \| .*\|$", line):
                 found.setdefault(row[1], []).append(line)
@@ -144,8 +121,8 @@ def test_every_setting_is_in_a_table_as_it_is() -> None:
 
 def test_every_option_that_the_text_names_exists(capsys: pytest.CaptureFixture[str]) -> None:
     helps = ""
-    for verb in ("offload", "pause", "rollback", "config", "status"):
-        main([verb, "--help"])
+    for verb in ("offload", "pause", "rollback apply", "config explain", "config check", "status"):
+        main([*verb.split(), "--help"])
         helps += capsys.readouterr().out
     named = set(re.findall(r"(--[a-z][a-z-]+)", TEXT))
     assert {option for option in named if option not in helps} <= {"--debug"}

@@ -1,10 +1,9 @@
-"""docs/PULSAR.md says what is so: its settings, and the commands it shows."""
+"""docs/tutorials/beside-pulsar.md: its settings and commands are valid."""
 
 from __future__ import annotations
 
 import re
 import shlex
-import tomllib
 from dataclasses import fields
 from pathlib import Path
 
@@ -12,36 +11,40 @@ import pytest
 
 from offloader.cli.main import main
 from offloader.ledgers.pulsar.discovery import TopicPatterns
-from offloader.settings import PulsarSettings, Settings
+from offloader.settings import PulsarSettings
+from offloader.settings.keys import SETTINGS, key_of, shown
+from offloader.settings.layered import parse_settings
 from offloader.store.open import open_store
 from tests.replay.replaying import entries_of, write_stream
 from tests.support.pulsar_broker import FakeBroker
 from tests.support.pulsar_producers import FakeProducers
 from tests.support.pulsar_topics import FakeTopic
 
-TEXT = (Path(__file__).parents[2] / "docs" / "PULSAR.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).parents[2] / "docs" / "tutorials" / "beside-pulsar.md").read_text(encoding="utf-8")
 
 
-def _shown(default: object) -> str:
+def _shown(name: str, default: object) -> str:
+    default = shown(name, default)
     return str(default).lower() if isinstance(default, bool) else "(empty)" if default in ("", ()) else str(default)
 
 
-def test_every_setting_is_in_the_table_as_it_is() -> None:
-    expected = [f"| `pulsar.{f.name}` | {_shown(f.default)} | {f.metadata['doc']} |" for f in fields(PulsarSettings)]
+def test_table_lists_every_setting_with_its_default() -> None:
+    expected = [
+        f"| `{key_of(f'pulsar.{f.name}')}` | {_shown(f'pulsar.{f.name}', f.default)} | {f.metadata['doc']} |"
+        for f in fields(PulsarSettings)
+    ]
     assert [line for line in TEXT.splitlines() if line.startswith("| `pulsar.")] == expected
 
 
 def test_every_setting_that_the_text_names_exists() -> None:
-    whole = Settings()
-    known = {f"{each.name}.{f.name}" for each in fields(whole) for f in fields(getattr(whole, each.name))}
     named = set(re.findall(r"`((?:pulsar|offload)\.[a-z0-9_]+)", TEXT))
-    assert named <= known
+    assert named <= set(SETTINGS)
     assert "pulsar.on_gap" in named
 
 
 def test_the_settings_that_the_text_shows_are_good() -> None:
     for sample in re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL):
-        assert Settings.of(tomllib.loads(sample))
+        assert parse_settings(sample, "PULSAR.md").layers
 
 
 def test_the_commands_that_the_text_shows_are_understood(
@@ -66,5 +69,5 @@ def test_the_commands_that_the_text_shows_are_understood(
 
 def test_patterns_that_the_text_shows_are_patterns() -> None:
     for sample in re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL):
-        pulsar = Settings.of(tomllib.loads(sample)).pulsar
+        pulsar = parse_settings(sample, "PULSAR.md").settings_of("").pulsar
         assert TopicPatterns.of(pulsar.topics, pulsar.exclude).have("persistent://public/default/orders-eu")

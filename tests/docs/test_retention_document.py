@@ -1,4 +1,4 @@
-"""docs/RETENTION.md: its example runs and prints what it shows; it names every rule that decides."""
+"""docs/explanation/retention.md: its example prints the documented output; it names every rule."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from offloader.settings.layered import read_settings_file
 from tests.retention.test_explain import EXPECTED
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "docs" / "RETENTION.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "explanation" / "retention.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.process
@@ -35,7 +35,7 @@ def test_the_picture_is_the_one_that_a_test_of_the_command_sees() -> None:
     assert EXPECTED.strip("\n") in TEXT
 
 
-def test_the_settings_are_taken(tmp_path: Path) -> None:
+def test_documented_settings_are_valid(tmp_path: Path) -> None:
     [sample] = re.findall(r"^```toml\n(.*?)^```$", TEXT, re.M | re.S)
     path = tmp_path / "offloader.toml"
     path.write_text(sample, encoding="utf-8")
@@ -49,4 +49,4 @@ def test_every_rule_is_explained() -> None:
     named = set(re.findall(r"`(\w+)`", TEXT))
     assert {rule.name.lower() for rule in Rule} <= named
     named = set(re.findall(r"`retention\.(\w+)`", TEXT))
-    assert {"subscriber_timeout_minutes", "fallback_after_minutes", "protect_unpublished"} <= named
+    assert {"subscriber_timeout", "fallback_after", "protect_unpublished"} <= named

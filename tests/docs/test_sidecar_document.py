@@ -1,4 +1,4 @@
-"""docs/SIDECAR.md: its settings are good, its samples run in order and print what it says, its links lead somewhere."""
+"""docs/tutorials/sidecar.md: its settings are valid, its samples print the documented output, its links resolve."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from offloader.cli.main import main
-from offloader.settings.layered import SettingsFile, read_settings_file
+from offloader.settings.keys import SETTINGS
+from offloader.settings.layered import read_settings_file
 from tests.support.serving_processes import Serving
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENT = ROOT / "docs" / "SIDECAR.md"
+DOCUMENT = ROOT / "docs" / "tutorials" / "sidecar.md"
 TEXT = DOCUMENT.read_text(encoding="utf-8")
 #: Where the text's samples are.
 PLACE = "/srv/orders"
@@ -70,7 +71,7 @@ def comparable(line: str) -> list[str]:
 
 
 @pytest.mark.process
-def test_the_samples_run_in_order_and_print_what_the_text_says(
+def test_samples_run_in_order_and_print_documented_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -101,7 +102,7 @@ def test_the_samples_run_in_order_and_print_what_the_text_says(
 
 
 def test_every_setting_that_the_text_names_exists() -> None:
-    known = set(SettingsFile().values_of(""))
+    known = set(SETTINGS)
     named = set(re.findall(r"`((?:serve|offload|http|access|telemetry|pulsar)\.[a-z_]+)`", TEXT))
     assert named
     assert named <= known

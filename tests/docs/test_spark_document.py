@@ -1,4 +1,4 @@
-"""docs/SPARK.md: its samples run and print what it shows, its tables are the program's."""
+"""docs/how-to/spark.md: its samples print the documented output, its tables are the program's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.support.streams import StreamWriter
 from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "docs" / "SPARK.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "how-to" / "spark.md").read_text(encoding="utf-8")
 #: Where the text's samples are.
 PLACE = "/srv/orders"
 #: A row of a table: first cell in backquotes.
@@ -79,7 +79,7 @@ def is_like(lines: list[str], wanted: list[str]) -> bool:
 
 @pytest.mark.java
 def test_the_samples_print_what_the_text_shows(folder: Path) -> None:
-    """In the text's order and in one process, so that Spark starts once; commands go through the program's main."""
+    """In document order and in one process, so that Spark starts once; commands are run in process."""
     blocks = re.findall(r"^```(python|output|console)\n(.*?)^```$", TEXT.replace(PLACE, str(folder)), re.M | re.S)
     program, expected = ["from offloader.cli.main import main"], []
     for kind, text in blocks:
@@ -108,7 +108,7 @@ def test_the_job_for_spark_submit_runs(folder: Path) -> None:
 
 
 @pytest.mark.java
-def test_what_is_submitted_to_clusters_is_what_spark_submit_takes() -> None:
+def test_documented_submit_lines_are_valid_for_spark_submit() -> None:
     """Spark's own launcher reads the lines; there is no YARN and no Kubernetes here to run them."""
     texts = re.findall(r"^```text\n(.*?)^```$", TEXT, re.M | re.S)
     lines = [line for text in texts for line in text.replace("\\\n", " ").splitlines() if "spark-submit" in line]

@@ -1,4 +1,4 @@
-"""docs/STORES.md: the permissions it names are enough, and none of them is one too many."""
+"""docs/reference/stores.md: the permissions it names are sufficient and each is needed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from offloader.settings import Settings
 from offloader.store.base import CREATE, IfMatch, ObjectStore
 from tests.conftest import S3Place, Servers
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "STORES.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "stores.md").read_text(encoding="utf-8")
 POLICY = TEXT.partition("```json\n")[2].partition("```")[0]
 STREAM = "public/default/persistent/permitted"
 PART_BYTES = 5 * 1024 * 1024
@@ -64,7 +64,7 @@ def permitted(place: S3Place, without: str = "") -> ObjectStore:
     )
 
 
-def test_the_permissions_are_enough_for_the_whole_way(place: S3Place, tmp_path: Path) -> None:
+def test_documented_permissions_are_sufficient(place: S3Place, tmp_path: Path) -> None:
     settings = Settings.of({"offload": {"max_size_per_offload_segment_mbytes": 8.0, "part_bytes": PART_BYTES}})
     store = permitted(place)
     ledgers = f"sqlite:///{tmp_path}/ledgers.db"

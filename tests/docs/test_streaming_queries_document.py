@@ -1,4 +1,4 @@
-"""docs/STREAMING_QUERIES.md: its example reads the stream, its options and offsets are the program's."""
+"""docs/how-to/streaming-queries.md: its example reads the stream, its options and offsets are the program's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from offloader.store import open_store
 from tests.support.streams import StreamWriter, batch_of
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "docs" / "STREAMING_QUERIES.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "how-to" / "streaming-queries.md").read_text(encoding="utf-8")
 
 
 def fence(language: str) -> str:

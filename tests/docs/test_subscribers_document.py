@@ -1,4 +1,4 @@
-"""docs/SUBSCRIBERS.md: its examples print what it shows, its keys and limits are the program's."""
+"""docs/how-to/subscribers.md: its examples print the documented output, its keys and limits are the program's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.cli.reading_verbs import Offloader
 from tests.support.streams import StreamWriter, batch_of
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "docs" / "SUBSCRIBERS.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "how-to" / "subscribers.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.process

@@ -1,4 +1,4 @@
-"""docs/PROOF.md: it names what is done and nothing else, and its commands and files are there."""
+"""docs/explanation/fault-testing.md: its tables name all roles and faults, and its commands and files exist."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.chaos.chaos_schedule import FAULTS, ROLES
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "docs" / "PROOF.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "explanation" / "fault-testing.md").read_text(encoding="utf-8")
 CHAOS = TEXT.partition("## Kills and faults")[2].partition("\n## ")[0]
 
 
@@ -18,7 +18,7 @@ def first_column(header: str) -> set[str]:
     return {word.strip() for row in rows for word in row.split("|")[1].split(",")}
 
 
-def test_the_tables_name_what_is_killed_and_what_goes_wrong() -> None:
+def test_tables_name_all_roles_and_faults() -> None:
     assert first_column("process") == set(ROLES)
     assert first_column("fault") == set(FAULTS)
 

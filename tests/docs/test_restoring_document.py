@@ -1,4 +1,4 @@
-"""docs/LOST_LEDGERS.md: its samples are run in order and print what it says, uuids apart."""
+"""docs/how-to/restoring.md: its samples run in order and print the documented output, apart from uuids."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from offloader.cli.main import main
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "LOST_LEDGERS.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "restoring.md").read_text(encoding="utf-8")
 #: Where the text's samples are.
 PLACE = "/srv/orders"
 
@@ -21,7 +21,7 @@ def told(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines()]
 
 
-def test_the_steps_run_in_order_and_print_what_the_text_says(
+def test_steps_run_in_order_and_print_documented_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     count, printed, names = 0, "", dict[str, object]()

@@ -1,4 +1,4 @@
-"""docs/PEERS.md: what the results say that are kept beside the benchmark, and all of them."""
+"""docs/explanation/benchmarks.md equals the results that are kept beside the benchmark."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ pytestmark = pytest.mark.process
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_the_document_says_what_the_results_say() -> None:
+def test_document_matches_the_kept_results() -> None:
     document = json.loads(RESULTS.read_text(encoding="utf-8"))
-    text = (ROOT / "docs" / "PEERS.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "explanation" / "benchmarks.md").read_text(encoding="utf-8")
     assert text == rendered(document), "./dev bench peers --only --no-report keeps results, without it they become this"
-    assert (ROOT / "docs" / "peers.png").is_file()
+    assert (ROOT / "docs" / "explanation" / "benchmarks.png").is_file()
 
 
-def test_every_peer_is_in_it_at_both_distances() -> None:
+def test_every_peer_is_measured_at_both_distances() -> None:
     document = json.loads(RESULTS.read_text(encoding="utf-8"))
     assert {name: set(cells) for name, cells in document["cells"].items()} == {name: {"0", "30"} for name in KINDS}
     assert {name: set(cells) for name, cells in document["readable"].items()} == {name: {"0", "30"} for name in TIERS}

@@ -1,4 +1,4 @@
-"""docs/ADOPTING.md: its samples are run in order on a small golden bucket and print what it says."""
+"""docs/how-to/importing.md: its samples run in order on a small golden bucket and print the documented output."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from offloader.store.open import open_store
 from tests.support.documents import run_samples
 from tests.support.golden_bucket import golden_cases, put_golden
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "ADOPTING.md").read_text(encoding="utf-8")
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "how-to" / "importing.md").read_text(encoding="utf-8")
 #: Where the text's samples are.
 PLACE = "/srv/pulsar"
 
@@ -35,7 +35,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_samples_run_in_order_and_print_what_the_text_says(
+def test_samples_run_in_order_and_print_documented_output(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(place)

@@ -1,4 +1,4 @@
-"""docs/LOOKING.md: its samples are run in order and print what it says."""
+"""docs/how-to/inspecting.md: its samples run in order and print the documented output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 pytestmark = pytest.mark.process
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = (ROOT / "docs" / "LOOKING.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "how-to" / "inspecting.md").read_text(encoding="utf-8")
 #: Where the text's samples are.
 PLACE = "/srv/orders"
 
@@ -37,7 +37,7 @@ def is_like(line: str | None, wanted: str | None) -> bool:
     return re.fullmatch(r"\s?.*?\s?".join(parts), " ".join(line.split())) is not None
 
 
-def test_the_samples_run_in_order_and_print_what_the_text_says(tmp_path: Path) -> None:
+def test_samples_run_in_order_and_print_documented_output(tmp_path: Path) -> None:
     exports: list[str] = []
     commands = 0
     for language, text in re.findall(r"^```(\w+)\n(.*?)^```$", TEXT, re.M | re.S):

@@ -1,0 +1,162 @@
+"""Pulsar's own consumers read messages whose ledgers only the cold tier has: every message, once, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pulsar
+import pytest
+
+from tests.plugin.plugin_world import PluginWorld, path_of, topic_of
+from tests.plugin.topic_history import Message, TopicHistory, checksum, client_of, plain, receive
+
+pytestmark = pytest.mark.java
+
+COUNT = 2_000
+LEDGERS_MIN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Cold:
+    """A topic whose ledgers the bookie no longer has.
+
+    Attributes:
+        ledgers: their ids.
+        added: objects that came while the broker offloaded.
+        before: those that were there.
+    """
+
+    world: PluginWorld
+    topic: str
+    sent: list[Message]
+    ledgers: list[int]
+    before: dict[str, int]
+    added: dict[str, int]
+
+
+@pytest.fixture(scope="module")
+def cold(world: PluginWorld, tmp_path_factory: pytest.TempPathFactory) -> Cold:
+    topic = topic_of("everything")
+    with TopicHistory(world.broker, topic, tmp_path_factory.mktemp("keys")) as history:
+        history.send_all(COUNT)
+    return made_cold(world, topic, history.sent)
+
+
+def made_cold(world: PluginWorld, topic: str, sent: list[Message]) -> Cold:
+    world.await_committed(topic)
+    before = world.objects()
+    ledgers = world.offload(topic)
+    after = world.objects()
+    world.forget(topic, ledgers)
+    return Cold(world, topic, sent, ledgers, before, {key: after[key] for key in set(after) - set(before)})
+
+
+@pytest.fixture
+def client(world: PluginWorld) -> Iterator[pulsar.Client]:
+    made = client_of(world.service_url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def from_cold(cold: Cold) -> Iterator[Cold]:
+    """The topic, and that the broker got its messages from the plugin while the bookie had none of them."""
+    assert len(cold.ledgers) >= LEDGERS_MIN
+    assert [each for each in cold.ledgers if cold.world.bookie_has(each)] == []
+    # What the broker keeps in memory would answer for the plugin.
+    cold.world.admin("PUT", f"{path_of(cold.topic)}/unload")
+    before = cold.world.bytes_read()
+    yield cold
+    assert cold.world.bytes_read() > before + sum(len(message.value) for message in cold.sent) // 4
+    assert cold.world.bytes_fetched() > 0
+
+
+def test_offload_uploads_nothing_a_second_time(cold: Cold) -> None:
+    stored, added = (sum(size for key, size in each.items() if is_data(key)) for each in (cold.before, cold.added))
+    assert stored > sum(len(message.value) for message in cold.sent) / 4
+    # What readers of the topic didn't get, and the broker sent: markers and aborted messages.
+    assert added < stored / 20
+
+
+def is_data(key: str) -> bool:
+    return "/manifest/" not in key and not key.startswith("_catalog/")
+
+
+def test_new_subscription_receives_every_message_once_in_order(from_cold: Cold, client: pulsar.Client) -> None:
+    consumer = client.subscribe(from_cold.topic, "new", initial_position=pulsar.InitialPosition.Earliest)
+    assert plain(receive(consumer, COUNT)) == from_cold.sent
+
+
+def test_reader_receives_every_message_once_in_order(from_cold: Cold, client: pulsar.Client) -> None:
+    reader = client.create_reader(from_cold.topic, pulsar.MessageId.earliest)
+    assert plain(receive(reader, COUNT)) == from_cold.sent
+
+
+def test_java_reader_receives_every_message_once_in_order(from_cold: Cold) -> None:
+    found = from_cold.world.broker.drain(from_cold.topic, COUNT)
+    assert (found.messages, found.crc32) == (COUNT, checksum(from_cold.sent))
+
+
+def test_seek_by_id_goes_on_with_that_message(from_cold: Cold, client: pulsar.Client) -> None:
+    consumer, messages = whole(from_cold, client, "by id")
+    for place in [3, 1_999, 0, *range(1_950, 100, -231)]:
+        consumer.seek(messages[place].message_id())
+        assert plain(receive(consumer, 1, and_no_more=False)) == from_cold.sent[place : place + 1]
+
+
+def test_seek_by_time_goes_on_with_the_first_message_since_then(from_cold: Cold, client: pulsar.Client) -> None:
+    consumer, messages = whole(from_cold, client, "by time")
+    times_ms = [message.publish_timestamp() for message in messages]
+    for place in [1_999, 0, *range(1_950, 100, -331)]:
+        consumer.seek(times_ms[place])
+        first = next(number for number, time_ms in enumerate(times_ms) if time_ms >= times_ms[place])
+        wanted = from_cold.sent[first : first + 3]
+        assert plain(receive(consumer, len(wanted), and_no_more=False)) == wanted
+
+
+def whole(cold: Cold, client: pulsar.Client, name: str) -> tuple[pulsar.Consumer, list[pulsar.Message]]:
+    """A consumer that seeks to the message itself, and all messages."""
+    consumer = client.subscribe(
+        cold.topic, name, initial_position=pulsar.InitialPosition.Earliest, start_message_id_inclusive=True
+    )
+    return consumer, receive(consumer, COUNT)
+
+
+def test_subscription_is_reset_to_the_first_message(from_cold: Cold, client: pulsar.Client) -> None:
+    consumer = client.subscribe(from_cold.topic, "reset", initial_position=pulsar.InitialPosition.Earliest)
+    receive(consumer, 300, and_no_more=False)
+    consumer.close()
+    from_cold.world.admin("POST", f"{path_of(from_cold.topic)}/subscription/reset/resetcursor/0")
+    consumer = client.subscribe(from_cold.topic, "reset", initial_position=pulsar.InitialPosition.Earliest)
+    assert plain(receive(consumer, COUNT)) == from_cold.sent
+
+
+def test_key_shared_consumers_receive_every_key_in_order(from_cold: Cold, client: pulsar.Client) -> None:
+    consumers = [
+        client.subscribe(
+            from_cold.topic,
+            "shared",
+            consumer_type=pulsar.ConsumerType.KeyShared,
+            initial_position=pulsar.InitialPosition.Earliest,
+        )
+        for _ in range(2)
+    ]
+    found: list[Message] = []
+    while len(found) < COUNT:
+        for consumer in consumers:
+            found += until_nothing(consumer)
+    assert sorted(found) == sorted(from_cold.sent)
+    for key in {message.key for message in from_cold.sent if message.key}:
+        assert [each for each in found if each.key == key] == [each for each in from_cold.sent if each.key == key]
+
+
+def until_nothing(consumer: pulsar.Consumer) -> list[Message]:
+    found: list[pulsar.Message] = []
+    while True:
+        try:
+            message = consumer.receive(200)
+        except pulsar.Timeout:
+            return plain(found)
+        consumer.acknowledge(message)
+        found.append(message)

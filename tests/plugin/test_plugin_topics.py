@@ -1,0 +1,141 @@
+"""Topics of other kinds whose ledgers only the cold tier has: partitioned, encrypted, compacted, deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pulsar
+import pytest
+
+from tests.plugin.plugin_world import NAMESPACE, TRIMMED, PluginWorld, path_of, stream_of, topic_of
+from tests.plugin.topic_history import Message, TopicHistory, client_of, keys_in, plain, receive
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.java
+
+EARLIEST = pulsar.InitialPosition.Earliest
+
+
+@pytest.fixture
+def client(world: PluginWorld) -> Iterator[pulsar.Client]:
+    made = client_of(world.service_url)
+    yield made
+    made.close()
+
+
+def make_cold(world: PluginWorld, topic: str) -> int:
+    """Bytes that the plugin had read, once the bookie has none of the topic's messages."""
+    world.await_committed(topic)
+    ledgers = world.offload(topic)
+    assert ledgers
+    world.forget(topic, ledgers)
+    return world.bytes_read()
+
+
+def test_partitioned_topic_is_read_whole(world: PluginWorld, client: pulsar.Client) -> None:
+    topic, partitions = topic_of("parts"), 3
+    world.admin("PUT", f"{path_of(topic)}/partitions", partitions)
+    producer = client.create_producer(
+        topic, batching_enabled=True, batching_max_messages=10, batching_max_publish_delay_ms=60_000
+    )
+    sent = [b"%d" % number for number in range(600)]
+    for value in sent:
+        producer.send_async(value, lambda *_: None, partition_key=f"key {int(value) % 11}")
+    producer.flush()
+    before = 0
+    for number in range(partitions):
+        before = make_cold(world, f"{topic}-partition-{number}")
+    consumer = client.subscribe(topic, "all", initial_position=EARLIEST)
+    found = receive(consumer, len(sent))
+    assert sorted(message.data() for message in found) == sorted(sent)
+    for key in {message.partition_key() for message in found}:
+        numbers = [int(message.data()) for message in found if message.partition_key() == key]
+        assert numbers == sorted(numbers)
+    assert world.bytes_read() > before
+
+
+def test_encrypted_messages_are_read_by_who_has_the_key(
+    world: PluginWorld, client: pulsar.Client, tmp_path: Path
+) -> None:
+    topic = topic_of("encrypted")
+    with TopicHistory(world.broker, topic, tmp_path) as history:
+        history.send("encrypted", 120)
+    before = make_cold(world, topic)
+    consumer = client.subscribe(topic, "all", initial_position=EARLIEST, crypto_key_reader=keys_in(tmp_path))
+    assert plain(receive(consumer, 120)) == history.sent
+    assert world.bytes_read() > before
+
+
+def test_compaction_reads_the_cold_tier(world: PluginWorld, client: pulsar.Client, tmp_path: Path) -> None:
+    topic = topic_of("compacted")
+    with TopicHistory(world.broker, topic, tmp_path) as history:
+        history.send("keyed", 300)
+    before = make_cold(world, topic)
+    world.admin("PUT", f"{path_of(topic)}/compaction")
+    eventually(lambda: world.admin("GET", f"{path_of(topic)}/compaction")["status"] == "SUCCESS")
+    assert world.bytes_read() > before
+    newest: dict[str, Message] = {message.key: message for message in history.sent}
+    reader = client.create_reader(topic, pulsar.MessageId.earliest, is_read_compacted=True)
+    found = plain(receive(reader, len(newest)))
+    assert found == [message for message in history.sent if newest[message.key] == message]
+
+
+def test_topic_that_is_deleted_begins_anew(world: PluginWorld, client: pulsar.Client, tmp_path: Path) -> None:
+    topic = topic_of("again")
+    with TopicHistory(world.broker, topic, tmp_path) as history:
+        history.send("plain", 250)
+    make_cold(world, topic)
+    hints = world.counters()["DeleteHints"]
+    world.admin("DELETE", f"{path_of(topic)}?force=true")
+    eventually(lambda: world.counters()["DeleteHints"] > hints)
+    with TopicHistory(world.broker, topic, tmp_path) as history:
+        history.send("rich", 250)
+    before = make_cold(world, topic)
+    reader = client.create_reader(topic, pulsar.MessageId.earliest)
+    assert plain(receive(reader, 250)) == history.sent
+    assert world.bytes_read() > before
+
+
+def test_broker_lists_the_ledgers_as_offloaded(world: PluginWorld, tmp_path: Path) -> None:
+    topic = topic_of("listed")
+    with TopicHistory(world.broker, topic, tmp_path) as history:
+        history.send("plain", 450)
+    make_cold(world, topic)
+    *closed, last = world.admin("GET", f"{path_of(topic)}/internalStats")["ledgers"]
+    assert [each["offloaded"] for each in closed] == [True] * len(closed)
+    assert not last["offloaded"]
+    assert sum(each["entries"] for each in closed) == 450
+    assert f"persistent://{NAMESPACE}/listed" in world.admin("GET", f"persistent/{NAMESPACE}")
+
+
+def test_ledgers_that_the_broker_trimmed_are_gone_on_purpose(
+    world: PluginWorld, client: pulsar.Client, tmp_path: Path
+) -> None:
+    topic = f"persistent://{TRIMMED}/expired"
+    # It keeps the ledgers. One that is connected would have messages in its memory, and get them again after an unload.
+    client.subscribe(topic, "billing", initial_position=EARLIEST).close()
+    with TopicHistory(world.broker, topic, tmp_path) as history:
+        history.send("rich", 450)
+    before = make_cold(world, topic)
+    *closed, last = world.ledgers(topic)
+    assert [world.ask("GET", plan_of(topic, each))[0] for each in closed] == [200] * len(closed)
+    consumer = client.subscribe(topic, "billing")
+    assert plain(receive(consumer, 450)) == history.sent
+    assert world.bytes_read() > before
+
+    def is_trimmed() -> bool:
+        world.admin("POST", f"{path_of(topic)}/trim")
+        return not set(closed) & set(world.ledgers(topic))
+
+    eventually(is_trimmed)
+    eventually(lambda: all(world.ask("GET", plan_of(topic, each))[0] == 410 for each in closed))
+    # A ledger that nobody trimmed isn't: it doesn't exist, or not yet.
+    assert world.ask("GET", plan_of(topic, last + 1_000))[0] == 404
+    with TopicHistory(world.broker, topic, tmp_path) as history:
+        history.send("plain", 30)
+    assert plain(receive(consumer, 30)) == history.sent
+
+
+def plan_of(topic: str, ledger_id: int) -> str:
+    return f"/v1/streams/{stream_of(topic)}/ledgers/{ledger_id}"
