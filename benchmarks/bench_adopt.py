@@ -15,6 +15,7 @@ import struct
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 from uuid import UUID
 
 from formats.metadata.messages import BookKeeperLedger
@@ -22,7 +23,7 @@ from formats.segment_map import SegmentMap
 from offloader.adopt.record import adopt
 from offloader.errors import NotFound
 from offloader.runtime.clock import SystemClock
-from offloader.store.base import ByteRange, ListPage, ObjectInfo, PartInfo, UploadInfo
+from offloader.store.base import ByteRange, ListPage, ObjectInfo, ObjectStore, PartInfo, UploadInfo
 from offloader.store.wrappers import ReadOnlyStore
 
 ENTRIES = 10
@@ -91,6 +92,10 @@ class Bucket:
         return part, ObjectInfo(key, len(body), "", 0, metadata)
 
 
+def _read_only(bucket: Bucket) -> ReadOnlyStore:
+    return ReadOnlyStore(cast(ObjectStore, bucket))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ledgers", type=int, default=200_000)
@@ -99,7 +104,7 @@ def main() -> None:
     options = parser.parse_args()
     bucket = Bucket(options.ledgers, options.streams)
     small = Bucket(2_000, 20)
-    adopt(ReadOnlyStore(small), clock=SystemClock(), dry_run=True)  # what is loaded only once
+    adopt(_read_only(small), clock=SystemClock(), dry_run=True)  # what is loaded only once
 
     peak = 0
 
@@ -108,7 +113,7 @@ def main() -> None:
         peak = max(peak, rss_bytes())
 
     before, started = rss_bytes(), time.process_time()
-    done = adopt(ReadOnlyStore(bucket), clock=SystemClock(), dry_run=True, on_progress=watch)
+    done = adopt(_read_only(bucket), clock=SystemClock(), dry_run=True, on_progress=watch)
     spent = time.process_time() - started
     assert sum(len(each.adopted) for each in done.streams) == options.ledgers
     started = time.process_time()

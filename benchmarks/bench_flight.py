@@ -40,10 +40,10 @@ import pyarrow.flight as fl
 
 from formats.entries import Position
 from offloader.runtime.clock import SystemClock
-from offloader.service.bootstrap import ProviderParts, assemble
+from offloader.service.bootstrap import Assembled, assemble
 from offloader.service.flight.handlers import ENTRY_SCHEMA
+from offloader.service.host import RecentErrors
 from offloader.service.providers.flight import FlightProvider
-from offloader.service.queries import RecentErrors
 from offloader.settings.layered import SettingsFile
 from offloader.store.open import open_store
 
@@ -92,7 +92,7 @@ def serve(kind: str) -> None:
     else:
         feeds: list[FlightProvider] = []
 
-        def feed(parts: ProviderParts) -> list[FlightProvider]:
+        def feed(parts: Assembled) -> list[FlightProvider]:
             feeds.append(
                 FlightProvider(
                     parts.settings, parts.store, credentials=parts.credentials, control=parts.control, clock=parts.clock
@@ -104,7 +104,7 @@ def serve(kind: str) -> None:
             "flight.listen": "127.0.0.1:0",
             "offload.method": "streaming",
             "offload.max_size_per_offload_segment_mbytes": 64.0,
-            "serve.upkeep": False,
+            "serve.maintenance": False,
         }
         process = assemble(
             SettingsFile("bench", {"": values}),

@@ -20,8 +20,8 @@ import numpy as np
 import pyarrow as pa
 
 from formats.checksum import crc32c, implementation
-from formats.compression import Codec
 from formats.entries import EntryBatch
+from formats.extension import Codec
 from formats.segment import Layout, SegmentBuilder, SegmentMap
 
 MIB = 1 << 20

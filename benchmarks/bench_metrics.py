@@ -23,6 +23,7 @@ from typing import cast
 
 from offloader.runtime.clock import SystemClock
 from offloader.service.auth import Credentials
+from offloader.service.broker_ledgers import BrokerLedgers
 from offloader.service.commands import ServiceControl
 from offloader.service.http.server import OffloadHttp
 from offloader.service.queries import ServiceView
@@ -101,10 +102,14 @@ class _Nothing:
 
 def scrape_over_http(metrics: Metrics) -> float:
     """Seconds for one scrape as Prometheus makes it; wall time."""
+    settings, store = Settings.of({"http": {"listen": "127.0.0.1:0"}}), open_store("memory://metrics")
     http = OffloadHttp(
         cast("ServiceView", _Nothing()),
         cast("ServiceControl", _Nothing()),
-        settings=Settings.of({"http": {"listen": "127.0.0.1:0"}}),
+        ledgers=BrokerLedgers(
+            store, settings=settings, clock=SystemClock(), recorder=metrics, control=None, environ={}
+        ),
+        settings=settings,
         credentials=Credentials(),
         clock=SystemClock(),
         exposition=metrics.exposition,

@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--singles", type=int, default=100)
     parser.add_argument("--seconds", type=float, default=15.0, help="of the trickle")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--report", type=Path, default=ROOT / "docs" / "PEERS.md")
+    parser.add_argument("--report", type=Path, default=ROOT / "docs" / "explanation" / "benchmarks.md")
     parser.add_argument("--no-report", action="store_true", help="keep the results only")
     parser.add_argument("--json", action="store_true", help="print the results, too")
     given = parser.parse_args(arguments)

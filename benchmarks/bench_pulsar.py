@@ -34,7 +34,7 @@ from benchmarks.bench_streams import ForgetfulStore
 from formats.entries import Position
 from formats.pulsar.messages import messages
 from offloader.ledgers.pulsar.client import PulsarClient
-from offloader.ledgers.pulsar.consumer import Consumer, ConsumerLimits
+from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.source import PulsarCluster
 from offloader.read.reader import open_reader
 from offloader.runtime.clock import SystemClock
@@ -98,8 +98,7 @@ def cluster_of(broker: Any, subscription: str) -> PulsarCluster:
 def dropped(broker: Any, topic: str, last: Position) -> float:
     """Entries a second, read as raw frames and dropped."""
     with PulsarClient(broker.service_url) as client:
-        limits = ConsumerLimits(messages_max=100_000)
-        reader = Consumer(client, topic, "drop", start=Position(-1, -1), limits=limits)
+        reader = Consumer(client, topic, "drop", start=Position(-1, -1), messages_max=100_000)
         started, count = time.perf_counter(), 0
         while True:
             taken = reader.take(5.0)

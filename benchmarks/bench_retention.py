@@ -13,18 +13,25 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
+from uuid import UUID
 
 from formats.entries import Position
 from offloader.ledgers.base import LedgerInfo
+from offloader.manifest.state import ManifestState
 from offloader.retention.cuts import Cut, Offset, OwnCuts, PartitionEntries, SegmentId
 from offloader.retention.decide import Situation, Subscription, decide
 from offloader.retention.lineage import Lineage, LineageMeasure, Measure
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
 from offloader.retention.state import Record, RetentionSet
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from tests.retention.lineages import ScalableLineage
 
 HALF_HOUR_MS = 1_800_000
 STEP_BYTES = 2**26
@@ -57,7 +64,7 @@ def plain(count: int, _: random.Random) -> History:
         ledger, entry = divmod(min(int(part * total), total - 1), LEDGER_ENTRIES)
         return Cut({SegmentId(0, 0): Position(ledger + 1, entry)})
 
-    measure = OwnCuts({0: PartitionEntries(None, infos)})
+    measure = OwnCuts({0: PartitionEntries(ManifestState(stream="plain", incarnation=UUID(int=0)), infos)})
     return recorded(Lineage.of_partitions(1), measure, place, count)
 
 
@@ -74,7 +81,7 @@ def partitioned(count: int, noise: random.Random) -> History:
 def scaled(count: int, noise: random.Random) -> History:
     """Each ninth of the history lies in an epoch of its own."""
     first = [SegmentId(n, 0) for n in range(4)]
-    lineage = Lineage.build({s: (s.number / 4, (s.number + 1) / 4) for s in first}, [first])
+    lineage = ScalableLineage.build({s: (s.number / 4, (s.number + 1) / 4) for s in first}, [first])
     size = STEP_BYTES * count // (SCALINGS + 1)
     epochs = [lineage.active]
     for _ in range(SCALINGS):

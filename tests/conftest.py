@@ -22,15 +22,19 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from offloader.runtime import process_tuning
 from services.binaries import find_binary
+from services.broker_plugin import built_nar
 from services.chromium import find_chromium
-from services.pulsar.build import find_place
+from services.pulsar.build import RELEASES, find_place
 from services.servers import SERVERS, Endpoint, Unavailable, given, make_bucket, running
 from services.toxiproxy import Toxiproxy
 from services.toxiproxy import toxiproxy as run_toxiproxy
 from tests.simulation.seeds import VARIABLE as SEEDS_VARIABLE
 from tests.simulation.seeds import first_seed
+from tests.support.jvm_archive import speed_up
 from tests.support.lanes import Lanes, in_order_of_length
+from tests.support.memory_files import use_memory_for_files
 from tests.support.quick import Guard, fewer_examples, is_quick, is_wholly_excluded, mark_needs, needs
 
 if TYPE_CHECKING:
@@ -40,10 +44,12 @@ HERE = Path(__file__).resolve().parent
 #: Servers that every test of an S3 store runs against; rclone is the one that must be refused.
 S3_SERVERS = ("moto", "minio", "versitygw")
 #: What is needed beside stores.
-OTHERS = ("pulsar", "chromium", "toxiproxy")
+OTHERS = ("pulsar", "plugin", "chromium", "toxiproxy")
 #: Stand-ins for other clouds.
 CLOUDS = ("fake-gcs", "azurite")
 BUCKET = "offloader-tests"
+#: Variables that a command sets for its own process.
+_ALLOCATOR = (*process_tuning.ALLOCATOR, "ARROW_DEFAULT_MEMORY_POOL")
 
 # How long an example takes says something about the machine, nothing about the code: benchmarks measure that.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -62,6 +68,9 @@ def _find(name: str, *, build: bool) -> None:
     if name == "chromium":
         find_chromium()
         return
+    if name == "plugin":
+        built_nar(build=build)
+        name = "pulsar"  # who loads it
     if name == "pulsar":
         find_place(build=build)
         name = "minio"  # what it offloads to
@@ -86,7 +95,13 @@ _clouds = tuple(name for name in CLOUDS if _can_be_had(name))
 #: does damage, and of the comparison with peers. A quick run takes what needs no server out of them.
 _without_server = frozenset(
     folder
-    for name, folder in (("pulsar", "interop"), ("chromium", "browser"), ("toxiproxy", "chaos"), ("minio", "peers"))
+    for name, folder in (
+        ("pulsar", "interop"),
+        ("plugin", "plugin"),
+        ("chromium", "browser"),
+        ("toxiproxy", "chaos"),
+        ("minio", "peers"),
+    )
     if not _can_be_had(name)
 )
 
@@ -136,6 +151,7 @@ class Servers:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--brokers", choices=("one", "all"), default="one", help="releases that have the broker plugin")
     parser.addoption("--quick", action="store_true", help="only tests that start no process and end soon")
 
 
@@ -153,6 +169,10 @@ def pytest_configure(config: pytest.Config) -> None:
     unknown = [name for name in _required if name not in (*SERVERS, *OTHERS)]
     if unknown:
         raise pytest.UsageError(f"OFFLOADER_REQUIRE_SERVICES: no such server: {', '.join(unknown)}")
+    # Of this process it can't be taken back after a command.
+    process_tuning.HEAP = ()  # type: ignore[assignment]
+    speed_up()
+    use_memory_for_files()
     if hasattr(config, "workerinput"):
         return
     os.environ.setdefault(SEEDS_VARIABLE, str(first_seed()))  # the same for all workers, whatever midnight does
@@ -160,17 +180,24 @@ def pytest_configure(config: pytest.Config) -> None:
         # Before the first test: building takes minutes, and a test has a time limit. What fails here fails its tests.
         with contextlib.suppress(Unavailable):
             _find(name, build=True)
+    if config.getoption("brokers") == "all":
+        for release in RELEASES:
+            find_place(release, build=True)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Any:
-    """Thousands of collected tests are walked by each garbage collection of the run unless they are left out of it."""
+    """Thousands of collected tests are walked by each garbage collection of the run unless they are left out of it.
+
+    A test makes its own garbage and ends soon: collecting less often saves a quarter of many tests' time.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.enable()
         gc.freeze()
+        gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -209,13 +236,22 @@ def servers() -> Iterator[Servers]:
 
 
 @pytest.fixture(autouse=True)
-def _logs_as_before() -> Iterator[None]:
-    """What one test does to the product's logger is no other test's business."""
-    logger = logging.getLogger("offloader")
+def _process_as_before() -> Iterator[None]:
+    """Restores the product's logger, and what a command that runs in the test's process sets for its own process.
+
+    Threads that change every 0.2 ms and memory that is returned at once would slow down all later tests.
+    """
+    logger, switch_s = logging.getLogger("offloader"), sys.getswitchinterval()
     before = logger.level, logger.propagate, logger.disabled
+    allocator = {name: os.environ.get(name) for name in _ALLOCATOR}
     yield
     logger.setLevel(before[0])
     logger.propagate, logger.disabled = before[1:]
+    if sys.getswitchinterval() != switch_s:
+        sys.setswitchinterval(switch_s)
+    for name, value in allocator.items():
+        if value is None:
+            os.environ.pop(name, None)
 
 
 @pytest.fixture

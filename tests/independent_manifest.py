@@ -1,4 +1,4 @@
-"""A second reader of manifests, made from docs/MANIFEST.md alone: it folds every record from the first one on.
+"""A second reader of manifests, made from docs/explanation/manifest.md alone: folds every record from the first on.
 
 It imports nothing of this project, so that it can't share its mistakes, and takes no checkpoint's word for anything.
 Besides what the records say it finds what contradicts that one owner after the other wrote the stream.
@@ -21,7 +21,7 @@ Position = tuple[int, int]
 _RECORD = re.compile(r"(.*)/manifest/([0-9a-f-]{36})/([0-9]{20})\.json")
 #: Edits that say nothing about which entries are where.
 _OTHER_EDITS = frozenset({"hot_released", "pause", "resume", "hold", "set_method", "ledgers_deleted", "ledger_closed"})
-_OTHER_EDITS |= {"reserve_ledgers", "set_aside"}
+_OTHER_EDITS |= {"reserve_ledgers", "set_aside", "gap_filled"}
 #: What only the owner of a stream may say: what makes and ends a segment. Everything else others may, in its epoch;
 #: that a ledger ended is a fact of the source, which is also written by who lets go of hot copies.
 _OWNERS_EDITS = frozenset({"open_epoch", "assign", "offloaded", "failed", "rewrite", "replace", "reserve_ledgers"})

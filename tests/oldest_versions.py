@@ -15,6 +15,8 @@ from packaging.requirements import Requirement
 __all__ = ["oldest"]
 
 PYPROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
+#: Extras for development; ``docs`` has an environment of its own.
+NOT_FOR_USERS = {"dev", "docs"}
 #: Of the extra ``dev``: tools that no test runs.
 NOT_FOR_TESTS = {"mypy", "ruff"}
 
@@ -27,7 +29,10 @@ def oldest(project: dict[str, object]) -> Iterator[str]:
     """
     extras = project["optional-dependencies"]
     assert isinstance(extras, dict)
-    users = [*_texts(project["dependencies"]), *(text for name in extras if name != "dev" for text in extras[name])]
+    users = [
+        *_texts(project["dependencies"]),
+        *(text for name in extras if name not in NOT_FOR_USERS for text in extras[name]),
+    ]
     for requirement in _foreign(users, project):
         lowest = [each.version for each in requirement.specifier if each.operator == ">="]
         if len(lowest) != 1:

@@ -1,4 +1,4 @@
-"""``./dev test --against``: a test proves something only if it fails by what the earlier product does."""
+"""``./dev test --against``: a test proves something only if it fails by the earlier product's behaviour."""
 
 from __future__ import annotations
 
@@ -99,7 +99,9 @@ def test_assertions_and_errors_of_the_product_prove_something(root: Path, capfd:
     assert not any((root / ".git/worktrees").glob("*")), "the worktree is gone"
 
 
-def test_whatever_else_ends_a_test_proves_nothing(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_other_failures_than_assertions_and_product_errors_prove_nothing(
+    root: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     expected = {
         f"{NEW}::test_asserts": ("assertion", "AssertionError"),
         f"{NEW}::test_has_parameters[0]": ("PASSES", ""),

@@ -1,4 +1,4 @@
-"""Entries that can't be kept as they are given are refused where they come in, and nothing of the batch is taken."""
+"""Entries that can't be kept as given are refused at the interface, with their whole batch."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ PAYLOADS: list[Any] = [
 
 
 @pytest.mark.parametrize("payloads", PAYLOADS, ids=lambda each: type(each).__name__)
-def test_what_is_no_list_of_byte_strings_is_refused(topic: ManagedLedger, payloads: Any) -> None:
+def test_payloads_other_than_byte_strings_are_refused(topic: ManagedLedger, payloads: Any) -> None:
     assert answer(topic.append_batch, payloads) is InvalidCall
     with closing(EmbeddedLedgers("sqlite://:memory:")) as database:
         assert answer(database.open_stream("orders").append, payloads) is InvalidCall
@@ -67,7 +67,7 @@ def test_what_is_no_list_of_byte_strings_is_refused(topic: ManagedLedger, payloa
 
 
 @pytest.mark.parametrize("payload", [None, 1, "text", [b"x"]], ids=repr)
-def test_one_payload_that_is_no_byte_string_is_refused(topic: ManagedLedger, payload: Any) -> None:
+def test_payload_other_than_a_byte_string_is_refused(topic: ManagedLedger, payload: Any) -> None:
     assert answer(topic.append, payload) is InvalidCall
 
 
@@ -77,7 +77,7 @@ def test_one_payload_that_is_no_byte_string_is_refused(topic: ManagedLedger, pay
      pa.array([b"x"], pa.binary(1)), np.array([b"x"])],
     ids=lambda each: type(each).__name__,
 )  # fmt: skip
-def test_byte_strings_come_in_any_sequence(topic: ManagedLedger, payloads: Any) -> None:
+def test_byte_strings_may_be_any_sequence(topic: ManagedLedger, payloads: Any) -> None:
     assert answer(lambda: topic.append_batch(payloads)[0].payloads.to_pylist()) == [b"x"]
 
 
@@ -119,7 +119,7 @@ def state_of(cluster: Cluster) -> str:
         return "unreadable"
 
 
-def test_a_pulsar_entry_with_such_a_time_is_kept_and_its_time_counts_as_unknown() -> None:
+def test_pulsar_entry_with_an_impossible_time_is_kept_with_unknown_time() -> None:
     with fake_cluster() as cluster:
         topic = cluster.make("one", entries=1)
         topic.append(single_entry(Sent(value=b"from a producer with a broken clock"), publish_time=2**63))

@@ -1,4 +1,4 @@
-"""Asking a stream's owner: what its answers mean, where a token goes, and what silence means."""
+"""Requests to a stream's owner: its responses, its silence, and hosts that may get a token."""
 
 from __future__ import annotations
 
@@ -82,7 +82,17 @@ def owner(url: str, **environ: str) -> OwnerClient:
     return OwnerClient(url, clock=SystemClock(), environ=environ)
 
 
-def test_it_is_asked_until_it_is_done(answering: Answering) -> None:
+@pytest.mark.parametrize(("kind", "error"), [("fix_call", InvalidCall), ("repair_data", Corrupt)])
+def test_the_error_kinds_of_an_owner_of_an_earlier_release_are_understood(
+    answering: Answering, kind: str, error: type[OffloaderError]
+) -> None:
+    answering.answers = [(400, {"detail": "no", "kind": kind})]
+    with pytest.raises(OffloaderError, match="no") as refused:
+        owner(answering.url).offload(STREAM, None, within_s=0)
+    assert type(refused.value) is error
+
+
+def test_owner_is_asked_until_the_offload_is_done(answering: Answering) -> None:
     not_yet = (503, {"detail": "not committed yet", "kind": "retry_later"})
     answering.answers = [not_yet, (200, {"stream": STREAM, "committed": "7:12"})]
     asked = owner(answering.url, OFFLOADER_TOKEN="secret-of-sixteen", OFFLOADER_OWNER_HOSTS="127.0.0.1")
@@ -105,7 +115,7 @@ def test_a_stream_without_entries_has_no_committed_end(answering: Answering) -> 
         ((503, {"detail": "1:5 isn't offloaded", "kind": "retry_later"}), StoreUnavailable, "1:5 isn't offloaded"),
         ((404, {"detail": "isn't offloaded here", "kind": "not_found"}), NotFound, "isn't offloaded here"),
         ((409, {"detail": "stands by", "kind": "fenced", "hint": "ask that one"}), Fenced, "ask that one"),
-        ((400, {"detail": "no position", "kind": "fix_call"}), InvalidCall, "no position"),
+        ((400, {"detail": "no position", "kind": "invalid_request"}), InvalidCall, "no position"),
         ((401, {"detail": "needs a token"}), AccessDenied, "OFFLOADER_TOKEN"),
         ((403, {"detail": "the role is read"}), AccessDenied, "OFFLOADER_TOKEN"),
         ((500, {"detail": "a bug", "kind": "bug"}), OffloaderError, "a bug"),
@@ -114,7 +124,7 @@ def test_a_stream_without_entries_has_no_committed_end(answering: Answering) -> 
         ((302, {"detail": "elsewhere"}), OffloaderError, "elsewhere"),
     ],
 )
-def test_its_answers_mean_here_what_they_mean_there(
+def test_owner_errors_are_raised_with_their_own_kind(
     answering: Answering, answer: tuple[int, Any], error: type[OffloaderError], said: str
 ) -> None:
     answering.answers = [answer]
@@ -123,14 +133,14 @@ def test_its_answers_mean_here_what_they_mean_there(
     assert type(raised.value) is error
 
 
-def test_nobody_there_is_told_apart_from_one_that_cannot(answering: Answering) -> None:
+def test_unreachable_owner_raises_its_own_error(answering: Answering) -> None:
     answering.server.shutdown()
     answering.server.server_close()
     with pytest.raises(OwnerUnreachable, match=r"nobody answers at .*refused"):
         owner(answering.url).offload(STREAM, None, within_s=5)
 
 
-def test_a_token_goes_nowhere_in_plain_and_no_error_shows_it() -> None:
+def test_token_is_never_sent_in_plain_text_nor_shown_in_errors() -> None:
     asked = owner("http://192.0.2.1:8750", OFFLOADER_TOKEN="secret-of-sixteen", OFFLOADER_OWNER_HOSTS="192.0.2.1")
     with pytest.raises(AccessDenied, match="isn't sent there") as raised:
         asked.offload(STREAM, None, within_s=5)
@@ -141,7 +151,7 @@ def test_a_token_goes_nowhere_in_plain_and_no_error_shows_it() -> None:
     "url",
     ["ftp://x", "x", "http://", "file:///etc/passwd", "http://named@other", "http://named\\@other", "http://a/b?c"],
 )
-def test_an_address_that_is_none_is_refused(url: str) -> None:
+def test_invalid_owner_address_is_refused(url: str) -> None:
     with pytest.raises(InvalidCall, match="no HTTP address"):
         owner(url)
 
@@ -151,8 +161,8 @@ def test_authorities_that_cannot_be_read_are_named() -> None:
         owner("https://host", OFFLOADER_CA_FILE="nowhere.pem")
 
 
-def test_a_token_goes_to_no_host_that_only_the_manifest_names(answering: Answering) -> None:
-    """Everybody who can write to the bucket can write an address into a manifest."""
+def test_token_is_not_sent_to_a_host_named_only_in_the_manifest(answering: Answering) -> None:
+    """Every client that can write to the bucket can write an address into a manifest."""
     answering.answers = [(200, {"committed": "1:9"})]
     error: OffloaderError | None = None
     try:
@@ -167,7 +177,7 @@ def test_a_token_goes_to_no_host_that_only_the_manifest_names(answering: Answeri
 
 
 @pytest.mark.parametrize("allowed", ["127.0.0.1", "elsewhere, 127.0.0.1", "127.0.0.1:PORT"])
-def test_a_token_goes_to_a_host_that_is_named(answering: Answering, allowed: str) -> None:
+def test_token_is_sent_to_a_configured_host(answering: Answering, allowed: str) -> None:
     answering.answers = [(200, {"committed": "1:9"})]
     hosts = allowed.replace("PORT", str(answering.server.server_port))
     asked = owner(answering.url, OFFLOADER_TOKEN="secret-of-sixteen", OFFLOADER_OWNER_HOSTS=hosts)
@@ -183,7 +193,7 @@ def test_a_token_goes_to_a_host_that_is_named(answering: Answering, allowed: str
 
 
 @pytest.mark.parametrize("allowed", ["127.0.0.1:1", "127.0.0", "0.0.1", "*", ""])
-def test_another_host_or_port_is_not_the_one_that_is_named(answering: Answering, allowed: str) -> None:
+def test_token_is_not_sent_to_another_host_or_port(answering: Answering, allowed: str) -> None:
     asked = owner(answering.url, OFFLOADER_TOKEN="secret-of-sixteen", OFFLOADER_OWNER_HOSTS=allowed)
     with pytest.raises(AccessDenied, match="isn't sent there"):
         asked.offload(STREAM, None, within_s=0)
@@ -200,7 +210,7 @@ class FastClock(SystemClock):
         return super().wait(event, timeout_s / 10)
 
 
-def test_an_answer_that_comes_drop_by_drop_ends_the_call_at_its_deadline(answering: Answering) -> None:
+def test_dripping_response_ends_the_call_at_its_deadline(answering: Answering) -> None:
     answering.answers = [(200, {"committed": "1:9", "more": "x" * 1000})]
     answering.drips_for_s = 12.0
     began_s = time.monotonic()

@@ -137,11 +137,11 @@ OFFERS: dict[str, Callable[[OffloadHandle], object]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", list(OFFERS))
-def test_a_wrong_offer_is_refused_and_the_segment_is_as_if_it_never_was(
+def test_wrong_offer_is_refused_and_leaves_the_segment_unchanged(
     place: Place, handle: OffloadHandle, wrong: str
 ) -> None:
     before = place.objects()
-    with pytest.raises(LimitReached if "limit" in wrong else InvalidCall, match=r"entry_bytes_max|doesn't follow"):
+    with pytest.raises(LimitReached if "limit" in wrong else InvalidCall, match=r"entry_size_max|doesn't follow"):
         OFFERS[wrong](handle)
     assert handle.last_offered() == Position(7, 2)
     assert place.objects() == before
@@ -151,7 +151,7 @@ def test_a_wrong_offer_is_refused_and_the_segment_is_as_if_it_never_was(
     assert (result.begin_entry_id, result.end_entry_id, result.summary and result.summary.entries) == (0, 3, 4)
 
 
-def test_what_is_closed_takes_nothing(place: Place, handle: OffloadHandle) -> None:
+def test_closed_handle_and_reader_refuse_calls(place: Place, handle: OffloadHandle) -> None:
     handle.close()
     with pytest.raises(Closed):
         handle.offer_entry(Entry(7, 3, b"3"))
@@ -168,7 +168,7 @@ def test_an_entry_above_the_limit_is_not_appended_nor_is_any_of_its_batch(place:
     hot = place.hot()
     small = Settings.of({"offload": {"entry_bytes_max": 1000}})
     with offloader.open_managed_ledger(STREAM, ledgers=place.ledgers, store=place.store, settings=small) as topic:
-        with pytest.raises(LimitReached, match="entry_bytes_max") as refused:
+        with pytest.raises(LimitReached, match="entry_size_max") as refused:
             topic.append_batch([b"fine", bytes(1001)])
         assert refused.value.hint == "nothing of the batch was appended"
         assert topic.append(b"the next").entry_id == 0
@@ -178,7 +178,7 @@ def test_an_entry_above_the_limit_is_not_appended_nor_is_any_of_its_batch(place:
 # -- writers
 
 
-def test_a_second_writer_is_one_too_many_for_the_first(place: Place, command: Command) -> None:
+def test_second_writer_fences_the_first(place: Place, command: Command) -> None:
     first = place.open()
     first.append(b"one")
     first.offload(timeout_s=WAIT_S)
@@ -205,13 +205,13 @@ ofload = 1
 [offload]
 blok_bytes = 5
 codec = "rar"
-entry_bytes_max = 200000
-offload_buffer_bytes_max = 100000
+entry_size_max = "200000B"
+offload_buffer_size_max = "100000B"
 [telemetry]
 labels = "topic"
 label_sets_max = 0
 [topics."public/default/persistent/orders".offload]
-drain_seconds_max = 5
+drain_timeout = "5s"
 workers_max = 2
 """
 BAD_KEYS = [
@@ -220,14 +220,12 @@ BAD_KEYS = [
     "offload.codec: 'rar' is none of none, zstd",
     "telemetry.label_sets_max: 0 is not between",
     'topics."public/default/persistent/orders".offload.workers_max: holds for the whole process',
-    'topics."public/default/persistent/orders".offload.drain_seconds_max: has no effect',
-    "offload.entry_bytes_max = 200000 is above offload.offload_buffer_bytes_max = 100000",
+    'topics."public/default/persistent/orders".offload.drain_timeout: has no effect',
+    "offload.entry_size_max = 200000B is above offload.offload_buffer_size_max = 100000B",
 ]
 
 
-def test_every_wrong_setting_is_named_with_its_file_and_key_and_nothing_is_begun(
-    place: Place, command: Command
-) -> None:
+def test_every_wrong_setting_is_reported_with_file_and_key_before_any_work(place: Place, command: Command) -> None:
     config = place.directory / "bad.toml"
     config.write_text(BAD_SETTINGS)
     before, hot = place.objects(), place.hot()
@@ -238,7 +236,7 @@ def test_every_wrong_setting_is_named_with_its_file_and_key_and_nothing_is_begun
         ["rollback", "apply", STREAM, "--take-over"],
     ):
         code, error = command.refused(*arguments, "--config", str(config))
-        assert (code, error["error"]) == (ErrorKind.FIX_CALL.value, "InvalidCall")
+        assert (code, error["error"]) == (ErrorKind.INVALID_REQUEST.value, "InvalidCall")
         assert error["message"].startswith(f"{config}: ")
         problems = error["message"].removeprefix(f"{config}: ").split("; ")
         assert len(problems) == len(BAD_KEYS)
@@ -286,11 +284,11 @@ def _requires_repair(place: Place, command: Command, named: str) -> None:
     before, hot = place.objects(), place.hot()
     for arguments in COMMANDS:
         code, error = command.refused(*arguments)
-        assert (code, error["kind"]) == (ErrorKind.REPAIR_DATA.value, "repair_data"), arguments
+        assert (code, error["kind"]) == (ErrorKind.DATA_CORRUPTION.value, "data_corruption"), arguments
         assert named in error["message"], arguments
     for more in ([], ["--deep"]):
         code, (first, *others, totals) = command.reported("verify", STREAM, *more)
-        assert code == ErrorKind.REPAIR_DATA.value
+        assert code == ErrorKind.DATA_CORRUPTION.value
         assert (first["problem"], first["damage"]) == ("manifest", True)
         assert named in first["message"]
         assert "manifest rebuild" in first["advice"]
@@ -335,7 +333,7 @@ def test_a_store_without_conditional_creates_is_not_written_to(
     where = ["--store", weak.url, "--endpoint-url", weak.endpoint.url, "--region", "us-east-1"]
     for arguments in (["offload", STREAM], ["rollback", "apply", STREAM]):
         code, error = command.refused(*arguments, *where)
-        assert (code, error["error"]) == (ErrorKind.FIX_CALL.value, "Unsupported")
+        assert (code, error["error"]) == (ErrorKind.INVALID_REQUEST.value, "Unsupported")
         assert "can't be written safely" in error["message"]
         assert "single_writer" in error["hint"]
     with pytest.raises(Unsupported, match="can't be written safely"):

@@ -1,4 +1,4 @@
-"""The hosted workflow provides programs and servers, and then runs the commands that README and ``.ci/run`` name."""
+"""The hosted workflow provides programs and servers, and then runs the commands of README and ``.ci/run``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split("."))
 
 
-def test_last_step_is_the_command_of_every_other_machine() -> None:
+def test_last_ci_step_is_the_command_of_every_other_machine() -> None:
     assert RUNS[-1] == ".ci/run"
     assert STEPS[-1]["run"] == RUNS[-1]
     assert os.access(ROOT / ".ci/run", os.X_OK)
@@ -65,7 +65,7 @@ def test_programs_are_new_enough() -> None:
     assert any("mvn" in run for run in RUNS)
 
 
-def test_pythons_are_the_oldest_and_the_newest_that_are_supported() -> None:
+def test_ci_pythons_are_the_oldest_and_newest_supported_ones() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = [each.rpartition(" ")[2] for each in project["classifiers"] if re.search(r"Python :: 3\.\d+$", each)]
     supported = sorted(declared, key=version)
@@ -74,7 +74,7 @@ def test_pythons_are_the_oldest_and_the_newest_that_are_supported() -> None:
     assert JOB["env"]["OFFLOADER_PYTHON"] == "python${{ matrix.python }}"
 
 
-def test_built_servers_are_cached_where_they_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ci_caches_the_folder_of_built_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     restore, save = action("actions/cache/restore"), action("actions/cache/save")
     assert Path(restore["path"]).expanduser() == cache_directory().parent

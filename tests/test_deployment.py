@@ -1,4 +1,4 @@
-"""What is shipped to run the sidecar with, without systemd and Docker: it is parsed, and what it calls is called."""
+"""The files that run the sidecar, checked without systemd and Docker: they parse, and their commands exist."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from tests.support.serving_processes import Serving
 from tests.support.waiting import PATIENCE_S, eventually
 
 ROOT = Path(__file__).parents[1]
-UNIT = ROOT / "docs" / "operations" / "offloader.service"
-IMAGE = ROOT / "docs" / "operations" / "Containerfile"
+UNIT = ROOT / "deploy" / "offloader.service"
+IMAGE = ROOT / "deploy" / "Containerfile"
 COMPOSE = ROOT / "docker-compose.yml"
 SIDECAR = ROOT / "services" / "sidecar" / "offloader.toml"
 
@@ -56,13 +56,13 @@ def test_the_unit_calls_what_there_is(unit: dict[str, str], capsys: pytest.Captu
     assert unit["ExecReload"] == "/bin/kill -HUP $MAINPID"
 
 
-def test_the_unit_waits_longer_than_the_process_and_does_not_repeat_what_stays_wrong(
+def test_unit_waits_for_the_drain_and_does_not_restart_permanent_errors(
     unit: dict[str, str],
 ) -> None:
     settings = Settings()
     assert int(unit["TimeoutStopSec"]) > settings.offload.drain_seconds_max + settings.serve.stop_seconds_max
     assert [int(code) for code in unit["RestartPreventExitStatus"].split()] == [
-        ErrorKind.FIX_CALL.value,
+        ErrorKind.INVALID_REQUEST.value,
         ErrorKind.DENIED.value,
     ]
     assert unit["Restart"] == "on-failure"
@@ -75,7 +75,7 @@ def instructions(path: Path) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("path", [IMAGE, SIDECAR.parent / "Containerfile.spark"])
-def test_an_image_is_made_of_files_that_are_there_and_extras_that_exist(path: Path) -> None:
+def test_image_uses_existing_files_and_extras(path: Path) -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     found = instructions(path)
     copied = {word for name, rest in found if name == "COPY" and "--from" not in rest for word in rest.split()[:-1]}
@@ -91,7 +91,7 @@ def test_an_image_is_made_of_files_that_are_there_and_extras_that_exist(path: Pa
     assert all(re.search(r":3\.\d+-slim-\w+$", rest.partition(" AS ")[0]) for name, rest in found if name == "FROM")
 
 
-def test_the_image_starts_the_sidecar_as_nobody_in_particular(capsys: pytest.CaptureFixture[str]) -> None:
+def test_image_runs_the_sidecar_as_an_unprivileged_user(capsys: pytest.CaptureFixture[str]) -> None:
     found = dict(instructions(IMAGE))
     assert found["USER"] == "offloader"
     assert found["STOPSIGNAL"] == "SIGTERM"
@@ -115,7 +115,7 @@ def test_the_health_check_asks_a_process_that_serves(tmp_path: Path) -> None:
     assert subprocess.run(check, capture_output=True, timeout=PATIENCE_S, check=False).returncode != 0
 
 
-def test_the_compose_profile_joins_what_is_there() -> None:
+def test_compose_profile_joins_existing_services() -> None:
     services: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())["services"]
     sidecar, broker, spark = services["sidecar"], services["broker"], services["spark"]
     assert all(each["profiles"] == ["sidecar"] for each in (sidecar, broker, spark))

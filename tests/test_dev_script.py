@@ -1,4 +1,4 @@
-"""``./dev``: what it says when something is missing, when it installs and when it doesn't.
+"""``./dev``: errors for missing programs, and when it installs and when it doesn't.
 
 The script is the real one, in a scratch folder; the machine around it (Python, Java, apt) is a folder of small programs
 that takes the place of PATH.
@@ -186,7 +186,7 @@ def test_a_moved_checkout_is_installed_again(machine: Machine) -> None:
     assert f"--editable {machine.checkout}[dev]" in machine.calls()[0]
 
 
-def test_the_demo_needs_only_its_own_packages_and_the_big_environment_serves_it_too(machine: Machine) -> None:
+def test_demo_installs_only_its_packages_and_uses_the_full_environment(machine: Machine) -> None:
     machine.java("jvm/java-17/bin/java", "17.0.15")
     machine.write("offloader", '#!/bin/bash\necho "offloader $* in $PWD"\n', machine.checkout / ".venv/bin")
     done = machine.dev("demo", "--store", "s3://bucket/a b")
@@ -207,12 +207,12 @@ def make_tests(machine: Machine) -> None:
         machine.write(name, text, machine.checkout)
 
 
-def test_test_looks_for_java_only_where_a_named_test_uses_it(machine: Machine) -> None:
+def test_test_verb_looks_for_java_only_where_a_named_test_uses_it(machine: Machine) -> None:
     make_tests(machine)
     for words in (["tests/store"], ["tests/store/test_local.py::test_it", "-x"], ["tests/store", "tests/store/"]):
         done = machine.dev("test", *words)
         assert done.returncode == 0, done.stderr
-        assert machine.calls()[-1].startswith(f"python -m pytest -n 4 --dist loadscope {' '.join(words)} in")
+        assert machine.calls()[-1].startswith(f"python -m pytest -n 6 --dist loadscope {' '.join(words)} in")
     for words in ([], ["-k", "x"], ["tests"], ["tests/store", "tests/spark/test_scan.py::test_it"], ["tests/docs/"]):
         done = machine.dev("test", *words)
         assert (done.returncode, machine.calls()) == (2, [])
@@ -226,7 +226,7 @@ def test_the_quick_tests_need_neither_java_nor_servers_nor_a_browser(machine: Ma
         assert done.returncode == 0
         assert "Chromium" not in done.stderr
         *before, call = machine.calls()
-        assert call.startswith("python -m pytest -n 3 --dist worksteal -p no:randomly")
+        assert call.startswith("python -m pytest -n 6 --dist worksteal -p no:randomly")
         assert f"{' '.join(words)} in {machine.checkout} JAVA_HOME= " in call
         assert not [each for each in before if "services" in each], "nothing is built"
 
@@ -235,14 +235,14 @@ def test_test_hands_its_arguments_to_pytest_with_java_and_interpreter_set(machin
     java = machine.java("jvm/java-21/bin/java", "21.0.1")
     assert machine.dev("test", "tests/store", "-k", "x").returncode == 0
     call = machine.calls()[-1]
-    assert call.startswith("python -m pytest -n 4 --dist loadscope tests/store -k x in " + str(machine.checkout))
+    assert call.startswith("python -m pytest -n 6 --dist loadscope tests/store -k x in " + str(machine.checkout))
     assert f"JAVA_HOME={java.parents[1]} PYSPARK_PYTHON={machine.checkout}/.venv/bin/python" in call
 
 
 @pytest.mark.parametrize(
-    ("cores", "given", "workers"), [("2", {}, 3), ("64", {}, 8), ("2", {"OFFLOADER_TEST_WORKERS": "1"}, 1)]
+    ("cores", "given", "workers"), [("2", {}, 4), ("64", {}, 8), ("2", {"OFFLOADER_TEST_WORKERS": "1"}, 1)]
 )
-def test_one_more_test_runs_at_once_than_there_are_cores(
+def test_twice_as_many_tests_run_at_once_as_there_are_cores(
     machine: Machine, cores: str, given: dict[str, str], workers: int
 ) -> None:
     machine.java("jvm/java-17/bin/java", "17.0.15")
@@ -256,6 +256,20 @@ def test_any_command_runs_where_it_was_typed_and_needs_no_java(machine: Machine)
     done = machine.dev("run", "ls", "--store", "file:///a b")
     assert done.stdout == f"offloader ls --store file:///a b in {machine.folder}\n"
     assert "[demo,spark]" in machine.calls()[-1]
+
+
+def test_plugin_verb_needs_a_jdk_and_not_only_java(machine: Machine) -> None:
+    machine.java("jvm/java-17/bin/java", "17.0.15")
+    done = machine.dev("plugin")
+    assert (done.returncode, machine.calls()) == (2, [])
+    assert "missing: a JDK 17 or newer, which compiles the plugin" in done.stderr
+    assert "default-jdk-headless" in done.stderr
+    for version, home in (("11.0.2", "old"), ("17.0.15", "java-17")):
+        machine.write(f"jvm/{home}/bin/javac", f"#!/bin/bash\necho javac {version}\n", machine.folder)
+    assert machine.dev("plugin", "--into", "there").returncode == 0
+    call = machine.calls()[-1]
+    assert call.startswith(f"python -m services.broker_plugin --into there in {machine.checkout}")
+    assert f"JAVA_HOME={machine.folder}/jvm/java-17 " in call
 
 
 def test_servers_to_try_things_out_need_no_more_than_the_demo(machine: Machine) -> None:
@@ -274,29 +288,40 @@ def test_oldest_has_an_environment_of_its_own_and_runs_what_test_does(machine: M
     calls = machine.calls()
     own = machine.checkout / ".venv-oldest"
     names = [call.split()[0] for call in calls]
-    assert names == ["venv", "pip", "venv", "python", "pip", "pip", "python", "python"]
+    assert names == ["venv", "pip", "venv", "python", "pip", "pip", "python", "python", "python"]
     assert calls[3].startswith("python -m tests.oldest_versions in")
     assert calls[4].startswith(f"pip install --quiet --requirement {own}/requirements.txt")
     assert "--no-deps --editable" in calls[5]
     assert calls[6].startswith("python -m services.servers build in")
-    assert calls[7].startswith("python -m pytest -n 4 --dist loadscope in")
-    assert calls[7].endswith(f"PYSPARK_PYTHON={own}/bin/python")
+    assert calls[7].startswith("python -m tests.support.jvm_archive in")
+    assert calls[8].startswith("python -m pytest -n 6 --dist loadscope in")
+    assert calls[8].endswith(f"PYSPARK_PYTHON={own}/bin/python")
     assert machine.dev("oldest", "tests/store", "-x").returncode == 0
     [call] = machine.calls()
-    assert call.startswith("python -m pytest -n 4 --dist loadscope tests/store -x in")
+    assert call.startswith("python -m pytest -n 6 --dist loadscope tests/store -x in")
     with (machine.checkout / "pyproject.toml").open("a", encoding="utf-8") as file:
         file.write("# changed\n")
     (machine.folder / "pip-fails").write_text("1", encoding="utf-8")
     assert machine.dev("oldest").returncode == 2
 
 
+def test_docs_has_an_environment_of_its_own_and_fails_on_warnings(machine: Machine) -> None:
+    assert machine.dev("docs").returncode == 0
+    own = machine.checkout / ".venv-docs"
+    assert [call.split()[0] for call in machine.calls()] == ["venv", "python", "pip", "python"]
+    assert machine.dev("docs").returncode == 0
+    [call] = machine.calls()
+    assert call.startswith("python -m mkdocs build --strict in")
+    assert (own / "offloader-docs.stamp").exists()
+
+
 def test_check_runs_format_lint_types_and_architecture_without_java(machine: Machine) -> None:
     assert machine.dev("check").returncode == 0
     tools = {" ".join(call.split()[2:4]) for call in machine.calls() if call.startswith("python")}
-    assert tools == {"ruff format", "ruff check", "mypy in", "docs.operations.make_reference --check", "pytest -q"}
+    assert tools == {"ruff format", "ruff check", "mypy in", "docs.make_reference --check", "pytest -q"}
 
 
-def test_check_goes_on_after_a_failure_and_names_what_failed(machine: Machine) -> None:
+def test_check_continues_after_a_failure_and_names_what_failed(machine: Machine) -> None:
     (machine.folder / "lint-fails").write_text("1", encoding="utf-8")
     done = machine.dev("check")
     assert done.returncode == 2
@@ -307,7 +332,7 @@ def test_check_goes_on_after_a_failure_and_names_what_failed(machine: Machine) -
 @pytest.mark.parametrize(
     ("version", "enough"), [("1.8.0_392", False), ("11.0.2", False), ("16", False), ("17", True), ("25-ea", True)]
 )
-def test_java_counts_from_17_on(machine: Machine, version: str, enough: bool) -> None:
+def test_java_17_is_the_oldest_accepted_version(machine: Machine, version: str, enough: bool) -> None:
     home = machine.java("some java/bin/java", version).parents[1]
     done = machine.dev("test", JAVA_HOME=str(home))
     assert (done.returncode == 0) is enough
@@ -333,7 +358,7 @@ def test_without_apt_the_missing_java_is_named(machine: Machine) -> None:
     ]
 
 
-def test_a_user_is_told_one_command_for_everything_that_is_missing(machine: Machine) -> None:
+def test_user_gets_one_command_for_all_missing_packages(machine: Machine) -> None:
     machine.apt("openjdk-21-jre-headless", "python3.11-venv", root=False)
     (machine.folder / "no-venv").write_text("1", encoding="utf-8")
     done = machine.dev("demo")
@@ -344,12 +369,12 @@ def test_a_user_is_told_one_command_for_everything_that_is_missing(machine: Mach
     assert machine.calls() == []
 
 
-def test_before_the_first_update_the_names_that_every_release_has_are_proposed(machine: Machine) -> None:
+def test_common_package_names_are_proposed_before_the_first_update(machine: Machine) -> None:
     machine.apt(root=False)
     assert machine.dev("demo").stderr.endswith("apt-get install -y default-jre-headless\n")
 
 
-def test_root_gets_everything_installed_at_once(machine: Machine) -> None:
+def test_root_installs_all_missing_packages_at_once(machine: Machine) -> None:
     machine.apt("openjdk-17-jre-headless", "openjdk-21-jre-headless", "python3.11-venv", "chromium", root=True)
     (machine.folder / "no-venv").write_text("1", encoding="utf-8")
     assert machine.dev("test").returncode == 0
@@ -360,7 +385,7 @@ def test_root_gets_everything_installed_at_once(machine: Machine) -> None:
     assert f"JAVA_HOME={machine.folder}/jvm/installed" in calls[-1]
 
 
-def test_all_tests_run_without_a_browser_where_it_cant_be_installed_and_that_is_said(machine: Machine) -> None:
+def test_all_tests_run_without_a_browser_that_cannot_be_installed(machine: Machine) -> None:
     machine.java("jvm/java-17/bin/java", "17.0.15")
     done = machine.dev("test")
     assert done.returncode == 0
@@ -375,7 +400,7 @@ def test_all_tests_run_without_a_browser_where_it_cant_be_installed_and_that_is_
     assert [call.split()[1] for call in machine.calls() if call.startswith("apt-get")] == ["update"]
 
 
-def test_no_python_or_one_that_is_too_old_is_named(machine: Machine) -> None:
+def test_missing_or_old_python_is_reported(machine: Machine) -> None:
     machine.write("python3", PYTHON, old=1)
     done = machine.dev("install")
     assert done.returncode == 2
@@ -416,7 +441,7 @@ def test_ci_requires_the_real_servers_and_runs_check_and_test(tmp_path: Path) ->
         assert done.returncode == code
         if code == 0:
             assert done.stdout.splitlines() == [
-                f"dev {verb} with minio,versitygw,fake-gcs,azurite,toxiproxy,pulsar,chromium"
+                f"dev {verb} with minio,versitygw,fake-gcs,azurite,toxiproxy,pulsar,plugin,chromium"
                 for verb in ("check", "test")
             ]
         else:
@@ -439,7 +464,9 @@ exit {code}
         (1, "", "nobody could be asked"),
     ],
 )
-def test_audit_tells_holes_from_no_answer(machine: Machine, code: int, table: str, message: str) -> None:
+def test_audit_distinguishes_vulnerabilities_from_no_response(
+    machine: Machine, code: int, table: str, message: str
+) -> None:
     assert machine.dev("install").returncode == 0
     machine.calls()
     machine.write("pip-audit", AUDIT, machine.checkout / ".venv" / "audit" / "bin", code=code)
@@ -453,7 +480,7 @@ def test_audit_tells_holes_from_no_answer(machine: Machine, code: int, table: st
     assert "constraints.txt --no-deps" in call
 
 
-def test_audit_says_when_it_cant_be_had(machine: Machine) -> None:
+def test_audit_reports_when_it_cannot_run(machine: Machine) -> None:
     assert machine.dev("install").returncode == 0
     (machine.folder / "pip-fails").write_text("1", encoding="utf-8")
     done = machine.dev("audit")

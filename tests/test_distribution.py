@@ -136,7 +136,7 @@ def test_the_wheel_holds_both_packages_and_no_tests(wheel: Path) -> None:
     assert [name for name in names if name.endswith("licenses/LICENSE")]
 
 
-def test_the_source_distribution_holds_what_the_wheel_does_and_how_to_build_it(wheel: Path) -> None:
+def test_source_distribution_contains_the_wheels_files_and_the_build_files(wheel: Path) -> None:
     (source,) = wheel.parent.glob("*.tar.gz")
     with tarfile.open(source) as packed:
         inside = {name.partition("/")[2] for name in packed.getnames()}
@@ -144,7 +144,7 @@ def test_the_source_distribution_holds_what_the_wheel_does_and_how_to_build_it(w
     assert {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name} <= inside
 
 
-def test_what_the_readme_shows_works_with_nothing_but_what_the_wheel_needs(bare: Environment) -> None:
+def test_readme_sample_works_with_the_wheels_own_requirements(bare: Environment) -> None:
     assert bare.offloader("--version") == f"offloader {offloader.__version__}\n"
     where = bare.run(bare.python, "-c", "import offloader, formats; print(offloader.__file__, formats.__file__)")
     assert where.stdout.split() == [str(bare.site / "offloader/__init__.py"), str(bare.site / "formats/__init__.py")]
@@ -162,7 +162,7 @@ def test_what_the_readme_shows_works_with_nothing_but_what_the_wheel_needs(bare:
     assert "[serve]" in bare.offloader("config", "sample")
 
 
-def test_the_demo_takes_a_file_with_nothing_but_what_the_wheel_needs(bare: Environment) -> None:
+def test_demo_reads_a_file_with_the_wheels_own_requirements(bare: Environment) -> None:
     events = bare.folder / "events.txt"
     events.write_text("".join(f"event {number}\n" for number in range(2_000)))
     printed = bare.offloader("demo", "--input", events, "--no-spark", "--no-picture", "--dir", bare.folder / "demo")
@@ -176,7 +176,7 @@ def test_the_demo_takes_a_file_with_nothing_but_what_the_wheel_needs(bare: Envir
         (["demo", "--dir", "demo-2", "--no-spark", "--no-picture"], "'.[demo]'"),
     ],
 )
-def test_what_needs_an_extra_names_it(bare: Environment, words: list[str], extra: str) -> None:
+def test_missing_extra_is_named(bare: Environment, words: list[str], extra: str) -> None:
     done = bare.run(bare.folder / "bin" / "offloader", *words)
     assert done.returncode == 2
     assert extra in done.stderr
@@ -185,7 +185,7 @@ def test_what_needs_an_extra_names_it(bare: Environment, words: list[str], extra
 
 @pytest.mark.process
 def test_tests_pass_on_the_installed_package(wheel: Path, tmp_path: Path) -> None:
-    """Of each kind a few, in a folder where nothing of the package lies."""
+    """A few of each kind, in a folder without the package."""
     installed = Environment(tmp_path / "env", wheel, with_extras=True)
     away = tmp_path / "away"
     ignored = shutil.ignore_patterns("__pycache__")
@@ -258,7 +258,7 @@ def as_installed(constraint: str) -> str:
 
 @pytest.mark.process
 @pytest.mark.timeout(1200)  # pip makes two environments: ten seconds on a machine with nothing else to do
-def test_the_readmes_line_installs_upgrades_and_leaves_nothing_but_its_folder(tmp_path: Path) -> None:
+def test_readme_lines_install_upgrade_and_stay_in_their_folder(tmp_path: Path) -> None:
     install, path = install_lines("README.md").splitlines()
     make, _, install = install.partition(" && ")
     stranger = Stranger(tmp_path)
@@ -289,17 +289,22 @@ def test_the_readmes_line_installs_upgrades_and_leaves_nothing_but_its_folder(tm
 def test_readme_and_install_document_name_the_extras() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (sentence,) = re.findall(r"the extras that you need \((.*?)\)", readme)
-    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/INSTALL.md").read_text(encoding="utf-8"), re.M)
-    extras = set(importlib.metadata.metadata("offloader").get_all("Provides-Extra") or ()) - {"bench", "dev", "pulsar"}
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/how-to/install.md").read_text(encoding="utf-8"), re.M)
+    extras = set(importlib.metadata.metadata("offloader").get_all("Provides-Extra") or ()) - {
+        "bench",
+        "dev",
+        "docs",
+        "pulsar",
+    }
     assert set(re.findall(r"`(\w+)`", sentence)) == extras
     assert set(re.findall(r"`(\w+)`", " ".join(rows))) == extras
 
 
 def test_readme_and_install_document_install_by_the_same_lines() -> None:
-    assert install_lines("docs/INSTALL.md") == install_lines("README.md")
+    assert install_lines("docs/how-to/install.md") == install_lines("README.md")
 
 
-def test_there_is_one_way_to_install_and_every_text_names_it() -> None:
+def test_every_text_names_the_same_way_to_install() -> None:
     """No index has the package: a hint to install it by its name would fail, or bring something else of that name."""
     named = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*")]
     named += [path for folder in ("offloader", "formats", "services") for path in (ROOT / folder).rglob("*")]

@@ -1,4 +1,4 @@
-"""The compose file without Docker: it is parsed, and its command lines are run with a MinIO of this machine."""
+"""The compose file without Docker: it parses, and its command lines run with a local MinIO."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
+from offloader.settings.layered import parse_settings
 from offloader.store.open import open_store
 from offloader.store.probe import require_conditional_puts
 from services.binaries import find_binary
-from services.pulsar.broker import offload_settings
+from services.pulsar.broker import offload_settings, plugin_settings
 from services.pulsar.build import SOURCES
 from services.servers import ACCESS_KEY, BUCKET, SECRET_KEY, Unavailable, free_port, stop_group
 from tests.support.quick import needs
@@ -53,7 +54,7 @@ def test_keys_and_bucket_are_those_of_the_services_without_docker(minio: dict[st
 
 
 def test_the_broker_is_the_one_of_the_tests_and_offloads_to_that_server(minio: dict[str, Any]) -> None:
-    """Docker isn't used here: what can be told without it are the version, the settings, the keys and the ports."""
+    """Docker isn't used here: the version, the settings, the keys and the ports are checked."""
     pulsar: dict[str, Any] = yaml.safe_load(FILE.read_text())["services"]["pulsar"]
     [version] = re.findall(r"<pulsar.version>(.*)</pulsar.version>", (SOURCES / "pom.xml").read_text())
     given = {name.removeprefix("PULSAR_PREFIX_"): value for name, value in pulsar["environment"].items()}
@@ -67,7 +68,28 @@ def test_the_broker_is_the_one_of_the_tests_and_offloads_to_that_server(minio: d
     assert set(given) <= {*known, *offload_settings("", ""), *kept}
 
 
-def test_the_lines_to_type_name_what_the_file_sets(minio: dict[str, Any]) -> None:
+def test_broker_with_the_plugin_has_the_settings_of_the_tests_broker() -> None:
+    """Docker isn't used here: settings, mounted files and tokens of both sides are checked."""
+    services: dict[str, Any] = yaml.safe_load((FILE.parent / "deploy" / "compose-plugin.yml").read_text())["services"]
+    broker, sidecar = services["broker"], services["sidecar"]
+    given = {name.removeprefix("PULSAR_PREFIX_"): value for name, value in broker["environment"].items()}
+    wanted = plugin_settings("http://sidecar:8750", 0, 0)
+    own = {"brokerServicePort", "webServicePort", "offloadersDirectory"}
+    assert {name: value for name, value in wanted.items() if name not in own}.items() <= given.items()
+    mounted = {to: FILE.parent / here for here, to, _ in (each.split(":") for each in broker["volumes"])}
+    assert given["offloadersDirectory"] in mounted
+    plugin = dict(re.findall(r"^(\w+) = (.*)$", mounted[given["OFFLOADER_PLUGIN_CONFIG"]].read_text(), re.M))
+    assert plugin["endpoints"] == given["managedLedgerOffloadServiceEndpoint"]
+    token = mounted[plugin["token_file"]].read_text().strip()
+    assert sidecar["environment"]["OFFLOADER_BROKER_TOKEN"] == token
+    here, to, _ = sidecar["volumes"][0].split(":")
+    assert f"{to}:ro" in "".join(yaml.safe_load(FILE.read_text())["services"]["sidecar"]["volumes"])
+    settings = parse_settings((FILE.parent / here).read_text(), here).settings_of("")
+    assert settings.pulsar.broker_plugin
+    assert settings.access.broker_tokens == ("env:OFFLOADER_BROKER_TOKEN",)
+
+
+def test_compose_header_names_keys_and_bucket(minio: dict[str, Any]) -> None:
     head = FILE.read_text().partition("services:")[0]
     for part in (f"AWS_ACCESS_KEY_ID={ACCESS_KEY}", f"AWS_SECRET_ACCESS_KEY={SECRET_KEY}", f"s3://{BUCKET}/"):
         assert part in head
@@ -100,7 +122,7 @@ if _minio_can_be_had():
         stop_group(process.pid, lambda: process.poll() is not None)
         process.wait(PATIENCE_S)
 
-    def test_the_command_starts_a_server_with_the_bucket_and_the_check_says_when(
+    def test_compose_command_starts_a_server_with_the_bucket_and_health_check(
         started: tuple[int, list[str]],
     ) -> None:
         port, check = started
@@ -115,7 +137,7 @@ if _minio_can_be_had():
         store.close()
 
     @pytest.mark.process
-    def test_the_check_fails_where_no_server_is(minio: dict[str, Any]) -> None:
+    def test_health_check_fails_without_a_server(minio: dict[str, Any]) -> None:
         check = minio["healthcheck"]["test"]
         script = check[-1].replace("/9000", f"/{free_port()}").replace("$$", "$")
         assert (

@@ -1,4 +1,4 @@
-"""The whole path over every store there is: append, offload, restart, read back, read by strangers."""
+"""The whole path over every store: append, offload, restart, read back, read with independent code."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_second_owner_on_a_real_server_fences_the_first(open_s3: Open, tmp_pat
         store.close()
 
 
-def test_a_store_that_lets_two_writers_win_is_refused_and_nothing_is_written(servers: Any, tmp_path: Path) -> None:
+def test_store_without_conditional_creates_is_refused_before_any_write(servers: Any, tmp_path: Path) -> None:
     """rclone's S3 server ignores If-None-Match."""
     store = servers.place("rclone").open()
     ledgers = f"sqlite:///{tmp_path}/ledgers.db"

@@ -1,4 +1,4 @@
-"""What ``import offloader`` loads, and whose ``formats`` it accepts."""
+"""What ``import offloader`` loads, and which ``formats`` package it accepts."""
 
 from __future__ import annotations
 

@@ -17,11 +17,11 @@ def ledger(ledger_id: int, entries: int, *, entry_bytes: int = 10) -> LedgerInfo
     )
 
 
-def test_nothing_committed_is_everything_behind() -> None:
+def test_without_a_commit_everything_is_lag() -> None:
     assert lag_between(None, [ledger(1, 5), ledger(2, 0), ledger(4, 3)]) == Lag(8, 80, None)
 
 
-def test_only_what_comes_after_the_committed_end_counts() -> None:
+def test_only_entries_after_the_committed_end_count_as_lag() -> None:
     ledgers = [ledger(1, 5), ledger(2, 10), ledger(4, 3)]
     assert lag_between(Position(2, 3), ledgers) == Lag(9, 90, None)
     assert lag_between(Position(2, 9), ledgers) == Lag(3, 30, None)
@@ -48,7 +48,7 @@ def test_lag_is_the_count_of_entries_above_the_committed_end(counts: list[int], 
     assert (lag.entries, lag.payload_bytes) == (len(behind), 10 * len(behind))
 
 
-def test_times_that_nobody_knows_are_no_times() -> None:
+def test_unknown_times_give_no_lag_in_seconds() -> None:
     progress = Progress()
     progress.seen(EntryBatch.build(1, 0, [b"a", b"b"], TIME_UNKNOWN_MS))
     assert (progress.oldest_time_ms, progress.tail_time_ms) == (None, None)

@@ -1,4 +1,4 @@
-"""The order of tests among workers: names that are there, one Spark, and whatever order there was within a module."""
+"""The order of tests among workers: existing names, one worker for Spark, unchanged order within a module."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.support.lanes import LONGEST_FIRST, SPARK_ALSO, SPARK_APART, in_order
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_every_module_that_is_named_is_there() -> None:
+def test_named_modules_exist() -> None:
     named = {*LONGEST_FIRST, *SPARK_ALSO, *SPARK_APART} - {"Spark"}
     assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
 
 
 @pytest.mark.slow
-def test_what_takes_the_fixture_spark_goes_to_one_worker() -> None:
+def test_tests_with_the_spark_fixture_share_one_worker() -> None:
     def takes_spark(path: Path) -> bool:
         functions = [each for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.FunctionDef)]
         return any(
@@ -34,12 +34,12 @@ def test_what_takes_the_fixture_spark_goes_to_one_worker() -> None:
     assert [name for name in takers if scope_of(f"{name}::test_it") != "Spark"] == []
 
 
-def test_a_class_goes_by_itself_and_a_module_with_the_rest_of_it() -> None:
+def test_classes_are_scheduled_apart_and_modules_as_a_whole() -> None:
     assert scope_of("tests/store/test_local.py::test_it[a::b]") == "tests/store/test_local.py"
     assert scope_of("tests/store/test_local.py::TestIt::test_it[::]") == "tests/store/test_local.py::TestIt"
 
 
-def test_the_longest_begin_and_nothing_else_changes() -> None:
+def test_longest_modules_are_moved_to_the_front_only() -> None:
     ids = ["a.py::x", "b.py::y", "b.py::x", f"{LONGEST_FIRST[2]}::z", "tests/spark/q.py::b", "tests/spark/r.py::a", "c.py::z"]  # fmt: skip  # noqa: E501
     items: list[Any] = [SimpleNamespace(nodeid=each) for each in ids]
     in_order_of_length(items)

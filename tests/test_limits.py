@@ -1,4 +1,4 @@
-"""Turns: rates hold over any time, priorities, slowing down once and recovering, waits that end."""
+"""Rate limits: rates over any time, priorities, slowing down once and recovering, ended waits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from offloader.store.rate_limit import (
     RequestScheduler,
     Traffic,
     current_priority,
-    turn_waited_s,
+    throttled_s,
     working_at,
 )
 from offloader.testing.manual_clock import ManualClock
@@ -30,14 +30,14 @@ from tests.support.waiting import PATIENCE_S, eventually
 NEVER = threading.Event()
 
 
-def test_without_limits_everyone_goes_at_once() -> None:
+def test_requests_are_admitted_at_once_without_limits() -> None:
     turns = RequestScheduler(LimitSettings())
     asked = [turns.ask(Priority.DELETION, 0) for _ in range(100)]
     assert turns.admit(0.0) == asked
     assert turns.waiting == []
 
 
-def test_a_bucket_gives_its_burst_and_then_its_rate() -> None:
+def test_bucket_allows_its_burst_and_then_its_rate() -> None:
     bucket = Bucket("b", 10.0, 20.0)
     bucket.take(20, 100.0)
     assert bucket.ready_in_s(5, 100.0) == pytest.approx(0.5)
@@ -47,7 +47,7 @@ def test_a_bucket_gives_its_burst_and_then_its_rate() -> None:
     assert bucket.ready_in_s(1, 1000.0) == pytest.approx(0.1)
 
 
-def test_a_request_above_the_burst_waits_for_a_full_bucket_and_leaves_a_debt() -> None:
+def test_request_above_the_burst_drives_a_full_bucket_negative() -> None:
     bucket = Bucket("b", 10.0, 20.0)
     bucket.take(100, 0.0)
     assert bucket.ready_in_s(1, 0.0) == pytest.approx(8.1)
@@ -60,7 +60,7 @@ def test_a_request_above_the_burst_waits_for_a_full_bucket_and_leaves_a_debt() -
     burst_s=st.floats(0.01, 5),
     steps=st.lists(st.tuples(st.floats(0, 3), st.integers(0, 3000)), max_size=60),
 )
-def test_in_any_time_no_more_goes_than_rate_times_time_plus_burst_plus_one_request(
+def test_admitted_bytes_never_exceed_rate_burst_and_one_request(
     rate: float, burst_s: float, steps: list[tuple[float, int]]
 ) -> None:
     turns = RequestScheduler(LimitSettings(bytes_per_s=rate, burst_s=burst_s))
@@ -78,7 +78,7 @@ def test_in_any_time_no_more_goes_than_rate_times_time_plus_burst_plus_one_reque
             assert moved <= rate * (at_s - gone[first][0]) + burst + largest + 1e-3
 
 
-def test_live_goes_before_reads_before_backfill_before_deletion_and_then_by_arrival() -> None:
+def test_live_requests_precede_reads_backfill_and_deletion_then_by_arrival() -> None:
     turns = RequestScheduler(LimitSettings(requests_per_s=1.0, burst_s=1.0))
     turns.ask(Priority.LIVE, 0)
     turns.admit(0.0)
@@ -88,7 +88,7 @@ def test_live_goes_before_reads_before_backfill_before_deletion_and_then_by_arri
     assert [asked.index(turn) for turn in went] == [3, 5, 2, 4, 1, 0]
 
 
-def test_a_lower_priority_takes_nothing_that_a_higher_one_waits_for() -> None:
+def test_lower_priority_takes_no_tokens_a_higher_one_waits_for() -> None:
     turns = RequestScheduler(LimitSettings(bytes_per_s=100.0, burst_s=1.0))
     turns.ask(Priority.LIVE, 100)
     turns.admit(0.0)
@@ -99,7 +99,7 @@ def test_a_lower_priority_takes_nothing_that_a_higher_one_waits_for() -> None:
     assert turns.admit(0.95) == [small]
 
 
-def test_who_waits_behind_a_large_request_asks_again_when_that_has_gone_not_all_the_time() -> None:
+def test_request_behind_a_large_one_polls_again_when_that_is_admitted() -> None:
     turns = RequestScheduler(LimitSettings(bytes_per_s=100.0, burst_s=1.0))
     turns.ask(Priority.LIVE, 95)
     turns.admit(0.0)
@@ -111,15 +111,15 @@ def test_who_waits_behind_a_large_request_asks_again_when_that_has_gone_not_all_
     assert turns.ready_in_s(small, 0.0) == pytest.approx(0.001)
 
 
-def test_who_gives_up_lets_those_behind_go() -> None:
+def test_withdrawn_request_unblocks_those_behind_it() -> None:
     clock = ManualClock(waits_pass=False)
     limiter = Limiter(LimitSettings(bytes_per_s=1.0, burst_s=100.0), clock)
-    limiter.take_turn(Traffic.UPLOAD, 90, NEVER, what="first")
+    limiter.acquire(Traffic.UPLOAD, 90, NEVER, what="first")
     closing = threading.Event()
     with ThreadPoolExecutor(2) as pool:
-        large = pool.submit(limiter.take_turn, Traffic.UPLOAD, 100, closing, what="large")
+        large = pool.submit(limiter.acquire, Traffic.UPLOAD, 100, closing, what="large")
         eventually(lambda: limiter.status().waiting["live"] == 1)
-        small = pool.submit(limiter.take_turn, Traffic.READ, 5, NEVER, what="small")
+        small = pool.submit(limiter.acquire, Traffic.READ, 5, NEVER, what="small")
         eventually(lambda: limiter.status().waiting["read"] == 1)
         closing.set()
         limiter.wake()
@@ -128,7 +128,7 @@ def test_who_gives_up_lets_those_behind_go() -> None:
             large.result(timeout=PATIENCE_S)
 
 
-def test_a_request_that_waits_for_bytes_holds_up_those_behind_it() -> None:
+def test_request_waiting_for_bytes_blocks_those_behind_it() -> None:
     turns = RequestScheduler(LimitSettings(bytes_per_s=100.0, requests_per_s=2.0))
     turns.ask(Priority.LIVE, 100)
     turns.admit(0.0)
@@ -145,9 +145,9 @@ def test_a_rate_counts_every_kind_of_request(rate: str, size_bytes: int, traffic
     given: dict[str, Any] = {rate: 1.0}
     clock = ManualClock()
     limiter = Limiter(LimitSettings(**given), clock)
-    limiter.take_turn(Traffic.UPLOAD, size_bytes, NEVER, what="put k")
+    limiter.acquire(Traffic.UPLOAD, size_bytes, NEVER, what="put k")
     assert clock.monotonic_s() == 0
-    limiter.take_turn(traffic, size_bytes, NEVER, what="next")
+    limiter.acquire(traffic, size_bytes, NEVER, what="next")
     assert clock.monotonic_s() == pytest.approx(1.0)
 
 
@@ -198,7 +198,7 @@ def test_the_rate_never_falls_below_its_minimum() -> None:
     assert pace.slowdowns == 50
 
 
-def test_refusals_of_requests_that_were_under_way_together_count_once() -> None:
+def test_refusals_of_concurrent_requests_count_once() -> None:
     turns = RequestScheduler(LimitSettings())
     together = [turns.ask(Priority.LIVE, 0) for _ in range(32)]
     turns.admit(0.0)
@@ -210,7 +210,7 @@ def test_refusals_of_requests_that_were_under_way_together_count_once() -> None:
     assert turns.pace.slowdowns == 2
 
 
-def test_while_slowed_down_everybody_is_slow_reads_and_deletes_too() -> None:
+def test_slow_down_applies_to_reads_and_deletes_too() -> None:
     turns = RequestScheduler(LimitSettings(recovery_requests_per_s=0.001))
     for _ in range(4):
         turns.ask(Priority.LIVE, 0)
@@ -225,7 +225,7 @@ def test_while_slowed_down_everybody_is_slow_reads_and_deletes_too() -> None:
 # -- threads
 
 
-def test_priority_is_what_the_work_says_or_follows_from_the_traffic() -> None:
+def test_priority_is_set_by_the_work_or_follows_from_the_traffic() -> None:
     assert [current_priority(traffic) for traffic in Traffic] == [Priority.LIVE, Priority.READ, Priority.DELETION]
     with working_at(Priority.BACKFILL):
         assert {current_priority(traffic) for traffic in Traffic} == {Priority.BACKFILL}
@@ -234,36 +234,36 @@ def test_priority_is_what_the_work_says_or_follows_from_the_traffic() -> None:
     assert current_priority(Traffic.READ) is Priority.READ
 
 
-def test_a_turn_is_waited_for_by_the_clock_and_the_wait_is_told() -> None:
+def test_throttled_request_waits_by_the_clock_and_the_wait_is_counted() -> None:
     clock = ManualClock()
     limiter = Limiter(LimitSettings(bytes_per_s=100.0), clock)
-    before_s = turn_waited_s()
+    before_s = throttled_s()
     for _ in range(5):
-        limiter.take_turn(Traffic.UPLOAD, 100, NEVER, what="put k")
+        limiter.acquire(Traffic.UPLOAD, 100, NEVER, what="put k")
     assert clock.monotonic_s() == pytest.approx(4.0, abs=0.1)
     assert limiter.status().waited_s == pytest.approx(4.0, abs=0.1)
-    assert turn_waited_s() - before_s == pytest.approx(4.0, abs=0.1)
+    assert throttled_s() - before_s == pytest.approx(4.0, abs=0.1)
 
 
-def test_who_waits_too_long_is_refused_and_told_for_which_limit() -> None:
+def test_request_waiting_too_long_is_refused_naming_the_limit() -> None:
     clock = ManualClock()
-    limiter = Limiter(LimitSettings(bytes_per_s=1.0, turn_wait_s_max=10.0), clock)
-    limiter.take_turn(Traffic.UPLOAD, 1000, NEVER, what="put a")
-    with pytest.raises(Throttled, match=r"put b: no turn within turn_wait_s_max = 10 s under limits.bytes_per_s"):
-        limiter.take_turn(Traffic.UPLOAD, 1, NEVER, what="put b")
+    limiter = Limiter(LimitSettings(bytes_per_s=1.0, throttle_wait_s_max=10.0), clock)
+    limiter.acquire(Traffic.UPLOAD, 1000, NEVER, what="put a")
+    with pytest.raises(Throttled, match=r"put b: no room within throttle_wait_max = 10 s under limits.bytes_per_s"):
+        limiter.acquire(Traffic.UPLOAD, 1, NEVER, what="put b")
     assert set(limiter.status().waiting.values()) == {0}
 
 
-def test_the_queue_of_turns_is_bounded() -> None:
+def test_throttle_queue_is_bounded() -> None:
     clock = ManualClock(waits_pass=False)
-    limiter = Limiter(LimitSettings(requests_per_s=0.001, turns_waiting_max=1), clock)
-    limiter.take_turn(Traffic.READ, 0, NEVER, what="get a")
+    limiter = Limiter(LimitSettings(requests_per_s=0.001, throttle_queue_max=1), clock)
+    limiter.acquire(Traffic.READ, 0, NEVER, what="get a")
     closing = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(limiter.take_turn, Traffic.READ, 0, closing, what="get b")
+        waiting = pool.submit(limiter.acquire, Traffic.READ, 0, closing, what="get b")
         eventually(lambda: limiter.status().waiting["read"] == 1)
-        with pytest.raises(Throttled, match="get c: 1 requests wait for their turn already"):
-            limiter.take_turn(Traffic.READ, 0, NEVER, what="get c")
+        with pytest.raises(Throttled, match="get c: 1 requests wait because of a rate limit already"):
+            limiter.acquire(Traffic.READ, 0, NEVER, what="get c")
         closing.set()
         limiter.wake()
         with pytest.raises(StoreUnavailable, match="get b: the store was closed"):
@@ -271,19 +271,19 @@ def test_the_queue_of_turns_is_bounded() -> None:
     assert limiter.status().waiting["read"] == 0
 
 
-def test_threads_share_a_rate_and_everyone_gets_a_turn() -> None:
+def test_threads_share_a_rate_and_all_are_admitted() -> None:
     limiter = Limiter(LimitSettings(requests_per_s=2000.0, burst_s=0.001), SystemClock())
     with ThreadPoolExecutor(8) as pool:
-        turns = list(pool.map(lambda _: limiter.take_turn(Traffic.READ, 0, NEVER, what="get"), range(200)))
+        turns = list(pool.map(lambda _: limiter.acquire(Traffic.READ, 0, NEVER, what="get"), range(200)))
     assert sorted(turn.admitted or 0 for turn in turns) == list(range(1, 201))
 
 
-def test_the_limits_that_are_set_show_in_the_status() -> None:
+def test_configured_limits_are_in_the_status() -> None:
     limiter = Limiter(LimitSettings(bytes_per_s=5.0, requests_per_s=2.0), ManualClock())
     status = limiter.status()
     assert status.limits == {"bytes_per_s": 5.0, "requests_per_s": 2.0}
     assert status.pace_requests_per_s is None
-    turn = limiter.take_turn(Traffic.READ, 0, NEVER, what="get")
+    turn = limiter.acquire(Traffic.READ, 0, NEVER, what="get")
     limiter.slow_down(turn)
     assert limiter.status().pace_requests_per_s == 1.0
     assert limiter.status().slowdowns == 1

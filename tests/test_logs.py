@@ -47,7 +47,7 @@ def record(message: str, *args: object, **extra: object) -> logging.LogRecord:
     )
 
 
-def test_a_line_has_time_level_logger_message_and_what_was_given() -> None:
+def test_log_line_has_time_level_logger_message_and_fields() -> None:
     made = record("segment %s", "a", event="e", count=3)
     made.created = 1_700_000_000.25
     assert json.loads(JsonLines().format(made)) == {
@@ -68,7 +68,7 @@ def test_no_value_breaks_a_line_in_two_or_replaces_the_message() -> None:
     assert json.loads(line)["level"] == "warning"
 
 
-def test_an_exception_comes_as_error_and_traceback(logged: Any) -> None:
+def test_exception_is_logged_with_error_and_traceback(logged: Any) -> None:
     try:
         raise ValueError("bad")
     except ValueError:
@@ -155,7 +155,7 @@ def test_history_the_ledger_method_and_failures_are_logged_alike(logged: Any, tm
     assert failed["segment"] in failed["reason"]
 
 
-def test_a_line_for_people_says_the_same(tmp_path: Path) -> None:
+def test_text_log_has_the_same_facts(tmp_path: Path) -> None:
     text = io.StringIO()
     handler = log_to(text, as_json=False)
     try:

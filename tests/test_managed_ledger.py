@@ -1,4 +1,4 @@
-"""The embedded broker half: append, read through both tiers, offload, go on after a restart."""
+"""The embedded broker half: append, read through both tiers, offload, continue after a restart."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_committed_entries_are_read_without_the_hot_tier(bench: Bench) -> None:
     assert bench.read(topic, bench.expected[0][0], bench.expected[-1][0]) == bench.expected
 
 
-def test_closing_completes_the_last_segment_and_the_next_opening_goes_on(bench: Bench) -> None:
+def test_closing_completes_the_last_segment_and_the_next_opening_continues(bench: Bench) -> None:
     with bench.open() as topic:
         bench.append(topic, 25)
     assert stored_entries(bench.store, STREAM) == bench.expected
@@ -159,7 +159,7 @@ def test_a_second_opening_fences_the_first(bench: Bench) -> None:
     assert stored_entries(bench.store, STREAM) == bench.expected
 
 
-def test_an_entry_that_could_never_be_offloaded_is_refused_before_it_is_written(bench: Bench) -> None:
+def test_entry_too_large_to_offload_is_refused_before_it_is_written(bench: Bench) -> None:
     topic = bench.open(entry_bytes_max=1000)
     for payloads in ([b"small", bytes(1001)], pa.array([b"small", bytes(1001)])):
         with pytest.raises(LimitReached, match="nothing of the batch was appended"):
@@ -167,7 +167,7 @@ def test_an_entry_that_could_never_be_offloaded_is_refused_before_it_is_written(
     assert topic.ledgers()[-1].entries == 0
 
 
-def test_reading_past_the_end_says_where_the_end_is(bench: Bench) -> None:
+def test_reading_past_the_end_names_the_last_position(bench: Bench) -> None:
     topic = bench.open()
     bench.append(topic, 1)
     last = bench.expected[-1][0]
@@ -182,7 +182,7 @@ def test_notes_become_durable_with_their_batch(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("method", ["streaming", "ledger"])
-def test_a_switch_that_the_manifest_does_not_take_leaves_the_method_at_work(bench: Bench, method: str) -> None:
+def test_failed_switch_keeps_the_current_method(bench: Bench, method: str) -> None:
     topic = bench.open(method=method)
     bench.append(topic, 5)
     topic.close_ledger()
@@ -243,7 +243,7 @@ def test_a_refused_stream_reads_the_hot_tier_only_for_what_the_cache_gave_up(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cache_bytes", CACHES)
-def test_a_restarted_stream_reads_the_hot_tier_only_for_what_the_cache_gave_up(
+def test_restarted_stream_reads_from_the_hot_tier_only_evicted_entries(
     bench: Bench, hot_reads: list[Position], cache_bytes: int
 ) -> None:
     topic = bench.open(tail_cache_bytes_max=cache_bytes)
@@ -283,8 +283,8 @@ class _Contradicting(StoreWrapper):
 
 
 @pytest.mark.parametrize("at", ["assign", "end"])
-def test_a_stream_goes_on_after_a_record_that_was_refused_and_is_there(tmp_path: Path, at: str) -> None:
-    """Before the manifest is said to contradict, it is read back; what still contradicts is begun anew."""
+def test_stream_continues_after_a_refused_record_that_was_stored(tmp_path: Path, at: str) -> None:
+    """The manifest is read back before a contradiction is reported; a remaining contradiction restarts the stream."""
     store = _Contradicting(MemoryStore(f"managed-{next(_names)}", "", SystemClock()))
     ledgers = f"sqlite:///{tmp_path}/ledgers.db"
     expected: list[tuple[Position, bytes]] = []

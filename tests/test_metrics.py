@@ -1,4 +1,4 @@
-"""Metrics: their text, how streams become namespaces, and that nothing is left behind by streams that come and go."""
+"""Metrics: their text, their namespaces, and expiry of labels of closed streams."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_counters_add_up_by_namespace_and_by_topic_where_asked() -> None:
     }
 
 
-def test_gauges_of_a_namespace_are_sums_but_lag_in_seconds_is_the_largest_and_progress_the_earliest() -> None:
+def test_namespace_gauges_are_sums_except_largest_lag_and_earliest_progress() -> None:
     kept = metrics()
     names = ("lag_bytes", "lag_seconds", "last_progress_timestamp_seconds")
     kept.watch(lambda: [Reading(name, 5.0, TOPIC) for name in names])
@@ -59,7 +59,7 @@ def test_gauges_of_a_namespace_are_sums_but_lag_in_seconds_is_the_largest_and_pr
     assert [of_namespace(kept, name, TOPIC) for name in names] == [12.0, 7.0, 5.0]
 
 
-def test_gauges_are_asked_for_when_somebody_wants_them_and_gone_when_they_end() -> None:
+def test_gauges_are_read_at_exposition_and_removed_with_their_watch() -> None:
     kept, asked = metrics(labels="topic"), list[int]()
 
     def readings() -> Iterator[Reading]:
@@ -77,7 +77,7 @@ def test_gauges_are_asked_for_when_somebody_wants_them_and_gone_when_they_end() 
     assert len(asked) == 2
 
 
-def test_a_stream_has_zeros_before_its_first_event_so_that_the_first_one_is_an_increase() -> None:
+def test_counters_of_a_new_stream_start_at_zero() -> None:
     kept = metrics()
     kept.watch(lambda: [Reading("buffer_bytes", 0.0, TOPIC)])
     assert of_namespace(kept, "gaps_total", TOPIC) == 0.0
@@ -117,7 +117,7 @@ def test_a_histogram_counts_up_to_each_bound_and_all_above() -> None:
     assert found['upload_seconds_sum{namespace="tenant/ns"}'] == pytest.approx(100.045)
 
 
-def test_every_metric_is_parsed_back_whatever_a_stream_is_called() -> None:
+def test_every_metric_parses_back_for_any_stream_name() -> None:
     kept, odd = metrics(labels="topic"), 'a"b\\c\nd'
     for metric in METRICS.values():
         if metric.kind == "counter":
@@ -137,7 +137,7 @@ def test_every_metric_is_parsed_back_whatever_a_stream_is_called() -> None:
     assert topics == {odd}
 
 
-def test_counters_end_in_total_and_everything_that_has_a_unit_says_it() -> None:
+def test_counters_end_in_total_and_names_contain_their_unit() -> None:
     for name, metric in METRICS.items():
         assert name.endswith("_total") == (metric.kind == "counter")
         if metric.kind == "histogram":
@@ -148,7 +148,7 @@ def test_counters_end_in_total_and_everything_that_has_a_unit_says_it() -> None:
         assert (units | counts) & set(name.split("_")), f"{name} says neither a unit nor what it counts"
 
 
-def test_nothing_goes_to_the_librarys_global_registry() -> None:
+def test_metrics_stay_out_of_the_global_registry() -> None:
     before = prometheus_client.generate_latest()
     kept = metrics()
     kept.add("entries_offloaded_total", stream=TOPIC)
@@ -158,12 +158,12 @@ def test_nothing_goes_to_the_librarys_global_registry() -> None:
     assert not any("offloader" in name for name in names)
 
 
-def test_its_names_are_taken_in_its_registry() -> None:
+def test_metric_names_are_reserved_in_their_registry() -> None:
     with pytest.raises(ValueError, match="offloader_retries_total"):
         prometheus_client.Counter("offloader_retries_total", "somebody else's", registry=metrics().registry)
 
 
-def test_the_price_of_requests_is_estimated_by_how_they_are_billed() -> None:
+def test_request_cost_is_estimated_by_billing_class() -> None:
     kept = metrics(write_cost_per_1000=5.0, read_cost_per_1000=1.0)
     writes = ("put", "upload_part", "begin_upload", "complete_upload", "list")
     for verb in (*writes, "get", "head", "delete", "abort_upload"):
@@ -174,7 +174,7 @@ def test_the_price_of_requests_is_estimated_by_how_they_are_billed() -> None:
 # -- label sets that come and go
 
 
-def test_label_sets_that_arent_used_any_more_are_dropped() -> None:
+def test_unused_label_sets_are_dropped() -> None:
     clock = ManualClock()
     kept = metrics(clock, labels="topic", label_lifetime_s=60.0)
     for number in range(1000):
@@ -185,7 +185,7 @@ def test_label_sets_that_arent_used_any_more_are_dropped() -> None:
     assert lines(kept)[-1].endswith('topic="t/n/persistent/999"} 1.0')
 
 
-def test_those_of_an_open_stream_stay_however_quiet_it_is_and_go_after_it_was_closed() -> None:
+def test_label_sets_of_open_streams_stay_and_expire_after_closing() -> None:
     clock = ManualClock()
     kept = metrics(clock, labels="topic", label_lifetime_s=60.0)
     unwatch = kept.watch(lambda: [Reading("buffer_bytes", 0.0, TOPIC)])
@@ -200,7 +200,7 @@ def test_those_of_an_open_stream_stay_however_quiet_it_is_and_go_after_it_was_cl
     assert of_streams(kept) == {}
 
 
-def test_the_number_of_label_sets_is_bounded_and_the_rest_is_counted_as_other() -> None:
+def test_number_of_label_sets_is_bounded_and_the_rest_counts_as_other() -> None:
     kept = metrics(labels="topic", label_sets_max=10)
     for number in range(1000):
         kept.add("entries_offloaded_total", stream=f"t/n/persistent/{number}")
@@ -214,7 +214,7 @@ def test_the_number_of_label_sets_is_bounded_and_the_rest_is_counted_as_other() 
     assert found['upload_seconds_count{namespace="t/n"}'] == 1000
 
 
-def test_room_is_made_for_new_ones_when_old_ones_have_had_their_time() -> None:
+def test_expired_label_sets_make_room_for_new_ones() -> None:
     clock = ManualClock()
     kept = metrics(clock, labels="topic", label_sets_max=10, label_lifetime_s=60.0)
     for number in range(10):
@@ -224,7 +224,7 @@ def test_room_is_made_for_new_ones_when_old_ones_have_had_their_time() -> None:
     assert of_streams(kept) == {f'entries_offloaded_total{{namespace="tenant/ns",topic="{TOPIC}"}}': 1}
 
 
-def test_above_so_many_topics_everything_is_its_namespaces_and_nothing_is_lost(
+def test_metrics_fall_back_to_namespaces_above_the_topic_limit(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     kept = metrics(labels="topic", topic_labels_max=5)
@@ -247,7 +247,7 @@ def test_above_so_many_topics_everything_is_its_namespaces_and_nothing_is_lost(
     assert [getattr(each, "event", "") for each in caplog.records] == ["topic_labels_off"]
 
 
-def test_streams_that_are_only_looked_at_are_topics_too() -> None:
+def test_watched_streams_count_as_topics_too() -> None:
     kept = metrics(labels="topic", topic_labels_max=3)
     gauges = [Reading("buffer_bytes", 2.0, f"t/n/persistent/{number}") for number in range(3)]
     kept.watch(lambda: gauges)
@@ -277,7 +277,7 @@ def test_long_names_are_no_labels_where_a_scrape_would_be_too_large(
     assert [getattr(each, "event", "") for each in caplog.records] == ["topic_labels_off"]
 
 
-def test_topics_that_come_and_go_are_never_too_many() -> None:
+def test_short_lived_topics_never_exceed_the_topic_limit() -> None:
     clock = ManualClock()
     kept = metrics(clock, labels="topic", topic_labels_max=10, label_lifetime_s=60.0)
     for number in range(200):
@@ -298,7 +298,7 @@ def test_histograms_of_open_streams_stay_with_labels_by_topic() -> None:
     assert of_streams(kept) == {}
 
 
-def test_recording_nothing_is_the_default_and_takes_everything() -> None:
+def test_no_telemetry_accepts_all_metrics() -> None:
     NO_TELEMETRY.add("entries_offloaded_total", 3, stream=TOPIC)
     NO_TELEMETRY.observe("upload_seconds", 1.0)
     NO_TELEMETRY.watch(list)()

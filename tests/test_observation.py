@@ -1,4 +1,4 @@
-"""Looking at streams: the values that metrics and the status document get, and what streams leave behind."""
+"""The stream monitor: values of metrics and status document, and cleanup after closed streams."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def streaming(tmp_path: Path, store: ObjectStore) -> Iterator[tuple[Any, LedgerO
         ledgers.close()
 
 
-def test_what_was_offloaded_is_counted_to_the_byte(tmp_path: Path) -> None:
+def test_offloaded_bytes_are_counted_exactly(tmp_path: Path) -> None:
     metrics = Metrics(TelemetrySettings(), SystemClock())
     store = open_store(f"file://{tmp_path}/store", recorder=metrics)
     with streaming(tmp_path, store) as (source, offloader, offload):
@@ -134,7 +134,7 @@ def test_numbers_of_a_namespace_are_those_of_its_streams_together() -> None:
 
 
 @pytest.mark.slow
-def test_streams_that_come_and_go_leave_nothing_behind() -> None:
+def test_closed_streams_leave_nothing_in_the_monitor() -> None:
     (observation, metrics), held = observed(), []
     for number in range(20):
         stream = Scripted(f"t/n/persistent/{number}", buffer_bytes=1)
@@ -147,7 +147,7 @@ def test_streams_that_come_and_go_leave_nothing_behind() -> None:
     assert [name for name in exposed(metrics) if "{" in name] == []
 
 
-def test_a_closed_stream_has_no_gauges_but_a_fenced_one_has_and_both_are_in_the_document() -> None:
+def test_closed_streams_have_no_gauges_but_fenced_ones_do() -> None:
     observation, metrics = observed()
     streams = [
         Scripted("t/fenced/persistent/a", mode=Mode.STOPPED, error="epoch 7 has it", error_kind="Fenced"),
@@ -160,7 +160,7 @@ def test_a_closed_stream_has_no_gauges_but_a_fenced_one_has_and_both_are_in_the_
     assert len(observation.look()["streams"]) == 2
 
 
-def test_a_stream_that_was_started_again_counts_once_while_the_old_one_is_still_held() -> None:
+def test_restarted_stream_counts_once_while_the_old_one_is_still_referenced() -> None:
     observation, metrics = observed()
     streams = [
         Scripted("a", mode=Mode.STOPPED, error="it was stopped", error_kind="Closed", buffer_bytes=7),
@@ -172,7 +172,7 @@ def test_a_stream_that_was_started_again_counts_once_while_the_old_one_is_still_
     assert [row["mode"] for row in observation.look()["streams"]] == ["live"]
 
 
-def test_after_it_was_closed_nobody_is_asked_any_more() -> None:
+def test_closed_monitor_reports_no_gauges() -> None:
     observation, metrics = observed()
     observation.add(stream := Scripted("a"))
     observation.close()
@@ -180,7 +180,7 @@ def test_after_it_was_closed_nobody_is_asked_any_more() -> None:
 
 
 @pytest.mark.slow
-def test_a_stream_that_nobody_holds_is_looked_at_no_more() -> None:
+def test_unreferenced_stream_is_no_longer_monitored() -> None:
     observation, _ = observed()
     stream = Scripted("a")
     observation.add(stream)
@@ -190,7 +190,7 @@ def test_a_stream_that_nobody_holds_is_looked_at_no_more() -> None:
     assert observation.look()["streams"] == []
 
 
-def test_a_source_that_is_away_leaves_the_lag_open() -> None:
+def test_unreachable_source_leaves_the_lag_unknown() -> None:
     observation, metrics = observed()
     stream = Scripted("a")
     stream.lag_given = None
@@ -200,7 +200,7 @@ def test_a_source_that_is_away_leaves_the_lag_open() -> None:
     assert of_namespace(metrics, "lag_entries", "a") is None
 
 
-def test_a_stall_is_told_once_when_it_begins_and_once_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+def test_stall_is_logged_once_at_its_beginning_and_once_at_its_end(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="offloader.monitor")
     clock = ManualClock()
     observation, metrics = observed(clock, watchdog_no_progress_s=60.0)
@@ -220,7 +220,7 @@ def test_a_stall_is_told_once_when_it_begins_and_once_when_it_is_over(caplog: py
     assert events == [("stream_stalled", "a"), ("stream_moves", "a")]
 
 
-def test_a_status_file_that_cant_be_written_is_told_once_and_stops_nothing(
+def test_unwritable_status_file_is_logged_once_and_stops_nothing(
     caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     observation, _ = observed(status_file=str(tmp_path / "missing" / "status.json"))
@@ -230,7 +230,7 @@ def test_a_status_file_that_cant_be_written_is_told_once_and_stops_nothing(
     assert len([record for record in caplog.records if "can't be written" in record.getMessage()]) == 1
 
 
-def test_it_looks_every_interval_until_it_is_closed_and_then_once_more(tmp_path: Path) -> None:
+def test_monitor_looks_every_interval_and_once_more_on_close(tmp_path: Path) -> None:
     clock = ManualClock()
     file = tmp_path / "status.json"
     observation, _ = observed(clock, status_file=str(file), status_interval_s=7.0)
@@ -254,7 +254,7 @@ def test_it_looks_every_interval_until_it_is_closed_and_then_once_more(tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_look_that_fails_is_told_and_not_the_last_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_look_is_logged_and_followed_by_more(caplog: pytest.LogCaptureFixture) -> None:
     observation, _ = observed(watchdog_no_progress_s=60.0)
     observation.add(stream := Scripted("a"))
     stream.given["mode"] = "no mode at all"
@@ -269,7 +269,7 @@ def test_a_look_that_fails_is_told_and_not_the_last_one(caplog: pytest.LogCaptur
     assert len(due) == 1
 
 
-def test_an_offloader_keeps_its_status_file_by_itself(tmp_path: Path) -> None:
+def test_offloader_writes_its_status_file_by_itself(tmp_path: Path) -> None:
     file = tmp_path / "status.json"
     settings = Settings.of({"telemetry": {"status_file": str(file), "status_interval_s": 0.05}})
     store = open_store(f"file://{tmp_path}/store")
@@ -290,7 +290,7 @@ class Weak(MemoryStore):
         return super().put(key, body, **more)
 
 
-def test_a_store_that_breaks_its_promises_is_stated_where_it_is_written_to_all_the_same(tmp_path: Path) -> None:
+def test_weak_store_with_a_single_writer_is_reported_in_the_status(tmp_path: Path) -> None:
     store = Weak("weak", "", SystemClock())
     file = tmp_path / "status.json"
     settings = Settings.of({"store": {"single_writer": True}, "telemetry": {"status_file": str(file)}})

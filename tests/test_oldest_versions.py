@@ -12,7 +12,7 @@ from tests.oldest_versions import NOT_FOR_TESTS, oldest
 PROJECT = tomllib.loads((Path(__file__).resolve().parents[1] / "pyproject.toml").read_text())["project"]
 
 
-def test_what_users_need_stands_at_its_lower_bound_and_what_tests_need_is_free() -> None:
+def test_runtime_requirements_are_pinned_to_lower_bounds_and_test_ones_are_not() -> None:
     lines = list(oldest(PROJECT))
     needed = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["spark"]]
     assert {f"{text.partition('>=')[0]}=={text.partition('>=')[2].partition(',')[0]}" for text in needed} <= set(lines)

@@ -1,4 +1,4 @@
-"""What a process of our own decides for itself, seen in processes that do so."""
+"""Process tuning, seen in processes that apply it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ print(told, library.mallinfo2().hblks - before)
         ),
     ],
 )
-def test_large_blocks_come_from_the_system_and_not_from_the_heap_unless_the_environment_says_how(
+def test_large_blocks_are_allocated_by_mmap_unless_the_environment_overrides_it(
     given: dict[str, str], said: list[str]
 ) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))} | given
@@ -53,7 +53,7 @@ def test_large_blocks_come_from_the_system_and_not_from_the_heap_unless_the_envi
         assert len(found) == 1, "nobody here can tell where blocks come from"
 
 
-def test_a_serving_process_has_one_allocator_and_any_other_command_arrows_own() -> None:
+def test_serving_process_uses_the_system_allocator_and_other_commands_arrows() -> None:
     program = """
 import sys
 from offloader.cli.main import main

@@ -1,4 +1,4 @@
-"""What Pulsar's own streaming offloader does wrong, point by point, through the interfaces that users have.
+"""Mistakes of Pulsar's own streaming offloader, point by point, through public interfaces.
 
 Each test names the mistake that running or reading Pulsar 4.0.8 showed.
 """
@@ -99,7 +99,7 @@ def test_a_segment_of_several_parts_arrives_on_real_s3(s3_place: Any) -> None:
 def test_the_index_gives_the_real_offset_of_every_block(
     store: FaultyStore, offloader_with: Callable[..., LedgerOffloader]
 ) -> None:
-    """Pulsar doesn't count the first entry of a block: its index says 6356 where the block begins at 7380."""
+    """Pulsar doesn't count the first entry of a block: its index has 6356 where the block begins at 7380."""
     offloader = offloader_with(block_bytes=5 * KIB)
     handle = offloader.streaming_offload(UUID(int=2), {})
     batch = EntryBatch.build(7, 0, [bytes([n]) * KIB for n in range(20)])
@@ -120,7 +120,7 @@ def test_the_index_gives_the_real_offset_of_every_block(
 
 
 @pytest.mark.parametrize("sizes", [[9 * KIB, 10, 10, 10], [10, 9 * KIB, 10], [9 * KIB], [5 * KIB, 5 * KIB, 0, 1]])
-def test_entries_above_the_block_size_lose_nobody(
+def test_entries_above_the_block_size_lose_no_other_entry(
     offloader_with: Callable[..., LedgerOffloader], sizes: list[int]
 ) -> None:
     """Pulsar drops small entries behind a large one, and can't read a lone one that is larger than a block."""
@@ -134,7 +134,7 @@ def test_entries_above_the_block_size_lose_nobody(
 def test_failing_segments_leave_no_byte_in_the_buffer_and_no_upload(
     store: FaultyStore, offloader_with: Callable[..., LedgerOffloader]
 ) -> None:
-    """Pulsar's counter leaks until every offer is refused, and its parts go on to an upload that is gone."""
+    """Pulsar's counter leaks until every offer is refused, and its parts are sent to an aborted upload."""
     offloader, buffer = offloader_with(workers_max=4), StreamQuota(16 * MIB)
     batch = EntryBatch.build(7, 0, [bytes(MIB)] * 12)
     for number in range(8):
@@ -156,10 +156,8 @@ def test_failing_segments_leave_no_byte_in_the_buffer_and_no_upload(
     assert buffer.held_bytes == 0
 
 
-def test_a_failure_after_the_data_object_is_complete_leaves_objects_that_are_provably_ours(
-    store: FaultyStore, tmp_path: Path
-) -> None:
-    """Pulsar leaves an object of which nothing knows. Here a key proves whose it is, so that a sweep may take it."""
+def test_failure_after_the_data_upload_leaves_only_provably_own_objects(store: FaultyStore, tmp_path: Path) -> None:
+    """Pulsar leaves an unreferenced object. Here a key proves its owner, so that a sweep may delete it."""
     store.set_faults([Fault(call=1, calls=6, verb="put", key_part="-index")])
     with open_managed_ledger(STREAM, ledgers=f"sqlite:///{tmp_path}/l.db", store=store) as topic:
         for number in range(50):
@@ -195,7 +193,7 @@ def test_an_object_above_2_gib_keeps_its_length_in_the_index() -> None:
     assert decoded.groups[0].entries["offset"].tolist() == [0, 2**31 + 9]
 
 
-def test_a_second_call_with_the_same_uuid_is_an_error_and_the_first_goes_on(
+def test_second_call_with_a_uuid_is_an_error_and_the_first_continues(
     offloader_with: Callable[..., LedgerOffloader],
 ) -> None:
     """Pulsar's second call overwrites the state of the first."""
@@ -211,7 +209,7 @@ def test_a_second_call_with_the_same_uuid_is_an_error_and_the_first_goes_on(
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def test_asking_for_entry_8_gives_entry_8(store: FaultyStore) -> None:
+def test_reading_entry_8_returns_only_entry_8(store: FaultyStore) -> None:
     """Pulsar gives 0 to 8."""
     writer = StreamWriter(store, STREAM)
     writer.add([batch_of(7, 0, 45)])
@@ -219,7 +217,7 @@ def test_asking_for_entry_8_gives_entry_8(store: FaultyStore) -> None:
         assert list(reader.read(Position(7, 8), Position(7, 8))) == [writer.entries[8]]
 
 
-def test_two_segments_come_in_order_and_both_ends_are_known(store: FaultyStore) -> None:
+def test_two_segments_are_read_in_order_with_both_ends_known(store: FaultyStore) -> None:
     """Pulsar gives 20 to 44 and then 0 to 19, and takes the last entry from the last segment's metadata alone."""
     writer = StreamWriter(store, STREAM)
     writer.add([batch_of(7, 0, 20)])
@@ -237,7 +235,7 @@ def test_two_segments_come_in_order_and_both_ends_are_known(store: FaultyStore) 
 
 
 @pytest.mark.parametrize("begin", [127, 128, 129, 200, 1000])
-def test_one_entry_of_a_segment_that_begins_anywhere_opens_that_segment_only(store: FaultyStore, begin: int) -> None:
+def test_reading_one_entry_opens_only_its_segment(store: FaultyStore, begin: int) -> None:
     """Pulsar allocates 648 MB for a segment that begins at 128, and opens every segment for one entry."""
     writer = StreamWriter(store, STREAM)
     writer.add([batch_of(7, 0, begin)])

@@ -1,4 +1,4 @@
-"""The quick part of the tests: how large it is, what belongs to it, and that its guard sees every new process."""
+"""The quick tests: their number, their content, and the guard that detects new processes."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_the_spark_example_runs_on_what_the_library_made(after_the_library: tupl
     assert re.search(r"^\|\s*\d+\|\s*3\|$", printed, re.M), printed
 
 
-def test_the_settings_beside_pulsar_are_settings(tmp_path: Path) -> None:
+def test_settings_samples_beside_pulsar_are_valid(tmp_path: Path) -> None:
     (text,) = fences("toml")
     path = tmp_path / "offloader.toml"
     path.write_text(text)
@@ -107,7 +107,7 @@ def test_every_dev_verb_exists() -> None:
     assert {"demo", "test"} <= named <= known
 
 
-def test_two_commands_for_a_fresh_machine_stand_in_a_fence_of_their_own() -> None:
+def test_commands_for_a_fresh_machine_have_their_own_fence() -> None:
     assert "./dev demo\n./dev test\n" in fences("bash")
 
 
@@ -125,14 +125,14 @@ def figures(text: str, column: str) -> dict[str, list[float]]:
     )
     place = [cell.strip(" *") for cell in header.split("|")].index(column)
     cells = [row.split("|") for row in rows[1:]]
-    return {row[1].strip(): [float(each) for each in re.findall(r"[\d.]+", row[place])] for row in cells}
+    return {row[1].strip(): [float(each) for each in re.findall(r"\d[\d.]*", row[place])] for row in cells}
 
 
 @pytest.mark.parametrize(
     ("in_readme", "in_peers"), [("offloader", "offloader"), ("Pulsar's offloader", "Pulsar's jcloud offloader")]
 )
 def test_measured_figures_are_those_of_the_benchmarks_without_added_delay(in_readme: str, in_peers: str) -> None:
-    peers = figures((ROOT / "docs" / "PEERS.md").read_text(encoding="utf-8"), in_peers)
+    peers = figures((ROOT / "docs" / "explanation" / "benchmarks.md").read_text(encoding="utf-8"), in_peers)
     rows = {
         "offload, MB/s": "offload, MB/s",
         "read, MB/s": "read, MB/s",
@@ -146,25 +146,26 @@ def test_measured_figures_are_those_of_the_benchmarks_without_added_delay(in_rea
 
 
 def test_limits_are_the_settings() -> None:
-    (mebibytes,) = re.findall(r"An entry is at most (\d+) MiB \(`entry_bytes_max`\)", TEXT)
+    (mebibytes,) = re.findall(r"An entry is at most (\d+) MiB \(`entry_size_max`\)", TEXT)
     assert Settings().offload.entry_bytes_max == int(mebibytes) * 1024 * 1024
 
 
-def test_what_is_deleted_by_default_is_what_the_readme_says() -> None:
+def test_readme_names_the_deletion_defaults() -> None:
     """Nothing from the store; hot copies after four hours; segments can be restored for a day."""
-    defaults = {name: each.value for name, each in SettingsFile().values_of("").items()}
+    rows = [each.as_json() for each in SettingsFile().values_of("").values()]
+    defaults = {row["name"]: row["value"] for row in rows}
     (section,) = re.findall(r"^## What is deleted, and when\n(.*?)^## ", f"{TEXT}\n## ", re.M | re.S) or [""]
     assert "Nothing is deleted from the object store unless you say so." in section
     assert {name: defaults.get(name) for name in re.findall(r"`([a-z]+\.[a-z_]+)(?: = true)?`", section)} == {
         "cleanup.delete": False,
         "retention.policy": "none",
-        "offload.deletion_lag_minutes": 4 * 60,
+        "offload.deletion_lag": "4h",
     }
-    assert defaults["cleanup.grace_hours"] == 24
+    assert defaults["cleanup.grace_period"] == "1d"
 
 
 def test_the_picture_is_an_svg_with_a_title() -> None:
-    picture = ElementTree.parse(ROOT / "docs/data-way.svg").getroot()
+    picture = ElementTree.parse(ROOT / "docs/explanation/data-way.svg").getroot()
     assert picture.tag.endswith("svg")
     assert picture.find("{http://www.w3.org/2000/svg}title") is not None
 
@@ -174,6 +175,6 @@ def test_the_changelog_has_the_versions_of_the_distribution() -> None:
     assert re.findall(r"^## \[(.+?)\]", changelog, re.M)[0] == "Unreleased"
 
 
-def test_the_licence_is_the_one_that_is_declared() -> None:
+def test_declared_licence_is_the_licence_file() -> None:
     assert 'license = "Apache-2.0"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")[:200]

@@ -1,4 +1,4 @@
-"""From an append to an object that is gone, on real servers: subscribers, cycles, cleanup, readers before the head."""
+"""From an append to a deleted object, on real servers: subscribers, cycles, cleanup, readers before the head."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def require_trimmed(store: ObjectStore, stream: str, position: Position, head: P
     assert caught.value.first_available == head
 
 
-def test_what_all_subscribers_have_read_is_gone_in_the_end_and_nothing_else(store: ObjectStore, tmp_path: Path) -> None:
+def test_only_entries_read_by_all_subscribers_are_deleted_in_the_end(store: ObjectStore, tmp_path: Path) -> None:
     written: list[tuple[Position, bytes]] = []
     with open_managed_ledger(STREAM, ledgers=f"{tmp_path}/ledgers.db", store=store, settings=SETTINGS) as topic:
 
@@ -146,7 +146,7 @@ def heads(store: ObjectStore) -> list[Position | None]:
     return [load_manifest(store, stream).head for stream in PARTITIONS]
 
 
-def test_a_topic_is_cut_as_one_also_when_the_cycle_dies_between_two_partitions(store: ObjectStore) -> None:
+def test_topic_is_truncated_as_one_although_the_cycle_dies_between_partitions(store: ObjectStore) -> None:
     for stream in PARTITIONS:
         writer = StreamWriter(store, stream)
         for ledger in range(1, 5):

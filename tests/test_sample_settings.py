@@ -1,20 +1,21 @@
-"""The sample of a settings file: what the code says, all of it, and good as it is."""
+"""The sample of a settings file: equal to the command's output, complete, and valid."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from offloader.cli.main import main
 from offloader.settings import Settings
+from offloader.settings.keys import SETTINGS
 from offloader.settings.layered import read_settings_file
 from offloader.settings.sample import sample_settings
 
-SAMPLE = Path(__file__).parents[1] / "docs" / "operations" / "offloader.toml"
+SAMPLE = Path(__file__).parents[1] / "deploy" / "offloader.toml"
 
 
 def test_the_file_in_the_documents_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,19 +25,19 @@ def test_the_file_in_the_documents_is_what_the_command_prints(capsys: pytest.Cap
     assert main(["config", "sample", "topic"]) == 2
 
 
-def test_it_is_good_as_it_is_and_its_values_are_the_defaults() -> None:
+def test_sample_is_valid_and_shows_the_defaults(tmp_path: Path) -> None:
     file = read_settings_file(str(SAMPLE))
-    assert file.layers == {"": {"streaming_offload": True, "serve.store": "s3://BUCKET/ROOT"}}
-    uncommented = re.sub(r"^#(?=[\w.]+ = )", "", sample_settings().partition("# --- parts of it")[0], flags=re.M)
-    values = tomllib.loads(uncommented)
-    assert values.pop("streaming_offload") is True
-    assert values["serve"].pop("store") == "s3://BUCKET/ROOT"
-    named = {(section, name) for section, given in values.items() for name in given} | {("serve", "store")}
-    assert named == {(s.name, each.name) for s in fields(Settings) for each in fields(getattr(Settings(), s.name))}
-    assert Settings.of(values) == Settings()
+    assert file.layers == {"": {"offload.method": "streaming", "serve.store": "s3://BUCKET/ROOT"}}
+    text = re.sub(r"^#(?=[\w.]+ = )", "", sample_settings().partition("# --- parts of it")[0], flags=re.M)
+    named = {f"{section}.{key}" for section, given in tomllib.loads(text).items() for key in given}
+    assert named == set(SETTINGS)
+    path = tmp_path / "offloader.toml"
+    path.write_text(re.sub(r"^offload_threshold_.*\n", "", text, flags=re.M))  # of the other method
+    found = read_settings_file(str(path)).settings_of("")
+    assert replace(found, serve=replace(found.serve, store="")) == Settings()
 
 
-def test_parts_for_some_streams_are_good_too(tmp_path: Path) -> None:
+def test_sample_sections_for_single_streams_are_valid(tmp_path: Path) -> None:
     path = tmp_path / "offloader.toml"
     head, _, tail = sample_settings().partition("# --- parts of it")
     path.write_text(head + "# " + re.sub(r"^#(?=[\w\[])", "", tail, flags=re.M))

@@ -1,4 +1,4 @@
-"""What docs/SECURITY.md says is checked: no secrets here, exceptions with reasons, bounded dependencies."""
+"""docs/explanation/security.md is true: no secrets, exceptions with reasons, bounded dependencies."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def test_no_file_of_the_repository_holds_a_secret() -> None:
         "x" * 86 + "==",
     ],
 )
-def test_the_search_finds_what_it_looks_for(text: str) -> None:
+def test_secret_search_finds_planted_secrets(text: str) -> None:
     assert secrets_in(f"before\n{text}\nafter")
 
 
-def test_each_exception_from_the_security_rules_says_why() -> None:
+def test_each_security_rule_exception_has_a_reason() -> None:
     rules = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]
     assert "S" in rules["select"]
     shipped = {
@@ -90,7 +90,7 @@ def test_dependencies_are_bounded_and_every_tested_version_is_named() -> None:
     assert sorted(names - set(pinned)) == []
 
 
-def test_nothing_that_is_shipped_runs_text_or_takes_pickles_from_strangers() -> None:
+def test_shipped_code_evaluates_no_text_and_loads_no_pickles() -> None:
     calls = re.compile(
         r"(?<![\w.])(eval|exec|compile)\(|pickle\.loads?\(|marshal\.loads?\(|shell=True|yaml\.(unsafe_)?load\("
     )

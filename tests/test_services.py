@@ -1,4 +1,4 @@
-"""The servers without containers: found, started, stopped, and what is said when they can't be had."""
+"""The servers without containers: found, started, stopped, and the errors when one is missing."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from services.binaries import BINARIES
+from services.broker_plugin import nar_place
 from services.pulsar.build import place
 from tests.support.waiting import PATIENCE_S
 
@@ -82,7 +83,7 @@ def test_run_prints_the_lines_and_ends_with_the_terminal() -> None:
 
 @pytest.mark.parametrize("name", BINARIES)
 def test_a_server_that_cannot_be_had_is_named_with_the_reason(name: str, tmp_path: Path) -> None:
-    """No cache, no binary on PATH, no Node.js; Go isn't looked for where an endpoint is given."""
+    """No cache, no binary on PATH, no Node.js; Go isn't searched for where an endpoint is given."""
     (tmp_path / "go").write_text("#!/bin/sh\necho go version go1.19.8 linux/amd64\n")
     (tmp_path / "go").chmod(0o755)
     found = run("build", name, XDG_CACHE_HOME=str(tmp_path), PATH=str(tmp_path))
@@ -99,7 +100,7 @@ with running("minio") as endpoint:
 """
 
 
-def test_an_endpoint_from_the_environment_comes_first() -> None:
+def test_endpoint_from_the_environment_takes_precedence() -> None:
     given = {"OFFLOADER_TEST_MINIO": "http://minio.example:9000", "OFFLOADER_TEST_MINIO_ACCESS_KEY": "a"}
     found = subprocess.run(
         [sys.executable, "-c", PROBE],
@@ -123,7 +124,7 @@ def test_elsewhere(cloud_place):
 
 
 @pytest.mark.parametrize("required", ["", "minio"])
-def test_a_run_says_which_stores_it_exercised_and_requires_what_it_is_told_to(required: str, tmp_path: Path) -> None:
+def test_run_reports_exercised_stores_and_fails_on_missing_required_ones(required: str, tmp_path: Path) -> None:
     """In an environment without the built servers: they are named at the end, or their tests fail."""
     shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
     (tmp_path / "test_inner.py").write_text(INNER)
@@ -163,14 +164,16 @@ def test_a_broker_that_cannot_be_had_is_named_with_the_reason(missing: str, tmp_
         found.stderr
         == {
             "java": "there is no Java to run the broker with: install Java 17 or newer\n",
-            "mvn": "there is no Maven to build the Pulsar broker with: install Maven 3.8 or newer\n",
+            "mvn": "there is no Maven to build the Pulsar 4.0.7 broker with: install Maven 3.8 or newer\n",
         }[missing]
     )
 
 
-def test_without_names_all_of_them_are_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_services_without_names_means_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     place().mkdir(parents=True)
+    nar_place().parent.mkdir(parents=True)
+    nar_place().touch()
     for binary in BINARIES.values():
         file = binary.built_name if binary.npm_package else binary.name
         built = tmp_path / "offloader" / "bin" / f"{binary.name}-{binary.version}" / file
@@ -181,7 +184,7 @@ def test_without_names_all_of_them_are_meant(tmp_path: Path, monkeypatch: pytest
     found = run("build", XDG_CACHE_HOME=str(tmp_path))
 
     assert found.returncode == 0, found.stderr
-    assert [line.partition(":")[0] for line in found.stdout.splitlines()] == [*BINARIES, "pulsar"]
+    assert [line.partition(":")[0] for line in found.stdout.splitlines()] == [*BINARIES, "pulsar", "plugin"]
 
 
 def test_a_server_that_does_not_exist_is_refused_with_those_that_do() -> None:

@@ -18,6 +18,7 @@ from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import load_manifest
 from offloader.settings import Settings
+from offloader.settings.keys import key_of, shown
 from offloader.settings.layered import (
     AT_MOST,
     METHOD_OF,
@@ -35,14 +36,14 @@ ORDERS = "public/default/persistent/orders"
 FILE = """
 streaming_offload = true
 [offload]
-block_bytes = 4096
+block_size = "4KiB"
 [namespaces."public/default".offload]
-block_bytes = 8192
+block_size = "8KiB"
 codec = "zstd"
 [topics."public/default/persistent/orders"]
 streaming_offload = false
 [topics."public/default/persistent/orders".offload]
-offload_threshold_bytes = 1000
+offload_threshold_size = "1000B"
 """
 
 
@@ -59,7 +60,7 @@ def problems_of(directory: Path, text: str) -> list[str]:
     return refused.value.message.removeprefix(f"{directory}/offloader.toml: ").split("; ")
 
 
-def test_the_topic_wins_over_the_namespace_and_that_over_the_process(tmp_path: Path) -> None:
+def test_topic_settings_override_namespace_and_process_settings(tmp_path: Path) -> None:
     found = read_settings_file(write(tmp_path, FILE))
     orders, other, foreign = (
         found.settings_of(stream).offload for stream in (ORDERS, "public/default/persistent/other", "a/b/persistent/c")
@@ -70,33 +71,33 @@ def test_the_topic_wins_over_the_namespace_and_that_over_the_process(tmp_path: P
     assert (foreign.method, foreign.block_bytes, foreign.codec) == ("streaming", 4096, "none")
 
 
-def test_each_value_says_where_it_comes_from(tmp_path: Path) -> None:
+def test_each_value_has_its_source(tmp_path: Path) -> None:
     path = write(tmp_path, FILE)
     values = read_settings_file(path).values_of(ORDERS)
     assert values["offload.codec"].source == f"{path} [namespace public/default]"
-    assert values["offload.method"].source == values["streaming_offload"].source == f"{path} [topic {ORDERS}]"
+    assert values["offload.method"].source == f"{path} [topic {ORDERS}]"
     assert values["offload.part_bytes"].source == "default"
     sections = [getattr(Settings(), each.name) for each in fields(Settings)]
-    assert len(values) == 1 + sum(len(fields(section)) for section in sections)
+    assert len(values) == sum(len(fields(section)) for section in sections)
 
 
-def test_streaming_is_off_by_default_as_the_proposal_says() -> None:
+def test_streaming_is_off_by_default() -> None:
     values = SettingsFile().values_of(ORDERS)
-    assert (values["streaming_offload"].value, values["offload.method"].value) == (False, "ledger")
+    assert values["offload.method"].value == "ledger"
 
 
-def test_a_method_at_a_later_layer_overrides_the_switch(tmp_path: Path) -> None:
+def test_method_in_a_later_layer_overrides_the_switch(tmp_path: Path) -> None:
     text = f'streaming_offload = true\n[topics."{ORDERS}".offload]\nmethod = "none"\n'
     values = read_settings_file(write(tmp_path, text)).values_of(ORDERS)
-    assert (values["streaming_offload"].value, values["offload.method"].value) == (False, "none")
+    assert values["offload.method"].value == "none"
 
 
-def test_unknown_names_wrong_types_and_values_out_of_range_are_all_reported_at_once(tmp_path: Path) -> None:
+def test_unknown_names_and_invalid_values_are_all_reported_at_once(tmp_path: Path) -> None:
     text = f"""
     streaming_offload = "yes"
     ofload = 1
     [offload]
-    block_bytes = 1
+    block_size = "1B"
     blok_bytes = 5
     [unheard]
     of = 1
@@ -106,7 +107,7 @@ def test_unknown_names_wrong_types_and_values_out_of_range_are_all_reported_at_o
     assert problems_of(tmp_path, text) == [
         "streaming_offload: 'yes' is neither true nor false",
         "ofload: no such setting",
-        "offload.block_bytes: 1 is not between 256 and 1073741824",
+        "offload.block_size: 1B is not between 256B and 1GiB",
         "offload.blok_bytes: no such setting",
         "unheard: no such section (sections: " + ", ".join(Settings.__dataclass_fields__) + ")",
         f"topics.\"{ORDERS}\".offload.codec: 'rar' is none of none, zstd",
@@ -118,43 +119,43 @@ def test_contradictions_and_settings_without_effect_are_all_reported_at_once(tmp
     streaming_offload = true
     [offload]
     method = "ledger"
-    entry_bytes_max = 200000
-    offload_buffer_bytes_max = 100000
+    entry_size_max = "200000B"
+    offload_buffer_size_max = "100000B"
     [namespaces."a/b"]
     streaming_offload = true
     [namespaces."a/b".offload]
-    offload_threshold_bytes = 5
+    offload_threshold_size = "5B"
     [topics."{ORDERS}".offload]
-    drain_seconds_max = 5
+    drain_timeout = "5s"
     """
     assert problems_of(tmp_path, text) == [
         "streaming_offload = true contradicts offload.method = 'ledger'",
-        'namespaces."a/b".offload.offload_threshold_bytes: has no effect, only the method ledger looks at it',
-        f'topics."{ORDERS}".offload.drain_seconds_max: has no effect, only the method streaming looks at it',
-        "offload.entry_bytes_max = 200000 is above offload.offload_buffer_bytes_max = 100000",
+        'namespaces."a/b".offload.offload_threshold_size: has no effect, only the method ledger looks at it',
+        f'topics."{ORDERS}".offload.drain_timeout: has no effect, only the method streaming looks at it',
+        "offload.entry_size_max = 200000B is above offload.offload_buffer_size_max = 100000B",
     ]
 
 
-def test_what_is_wrong_by_itself_and_what_does_not_fit_together_are_reported_together(tmp_path: Path) -> None:
+def test_invalid_and_inconsistent_settings_are_reported_together(tmp_path: Path) -> None:
     text = f"""
     [offload]
-    block_bytes = 1
+    block_size = "1B"
     [store]
-    retry_delay_first_s = 20
+    retry_delay_first = "20s"
     [limits]
     requests_per_s = 10
     slowdown_requests_per_s_min = 20
     [topics."{ORDERS}".offload]
     method = "none"
     codec = "zstd"
-    entry_bytes_max = 1000
-    drain_seconds_max = 5
+    entry_size_max = "1000B"
+    drain_timeout = "5s"
     """
     assert problems_of(tmp_path, text) == [
-        "offload.block_bytes: 1 is not between 256 and 1073741824",
+        "offload.block_size: 1B is not between 256B and 1GiB",
         f'topics."{ORDERS}".offload.codec: has no effect, the method is none',
-        f'topics."{ORDERS}".offload.drain_seconds_max: has no effect, only the method streaming looks at it',
-        "store.retry_delay_first_s = 20 is above store.retry_delay_max_s = 10",
+        f'topics."{ORDERS}".offload.drain_timeout: has no effect, only the method streaming looks at it',
+        "store.retry_delay_first = 20s is above store.retry_delay_max = 10s",
         "limits.slowdown_requests_per_s_min = 20 is above limits.requests_per_s = 10",
     ]
 
@@ -162,9 +163,11 @@ def test_what_is_wrong_by_itself_and_what_does_not_fit_together_are_reported_tog
 @pytest.mark.parametrize(("old", "new"), sorted(REPLACED.items()))
 def test_setting_of_an_earlier_release_names_what_replaces_it(tmp_path: Path, old: str, new: str) -> None:
     section, _, name = old.partition(".")
-    message = f"{old}: no such setting any more, use {new}"
-    assert problems_of(tmp_path, f"[{section}]\n{name} = 1\n") == [message]
-    with pytest.raises(InvalidCall, match=message):
+    assert problems_of(tmp_path, f"[{section}]\n{name} = 1\n") == [
+        f"{old}: is now {key_of(new)}",
+        f"`offloader config migrate {tmp_path}/offloader.toml` rewrites keys of earlier releases",
+    ]
+    with pytest.raises(InvalidCall, match=f"{old}: no such setting any more, use {new}"):
         Settings.of({section: {name: 1}})
     assert new in SettingsFile().values_of("")
 
@@ -181,23 +184,25 @@ def _metadata(section: str, name: str) -> Mapping[str, Any]:
 
 @pytest.mark.parametrize(("key", "limit"), AT_MOST)
 def test_each_pair_that_must_fit_is_checked_in_both_directions(tmp_path: Path, key: str, limit: str) -> None:
-    """The larger one is said at the top; what makes it too large may be said there or below."""
+    """The larger one is set at the top; the setting that makes it too large may be set there or below."""
     (section, name), (other, most) = key.split("."), limit.split(".")
     high, low = _metadata(section, name), _metadata(other, most)
     small = max(low["low"], 1)
     large = min(high["high"], max(small * 2, high["low"] * 2, 1))
-    tables = {section: f"{name} = {large}\n"}
-    tables[other] = tables.get(other, "") + f"{most} = {small}\n"
+    above, bound = shown(key, large), shown(limit, small)
+    tables = {section: f"{key_of(key).partition('.')[2]} = {above!r}\n"}
+    tables[other] = tables.get(other, "") + f"{key_of(limit).partition('.')[2]} = {bound!r}\n"
     text = "streaming_offload = true\n" + "".join(f"[{each}]\n{lines}" for each, lines in tables.items())
-    assert f"{key} = {large:g} is above {limit} = {small:g}" in problems_of(tmp_path, text)
+    above, bound = (each if isinstance(each, str) else f"{each:g}" for each in (above, bound))
+    assert f"{key_of(key)} = {above} is above {key_of(limit)} = {bound}" in problems_of(tmp_path, text)
 
 
-def test_a_setting_of_one_method_is_fine_where_one_of_the_streams_below_has_that_method(tmp_path: Path) -> None:
+def test_setting_of_one_method_is_valid_if_a_stream_below_uses_it(tmp_path: Path) -> None:
     text = f'[offload]\non_gap = "record"\n[topics."{ORDERS}"]\nstreaming_offload = true\n'
     assert read_settings_file(write(tmp_path, text)).settings_of(ORDERS).offload.on_gap == "record"
 
 
-def test_what_holds_for_the_whole_process_is_refused_for_a_part_of_it(tmp_path: Path) -> None:
+def test_process_wide_setting_is_refused_in_a_section_for_streams(tmp_path: Path) -> None:
     text = f"""
     [topics."{ORDERS}".store]
     retries_max = 3
@@ -210,7 +215,7 @@ def test_what_holds_for_the_whole_process_is_refused_for_a_part_of_it(tmp_path: 
     ]
 
 
-def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path: Path) -> None:
+def test_missing_file_and_invalid_toml_are_reported(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="doesn't exist"):
         read_settings_file(str(tmp_path / "none.toml"))
     with pytest.raises(InvalidCall, match=r"isn't TOML: .*line 1"):
@@ -221,7 +226,7 @@ def test_settings_from_mappings_report_everything_at_once() -> None:
     with pytest.raises(InvalidCall, match="nothing was changed") as refused:
         Settings.of({"offload": {"block_bytes": True, "x": 1}, "y": {}}, origin="here")
     assert refused.value.message == (
-        "here: offload.x: no such setting; offload.block_bytes: True is not a whole number; y: no such section "
+        "here: offload.block_bytes: True is not a whole number; offload.x: no such setting; y: no such section "
         f"(sections: {', '.join(Settings.__dataclass_fields__)})"
     )
 
@@ -244,11 +249,11 @@ def test_a_stream_takes_its_settings_from_a_file(tmp_path: Path) -> None:
     ("values", "named"),
     [
         ({"store": {"retries_max": 3}}, "settings store have no effect"),
-        ({"limits": {"requests_per_s": 3}}, "settings limits have no effect"),
+        ({"limits": {"requests_per_s": 300}}, "settings limits have no effect"),
         ({"ledgers": {"ledger_entries_max": 3}}, "settings ledgers have no effect"),
     ],
 )
-def test_settings_that_what_was_opened_before_does_not_obey_are_refused(
+def test_settings_ignored_by_an_already_opened_store_are_refused(
     tmp_path: Path, values: dict[str, dict[str, int]], named: str
 ) -> None:
     store = open_store(f"file://{tmp_path}/store")
@@ -267,9 +272,9 @@ SETTINGS = re.compile(r"settings(\.\w+)?$|^chosen$|^serve$|self\._serve$|setting
 
 @pytest.mark.slow
 def test_every_setting_is_read_somewhere_and_described() -> None:
-    """A setting that nothing looks at is worse than none.
+    """A setting must not be unused.
 
-    Rates are looked up by their names, see ``store.rate_limit.RATES``, and so are limits, see ``retention.policies``.
+    Rates are read by their names, see ``store.rate_limit.RATES``, and so are limits, see ``retention.policies``.
     """
     read = set(RATES)
     limits = itertools.product(("", "fallback_"), ("min", "max"), ("mbytes", "minutes"))
@@ -287,7 +292,7 @@ def test_every_setting_is_read_somewhere_and_described() -> None:
 
 
 def test_every_named_setting_exists() -> None:
-    """What the rules say of a setting that was renamed would never be noticed otherwise."""
+    """Otherwise a rule for a renamed setting would be unused."""
     known = set(SettingsFile().values_of(""))
     named = {*METHOD_OF, *NEEDS_NO_METHOD, *PROCESS_SETTINGS, *(name for pair in AT_MOST for name in pair)}
     assert named <= known

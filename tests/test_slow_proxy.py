@@ -32,7 +32,7 @@ def proxy(target: ScriptedServer, waits: list[float], *, delay_s: float = 0.0, b
     return made
 
 
-def test_each_request_of_a_connection_waits_once_whatever_its_size(scripted: ScriptedServer) -> None:
+def test_each_request_is_delayed_once_whatever_its_size(scripted: ScriptedServer) -> None:
     waits: list[float] = []
     with closing(proxy(scripted, waits, delay_s=0.03)) as between:
         client = http.client.HTTPConnection("127.0.0.1", between.port, timeout=PATIENCE_S)

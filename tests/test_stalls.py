@@ -1,4 +1,4 @@
-"""Silent stalls: a store that doesn't answer, a worker that died, a source that hangs; somebody is left to say so."""
+"""Stalls without an error: an unresponsive store, a dead worker, a hanging source; the watchdog reports each."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def hanging(caplog: pytest.LogCaptureFixture) -> Iterator[Bench]:
     bench.close()
 
 
-def test_a_store_that_doesnt_answer_is_named_with_the_request_that_waits(hanging: Bench) -> None:
+def test_unresponsive_store_is_reported_with_its_waiting_request(hanging: Bench) -> None:
     assert hanging.stalled() is None
     hanging.clock.advance(NO_PROGRESS_S + SEGMENT_AGE_S)
     reason = hanging.stalled()
@@ -95,7 +95,7 @@ def test_a_store_that_doesnt_answer_is_named_with_the_request_that_waits(hanging
     assert found['streams_stalled{namespace="tenant/ns"}'] == 1
 
 
-def test_somebody_says_so_though_every_worker_hangs(hanging: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_watchdog_reports_a_stall_although_every_worker_hangs(hanging: Bench, caplog: pytest.LogCaptureFixture) -> None:
     def told_after_a_minute() -> list[str]:
         hanging.clock.advance(60.0)
         return [record.event for record in caplog.records if getattr(record, "stream", "") == STREAM]  # type: ignore[attr-defined]
@@ -114,7 +114,7 @@ class Deadly(MemoryLedgers):
         raise SystemExit("the interpreter is told to end")
 
 
-def test_a_worker_that_died_is_no_silence() -> None:
+def test_dead_worker_is_reported() -> None:
     bench = Bench(Deadly, status_interval_s=3600.0)
     try:
         assert bench.stalled() is None
@@ -141,7 +141,7 @@ class Silent(MemoryLedgers):
         return super().ledgers()
 
 
-def test_a_source_that_hangs_doesnt_keep_the_watchdog_quiet(caplog: pytest.LogCaptureFixture) -> None:
+def test_hanging_source_does_not_block_the_watchdog(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="offloader.monitor")
     bench = Bench(Silent, status_interval_s=60.0)
     source = bench.source

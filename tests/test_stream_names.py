@@ -1,4 +1,4 @@
-"""Names that no store can take are refused where entries come in, before the first one is taken."""
+"""Names that no store accepts are refused at the interface, before the first entry is taken."""
 
 from __future__ import annotations
 
@@ -51,9 +51,7 @@ def append_once(stream: str, ledgers: str, store: ObjectStore) -> object:
 
 
 @pytest.mark.parametrize("name", BAD + LONG, ids=lambda name: name[:20])
-def test_a_managed_ledger_is_not_opened_under_a_name_that_the_store_can_not_take(
-    name: str, tmp_path: Path, store: ObjectStore
-) -> None:
+def test_managed_ledger_under_an_unstorable_name_is_not_opened(name: str, tmp_path: Path, store: ObjectStore) -> None:
     database = f"sqlite:///{tmp_path}/ledgers.db"
     assert append_once(name, database, store) is InvalidCall
     assert EmbeddedLedgers(database).streams() == []
@@ -77,7 +75,7 @@ def test_a_name_that_begins_with_another_streams_levels_is_refused(
 
 
 @pytest.mark.parametrize("name", BAD + LONG, ids=lambda name: name[:20])
-def test_no_source_takes_entries_under_a_name_that_the_store_can_not_take(name: str, store: ObjectStore) -> None:
+def test_sources_refuse_names_that_the_store_cannot_take(name: str, store: ObjectStore) -> None:
     with closing(EmbeddedLedgers("sqlite://:memory:")) as database:
         with pytest.raises(InvalidCall):
             database.open_stream(name).append([b"an entry"])
@@ -106,7 +104,7 @@ def test_flight_refuses_a_name_before_it_takes_a_batch(mode: str, tmp_path: Path
         for name in [*BAD, *LONG, *clashing]:
             schema = {"schema": APPEND_SCHEMA} if mode == "append" else {}
             producer = door.put({"stream": name, "mode": mode}, **schema)
-            with pytest.raises(fl.FlightServerError, match=r"fix_call|stream"):
+            with pytest.raises(fl.FlightServerError, match=r"invalid_request|stream"):
                 producer.news()
     assert EmbeddedLedgers(database).streams() == []
 
@@ -117,7 +115,7 @@ def test_http_refuses_a_name_that_no_stream_can_have(tmp_path: Path) -> None:
         assert set(statuses.values()) == {400}, statuses
 
 
-def test_a_topic_whose_stream_can_not_be_kept_gets_no_subscription() -> None:
+def test_topic_with_an_unstorable_name_gets_no_subscription() -> None:
     with fake_cluster() as cluster:
         cluster.make("one", "leases")
         with cluster.serve() as assembled:
@@ -128,7 +126,7 @@ def test_a_topic_whose_stream_can_not_be_kept_gets_no_subscription() -> None:
         assert not cluster.topics["leases"].internals()["cursors"], "what nobody reads would pile up there"
 
 
-def test_a_stream_named_like_the_local_stores_own_folder_does_not_keep_others_from_being_listed(
+def test_stream_named_like_the_stores_own_folder_does_not_hide_others_from_ls(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = offloader.open_store(f"file://{tmp_path}/store")

@@ -1,4 +1,4 @@
-"""Upkeep by itself: who has a turn when, what a failure or a stop keeps from happening, what is measured."""
+"""Automatic maintenance: schedule, effects of failures and holds, metrics."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from formats.entries import Position
 from formats.keys import data_key, index_key, manifest_prefix, new_segment_uuid
 from formats.manifest import Hold
 from offloader.errors import StoreUnavailable
-from offloader.maintenance import CLEANUP, FIRST_S_MAX, JOBS_AT_ONCE_MAX, ORPHANS, Upkeep
+from offloader.maintenance import CLEANUP, FIRST_S_MAX, JOBS_AT_ONCE_MAX, ORPHANS, Maintenance
 from offloader.manifest.leases import DeletionStopped, lift_global_hold, set_global_hold
 from offloader.manifest.log import load_manifest
 from offloader.retention.cycle import JITTER, RETRY
@@ -70,6 +70,11 @@ class Refusing(FaultyStore):
         return [*found, *(DeleteFailure(key, "locked", retryable=False) for key in kept)]
 
 
+def run_due(upkeep: Maintenance) -> float:
+    """Runs cleanup and the search for orphans if due, one after the other; the seconds until the next is due."""
+    return min([upkeep._run_due(job) for job in upkeep._jobs if job.period_s], default=FIRST_S_MAX)
+
+
 class Bench:
     """One stream of four segments whose subscriber has read three; upkeep on a clock that the test moves.
 
@@ -99,7 +104,7 @@ class Bench:
         retention.add("billing")
         retention.publish("billing", Position(4, 0))
         self.settings_by_stream: dict[str, Settings] = {}
-        self.upkeep = Upkeep(
+        self.upkeep = Maintenance(
             self.store, clock=self.clock, settings_of=self.settings_of, recorder=self.metrics, by="upkeep"
         )
 
@@ -110,7 +115,7 @@ class Bench:
         """Runs what is due, as the timer would; when something was."""
         end_s, found = self.clock.monotonic_s() + seconds, list[float]()
         while True:
-            wait_s = min(self.upkeep.run_due(), self.upkeep.retention.run_due())
+            wait_s = min(run_due(self.upkeep), self.upkeep.retention.run_due())
             if self.clock.monotonic_s() + wait_s > end_s:
                 self.clock.advance(end_s - self.clock.monotonic_s())
                 return found
@@ -149,7 +154,7 @@ def events(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     return [(getattr(record, "event", ""), record.getMessage()) for record in caplog.records]
 
 
-def test_what_all_have_read_is_retired_purged_and_deleted_without_anybody_asking() -> None:
+def test_consumed_segments_are_retired_purged_and_deleted_automatically() -> None:
     bench = Bench()
     before = bench.segment_keys()
     sizes = {info.key: info.size_bytes for info in bench.memory.list("").objects}
@@ -171,7 +176,7 @@ def test_what_all_have_read_is_retired_purged_and_deleted_without_anybody_asking
 
 
 @pytest.mark.slow
-def test_upkeep_reports_and_deletes_nothing_by_default(caplog: pytest.LogCaptureFixture) -> None:
+def test_maintenance_reports_and_deletes_nothing_by_default(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(deletes=False, cleanup={"grace_hours": 0, "allow_large_delete": True})
     orphan = bench.orphan(1)
     bench.writer.log.checkpoint()
@@ -197,7 +202,7 @@ def test_upkeep_reports_and_deletes_nothing_by_default(caplog: pytest.LogCapture
 
 
 @pytest.mark.slow
-def test_cleanup_delete_of_one_stream_lets_only_that_stream_be_deleted() -> None:
+def test_cleanup_delete_of_one_stream_applies_to_that_stream_only() -> None:
     bench = Bench(cleanup={"grace_hours": 0, "allow_large_delete": True})
     chosen, bench.settings = bench.settings, Bench(deletes=False).settings
     other = StreamWriter(bench.memory, "a/b/persistent/zz", clock=bench.clock)
@@ -213,7 +218,7 @@ def test_cleanup_delete_of_one_stream_lets_only_that_stream_be_deleted() -> None
 
 
 @pytest.mark.slow
-def test_what_a_running_process_deletes_follows_its_settings_when_they_change() -> None:
+def test_running_process_follows_changes_of_its_deletion_settings() -> None:
     bench = Bench(deletes=False, cleanup={"grace_hours": 0, "allow_large_delete": True})
     bench.pass_time(4 * DAY_S)
     assert len(bench.segment_keys()) == 8
@@ -223,7 +228,7 @@ def test_what_a_running_process_deletes_follows_its_settings_when_they_change() 
     assert bench.value("cleanup_deletable_bytes") == 0
 
 
-def test_turns_come_once_in_a_period_more_or_less() -> None:
+def test_maintenance_jobs_run_once_a_period_with_jitter() -> None:
     bench = Bench(retention={"cycle_minutes": 10**6}, cleanup={"cycle_minutes": 60, "orphans_hours": 6})
     runs: dict[str, list[float]] = {CLEANUP: [], ORPHANS: []}
     latest: dict[str, Any] = {}
@@ -239,7 +244,7 @@ def test_turns_come_once_in_a_period_more_or_less() -> None:
         assert all(period_s * (1 - JITTER) - 60 <= gap <= period_s * (1 + JITTER) + 60 for gap in gaps)
         assert len(set(gaps)) > 1, "the same in each period"
     assert len(runs[CLEANUP]) == pytest.approx(24, abs=2)
-    assert bench.value("upkeep_last_success_timestamp_seconds", job=CLEANUP) == pytest.approx(
+    assert bench.value("maintenance_last_success_timestamp_seconds", job=CLEANUP) == pytest.approx(
         bench.clock.now_ms() / 1000, abs=2 * HOUR_S
     )
 
@@ -252,7 +257,7 @@ def test_no_search_for_orphans_when_its_period_is_zero() -> None:
 
 
 @pytest.mark.slow
-def test_orphans_go_when_they_are_old_and_those_that_stay_are_counted() -> None:
+def test_old_orphans_are_deleted_and_remaining_ones_counted() -> None:
     bench = Bench(cleanup={"grace_hours": 10**4, "orphans_hours": 12})
     old = bench.orphan(1)
     # Turns come at any time within a period: this one is old enough for whichever comes next, the other one isn't.
@@ -273,7 +278,7 @@ def test_orphans_go_when_they_are_old_and_those_that_stay_are_counted() -> None:
     assert (bench.value("orphan_objects", owner="ours"), bench.value("orphan_bytes", owner="ours")) == (0, 0)
 
 
-def test_what_the_store_refuses_to_delete_is_seen_until_it_is_gone(caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_deletions_are_reported_until_they_succeed(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(cleanup={"grace_hours": 1, "allow_large_delete": True})
     bench.store.refused = "-index"
     with caplog.at_level(logging.WARNING, "offloader.maintenance"):
@@ -291,7 +296,7 @@ def test_what_the_store_refuses_to_delete_is_seen_until_it_is_gone(caplog: pytes
 
 
 @pytest.mark.slow
-def test_a_stop_of_everything_is_seen_and_nothing_goes(caplog: pytest.LogCaptureFixture) -> None:
+def test_global_hold_is_reported_and_stops_all_deletion(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(cleanup={"grace_hours": 0, "allow_large_delete": True})
     orphan = bench.orphan(1)
     set_global_hold(bench.memory, by="ops", reason="restore", now_ms=1)
@@ -302,7 +307,7 @@ def test_a_stop_of_everything_is_seen_and_nothing_goes(caplog: pytest.LogCapture
     assert bench.segment_keys() == before
     assert load_manifest(bench.memory, STREAM).head is None
     assert any("stopped by ops: restore" in record.getMessage() for record in caplog.records)
-    assert bench.value("upkeep_last_success_timestamp_seconds", job=CLEANUP) is None
+    assert bench.value("maintenance_last_success_timestamp_seconds", job=CLEANUP) is None
     lift_global_hold(bench.memory)
     bench.pass_time(2 * DAY_S)
     assert {run.error for run in bench.upkeep.latest.values()} == {None}
@@ -311,7 +316,7 @@ def test_a_stop_of_everything_is_seen_and_nothing_goes(caplog: pytest.LogCapture
 
 
 @pytest.mark.slow
-def test_a_failure_is_told_and_tried_again_soon_and_others_have_their_turn() -> None:
+def test_failing_job_is_reported_and_retried_soon_and_blocks_no_other() -> None:
     bench = Bench(cleanup={"cycle_minutes": 100, "orphans_hours": 6})
     other = StreamWriter(bench.memory, "a/b/persistent/zz", clock=bench.clock)
     other.add([batch_of(1, 0, 10)], closes=[1])
@@ -344,7 +349,7 @@ def test_rounds_that_end_early_are_counted_by_their_reason() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", ["for three days", "for ever", "by a hold"])
-def test_records_that_a_checkpoint_holds_go_from_the_manifest_when_they_are_old(kept: str) -> None:
+def test_old_checkpointed_records_are_deleted_unless_held_or_kept_forever(kept: str) -> None:
     days = -1 if kept == "for ever" else 3
     bench = Bench(
         manifest={"history_days_min": days},
@@ -367,7 +372,7 @@ def test_records_that_a_checkpoint_holds_go_from_the_manifest_when_they_are_old(
     assert bench.upkeep.latest[ORPHANS].error is None
 
 
-def test_cleanup_comes_round_while_a_search_for_orphans_takes_long_and_no_second_search_begins() -> None:
+def test_cleanup_runs_during_a_long_orphan_search_and_no_second_search_starts() -> None:
     bench = Bench(clock=ManualClock(waits_pass=False), cleanup={"cycle_minutes": 60, "orphans_hours": 2})
     store, upkeep, clock = bench.store, bench.upkeep, bench.clock
     store.may_list.clear()
@@ -388,7 +393,7 @@ def test_cleanup_comes_round_while_a_search_for_orphans_takes_long_and_no_second
         eventually(passing(lambda: store.listing == 1))
         for _ in range(5):
             eventually(passing(partial(has_run_since, upkeep.latest.get(CLEANUP))))
-        asking = threading.Thread(target=upkeep.run_due)
+        asking = threading.Thread(target=run_due, args=(upkeep,))
         asking.start()
         assert ORPHANS not in upkeep.latest
         store.may_list.set()
@@ -402,7 +407,7 @@ def test_cleanup_comes_round_while_a_search_for_orphans_takes_long_and_no_second
         workers.close()
 
 
-def test_it_starts_once_outlives_a_bug_and_ends_when_it_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+def test_maintenance_starts_once_outlives_a_bug_and_ends_when_closed(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench()
     waiting: list[tuple[float, Any]] = []
 

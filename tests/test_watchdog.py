@@ -1,4 +1,4 @@
-"""The watchdog: a stream with data and no progress is named, any other is left alone."""
+"""The watchdog: a stream with data and no progress is reported, and no other."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_data_and_no_progress_for_so_long_is_a_stall_with_a_reason() -> None:
     )
 
 
-def test_a_request_that_is_overdue_is_the_better_reason_and_only_its_own_streams() -> None:
+def test_overdue_request_is_the_stall_reason_of_its_own_stream_only() -> None:
     watchdog = dog()
     both = {"s": status(error="an old error"), "t": status(error="an old error")}
     watchdog.look(0.0, both)
@@ -64,7 +64,7 @@ def test_a_stream_without_data_is_never_stalled_however_long() -> None:
         assert watchdog.look(now_s, {"idle": status(tail=None), "done": status(tail=Position(1, 9))}) == {}
 
 
-def test_time_counts_from_when_data_came_not_from_the_last_commit() -> None:
+def test_stall_time_counts_from_new_data_and_not_the_last_commit() -> None:
     watchdog = dog()
     watchdog.look(0.0, {"s": status(tail=Position(1, 9))})
     watchdog.look(1000.0, {"s": status(tail=Position(1, 9))})
@@ -73,7 +73,7 @@ def test_time_counts_from_when_data_came_not_from_the_last_commit() -> None:
 
 
 @pytest.mark.parametrize("moved", [{"committed": Position(1, 12)}, {"offered": Position(1, 12)}])
-def test_progress_starts_the_time_again(moved: dict[str, Any]) -> None:
+def test_progress_restarts_the_stall_time(moved: dict[str, Any]) -> None:
     watchdog = dog()
     watchdog.look(0.0, {"s": status()})
     assert watchdog.look(90.0, {"s": status(**moved)}) == {}
@@ -81,7 +81,7 @@ def test_progress_starts_the_time_again(moved: dict[str, Any]) -> None:
     assert watchdog.look(190.0, {"s": status(**moved)}).keys() == {"s"}
 
 
-def test_a_segment_that_fails_and_is_read_again_and_again_makes_no_progress() -> None:
+def test_segment_failing_repeatedly_makes_no_progress() -> None:
     watchdog = dog()
     looks = [
         watchdog.look(10.0 * turn, {"s": status(offered=Position(1, 9 + turn % 5), segments_failed=turn)})
@@ -105,7 +105,7 @@ def test_a_live_segment_that_gathers_may_take_its_age() -> None:
     assert watchdog.look(700.0, {"s": gathering}).keys() == {"s"}
 
 
-def test_a_stream_that_stopped_by_itself_is_named_at_once_and_one_that_was_stopped_isnt() -> None:
+def test_fenced_stream_is_a_stall_at_once_and_a_stopped_one_is_none() -> None:
     watchdog = dog()
     stopped = {
         "fenced": status(mode=Mode.STOPPED, error="epoch 7 has it", error_kind="Fenced"),
@@ -117,8 +117,8 @@ def test_a_stream_that_stopped_by_itself_is_named_at_once_and_one_that_was_stopp
     assert stalls["fenced"].reason.endswith("it stopped: epoch 7 has it")
 
 
-def test_streams_that_are_gone_are_forgotten() -> None:
+def test_removed_streams_are_forgotten() -> None:
     watchdog = dog()
     for turn in range(100):
         watchdog.look(float(turn), {f"stream-{turn}": status()})
-    assert watchdog.streams == 1
+    assert len(watchdog._seen) == 1

@@ -1,4 +1,4 @@
-"""The worker pool: timers, tasks that never run twice at once, and an end without noise."""
+"""The worker pool: timers, tasks that never overlap, and a silent end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def workers(clock: ManualClock) -> Iterator[Workers]:
     made.close()
 
 
-def test_timers_run_in_the_order_they_are_due_and_cancelled_ones_never(clock: ManualClock, workers: Workers) -> None:
+def test_timers_run_in_due_order_and_cancelled_ones_do_not_run(clock: ManualClock, workers: Workers) -> None:
     ran: list[str] = []
     workers.call_after(20, lambda: ran.append("twenty"))
     workers.call_after(10, lambda: ran.append("ten"))
@@ -48,7 +48,7 @@ def test_timers_run_in_the_order_they_are_due_and_cancelled_ones_never(clock: Ma
     eventually(lambda: ran == ["ten", "twenty"])
 
 
-def test_a_serial_task_never_runs_twice_at_once_and_always_after_the_last_request(workers: Workers) -> None:
+def test_serial_task_never_overlaps_and_runs_after_the_last_request(workers: Workers) -> None:
     wanted = 0
     seen: list[int] = []
     running = 0
@@ -69,7 +69,7 @@ def test_a_serial_task_never_runs_twice_at_once_and_always_after_the_last_reques
     assert most == 1
 
 
-def test_a_task_that_raises_runs_again_when_it_is_asked_to(workers: Workers, caplog: pytest.LogCaptureFixture) -> None:
+def test_task_that_raised_runs_again_when_scheduled(workers: Workers, caplog: pytest.LogCaptureFixture) -> None:
     runs: list[int] = []
 
     def run() -> None:
@@ -84,7 +84,7 @@ def test_a_task_that_raises_runs_again_when_it_is_asked_to(workers: Workers, cap
     eventually(lambda: caplog.text.count("a worker task failed") == 3)
 
 
-def test_after_the_close_nothing_runs(clock: ManualClock) -> None:
+def test_nothing_runs_after_close(clock: ManualClock) -> None:
     workers = Workers(2, clock)
     ran: list[int] = []
     workers.call_after(5, lambda: ran.append(1))
@@ -112,7 +112,7 @@ for number in range(200):
 
 
 @pytest.mark.process
-def test_a_program_that_ends_without_closing_its_stream_says_nothing_and_loses_nothing(tmp_path: Path) -> None:
+def test_program_ending_without_closing_its_stream_is_silent_and_loses_nothing(tmp_path: Path) -> None:
     program = subprocess.run(
         [sys.executable, "-c", LEFT_OPEN, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
     )

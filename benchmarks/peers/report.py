@@ -21,6 +21,8 @@ _SAME = 1.05
 _MISSING = "not measured"
 _OURS = ("ours", "spark-ours")
 _TEMPLATE = Path(__file__).with_name("report.md")
+#: The figures of each part, which this comparison doesn't measure.
+_PARTS = Path(__file__).parents[1] / "parts.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ def value_of(document: Mapping[str, Any], name: str, delay_ms: str, path: tuple[
 def write_report(document: Mapping[str, Any], path: Path) -> None:
     """The document at ``path`` and its picture beside it."""
     path.write_text(rendered(document), encoding="utf-8")
-    draw(document, path.with_name("peers.png"))
+    draw(document, path.with_name("benchmarks.png"))
 
 
 def rendered(document: Mapping[str, Any]) -> str:
@@ -127,7 +129,8 @@ def rendered(document: Mapping[str, Any]) -> str:
         "versions": ", ".join(f"{name} {each}" for name, each in sorted(document["machine"]["versions"].items())),
         "days": _listed(sorted(_days(document))),
     }
-    return _TEMPLATE.read_text(encoding="utf-8").format(**values)
+    compared = _TEMPLATE.read_text(encoding="utf-8").format(**values)
+    return f"{compared}\n{_PARTS.read_text(encoding='utf-8')}"
 
 
 def _days(document: Mapping[str, Any]) -> set[str]:

@@ -1,4 +1,4 @@
-"""The page in a real browser: what it shows, that it keeps up, by keyboard, light and dark, on a phone, for guests."""
+"""The web page in a real browser: content, updates, keyboard, light and dark, phones, guests."""
 
 from __future__ import annotations
 
@@ -73,9 +73,7 @@ def overflow_px(page: Page) -> int:
     return found
 
 
-def test_trouble_comes_first_and_what_changes_is_seen_without_asking(
-    serve: Serve, look: Look, keep_picture: Keep
-) -> None:
+def test_problems_are_listed_first_and_page_updates_by_itself(serve: Serve, look: Look, keep_picture: Keep) -> None:
     view = lively()
     server = serve(view)
     page = shown(look(server.url))
@@ -110,8 +108,8 @@ def test_trouble_comes_first_and_what_changes_is_seen_without_asking(
     expect(page).to_have_title("offloader")
 
 
-def test_a_real_process_is_seen_as_it_is(look: Look, tmp_path: Path) -> None:
-    """Nothing is staged: entries go into ledgers, segments into a store, and both are looked at through the page."""
+def test_page_shows_state_of_real_process(look: Look, tmp_path: Path) -> None:
+    """Uses a real process with ledgers and a store, seen through the page."""
     with http_process(tmp_path, streams=(ORDERS, PAYMENTS)) as (http, process):
         page = shown(look(f"{http.url}/"))
         rows = page.locator(".streams tbody tr")
@@ -128,7 +126,7 @@ def test_a_real_process_is_seen_as_it_is(look: Look, tmp_path: Path) -> None:
         expect(page.locator("#state")).to_have_text("Working")
 
 
-def test_one_stream_is_a_picture_with_its_facts(serve: Serve, look: Look, keep_picture: Keep) -> None:
+def test_stream_page_draws_ledgers_segments_and_facts(serve: Serve, look: Look, keep_picture: Keep) -> None:
     view = lively()
     page = shown(look(serve(view).url + address(WORST), expected=("404",)))
     expect(page.get_by_role("heading", level=1)).to_have_text("clicks-partition-0")
@@ -203,7 +201,7 @@ def test_everything_is_reached_by_keyboard(serve: Serve, look: Look) -> None:
     expect(page.locator(".streams tbody tr")).to_have_count(12)
 
 
-def test_thousands_of_streams_come_page_by_page(serve: Serve, look: Look) -> None:
+def test_thousands_of_streams_are_shown_in_pages(serve: Serve, look: Look) -> None:
     view = StagedView(
         rows=[stream_row(f"shop/eu/persistent/t-{number:04}", lag_s=float(number)) for number in range(2500)]
     )
@@ -225,7 +223,7 @@ def test_thousands_of_streams_come_page_by_page(serve: Serve, look: Look) -> Non
 
 
 @pytest.mark.parametrize("where", ["streams", "stream"])
-def test_it_is_readable_in_light_and_dark_and_fits_a_phone(
+def test_page_is_readable_in_light_and_dark_and_fits_a_phone(
     serve: Serve, look: Look, keep_picture: Keep, where: str
 ) -> None:
     view = lively()
@@ -254,7 +252,7 @@ HOSTILE = [
 ]
 
 
-def test_names_and_messages_are_text_whatever_is_in_them(serve: Serve, look: Look) -> None:
+def test_markup_in_names_and_messages_is_shown_as_text(serve: Serve, look: Look) -> None:
     view = StagedView(rows=[stream_row(name, last_error=f"broken: {name}") for name in HOSTILE])
     view.problem_rows = [
         {"where": name, "what": name, "hint": name, "since_ms": None, "blocks_ready": True} for name in HOSTILE
@@ -285,7 +283,7 @@ def test_names_and_messages_are_text_whatever_is_in_them(serve: Serve, look: Loo
     assert page.locator("script").count() == 1
 
 
-def test_a_guest_is_asked_for_a_token_that_stays_in_the_tab(serve: Serve, look: Look, keep_picture: Keep) -> None:
+def test_page_asks_guest_for_token_and_keeps_it_in_the_tab(serve: Serve, look: Look, keep_picture: Keep) -> None:
     server = serve(lively(), token=TOKEN)
     asked: list[str] = []
     page = look(server.url, expected=("401",))
@@ -313,7 +311,7 @@ def test_a_guest_is_asked_for_a_token_that_stays_in_the_tab(serve: Serve, look: 
     assert page.evaluate("sessionStorage.length") == 0
 
 
-def test_what_was_seen_last_stays_while_nobody_answers(serve: Serve, look: Look, keep_picture: Keep) -> None:
+def test_last_known_state_stays_shown_while_server_is_unreachable(serve: Serve, look: Look, keep_picture: Keep) -> None:
     server = serve(lively())
     page = shown(look(server.url, expected=("Failed to load resource",)))
     server.stop()
@@ -328,7 +326,7 @@ def test_what_was_seen_last_stays_while_nobody_answers(serve: Serve, look: Look,
     expect(page.get_by_text("The offloader doesn't answer:")).to_be_hidden()
 
 
-def test_a_store_that_is_away_hides_only_what_it_alone_knows(serve: Serve, look: Look) -> None:
+def test_unreachable_store_hides_only_facts_from_the_store(serve: Serve, look: Look) -> None:
     view = lively()
     server = serve(view)
     page = shown(look(server.url, expected=("503",)))
@@ -344,7 +342,9 @@ def test_a_store_that_is_away_hides_only_what_it_alone_knows(serve: Serve, look:
         expect(page.get_by_role("region", name=part)).to_contain_text("connection refused")
 
 
-def test_nothing_there_yet_is_said_in_words(serve: Serve, look: Look, empty: StagedView, keep_picture: Keep) -> None:
+def test_empty_process_shows_messages_instead_of_tables(
+    serve: Serve, look: Look, empty: StagedView, keep_picture: Keep
+) -> None:
     page = shown(look(serve(empty).url))
     expect(page.get_by_text("No streams yet")).to_be_visible()
     expect(page.get_by_text("No cycle has run yet.")).to_be_visible()

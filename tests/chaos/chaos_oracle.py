@@ -29,7 +29,7 @@ Entries = dict[Position, bytes]
 #: Findings of one kind that are listed; more are counted.
 _LISTED_MAX = 5
 _UUID = r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
-#: What a manifest's folder holds (docs/MANIFEST.md).
+#: What a manifest's folder holds (docs/explanation/manifest.md).
 _MANIFEST_NAME = re.compile(
     r"[0-9]{20}\.json|[0-9]{20}\.checkpoint\.parquet|[0-9]{20}-[0-9a-f]{16}\.(segments|ledgers)\.parquet|boundary"
 )

@@ -83,7 +83,7 @@ def main() -> int:
             continue
         except OffloaderError as error:
             print(f"{name}: {error}", file=sys.stderr, flush=True)
-            if error.kind is ErrorKind.REPAIR_DATA:
+            if error.kind is ErrorKind.DATA_CORRUPTION:
                 print(f"wrong {name}: {error}", flush=True)
                 return WRONG
             failed = True

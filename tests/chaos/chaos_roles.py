@@ -29,51 +29,52 @@ _OFFLOADER = "tests.chaos.chaos_clock"
 
 #: Small segments and short waits, so that much happens between two kills.
 CONFIG = """
-streaming_offload = true
-
 [serve]
 store = "{store}"
 ledgers = "sqlite:///{database}"
 streams = ["chaos/live", "chaos/short"]
-follow_seconds = 0.1
-restart_seconds_max = 1
+restart_delay_max = "1s"
 
 [offload]
-block_bytes = 4096
-part_bytes = 5242880
-max_size_per_offload_segment_mbytes = {segment_mbytes}
-max_offload_segment_rollover_time_minutes = 0.015
-deletion_lag_minutes = 0.02
-drain_seconds_max = 40
-retry_seconds_max = 1
+method = "streaming"
+block_size = "4KiB"
+part_size = "5MiB"
+segment_size_max = "{segment_mbytes}MiB"
+segment_age_max = "900ms"
+deletion_lag = "1200ms"
+drain_timeout = "40s"
+retry_delay_max = "1s"
+
+[ledgers]
+poll_interval = "100ms"
 
 [store]
-connect_timeout_s = 1
-read_timeout_s = 2
+connect_timeout = "1s"
+read_timeout = "2s"
 retries_max = 3
-retry_total_s = 4
-retry_delay_first_s = 0.05
-retry_delay_max_s = 0.5
+retry_total = "4s"
+retry_delay_first = "50ms"
+retry_delay_max = "500ms"
 
 [manifest]
 checkpoint_records = 15
-orphan_age_hours_min = {orphan_age_hours}
+orphan_age_min = "{orphan_age_hours}h"
 
 [cleanup]
 delete = true
-grace_hours = 0.0005
+grace_period = "1800ms"
 allow_large_delete = true
-retry_minutes_max = 0.02
-cycle_minutes = 0.02
-orphans_hours = 0.001
+retry_delay_max = "1200ms"
+cycle_interval = "1200ms"
+orphans_interval = "3600ms"
 
 [retention]
-record_minutes = 0.01
-cycle_minutes = 0.01
+record_interval = "600ms"
+cycle_interval = "600ms"
 
 [topics."chaos/short".retention]
 policy = "size"
-min_mbytes = 0.05
+min_size = "51.2KiB"
 """
 
 

@@ -84,7 +84,7 @@ class Disk:
         with (self.folder / "balloon").open("wb") as file, contextlib.suppress(OSError):
             os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_bsize)
 
-    def relieve(self) -> None:
+    def request_flush(self) -> None:
         """Gives it back."""
         (self.folder / "balloon").unlink(missing_ok=True)
 
@@ -207,7 +207,7 @@ class World:
         """Ends one that was begun."""
         disk = self._disk_of(fault)
         if disk is not None:
-            disk.relieve()
+            disk.request_flush()
             self._everybody.discard(fault.kind)
             return
         if fault.kind == "server killed":

@@ -85,35 +85,35 @@ class Sidecar:
 def settings_of(urls: Mapping[Way, str], endpoint: Endpoint, store: str, plan: Plan) -> str:
     """Deadlines so short that a way that is cut is noticed while it is, and comes back soon."""
     return f"""
-        streaming_offload = true
         [serve]
         store = "{store}"
         endpoint_url = "{urls["store"]}"
         region = "us-east-1"
-        upkeep = false
-        restart_seconds_max = 1
+        maintenance = false
+        restart_delay_max = "1s"
         [store]
-        connect_timeout_s = 1
-        read_timeout_s = 1
+        connect_timeout = "1s"
+        read_timeout = "1s"
         retries_max = 2
-        retry_total_s = 2
-        retry_delay_max_s = 0.2
+        retry_total = "2s"
+        retry_delay_max = "200ms"
         [pulsar]
         service_url = "pulsar://{urlsplit(urls["broker"]).netloc}"
         admin_url = "{urls["admin"]}"
         topics = ["t/n"]
-        topics_seconds = 0.2
-        subscribers_seconds = 3600
-        connect_seconds_max = 1
-        request_seconds_max = 1
-        keep_alive_seconds = {plan.keep_alive_s}
-        hand_over_seconds = {plan.hand_over_s}
-        retry_seconds_max = 0.2
+        discovery_interval = "200ms"
+        subscribers_interval = "1h"
+        connect_timeout = "1s"
+        request_timeout = "1s"
+        keep_alive = "{plan.keep_alive_s}s"
+        store_outage_handover = "{plan.hand_over_s}s"
+        retry_delay_max = "200ms"
         [offload]
-        block_bytes = 512
-        max_size_per_offload_segment_mbytes = 0.004
-        max_offload_segment_rollover_time_minutes = {plan.segment_s / 60}
-        deletion_lag_minutes = 0
-        retry_seconds_max = 0.2
-        takeover_after_seconds = 2
+        method = "streaming"
+        block_size = "512B"
+        segment_size_max = "4.096KiB"
+        segment_age_max = "{plan.segment_s}s"
+        deletion_lag = "0s"
+        retry_delay_max = "200ms"
+        takeover_after = "2s"
         """

@@ -1,4 +1,4 @@
-"""The oracle itself: a sound run has no findings, and each kind of damage is told by what it is."""
+"""The chaos oracle: a sound run has no findings, and each kind of damage has its own."""
 
 from __future__ import annotations
 
@@ -109,8 +109,8 @@ def sound(servers: Any, one_server: str, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.process
-def test_it_shares_no_code_with_the_product() -> None:
-    """Nor do its readers: nothing of the product comes with them."""
+def test_oracle_shares_no_code_with_the_product() -> None:
+    """Its readers import nothing of the product either."""
     modules = ("tests.chaos.chaos_oracle", "tests.independent_manifest", "tests.independent_reader")
     code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -143,7 +143,7 @@ def test_entries_that_only_the_hot_tier_has_count(ran: Ran) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["", "-index"])
-def test_an_object_that_is_gone_is_dangling_and_its_entries_lost(ran: Ran, suffix: str) -> None:
+def test_missing_object_is_dangling_and_its_entries_lost(ran: Ran, suffix: str) -> None:
     del ran.contents.objects[ran.data_keys()[1] + suffix]
     assert [finding.split(" ")[2] for finding in ran.findings()] == ["dangling:"]
     only_cold(ran)
@@ -160,7 +160,7 @@ def test_a_flipped_bit_is_noticed(ran: Ran) -> None:
     assert "isn't what the manifest says" in ran.findings()[0]
 
 
-def test_a_segment_that_is_committed_twice_is_noticed(ran: Ran) -> None:
+def test_segment_committed_twice_is_reported(ran: Ran) -> None:
     manifest = ran.manifest
     first = next(iter(manifest.segments.values()))
     manifest.segments["copy"] = replace(first, uuid="copy")
@@ -179,7 +179,7 @@ def test_a_segment_that_is_committed_twice_is_noticed(ran: Ran) -> None:
         (lambda entries: entries.pop(sorted(entries)[7]), "lost: 1:7 isn't there"),
     ],
 )
-def test_entries_that_are_twice_wrong_or_gone_are_named(ran: Ran, change: Any, said: str) -> None:
+def test_repeated_wrong_and_missing_entries_are_reported(ran: Ran, change: Any, said: str) -> None:
     entries, _ = cold_entries(ran.contents, ran.manifest)
     change(entries)
     found = check_stream(ran.manifest, entries, {}, ran.journal)
@@ -192,12 +192,12 @@ def test_tiers_that_disagree_are_noticed(ran: Ran) -> None:
     assert found == [f"{STREAM}: (1, 0) isn't the same in both tiers"]
 
 
-def test_what_a_call_said_it_did_not_write_may_not_be_there(ran: Ran) -> None:
+def test_refused_entry_found_in_store_is_reported(ran: Ran) -> None:
     ran.journal.refused.add(3)
     assert "its call said that nothing was written" in ran.findings()[0]
 
 
-def test_a_head_takes_away_only_what_retention_may(ran: Ran, servers: Any, one_server: str) -> None:
+def test_oracle_accepts_only_heads_that_retention_may_set(ran: Ran, servers: Any, one_server: str) -> None:
     manifest = ran.manifest
     cold, _ = cold_entries(ran.contents, manifest)
     manifest.head = sorted(cold)[200]
@@ -216,13 +216,13 @@ def test_records_are_checked_one_by_one(ran: Ran) -> None:
 
 
 @pytest.mark.parametrize("key", ["0" * 8 + "-0000-8000-8000-" + "0" * 12, "leases/x", "retention/deleting/x", "other"])
-def test_what_nobody_needs_is_leaked(ran: Ran, key: str) -> None:
+def test_unreferenced_objects_and_uploads_are_leaked(ran: Ran, key: str) -> None:
     keys = [*ran.contents.names(), f"{STREAM}/{key}"]
     assert find_leaks(keys, [ran.manifest], []) == [f"leaked: {STREAM}/{key}"]
     assert find_leaks([], [ran.manifest], ["a"]) == ["leaked: an unfinished upload of a"]
 
 
-def test_a_purged_segment_whose_object_is_there_is_leaked_and_says_so(ran: Ran) -> None:
+def test_object_of_purged_segment_is_leaked_and_marked_purged(ran: Ran) -> None:
     manifest, key = ran.manifest, ran.data_keys()[0]
     uuid = key.rpartition("/")[2]
     del manifest.segments[uuid]
@@ -230,9 +230,7 @@ def test_a_purged_segment_whose_object_is_there_is_leaked_and_says_so(ran: Ran) 
     assert find_leaks([key], [manifest], []) == [f"leaked: {key} (purged)"]
 
 
-def test_what_the_product_truncates_is_what_the_second_reader_sees(
-    servers: Any, one_server: str, tmp_path: Path
-) -> None:
+def test_independent_reader_sees_head_of_truncated_stream(servers: Any, one_server: str, tmp_path: Path) -> None:
     place = servers.place(one_server)
     with closing(place.open()) as store:
         with offloader.open_managed_ledger(STREAM, ledgers=f"sqlite:///{tmp_path}/l.db", store=store) as topic:
@@ -246,7 +244,7 @@ def test_what_the_product_truncates_is_what_the_second_reader_sees(
     assert (found.head, found.last, found.findings) == ((1, 5), (1, 19), [])
 
 
-def test_payloads_and_journals_say_what_was_put_into_them(tmp_path: Path) -> None:
+def test_payloads_and_journals_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     assert read_journal(path)[STREAM].next_number == 0
     journal = JournalWriter(path)

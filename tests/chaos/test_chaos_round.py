@@ -1,4 +1,4 @@
-"""A short round on each real server: kills and faults on the real path, and the oracle's word at its end.
+"""A short chaos round on each real server: kills and faults on the real path, then the oracle.
 
 ``./dev chaos`` plays many, longer ones.
 """
@@ -39,7 +39,7 @@ STEPS = {
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("server", list(STEPS))
-def test_what_is_killed_and_broken_off_loses_repeats_and_leaks_nothing(
+def test_kills_and_faults_lose_repeat_and_leak_nothing(
     server: str, tmp_path: Path, toxiproxy: Toxiproxy, exercises: Any
 ) -> None:
     exercises(server)
@@ -74,7 +74,7 @@ def test_the_table_adds_rounds_up() -> None:
     ]
 
 
-def test_a_run_that_was_broken_off_is_gone_on_with(tmp_path: Path) -> None:
+def test_interrupted_run_is_continued(tmp_path: Path) -> None:
     kept = Kept(tmp_path / "runs" / "chaos.jsonl", {"seed": 1, "version": "a"})
     kept.begin()
     for outcome in outcomes():
@@ -90,7 +90,7 @@ def test_a_run_that_was_broken_off_is_gone_on_with(tmp_path: Path) -> None:
 
 
 @pytest.mark.process
-def test_options_are_told() -> None:
+def test_options_are_in_the_help() -> None:
     said = subprocess.run(
         [sys.executable, "-m", "tests.chaos", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout

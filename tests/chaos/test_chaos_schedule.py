@@ -1,4 +1,4 @@
-"""What is done in a round follows from its seed, and all of it occurs."""
+"""The plan of a chaos round follows from its seed, and every fault and kill occurs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.chaos.chaos_world import about
 
 
 @given(st.integers(0, 2**32), st.integers(1, 40), st.booleans())
-def test_a_seed_says_everything(seed: int, kills: int, with_spark: bool) -> None:
+def test_seed_determines_the_round(seed: int, kills: int, with_spark: bool) -> None:
     planned = round_of(seed, kills, with_spark=with_spark)
     assert planned == round_of(seed, kills, with_spark=with_spark)
     assert len(planned.steps) == kills
@@ -30,7 +30,7 @@ def test_in_200_kills_every_role_dies_and_every_fault_begins() -> None:
     assert {step.kill.moment for step in steps} == {"before", "half", "answered"}
 
 
-def test_requests_are_told_apart_by_what_they_are_about() -> None:
+def test_requests_are_classified_by_their_target() -> None:
     uuid = "0f6b7c3e-16b8-8f62-8f7b-6c0a6f3f0a55"
     folder = "/chaos/below/chaos/live"
     assert {

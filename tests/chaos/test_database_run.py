@@ -16,7 +16,7 @@ pytestmark = pytest.mark.process
 
 
 @pytest.mark.parametrize("seed", range(len(CLASSES)), ids=class_of)
-def test_a_changed_database_is_named_and_no_acknowledged_entry_is_lost(
+def test_changed_database_is_detected_and_no_acknowledged_entry_is_lost(
     seed: int, one_server: str, servers: Any, tmp_path: Path
 ) -> None:
     place = servers.place(one_server)

@@ -31,13 +31,13 @@ RUNS: Mapping[str, Plan] = {
 }
 
 
-def test_one_owner_after_the_other_and_every_entry_once(s3_place: Any, toxiproxy: Toxiproxy) -> None:
+def test_partitioned_sidecars_own_stream_in_turn_and_store_entries_once(s3_place: Any, toxiproxy: Toxiproxy) -> None:
     outcome = run(RUNS[s3_place.server], s3_place.endpoint, toxiproxy, bucket=s3_place.bucket, root=s3_place.root)
     assert not outcome.problems, "\n".join(outcome.said)
     assert outcome.entries > 5
 
 
-def test_a_plan_is_the_same_again_and_leaves_no_pattern_out() -> None:
+def test_plan_follows_from_its_seed_and_covers_every_pattern() -> None:
     assert plan(5, 30) == plan(5, 30) != plan(6, 30)
     for seed in range(20):
         steps = plan(seed, len(PATTERNS), seconds=3).steps
@@ -99,11 +99,11 @@ def test_a_history_in_order_has_no_problems() -> None:
         (lambda commits: commits[:3] + commits[4:], "s: record 4 is missing, record 5 is there"),
     ],
 )
-def test_what_contradicts_one_owner_at_a_time_is_told(
+def test_history_with_two_owners_at_a_time_is_reported(
     change: Callable[[list[Commit]], list[Commit]], said: str
 ) -> None:
     assert said in problems_of(change(history()), epochs_max=3)
 
 
-def test_a_stream_that_changes_hands_without_a_reason_is_told() -> None:
+def test_unexplained_change_of_owner_is_reported() -> None:
     assert problems_of(history(), epochs_max=1) == ["the stream changed hands 2 times, at most 1 are explained"]

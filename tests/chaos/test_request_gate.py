@@ -1,5 +1,6 @@
-"""The gate before a server: nothing is changed, each request is told at three moments, refusals are whole answers, and
-what gets lost has had its effect."""
+"""The request gate before a server: it changes nothing and reports each request at three moments.
+
+A refusal is a complete response; a request whose response is lost has taken effect."""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ def client(gate: RequestGate, s3_place: Any) -> Iterator[Any]:
     made.close()
 
 
-def test_each_request_is_told_before_at_half_and_once_answered(
+def test_request_gate_reports_each_request_before_at_half_and_once_answered(
     client: Any, s3_place: Any, listening: Listening
 ) -> None:
     key = {"Bucket": s3_place.bucket, "Key": f"{s3_place.root}/k"}
@@ -84,8 +85,8 @@ def test_each_request_is_told_before_at_half_and_once_answered(
     assert {each.target.partition("?")[0] for each in listening.told} == {f"/{s3_place.bucket}/{s3_place.root}/k"}
 
 
-def test_a_client_may_take_it_for_its_proxy(gate: RequestGate, s3_place: Any, listening: Listening) -> None:
-    """The server's address is the same for everybody then, whichever way they go."""
+def test_gate_works_as_http_proxy_of_a_client(gate: RequestGate, s3_place: Any, listening: Listening) -> None:
+    """Through a proxy, the client keeps the server's own address."""
     client = boto3.client(
         "s3",
         endpoint_url=s3_place.endpoint.url,
@@ -99,7 +100,7 @@ def test_a_client_may_take_it_for_its_proxy(gate: RequestGate, s3_place: Any, li
     assert {each.target for each in listening.told} == {f"/{s3_place.bucket}/{s3_place.root}/k"}
 
 
-def test_a_refusal_is_an_answer_that_leaves_nothing_behind(client: Any, s3_place: Any, gate: RequestGate) -> None:
+def test_refused_request_gets_a_response_and_stores_nothing(client: Any, s3_place: Any, gate: RequestGate) -> None:
     gate.refused_share = 1.0
     with pytest.raises(ClientError) as found:
         client.put_object(Bucket=s3_place.bucket, Key=f"{s3_place.root}/k", Body=BODY)
@@ -110,7 +111,7 @@ def test_a_refusal_is_an_answer_that_leaves_nothing_behind(client: Any, s3_place
     client.put_object(Bucket=s3_place.bucket, Key=f"{s3_place.root}/k", Body=BODY)
 
 
-def test_an_answer_that_gets_lost_has_had_its_effect(client: Any, s3_place: Any, gate: RequestGate) -> None:
+def test_request_with_lost_response_takes_effect(client: Any, s3_place: Any, gate: RequestGate) -> None:
     key = {"Bucket": s3_place.bucket, "Key": f"{s3_place.root}/k"}
     gate.lost_share = 1.0
     with pytest.raises(HTTPClientError):
@@ -121,7 +122,7 @@ def test_an_answer_that_gets_lost_has_had_its_effect(client: Any, s3_place: Any,
 
 
 @pytest.mark.parametrize(("moment", "there"), [("before", False), ("half", False), ("answered", True)])
-def test_what_a_listener_does_happens_at_that_moment(
+def test_listener_runs_at_the_moment_it_is_called_for(
     moment: str, there: bool, gate: RequestGate, s3_place: Any, listening: Listening, client: Any
 ) -> None:
     """A client that dies there has written nothing, nothing, and everything."""

@@ -1,4 +1,4 @@
-"""The proxy that does damage, between boto3 and real S3 servers: what each fault does to object and client."""
+"""The fault-injecting proxy between boto3 and real S3 servers: effect of each fault on object and client."""
 
 from __future__ import annotations
 
@@ -72,20 +72,20 @@ def way(s3_place: Any, toxiproxy: Toxiproxy) -> Iterator[Way]:
         yield made
 
 
-def test_without_faults_bytes_go_both_ways_as_they_are(way: Way) -> None:
+def test_proxy_without_faults_passes_bytes_unchanged(way: Way) -> None:
     way.put("k", BODY)
     assert way.get("k") == BODY
 
 
 def test_a_lost_acknowledgement_leaves_the_object_behind(way: Way) -> None:
-    """So a commit's outcome is unknown to the one who asked for it. The client waits a second for "100 Continue"."""
+    """The commit's outcome is unknown to its client, which waits a second for "100 Continue"."""
     with way.proxy.toxic("timeout", timeout=0), pytest.raises((ConnectionClosedError, ReadTimeoutError)):
         way.put("k", b"there", way.with_short_retries)
     eventually(lambda: way.names() == ["k"])  # nobody was told when
     assert way.get("k") == b"there"
 
 
-def test_a_request_that_is_cut_leaves_nothing_behind(way: Way) -> None:
+def test_cut_request_stores_nothing(way: Way) -> None:
     with way.proxy.toxic("limit_data", "upstream", bytes=100_000), pytest.raises(HTTPClientError):
         way.put("k", BODY)
     assert way.names() == []
@@ -94,7 +94,7 @@ def test_a_request_that_is_cut_leaves_nothing_behind(way: Way) -> None:
     assert way.names() == []
 
 
-def test_an_answer_that_is_cut_is_not_taken_for_a_whole_one(way: Way) -> None:
+def test_cut_response_is_not_taken_for_a_whole_one(way: Way) -> None:
     way.put("k", BODY)
     with way.proxy.toxic("limit_data", bytes=1_000_000), pytest.raises(Exception, match=r"IncompleteRead|Connection"):
         way.get("k")
@@ -110,7 +110,7 @@ def test_slowness_and_little_bandwidth_change_no_byte(way: Way) -> None:
         assert way.get("k") == BODY[:500_000]
 
 
-def test_a_way_that_is_cut_off_comes_back_at_the_same_place(way: Way) -> None:
+def test_healed_proxy_keeps_its_address_and_drops_old_faults(way: Way) -> None:
     way.put("k")
     way.proxy.add("latency", latency=int(2000 * PATIENCE_S))  # it would be seen if it were still there
     way.proxy.cut_off()
@@ -120,6 +120,6 @@ def test_a_way_that_is_cut_off_comes_back_at_the_same_place(way: Way) -> None:
     assert way.get("k") == b"x"
 
 
-def test_what_it_refuses_is_said_in_its_words(way: Way) -> None:
+def test_toxiproxy_refusal_is_reported_in_its_words(way: Way) -> None:
     with pytest.raises(RuntimeError, match="invalid toxic type"):
         way.proxy.add("magic")

@@ -66,7 +66,7 @@ def sweep(store: ObjectStore) -> None:
 def delete(store: ObjectStore) -> None:
     """All of the stream, with its name."""
     with suppress(NotFound):
-        remove_stream(store, STREAM, clock=SystemClock(), settings=AT_ONCE.manifest, despite_readers=True)
+        remove_stream(store, STREAM, clock=SystemClock(), settings=AT_ONCE.manifest, ignore_leases=True)
     clean(store)
     sweep(store)
 
@@ -85,7 +85,7 @@ def delete_both(store: ObjectStore) -> None:
     """A topic, with all that is kept under its name."""
     for partition in PARTITIONS:
         with suppress(NotFound):
-            remove_stream(store, partition, clock=SystemClock(), settings=AT_ONCE.manifest, despite_readers=True)
+            remove_stream(store, partition, clock=SystemClock(), settings=AT_ONCE.manifest, ignore_leases=True)
     clean(store)
     sweep(store)
 

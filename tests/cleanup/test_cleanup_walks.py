@@ -1,6 +1,6 @@
 """Random walks: truncations, rounds that break off anywhere, undo, holds, readers with leases, time.
 
-After every step nothing dangles and every reader with a lease reads what it saw; once it is quiet nothing is left over.
+After every step nothing dangles and every reader with a lease reads the same entries; at the end no garbage is left.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Walk:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(WALKS))
-def test_whatever_comes_nothing_dangles_and_nothing_is_left(seed: int) -> None:
+def test_random_walk_leaves_nothing_dangling_and_no_garbage(seed: int) -> None:
     walk = Walk(seed)
     try:
         for _ in range(STEPS):

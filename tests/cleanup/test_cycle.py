@@ -1,4 +1,4 @@
-"""From a head that moved on to objects that are gone, step by step, whatever stops it."""
+"""Cleanup from a moved head to deleted objects, step by step, with every way to stop it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from formats.entries import Position
 from formats.keys import parse_object_key, record_number
 from formats.manifest import Adopt, Hold, LedgersDeleted
 from offloader.errors import NotFound, OffloaderError, OutcomeUnknown, StoreUnavailable, Trimmed
-from offloader.gc.audit import read_batches
 from offloader.gc.plan import Action, CleanupPlan
-from offloader.gc.sweep import LargeDelete, cleanup_all, cleanup_stream
+from offloader.gc.sweep import LargeDelete, cleanup_all, cleanup_stream, read_batches
 from offloader.manifest.deletion_clock import ClockSkew, DeletionClock
 from offloader.manifest.leases import DeletionStopped, lift_global_hold, set_global_hold, take_lease
 from offloader.manifest.segment_table import AT_ROOT
@@ -30,7 +29,7 @@ from tests.support.streams import StreamWriter, batch_of
 pytestmark = pytest.mark.slow
 
 
-def test_a_segment_before_the_head_is_retired_then_purged_and_its_objects_go() -> None:
+def test_segment_before_the_head_is_retired_then_purged() -> None:
     bench = Bench()
     everything = bench.stored()
     bench.truncate(2, 5)
@@ -48,7 +47,7 @@ def test_a_segment_before_the_head_is_retired_then_purged_and_its_objects_go() -
     assert (again.swept.retired, again.swept.purged) == (0, 0)
 
 
-def test_a_segment_across_the_head_stays_and_so_does_one_with_a_ledger_that_isn_t_gone() -> None:
+def test_segment_across_head_or_with_live_ledger_is_kept() -> None:
     bench = Bench(ledgers=1)
     bench.writer.add([batch_of(2, 0, 5), batch_of(3, 0, 5)], closes=[2])
     log = bench.log()
@@ -88,7 +87,7 @@ def test_the_dry_run_lists_what_the_run_does_and_writes_nothing() -> None:
     )  # fmt: skip
 
 
-def test_more_than_half_of_a_stream_goes_only_when_somebody_says_so() -> None:
+def test_deleting_more_than_half_of_a_stream_needs_confirmation() -> None:
     bench = Bench(ledgers=4, allow_large_delete=False)
     bench.truncate(3)  # exactly half
     assert bench.run().swept.retired == 2
@@ -102,7 +101,7 @@ def test_more_than_half_of_a_stream_goes_only_when_somebody_says_so() -> None:
     assert bench.run(allow_large=True).swept.retired == 1
 
 
-def test_what_was_due_is_purged_though_the_next_step_is_too_large() -> None:
+def test_due_segments_are_purged_although_next_step_is_too_large() -> None:
     bench = Bench(ledgers=4, allow_large_delete=False)
     bench.truncate(2)
     bench.run()
@@ -114,7 +113,7 @@ def test_what_was_due_is_purged_though_the_next_step_is_too_large() -> None:
     assert len(bench.state.offloaded()) == 3
 
 
-def test_a_reader_with_a_lease_finds_everything_until_it_is_done() -> None:
+def test_reader_with_a_lease_reads_everything_until_it_ends() -> None:
     bench = Bench()
     reader = open_reader(bench.memory, STREAM, lease_seconds=7 * 24 * 3600, clock=bench.clock)
     bench.truncate(4)
@@ -128,7 +127,7 @@ def test_a_reader_with_a_lease_finds_everything_until_it_is_done() -> None:
     assert bench.stored() == bench.named()
 
 
-def test_readers_that_came_later_are_not_waited_for() -> None:
+def test_later_readers_are_not_awaited() -> None:
     bench = Bench()
     early = take_lease(bench.memory, STREAM, 40 * 3600, clock=bench.clock, reader="early")
     bench.truncate(2)
@@ -162,7 +161,7 @@ def test_a_lease_ends_by_the_clocks_and_one_that_can_t_be_read_never_does() -> N
     assert bench.run().swept.purged == 1
 
 
-def test_without_a_note_of_its_readers_whoever_reads_now_is_waited_for() -> None:
+def test_lost_reader_list_makes_purge_wait_for_current_leases() -> None:
     """The round that retired them was killed before it listed the leases."""
     bench = Bench()
     lease = take_lease(bench.memory, STREAM, 100 * 3600, clock=bench.clock, reader="early")
@@ -177,7 +176,7 @@ def test_without_a_note_of_its_readers_whoever_reads_now_is_waited_for() -> None
     assert bench.run().swept.purged == 1
 
 
-def test_a_hold_keeps_everything_at_every_step() -> None:
+def test_held_stream_is_kept_at_every_step() -> None:
     bench = Bench()
     bench.truncate(3)
     log = bench.log()
@@ -196,7 +195,7 @@ def test_a_hold_keeps_everything_at_every_step() -> None:
     assert bench.run().swept.purged == 2
 
 
-def test_the_stop_for_everything_keeps_everything() -> None:
+def test_global_hold_keeps_everything() -> None:
     bench = Bench()
     bench.truncate(3)
     bench.run()
@@ -214,8 +213,8 @@ def test_the_stop_for_everything_keeps_everything() -> None:
     assert bench.run().swept.purged == 2
 
 
-def test_a_stop_of_everything_comes_between_any_two_steps_of_a_round() -> None:
-    """Before each of its requests in turn; the step before which it had looked may still be taken, no more."""
+def test_global_hold_stops_a_round_between_any_two_steps() -> None:
+    """The hold is set before each request in turn; at most the step that was checked just before is still taken."""
     for call in range(2, 80):
         bench = Bench(ledgers=6)
         for ledger in (2, 3, 4):
@@ -262,7 +261,7 @@ def test_clocks_that_can_t_be_trusted_stop_deletion() -> None:
 
 
 @pytest.mark.parametrize("jump_s", [3 * 24 * 3600, -3 * 24 * 3600, 90, -90])
-def test_a_clock_that_jumps_while_the_process_runs_stops_deletion_though_the_store_has_the_same(jump_s: int) -> None:
+def test_clock_jump_stops_deletion_although_store_clock_agrees(jump_s: int) -> None:
     bench = Bench()
     times = DeletionClock(bench.memory, bench.clock, skew_ms_max=60_000)
     bench.truncate(3)
@@ -276,7 +275,7 @@ def test_a_clock_that_jumps_while_the_process_runs_stops_deletion_though_the_sto
     assert len(bench.stored()) == 8
 
 
-def test_a_clock_that_went_back_is_noticed_by_what_was_written_before() -> None:
+def test_backward_clock_is_detected_by_earlier_records() -> None:
     bench = Bench()
     bench.truncate(3)
     bench.clock.set_now_ms(bench.clock.now_ms() - 120_000)
@@ -297,7 +296,7 @@ class Stubborn:
         return [*self._delete([key for key in keys if key not in self.kept]), *failed]
 
 
-def test_a_key_that_a_multi_delete_keeps_is_tried_for_ever_and_seen() -> None:
+def test_key_kept_by_a_multi_delete_is_retried_forever_and_reported() -> None:
     bench = Bench(retry_minutes_max=60)
     stubborn = Stubborn(bench)
     data, index = bench.writer.keys(bench.writer.uuids[0])
@@ -326,7 +325,7 @@ def test_a_key_that_a_multi_delete_keeps_is_tried_for_ever_and_seen() -> None:
     assert (over.done_ms is not None, over.problem) == (True, ""), "it went in the end"
 
 
-def test_a_purged_segment_whose_objects_a_crash_left_is_known_by_name() -> None:
+def test_purged_objects_left_by_a_crash_are_found_by_name() -> None:
     bench = Bench()
     bench.truncate(3)
     bench.run()
@@ -356,7 +355,7 @@ def adopted(bench: Bench, *, owned: bool) -> tuple[str, str]:
     return keys
 
 
-def test_an_adopted_segment_that_isn_t_ours_is_released_and_its_objects_stay() -> None:
+def test_adopted_segment_without_ownership_is_released_and_its_objects_stay() -> None:
     bench = Bench()
     keys = adopted(bench, owned=False)
     bench.truncate(5, 10)
@@ -369,7 +368,7 @@ def test_an_adopted_segment_that_isn_t_ours_is_released_and_its_objects_stay() -
     assert sorted(actions) == [("purge", True), ("release", False)]
 
 
-def test_adopted_objects_that_became_ours_go_though_no_uuid_proves_whose_they_are() -> None:
+def test_owned_adopted_objects_are_deleted_without_uuid_proof() -> None:
     bench = Bench()
     keys = adopted(bench, owned=True)
     bench.truncate(5, 10)
@@ -398,9 +397,7 @@ def test_a_reader_of_a_plan_with_a_retired_segment_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("after", "error"), [(False, StoreUnavailable), (True, OutcomeUnknown)])
-def test_a_round_that_stops_at_any_request_loses_nothing_and_leaves_nothing(
-    after: bool, error: type[OffloaderError]
-) -> None:
+def test_round_failing_at_any_request_loses_and_leaks_nothing(after: bool, error: type[OffloaderError]) -> None:
     call = 0
     while True:
         call += 1
@@ -423,7 +420,7 @@ def test_a_round_that_stops_at_any_request_loses_nothing_and_leaves_nothing(
     assert call > 30
 
 
-def test_a_crash_that_nothing_survives_at_any_request_is_made_good_by_the_next_process() -> None:
+def test_next_process_repairs_crash_at_any_request() -> None:
     """From one call on nothing is answered any more: not even the way out of an error can repair anything."""
     for call in range(1, 200):
         bench = Bench(ledgers=3)
@@ -446,7 +443,7 @@ def test_a_crash_that_nothing_survives_at_any_request_is_made_good_by_the_next_p
     raise AssertionError("no round was without a fault")
 
 
-def test_an_undo_that_comes_between_is_noticed_and_nothing_of_it_goes() -> None:
+def test_concurrent_undo_keeps_its_segments_from_purging() -> None:
     from formats.manifest import Restore, UndoRetire
 
     bench = Bench()
@@ -479,7 +476,7 @@ def test_an_undo_that_comes_between_is_noticed_and_nothing_of_it_goes() -> None:
     assert len(bench.named()) == 8
 
 
-def test_what_is_remembered_is_bounded_by_age_and_by_number() -> None:
+def test_audit_is_bounded_by_age_and_number() -> None:
     bench = Bench(ledgers=6, audit_days=30, audit_records_max=2, grace_hours=0)
     for ledger in (2, 3, 4):
         bench.truncate(ledger)
@@ -493,7 +490,7 @@ def test_what_is_remembered_is_bounded_by_age_and_by_number() -> None:
     assert list(read_batches(bench.memory, STREAM, done=True)) == []
 
 
-def test_the_audit_says_who_when_why_and_what() -> None:
+def test_audit_records_operator_time_rule_and_segment() -> None:
     bench = Bench()
     bench.truncate(2)
     bench.run(by="ana@host")
@@ -508,7 +505,7 @@ def test_the_audit_says_who_when_why_and_what() -> None:
     assert batch.done_ms == bench.clock.now_ms()
 
 
-def test_one_streams_failure_doesn_t_keep_the_others_from_their_turn() -> None:
+def test_failing_stream_does_not_block_cleanup_of_others() -> None:
     bench = Bench(ledgers=2)
     for name in ("a", "z"):
         writer = StreamWriter(bench.memory, name, clock=bench.clock)
@@ -524,7 +521,7 @@ def test_one_streams_failure_doesn_t_keep_the_others_from_their_turn() -> None:
     assert (reports["z"].error, reports["z"].swept.retired) == (None, 1)
 
 
-def test_a_stream_that_isn_t_there_is_not_found() -> None:
+def test_cleanup_of_an_unknown_stream_raises_not_found() -> None:
     bench = Bench(ledgers=1)
     with pytest.raises(NotFound):
         cleanup_stream(bench.memory, "nobody", clock=bench.clock)

@@ -1,4 +1,4 @@
-"""A hold that is set between any two requests of whoever shortens a stream: nothing goes by a record after it."""
+"""A hold set between any two requests of a truncation or cleanup: no deletion follows its record."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def delete(bench: Bench, store: ObjectStore) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("act", [clean, retain, delete])
-def test_nothing_goes_by_a_record_after_the_hold(act: Callable[[Bench, ObjectStore], None]) -> None:
+def test_no_deletion_follows_a_hold_set_between_any_two_requests(act: Callable[[Bench, ObjectStore], None]) -> None:
     shortened = set()
     for call in count(1):
         bench = Bench(grace_hours=0)

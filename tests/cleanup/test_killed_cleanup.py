@@ -1,6 +1,6 @@
-"""kill -9 at each step of truncation, cleanup, undo, the search for orphans and deletion; another process goes on.
+"""kill -9 at each step of truncation, cleanup, undo, reconciliation and deletion; another process continues.
 
-What is in the bucket then is read by a reader that shares no code with this project.
+The bucket is then read by a reader that shares no code with this project.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ CHECKS: dict[str, Callable[[ObjectStore], None]] = {
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kill", KILLS, ids=str)
-def test_what_a_killed_process_left_is_finished_by_another(kill: Kill, stores: dict[Kill, ObjectStore]) -> None:
+def test_work_of_killed_process_is_finished_by_another(kill: Kill, stores: dict[Kill, ObjectStore]) -> None:
     store = stores[kill]
     if kill.act == "delete":
         check_deleted(store, kill)

@@ -1,4 +1,4 @@
-"""kill -9 while a topic of partitions is truncated as one stream, or deleted; another process goes on."""
+"""kill -9 while a partitioned topic is truncated or deleted; another process continues."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_topic_is_truncated_wholly_or_not_at_all(
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kill", DELETIONS, ids="-".join)
-def test_nothing_is_left_of_a_topic_whose_deletion_was_killed(
+def test_killed_topic_deletion_leaves_nothing_in_the_end(
     kill: tuple[str, str, str], stores: dict[tuple[str, ...], ObjectStore]
 ) -> None:
     store = stores["delete-topic", *kill]

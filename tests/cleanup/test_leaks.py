@@ -1,4 +1,4 @@
-"""After streams were written, killed, taken over, truncated and deleted, a real bucket holds what manifests name."""
+"""After writes, kills, takeovers, truncations and deletions a real bucket holds exactly what manifests name."""
 
 from __future__ import annotations
 

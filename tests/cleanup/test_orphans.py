@@ -1,4 +1,4 @@
-"""Judging a page at once says what judging each key by itself would."""
+"""Classifying a page of keys gives the same result as classifying each key."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_page_is_judged_like_each_of_its_keys(page: list[ObjectInfo], held: bo
     assert sorted(found) == sorted((info.key, what) for info, what in expected if what not in ("needed", "other"))
 
 
-def test_an_upload_that_may_go_on_is_none_and_one_that_is_named_later_stays() -> None:
+def test_running_upload_is_kept_and_late_named_upload_reclassified() -> None:
     knowledge = known()
     running = UploadInfo(f"{STREAM}/{NAMED[0]}", "u", 0)
     assert classify_upload(running, knowledge) is None
@@ -130,7 +130,7 @@ def test_an_upload_that_may_go_on_is_none_and_one_that_is_named_later_stays() ->
     assert classified_again(leftover, knowledge).reason is Reason.NAMED_SINCE
 
 
-def test_an_upload_of_an_adopted_segment_is_nobodys() -> None:
+def test_upload_of_adopted_segment_is_foreign() -> None:
     knowledge = known()
     names = knowledge.names
     assert names is not None
@@ -140,7 +140,7 @@ def test_an_upload_of_an_adopted_segment_is_nobodys() -> None:
     assert leftover.reason is Reason.FOREIGN
 
 
-def test_lists_of_what_was_deleted_and_awaited_go_only_when_no_manifest_of_that_name_may_come_back() -> None:
+def test_deletion_lists_go_only_when_no_manifest_of_the_name_may_return() -> None:
     page = [
         ObjectInfo(key, 1, "", OLD_MS)
         for key in (
@@ -163,7 +163,7 @@ def test_lists_of_what_was_deleted_and_awaited_go_only_when_no_manifest_of_that_
     assert list(classify_page(page, known())) == [(Place.RETENTION, 1, 1)] * 3
 
 
-def test_what_was_let_go_of_a_topic_is_judged_as_a_void_and_not_once_more() -> None:
+def test_tombstoned_topic_documents_are_deleted_while_their_voids_stay() -> None:
     over = replace(known(), topic=TopicState(is_there=True, entry_is_over=True, intent_is_over=True))
     for key in (topic_key(STREAM), intent_key(STREAM)):
         (entry,) = classify_page([ObjectInfo(key, 300, "", OLD_MS)], over)

@@ -1,4 +1,4 @@
-"""Orphans and unfinished uploads in real stores: each lists in its own way."""
+"""Orphans and unfinished uploads in real stores, each with its own way of listing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A round of cleanup or reconciling that stands still between two requests, while others change what it looked at."""
+"""A cleanup or reconciliation paused between two requests while other processes change the stream."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class StandsStill(StoreWrapper):
 
 
 def test_a_segment_younger_than_the_round_is_never_taken_for_purged() -> None:
-    """While a round stands still a segment is written, retired, and nearly purged: another process dies just before."""
+    """While a round is paused a segment is written, retired, and nearly purged: another process dies just before."""
     for call in count(1):
         bench = Bench(grace_hours=1)
 
@@ -67,8 +67,8 @@ def test_a_segment_younger_than_the_round_is_never_taken_for_purged() -> None:
 
 
 @pytest.mark.slow
-def test_a_round_that_another_one_overtakes_plans_anew_and_ends_well() -> None:
-    """Wherever it stands still: both retire and purge the same segments, and neither calls the other's work wrong."""
+def test_overtaken_round_plans_again_and_succeeds() -> None:
+    """Paused at any request: both rounds retire and purge the same segments, and neither reports an error."""
     for call in count(1):
         bench = Bench(grace_hours=1)
         bench.truncate(3)
@@ -89,7 +89,7 @@ def test_a_round_that_another_one_overtakes_plans_anew_and_ends_well() -> None:
     assert call > 10
 
 
-def test_a_round_whose_plans_are_always_overtaken_ends_with_what_was_refused() -> None:
+def test_round_overtaken_at_every_plan_fails_with_refused_edit() -> None:
     bench = Bench(ledgers=9)
     bench.truncate(8)
     plans: list[CleanupPlan] = []
@@ -104,7 +104,7 @@ def test_a_round_whose_plans_are_always_overtaken_ends_with_what_was_refused() -
     bench.check()
 
 
-def test_what_a_new_stream_of_the_name_keeps_isnt_taken_for_what_the_old_one_left() -> None:
+def test_reader_list_of_recreated_stream_is_not_taken_for_garbage() -> None:
     """A list of readers is named by a number only, and a late round of a deleted stream may leave one."""
     bench = Bench()
     left = awaited_key(STREAM, 5)
@@ -141,7 +141,7 @@ def left_manifest(bench: Bench) -> str:
 
 
 @pytest.mark.parametrize("happen", [hold, stop])
-def test_an_old_manifest_stays_when_a_hold_comes_after_it_was_judged(happen: Callable[[Bench], None]) -> None:
+def test_old_manifest_stays_when_held_after_classification(happen: Callable[[Bench], None]) -> None:
     bench = Bench()
     key = left_manifest(bench)
     notes = f"{STREAM}/notes.txt"
@@ -155,7 +155,7 @@ def test_an_old_manifest_stays_when_a_hold_comes_after_it_was_judged(happen: Cal
     assert len(bench.memory.list(key).objects) == 2
 
 
-def test_an_old_manifest_is_as_young_as_the_youngest_object_of_it() -> None:
+def test_old_manifest_is_as_young_as_its_youngest_object() -> None:
     bench = Bench()
     key = left_manifest(bench)
     bench.hours(22.5)
@@ -165,7 +165,7 @@ def test_an_old_manifest_is_as_young_as_the_youngest_object_of_it() -> None:
 
 
 @pytest.mark.parametrize("is_stopped", [False, True])
-def test_the_void_of_a_name_stays_when_a_stop_comes_after_it_was_judged(is_stopped: bool) -> None:
+def test_void_of_a_name_stays_when_held_after_classification(is_stopped: bool) -> None:
     bench = Bench(ledgers=0)
     name = "public/default/persistent/gone"
     void, notes = catalog_key(name), f"{name}/notes.txt"

@@ -1,4 +1,4 @@
-"""A plan for very many segments is a few columns: what a round needs of memory for each segment."""
+"""A cleanup plan for very many segments: memory per segment."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_plan_takes_little_memory_for_each_segment(status: int) -> None:
     assert plan.large == (status == OFFLOADED)
 
 
-def test_retired_rows_of_columns_are_grouped_by_their_record_and_dead_ones_left_out() -> None:
+def test_retired_columns_are_grouped_by_record_without_purged_rows() -> None:
     state = state_of(OFFLOADED)
     doomed = plan_cleanup(state, {}, now_ms=0, grace_ms=0).doomed[0].segments
     for number, start in enumerate((0, 5)):

@@ -1,4 +1,4 @@
-"""What nobody needs is found, and only what is provably ours goes."""
+"""Reconciliation finds unreferenced objects and deletes only those that are provably its own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from formats.documents import GLOBAL_HOLD_KEY, Lease, Subscribers, document_key, encode_lease, lease_key
+from formats.documents import GLOBAL_HOLD_KEY, Lease, Subscribers, document_key, lease_key
 from formats.entries import Position
 from formats.keys import boundary_key, data_key, index_key, manifest_prefix, new_segment_uuid, record_key
 from formats.manifest import Assign, Failed, Hold, LedgersDeleted, Purged, Retire, Rewrite
@@ -35,7 +35,7 @@ from tests.cleanup.left_behind import DAY_S, HOUR_S, STREAM, Bucket, outcomes
 from tests.support.streams import StreamWriter, batch_of
 
 
-def test_only_what_is_ours_unnamed_and_old_goes_and_a_dry_run_says_the_same() -> None:
+def test_only_own_unnamed_old_objects_go_and_dry_run_reports_the_same() -> None:
     bucket = Bucket()
     bucket.offload(3)
     orphans = [*bucket.failed(), *bucket.put_segment(bucket.uuid()), *bucket.put_segment(bucket.uuid(), ledger_id=7)]
@@ -74,12 +74,12 @@ def test_only_what_is_ours_unnamed_and_old_goes_and_a_dry_run_says_the_same() ->
     assert {each.outcome for each in bucket.reconcile()} == {Outcome.KEPT}
 
 
-def test_what_is_needed_is_counted_by_kind() -> None:
+def test_referenced_objects_are_counted_by_kind() -> None:
     bucket = Bucket()
     bucket.offload(2)
     bucket.put(document_key(Subscribers, STREAM, bucket.writer.log.state.incarnation))
     lease = UUID(int=5)
-    bucket.inner.put(lease_key(STREAM, lease), encode_lease(Lease(lease, STREAM, "r", 60)))
+    bucket.inner.put(lease_key(STREAM, lease), Lease(lease, STREAM, "r", 60).encode())
     run = Reconciliation(bucket.store, STREAM, clock=bucket.clock)
 
     assert list(run.leftovers()) == []
@@ -92,7 +92,7 @@ def test_what_is_needed_is_counted_by_kind() -> None:
     )
 
 
-def test_whatever_the_manifest_names_stays_whatever_its_status_and_epoch() -> None:
+def test_objects_named_in_manifest_stay_in_any_status_and_epoch() -> None:
     bucket = Bucket()
     kept, gone = bucket.offload(2)
     retired, purged = bucket.offload(2)
@@ -120,7 +120,7 @@ def test_whatever_the_manifest_names_stays_whatever_its_status_and_epoch() -> No
     assert [each.key for each in bucket.reconcile()] == []
 
 
-def test_the_age_counts_by_the_earlier_clock_and_skew_stops_everything() -> None:
+def test_age_is_measured_by_the_earlier_clock_and_skew_stops_deletion() -> None:
     bucket = Bucket()
     orphans = bucket.failed()
     local = ManualClock(bucket.clock.now_ms())
@@ -143,7 +143,7 @@ def test_the_age_counts_by_the_earlier_clock_and_skew_stops_everything() -> None
 
 
 @pytest.mark.parametrize("by_prefix", [True, False])
-def test_unfinished_uploads_that_nobody_goes_on_with_are_aborted(by_prefix: bool) -> None:
+def test_abandoned_uploads_are_aborted(by_prefix: bool) -> None:
     bucket = Bucket()
     (complete,) = bucket.offload()
     late = bucket.assign()
@@ -207,7 +207,7 @@ class UnrulyListing(FaultyStore):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
-def test_a_listing_may_be_paged_unordered_doubled_and_change_underneath(seed: int) -> None:
+def test_listing_may_be_paged_unordered_repeated_and_change(seed: int) -> None:
     bucket = Bucket()
     bucket.offload(4)
     orphans = [key for _ in range(6) for key in bucket.failed()]
@@ -234,7 +234,7 @@ def test_a_listing_may_be_paged_unordered_doubled_and_change_underneath(seed: in
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["before", "after", "torn"])
-def test_after_a_crash_at_any_request_the_next_run_finishes_and_nothing_is_lost(how: str) -> None:
+def test_next_run_finishes_after_a_crash_at_any_request_and_loses_nothing(how: str) -> None:
     for call in range(1, 60):
         bucket = Bucket()
         bucket.offload(2)
@@ -331,7 +331,7 @@ def everywhere(make, act, check) -> None:  # type: ignore[no-untyped-def]
     raise AssertionError("the run never comes to an end")
 
 
-def test_what_a_new_owner_adopts_stays_whenever_it_does() -> None:
+def test_segment_adopted_by_a_new_owner_is_kept() -> None:
     """Spec of the manifest, section 5: only an owner's ``failed`` makes an assigned uuid sweepable."""
 
     def make() -> Bucket:
@@ -357,7 +357,7 @@ def test_what_a_new_owner_adopts_stays_whenever_it_does() -> None:
     everywhere(make, act, check)
 
 
-def test_a_segment_that_is_written_while_the_reconciler_runs_stays() -> None:
+def test_segment_written_during_reconciliation_stays() -> None:
     def act(bucket: Bucket) -> None:
         bucket.offload(2)
         bucket.put_segment(bucket.assign())
@@ -377,7 +377,7 @@ def test_a_segment_that_is_written_while_the_reconciler_runs_stays() -> None:
 
 
 @pytest.mark.slow
-def test_a_stream_that_is_deleted_and_created_again_underneath_loses_nothing() -> None:
+def test_concurrent_delete_and_recreate_of_stream_loses_nothing() -> None:
     def act(bucket: Bucket) -> None:
         settings = ManifestSettings(orphan_age_hours_min=0)
 
@@ -398,7 +398,7 @@ def test_a_stream_that_is_deleted_and_created_again_underneath_loses_nothing() -
     everywhere(make, act, lambda bucket: bucket.check_readable())
 
 
-def test_a_stalled_writer_that_comes_back_late_loses_and_its_objects_go() -> None:
+def test_stalled_writer_is_fenced_and_its_objects_are_deleted() -> None:
     bucket = Bucket()
     bucket.offload()
     stalled, uuid = bucket.writer, bucket.assign()
@@ -421,7 +421,7 @@ def test_a_stalled_writer_that_comes_back_late_loses_and_its_objects_go() -> Non
     assert bucket.uploads() == []
 
 
-def test_a_hold_stops_everything_also_when_it_comes_at_the_last_moment() -> None:
+def test_hold_stops_reconciliation_even_at_the_last_moment() -> None:
     bucket = Bucket()
     bucket.offload()
     orphans = set(bucket.failed())
@@ -444,7 +444,7 @@ def test_a_hold_stops_everything_also_when_it_comes_at_the_last_moment() -> None
     assert len(bucket.uploads()) == 1
 
 
-def test_a_stop_of_everything_stops_this_too() -> None:
+def test_global_hold_stops_reconciliation() -> None:
     bucket = Bucket()
     bucket.offload()
     bucket.failed()
@@ -465,12 +465,12 @@ def test_a_stop_of_everything_stops_this_too() -> None:
     assert {each.outcome for each in bucket.reconcile()} == {Outcome.DELETED}
 
 
-def test_ended_leases_go_a_day_after_their_end() -> None:
+def test_ended_leases_are_deleted_a_day_after_their_end() -> None:
     bucket = Bucket()
     bucket.offload()
     held, ended, damaged = UUID(int=1), UUID(int=2), UUID(int=3)
-    bucket.inner.put(lease_key(STREAM, ended), encode_lease(Lease(ended, STREAM, "r", 60)))
-    bucket.inner.put(lease_key(STREAM, held), encode_lease(Lease(held, STREAM, "r", 2 * DAY_S)))
+    bucket.inner.put(lease_key(STREAM, ended), Lease(ended, STREAM, "r", 60).encode())
+    bucket.inner.put(lease_key(STREAM, held), Lease(held, STREAM, "r", 2 * DAY_S).encode())
     bucket.inner.put(lease_key(STREAM, damaged), b"?")
     bucket.clock.advance(DAY_S)
     assert bucket.reconcile() == []
@@ -479,7 +479,7 @@ def test_ended_leases_go_a_day_after_their_end() -> None:
     assert bucket.reconcile() == []
 
 
-def test_what_a_deleted_incarnation_left_goes_and_then_its_manifest() -> None:
+def test_objects_of_deleted_incarnation_go_before_its_manifest() -> None:
     bucket = Bucket()
     bucket.offload()
     old = bucket.writer.log.state.incarnation
@@ -516,7 +516,7 @@ def test_what_a_deleted_incarnation_left_goes_and_then_its_manifest() -> None:
     assert bucket.reconcile() == []
 
 
-def test_what_a_rebuild_didn_t_record_stays() -> None:
+def test_objects_left_out_by_a_rebuild_stay() -> None:
     bucket = Bucket()
     bucket.offload(2)
     old = bucket.writer.log.state.incarnation
@@ -537,7 +537,7 @@ def test_what_a_rebuild_didn_t_record_stays() -> None:
     assert set(left) <= {info.key for info in bucket.inner.list("").objects}
 
 
-def test_a_stream_that_nothing_tells_about_is_left_alone() -> None:
+def test_stream_without_readable_catalogue_entry_is_left_alone() -> None:
     bucket = Bucket()
     bucket.offload()
     bucket.failed()
@@ -559,8 +559,8 @@ def test_a_stream_that_nothing_tells_about_is_left_alone() -> None:
     assert bucket.keys() == before
 
 
-def test_an_entry_without_records_over_a_segment_is_damage_and_nothing_is_deleted() -> None:
-    """Its creator got no further, or all of its manifest is lost: the segment tells which."""
+def test_entry_without_records_over_a_segment_is_corrupt_and_deletes_nothing() -> None:
+    """Either the creator stopped there, or the whole manifest is lost: the segment proves the loss."""
     bucket = Bucket()
     stream, incarnation = "public/default/persistent/half-made", UUID(int=9)
     create_entry(bucket.inner, stream, lambda: incarnation, 5)
@@ -574,7 +574,7 @@ def test_an_entry_without_records_over_a_segment_is_damage_and_nothing_is_delete
     bucket.inner.head(key)
 
 
-def test_a_store_that_goes_away_while_pages_are_judged_is_an_error_and_nothing_else() -> None:
+def test_store_failure_while_listing_uploads_is_an_error_and_deletes_nothing() -> None:
     bucket = Bucket()
     bucket.offload(2)
     bucket.store.set_faults([Fault(call=1, verb="list_uploads", calls=99)])
@@ -583,7 +583,7 @@ def test_a_store_that_goes_away_while_pages_are_judged_is_an_error_and_nothing_e
     bucket.check_readable()
 
 
-def test_nothing_is_asked_for_twice_when_nothing_is_left_over() -> None:
+def test_reconciling_without_orphans_asks_for_each_object_once() -> None:
     """The price of a run over a stream in order: lists, the manifest once, and what a topic of that name may have."""
     bucket = Bucket()
     bucket.offload(2)

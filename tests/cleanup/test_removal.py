@@ -88,17 +88,17 @@ def leaves_nothing(store: ObjectStore) -> None:
         removal_of(store, STREAM, now_ms=0)
 
 
-def test_nothing_is_left_in_memory() -> None:
+def test_removal_leaves_nothing_in_memory() -> None:
     leaves_nothing(MemoryStore(f"removal-{next(_names)}", "", SystemClock()))
 
 
-def test_nothing_is_left_in_a_directory(tmp_path: Path) -> None:
+def test_removal_leaves_nothing_in_a_directory(tmp_path: Path) -> None:
     leaves_nothing(open_store(f"file://{tmp_path}/store"))
     left = [str(path) for path in (tmp_path / "store").rglob("*") if STREAM.rpartition("/")[2] in path.name]
     assert left == []
 
 
-def test_nothing_is_left_in_a_bucket(s3_place: Any) -> None:
+def test_removal_leaves_nothing_in_a_bucket(s3_place: Any) -> None:
     leaves_nothing(s3_place.open())
 
 
@@ -114,7 +114,7 @@ def test_foreign_objects_stay_and_are_named() -> None:
     )
 
 
-def test_a_stream_that_is_read_held_or_stopped_is_not_deleted() -> None:
+def test_stream_under_a_lease_or_hold_is_not_deleted() -> None:
     bench = Bench()
     lease = take_lease(bench.memory, STREAM, 3600, clock=bench.clock, reader="ana@host")
     with pytest.raises(InvalidCall, match="read by ana@host"):
@@ -158,7 +158,7 @@ def test_a_deletion_that_stopped_is_finished_by_the_rounds_of_cleanup() -> None:
 
 
 @pytest.mark.slow
-def test_a_deleter_that_wakes_up_after_the_stream_was_created_again_takes_nothing_of_it() -> None:
+def test_stalled_deleter_takes_nothing_of_recreated_stream() -> None:
     """It stalls before any of its requests; leases and what retention keeps have the same keys in both."""
     stalled_in_time = 0
     for stalls_at in range(1, 80):
@@ -186,7 +186,7 @@ def test_a_deleter_that_wakes_up_after_the_stream_was_created_again_takes_nothin
 
         store = Stalled(bench.memory)
         with contextlib.suppress(NotFound, StoreUnavailable, InvalidCall, ClockSkew):
-            remove_stream(store, STREAM, clock=bench.clock, despite_readers=True)
+            remove_stream(store, STREAM, clock=bench.clock, ignore_leases=True)
         if not again:
             assert stalled_in_time > 5
             return
@@ -207,7 +207,7 @@ class ExactUploads(FaultyStore):
 
 
 @pytest.mark.parametrize("layout", [1, 2])
-def test_there_an_upload_goes_whose_record_was_folded_into_a_checkpoint_too(layout: int) -> None:
+def test_upload_recorded_only_in_checkpoint_is_aborted_on_removal(layout: int) -> None:
     bench = Bench()
     log = bench.log()
     log.open_epoch()
@@ -223,7 +223,7 @@ def test_there_an_upload_goes_whose_record_was_folded_into_a_checkpoint_too(layo
     assert bench.memory.list_uploads("") == []
 
 
-def test_uploads_of_attempts_that_failed_go_where_a_store_finds_them_by_their_whole_key_only() -> None:
+def test_uploads_of_failed_attempts_are_aborted_by_their_whole_key() -> None:
     bench = Bench()
     log = bench.log()
     log.open_epoch()
@@ -243,8 +243,8 @@ def test_uploads_of_attempts_that_failed_go_where_a_store_finds_them_by_their_wh
 
 
 @pytest.mark.slow
-def test_a_stop_of_everything_stops_a_deletion_that_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It comes before each of its requests in turn; what the request after it was about may still go, no more."""
+def test_global_hold_stops_a_running_deletion(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hold is set before each request in turn; at most the objects of the following request are still deleted."""
     monkeypatch.setattr(removal, "DELETE_KEYS_MAX", 3)
     for call in range(2, 60):
         bench = Bench(ledgers=4)

@@ -1,16 +1,16 @@
-"""Segments whose entries are in others by now: both their objects go after the grace period, none before its record."""
+"""Segments replaced by a rewrite: both objects are deleted after the grace period, none before its record."""
 
 from __future__ import annotations
 
 import pytest
 
-from formats.documents import DeletedSegment
+from formats.documents import DeletedSegment, DeletionRecord
 from formats.entries import Position
 from formats.keys import data_key, index_key, new_segment_uuid
 from formats.manifest import Replace, Rewrite, Rewritten
 from formats.segment import Layout
 from offloader.errors import OffloaderError
-from offloader.gc.audit import begin_batch
+from offloader.gc.sweep import write_batch
 from offloader.read.reader import open_reader
 from offloader.testing.faulty_store import Fault
 from tests.cleanup.cleaning import STREAM, Bench
@@ -36,7 +36,7 @@ def require_whole(bench: Bench) -> None:
         assert len(reader.read(Position(1, 0), Position(4, 9))) == 40
 
 
-def test_they_go_when_the_grace_period_is_over_and_what_took_their_place_stays() -> None:
+def test_replaced_segments_go_after_grace_period_and_new_ones_stay() -> None:
     bench, old = rewritten()
     assert bench.run().swept.purged == 0
     assert bench.stored() == bench.named() | old
@@ -48,7 +48,7 @@ def test_they_go_when_the_grace_period_is_over_and_what_took_their_place_stays()
     require_whole(bench)
 
 
-def test_a_batch_of_them_that_never_came_to_its_record_deletes_nothing() -> None:
+def test_deletion_batch_without_a_record_deletes_nothing() -> None:
     bench, old = rewritten()
     bench.hours(2)
     # Twice a process dies just before the record: the second one finds what the first one wrote down.
@@ -64,7 +64,7 @@ def test_a_batch_of_them_that_never_came_to_its_record_deletes_nothing() -> None
     require_whole(bench)
 
 
-def test_what_is_promised_to_take_their_place_goes_by_no_batch_that_names_it() -> None:
+def test_promised_segment_is_not_deleted_by_a_batch_naming_it() -> None:
     bench = Bench(grace_hours=1)
     log = bench.writer.log
     uuid = new_segment_uuid(log.state.incarnation, 1)
@@ -72,16 +72,19 @@ def test_what_is_promised_to_take_their_place_goes_by_no_batch_that_names_it() -
     log.commit([Rewrite(uuid, 1, finished.summary.begin, finished.summary.end, 5, bench.memory.driver_metadata)])
     put_objects(bench.memory, log, uuid, 1, finished, data)
     keys = data_key(STREAM, uuid, 1), index_key(STREAM, uuid, 1)
-    begin_batch(
-        *(bench.memory, STREAM, log.state.incarnation),
+    now_ms = bench.clock.now_ms()
+    batch = DeletionRecord(
+        name=f"{now_ms:016d}-{bytes(8).hex()}",
+        stream=STREAM,
+        incarnation=log.state.incarnation,
         action="purge",
         by="somebody",
         rule="a mistake",
         retire_record=1,
-        segments=[DeletedSegment(uuid=uuid, keys=keys, first=None, last=None, entries=0, object_bytes=0)],
-        now_ms=bench.clock.now_ms(),
-        entropy=lambda count: bytes(count),
+        segments=(DeletedSegment(uuid=uuid, keys=keys, first=None, last=None, entries=0, object_bytes=0),),
+        planned_ms=now_ms,
     )
+    write_batch(bench.memory, batch)
     bench.run()
     log.commit([Replace(tuple(bench.writer.uuids[:1]), (Rewritten(uuid, finished.summary),), 6)])
     require_whole(bench)

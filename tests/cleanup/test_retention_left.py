@@ -1,4 +1,4 @@
-"""What retention keeps of streams and topics that are gone goes with them, and never that of one that lives."""
+"""Retention documents of deleted streams and topics are deleted, and those of live ones never."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from formats.documents import (
     Subscribers,
     awaited_key,
     document_key,
-    encode_awaited,
     intent_key,
     retention_prefix,
     topic_key,
@@ -107,9 +106,9 @@ def test_a_stream_and_a_topic_leave_nothing() -> None:
     assert kinds(bench, TOPIC) == {"subscribers", "records", "decisions", "topic", "truncation.json"}
     assert kinds(bench, PARTITIONS[0]) == {"deleted"}
     for stream in (STREAM, PARTITIONS[0]):
-        bench.memory.put(awaited_key(stream, 7), encode_awaited(AwaitedReaders(UUID(int=1), 7, ())))
+        bench.memory.put(awaited_key(stream, 7), AwaitedReaders(UUID(int=1), 7, ()).encode())
     for stream in (STREAM, *PARTITIONS):
-        remove_stream(bench.memory, stream, clock=bench.clock, despite_readers=True)
+        remove_stream(bench.memory, stream, clock=bench.clock, ignore_leases=True)
     rounds(bench)
     assert "subscribers" in kinds(bench, TOPIC), "its partitions may still be asked for"
     bench.clock.advance(DAY_S + 1)
@@ -118,12 +117,12 @@ def test_a_stream_and_a_topic_leave_nothing() -> None:
     assert reconcile(bench.memory, bench.clock) == ([], 0)
 
 
-def test_wherever_it_stops_the_rest_is_found() -> None:
+def test_topic_deletion_interrupted_at_any_request_is_completed_later() -> None:
     """The last round of a topic's deletion is broken off before each of its requests for the topic, for good."""
     for call in range(1, 20):
         bench = lived()
         for stream in PARTITIONS:
-            remove_stream(bench.memory, stream, clock=bench.clock, despite_readers=True)
+            remove_stream(bench.memory, stream, clock=bench.clock, ignore_leases=True)
         bench.clock.advance(DAY_S + 1)
         store = FaultyStore(bench.memory)
         store.set_faults([Fault(call=call, calls=10**6, key_part=retention_prefix(TOPIC))])
@@ -141,8 +140,8 @@ def test_wherever_it_stops_the_rest_is_found() -> None:
     raise AssertionError("no round was without a fault")
 
 
-def test_a_stalled_deleter_never_takes_the_registry_of_the_stream_that_was_created_again() -> None:
-    """It stalls before each of its requests in turn, for as long as it takes to delete and create the stream again."""
+def test_stalled_deleter_never_takes_registry_of_recreated_stream() -> None:
+    """It stalls before each of its requests in turn, until the stream is deleted and created again."""
     protected = 0
     for stalls_at in range(1, 100):
         clock = ManualClock()
@@ -153,7 +152,7 @@ def test_a_stalled_deleter_never_takes_the_registry_of_the_stream_that_was_creat
             for _ in range(2):
                 clock.advance(DAY_S + 1)
                 with contextlib.suppress(NotFound):
-                    remove_stream(memory, STREAM, clock=clock, despite_readers=True)
+                    remove_stream(memory, STREAM, clock=clock, ignore_leases=True)
             made.append(begun(memory, clock))
 
         class Stalling(FaultyStore):
@@ -165,7 +164,7 @@ def test_a_stalled_deleter_never_takes_the_registry_of_the_stream_that_was_creat
         begun(memory, clock)
         store = Stalling(memory)
         with contextlib.suppress(OffloaderError):
-            remove_stream(store, STREAM, clock=clock, despite_readers=True)
+            remove_stream(store, STREAM, clock=clock, ignore_leases=True)
         if not made:
             assert protected > 10
             return
@@ -184,11 +183,11 @@ def begun(memory: MemoryStore, clock: ManualClock) -> set[str]:
     writer.add([batch_of(1, 0, 10)])
     open_retention(memory, STREAM, clock=clock).add("billing")
     incarnation = writer.log.state.incarnation
-    memory.put(awaited_key(STREAM, 7), encode_awaited(AwaitedReaders(incarnation, 7, ())))
+    memory.put(awaited_key(STREAM, 7), AwaitedReaders(incarnation, 7, ()).encode())
     return {document_key(Subscribers, STREAM, incarnation)}
 
 
-def test_documents_of_dead_incarnations_go_when_they_are_old() -> None:
+def test_old_documents_of_dead_incarnations_are_deleted() -> None:
     bench = lived()
     dead = UUID(int=1, version=4)
     late = [document_key(Subscribers, name, dead) for name in (STREAM, TOPIC)]
@@ -207,11 +206,11 @@ def test_documents_of_dead_incarnations_go_when_they_are_old() -> None:
     assert {key.split("/")[-2] for key in gone} <= {"leases"}
 
 
-def test_nothing_of_a_topic_goes_while_one_of_its_partitions_lives_or_may_come_back() -> None:
+def test_topic_documents_stay_while_a_partition_lives_or_may_return() -> None:
     bench = lived()
     kept = kinds(bench, TOPIC)
     for stream in PARTITIONS[:2]:
-        remove_stream(bench.memory, stream, clock=bench.clock, despite_readers=True)
+        remove_stream(bench.memory, stream, clock=bench.clock, ignore_leases=True)
     bench.clock.advance(DAY_S + 1)
     rounds(bench)
     reconcile(bench.memory, bench.clock)
@@ -263,7 +262,7 @@ def test_a_topic_keeps_its_registry_where_a_stream_of_that_name_was_deleted() ->
     assert void == {topic_key(TOPIC): 0, intent_key(TOPIC): 0}
 
 
-def test_reader_groups_are_needed_and_unknown_names_are_not_ours() -> None:
+def test_reader_group_documents_are_needed_and_unknown_names_foreign() -> None:
     bench = lived()
     groups = open_reader_groups(bench.memory, clock=bench.clock)
     groups.create("dash.boards-1", GroupConfig([STREAM], RetentionType.AUTOMATIC))
@@ -280,12 +279,12 @@ def test_reader_groups_are_needed_and_unknown_names_are_not_ours() -> None:
     assert {"_groups/dash.boards-1", "_groups/gone", *foreign} <= set(remaining(bench.memory))
 
 
-def test_an_entry_that_is_replaced_meanwhile_stays() -> None:
+def test_concurrently_replaced_topic_entry_stays() -> None:
     bench = lived()
     for _ in range(2):
         for stream in PARTITIONS:
             with contextlib.suppress(NotFound):
-                remove_stream(bench.memory, stream, clock=bench.clock, despite_readers=True)
+                remove_stream(bench.memory, stream, clock=bench.clock, ignore_leases=True)
         bench.clock.advance(DAY_S + 1)
 
     class Racing(FaultyStore):
@@ -303,12 +302,12 @@ def test_an_entry_that_is_replaced_meanwhile_stays() -> None:
     assert open_retention(bench.memory, TOPIC, clock=bench.clock).registry().names() == ["new"]
 
 
-def test_a_store_that_fails_is_told() -> None:
+def test_store_failure_is_reported() -> None:
     bench = lived()
     for _ in range(2):
         for stream in PARTITIONS:
             with contextlib.suppress(NotFound):
-                remove_stream(bench.memory, stream, clock=bench.clock, despite_readers=True)
+                remove_stream(bench.memory, stream, clock=bench.clock, ignore_leases=True)
         bench.clock.advance(DAY_S + 1)
     store = FaultyStore(bench.memory)
     store.set_faults([Fault(call=1, calls=10**6, verb="put", key_part="/retention/")])
@@ -317,11 +316,11 @@ def test_a_store_that_fails_is_told() -> None:
     assert issubclass(StoreUnavailable, OffloaderError)
 
 
-def test_what_is_written_late_for_a_name_that_nobody_knows_any_more_goes_when_it_is_old() -> None:
+def test_late_documents_of_unknown_names_go_when_old() -> None:
     """A publisher stalled until nothing was left; but not while a partition's manifest may bring the topic back."""
     bench = lived()
     for stream in (STREAM, *PARTITIONS):
-        remove_stream(bench.memory, stream, clock=bench.clock, despite_readers=True)
+        remove_stream(bench.memory, stream, clock=bench.clock, ignore_leases=True)
     bench.clock.advance(DAY_S + 1)
     rounds(bench)
     assert remaining(bench.memory) == {}
@@ -329,7 +328,7 @@ def test_what_is_written_late_for_a_name_that_nobody_knows_any_more_goes_when_it
     late = {document_key(Subscribers, name, dead) for name in (STREAM, TOPIC)}
     late.add(awaited_key(STREAM, 7))
     for key in late:
-        bench.memory.put(key, encode_awaited(AwaitedReaders(UUID(int=1), 7, ())))
+        bench.memory.put(key, AwaitedReaders(UUID(int=1), 7, ()).encode())
     found, _ = reconcile(bench.memory, bench.clock)
     assert {each.key: each.reason for each in found} == dict.fromkeys(late, Reason.YOUNG)
     bench.clock.advance(DAY_S + 1)
@@ -347,7 +346,7 @@ def test_what_is_written_late_for_a_name_that_nobody_knows_any_more_goes_when_it
     assert remaining(bench.memory) == {}
 
 
-def test_a_plain_stream_of_a_topics_name_goes_without_what_is_kept_of_the_topic() -> None:
+def test_deleting_plain_stream_keeps_documents_of_topic_of_that_name() -> None:
     bench = Bench()
     for stream in PARTITIONS:
         bench.grow(stream)
@@ -360,3 +359,27 @@ def test_a_plain_stream_of_a_topics_name_goes_without_what_is_kept_of_the_topic(
         bench.clock.advance(DAY_S + 1)
     assert before <= set(remaining(bench.memory))
     assert open_retention(bench.memory, TOPIC, clock=bench.clock).registry().names() == ["billing"]
+
+
+def test_late_topic_document_is_deleted_beside_foreign_objects() -> None:
+    clock = ManualClock()
+    memory = MemoryStore(f"retention-left-{next(_names)}", "", clock)
+    late = document_key(Subscribers, TOPIC, UUID(int=1, version=4))
+    foreign = {f"{PARTITIONS[0]}/notes.txt", f"{PARTITIONS[0]}/manifest/notes.txt"}
+    for key in (late, *foreign):
+        memory.put(key, b"written late")
+    clock.advance(DAY_S + 1)
+    reconcile(memory, clock)
+    assert remaining(memory).keys() == foreign
+
+
+def test_a_topic_document_stays_while_a_manifest_could_restore_a_partition() -> None:
+    clock = ManualClock()
+    memory = MemoryStore(f"retention-left-{next(_names)}", "", clock)
+    StreamWriter(memory, PARTITIONS[0], clock=clock).add([batch_of(1, 0, 10)])
+    late = document_key(Subscribers, TOPIC, UUID(int=1, version=4))
+    memory.put(late, b"of the topic")
+    memory.delete([catalog_key(PARTITIONS[0])])
+    clock.advance(DAY_S + 1)
+    reconcile(memory, clock)
+    assert late in remaining(memory)

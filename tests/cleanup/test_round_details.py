@@ -1,4 +1,4 @@
-"""What a round of cleanup and a deletion look at beside what they act on: stops, lists of readers, batches."""
+"""Details of cleanup rounds and deletions: holds, reader lists, deletion batches."""
 
 from __future__ import annotations
 
@@ -9,23 +9,14 @@ from uuid import UUID
 
 import pytest
 
-from formats.documents import (
-    AwaitedReaders,
-    DeletionRecord,
-    Subscribers,
-    awaited_key,
-    awaited_prefix,
-    document_key,
-    encode_awaited,
-)
+from formats.documents import AwaitedReaders, DeletionRecord, Subscribers, awaited_key, awaited_prefix, document_key
 from formats.entries import Position
 from formats.keys import catalog_key, data_key, index_key, new_segment_uuid, record_key, record_number
 from formats.manifest import Adopt, LedgerClosed, LedgersDeleted
 from offloader.errors import OffloaderError, StoreUnavailable
-from offloader.gc.audit import read_batches, retry_at_ms
 from offloader.gc.delete_stream import remove_stream
 from offloader.gc.plan import RetiredFacts, retired_facts, retired_groups
-from offloader.gc.sweep import SEGMENTS_PER_RECORD_MAX, cleanup_all, cleanup_stream
+from offloader.gc.sweep import SEGMENTS_PER_RECORD_MAX, cleanup_all, cleanup_stream, read_batches, retry_at_ms
 from offloader.manifest.boundary import DELETE_KEYS_MAX
 from offloader.manifest.catalog import VOID
 from offloader.manifest.checkpoint import checkpoint_now
@@ -46,14 +37,14 @@ def stop(bench: Bench) -> None:
     set_global_hold(bench.memory, by="ana", reason="a test", now_ms=0)
 
 
-def test_a_round_with_nothing_to_do_says_that_everything_is_stopped() -> None:
+def test_idle_round_reports_the_global_hold() -> None:
     bench = Bench()
     stop(bench)
     with pytest.raises(DeletionStopped):
         bench.run()
 
 
-def test_a_stop_after_the_plan_comes_before_the_first_step() -> None:
+def test_global_hold_after_the_plan_prevents_the_first_step() -> None:
     bench = Bench()
     bench.truncate(3)
     with pytest.raises(DeletionStopped):
@@ -61,7 +52,7 @@ def test_a_stop_after_the_plan_comes_before_the_first_step() -> None:
     assert len(bench.state.segments.retired()) == 0
 
 
-def test_a_round_over_all_streams_says_that_everything_is_stopped_though_there_are_none() -> None:
+def test_round_over_no_streams_reports_the_global_hold() -> None:
     bench = Bench(ledgers=0)
     stop(bench)
     bench.memory.delete([catalog_key(STREAM)])
@@ -69,7 +60,7 @@ def test_a_round_over_all_streams_says_that_everything_is_stopped_though_there_a
         list(cleanup_all(bench.memory, clock=bench.clock))
 
 
-def test_a_stop_ends_a_round_over_all_streams_and_is_no_streams_error() -> None:
+def test_global_hold_ends_a_round_and_is_no_error_of_a_stream() -> None:
     bench = Bench()
     bench.truncate(3)
     with pytest.raises(DeletionStopped):
@@ -84,7 +75,7 @@ def void(bench: Bench) -> str:
     return key
 
 
-def test_a_stop_after_the_last_stream_keeps_what_is_left_of_names() -> None:
+def test_global_hold_after_the_last_stream_keeps_voids_of_names() -> None:
     bench = Bench()
     key = void(bench)
     reports = cleanup_all(bench.memory, clock=bench.clock, on_plan=lambda _: stop(bench))
@@ -94,7 +85,7 @@ def test_a_stop_after_the_last_stream_keeps_what_is_left_of_names() -> None:
     assert bench.memory.get(key)[0] == VOID
 
 
-def test_of_names_only_those_go_that_were_asked_for() -> None:
+def test_round_deletes_voids_only_below_its_prefix() -> None:
     bench = Bench()
     key = void(bench)
     for prefix, is_left in ((STREAM, True), ("public/", False)):
@@ -102,7 +93,7 @@ def test_of_names_only_those_go_that_were_asked_for() -> None:
         assert bool(bench.memory.list(key).objects) is is_left
 
 
-def test_a_name_that_can_t_be_forgotten_now_is_told_of_and_the_next_round_forgets_it() -> None:
+def test_failed_deletion_of_a_void_is_reported_and_retried_next_round() -> None:
     bench = Bench()
     key = void(bench)
     bench.store.set_faults([Fault(call=1, verb="put", key_part=key)])
@@ -125,7 +116,7 @@ class Noting(StoreWrapper):
         return call()
 
 
-def test_what_a_round_asks_the_store_comes_after_everybody_elses_requests() -> None:
+def test_cleanup_requests_have_deletion_priority() -> None:
     bench = Bench()
     store = Noting(bench)
     bench.truncate(2)
@@ -137,7 +128,7 @@ def test_what_a_round_asks_the_store_comes_after_everybody_elses_requests() -> N
     assert {priority for verb, priority in store.seen if verb == "put"} == {Priority.DELETION}
 
 
-def test_whoever_reads_a_stream_that_is_being_deleted_isnt_waited_for() -> None:
+def test_lease_on_a_deleted_stream_does_not_delay_its_cleanup() -> None:
     bench = Bench()
     remove_stream(bench.memory, STREAM, clock=bench.clock)
     bench.hours(25)
@@ -146,7 +137,7 @@ def test_whoever_reads_a_stream_that_is_being_deleted_isnt_waited_for() -> None:
     assert (report.is_finished, report.error) == (True, None)
 
 
-def test_a_dry_round_goes_on_with_no_deletion() -> None:
+def test_dry_round_continues_no_deletion() -> None:
     bench = Bench()
     remove_stream(bench.memory, STREAM, clock=bench.clock)
     bench.hours(25)
@@ -169,7 +160,7 @@ def adopted(bench: Bench) -> UUID:
     return theirs
 
 
-def test_a_stop_after_the_plan_comes_before_an_adopted_segment_is_released() -> None:
+def test_global_hold_after_the_plan_prevents_a_release() -> None:
     bench = Bench(ledgers=0)
     theirs = adopted(bench)
     with pytest.raises(DeletionStopped):
@@ -178,7 +169,7 @@ def test_a_stop_after_the_plan_comes_before_an_adopted_segment_is_released() -> 
     assert not list(read_batches(bench.memory, STREAM, done=False))
 
 
-def test_that_a_segment_was_released_is_in_the_audit_and_nothing_is_left_to_do() -> None:
+def test_release_of_adopted_segment_is_audited_and_leaves_nothing_pending() -> None:
     bench = Bench(ledgers=0)
     theirs = adopted(bench)
     report = bench.run()
@@ -188,11 +179,11 @@ def test_that_a_segment_was_released_is_in_the_audit_and_nothing_is_left_to_do()
     assert (batch.action, [(each.uuid, each.keys) for each in batch.segments]) == ("release", [(theirs, ())])
 
 
-def test_the_objects_that_one_record_lets_go_are_one_request() -> None:
+def test_objects_of_one_retire_record_fit_one_delete_request() -> None:
     assert 2 * SEGMENTS_PER_RECORD_MAX == DELETE_KEYS_MAX
 
 
-def test_what_is_after_the_head_in_a_ledger_that_is_gone_goes_too() -> None:
+def test_segment_after_head_in_a_deleted_ledger_is_retired() -> None:
     bench = Bench()
     bench.truncate(2, 4)
     bench.log().commit_as_maintainer([LedgersDeleted((2,))])
@@ -200,7 +191,7 @@ def test_what_is_after_the_head_in_a_ledger_that_is_gone_goes_too() -> None:
     assert [segment.begin for segment in bench.state.offloaded()] == [Position(3, 0), Position(4, 0)]
 
 
-def test_a_lease_counts_until_the_very_end() -> None:
+def test_lease_holds_objects_until_its_exact_end() -> None:
     bench = Bench(grace_hours=0)
     bench.truncate(3)
     take_lease(bench.memory, STREAM, 3600, clock=bench.clock, reader="ana")
@@ -223,7 +214,7 @@ def test_a_dry_round_writes_down_no_readers() -> None:
     assert {info.key: info.etag for info in bench.memory.list("").objects} == before
 
 
-def test_a_list_of_readers_of_a_stream_that_is_gone_is_nobodys() -> None:
+def test_reader_list_of_an_earlier_incarnation_is_ignored() -> None:
     """Of that name, and retired by a record of the same number."""
     bench = Bench(grace_hours=0)
     bench.truncate(3)
@@ -231,23 +222,23 @@ def test_a_list_of_readers_of_a_stream_that_is_gone_is_nobodys() -> None:
     number = bench.state.segments.retired()[0].retire_record
     assert number is not None
     lease = take_lease(bench.memory, STREAM, 3600, clock=bench.clock, reader="ana")
-    bench.memory.put(awaited_key(STREAM, number), encode_awaited(AwaitedReaders(UUID(int=1), number, ())))
+    bench.memory.put(awaited_key(STREAM, number), AwaitedReaders(UUID(int=1), number, ()).encode())
     assert bench.run().swept.purged == 0
     lease.end()
     assert bench.run().swept.purged == 2
 
 
-def test_lists_of_readers_go_with_their_retirements_but_for_those_of_records_to_come() -> None:
+def test_reader_lists_of_past_records_are_deleted_and_of_future_ones_kept() -> None:
     bench = Bench()
     over, to_come = (awaited_key(STREAM, number) for number in (1, 1000))
     for number, key in ((1, over), (1000, to_come)):
         awaited = AwaitedReaders(bench.state.incarnation, number, ())
-        bench.memory.put(key, encode_awaited(awaited))
+        bench.memory.put(key, awaited.encode())
     bench.run()
     assert [info.key for info in bench.memory.list(awaited_prefix(STREAM)).objects] == [to_come]
 
 
-def test_a_retirement_of_which_nothing_says_when_it_was_isnt_old() -> None:
+def test_retirement_of_unknown_time_is_not_old() -> None:
     bench = Bench()
     bench.truncate(3)
     bench.run()
@@ -260,7 +251,7 @@ def test_a_retirement_of_which_nothing_says_when_it_was_isnt_old() -> None:
     assert facts == {groups[0].record_id: RetiredFacts(None)}
 
 
-def test_a_retirement_whose_record_was_folded_is_as_young_as_the_checkpoint() -> None:
+def test_retirement_in_a_folded_record_is_as_young_as_the_checkpoint() -> None:
     bench = Bench(grace_hours=100)
     bench.truncate(3)
     assert bench.run().swept.retired == 2
@@ -295,7 +286,7 @@ class Dying(StoreWrapper):
         return call()
 
 
-def test_a_batch_stays_written_down_from_before_its_record_until_it_is_done() -> None:
+def test_deletion_batch_is_stored_from_before_its_record_until_done() -> None:
     bench = Bench(grace_hours=0)
     bench.truncate(3)
     bench.run()
@@ -307,7 +298,7 @@ def test_a_batch_stays_written_down_from_before_its_record_until_it_is_done() ->
     assert bench.run().swept.deleted_objects == 4
 
 
-def test_the_wait_before_objects_are_tried_again_doubles_up_to_its_limit() -> None:
+def test_deletion_retry_delay_doubles_up_to_its_limit() -> None:
     settings = Settings.of({"cleanup": {"retry_minutes_max": 10}}).cleanup
     nobodys = DeletionRecord(
         name=f"{0:016d}-{'0' * 16}",
@@ -337,7 +328,7 @@ def test_documents_of_another_incarnation_outlive_a_late_deletion() -> None:
 
 
 @pytest.mark.parametrize("place", [AT_ROOT, {}], ids=["at the root", "below the stream"])
-def test_adopted_objects_that_arent_ours_outlive_the_stream(place: Mapping[str, str]) -> None:
+def test_adopted_objects_of_other_owners_outlive_the_stream(place: Mapping[str, str]) -> None:
     bench = Bench()
     theirs, folder = UUID(int=0xABCDEF), "" if place else STREAM
     keys = {data_key(folder, theirs), index_key(folder, theirs)}
@@ -366,7 +357,7 @@ class Late(StoreWrapper):
         return answer
 
 
-def test_what_arrives_while_a_stream_is_deleted_goes_too() -> None:
+def test_object_written_during_stream_deletion_is_deleted_too() -> None:
     bench = Bench()
     key = data_key(STREAM, new_segment_uuid(bench.state.incarnation, 77))
     remove_stream(Late(bench, key), STREAM, clock=bench.clock)

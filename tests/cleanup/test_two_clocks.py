@@ -1,4 +1,4 @@
-"""Two clocks: what is old is told by the earlier, since when something is so by the later."""
+"""Two clocks: age is measured by the earlier one, and beginnings by the later one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.cleanup.cleaning import STREAM, Bench
 
 
 @pytest.mark.parametrize("off_ms", [-50_000, 50_000])
-def test_the_grace_period_begins_by_the_later_of_the_writers_clock_and_the_stores(off_ms: int) -> None:
+def test_grace_period_begins_at_the_later_of_writer_and_store_clock(off_ms: int) -> None:
     bench = Bench(grace_hours=1)
     bench.truncate(3)
     # A record is never older than the one before it.
@@ -30,7 +30,7 @@ def test_the_grace_period_begins_by_the_later_of_the_writers_clock_and_the_store
 
 
 @pytest.mark.parametrize("off_ms", [-30_000, 30_000])
-def test_between_two_questions_to_the_store_its_clock_goes_on_and_the_earlier_counts(off_ms: int) -> None:
+def test_deletion_clock_advances_between_store_checks_by_the_earlier_clock(off_ms: int) -> None:
     bench = Bench()
     ours = ManualClock(bench.clock.now_ms() + off_ms)
     times = DeletionClock(bench.store, ours, skew_ms_max=60_000)

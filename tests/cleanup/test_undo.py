@@ -1,17 +1,25 @@
-"""A mistaken truncation is taken back, until its segments are purged."""
+"""Undo of a mistaken truncation, until its segments are purged."""
 
 from __future__ import annotations
+
+import os
+from typing import Any
 
 import pytest
 
 from formats.entries import Position
+from formats.keys import record_number
 from formats.manifest import Gap, LedgersDeleted
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCall, OutcomeUnknown
 from offloader.gc.sweep import Undone, undo_retirements
-from offloader.manifest.log import ManifestLog
+from offloader.manifest.checkpoint import checkpoint_now
+from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.manifest.maintenance import expire_records
 from offloader.manifest.state import EditRefused
 from offloader.read.reader import open_reader
 from offloader.settings import ManifestSettings
+from offloader.store.base import Body, ObjectInfo
+from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.cleanup.cleaning import STREAM, Bench
 from tests.support.schedule import Schedule
 from tests.support.streams import batch_of
@@ -21,7 +29,7 @@ def undo(bench: Bench, **how: object) -> Undone:
     return undo_retirements(bench.log(), **how)  # type: ignore[arg-type]
 
 
-def test_everything_is_readable_again_and_stays() -> None:
+def test_undo_makes_all_segments_readable_and_keeps_them() -> None:
     bench = Bench()
     before = bench.state
     bench.truncate(3, 5)
@@ -38,7 +46,7 @@ def test_everything_is_readable_again_and_stays() -> None:
 
 
 @pytest.mark.parametrize("entry_id", [4, 9])
-def test_the_head_goes_back_to_where_it_was_before_and_not_further(entry_id: int) -> None:
+def test_undo_restores_the_previous_head_and_no_earlier_one(entry_id: int) -> None:
     """9: the last entry of its segment."""
     bench = Bench()
     bench.truncate(2, entry_id)
@@ -50,7 +58,7 @@ def test_the_head_goes_back_to_where_it_was_before_and_not_further(entry_id: int
     assert undo(bench).head == Position(1, 0)
 
 
-def test_a_part_comes_back_when_nothing_is_missing_up_to_the_head() -> None:
+def test_partial_undo_must_leave_no_gap_up_to_the_head() -> None:
     bench = Bench()
     bench.truncate(4)
     bench.run()
@@ -71,7 +79,7 @@ def test_the_position_can_be_chosen_and_is_checked() -> None:
     assert open_reader(bench.memory, STREAM).first_position == Position(1, 7)
 
 
-def test_what_is_purged_is_gone_for_good() -> None:
+def test_purged_segment_cannot_be_undone() -> None:
     bench = Bench()
     bench.truncate(2)
     bench.run()
@@ -85,7 +93,7 @@ def test_what_is_purged_is_gone_for_good() -> None:
         undo(bench)
 
 
-def test_a_ledger_that_was_deleted_in_the_middle_comes_back() -> None:
+def test_undo_restores_a_ledger_deleted_in_the_middle() -> None:
     bench = Bench()
     bench.log().commit_as_maintainer([LedgersDeleted((2,))])
     bench.run()
@@ -95,7 +103,7 @@ def test_a_ledger_that_was_deleted_in_the_middle_comes_back() -> None:
     assert len(open_reader(bench.memory, STREAM).read(Position(1, 0), Position(4, 9))) == 40
 
 
-def test_a_dry_run_changes_nothing_and_says_the_same() -> None:
+def test_dry_run_of_undo_reports_the_same_and_changes_nothing() -> None:
     bench = Bench()
     bench.truncate(3)
     bench.run()
@@ -107,7 +115,7 @@ def test_a_dry_run_changes_nothing_and_says_the_same() -> None:
     assert (said.record_id, done.record_id) == (None, bench.state.record_id)
 
 
-def test_a_truncation_in_between_leaves_no_hole_behind_the_head() -> None:
+def test_truncation_during_an_undo_leaves_no_gap_behind_the_head() -> None:
     """Its ledgers would stay marked: the next round would retire them again, and the stream begin before them."""
     bench = Bench()
     bench.truncate(3)
@@ -127,7 +135,7 @@ def test_a_truncation_in_between_leaves_no_hole_behind_the_head() -> None:
     assert len(open_reader(bench.memory, STREAM).read(Position(1, 0), Position(4, 9))) == 40
 
 
-def test_where_an_earlier_segment_stays_cut_off_the_stream_begins_at_the_first_that_comes_back() -> None:
+def test_undo_of_later_segments_sets_head_to_the_first_restored() -> None:
     bench = Bench()
     for position in ((1, 5), (4, 0)):
         bench.truncate(*position)
@@ -135,7 +143,7 @@ def test_where_an_earlier_segment_stays_cut_off_the_stream_begins_at_the_first_t
     assert undo(bench, segments=bench.writer.uuids[1:3]).head == Position(2, 0)
 
 
-def test_what_is_recorded_as_lost_after_the_head_is_none_of_it() -> None:
+def test_gap_after_the_head_does_not_limit_undo() -> None:
     bench = Bench()
     bench.log().commit_as_maintainer([Gap(Position(5, 0), Position(5, 4), "for a test")])
     bench.truncate(3)
@@ -143,7 +151,7 @@ def test_what_is_recorded_as_lost_after_the_head_is_none_of_it() -> None:
     assert undo(bench).head == Position(1, 0)
 
 
-def test_a_ledger_before_the_chosen_position_stays_gone_though_its_segment_comes_back() -> None:
+def test_ledger_before_the_chosen_position_stays_deleted() -> None:
     bench = Bench(ledgers=0)
     bench.writer.add([batch_of(1, 0, 5), batch_of(2, 0, 5)], closes=[1, 2])
     bench.writer.add([batch_of(3, 0, 10)], closes=[3])
@@ -153,7 +161,7 @@ def test_a_ledger_before_the_chosen_position_stays_gone_though_its_segment_comes
     assert bench.state.deleted_ledgers == {1}
 
 
-def test_a_mark_of_a_ledger_whose_end_nobody_knows_keeps_nothing_else_from_coming_back() -> None:
+def test_deletion_mark_of_an_empty_ledger_does_not_block_undo() -> None:
     bench = Bench(ledgers=0)
     for ledger_id in (1, 3, 4):
         bench.writer.add([batch_of(ledger_id, 0, 10)], closes=[ledger_id])
@@ -164,3 +172,32 @@ def test_a_mark_of_a_ledger_whose_end_nobody_knows_keeps_nothing_else_from_comin
     assert (undone.head, undone.ledgers) == (Position(1, 0), (1, 3))
     assert bench.state.deleted_ledgers == {2}
     assert len(open_reader(bench.memory, STREAM).read(Position(1, 0), Position(4, 9))) == 30
+
+
+def test_an_undo_is_reported_although_its_record_was_folded_and_deleted_before_the_read_back() -> None:
+    bench = Bench()
+    before = bench.state
+    bench.truncate(3, 5)
+    bench.run()
+    number = bench.state.record_id + 1
+
+    class Stalls(FaultyStore):
+        def put(self, key: str, body: Body, **more: Any) -> ObjectInfo:
+            if record_number(key) == number and [k for v, k in self.calls if v == "put" and k == key]:
+                # The first answer was lost; before the repeat the record is folded and deleted.
+                checkpoint_now(bench.memory, load_manifest(bench.memory, STREAM), os.urandom)
+                bench.hours(25)
+                expire_records(bench.memory, bench.state, clock=bench.clock, settings=ManifestSettings())
+            return super().put(key, body, **more)
+
+    lost_answer = Fault(call=1, verb="put", key_part=".json", after=True, error=OutcomeUnknown)
+    log = ManifestLog(Stalls(bench.memory, [lost_answer]), STREAM, clock=bench.clock)
+    result: Undone | Exception
+    try:
+        result = undo_retirements(log)
+    except Exception as error:
+        result = error
+
+    assert isinstance(result, Undone), result
+    assert (result.record_id, result.head, result.ledgers) == (number, Position(1, 0), (1, 2))
+    assert (bench.state.record_id, bench.state.totals()) == (number, before.totals())

@@ -1,4 +1,4 @@
-"""Every stream of a store in turn, and what lies below none of them."""
+"""Reconciliation of every stream of a store, and of the objects below no stream."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Everything:
         return found
 
 
-def test_every_stream_has_its_turn_and_everything_else_is_accounted_for() -> None:
+def test_every_stream_is_reconciled_and_every_other_object_counted() -> None:
     world = Everything()
     bucket = world.bucket
     bucket.offload(2)
@@ -96,7 +96,7 @@ def test_every_stream_has_its_turn_and_everything_else_is_accounted_for() -> Non
     assert world.needed[Place.RETENTION] == 2
 
 
-def test_a_record_that_lands_after_its_stream_was_deleted_and_forgotten_goes() -> None:
+def test_late_record_of_a_deleted_forgotten_stream_is_deleted() -> None:
     world = Everything()
     bucket = world.bucket
     stalled = ManifestLog(bucket.inner, STREAM, clock=bucket.clock)
@@ -126,7 +126,7 @@ def test_a_record_that_lands_after_its_stream_was_deleted_and_forgotten_goes() -
     assert {info.key for info in listed(bucket.inner, stream_prefix(lost.stream))} == needed, "it can be rebuilt"
 
 
-def test_a_boundary_that_a_stalled_deletion_creates_again_goes() -> None:
+def test_boundary_recreated_by_a_stalled_deletion_is_deleted() -> None:
     """The second deleter read the catalogue entry, stalled until the first had finished, and created the boundary."""
     world = Everything()
     bucket = world.bucket
@@ -147,7 +147,7 @@ def test_a_boundary_that_a_stalled_deletion_creates_again_goes() -> None:
 
 
 @pytest.mark.parametrize("boundary", ["names a record", "damaged"])
-def test_a_boundary_that_tells_of_lost_records_stays(boundary: str) -> None:
+def test_boundary_naming_lost_records_stays(boundary: str) -> None:
     world = Everything()
     bucket = world.bucket
     writer = StreamWriter(bucket.inner, "public/default/persistent/lost")
@@ -165,7 +165,7 @@ def test_a_boundary_that_tells_of_lost_records_stays(boundary: str) -> None:
     assert outcomes(world.reconcile())[key] == ("UNLISTED", "KEPT")
 
 
-def test_what_trying_the_store_out_left_stays_while_everything_is_stopped() -> None:
+def test_probe_objects_stay_during_a_global_hold() -> None:
     world = Everything()
     world.bucket.put("_probe/5")
     world.bucket.inner.begin_upload("_probe/6")
@@ -202,7 +202,7 @@ def test_nothing_of_a_broker_that_shares_the_bucket_is_touched_at_any_age() -> N
     assert len(bucket.inner.list_uploads("")) == 2
 
 
-def test_one_streams_trouble_is_told_and_the_others_have_their_turn() -> None:
+def test_broken_stream_is_reported_and_others_are_reconciled() -> None:
     world = Everything()
     bucket = world.bucket
     bucket.offload()
@@ -224,7 +224,7 @@ def test_one_streams_trouble_is_told_and_the_others_have_their_turn() -> None:
     bucket.inner.head(left)
 
 
-def test_the_stop_of_everything_is_the_stores_own_object() -> None:
+def test_global_hold_is_an_object_of_the_store() -> None:
     world = Everything()
     world.bucket.offload()
     set_global_hold(world.bucket.inner, by="me", reason="a test", now_ms=5)
@@ -233,7 +233,7 @@ def test_the_stop_of_everything_is_the_stores_own_object() -> None:
     world.bucket.inner.head(GLOBAL_HOLD_KEY)
 
 
-def test_leases_on_streams_that_aren_t_there_go_long_after_their_end() -> None:
+def test_leases_on_missing_streams_are_deleted_long_after_their_end() -> None:
     """A reader that dies before it learns that there is nothing to read, or outlives the stream."""
     world = Everything()
     bucket = world.bucket

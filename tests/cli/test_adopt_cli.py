@@ -1,4 +1,4 @@
-"""``offloader adopt``, and the other verbs on what it took over."""
+"""``offloader adopt``, and the other verbs on adopted streams."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def url(bucket: ObjectStore) -> str:
     return bucket.url
 
 
-def test_a_table_and_a_line_say_what_was_done(offloader: Offloader, bucket: ObjectStore, url: str) -> None:
+def test_adopt_prints_a_table_and_a_summary_line(offloader: Offloader, bucket: ObjectStore, url: str) -> None:
     put_golden(bucket)
     done = offloader("adopt", "--store", url)
     assert (done.code, done.err) == (0, "")
@@ -58,7 +58,7 @@ def test_a_table_and_a_line_say_what_was_done(offloader: Offloader, bucket: Obje
 
 
 @pytest.mark.parametrize("read_only", [False, True], ids=["recorded", "read-only"])
-def test_every_verb_takes_the_streams(
+def test_every_verb_works_on_adopted_streams(
     offloader: Offloader, bucket: ObjectStore, url: str, read_only: bool, tmp_path: Path
 ) -> None:
     put_golden(bucket)
@@ -81,7 +81,7 @@ def test_every_verb_takes_the_streams(
         assert {info.key for info in bucket.list("").objects} == keys
 
 
-def test_json_has_everything(offloader: Offloader, bucket: ObjectStore, url: str) -> None:
+def test_json_contains_streams_problems_and_a_summary(offloader: Offloader, bucket: ObjectStore, url: str) -> None:
     put_golden(bucket)
     bucket.put("11111111-1111-4111-8000-000000000bad-ledger-1001", b"cut")
     bucket.put("11111111-1111-4111-8000-000000000bad-ledger-1001-index", b"not an index")
@@ -112,15 +112,15 @@ def test_json_has_everything(offloader: Offloader, bucket: ObjectStore, url: str
     }
 
 
-def test_remarks_name_what_is_left_out_and_why(
+def test_remarks_name_left_out_objects_with_their_reason(
     offloader: Offloader, bucket: ObjectStore, url: str, tmp_path: Path
 ) -> None:
     put_golden(bucket)
     bucket.put("notes.txt", b"")
     stats = tmp_path / "stats.json"
     ledgers = [ledger for ledger in STATS["ledgers"] if ledger["ledgerId"] != 1001]
-    hole = {"ledgerId": 1005, "entries": 5, "size": 5, "offloaded": False}
-    stats.write_text(json.dumps({"ledgers": sorted([*ledgers, hole], key=lambda ledger: ledger["ledgerId"])}))
+    missing = {"ledgerId": 1005, "entries": 5, "size": 5, "offloaded": False}
+    stats.write_text(json.dumps({"ledgers": sorted([*ledgers, missing], key=lambda ledger: ledger["ledgerId"])}))
 
     out = offloader("adopt", "--store", url, "--internal-stats", f"persistent://public/default/oracle={stats}").out
 
@@ -182,7 +182,7 @@ def admin_url() -> Iterator[str]:
         thread.join()
 
 
-def test_a_pulsar_is_asked_with_the_token(
+def test_adopt_sends_the_admin_token(
     offloader: Offloader, bucket: ObjectStore, url: str, admin_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_golden(bucket, without=["managedledgername"])
@@ -196,7 +196,7 @@ def test_a_pulsar_is_asked_with_the_token(
     assert (row["stream"], row["adopted"]) == (GOLDEN_STREAM, 4)
 
 
-def test_what_makes_no_sense_is_refused(offloader: Offloader, bucket: ObjectStore, url: str, tmp_path: Path) -> None:
+def test_invalid_calls_are_refused(offloader: Offloader, bucket: ObjectStore, url: str, tmp_path: Path) -> None:
     bad = tmp_path / "bad.json"
     bad.write_text("{")
     stats = tmp_path / "stats.json"

@@ -21,8 +21,8 @@ from tests.support.streams import StreamWriter, batch_of
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     made = open_store(f"file://{tmp_path}/store")
     monkeypatch.setenv("OFFLOADER_STORE", made.url)
-    (tmp_path / "soon.toml").write_text("[cleanup]\ngrace_hours = 0\n")
-    (tmp_path / "gone.toml").write_text("[manifest]\norphan_age_hours_min = 0\n")
+    (tmp_path / "soon.toml").write_text("[cleanup]\ngrace_period = '0s'\n")
+    (tmp_path / "gone.toml").write_text("[manifest]\norphan_age_min = '0s'\n")
     return made
 
 
@@ -54,7 +54,7 @@ def test_plan_and_run_print_the_same_list(offloader: Offloader, store: ObjectSto
     assert waiting.out.splitlines()[-1] == "orders: nothing was done"
 
 
-def test_more_than_half_asks(offloader: Offloader, store: ObjectStore) -> None:
+def test_cleanup_of_more_than_half_needs_confirmation(offloader: Offloader, store: ObjectStore) -> None:
     written(store)
     offloader("truncate", "orders", "--before", "4:0")
     assert offloader("cleanup", "plan", "orders").out.endswith("orders: more than half of it: run asks for --yes\n")
@@ -66,7 +66,7 @@ def test_more_than_half_asks(offloader: Offloader, store: ObjectStore) -> None:
 
 
 @pytest.mark.slow
-def test_undo_brings_back_what_is_retired_and_audit_says_what_went(
+def test_undo_restores_retired_segments_and_audit_lists_purged_ones(
     offloader: Offloader, store: ObjectStore, tmp_path: Path
 ) -> None:
     writer = written(store)
@@ -93,7 +93,7 @@ def test_undo_brings_back_what_is_retired_and_audit_says_what_went(
     assert offloader("cleanup", "audit", "nobody").code == 3
 
 
-def test_segments_whose_entries_are_in_others_go_and_everything_stays_readable(
+def test_cleanup_purges_rewritten_segments_and_stream_stays_readable(
     offloader: Offloader, store: ObjectStore, tmp_path: Path
 ) -> None:
     writer = written(store)
@@ -114,9 +114,7 @@ def test_segments_whose_entries_are_in_others_go_and_everything_stays_readable(
     assert all(rule.startswith("its entries are in other segments since record ") for rule in rules)
 
 
-def test_a_stream_is_deleted_only_when_that_is_said_twice(
-    offloader: Offloader, store: ObjectStore, tmp_path: Path
-) -> None:
+def test_deleting_a_stream_needs_confirmation(offloader: Offloader, store: ObjectStore, tmp_path: Path) -> None:
     written(store)
     planned = offloader("delete-stream", "orders", "--dry-run")
     assert planned.out.startswith("orders: would delete 10 objects, ")
@@ -136,7 +134,7 @@ def test_a_stream_is_deleted_only_when_that_is_said_twice(
 
 
 @pytest.mark.slow
-def test_a_topic_goes_with_all_its_partitions(offloader: Offloader, store: ObjectStore, tmp_path: Path) -> None:
+def test_deleting_a_topic_deletes_all_its_partitions(offloader: Offloader, store: ObjectStore, tmp_path: Path) -> None:
     for number in (0, 1):
         written(store, f"orders-partition-{number}")
     written(store, "orders-partition-extra")
@@ -153,7 +151,7 @@ def test_a_topic_goes_with_all_its_partitions(offloader: Offloader, store: Objec
 
 
 @pytest.mark.parametrize("action", ["plan", "run", "undo", "hold", "audit"])
-def test_every_action_says_what_it_does(offloader: Offloader, action: str) -> None:
+def test_every_action_has_help(offloader: Offloader, action: str) -> None:
     done = offloader("cleanup", action, "--help")
     assert done.code == 0
     assert "--store" in done.out
@@ -161,7 +159,7 @@ def test_every_action_says_what_it_does(offloader: Offloader, action: str) -> No
 
 
 @pytest.mark.parametrize("words", [["cleanup", "run"], ["cleanup", "undo"], ["cleanup", "audit"], ["delete-stream"]])
-def test_a_stream_that_isnt_there_is_said_with_where_to_look(
+def test_unknown_stream_is_an_error_with_a_hint_to_ls(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     StreamWriter(open_store(f"file://{tmp_path}/store"), "orders").add([batch_of(1, 0, 5)])

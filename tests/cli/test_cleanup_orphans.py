@@ -62,7 +62,7 @@ def offloader(capsys: pytest.CaptureFixture[str]) -> Offloader:
 
 
 @pytest.mark.parametrize("stream", [[STREAM], []])
-def test_a_dry_run_lists_what_a_run_then_deletes(offloader: Offloader, place: Place, stream: list[str]) -> None:
+def test_dry_run_lists_what_delete_then_removes(offloader: Offloader, place: Place, stream: list[str]) -> None:
     before = place.listed()
     looked = offloader("cleanup", "orphans", *stream, "--json")
     assert (looked.code, looked.err) == (0, "")
@@ -107,7 +107,7 @@ def test_people_get_a_table_and_sums(offloader: Offloader, place: Place) -> None
     assert "1 (10 B) foreign, left alone" in ours
 
 
-def test_bad_calls_are_refused_with_what_to_do(offloader: Offloader, place: Place) -> None:
+def test_invalid_calls_are_refused_with_a_hint(offloader: Offloader, place: Place) -> None:
     code, line, _ = offloader.refuses("cleanup", "orphans", STREAM, "--delete", "--dry-run")
     assert (code, line) == (2, "--delete and --dry-run contradict each other")
     code, line, _ = offloader.refuses("cleanup", "orphans", "public/default/persistent/nothing")
@@ -117,7 +117,7 @@ def test_bad_calls_are_refused_with_what_to_do(offloader: Offloader, place: Plac
     assert place.orphans[0] in place.listed()
 
 
-def test_a_stop_keeps_everything(offloader: Offloader, place: Place) -> None:
+def test_global_hold_keeps_orphans(offloader: Offloader, place: Place) -> None:
     set_global_hold(place.store, by="me", reason="a test", now_ms=5)
     before = place.listed()
     done = offloader("cleanup", "orphans", "--delete", "--json")
@@ -126,7 +126,7 @@ def test_a_stop_keeps_everything(offloader: Offloader, place: Place) -> None:
     assert place.listed() == before
 
 
-def test_a_stream_that_can_t_be_read_is_told_and_the_rest_is_done(offloader: Offloader, place: Place) -> None:
+def test_unreadable_stream_is_reported_and_the_rest_is_reconciled(offloader: Offloader, place: Place) -> None:
     broken = StreamWriter(place.store, "public/default/persistent/broken")
     key = f"{manifest_prefix(broken.stream, broken.log.state.incarnation)}{1:020d}.json"
     place.store.put(key, b"{}", mode=OVERWRITE)

@@ -1,4 +1,4 @@
-"""``offloader config explain | check``."""
+"""``offloader config explain | check | migrate``."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def offloader(capsys: pytest.CaptureFixture[str]) -> Offloader:
 @pytest.fixture
 def config(tmp_path: Path) -> str:
     path = tmp_path / "offloader.toml"
-    path.write_text(f'streaming_offload = true\n[topics."{ORDERS}".offload]\nblock_bytes = 4096\n')
+    path.write_text(f'streaming_offload = true\n[topics."{ORDERS}".offload]\nblock_size = "4KiB"\n')
     return str(path)
 
 
-def test_explain_shows_each_value_and_where_it_comes_from(offloader: Offloader, config: str) -> None:
+def test_explain_shows_each_value_and_its_source(offloader: Offloader, config: str) -> None:
     rows = {row["name"]: row for row in offloader("config", "explain", ORDERS, "--config", config, "--json").rows}
-    assert rows["offload.block_bytes"] == {
-        "name": "offload.block_bytes",
-        "value": 4096,
+    assert rows["offload.block_size"] == {
+        "name": "offload.block_size",
+        "value": "4KiB",
         "source": f"{config} [topic {ORDERS}]",
     }
     assert rows["offload.method"]["value"] == "streaming"
@@ -38,8 +38,7 @@ def test_explain_can_leave_the_defaults_out(offloader: Offloader, config: str) -
     done = offloader("config", "explain", ORDERS, "--config", config, "--changed")
     assert [line.split()[:2] for line in done.out.splitlines()] == [
         ["SETTING", "VALUE"],
-        ["streaming_offload", "true"],
-        ["offload.block_bytes", "4096"],
+        ["offload.block_size", "4KiB"],
         ["offload.method", "streaming"],
     ]
 
@@ -59,6 +58,29 @@ def test_check_refuses_a_bad_one_with_every_problem(offloader: Offloader, tmp_pa
     assert "every problem is listed" in hint
 
 
-def test_what_makes_no_sense_is_refused(offloader: Offloader) -> None:
+def test_invalid_calls_are_refused(offloader: Offloader) -> None:
     assert offloader.refuses("config", "guess")[0] == 2
     assert offloader.refuses("config", "check")[0] == 2
+    assert offloader.refuses("config", "migrate")[0] == 2
+    assert offloader.refuses("config", "check", "--dry-run")[0] == 2
+
+
+def test_migrate_prints_the_difference_and_then_rewrites_the_file(offloader: Offloader, tmp_path: Path) -> None:
+    path = tmp_path / "old.toml"
+    path.write_text("[offload]\nblock_bytes = 65536  # small\n")
+    code, line, _ = offloader.refuses("config", "check", "--config", str(path))
+    assert code == 2
+    assert line.startswith(f"{path}: offload.block_bytes: is now offload.block_size; `offloader config migrate {path}`")
+    done = offloader("config", "migrate", str(path), "--dry-run")
+    assert done.out.splitlines()[2:] == [
+        "@@ -1,2 +1,2 @@",
+        " [offload]",
+        "-block_bytes = 65536  # small",
+        '+block_size = "64KiB"  # small',
+    ]
+    assert "block_bytes" in path.read_text()
+    assert offloader("config", "migrate", str(path)).out == f"{path}: 1 keys rewritten\n"
+    assert path.read_text() == '[offload]\nblock_size = "64KiB"  # small\n'
+    assert offloader("config", "migrate", "--config", str(path), "--json").rows == [
+        {"file": str(path), "written": False, "keys": []}
+    ]

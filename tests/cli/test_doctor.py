@@ -1,17 +1,17 @@
-"""``offloader doctor``: what is wrong is found, named with what to do about it, and decides the exit code."""
+"""``offloader doctor``: each problem is found, has a hint, and decides the exit code."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from offloader.cli.main import main
-from offloader.doctor import Finding, Outcome, StoreChecks, fine, run_checks
+from offloader.doctor import Finding, Outcome, check_store, fine, run_checks, store_answers
 from offloader.errors import AccessDenied, ErrorKind, StoreUnavailable, Unsupported
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import open_managed_ledger
@@ -37,7 +37,9 @@ def memory(clock: Any = None) -> FaultyStore:
 
 def found(store: ObjectStore, clock: Any = None, **store_settings: Any) -> dict[str, Finding]:
     settings = Settings.of({"store": store_settings})
-    return {each.check: each for each in run_checks([StoreChecks(store, settings, clock or SystemClock())])}
+    answer = store_answers(store)
+    rest = check_store(store, settings, clock or SystemClock()) if answer.outcome is Outcome.OK else ()
+    return {each.check: each for each in run_checks([("store", [answer]), ("store", rest)])}
 
 
 def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, dict[str, Any]]]:
@@ -70,7 +72,7 @@ def test_a_store_with_which_all_is_well(s3_place: S3Place) -> None:
         ("abort_upload", "store abort", "s3:AbortMultipartUpload"),
     ],
 )
-def test_what_is_not_allowed_is_named_with_the_permission_it_needs(verb: str, check: str, permission: str) -> None:
+def test_denied_request_is_reported_with_the_missing_permission(verb: str, check: str, permission: str) -> None:
     store = memory()
     store.set_faults([Fault(call=1, calls=1, verb=verb, error=AccessDenied)])
     finding = found(store)[check]
@@ -82,14 +84,14 @@ class Keeping(FaultyStore):
         return [DeleteFailure(key, "AccessDenied", retryable=False) for key in keys]
 
 
-def test_a_delete_that_is_refused_key_by_key_is_a_problem() -> None:
+def test_delete_refused_for_single_keys_is_a_problem() -> None:
     store = Keeping(MemoryStore(f"doctor-{next(_names)}", "", SystemClock()))
     finding = found(store)["store delete"]
     assert (finding.kind, finding.hint) == (ErrorKind.DENIED, "allow s3:DeleteObject")
     assert "AccessDenied" in finding.what
 
 
-def test_a_store_that_does_not_answer_is_said_once() -> None:
+def test_unreachable_store_is_reported_once() -> None:
     store = memory()
     store.set_faults([Fault(call=1, calls=100)])
     assert list(found(store)) == ["store reachable"]
@@ -103,7 +105,7 @@ class Overwriting(FaultyStore):
         return self.inner.put(key, body, **given)
 
 
-def test_promises_that_are_not_kept_are_a_problem_unless_there_is_one_writer() -> None:
+def test_broken_store_promise_is_a_problem_unless_there_is_one_writer() -> None:
     broken = Overwriting(MemoryStore(f"doctor-{next(_names)}", "", SystemClock()))
     finding = found(broken)["store conditional puts"]
     assert (finding.outcome, finding.kind) == (Outcome.PROBLEM, Unsupported.kind)
@@ -121,26 +123,13 @@ def test_clocks_that_differ_are_a_problem() -> None:
     assert "differ by" in finding.what
 
 
-def test_one_check_that_fails_keeps_no_other_from_its_turn() -> None:
-    class Failing:
-        name = "broker"
+def test_failing_check_does_not_block_other_checks() -> None:
+    def failing(hint: str) -> Iterator[Finding]:
+        yield from ()
+        raise StoreUnavailable("no answer", hint=hint)
 
-        def run(self) -> list[Finding]:
-            raise StoreUnavailable("no answer", hint="is it running?")
-
-    class Silent:
-        name = "store"
-
-        def run(self) -> list[Finding]:
-            raise StoreUnavailable("no answer either")
-
-    class Good:
-        name = "disk"
-
-        def run(self) -> list[Finding]:
-            return [fine("disk", "large")]
-
-    assert [(each.check, each.outcome, each.hint) for each in run_checks([Failing(), Silent(), Good()])] == [
+    checks = {"broker": failing("is it running?"), "store": failing(""), "disk": [fine("disk", "large")]}
+    assert [(each.check, each.outcome, each.hint) for each in run_checks(checks.items())] == [
         ("broker", Outcome.PROBLEM, "is it running?"),
         ("store", Outcome.PROBLEM, ErrorKind.RETRY_LATER.advice),
         ("disk", Outcome.OK, ""),
@@ -148,7 +137,7 @@ def test_one_check_that_fails_keeps_no_other_from_its_turn() -> None:
 
 
 @pytest.mark.slow
-def test_streams_that_wait_are_named_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_waiting_streams_are_reported_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url, ledgers = f"file://{tmp_path}/store", f"sqlite:///{tmp_path}/ledgers.db"
     store = open_store(url)
     names = {"paused": f"{STREAM}-paused", "none": f"{STREAM}-none", "late": f"{STREAM}-late", "held": f"{STREAM}-held"}
@@ -171,7 +160,7 @@ def test_streams_that_wait_are_named_with_the_reason(tmp_path: Path, capsys: pyt
     config = tmp_path / "offloader.toml"
     config.write_text(
         f'streaming_offload = true\n[serve]\nstore = "{url}"\nledgers = "{ledgers}"\n'
-        "[offload]\ntakeover_after_seconds = 0.01\nmax_offload_segment_rollover_time_minutes = 0.0001\n"
+        "[offload]\ntakeover_after = '10ms'\nsegment_age_max = '6ms'\n"
         f'[topics."{names["none"]}".offload]\nmethod = "none"\n'
     )
     code, rows = doctor(capsys, "--config", str(config))
@@ -186,9 +175,7 @@ def test_streams_that_wait_are_named_with_the_reason(tmp_path: Path, capsys: pyt
     assert rows["ledger database"]["what"].endswith("ledgers.db has 5 streams")
 
 
-def test_a_damaged_manifest_and_a_folder_that_is_missing_are_problems(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_damaged_manifest_and_missing_folder_are_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"file://{tmp_path}/store"
     store = open_store(url)
     log = ManifestLog(store, STREAM, clock=SystemClock())
@@ -204,7 +191,7 @@ def test_a_damaged_manifest_and_a_folder_that_is_missing_are_problems(
     assert {name: row["kind"] for name, row in rows.items() if row["outcome"] == "problem"} == {
         "ledger database": "denied",
         "status file": "denied",
-        f"stream {STREAM}": "repair_data",
+        f"stream {STREAM}": "data_corruption",
     }
     assert code == ErrorKind.DENIED.value, "the first one's"
 
@@ -218,11 +205,11 @@ def test_reading_only_leaves_the_store_untouched(tmp_path: Path, capsys: pytest.
     assert "no store was named" in capsys.readouterr().err
 
 
-def test_doors_that_are_not_safe_are_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unsafe_listeners_are_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, store = tmp_path / "offloader.toml", f"file://{tmp_path}"
     config.write_text('[http]\nlisten = ":8750"\n')
     code, rows = doctor(capsys, "--config", str(config), "--store", store, "--read-only")
-    assert (code, rows["access"]["kind"]) == (2, "fix_call")
+    assert (code, rows["access"]["kind"]) == (2, "invalid_request")
     config.write_text('[http]\nlisten = ":8750"\n[access]\nanonymous = "read"\n')
     code, rows = doctor(capsys, "--config", str(config), "--store", store, "--read-only")
     assert (code, rows["http.listen"]["what"]) == (0, "anyone who reaches 0.0.0.0:8750 may read")

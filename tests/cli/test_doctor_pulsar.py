@@ -1,4 +1,4 @@
-"""``offloader doctor`` of a Pulsar cluster: what each thing that is wrong looks like."""
+"""``offloader doctor`` of a Pulsar cluster: the finding for each problem."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from offloader.cli.main import main
-from offloader.doctor import Outcome, PulsarChecks
+from offloader.doctor import Outcome, check_pulsar
 from offloader.errors import ErrorKind
 from offloader.runtime.clock import SystemClock
 from tests.ledgers.pulsar_bench import NAME, PulsarBench
+from tests.ledgers.test_broker_settings import GOOD
 
 NAMESPACE = "public/default"
 
@@ -26,12 +27,12 @@ def bench() -> Iterator[PulsarBench]:
 
 
 def found(bench: PulsarBench) -> dict[str, tuple[Outcome, str, ErrorKind | None]]:
-    checks = PulsarChecks(bench.settings, clock=SystemClock())
-    return {each.check: (each.outcome, each.what, each.kind) for each in checks.run()}
+    checks = check_pulsar(bench.settings, SystemClock())
+    return {each.check: (each.outcome, each.what, each.kind) for each in checks}
 
 
 def hints(bench: PulsarBench) -> str:
-    return "\n".join(each.hint for each in PulsarChecks(bench.settings, clock=SystemClock()).run())
+    return "\n".join(each.hint for each in check_pulsar(bench.settings, SystemClock()))
 
 
 def test_all_is_well(bench: PulsarBench) -> None:
@@ -57,7 +58,7 @@ def test_a_missing_subscription_and_policies_are_warnings(bench: PulsarBench) ->
     assert (outcome, "deleted after 5 minutes" in what) == (Outcome.WARNING, True)
 
 
-def test_who_does_not_answer_is_named(bench: PulsarBench) -> None:
+def test_unreachable_broker_and_admin_interface_are_problems(bench: PulsarBench) -> None:
     bench.broker.stop()
     bench.admin.is_up = False
     findings = found(bench)
@@ -67,7 +68,7 @@ def test_who_does_not_answer_is_named(bench: PulsarBench) -> None:
     assert "pulsar topics" not in findings
 
 
-def test_a_wrong_token_and_topics_that_are_not_there(bench: PulsarBench) -> None:
+def test_wrong_token_and_missing_topics_are_reported(bench: PulsarBench) -> None:
     bench.broker.token = "let-me-in"
     bench.settings = replace(bench.settings, topics=("public/nowhere", "public/default/none"))
     findings = found(bench)
@@ -76,9 +77,7 @@ def test_a_wrong_token_and_topics_that_are_not_there(bench: PulsarBench) -> None
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_a_token_that_may_not_look_at_entries_is_named_with_the_permission_it_lacks(
-    bench: PulsarBench, status: int
-) -> None:
+def test_token_without_permission_for_entries_is_reported_with_it(bench: PulsarBench, status: int) -> None:
     bench.fill(3)
     bench.admin.answers["/admin/v2/persistent/public/default/orders/ledger/1/entry/2"] = status, b""
     findings = found(bench)
@@ -105,7 +104,9 @@ def test_an_admin_interface_that_explains_entries_is_fine(bench: PulsarBench) ->
     assert (outcome, "explains single entries of 1 topics" in what) == (Outcome.OK, True)
 
 
-def test_the_command_has_them(bench: PulsarBench, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_command_runs_the_pulsar_checks(
+    bench: PulsarBench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = tmp_path / "offloader.toml"
     config.write_text(
         f'[serve]\nstore = "file://{tmp_path}/store"\n'
@@ -116,3 +117,44 @@ def test_the_command_has_them(bench: PulsarBench, tmp_path: Path, capsys: pytest
     assert code == 0, out
     assert "pulsar broker" in out
     assert "answers and lets us in" in out
+
+
+def plugin_findings(bench: PulsarBench) -> list[tuple[Outcome, str, str]]:
+    bench.settings = replace(bench.settings, broker_plugin=True)
+    checks = check_pulsar(bench.settings, SystemClock())
+    return [(each.outcome, each.what, each.hint) for each in checks if each.check == "pulsar broker plugin"]
+
+
+def test_broker_with_the_plugin_is_fine(bench: PulsarBench) -> None:
+    bench.admin.settings = GOOD
+    assert {outcome for outcome, _, _ in plugin_findings(bench)} == {Outcome.OK}
+    assert any("the broker is version 4.0.7" in what for _, what, _ in plugin_findings(bench))
+
+
+def test_broker_with_another_driver_is_a_problem_with_a_hint(bench: PulsarBench) -> None:
+    bench.admin.settings = {**GOOD, "managedLedgerOffloadDriver": "aws-s3", "offloadersDirectory": ""}
+    wrong = [(what, hint) for outcome, what, hint in plugin_findings(bench) if outcome is Outcome.PROBLEM]
+    assert len(wrong) == 2
+    assert wrong[0][0].startswith(f"{bench.admin.url}: managedLedgerOffloadDriver is aws-s3")
+    assert "managedLedgerOffloadDriver=offloader" in wrong[0][1]
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_settings_that_only_a_superuser_may_read_are_a_warning(bench: PulsarBench, status: int) -> None:
+    bench.admin.answers["/admin/v2/brokers/configuration/runtime"] = status, b""
+    [(outcome, what, hint)] = [each for each in plugin_findings(bench) if each[0] is not Outcome.OK]
+    assert (outcome, f"answered {status}" in what, "only a superuser" in hint) == (Outcome.WARNING, True, True)
+
+
+def test_policy_of_a_namespace_with_another_driver_is_a_problem(bench: PulsarBench) -> None:
+    policy = {"managedLedgerOffloadDriver": "aws-s3", "managedLedgerOffloadThresholdInBytes": 0}
+    bench.admin.policies[NAMESPACE] = {"offload_policies": policy}
+    assert "stored twice" in found(bench)[f"pulsar namespace {NAMESPACE}"][1]
+    bench.settings = replace(bench.settings, broker_plugin=True)
+    outcome, what, _ = found(bench)[f"pulsar namespace {NAMESPACE}"]
+    assert (outcome, "has the driver aws-s3" in what) == (Outcome.PROBLEM, True)
+
+
+def test_without_the_plugin_no_settings_of_a_broker_are_read(bench: PulsarBench) -> None:
+    assert "pulsar broker plugin" not in found(bench)
+    assert bench.admin.of("GET", "/runtime") == []

@@ -1,4 +1,4 @@
-"""What a failed command prints, and its exit code: one line, one hint, by kind; never a traceback unless asked."""
+"""Output and exit code of a failed command: one line, one hint, by kind; no traceback unless requested."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-import formats.errors
 import offloader.errors
+from formats.errors import FormatError
 from offloader.cli.errors import failure_of, report
 from offloader.errors import ErrorKind, OffloaderError
 from tests.support.ctrl_c import heed_ctrl_c
@@ -45,7 +45,7 @@ def kinds_of_errors() -> list[type[OffloaderError]]:
 
 
 @pytest.mark.parametrize("kind", kinds_of_errors(), ids=lambda kind: kind.__name__)
-def test_an_error_of_ours_is_one_line_and_a_hint_with_the_exit_code_of_its_kind(kind: type[OffloaderError]) -> None:
+def test_error_is_one_line_and_a_hint_with_exit_code_of_its_kind(kind: type[OffloaderError]) -> None:
     stream = io.StringIO()
     code = report(kind("stream a/b:\n  not there", hint="look\nelsewhere"), stream)
     assert code == kind.kind.value
@@ -58,11 +58,11 @@ def test_an_error_without_hint_prints_none() -> None:
     assert stream.getvalue() == "offloader: no stream a/b\n"
 
 
-@pytest.mark.parametrize("name", [name for name in formats.errors.__all__ if name[0].isupper()])
-def test_damaged_bytes_have_the_exit_code_for_repair(name: str) -> None:
-    error = getattr(formats.errors, name)("bad header", object_name="a/b", offset=128, expected=1, found=2)
+@pytest.mark.parametrize("kind", [FormatError, *FormatError.__subclasses__()])
+def test_damaged_bytes_have_the_exit_code_for_repair(kind: type[FormatError]) -> None:
+    error = kind("bad header", object_name="a/b", offset=128, expected=1, found=2)
     failure = failure_of(error)
-    assert failure.exit_code == ErrorKind.REPAIR_DATA.value == 6
+    assert failure.exit_code == ErrorKind.DATA_CORRUPTION.value == 6
     assert failure.message == "bad header in a/b at byte 128: expected 1, found 2"
 
 
@@ -123,7 +123,7 @@ def test_with_json_an_error_is_one_object_on_standard_error() -> None:
         (["--nope", "fail"], "no such option: --nope"),
     ],
 )
-def test_a_usage_error_looks_like_every_other_error(arguments: list[str], message: str) -> None:
+def test_usage_error_is_formatted_like_other_errors(arguments: list[str], message: str) -> None:
     done = run(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     line, hint = done.stderr.splitlines()
@@ -151,7 +151,7 @@ def test_a_missing_extra_is_named_with_what_to_install() -> None:
 
 
 @pytest.mark.process
-def test_a_command_lets_waiting_threads_go_on_often_and_importing_it_changes_nothing() -> None:
+def test_command_lowers_thread_switch_interval_and_import_does_not() -> None:
     program = """
 import sys
 before = sys.getswitchinterval()
@@ -170,7 +170,7 @@ sys.exit(code)
 
 
 @pytest.mark.process
-def test_a_command_with_a_budget_tells_the_allocator_to_give_memory_back_before_arrow_is_loaded() -> None:
+def test_command_with_a_budget_sets_allocator_purge_delay_before_arrow_loads() -> None:
     program = """
 import os, sys
 from offloader.cli.main import main
@@ -218,7 +218,7 @@ def test_ctrl_c_is_one_line_and_130() -> None:
 
 
 @pytest.mark.process
-def test_a_reader_that_goes_away_is_no_error_worth_words() -> None:
+def test_closed_output_pipe_is_no_printed_error() -> None:
     process = subprocess.Popen(
         command("flood"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
     )

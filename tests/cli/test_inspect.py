@@ -39,9 +39,7 @@ def test_a_data_object_is_shown_header_by_header(offloader: Offloader, writer: S
     assert "first=3:0  last=3:" in done.out
 
 
-def test_bytes_are_shown_on_request_and_never_as_a_terminal_would_obey_them(
-    offloader: Offloader, writer: StreamWriter
-) -> None:
+def test_hex_dump_is_optional_and_shows_no_control_characters(offloader: Offloader, writer: StreamWriter) -> None:
     data, _ = writer.keys(writer.uuids[0])
     done = offloader("inspect", data, "--hex", "--hex-bytes", "16", "--limit", "1")
     assert done.out.splitlines()[-1].strip() == (
@@ -59,7 +57,7 @@ def test_as_json_an_object_and_then_its_pieces(offloader: Offloader, writer: Str
     assert first["problem"] is None
 
 
-def test_damage_ends_with_exit_code_6_and_says_where(
+def test_damage_is_reported_with_its_place_and_exit_code_6(
     offloader: Offloader, writer: StreamWriter, tmp_path: Path
 ) -> None:
     data, _ = writer.keys(writer.uuids[0])
@@ -75,7 +73,7 @@ def test_damage_ends_with_exit_code_6_and_says_where(
     assert row["what"] == "entries"
 
 
-def test_an_object_that_is_not_there(offloader: Offloader) -> None:
+def test_missing_object_is_an_error(offloader: Offloader) -> None:
     code, line, _ = offloader.refuses("inspect", "orders/nothing")
     assert code == 3
     assert "orders/nothing" in line

@@ -1,4 +1,4 @@
-"""``offloader ls``, and what every verb that opens a store says of a bad one."""
+"""``offloader ls``, and the errors of verbs that open a wrong store."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def streams(store: ObjectStore) -> list[StreamWriter]:
     return writers
 
 
-def test_streams_are_listed_with_what_they_have_in_the_cold_tier(
+def test_ls_shows_segments_entries_sizes_and_ends_of_streams(
     offloader: Offloader, store: ObjectStore, streams: list[StreamWriter]
 ) -> None:
     done = offloader("ls", "--store", store.url)
@@ -85,14 +85,14 @@ def test_truncated_segments_do_not_count(offloader: Offloader, store: ObjectStor
     assert (row["segments"], row["first"]) == (1, "4:10")
 
 
-def test_an_empty_store_says_so(offloader: Offloader, tmp_path: Path) -> None:
+def test_empty_store_is_reported(offloader: Offloader, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     done = offloader("ls", "--store", f"file://{tmp_path}/empty")
     assert (done.code, done.out) == (0, f"no streams in file://{tmp_path}/empty\n")
     assert offloader("ls", "--store", f"file://{tmp_path}/empty", "--json").out == ""
 
 
-def test_a_damaged_manifest_is_said_in_its_line_and_in_the_exit_code_and_hides_no_other_stream(
+def test_damaged_manifest_is_one_error_row_and_exit_code_6(
     offloader: Offloader, store: ObjectStore, streams: list[StreamWriter]
 ) -> None:
     key = record_key("alpha", streams[0].log.state.incarnation, 2)
@@ -118,7 +118,7 @@ class TestBadStores:
         assert (code, line) == (2, "s4://bucket: unknown store scheme 's4'")
         assert "s3://bucket/root" in hint
 
-    def test_a_missing_directory_is_not_found_and_not_made(
+    def test_missing_directory_is_an_error_and_not_created(
         self, offloader: Offloader, verb: list[str], tmp_path: Path
     ) -> None:
         code, line, _ = offloader.refuses(*verb, "--store", f"file://{tmp_path}/no")

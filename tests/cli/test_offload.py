@@ -59,7 +59,7 @@ def offloader(capsys: pytest.CaptureFixture[str], bench: Bench) -> Offloader:
     return Offloader(capsys)
 
 
-def test_everything_goes_and_each_object_is_named_and_was_checked(offloader: Offloader, bench: Bench) -> None:
+def test_offload_sends_everything_and_names_verified_objects(offloader: Offloader, bench: Bench) -> None:
     (done,) = offloader("offload", STREAM, "--json").rows
 
     store = open_store(bench.url)
@@ -71,15 +71,15 @@ def test_everything_goes_and_each_object_is_named_and_was_checked(offloader: Off
     bench.source.append([b"the writer wasn't disturbed"], 0)
 
 
-def test_what_comes_later_goes_later(offloader: Offloader, bench: Bench) -> None:
-    """The second run finds what is committed, and a view of the ledgers that can't be told so."""
+def test_second_offload_sends_only_new_entries(offloader: Offloader, bench: Bench) -> None:
+    """The second run reads the committed end from the manifest and uses a read-only view of the ledgers."""
     offloader("offload", STREAM)
     [batch] = bench.source.append([b"one more"], 0)
     (done,) = offloader("offload", STREAM, "--take-over", "--json").rows
     assert (done["entries"], done["committed"]) == (1, str(batch.last))
 
 
-def test_for_people_it_is_a_table_and_a_sentence(offloader: Offloader, bench: Bench) -> None:
+def test_offload_prints_a_table_and_a_sentence(offloader: Offloader, bench: Bench) -> None:
     done = offloader("offload", STREAM)
     assert done.code == 0
     heading, row, sentence = done.out.splitlines()
@@ -88,7 +88,7 @@ def test_for_people_it_is_a_table_and_a_sentence(offloader: Offloader, bench: Be
     assert sentence == f"50 entries, 4.9 KiB, in 2 objects, each checked in {bench.url}; committed is 3:9"
 
 
-def test_nothing_to_offload_is_said_as_such(offloader: Offloader) -> None:
+def test_nothing_to_offload_is_reported(offloader: Offloader) -> None:
     offloader("offload", STREAM)
     again = offloader("offload", STREAM)
     assert (again.code, again.out) == (0, f"nothing to offload of {STREAM}: committed is 3:9\n")
@@ -106,7 +106,7 @@ def test_until_and_size_threshold_leave_the_rest_behind(offloader: Offloader, be
     assert stored_entries(open_store(bench.url), STREAM) == bench.expected[:35]
 
 
-def test_a_dry_run_says_what_would_be_done_and_does_nothing(offloader: Offloader, bench: Bench) -> None:
+def test_dry_run_prints_the_plan_and_writes_nothing(offloader: Offloader, bench: Bench) -> None:
     done = offloader("offload", STREAM, "--dry-run")
     assert [line.split() for line in done.out.splitlines()] == [
         ["LAYOUT", "FIRST", "LAST", "ABOUT"],
@@ -131,7 +131,7 @@ def test_the_ledger_method_offloads_closed_ledgers(offloader: Offloader, bench: 
     assert [s.layout for s in load_manifest(open_store(bench.url), STREAM).offloaded()] == [1, 1]
 
 
-def test_progress_goes_to_standard_error(offloader: Offloader) -> None:
+def test_progress_is_printed_to_standard_error(offloader: Offloader) -> None:
     done = offloader("offload", STREAM, "--progress", "--json")
     assert done.err == "1 of about 1 segments, 4.9 KiB: 1:0..3:9\n"
     assert len(done.rows) == 1
@@ -146,9 +146,9 @@ def test_a_living_writer_keeps_its_stream_without_take_over(offloader: Offloader
     assert offloader("offload", STREAM, "--take-over").code == 0
 
 
-def test_a_settings_file_says_the_method_and_the_sizes(offloader: Offloader, bench: Bench, tmp_path: Path) -> None:
+def test_settings_file_sets_method_and_sizes(offloader: Offloader, bench: Bench, tmp_path: Path) -> None:
     config = tmp_path / "offloader.toml"
-    config.write_text(f'[topics."{STREAM}".offload]\nblock_bytes = 300\n')  # the proposal's default: by ledger
+    config.write_text(f'[topics."{STREAM}".offload]\nblock_size = "300B"\n')  # the proposal's default: by ledger
     planned = offloader("offload", STREAM, "--dry-run", "--config", str(config), "--json").rows[0]["segments"]
     assert [each["layout"] for each in planned] == ["V1", "V1"]
     (done,) = offloader("offload", STREAM, "--config", str(config), "--json").rows
@@ -157,7 +157,7 @@ def test_a_settings_file_says_the_method_and_the_sizes(offloader: Offloader, ben
     assert state.method == "ledger"
     assert all(s.summary is not None and s.summary.blocks > 5 for s in state.offloaded())
 
-    config.write_text(f'streaming_offload = true\n[topics."{STREAM}".offload]\nblock_bytes = 300\n')
+    config.write_text(f'streaming_offload = true\n[topics."{STREAM}".offload]\nblock_size = "300B"\n')
     (done,) = offloader("offload", STREAM, "--take-over", "--config", str(config), "--json").rows
     assert (done["method"], done["committed"]) == ("streaming", "3:9")
     state = load_manifest(open_store(bench.url), STREAM)
@@ -173,7 +173,7 @@ def test_a_settings_file_says_the_method_and_the_sizes(offloader: Offloader, ben
 
 
 @pytest.mark.process
-def test_what_it_did_is_known_to_another_process_afterwards(offloader: Offloader) -> None:
+def test_another_process_continues_after_the_manifests_committed_end(offloader: Offloader) -> None:
     """Nothing of it lives in the process that did it: the status is the manifest's."""
     command = [sys.executable, "-m", "offloader.cli.main", "offload", STREAM, "--until", "2:4"]
     subprocess.run(command, check=True, timeout=PATIENCE_S)
@@ -184,7 +184,7 @@ def test_what_it_did_is_known_to_another_process_afterwards(offloader: Offloader
 
 
 @pytest.mark.process
-def test_a_stream_that_another_process_writes_is_left_alone_or_taken_with_its_unfinished_segment(
+def test_living_writers_stream_is_refused_or_taken_with_its_open_segment(
     offloader: Offloader, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The writer has entries in a segment that isn't closed. By hand, it is completed; the writer learns of it."""
@@ -214,7 +214,7 @@ def test_a_stream_that_another_process_writes_is_left_alone_or_taken_with_its_un
             writer.kill()
 
 
-def test_what_is_wrong_is_refused_before_anything_is_written(
+def test_invalid_calls_are_refused_before_anything_is_written(
     offloader: Offloader, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert offloader.refuses("offload", "nobody")[0] == 3

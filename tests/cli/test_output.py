@@ -51,13 +51,13 @@ def test_json_lines_hold_every_field_as_numbers_and_text() -> None:
     ]
 
 
-def test_json_is_one_line_whatever_is_in_it() -> None:
+def test_json_object_is_always_one_line() -> None:
     text = json_line({"a": "x\ny", "path": Path("p"), "list": [Position(1, 2)], "map": {1: {"b": True}}})
     assert "\n" not in text
     assert json.loads(text) == {"a": "x\ny", "path": "p", "list": ["1:2"], "map": {"1": {"b": True}}}
 
 
-def test_json_rows_are_written_as_they_come() -> None:
+def test_json_rows_are_written_incrementally() -> None:
     out = io.StringIO()
 
     def rows() -> Iterator[dict[str, int]]:
@@ -68,7 +68,7 @@ def test_json_rows_are_written_as_they_come() -> None:
     print_rows(rows(), COLUMNS, as_json=True, stream=out)
 
 
-def test_no_rows_say_so_but_not_in_json() -> None:
+def test_empty_result_is_reported_except_in_json() -> None:
     out = io.StringIO()
     assert print_rows([], COLUMNS, stream=out, empty="no streams") == 0
     assert print_rows([], COLUMNS, stream=out, as_json=True, empty="no streams") == 0
@@ -90,7 +90,7 @@ def test_bytes_are_written_in_binary_units(count: int, text: str) -> None:
     assert bytes_text(count) == text
 
 
-def test_program_name_is_what_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_program_name_is_the_command_to_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On PATH the bare name; else the script beside the interpreter, from here."""
     beside = Path(sys.executable).parent
     assert (beside / "offloader").exists(), "this test needs the installed command"

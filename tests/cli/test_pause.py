@@ -29,7 +29,7 @@ def offloader(capsys: pytest.CaptureFixture[str]) -> Offloader:
     return Offloader(capsys)
 
 
-def test_pausing_and_resuming_is_recorded_once_and_said(offloader: Offloader, writer: StreamWriter) -> None:
+def test_pausing_and_resuming_are_recorded_once_and_reported(offloader: Offloader, writer: StreamWriter) -> None:
     facts = {"stream": "orders", "paused": True, "changed": True, "assigned": 0, "committed": "2:4"}
     assert offloader("pause", "orders", "--reason", "moved", "--json").rows == [facts]
     state = load_manifest(writer.store, "orders")
@@ -45,7 +45,7 @@ def test_pausing_and_resuming_is_recorded_once_and_said(offloader: Offloader, wr
     assert (after.paused, after.record_id) == (False, state.record_id + 1)
 
 
-def test_what_is_under_way_is_named(offloader: Offloader, writer: StreamWriter) -> None:
+def test_pause_reports_assigned_segments(offloader: Offloader, writer: StreamWriter) -> None:
     uuid = new_segment_uuid(writer.log.state.incarnation, 1)
     writer.log.commit([Assign(uuid, 2, Position(2, 5), None, 5, {})])
     assert offloader("pause", "orders").out == "orders is paused: committed is 2:4; 1 assigned segment completes\n"

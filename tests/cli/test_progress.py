@@ -1,4 +1,4 @@
-"""What is shown while segments are written."""
+"""Progress output while segments are written."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def shown(out: io.StringIO, *, always: bool = False, about: bool = False) -> str
     return out.getvalue()
 
 
-def test_nobody_is_told_where_nobody_looks() -> None:
+def test_no_progress_is_shown_without_a_terminal() -> None:
     assert shown(io.StringIO()) == ""
 
 
-def test_where_it_was_asked_for_each_segment_is_a_line() -> None:
+def test_progress_option_prints_a_line_per_segment() -> None:
     assert shown(io.StringIO(), always=True, about=True).splitlines() == [
         "1 of about 3 segments, 100 B: 1:0..1:9",
         "2 of about 3 segments, 200 B: 1:10..1:19",
@@ -36,7 +36,7 @@ def test_where_it_was_asked_for_each_segment_is_a_line() -> None:
     ]
 
 
-def test_a_terminal_has_a_bar_that_is_gone_at_the_end() -> None:
+def test_progress_bar_is_erased_at_the_end() -> None:
     text = shown(Terminal())
     assert "3/3" in text
     assert "300 B" in text

@@ -88,7 +88,7 @@ PAYLOADS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("text", "line"), PAYLOADS)
-def test_text_is_printed_as_it_is_and_anything_that_is_not_one_harmless_line_as_base64(
+def test_entries_print_as_text_or_base64_when_not_one_safe_line(
     offloader: Offloader, writer: StreamWriter, text: str, line: str | None
 ) -> None:
     writer.add([EntryBatch.build(5, 40, [text.encode(), b"\xff\xfe"], TIME_UNKNOWN_MS)])
@@ -134,7 +134,7 @@ def test_an_empty_stream_prints_nothing(offloader: Offloader, writer: StreamWrit
         (["--limit", "-1"], 2, "invalid value for '--limit'", "--help"),
     ],
 )
-def test_bad_input_is_one_line_a_hint_and_an_exit_code(
+def test_invalid_input_is_one_line_a_hint_and_an_exit_code(
     offloader: Offloader, arguments: list[str], code: int, line: str, hint: str
 ) -> None:
     found_code, found_line, found_hint = offloader.refuses("read", "orders", *arguments)
@@ -147,14 +147,14 @@ def test_an_unknown_stream_suggests_similar_names(offloader: Offloader) -> None:
     assert offloader.refuses("read", "oders")[::2] == (3, "did you mean orders?")
 
 
-def test_a_deleted_position_names_where_the_stream_begins_now(offloader: Offloader, writer: StreamWriter) -> None:
+def test_deleted_position_is_an_error_with_the_new_beginning(offloader: Offloader, writer: StreamWriter) -> None:
     writer.log.commit([Truncate(Position(3, 60))])
     code, line, hint = offloader.refuses("read", "orders", "--from", "3:0")
     assert (code, hint) == (3, "begin at 3:60")
     assert "position 3:0 was deleted: the stream begins at 3:60" in line
 
 
-def test_damage_is_named_after_the_entries_before_it(offloader: Offloader, writer: StreamWriter) -> None:
+def test_damage_is_reported_after_the_entries_before_it(offloader: Offloader, writer: StreamWriter) -> None:
     writer.store.delete([writer.keys(writer.uuids[1])[0]])
     done = offloader("read", "orders")
     assert done.code == 6
@@ -163,18 +163,14 @@ def test_damage_is_named_after_the_entries_before_it(offloader: Offloader, write
     assert len(done.err.splitlines()) == 2
 
 
-def test_raw_is_the_payloads_bytes_and_nothing_else(
-    capfdbinary: pytest.CaptureFixture[bytes], writer: StreamWriter
-) -> None:
+def test_raw_prints_exactly_the_payload_bytes(capfdbinary: pytest.CaptureFixture[bytes], writer: StreamWriter) -> None:
     payloads = [b"\x00\xff", b"", b"two\nlines", b"\x1b[31m"]
     writer.add([EntryBatch.build(5, 40, payloads)])
     assert main(["read", "orders", "--store", writer.store.url, "--from", "5:40", "--raw"]) == 0
     assert capfdbinary.readouterr().out == b"".join(payloads)
 
 
-def test_following_goes_on_with_what_becomes_readable_until_the_limit(
-    offloader: Offloader, writer: StreamWriter
-) -> None:
+def test_follow_prints_new_entries_until_the_limit(offloader: Offloader, writer: StreamWriter) -> None:
     def add_later() -> None:
         writer.add([batch_of(5, 40, 10)])
 

@@ -37,7 +37,7 @@ def test_a_line_per_message_with_id_time_key_and_value(offloader: Offloader, wri
     ]
 
 
-def test_what_is_no_ordinary_value_is_said_in_brackets(offloader: Offloader, writer: StreamWriter) -> None:
+def test_unusual_message_values_are_shown_in_brackets(offloader: Offloader, writer: StreamWriter) -> None:
     entries = [
         single_entry(Sent(null_value=True)),
         batch_entry([Sent(compacted_out=True)]),
@@ -78,7 +78,7 @@ def test_long_and_binary_values_are_cut(offloader: Offloader, writer: StreamWrit
     assert offloader("read", "orders", "--messages").out == f"7:0\t{TIME}\t-\t{shown}\n"
 
 
-def test_json_has_all_that_is_known(offloader: Offloader, writer: StreamWriter) -> None:
+def test_json_has_all_message_fields(offloader: Offloader, writer: StreamWriter) -> None:
     sent = Sent(
         value=b"\xff",
         key="/w==",
@@ -145,7 +145,7 @@ def test_damage_is_an_error_or_a_line(offloader: Offloader, writer: StreamWriter
     assert (row["value"], row["key"], row["publish_time"]) == (None, None, None)
 
 
-def test_a_stream_of_something_else_is_refused(offloader: Offloader, writer: StreamWriter) -> None:
+def test_stream_of_other_entries_is_refused_with_messages_option(offloader: Offloader, writer: StreamWriter) -> None:
     writer.add([batch_of(3, 0, 10)])
     code, line, hint = offloader.refuses("read", "orders", "--messages")
     assert code == 6

@@ -1,4 +1,4 @@
-"""``offloader replay`` onto the fake broker: what it says, and that a process that is killed costs nothing."""
+"""``offloader replay`` onto the fake broker: its output, and that a killed process loses and repeats nothing."""
 
 from __future__ import annotations
 
@@ -92,13 +92,15 @@ def test_a_range_by_position_and_by_time(told: Told, capsys: pytest.CaptureFixtu
     assert told.place.arrived == [Position(7, 38), Position(7, 39), Position(9, 0)]
     told.place.topic.entries.clear()
     begin = 1_700_000_000_000
-    assert run(capsys, *words, "--from-time", str(begin + 2000), "--until-time", str(begin + 4000))[0] == 0
+    assert run(capsys, *words, "--from-time", str(begin + 2000), "--to-time", str(begin + 4000))[0] == 0
     assert told.place.arrived == [Position(7, 2), Position(7, 3)]
     code, out, _ = run(capsys, *words, "--from-time", "2199-01-01")
     assert (code, out) == (0, f"{STREAM} to {TARGET}: there is nothing in that range\n")
 
 
-def test_what_was_sent_may_be_truncated_before_the_rest_is(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sent_entries_may_be_truncated_before_the_replay_continues(
+    told: Told, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = [STREAM, "--to", TARGET, *told.options, "--from", "7:0"]
     assert run(capsys, *words, "--until", "7:19")[0] == 0
     assert main(["truncate", STREAM, "--before", "7:15", "--store", told.store.url]) == 0
@@ -109,7 +111,7 @@ def test_what_was_sent_may_be_truncated_before_the_rest_is(told: Told, capsys: p
 
 
 @pytest.mark.process
-def test_a_process_that_is_killed_costs_nothing(told: Told, tmp_path: Path) -> None:
+def test_killed_replay_is_continued_without_loss_or_repeats(told: Told, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "offloader.cli.main", "replay", STREAM, "--to", TARGET, *told.options]
 
     def has_arrived(upto: int) -> bool:
@@ -134,12 +136,12 @@ def test_a_process_that_is_killed_costs_nothing(told: Told, tmp_path: Path) -> N
         ([STREAM, "--to", "t/n/none"], 3, "no such topic"),
         (["t/n/persistent/origim", "--to", TARGET], 3, "did you mean t/n/persistent/origin"),
         ([STREAM, "--to", TARGET, "--from", "7:0", "--from-time", "5"], 2, "both say where to begin"),
-        ([STREAM, "--to", TARGET, "--until", "7:0", "--until-time", "5"], 2, "--until and --until-time both say"),
+        ([STREAM, "--to", TARGET, "--until", "7:0", "--to-time", "5"], 2, "--until and --to-time both say"),
         ([STREAM, "--to", TARGET, "--from", "6:0"], 3, "6:0"),
         ([STREAM, "--to", TARGET, "--token-file", "/nowhere"], 8, "no token in /nowhere"),
     ],
 )
-def test_what_cannot_be_is_said_and_nothing_sent(
+def test_invalid_replays_are_refused_and_send_nothing(
     told: Told, capsys: pytest.CaptureFixture[str], words: list[str], code: int, message: str
 ) -> None:
     found, out, err = run(capsys, *words, *told.options)
@@ -149,7 +151,7 @@ def test_what_cannot_be_is_said_and_nothing_sent(
     assert told.place.arrived == []
 
 
-def test_without_a_cluster_it_says_how_to_name_one(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_without_a_cluster_names_the_option(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, STREAM, "--to", TARGET, "--store", told.store.url)
     assert code == 2
     assert "--service-url" in err
@@ -170,7 +172,9 @@ def test_the_cluster_of_the_settings_file_is_taken_unless_another_is_named(
     assert told.place.arrived == ALL
 
 
-def test_partitions_go_to_partitions(told: Told, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_partitions_are_replayed_to_partitions_of_the_target(
+    told: Told, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     store = open_store(f"file://{tmp_path}/parts")
     topic = FakeTopic(told.place.broker, "persistent://t/n/parts-partition-0")
     FakeProducers(told.place.broker, topic)

@@ -30,27 +30,27 @@ def offloader(capsys: pytest.CaptureFixture[str], store: ObjectStore) -> Offload
 
 
 def test_a_subscriber_from_registering_to_going(offloader: Offloader) -> None:
-    assert offloader("retention", "subscribers", "orders").out == "stream orders has no subscribers\n"
-    assert offloader("retention", "add", "orders", "audit").out == "audit subscribes to orders, generation 0\n"
-    [row] = offloader("retention", "subscribers", "orders", "--json").rows
+    assert offloader("subscribers", "list", "orders").out == "stream orders has no subscribers\n"
+    assert offloader("subscribers", "add", "orders", "audit").out == "audit subscribes to orders, generation 0\n"
+    [row] = offloader("subscribers", "list", "orders", "--json").rows
     assert (row["activity"], row["cut"], row["lag_entries"]) == ("never published", None, 50)
-    done = offloader("retention", "publish", "orders", "audit", "--at", "1:20")
+    done = offloader("subscribers", "ack", "orders", "audit", "--at", "1:20")
     assert (done.code, done.out) == (0, "audit has consumed orders up to 1:20\n")
-    [row] = offloader("retention", "publish", "orders", "audit", "--at", "latest", "--json").rows
+    [row] = offloader("subscribers", "ack", "orders", "audit", "--at", "latest", "--json").rows
     assert row["cut"] == {"0.0": "1:50"}
-    table = offloader("retention", "subscribers", "orders", "--timeout", "0.001").out.splitlines()
+    table = offloader("subscribers", "list", "orders", "--timeout", "0.001").out.splitlines()
     # It has consumed all there is: there is nothing that it could say.
     assert table[1].split()[:5] == ["audit", "active", "1:50", "0", "0"]
-    removed = offloader("retention", "remove", "orders", "audit")
+    removed = offloader("subscribers", "remove", "orders", "audit")
     assert removed.out == "audit doesn't subscribe to orders any more\n"
 
 
 def test_subscribers_are_judged_by_the_policy_of_the_settings_file(offloader: Offloader, tmp_path: Path) -> None:
     config = tmp_path / "offloader.toml"
-    config.write_text('[retention]\npolicy = "consumption"\nsubscriber_timeout_minutes = 0.00001\n')
-    offloader("retention", "add", "orders", "audit")
-    offloader("retention", "publish", "orders", "audit", "--at", "1:20")
-    listed = ("retention", "subscribers", "orders", "--json")
+    config.write_text('[retention]\npolicy = "consumption"\nsubscriber_timeout = "0.00001m"\n')
+    offloader("subscribers", "add", "orders", "audit")
+    offloader("subscribers", "ack", "orders", "audit", "--at", "1:20")
+    listed = ("subscribers", "list", "orders", "--json")
     activities = [
         offloader(*listed, *words).rows[0]["activity"]
         for words in ([], ["--config", str(config)], ["--config", str(config), "--timeout", "0"], ["--timeout", "1e-6"])
@@ -60,18 +60,18 @@ def test_subscribers_are_judged_by_the_policy_of_the_settings_file(offloader: Of
 
 def test_the_help_names_what_is_deleted_and_all_that_the_verb_is_for(offloader: Offloader) -> None:
     def help_of(*words: str) -> str:
-        return " ".join(offloader("retention", *words, "--help").out.split())
+        return " ".join(offloader(*words, "--help").out.split())
 
-    assert "Decide what may be deleted" in help_of()
-    assert "hot ledgers before the new beginning are deleted at once" in help_of("run")
-    assert "retention.subscriber_timeout_minutes" in help_of("subscribers")
+    assert "Decide what may be deleted" in help_of("retention")
+    assert "hot ledgers before the new beginning are deleted at once" in help_of("retention", "run")
+    assert "retention.subscriber_timeout" in help_of("subscribers", "list")
 
 
 def test_a_partitioned_topic_takes_a_position_for_each_partition(offloader: Offloader) -> None:
-    offloader("retention", "add", "topic", "audit", "--start", "0=1:5")
-    done = offloader("retention", "publish", "topic", "audit", "--at", "0=1:50", "--at", "1=1:10")
+    offloader("subscribers", "add", "topic", "audit", "--start", "0=1:5")
+    done = offloader("subscribers", "ack", "topic", "audit", "--at", "0=1:50", "--at", "1=1:10")
     assert done.out == "audit has consumed topic up to 0=1:50,1=1:10\n"
-    [row] = offloader("retention", "subscribers", "topic", "--json").rows
+    [row] = offloader("subscribers", "list", "topic", "--json").rows
     assert (row["start"], row["lag_entries"]) == ({"0.0": "1:5"}, 40)
 
 
@@ -79,42 +79,42 @@ def test_a_partitioned_topic_takes_a_position_for_each_partition(offloader: Offl
 @pytest.mark.parametrize(
     ("arguments", "code", "line"),
     [
-        (["publish", "orders", "nobody", "--at", "1:5"], 3, "nobody isn't registered; audit is"),
-        (["publish", "orders", "audit", "--at", "1:51"], 2, "1:51 is beyond the tail 1:50"),
-        (["publish", "orders", "audit", "--at", "1:19"], 2, "it isn't at or after 0.0=1:20"),
-        (["publish", "orders", "audit", "--at", "3:0"], 2, "3:0 is beyond the tail"),
-        (["publish", "orders", "audit", "--at", "0:7"], 2, "0:7 is no entry's place"),
-        (["publish", "orders", "audit", "--at", "1=1:20"], 2, "the stream has no partition 1"),
-        (["publish", "orders", "audit", "--at", "x=1:20"], 2, "'x' is no partition's number"),
-        (["publish", "orders", "audit", "--at", "1:20", "--at", "1:21"], 2, "names partition 0 twice"),
-        (["publish", "orders", "audit", "--at", "soon"], 2, "LEDGER:ENTRY"),
-        (["publish", "orders", "audit", "--at", "1:30", "--generation", "7"], 2, "has generation 0, not 7"),
-        (["publish", "order", "audit", "--at", "1:30"], 3, "stream order isn't in"),
-        (["add", "topic-partition-0", "audit"], 2, "is partition 0 of a topic"),
-        (["add", "orders", "audit\n"], 2, "is no name of a subscriber"),
-        (["add", "topic", "audit\n"], 2, "is no name of a subscriber"),
-        (["add", "topic", "audit", "--start", "2=1:0"], 2, "the stream has no partition 2"),
-        (["remove", "orders", "nobody"], 3, "nobody doesn't subscribe to stream orders"),
-        (["subscribers", "order"], 3, "stream order isn't in"),
-        (["group", "no_name", "--stream", "orders"], 2, "is no name of a reader group"),
-        (["group", "rg", "--stream", "orders", "--stream", "gone"], 3, "stream gone isn't in"),
-        (["groups", "rg"], 3, "reader group rg doesn't exist"),
-        (["ungroup", "rg"], 3, "reader group rg doesn't exist"),
-        (["publish-checkpoint", "rg", "c1"], 3, "reader group rg doesn't exist"),
+        (["subscribers", "ack", "orders", "nobody", "--at", "1:5"], 3, "nobody isn't registered; audit is"),
+        (["subscribers", "ack", "orders", "audit", "--at", "1:51"], 2, "1:51 is beyond the tail 1:50"),
+        (["subscribers", "ack", "orders", "audit", "--at", "1:19"], 2, "it isn't at or after 0.0=1:20"),
+        (["subscribers", "ack", "orders", "audit", "--at", "3:0"], 2, "3:0 is beyond the tail"),
+        (["subscribers", "ack", "orders", "audit", "--at", "0:7"], 2, "0:7 is no entry's place"),
+        (["subscribers", "ack", "orders", "audit", "--at", "1=1:20"], 2, "the stream has no partition 1"),
+        (["subscribers", "ack", "orders", "audit", "--at", "x=1:20"], 2, "'x' is no partition's number"),
+        (["subscribers", "ack", "orders", "audit", "--at", "1:20", "--at", "1:21"], 2, "names partition 0 twice"),
+        (["subscribers", "ack", "orders", "audit", "--at", "soon"], 2, "LEDGER:ENTRY"),
+        (["subscribers", "ack", "orders", "audit", "--at", "1:30", "--generation", "7"], 2, "has generation 0, not 7"),
+        (["subscribers", "ack", "order", "audit", "--at", "1:30"], 3, "stream order isn't in"),
+        (["subscribers", "add", "topic-partition-0", "audit"], 2, "is partition 0 of a topic"),
+        (["subscribers", "add", "orders", "audit\n"], 2, "is no name of a subscriber"),
+        (["subscribers", "add", "topic", "audit\n"], 2, "is no name of a subscriber"),
+        (["subscribers", "add", "topic", "audit", "--start", "2=1:0"], 2, "the stream has no partition 2"),
+        (["subscribers", "remove", "orders", "nobody"], 3, "nobody doesn't subscribe to stream orders"),
+        (["subscribers", "list", "order"], 3, "stream order isn't in"),
+        (["reader-groups", "set", "no_name", "--stream", "orders"], 2, "is no name of a reader group"),
+        (["reader-groups", "set", "rg", "--stream", "orders", "--stream", "gone"], 3, "stream gone isn't in"),
+        (["reader-groups", "list", "rg"], 3, "reader group rg doesn't exist"),
+        (["reader-groups", "remove", "rg"], 3, "reader group rg doesn't exist"),
+        (["reader-groups", "publish-checkpoint", "rg", "c1"], 3, "reader group rg doesn't exist"),
     ],
 )
 def test_refusals_are_one_line_and_change_nothing(
     offloader: Offloader, store: ObjectStore, arguments: list[str], code: int, line: str
 ) -> None:
-    offloader("retention", "add", "orders", "audit")
-    offloader("retention", "publish", "orders", "audit", "--at", "1:20")
+    offloader("subscribers", "add", "orders", "audit")
+    offloader("subscribers", "ack", "orders", "audit", "--at", "1:20")
     before = {info.key: info.etag for info in store.list("").objects}
-    found, message, _ = offloader.refuses("retention", *arguments)
+    found, message, _ = offloader.refuses(*arguments)
     assert (found, line in message) == (code, True), message
     assert {info.key: info.etag for info in store.list("").objects} == before
 
 
-def test_what_only_the_hot_tier_has_is_known_with_it(offloader: Offloader, tmp_path: Path) -> None:
+def test_entries_only_in_the_hot_tier_count_with_ledgers_option(offloader: Offloader, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/ledgers.db"
     ledgers = EmbeddedLedgers(url)
     hot = ledgers.open_stream("orders")
@@ -123,44 +123,44 @@ def test_what_only_the_hot_tier_has_is_known_with_it(offloader: Offloader, tmp_p
     ledger_id = hot.ledgers()[-1].ledger_id
     assert ledger_id == 1
     ledgers.close()
-    offloader("retention", "add", "orders", "audit")
-    assert offloader("retention", "publish", "orders", "audit", "--at", "1:55").code == 2
-    assert offloader("retention", "publish", "orders", "audit", "--at", "1:55", "--ledgers", url).code == 0
-    [row] = offloader("retention", "subscribers", "orders", "--ledgers", url, "--json").rows
+    offloader("subscribers", "add", "orders", "audit")
+    assert offloader("subscribers", "ack", "orders", "audit", "--at", "1:55").code == 2
+    assert offloader("subscribers", "ack", "orders", "audit", "--at", "1:55", "--ledgers", url).code == 0
+    [row] = offloader("subscribers", "list", "orders", "--ledgers", url, "--json").rows
     assert row["lag_entries"] == 5
 
 
-def test_a_reader_group_from_making_to_going(offloader: Offloader, store: ObjectStore) -> None:
-    assert offloader("retention", "groups").out == "there are no reader groups\n"
-    done = offloader("retention", "group", "rg", "--stream", "orders", "--stream", "topic", "--type", "manual")
+def test_reader_group_is_created_used_and_deleted(offloader: Offloader, store: ObjectStore) -> None:
+    assert offloader("reader-groups", "list").out == "there are no reader groups\n"
+    done = offloader("reader-groups", "set", "rg", "--stream", "orders", "--stream", "topic", "--type", "manual")
     assert (done.code, done.out) == (0, "rg reads orders, topic; retention manual\n")
     groups = open_reader_groups(store)
     groups.add_reader("rg", "r")
     groups.start_checkpoint("rg", "c1")
     groups.reach_checkpoint("rg", "c1", "r", {"orders": Cut.of({"0.0": "1:30"})})
-    done = offloader("retention", "publish-checkpoint", "rg", "c1")
+    done = offloader("reader-groups", "publish-checkpoint", "rg", "c1")
     assert done.out == "rg has consumed what lies before checkpoint c1\n"
-    [row] = offloader("retention", "groups", "--json").rows
+    [row] = offloader("reader-groups", "list", "--json").rows
     assert (row["published"], row["owed"]) == ({"orders": {"0": "1:30"}}, [])
-    [subscriber] = offloader("retention", "subscribers", "orders", "--json").rows
+    [subscriber] = offloader("subscribers", "list", "orders", "--json").rows
     assert (subscriber["subscriber"], subscriber["lag_entries"]) == ("rg", 20)
-    [changed] = offloader("retention", "group", "rg", "--stream", "topic", "--type", "automatic", "--json").rows
+    [changed] = offloader("reader-groups", "set", "rg", "--stream", "topic", "--type", "automatic", "--json").rows
     assert (changed["generation"], changed["streams"], changed["type"]) == (1, ["topic"], "automatic")
-    code, line, _ = offloader.refuses("retention", "publish-checkpoint", "rg", "c1")
+    code, line, _ = offloader.refuses("reader-groups", "publish-checkpoint", "rg", "c1")
     assert (code, line) == (2, "reader group rg has retention type automatic: only manual ones are told what goes")
-    assert offloader("retention", "subscribers", "orders").out == "stream orders has no subscribers\n"
-    assert "rg" in offloader("retention", "groups").out
-    assert offloader("retention", "ungroup", "rg").out == "rg is gone\n"
-    assert offloader("retention", "subscribers", "topic").out == "stream topic has no subscribers\n"
+    assert offloader("subscribers", "list", "orders").out == "stream orders has no subscribers\n"
+    assert "rg" in offloader("reader-groups", "list").out
+    assert offloader("reader-groups", "remove", "rg").out == "rg is gone\n"
+    assert offloader("subscribers", "list", "topic").out == "stream topic has no subscribers\n"
 
 
-def test_a_refused_publish_of_a_group_is_said(offloader: Offloader, store: ObjectStore) -> None:
-    offloader("retention", "group", "rg", "--stream", "orders", "--type", "manual")
+def test_refused_publish_of_a_group_is_an_error(offloader: Offloader, store: ObjectStore) -> None:
+    offloader("reader-groups", "set", "rg", "--stream", "orders", "--type", "manual")
     groups = open_reader_groups(store)
     groups.add_reader("rg", "r")
     for name, entry in (("c1", 10), ("c2", 20)):
         groups.start_checkpoint("rg", name)
         groups.reach_checkpoint("rg", name, "r", {"orders": Cut.of({"0.0": f"1:{entry}"})})
-    offloader("retention", "publish-checkpoint", "rg", "c2")
-    done = offloader("retention", "publish-checkpoint", "rg", "c1")
+    offloader("reader-groups", "publish-checkpoint", "rg", "c2")
+    done = offloader("reader-groups", "publish-checkpoint", "rg", "c1")
     assert "refused by orders: the cut 0.0=1:10 of subscriber rg: it isn't at or after 0.0=1:20" in done.out

@@ -1,4 +1,4 @@
-"""``offloader retention plan | run | explain``: what is said is what is done."""
+"""``offloader retention plan | run | explain``: the plan equals the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ POLICIES = """
 policy = "consumption"
 [topics."a/b/persistent/aged".retention]
 policy = "time"
-min_minutes = 60
+min_age = "1h"
 """
 
 
@@ -41,10 +41,10 @@ def offloader(capsys: pytest.CaptureFixture[str], store: ObjectStore) -> Offload
     return Offloader(capsys)
 
 
-def test_a_plan_and_the_run_say_the_same_and_only_the_run_does_it(offloader: Offloader, store: ObjectStore) -> None:
+def test_plan_matches_the_run_and_only_the_run_truncates(offloader: Offloader, store: ObjectStore) -> None:
     orders = "a/b/persistent/orders"
-    offloader("retention", "add", orders, "audit")
-    offloader("retention", "publish", orders, "audit", "--at", "2:5")
+    offloader("subscribers", "add", orders, "audit")
+    offloader("subscribers", "ack", orders, "audit", "--at", "2:5")
     before = {info.key: info.etag for info in store.list("").objects}
     planned = {row["stream"]: row for row in offloader("retention", "plan", "--json").rows}
     dry = {row["stream"]: row["new_head"] for row in offloader("retention", "run", "--dry-run", "--json").rows}
@@ -65,8 +65,8 @@ def test_a_plan_and_the_run_say_the_same_and_only_the_run_does_it(offloader: Off
 @pytest.mark.slow
 def test_explaining_shows_the_stream_its_readers_and_past_decisions(offloader: Offloader) -> None:
     orders = "a/b/persistent/orders"
-    offloader("retention", "add", orders, "audit")
-    offloader("retention", "publish", orders, "audit", "--at", "2:5")
+    offloader("subscribers", "add", orders, "audit")
+    offloader("subscribers", "ack", orders, "audit", "--at", "2:5")
     lines = offloader("retention", "explain", orders).out.splitlines()
     assert lines[0] == f"stream   {orders}"
     assert [line for line in lines if line.startswith("result   what lies before 2:5 would go: 55 entries, ")]
@@ -82,18 +82,16 @@ def test_explaining_shows_the_stream_its_readers_and_past_decisions(offloader: O
     assert row["decision"]["lags"][0]["unread_entries"] == 45
 
 
-def test_explaining_says_why_a_new_policy_lets_nothing_go(offloader: Offloader, tmp_path: Path) -> None:
+def test_explain_names_why_a_new_policy_deletes_nothing(offloader: Offloader, tmp_path: Path) -> None:
     small = tmp_path / "small.toml"
-    small.write_text('[retention]\npolicy = "size"\nmin_mbytes = 0.0001\n')
+    small.write_text('[retention]\npolicy = "size"\nmin_size = "0.0001MiB"\n')
     lines = offloader("retention", "explain", "a/b/persistent/aged", "--config", str(small)).out.splitlines()
     [at] = [number for number, line in enumerate(lines) if line == "result   nothing goes"]
     assert lines[at + 1].startswith("later    a limit cuts at recorded places; each cycle records")
 
 
-def test_one_stream_that_fails_is_named_and_the_others_have_their_turn(
-    offloader: Offloader, store: ObjectStore
-) -> None:
-    offloader("retention", "add", "a/b/persistent/orders", "audit")
+def test_failing_stream_is_reported_and_others_are_truncated(offloader: Offloader, store: ObjectStore) -> None:
+    offloader("subscribers", "add", "a/b/persistent/orders", "audit")
     key = next(info.key for info in store.list("").objects if info.key.endswith("/subscribers"))
     store.put(key, b"{}")
     done = offloader("retention", "run")
@@ -109,15 +107,15 @@ def test_bad_calls_change_nothing(offloader: Offloader, store: ObjectStore, tmp_
     assert (unknown.code, "isn't in" in unknown.err) == (3, True)
     wrong = tmp_path / "wrong.toml"
     wrong.write_text(
-        '[retention]\npolicy = "size"\nmin_mbytes = 10\nmax_mbytes = 5\n'
-        '[namespaces."a/b".retention]\npolicy = "time"\nmin_minutes = -1\n'
-        '[topics."a/b/persistent/orders".retention]\nfallback_min_mbytes = 3\n'
+        '[retention]\npolicy = "size"\nmin_size = "10MiB"\nmax_size = "5MiB"\n'
+        '[namespaces."a/b".retention]\npolicy = "time"\nmin_age = "never"\n'
+        '[topics."a/b/persistent/orders".retention]\nfallback_min_size = "3MiB"\n'
     )
     found = offloader("retention", "plan", "--config", str(wrong))
     assert found.code == 2
     for text in (
-        "retention.min_mbytes = 10 is above max_mbytes = 5",
-        'namespaces."a/b".retention.min_minutes: -1 is not between',
+        "retention.min_size = 10MiB is above max_size = 5MiB",
+        """namespaces."a/b".retention.min_age: 'never' is not a duration like""",
         'topics."a/b/persistent/orders".retention.fallback_min_*: has no effect',
     ):
         assert text in found.err

@@ -59,16 +59,14 @@ def test_ledgers_with_entries_in_v2_segments_are_listed(offloader: Offloader, wr
 
 
 @pytest.mark.usefixtures("writer")
-def test_a_stream_of_v1_objects_needs_nothing(offloader: Offloader) -> None:
+def test_stream_of_v1_objects_needs_no_rollback(offloader: Offloader) -> None:
     done = offloader("rollback", "plan", "orders")
     assert (done.code, done.out) == (0, "an old reader can read all that is offloaded of orders\n")
     done = offloader("rollback", "apply", "orders")
     assert (done.code, done.out) == (0, "nothing to rewrite: an old reader can read all that is offloaded of orders\n")
 
 
-def test_apply_rewrites_says_what_is_left_and_each_object_was_checked(
-    offloader: Offloader, writer: StreamWriter
-) -> None:
+def test_apply_lists_verified_objects_and_ledgers_left_over(offloader: Offloader, writer: StreamWriter) -> None:
     streamed(writer)
     done = offloader("rollback", "apply", "orders", "--take-over")
     assert done.code == 2
@@ -113,7 +111,7 @@ def test_a_dry_run_lists_and_changes_nothing(offloader: Offloader, writer: Strea
     assert {info.key for info in writer.store.list("").objects} == before
 
 
-def test_deleting_needs_the_ledger_and_a_yes(offloader: Offloader, writer: StreamWriter) -> None:
+def test_rollback_deletes_only_named_ledgers_with_confirmation(offloader: Offloader, writer: StreamWriter) -> None:
     streamed(writer)
     code, line, hint = offloader.refuses("rollback", "apply", "orders", "--take-over", "--delete", "5")
     assert (code, line) == (2, "deleting ledger 5 from orders loses what only the store has of them")
@@ -132,7 +130,7 @@ def test_a_settings_file_that_compresses_does_not_compress_here(
 ) -> None:
     writer.add([batch_of(3, 0, 100)], closes=[3])
     config = tmp_path / "offloader.toml"
-    config.write_text('[offload]\ncodec = "zstd"\nblock_bytes = 512\n')
+    config.write_text('[offload]\ncodec = "zstd"\nblock_size = "512B"\n')
     done = offloader("rollback", "apply", "orders", "--take-over", "--config", str(config), "--json")
     assert done.code == 0
     [segment] = load_manifest(writer.store, "orders").offloaded()[1:]
@@ -140,7 +138,7 @@ def test_a_settings_file_that_compresses_does_not_compress_here(
     assert (segment.summary.compressed, segment.summary.blocks > 3) == (False, True)
 
 
-def test_what_can_not_be_done_is_refused_and_nothing_is_changed(offloader: Offloader, writer: StreamWriter) -> None:
+def test_impossible_rollbacks_are_refused_and_change_nothing(offloader: Offloader, writer: StreamWriter) -> None:
     streamed(writer)
     assert offloader.refuses("rollback", "guess", "orders")[0] == 2
     assert offloader.refuses("rollback", "plan", "orders", "--delete", "5")[0] == 2

@@ -29,9 +29,7 @@ def writer(tmp_path: Path) -> StreamWriter:
     return writer
 
 
-def test_segments_come_in_the_streams_order_with_positions_ledgers_sizes_and_times(
-    offloader: Offloader, writer: StreamWriter
-) -> None:
+def test_segments_are_listed_in_stream_order_with_their_facts(offloader: Offloader, writer: StreamWriter) -> None:
     done = offloader("segments", "orders")
     assert done.code == 0
     heading, first, second = (line.split() for line in done.out.splitlines())
@@ -70,9 +68,7 @@ def test_as_json_with_the_names_of_the_objects(offloader: Offloader, writer: Str
     assert second["data"] == f"orders/{writer.uuids[1]}-ledger-6"
 
 
-def test_a_segment_that_is_being_filled_is_shown_without_what_is_not_known_yet(
-    offloader: Offloader, writer: StreamWriter
-) -> None:
+def test_assigned_segment_is_shown_without_unknown_facts(offloader: Offloader, writer: StreamWriter) -> None:
     uuid = uuid4()
     writer.log.commit([Assign(uuid, 2, Position(7, 0), None, BASE_MS, {})])
     row = offloader("segments", "orders", "--json").rows[-1]
@@ -82,7 +78,7 @@ def test_a_segment_that_is_being_filled_is_shown_without_what_is_not_known_yet(
     assert last == [str(uuid), "V2", "assigned", "7:0", *["-"] * 9]
 
 
-def test_publish_times_that_nobody_recorded_are_left_open(offloader: Offloader, writer: StreamWriter) -> None:
+def test_unknown_publish_times_are_shown_as_dashes(offloader: Offloader, writer: StreamWriter) -> None:
     writer.add([batch_of(7, 0, 5, times=TIME_UNKNOWN_MS)])
     assert offloader("segments", "orders").out.splitlines()[-1].split().count("-") == 2
     assert offloader("segments", "orders", "--json").rows[-1]["publish_time_min_ms"] is None
@@ -100,7 +96,7 @@ def test_an_unknown_stream_is_answered_with_similar_names(offloader: Offloader) 
     assert line.startswith("stream order isn't in file://")
 
 
-def test_what_is_no_stream_name_is_refused(offloader: Offloader) -> None:
+def test_invalid_stream_name_is_refused(offloader: Offloader) -> None:
     done = offloader("segments", "a//b")
     assert done.code == 2
     assert "stream name 'a//b' can't be used" in done.err

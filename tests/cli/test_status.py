@@ -79,7 +79,7 @@ def test_from_the_manifest_alone(offloader: Offloader, writer: StreamWriter) -> 
     assert (row["mode"], row["tail"], row["lag"], row["buffer"]) == (None, None, None, None)
 
 
-def test_as_a_table_with_a_dash_for_what_a_manifest_cant_know(offloader: Offloader, writer: StreamWriter) -> None:
+def test_status_table_shows_dashes_for_facts_outside_the_manifest(offloader: Offloader, writer: StreamWriter) -> None:
     heading, row = offloader("status", "orders", "--store", writer.store.url).out.splitlines()
     assert heading.split()[:6] == ["STREAM", "MODE", "COMMITTED", "OFFERED", "TAIL", "LAG"]
     assert row.split()[:7] == ["orders", "-", "4:19", "-", "-", "-", "-"]
@@ -88,7 +88,7 @@ def test_as_a_table_with_a_dash_for_what_a_manifest_cant_know(offloader: Offload
 
 
 def test_from_the_file_of_a_process_that_ended(offloader: Offloader, tmp_path: Path, store_url: str) -> None:
-    """Status survives: the last document says how it ended, and when."""
+    """The last document has the final state and its time."""
     file = written(tmp_path, store_url)
     (row,) = offloader("status", "--status-file", str(file), "--json").rows
     assert (row["source"], row["mode"]) == ("process", "stopped")
@@ -110,7 +110,9 @@ def test_lag_is_in_entries_bytes_and_seconds(offloader: Offloader, tmp_path: Pat
     assert "3 entries, 11 B, 3.0 s" in table
 
 
-def test_both_together(offloader: Offloader, tmp_path: Path, writer: StreamWriter, store_url: str) -> None:
+def test_status_file_and_manifest_are_merged(
+    offloader: Offloader, tmp_path: Path, writer: StreamWriter, store_url: str
+) -> None:
     file = written(tmp_path, store_url)
     done = offloader("status", "--status-file", str(file), "--store", store_url, "--json")
     live, orders = done.rows
@@ -129,7 +131,7 @@ def test_an_old_file_is_called_old(offloader: Offloader, tmp_path: Path, store_u
     assert "OLD, it is due every 3600 s; the process may have ended" in line
 
 
-def test_limits_and_trouble_are_shown(offloader: Offloader, tmp_path: Path, store_url: str) -> None:
+def test_limits_and_problems_are_shown(offloader: Offloader, tmp_path: Path, store_url: str) -> None:
     file = written(tmp_path, store_url)
     document = json.loads(file.read_text())
     document["limits"] |= {"waiting": {"live": 2, "read": 0}, "pace_requests_per_s": 2.5}
@@ -146,14 +148,14 @@ def test_limits_and_trouble_are_shown(offloader: Offloader, tmp_path: Path, stor
             "replaces an object that is there"
         ),
         "3 requests are open, put of k for 31 s",
-        ("settings: store.single_writer = True, limits.bytes_per_s = 1000.0, telemetry.status_interval_s = 3600.0"),
-        "waiting for their turn: 2 live",
+        ("settings: store.single_writer = True, limits.bytes_per_s = 1000.0, telemetry.status_interval = 1h"),
+        "waiting because of a rate limit: 2 live",
         "slowed down by the store to 2.5 requests/s",
     ]
     assert lines[-1].endswith("stream live: entries wait")
 
 
-def test_every_limit_in_force_is_listed_with_its_default_and_what_it_limits(
+def test_limits_lists_every_setting_with_default_and_description(
     offloader: Offloader, tmp_path: Path, store_url: str
 ) -> None:
     file = written(tmp_path, store_url)
@@ -180,7 +182,7 @@ def test_every_limit_in_force_is_listed_with_its_default_and_what_it_limits(
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "[" * 5000, '{"version": 2}', '{"version": 1, "written_ms": 1, "streams": [1]}']
 )
-def test_what_is_no_status_document_is_refused(offloader: Offloader, tmp_path: Path, text: str) -> None:
+def test_other_file_than_status_document_is_refused(offloader: Offloader, tmp_path: Path, text: str) -> None:
     file = tmp_path / "status.json"
     file.write_text(text)
     done = offloader("status", "--status-file", str(file))
@@ -188,7 +190,9 @@ def test_what_is_no_status_document_is_refused(offloader: Offloader, tmp_path: P
     assert "isn't a status document" in done.err
 
 
-def test_what_isnt_there_is_said(offloader: Offloader, tmp_path: Path, writer: StreamWriter, store_url: str) -> None:
+def test_missing_source_file_or_stream_is_an_error_with_a_hint(
+    offloader: Offloader, tmp_path: Path, writer: StreamWriter, store_url: str
+) -> None:
     code, line, hint = offloader.refuses("status")
     assert (code, line) == (2, "neither a store nor a status file was named")
     code, line, hint = offloader.refuses("status", "--status-file", str(tmp_path / "none.json"))
@@ -200,7 +204,7 @@ def test_what_isnt_there_is_said(offloader: Offloader, tmp_path: Path, writer: S
     assert (code, hint) == (3, "add --store URL to ask its manifest")
 
 
-def test_one_damaged_manifest_doesnt_hide_the_others(
+def test_damaged_manifest_does_not_hide_other_streams(
     offloader: Offloader, tmp_path: Path, writer: StreamWriter, store_url: str
 ) -> None:
     StreamWriter(writer.store, "zebra")
@@ -217,7 +221,7 @@ def test_one_damaged_manifest_doesnt_hide_the_others(
 # -- watching
 
 
-def test_watching_looks_again_after_each_interval_until_it_is_stopped() -> None:
+def test_watch_refreshes_after_each_interval_until_stopped() -> None:
     clock, stop, looks = ManualClock(), threading.Event(), []
 
     def show() -> None:
@@ -229,7 +233,7 @@ def test_watching_looks_again_after_each_interval_until_it_is_stopped() -> None:
     assert looks == [0.0, 2.0, 4.0]
 
 
-def test_watching_outlasts_a_store_that_is_away(capsys: pytest.CaptureFixture[str]) -> None:
+def test_watching_survives_an_unreachable_store(capsys: pytest.CaptureFixture[str]) -> None:
     stop, answers = threading.Event(), [StoreUnavailable("the store is away"), None]
 
     def show() -> None:
@@ -281,7 +285,7 @@ def test_a_watching_process_shows_what_changes_and_ends_at_ctrl_c(tmp_path: Path
 
 
 @pytest.mark.process
-def test_on_a_terminal_it_watches_in_place_and_no_line_is_too_long(tmp_path: Path, store_url: str) -> None:
+def test_watching_on_a_terminal_refreshes_in_place_within_its_width(tmp_path: Path, store_url: str) -> None:
     file = written(tmp_path, store_url)
     document = json.loads(file.read_text())
     [stream] = document["streams"]

@@ -34,7 +34,7 @@ def lines(rows: list[dict[str, Any]], width: int = 80, height: int | None = None
     return [line.plain for line in frame(document, "status.json", BASE_MS, width=width, height=height)]
 
 
-def test_at_80_columns_a_stream_is_a_line_with_its_lag_in_time_entries_and_bytes() -> None:
+def test_stream_is_one_line_with_its_lag_at_80_columns() -> None:
     assert lines([row(0), row(1, mode="catch-up", lag={"entries": 0, "bytes": 0, "seconds": 0.0})]) == [
         "2 streams of public/default/persistent/: 1 catch-up, 1 live",
         "",
@@ -65,13 +65,13 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
     assert any("…" in line for line in shown) or width > 100
 
 
-def test_what_tells_streams_apart_is_the_end_of_their_names() -> None:
+def test_long_stream_names_are_shortened_at_the_front() -> None:
     shown = lines([row(7, stream="t/n/persistent/" + "long-" * 20 + "7")], width=60)
     assert shown[3].split()[0].startswith("…")
     assert shown[3].split()[0].endswith("long-7")
 
 
-def test_troubles_stand_below_without_saying_the_name_twice() -> None:
+def test_problems_are_listed_below_the_table_with_the_name_once() -> None:
     trouble = f"stream {PREFIX}orders-partition-1: entries up to 7:142 wait"
     shown = lines([row(0), row(1, stalled=trouble, last_error="another")], width=100)
     assert shown[0] == "2 streams of public/default/persistent/: 2 live; 1 in trouble"
@@ -79,7 +79,7 @@ def test_troubles_stand_below_without_saying_the_name_twice() -> None:
 
 
 @pytest.mark.parametrize("height", [10, 24, 50])
-def test_where_not_everything_has_room_trouble_comes_first_then_the_largest_lag(height: int) -> None:
+def test_small_terminal_shows_troubled_streams_then_largest_lag(height: int) -> None:
     rows = [row(n, lag={"entries": n, "bytes": n, "seconds": float(n)}) for n in range(100)]
     rows[5]["stalled"] = f"stream {rows[5]['stream']}: " + "it waits " * 40
     rows[6]["last_error"] = "x " * 400
@@ -91,30 +91,29 @@ def test_where_not_everything_has_room_trouble_comes_first_then_the_largest_lag(
     assert more == f"... and {100 - len(names)} more; name one to see it"
 
 
-def test_everything_is_shown_where_the_height_doesnt_matter() -> None:
+def test_all_streams_are_shown_without_a_height_limit() -> None:
     shown = lines([row(n) for n in range(100)])
     assert len([line for line in shown if line.startswith("orders-")]) == 100
 
 
-def test_what_nobody_knows_takes_no_room_from_what_is_known() -> None:
+def test_unknown_facts_take_no_columns() -> None:
     unknown = {"mode": None, "lag": None, "buffer": None, "tail": None}
     shown = lines([row(0, **unknown), row(1, **unknown)])
     assert shown[2].split() == ["STREAM", "PROGRESS", "COMMITTED", "OFFLOADED", "SEGMENTS"]
     assert shown[3].split()[1:] == ["90", "s", "ago", "7:99", "12.0", "GiB", "12", "offloaded,", "1", "failed"]
 
 
-def test_limits_are_a_line_each_that_says_where_one_differs() -> None:
+def test_changed_limits_are_shown_beside_their_default() -> None:
     document = {"settings": {"offload": {"block_bytes": 4096}, "store": {"retries_max": 6}}}
     assert [line.plain for line in limit_lines(document, 40)] == [
-        "offload.block_bytes = 4096 (default",
-        "  1048576)",
+        "offload.block_size = 4KiB (default 1MiB)",
         "  target size of a block",
         "store.retries_max = 6",
         "  attempts after the first one",
     ]
 
 
-def test_no_streams_is_said() -> None:
+def test_empty_status_prints_no_streams() -> None:
     assert lines([]) == ["no streams"]
 
 

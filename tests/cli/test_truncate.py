@@ -36,7 +36,7 @@ def written(store: ObjectStore, stream: str) -> None:
     writer.add([batch_of(2, 0, 10)])
 
 
-def test_a_stream_begins_later_and_says_so(offloader: Offloader, store: ObjectStore) -> None:
+def test_truncate_reports_the_new_beginning(offloader: Offloader, store: ObjectStore) -> None:
     written(store, "orders")
     planned = offloader("truncate", "orders", "--before", "2:3", "--dry-run")
     assert planned.code == 0
@@ -52,7 +52,7 @@ def test_a_stream_begins_later_and_says_so(offloader: Offloader, store: ObjectSt
     assert "begins at 2:3" in read.err
 
 
-def test_what_isn_t_offloaded_is_given_up_only_when_that_is_said(
+def test_entries_not_offloaded_are_given_up_only_with_force(
     offloader: Offloader, store: ObjectStore, tmp_path: Path
 ) -> None:
     ledgers = f"sqlite:///{tmp_path}/ledgers.db"
@@ -83,7 +83,7 @@ def test_a_partitioned_topic_takes_a_position_for_each_partition(offloader: Offl
         assert done.code == 2, done.err
 
 
-def test_a_hold_keeps_a_stream_and_the_stop_keeps_everything(offloader: Offloader, store: ObjectStore) -> None:
+def test_held_stream_and_global_hold_refuse_truncation(offloader: Offloader, store: ObjectStore) -> None:
     written(store, "orders")
     assert offloader("cleanup", "hold", "orders", "--reason", "court").code == 0
     assert load_manifest(store, "orders").held

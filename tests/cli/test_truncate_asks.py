@@ -1,5 +1,4 @@
-"""``offloader truncate --force`` and ``offload``: the process at the manifest's address is asked, and what it says is
-checked."""
+"""``offloader truncate --force`` and ``offload`` ask the process at the manifest's address and verify its response."""
 
 from __future__ import annotations
 
@@ -65,7 +64,7 @@ class Owner:
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
     made = open_store(f"file://{tmp_path}/store")
     monkeypatch.setenv("OFFLOADER_STORE", made.url)
-    (tmp_path / "soon.toml").write_text('[offload]\nmethod = "streaming"\ndrain_seconds_max = 0\n')
+    (tmp_path / "soon.toml").write_text('[offload]\nmethod = "streaming"\ndrain_timeout = "0s"\n')
     monkeypatch.setenv("OFFLOADER_CONFIG", str(tmp_path / "soon.toml"))
     return made
 
@@ -86,7 +85,9 @@ def offloader(capsys: pytest.CaptureFixture[str]) -> Offloader:
     return Offloader(capsys)
 
 
-def test_what_the_owner_completes_isnt_given_up(offloader: Offloader, store: ObjectStore, owner: Owner) -> None:
+def test_entries_that_the_owner_offloads_are_not_given_up(
+    offloader: Offloader, store: ObjectStore, owner: Owner
+) -> None:
     epoch = load_manifest(store, "orders-partition-0").epoch
     [row] = offloader("truncate", "orders", "--before", "0=2:5", "--force", "--json").rows
     assert owner.asked == [("/v1/streams/orders-partition-0/offload", "2:4")]
@@ -98,7 +99,9 @@ def test_what_the_owner_completes_isnt_given_up(offloader: Offloader, store: Obj
     assert len(owner.asked) == 1
 
 
-def test_an_owner_that_cant_in_time_keeps_its_stream(offloader: Offloader, store: ObjectStore, owner: Owner) -> None:
+def test_owner_that_cannot_offload_in_time_keeps_its_stream(
+    offloader: Offloader, store: ObjectStore, owner: Owner
+) -> None:
     owner.answer = lambda _: (503, {"detail": "2:4 isn't offloaded yet", "kind": "retry_later"})
     done = offloader("truncate", "orders", "--before", "0=2:5", "--force")
     assert done.code == 4
@@ -107,14 +110,14 @@ def test_an_owner_that_cant_in_time_keeps_its_stream(offloader: Offloader, store
     assert load_manifest(store, "orders-partition-0").head is None
 
 
-def test_nobody_is_asked_without_force_or_with_take_over(offloader: Offloader, owner: Owner) -> None:
+def test_owner_is_not_asked_without_force_or_with_take_over(offloader: Offloader, owner: Owner) -> None:
     assert offloader("truncate", "orders", "--before", "0=2:0").code == 0
     assert offloader("truncate", "orders", "--before", "0=2:5", "--dry-run").code == 2
     assert offloader("truncate", "orders", "--before", "0=2:5", "--force", "--take-over").code == 2
     assert owner.asked == []
 
 
-def test_an_owner_that_is_gone_is_waited_for_as_long_as_it_may_come_back(
+def test_unreachable_owner_keeps_its_stream_unless_taken_over(
     offloader: Offloader, store: ObjectStore, owner: Owner
 ) -> None:
     owner.server.shutdown()
@@ -128,10 +131,8 @@ def test_an_owner_that_is_gone_is_waited_for_as_long_as_it_may_come_back(
     assert "given up, never offloaded: 1:10 up to 2:4" in done.out
 
 
-def test_an_owner_that_says_done_and_did_nothing_makes_nothing_be_given_up(
-    offloader: Offloader, store: ObjectStore, owner: Owner
-) -> None:
-    """What answers at the manifest's address may be anybody."""
+def test_false_success_of_owner_gives_up_no_entries(offloader: Offloader, store: ObjectStore, owner: Owner) -> None:
+    """The process at the manifest's address may be any."""
     owner.writer.log.commit([Assign(UUID(int=7), 2, Position(2, 0), None, 0, {})])
     for said in ("2:9", "1:9"):
         owner.answer = lambda _, said=said: (200, {"committed": said})  # type: ignore[misc]

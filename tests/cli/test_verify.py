@@ -34,7 +34,7 @@ def test_a_whole_stream_is_one_line_and_exit_code_0(offloader: Offloader) -> Non
     assert deep.out.endswith(": all as the manifest says\n")
 
 
-def test_damage_is_a_line_with_object_expected_found_and_advice_and_exit_code_6(
+def test_damage_is_one_line_with_its_facts_and_exit_code_6(
     offloader: Offloader, writer: StreamWriter, tmp_path: Path
 ) -> None:
     data, _ = writer.keys(writer.uuids[1])
@@ -72,7 +72,7 @@ def test_damage_is_a_line_with_object_expected_found_and_advice_and_exit_code_6(
     }
 
 
-def test_what_nobody_names_is_a_note_and_no_failure(offloader: Offloader, writer: StreamWriter, tmp_path: Path) -> None:
+def test_foreign_object_is_a_note_and_no_failure(offloader: Offloader, writer: StreamWriter, tmp_path: Path) -> None:
     (tmp_path / "store" / "orders" / "notes.txt").write_text("mine")
     done = offloader("verify", "orders")
     assert done.code == 0
@@ -81,9 +81,7 @@ def test_what_nobody_names_is_a_note_and_no_failure(offloader: Offloader, writer
     assert total == "orders: 2 segments: all as the manifest says; 1 note"
 
 
-def test_several_streams_each_get_their_line_and_one_that_is_not_there_is_an_error(
-    offloader: Offloader, writer: StreamWriter
-) -> None:
+def test_each_stream_has_a_line_and_an_unknown_one_is_an_error(offloader: Offloader, writer: StreamWriter) -> None:
     StreamWriter(writer.store, "bills").add([batch_of(1, 0, 10)])
     assert [line.split(":")[0] for line in offloader("verify", "orders", "bills").out.splitlines()] == [
         "orders",

@@ -1,4 +1,4 @@
-"""``verify --deep`` finds one flipped bit, in whatever byte of whatever file of a stream it is."""
+"""``verify --deep`` finds one flipped bit in any byte of any file of a stream."""
 
 from __future__ import annotations
 
@@ -80,5 +80,5 @@ def test_a_flipped_bit_in_any_byte_is_damage(root: Path, kind: str) -> None:
     assert missed == []
 
 
-def test_every_file_is_of_a_kind_that_is_flipped(root: Path) -> None:
+def test_every_file_is_of_a_tested_kind(root: Path) -> None:
     assert {kind_of(path) for path in root.rglob("*") if path.is_file() and path.stat().st_size} == set(KINDS)

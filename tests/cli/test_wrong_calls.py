@@ -1,4 +1,4 @@
-"""Every verb called wrongly: one line that says what, one that says what to do, the exit code, and nothing written."""
+"""Wrong calls of every verb: one line with the error, one with a hint, the exit code, and nothing written."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ OF_A_STREAM: dict[str, tuple[str, ...]] = {
     "retention explain": (),
     "retention plan": (),
     "retention run": (),
-    "retention subscribers": (),
-    "retention add": ("who",),
-    "retention publish": ("who", "--at", "0:1"),
-    "retention remove": ("who",),
+    "subscribers list": (),
+    "subscribers add": ("who",),
+    "subscribers ack": ("who", "--at", "0:1"),
+    "subscribers remove": ("who",),
     "cleanup plan": (),
     "cleanup undo": (),
     "cleanup orphans": (),
@@ -44,7 +44,7 @@ OF_A_STREAM: dict[str, tuple[str, ...]] = {
     "rollback apply": (),
 }
 #: Verbs without a stream, or that make one, look at a ledger database first, or need a JVM: ``tests/spark`` has those.
-OTHERS = {"adopt", "config", "demo", "doctor", "inspect", "ls", "offload", "serve", "spark"}
+OTHERS = {"adopt", "config", "demo", "doctor", "inspect", "ls", "offload", "reader-groups", "serve", "spark"}
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_a_wrong_call_of_a_verb_is_two_lines(offloader: Offloader, store_url: st
     assert sorted(str(path) for path in folder.rglob("*")) == before
 
 
-def test_a_directory_is_made_only_for_a_stream_that_is_there_to_be_offloaded(
+def test_missing_store_directory_is_created_only_for_an_offloadable_stream(
     offloader: Offloader, store_url: str, tmp_path: Path
 ) -> None:
     ledgers = f"sqlite:///{store_url.removeprefix('file://')}/../l.db"
@@ -122,10 +122,62 @@ def test_a_directory_is_made_only_for_a_stream_that_is_there_to_be_offloaded(
     assert (tmp_path / "store").is_dir()
 
 
-@pytest.mark.parametrize("verb", ["retention", "cleanup", "manifest", "rollback", "config", "spark"])
-def test_a_verb_without_its_action_names_them(offloader: Offloader, verb: str) -> None:
+@pytest.mark.parametrize(
+    "verb", ["retention", "subscribers", "reader-groups", "cleanup", "manifest", "rollback", "config", "spark"]
+)
+def test_verb_without_an_action_is_refused_with_its_help(offloader: Offloader, verb: str) -> None:
     code, line, hint = offloader.refuses(verb)
     assert (code, hint) == (2, f"see `offloader {verb} --help`")
     assert line.startswith("missing a")
     assert len(line) < 200
     assert offloader.refuses(verb, "nosuch")[0] == 2
+
+
+#: Verb with several actions -> them, in the order of the help.
+ACTIONS = {
+    "manifest": "show, rebuild, checkpoint, expire",
+    "retention": "explain, plan, run",
+    "subscribers": "list, add, remove, ack",
+    "reader-groups": "list, set, remove, publish-checkpoint",
+    "cleanup": "plan, run, undo, orphans, hold, audit",
+    "rollback": "plan, apply",
+    "config": "explain, check, migrate, sample",
+}
+
+
+@pytest.mark.parametrize("verb", ACTIONS)
+def test_a_wrong_or_missing_action_is_refused_with_the_known_ones(offloader: Offloader, verb: str) -> None:
+    hint = f"see `offloader {verb} --help`"
+    assert offloader.refuses(verb) == (2, f"missing action. Choose from: {ACTIONS[verb]}", hint)
+    expected = (2, f"no such command 'guess'. Choose from: {ACTIONS[verb]}", hint)
+    assert [offloader.refuses(verb, "guess", *more) for more in ((), (STREAM,))] == [expected, expected]
+    code, line, _ = offloader.refuses(verb, f"{ACTIONS[verb].split(',')[0]}s", STREAM)
+    assert (code, line.endswith(f"'? Choose from: {ACTIONS[verb]}")) == (2, True)
+
+
+def test_options_may_precede_the_action(offloader: Offloader, store_url: str) -> None:
+    last = offloader("manifest", "show", STREAM, "--store", store_url, "--json")
+    first = offloader("manifest", "--store", store_url, "--json", "show", STREAM)
+    assert first == last
+    assert first.code == 0
+    assert offloader("config", "--changed", "explain", STREAM).code == 0
+    assert offloader("rollback", "--dry-run", "plan", STREAM, "--store", store_url).code == 0
+
+
+@pytest.mark.parametrize(
+    ("call", "option"),
+    [
+        (("manifest", "show", STREAM, "--dry-run"), "--dry-run"),
+        (("manifest", "checkpoint", STREAM, "--closed", "0:1"), "--closed"),
+        (("rollback", "plan", STREAM, "--delete", "5"), "--delete"),
+        (("rollback", "plan", STREAM, "--take-over"), "--take-over"),
+        (("config", "check", "--dry-run"), "--dry-run"),
+        (("config", "sample", "--changed"), "--changed"),
+    ],
+)
+def test_an_option_of_another_action_is_refused(offloader: Offloader, call: tuple[str, ...], option: str) -> None:
+    assert offloader.refuses(*call) == (
+        2,
+        f"no such option: {option}",
+        f"see `offloader {call[0]} {call[1]} --help`",
+    )

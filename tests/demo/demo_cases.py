@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from offloader.demo.run import DemoRequest, DemoResult, Progress, run_demo
+from offloader.demo.run import DemoRequest, DemoResult, Observer, Progress, run_demo
 from offloader.runtime.clock import SystemClock
 
 
@@ -24,7 +24,7 @@ def write_events(path: Path, count: int, *, start: int = 0) -> Path:
     return path
 
 
-class Watching:
+class Watching(Observer):
     """Keeps what it hears, and calls ``at_progress`` with each moment."""
 
     def __init__(self, at_progress: Callable[[Progress], None] = lambda now: None) -> None:

@@ -1,4 +1,4 @@
-"""``offloader demo`` as a command: what it prints where, and how it fails."""
+"""``offloader demo`` as a command: its output and its errors."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_terminal_gets_bars_with_buffer_and_lag(tmp_path: Path, input_file: Pa
     assert "equals that of what was appended" in text
 
 
-def test_json_is_one_object_and_nothing_else(tmp_path: Path, input_file: Path) -> None:
+def test_json_is_one_object_only(tmp_path: Path, input_file: Path) -> None:
     done = demo("--input", input_file, "--json", "--time-field", "t", "--picture", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     [line] = done.stdout.splitlines()
@@ -115,7 +115,7 @@ def test_a_directory_with_odd_characters_works_and_its_commands_too(tmp_path: Pa
     assert b"event number 2" in run.stdout
 
 
-def test_ctrl_c_says_how_to_go_on(tmp_path: Path, input_file: Path) -> None:
+def test_ctrl_c_prints_how_to_continue(tmp_path: Path, input_file: Path) -> None:
     child = subprocess.Popen(
         [sys.executable, "-m", "offloader.cli.main", "demo", "--no-spark", "--no-picture", "--input", str(input_file)],
         cwd=tmp_path,
@@ -147,7 +147,7 @@ def test_a_broken_line_is_named_and_nothing_is_made(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["broken.csv"]
 
 
-def test_another_input_is_refused_with_the_way_out(tmp_path: Path, input_file: Path) -> None:
+def test_different_input_is_refused_with_a_hint_to_clean(tmp_path: Path, input_file: Path) -> None:
     assert demo("--input", input_file, cwd=tmp_path).returncode == 0
     other = write_events(tmp_path / "other.ndjson", 10)
     done = demo("--input", other, cwd=tmp_path)
@@ -181,7 +181,7 @@ def test_bad_calls_are_one_line_with_a_hint(
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
-def test_a_missing_bucket_says_so(tmp_path: Path, input_file: Path, servers: Any) -> None:
+def test_missing_bucket_is_reported(tmp_path: Path, input_file: Path, servers: Any) -> None:
     endpoint = servers["moto"]
     done = demo(
         *("--input", input_file, "--store", "s3://no-such-bucket/x", "--endpoint-url", endpoint.url),
@@ -194,7 +194,7 @@ def test_a_missing_bucket_says_so(tmp_path: Path, input_file: Path, servers: Any
     assert not (tmp_path / "offloader-demo").exists()
 
 
-def test_wrong_credentials_say_so_and_show_no_secret(tmp_path: Path, input_file: Path, servers: Any) -> None:
+def test_wrong_credentials_are_reported_without_the_secret(tmp_path: Path, input_file: Path, servers: Any) -> None:
     endpoint = servers["rclone"]
     done = demo(
         *("--input", input_file, "--store", "s3://offloader-tests/demo-denied", "--endpoint-url", endpoint.url),
@@ -208,7 +208,7 @@ def test_wrong_credentials_say_so_and_show_no_secret(tmp_path: Path, input_file:
     assert not (tmp_path / "offloader-demo").exists()
 
 
-def test_the_store_may_come_from_the_environment(tmp_path: Path, input_file: Path) -> None:
+def test_store_is_taken_from_the_environment(tmp_path: Path, input_file: Path) -> None:
     where = (tmp_path / "elsewhere").as_uri()
     done = demo("--input", input_file, "--json", cwd=tmp_path, OFFLOADER_STORE=where)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The main job: ``offloader demo`` on the flights, from the command line, and everything it says to type next."""
+"""``offloader demo`` on the flights from the command line, with all the commands it prints."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_whole_demo_verifies_all_flights(whole: Whole) -> None:
     assert result["verification"]["sha256"] == result["input"]["sha256"]
 
 
-def test_at_least_3_ledgers_and_6_segments_cut_across_each_other(whole: Whole) -> None:
+def test_at_least_3_ledgers_and_6_segments_overlap(whole: Whole) -> None:
     _, result = whole
     segments, ledgers = result["segments"], result["ledgers"]
     assert len(ledgers) >= 3
@@ -97,7 +97,7 @@ def test_spark_finds_the_mean_delays_that_pandas_finds(whole: Whole, flights: pa
     assert scan["partitions"] > len(result["segments"])
 
 
-def test_the_objects_are_read_by_a_reader_made_from_the_format_alone(whole: Whole) -> None:
+def test_objects_are_readable_by_an_independent_reader(whole: Whole) -> None:
     cwd, result = whole
     root = cwd / "offloader-demo" / "store" / result["stream"]
     found = []
@@ -121,7 +121,7 @@ def test_the_python_snippet_runs_as_it_is(whole: Whole, flights: pandas.DataFram
     assert {carrier: float(mean) for carrier, mean in rows.items()} == pytest.approx(dict(expected))
 
 
-def test_the_commands_run_as_they_are(whole: Whole) -> None:
+def test_printed_commands_run_unchanged(whole: Whole) -> None:
     cwd, result = whole
     script = "\n".join(["set -e", *result["next"]["commands"]])
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -134,7 +134,7 @@ def test_the_commands_run_as_they_are(whole: Whole) -> None:
     assert done.stdout.count('"time_hour":"2013-07-04T00:00:00Z"') == 3
 
 
-def test_a_second_run_says_that_there_was_nothing_to_do(whole: Whole) -> None:
+def test_second_run_reports_nothing_to_do(whole: Whole) -> None:
     cwd, result = whole
     done = offloader("demo", "--no-spark", cwd=cwd)
     assert done.returncode == 0, done.stderr
@@ -146,8 +146,8 @@ def test_a_second_run_says_that_there_was_nothing_to_do(whole: Whole) -> None:
     assert "\x1b" not in done.stdout
 
 
-def test_a_spark_that_doesnt_start_loses_nothing_else(whole: Whole) -> None:
-    """Nothing is on PATH, so that Java's launcher finds no shell: the rest is done, and one line says what isn't."""
+def test_failing_spark_start_leaves_the_rest_of_the_demo_complete(whole: Whole) -> None:
+    """PATH is empty, so that Java's launcher finds no shell: the rest is done, and one line names the failure."""
     cwd, _ = whole
     result = offloader("demo", cwd=cwd, PATH="/nowhere")
     assert result.returncode == 1, result.stderr

@@ -1,4 +1,4 @@
-"""Input files: what becomes of each format, and how each kind of broken line is named."""
+"""Input files of the demo: the result for each format, and the error for each kind of broken line."""
 
 from __future__ import annotations
 
@@ -116,13 +116,13 @@ def test_lines_are_events_byte_for_byte_without_their_ends(tmp_path: Path) -> No
     assert payloads(EventFile(str(path))) == [b"one", b"", b"two", b"\xff\x00 not text", b"last"]
 
 
-def test_ndjson_lines_are_events_as_they_are_written(tmp_path: Path) -> None:
+def test_ndjson_lines_are_kept_byte_for_byte_as_events(tmp_path: Path) -> None:
     path = tmp_path / "e.ndjson"
     path.write_bytes(b'\xef\xbb\xbf{"a": 1}\n\n {"b":"\xc3\xa4"} \r\n[1, 2]\n"x"')
     assert payloads(EventFile(str(path))) == [b'{"a": 1}', '{"b":"ä"}'.encode(), b"[1, 2]", b'"x"']
 
 
-def test_csv_rows_become_json_with_numbers_as_they_are_written_and_empty_fields_left_out(tmp_path: Path) -> None:
+def test_csv_rows_become_json_with_numbers_kept_and_empty_fields_omitted(tmp_path: Path) -> None:
     path = tmp_path / "e.csv"
     path.write_text('id,name,"the ""x""",note\n1,ann,1.50,\n007,"a, ""b""\nc",-3e5,ä\n\n,,,NaN\n', encoding="utf-8-sig")
     assert [json.loads(p) for p in payloads(EventFile(str(path)))] == [
@@ -185,7 +185,7 @@ def test_a_table_without_columns_is_empty_objects() -> None:
     assert table_to_json(batch).to_pylist() == [b"{}", b"{}"]
 
 
-def test_a_file_is_gone_through_in_batches_and_more_than_once(tmp_path: Path) -> None:
+def test_file_is_read_in_batches_and_repeatedly(tmp_path: Path) -> None:
     path = tmp_path / "many.txt"
     path.write_bytes(b"".join(b"%d\n" % n for n in range(EVENTS_PER_BATCH * 2 + 5)))
     source = EventFile(str(path))
@@ -224,7 +224,7 @@ def test_without_a_time_field_events_have_no_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [True, None, "yesterday", -1, "1969-12-31", float("nan"), [1], 1e300])
-def test_what_is_no_time_is_refused(value: Any) -> None:
+def test_invalid_time_is_refused(value: Any) -> None:
     with pytest.raises((ValueError, OverflowError)):
         time_ms_of(value)
 
@@ -287,7 +287,7 @@ def test_a_parquet_row_without_time_is_named(tmp_path: Path) -> None:
     assert "no column 'u'" in refused(path, time_field="u")
 
 
-def test_a_parquet_value_that_json_cant_say_is_named(tmp_path: Path) -> None:
+def test_parquet_value_without_a_json_form_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "e.parquet"
     pyarrow.parquet.write_table(pa.table({"x": [1.0, float("inf")]}), path)
     assert "row 1, column x" in refused(path)
@@ -302,7 +302,7 @@ def test_a_damaged_parquet_page_is_refused(tmp_path: Path) -> None:
     assert "is not readable Parquet" in refused(path)
 
 
-def test_files_that_arent_there_or_no_files_are_refused(tmp_path: Path) -> None:
+def test_missing_files_directories_and_unknown_formats_are_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="doesn't exist"):
         open_input(str(tmp_path / "nothing.csv"))
     with pytest.raises(InvalidCall, match="not a regular file"):
@@ -322,7 +322,7 @@ def test_refusals_are_the_callers_to_fix(tmp_path: Path) -> None:
     path.write_bytes(b"{")
     with pytest.raises(InvalidCall) as caught:
         survey(open_input(str(path)))
-    assert caught.value.kind is ErrorKind.FIX_CALL
+    assert caught.value.kind is ErrorKind.INVALID_REQUEST
     assert "nothing was imported" in caught.value.hint
 
 
@@ -351,7 +351,7 @@ def test_the_digest_depends_on_the_events_and_not_on_the_batches(events: list[by
     assert digest_of(events, [t + 1 for t in event_times], with_times=True) != whole
 
 
-def test_the_digest_tells_where_events_are_cut() -> None:
+def test_digest_depends_on_event_boundaries() -> None:
     assert digest_of([b"ab", b"c"], [0, 0], with_times=False) != digest_of([b"a", b"bc"], [0, 0], with_times=False)
 
 

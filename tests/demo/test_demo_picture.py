@@ -1,4 +1,4 @@
-"""The picture: drawn for streams of every shape, and saying what it shows."""
+"""The demo's picture: drawn for streams of every shape, with a description."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from offloader.errors import AccessDenied
-from offloader.plot import Span, StreamShape, draw
+from offloader.plot import Span, StreamTimeline, draw
 from tests.demo.demo_cases import Watching, run, write_events
 from tests.support.presence import there
 
@@ -46,7 +46,7 @@ SHAPES = {
 def test_any_stream_is_drawn(tmp_path: Path, shape: str) -> None:
     ledgers, segments, times = SHAPES[shape]
     path = tmp_path / "picture.png"
-    draw(StreamShape(shape, spans("ledger", *ledgers), spans("segment", *segments), times), path)
+    draw(StreamTimeline(shape, spans("ledger", *ledgers), spans("segment", *segments), times), path)
     content = path.read_bytes()
     assert content.startswith(b"\x89PNG")
     width, height = struct.unpack(">II", content[16:24])
@@ -55,29 +55,31 @@ def test_any_stream_is_drawn(tmp_path: Path, shape: str) -> None:
 
 def test_gaps_are_drawn_and_counted_and_ten_thousand_bars_are_joined(tmp_path: Path) -> None:
     path = tmp_path / "picture.svg"
-    shape = StreamShape("x", spans("ledger", 50, 50), spans("segment", 40, 60), timeline(100), [(40, "gap 1:40..1:49")])
+    shape = StreamTimeline(
+        "x", spans("ledger", 50, 50), spans("segment", 40, 60), timeline(100), [(40, "gap 1:40..1:49")]
+    )
     draw(shape, path)
     drawn = path.read_text()
     assert "<!-- gap 1:40..1:49 -->" in drawn
     assert "1 ledger spans segments; 1 gap" in drawn
 
-    draw(StreamShape("x", spans("ledger", *(7,) * 10_000), spans("segment", *(10,) * 7_000), timeline(70_000)), path)
+    draw(StreamTimeline("x", spans("ledger", *(7,) * 10_000), spans("segment", *(10,) * 7_000), timeline(70_000)), path)
     assert "70,000 entries in 10,000 ledgers, offloaded as 7,000 segments" in path.read_text()
     assert path.stat().st_size < 4_000_000
 
 
 def test_the_suffix_decides_the_kind(tmp_path: Path) -> None:
     path = tmp_path / "picture.svg"
-    draw(StreamShape("x", spans("ledger", 5), spans("segment", 5), timeline(5)), path)
+    draw(StreamTimeline("x", spans("ledger", 5), spans("segment", 5), timeline(5)), path)
     assert ET.fromstring(path.read_bytes()).tag.endswith("svg")
 
 
 def test_a_place_that_cant_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(AccessDenied, match="nowhere"):
-        draw(StreamShape("x", spans("ledger", 5), spans("segment", 5), []), tmp_path / "nowhere" / "p.png")
+        draw(StreamTimeline("x", spans("ledger", 5), spans("segment", 5), []), tmp_path / "nowhere" / "p.png")
 
 
-def test_a_picture_that_cant_be_written_loses_nothing_else(tmp_path: Path) -> None:
+def test_unwritable_picture_is_a_problem_and_import_is_complete(tmp_path: Path) -> None:
     """The demo's picture path is taken by a directory: that is a problem at the end, the import is complete."""
     (tmp_path / "demo" / "picture.png").mkdir(parents=True)
     path = write_events(tmp_path / "e.ndjson", 100)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from formats.keys import stream_prefix
-from offloader.demo.run import STREAM, DemoPlace, DemoResult, Imported, Progress, demo_settings
+from offloader.demo.run import STREAM, DemoRequest, DemoResult, Imported, Progress, demo_settings
 from offloader.errors import (
     BucketMissing,
     Corrupt,
@@ -50,8 +50,8 @@ def test_a_run_imports_offloads_verifies_and_draws(tmp_path: Path, input_file: P
     result = run(tmp_path / "demo", observer, input_path=str(input_file), time_field="t", picture=True)
     assert result.problems == []
     assert there(result.verification).ok
-    assert (there(result.offload).appended_before, there(result.offload).appended) == (0, EVENTS)
-    assert stored(result.place.store_url) == events(EVENTS)
+    assert (result.events_before, there(result.offload).appended) == (0, EVENTS)
+    assert stored(result.request.url) == events(EVENTS)
     assert len(result.ledgers) >= 3
     assert len(result.segments) >= 6
     assert there(result.picture).read_bytes().startswith(b"\x89PNG")
@@ -71,7 +71,7 @@ def test_some_segments_span_ledgers_and_some_ledgers_span_segments(tmp_path: Pat
     assert any(sum(info.ledger_id in ledgers for ledgers in spans) > 1 for info in result.ledgers)
 
 
-def test_progress_goes_up_to_everything_and_shows_buffer_and_lag(tmp_path: Path, input_file: Path) -> None:
+def test_progress_reaches_the_total_and_shows_buffer_and_lag(tmp_path: Path, input_file: Path) -> None:
     observer = Watching()
     run(tmp_path, observer, input_path=str(input_file))
     moments = observer.moments
@@ -101,7 +101,7 @@ def test_a_completed_run_appends_nothing_and_verifies_and_changes_nothing(tmp_pa
 
 
 @pytest.mark.parametrize("at", [1, 2, 4])
-def test_an_interrupted_run_goes_on_after_the_last_appended_entry(tmp_path: Path, input_file: Path, at: int) -> None:
+def test_interrupted_run_continues_after_the_last_appended_entry(tmp_path: Path, input_file: Path, at: int) -> None:
     observer = Watching()
 
     def interrupt(now: Progress) -> None:
@@ -111,16 +111,16 @@ def test_an_interrupted_run_goes_on_after_the_last_appended_entry(tmp_path: Path
     observer._at_progress = interrupt
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, observer, input_path=str(input_file))
-    imported = Imported.read(DemoPlace.at(str(tmp_path)))
+    imported = Imported.read(DemoRequest(directory=str(tmp_path)).ledgers_path)
     assert imported.events == min(at * 8192, EVENTS)
     result = run(tmp_path, input_path=str(input_file))
     assert result.events_before == imported.events
     assert there(result.offload).appended == EVENTS - imported.events
     assert there(result.verification).ok
-    assert stored(result.place.store_url) == events(EVENTS)
+    assert stored(result.request.url) == events(EVENTS)
 
 
-def test_a_run_interrupted_again_and_again_still_ends_with_every_event_once(tmp_path: Path, input_file: Path) -> None:
+def test_run_interrupted_repeatedly_stores_every_event_once(tmp_path: Path, input_file: Path) -> None:
     def interrupt(now: Progress) -> None:
         raise KeyboardInterrupt
 
@@ -129,7 +129,7 @@ def test_a_run_interrupted_again_and_again_still_ends_with_every_event_once(tmp_
             run(tmp_path, Watching(interrupt), input_path=str(input_file))
     result = run(tmp_path, input_path=str(input_file))
     assert there(result.verification).ok
-    assert stored(result.place.store_url) == events(EVENTS)
+    assert stored(result.request.url) == events(EVENTS)
 
 
 def command(*arguments: object) -> list[str]:
@@ -138,7 +138,7 @@ def command(*arguments: object) -> list[str]:
 
 @pytest.mark.process
 @pytest.mark.parametrize("lines", [2, 4, 7])
-def test_a_killed_run_goes_on(tmp_path: Path, input_file: Path, lines: int) -> None:
+def test_killed_run_continues(tmp_path: Path, input_file: Path, lines: int) -> None:
     """kill -9 after some lines of progress; the same command then completes and finds every event exactly once."""
     arguments = ["--dir", tmp_path / "demo", "--input", input_file]
     child = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, text=True)
@@ -166,10 +166,10 @@ def test_two_runs_at_once_dont_mix(tmp_path: Path, input_file: Path) -> None:
     with pytest.raises(Fenced):
         run(tmp_path, Watching(start_another), input_path=str(input_file))
     assert there(other[0].verification).ok
-    assert stored(other[0].place.store_url) == events(EVENTS)
+    assert stored(other[0].request.url) == events(EVENTS)
 
 
-def test_another_input_into_existing_data_is_refused_with_the_way_out(tmp_path: Path, input_file: Path) -> None:
+def test_different_input_into_existing_data_is_refused_with_a_hint(tmp_path: Path, input_file: Path) -> None:
     run(tmp_path / "demo", input_path=str(input_file))
     files = files_in(tmp_path / "demo")
     other = write_events(tmp_path / "other.ndjson", 100)
@@ -192,19 +192,19 @@ def test_a_copy_under_another_name_is_the_same_input(tmp_path: Path, input_file:
     assert run(tmp_path / "demo", input_path=str(copy)).offload is None
 
 
-def test_clean_removes_the_earlier_run_and_nothing_else(tmp_path: Path, input_file: Path) -> None:
+def test_clean_removes_only_the_earlier_run(tmp_path: Path, input_file: Path) -> None:
     first = run(tmp_path / "demo", input_path=str(input_file))
     (tmp_path / "demo" / "mine.txt").write_text("keep")
-    store = open_store(first.place.store_url)
+    store = open_store(first.request.url)
     store.put("public/default/persistent/demo-of-somebody/else", b"keep")
     store.close()
     other = write_events(tmp_path / "other.ndjson", 500)
     result = run(tmp_path / "demo", input_path=str(other), clean=True)
     assert there(result.verification).ok
     assert there(result.removed_objects) > 2 * len(first.segments)
-    assert stored(result.place.store_url) == events(500)
+    assert stored(result.request.url) == events(500)
     assert (tmp_path / "demo" / "mine.txt").read_text() == "keep"
-    store = open_store(first.place.store_url)
+    store = open_store(first.request.url)
     assert store.get("public/default/persistent/demo-of-somebody/else")[0] == b"keep"
     left = {info.key for info in store.list(stream_prefix(STREAM)).objects}
     assert not any(str(record.uuid) in key for record in first.segments for key in left)
@@ -236,13 +236,13 @@ def test_a_store_with_data_and_lost_ledgers_is_refused(tmp_path: Path, input_fil
     with pytest.raises(InvalidCall, match="knows nothing of it") as caught:
         run(tmp_path, input_path=str(input_file))
     assert "--clean" in caught.value.hint
-    assert stored(result.place.store_url) == events(EVENTS)
+    assert stored(result.request.url) == events(EVENTS)
     assert there(run(tmp_path, input_path=str(input_file), clean=True).verification).ok
 
 
-def test_ledgers_with_a_store_that_lost_everything_are_offloaded_again(tmp_path: Path, input_file: Path) -> None:
+def test_ledgers_are_offloaded_again_after_the_store_lost_everything(tmp_path: Path, input_file: Path) -> None:
     result = run(tmp_path, input_path=str(input_file))
-    store = open_store(result.place.store_url)
+    store = open_store(result.request.url)
     for prefix in ("public/", "_catalog/"):
         store.delete([info.key for info in store.list(prefix).objects])
     store.close()
@@ -252,7 +252,7 @@ def test_ledgers_with_a_store_that_lost_everything_are_offloaded_again(tmp_path:
 
 
 def data_object(result: DemoResult) -> Path:
-    [path] = Path(result.place.directory, "store").rglob(str(result.segments[1].uuid))
+    [path] = Path(result.request.directory, "store").rglob(str(result.segments[1].uuid))
     return path
 
 
@@ -275,24 +275,23 @@ def test_a_missing_object_is_found(tmp_path: Path, input_file: Path) -> None:
 
 
 def test_foreign_notes_are_refused(tmp_path: Path, input_file: Path) -> None:
-    place = DemoPlace.at(str(tmp_path))
-    ledgers = EmbeddedLedgers(str(place.ledgers_path))
+    ledgers = EmbeddedLedgers(str(DemoRequest(directory=str(tmp_path)).ledgers_path))
     ledgers.open_stream(STREAM).append([b"x"], notes={"demo.input": b"{}", "demo.events": b"1"})
     ledgers.close()
     with pytest.raises(Corrupt, match="notes can't be read"):
         run(tmp_path, input_path=str(input_file))
 
 
-def test_every_store_has_ledgers_and_a_picture_of_its_own(tmp_path: Path) -> None:
+def test_every_store_url_has_its_own_ledgers_and_picture(tmp_path: Path) -> None:
     places = [
-        DemoPlace.at(str(tmp_path)),
-        DemoPlace.at(str(tmp_path), "s3://bucket/a"),
-        DemoPlace.at(str(tmp_path), "s3://bucket/a", "http://localhost:9000"),
-        DemoPlace.at(str(tmp_path), "s3://bucket-a"),
+        DemoRequest(directory=str(tmp_path)),
+        DemoRequest(directory=str(tmp_path), store_url="s3://bucket/a"),
+        DemoRequest(directory=str(tmp_path), store_url="s3://bucket/a", endpoint_url="http://localhost:9000"),
+        DemoRequest(directory=str(tmp_path), store_url="s3://bucket-a"),
     ]
     assert len({place.ledgers_path for place in places}) == len(places)
     assert len({place.picture_path for place in places}) == len(places)
-    assert [place.is_default_store for place in places] == [True, False, False, False]
+    assert [place.ledgers_path.name == "ledgers.db" for place in places] == [True, False, False, False]
 
 
 @pytest.mark.parametrize("payload_bytes", [1, 1000, 10**6, 10**8, 10**11])
@@ -310,7 +309,7 @@ def test_a_tiny_input_is_one_segment(tmp_path: Path) -> None:
     path.write_bytes(b"hello")
     result = run(tmp_path / "demo", input_path=str(path))
     assert (len(result.ledgers), len(result.segments)) == (1, 1)
-    assert stored(result.place.store_url) == [b"hello"]
+    assert stored(result.request.url) == [b"hello"]
 
 
 def test_empty_events_are_events(tmp_path: Path) -> None:
@@ -318,7 +317,7 @@ def test_empty_events_are_events(tmp_path: Path) -> None:
     path.write_bytes(b"\n\n\n")
     result = run(tmp_path / "demo", input_path=str(path))
     assert there(result.verification).ok
-    assert stored(result.place.store_url) == [b"", b"", b""]
+    assert stored(result.request.url) == [b"", b"", b""]
 
 
 def test_an_s3_store_does_the_same(

@@ -16,6 +16,7 @@ from uuid import UUID
 
 import numpy as np
 
+from formats.checked_json import CheckedDocument
 from formats.checkpoint import (
     ASIDE,
     DELETED,
@@ -59,22 +60,9 @@ from formats.documents import (
     TopicEntry,
     TruncationIntent,
     Version,
-    decode_awaited,
-    decode_deletion,
-    decode_document,
-    decode_global_hold,
-    decode_intent,
-    decode_lease,
-    decode_topic_entry,
-    encode_awaited,
-    encode_deletion,
-    encode_document,
-    encode_global_hold,
-    encode_intent,
-    encode_lease,
-    encode_topic_entry,
 )
-from formats.entries import Position
+from formats.entries import EntryBatch, Position
+from formats.frames import decode_fill, encode_fill
 from formats.manifest import (
     FACT_UNKNOWN,
     Adopt,
@@ -84,6 +72,7 @@ from formats.manifest import (
     Edit,
     Failed,
     Gap,
+    GapFilled,
     Hold,
     HotReleased,
     LedgerClosed,
@@ -108,11 +97,7 @@ from formats.manifest import (
     Truncate,
     UndoRetire,
     Writer,
-    decode_boundary,
-    decode_catalog_entry,
     decode_record,
-    encode_boundary,
-    encode_catalog_entry,
     encode_record,
 )
 from formats.segment import Layout, LedgerSpan, SegmentSummary
@@ -165,6 +150,7 @@ EDITS: Mapping[str, Edit] = {
     "offloaded-plain": Offloaded(UUIDS[1], PLAIN, MS + 2),
     "failed": Failed(UUIDS[2], 'the store said "no", twice'),
     "gap": Gap(Position(7, 3), Position(8, 0), "lost"),
+    "gap_filled": GapFilled(UUIDS[4], Position(7, 3), Position(7, 9), 5, 5_000, 5_120, 0xFFFFFFFE),
     "adopt": Adopt(UUIDS[3], PLAIN, DRIVER, True),
     "release": Release((UUIDS[3], UUIDS[4])),
     "truncate": Truncate(Position(9, 0)),
@@ -226,7 +212,7 @@ def deletions() -> dict[str, bytes]:
     )
     done = replace(begun, action="release", done_ms=MS + 9, attempts=2, tried_ms=MS + 8, problem="503")
     awaited = AwaitedReaders(INCARNATION, 41, (UUIDS[5], UUIDS[6]))
-    return {"begun": encode_deletion(begun), "done": encode_deletion(done), "awaited": encode_awaited(awaited)}
+    return {"begun": begun.encode(), "done": done.encode(), "awaited": awaited.encode()}
 
 
 def retention() -> dict[str, bytes]:
@@ -263,28 +249,33 @@ def retention() -> dict[str, bytes]:
         version=VERSION,
     )
     return {
-        "subscribers": encode_document(
-            Subscribers(name=STREAM, partitions=PARTITIONS, subscribers=(never, reader), version=VERSION)
-        ),
-        "records": encode_document(
-            Records(name=STREAM, partitions=PARTITIONS, records=recorded, head_ms=MS, sizes=sizes, version=VERSION)
-        ),
-        "records-new": encode_document(Records(name=STREAM, partitions=())),
-        "decisions": encode_document(Decisions(name=STREAM, decisions=(DecisionRow(MS, '{"a":1}'),), version=VERSION)),
-        "group": encode_document(full),
-        "group-new": encode_document(group),
-        "topic": encode_topic_entry(TopicEntry(STREAM, INCARNATION, PARTITIONS)),
+        "subscribers": Subscribers(
+            name=STREAM, partitions=PARTITIONS, subscribers=(never, reader), version=VERSION
+        ).encode(),
+        "records": Records(
+            name=STREAM, partitions=PARTITIONS, records=recorded, head_ms=MS, sizes=sizes, version=VERSION
+        ).encode(),
+        "records-new": Records(name=STREAM, partitions=()).encode(),
+        "decisions": Decisions(name=STREAM, decisions=(DecisionRow(MS, '{"a":1}'),), version=VERSION).encode(),
+        "group": full.encode(),
+        "group-new": group.encode(),
+        "topic": TopicEntry(STREAM, INCARNATION, PARTITIONS).encode(),
     }
 
 
-_DOCUMENTS = {"subscribers": Subscribers, "records": Records, "decisions": Decisions, "group": GroupState}
+_DOCUMENTS: dict[str, type[CheckedDocument]] = {
+    "subscribers": Subscribers,
+    "records": Records,
+    "decisions": Decisions,
+    "group": GroupState,
+}
 
 
 def _retention_again(name: str, data: bytes) -> bytes:
     kind = name.partition("-")[0]
     if kind == "topic":
-        return encode_topic_entry(decode_topic_entry(data))
-    return encode_document(decode_document(_DOCUMENTS[kind], data))
+        return TopicEntry.decode(data).encode()
+    return _DOCUMENTS[kind].decode(data).encode()
 
 
 def segment_columns(count: int) -> SegmentColumns:
@@ -381,7 +372,9 @@ def checkpoints() -> dict[str, bytes]:
     )  # fmt: skip
     source = KnownSource(uuid=UUIDS[6], token="ab" * 16, reserved=1_000, reach=Position(9, 40))
     with_source = replace(full, source=source, ledgers=(LedgerRow(7, 149, ASIDE, 54_000, MS),))
+    filled = GapFilled(UUIDS[4], Position(7, 3), Position(7, 9), 5, 5_000, 5_120, 1)
     return {
+        "fills": encode_checkpoint(replace(full, fills=(filled,)), segment_columns(7)),
         "source": encode_checkpoint(with_source, segment_columns(7)),
         "source-empty": encode_checkpoint(replace(bare, source=replace(source, reach=None)), segment_columns(0)),
         "full": encode_checkpoint(full, segment_columns(7)),
@@ -507,18 +500,26 @@ def _one(name: str, data: bytes) -> Callable[[], Mapping[str, bytes]]:
     return lambda: {name: data}
 
 
+def fills() -> dict[str, bytes]:
+    """Entries of several gaps, of different lengths and empty ones; one entry."""
+    several = EntryBatch.concat(
+        [EntryBatch.build(7, 3, [b"marker", b""]), EntryBatch.build(7, 9, [bytes(range(256)), b"abort"])]
+    )
+    return {"several": bytes(encode_fill(several)), "one": bytes(encode_fill(EntryBatch.build(8, 0, [b"x"])))}
+
+
 def _boundaries() -> dict[str, bytes]:
-    return {"boundary": encode_boundary(Boundary(10, 42, 7)), "boundary-new": encode_boundary(Boundary(1, 0))}
+    return {"boundary": Boundary(10, 42, 7).encode(), "boundary-new": Boundary(1, 0).encode()}
 
 
 def _intents() -> dict[str, bytes]:
     heads = (PartitionHead("t-partition-0", INCARNATION, Position(7, 0)),)
     intent = TruncationIntent(STREAM, heads, True, "host-1", MS)
-    return {"begun": encode_intent(intent), "done": encode_intent(replace(intent, is_done=True))}
+    return {"begun": intent.encode(), "done": replace(intent, is_done=True).encode()}
 
 
 def _deletion_again(name: str, data: bytes) -> bytes:
-    return encode_awaited(decode_awaited(data)) if name == "awaited" else encode_deletion(decode_deletion(data))
+    return AwaitedReaders.decode(data).encode() if name == "awaited" else DeletionRecord.decode(data).encode()
 
 
 def _database_again(name: str, data: bytes) -> bytes:
@@ -528,19 +529,23 @@ def _database_again(name: str, data: bytes) -> bytes:
 KINDS: Iterable[Kind] = (
     Kind("record", 1, "formats.manifest.RECORD_FORMAT", records, lambda _, d: encode_record(decode_record(d))),
     Kind(
-        "boundary", 1, "formats.manifest.BOUNDARY_FORMAT", _boundaries, lambda _, d: encode_boundary(decode_boundary(d))
+        "boundary",
+        1,
+        "formats.manifest.Boundary.format_version",
+        _boundaries,
+        lambda _, d: Boundary.decode(d).encode(),
     ),
     Kind(
         "catalog",
         1,
-        "formats.manifest.CATALOG_FORMAT",
-        _one("entry", encode_catalog_entry(CatalogEntry(STREAM, INCARNATION, MS))),
-        lambda _, d: encode_catalog_entry(decode_catalog_entry(d)),
+        "formats.manifest.CatalogEntry.format_version",
+        _one("entry", CatalogEntry(STREAM, INCARNATION, MS).encode()),
+        lambda _, d: CatalogEntry.decode(d).encode(),
     ),
     Kind(
         "checkpoint",
         1,
-        "formats.checkpoint.CHECKPOINT_FORMAT",
+        "formats.checkpoint.Checkpoint.format_version",
         checkpoints,
         lambda _, d: encode_checkpoint(*decode_checkpoint(d)),
         is_parquet=True,
@@ -567,26 +572,27 @@ KINDS: Iterable[Kind] = (
     Kind(
         "lease",
         1,
-        "formats.documents.LEASE_FORMAT",
-        _one("lease", encode_lease(Lease(UUIDS[0], STREAM, "spark app-1", 3600))),
-        lambda _, d: encode_lease(decode_lease(d)),
+        "formats.documents.Lease.format_version",
+        _one("lease", Lease(UUIDS[0], STREAM, "spark app-1", 3600).encode()),
+        lambda _, d: Lease.decode(d).encode(),
     ),
     Kind(
         "hold",
         1,
-        "formats.documents.GLOBAL_HOLD_FORMAT",
-        _one("hold", encode_global_hold(GlobalHold("host-1", MS, "case 7"))),
-        lambda _, d: encode_global_hold(decode_global_hold(d)),
+        "formats.documents.GlobalHold.format_version",
+        _one("hold", GlobalHold("host-1", MS, "case 7").encode()),
+        lambda _, d: GlobalHold.decode(d).encode(),
     ),
-    Kind("deletion", 1, "formats.documents.DELETION_FORMAT", deletions, _deletion_again),
+    Kind("deletion", 1, "formats.documents.DeletionRecord.format_version", deletions, _deletion_again),
     Kind(
         "intent",
         1,
-        "formats.documents.INTENT_FORMAT",
+        "formats.documents.TruncationIntent.format_version",
         _intents,
-        lambda _, d: encode_intent(decode_intent(d)),
+        lambda _, d: TruncationIntent.decode(d).encode(),
     ),
-    Kind("retention", 1, "formats.documents.RETENTION_FORMAT", retention, _retention_again),
+    Kind("retention", 1, "formats.documents.Subscribers.format_version", retention, _retention_again),
+    Kind("fill", 1, "formats.frames.FILL_VERSION", fills, lambda _, d: bytes(encode_fill(decode_fill(d)))),
     Kind("ledgers", 2, "offloader.ledgers.sqlite.database._SCHEMA_VERSION", database, _database_again),
     Kind("replay", 1, "offloader.replay._VERSION", progress, lambda _, d: _progress_again(d)),
     Kind("catalogue", 1, "offloader.store.overlay._FORMAT", catalogue, lambda _, d: _catalogue_again(d)),

@@ -15,9 +15,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from formats.compression import Codec
 from formats.entries import EntryBatch
-from formats.extension import EXTENSION_VERSION
+from formats.extension import EXTENSION_VERSION, Codec
 from formats.segment import Layout, LedgerFacts
 from tests.formats.golden_samples import KINDS
 from tests.formats.segments import build, entries_of

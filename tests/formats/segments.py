@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from formats.compression import Codec
 from formats.entries import EntryBatch, Position
+from formats.extension import Codec
 from formats.segment import FinishedSegment, Layout, LedgerFacts, SegmentBuilder, SegmentMap
 
 START = Position(-1, 0)

@@ -1,14 +1,16 @@
-"""Runs of segments as Parquet: what the file says of its numbers is used, checked, and not needed."""
+"""Runs of segments as Parquet: recorded ranges are used and checked, and are optional."""
 
 from __future__ import annotations
 
 import json
 from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from formats.checkpoint import LedgerColumns, decode_ledgers, encode_ledgers
 from formats.checkpoint_parquet import NUMBER_COLUMNS, SegmentColumns, decode_columns, encode_columns
 from formats.errors import Inconsistent
 from offloader.manifest.apply import apply_edits
@@ -24,7 +26,7 @@ def segment_columns() -> SegmentColumns:
     return columns_of(state.segments.values())
 
 
-def test_a_file_of_a_release_that_did_not_say_its_ranges_is_read_the_same() -> None:
+def test_parquet_without_recorded_ranges_decodes_to_the_same_columns() -> None:
     columns = segment_columns()
     body = encode_columns(columns, {b"other": b"kept"})
     table = pq.read_table(pa.BufferReader(body))
@@ -40,7 +42,7 @@ def test_a_file_of_a_release_that_did_not_say_its_ranges_is_read_the_same() -> N
 
 
 @pytest.mark.parametrize("ranges", [b"{}", b"[]", b"nonsense", b'{"status": [1, 2]}'])
-def test_ranges_that_fit_no_columns_are_damage(ranges: bytes) -> None:
+def test_ranges_that_fit_no_columns_are_inconsistent(ranges: bytes) -> None:
     body = encode_columns(segment_columns(), {b"offloader.ranges": ranges})
     with pytest.raises(Inconsistent, match="not a table of segments"):
         decode_columns(body)
@@ -54,3 +56,39 @@ def test_a_number_outside_of_the_range_that_the_file_names_is_damage() -> None:
     body = encode_columns(columns, {b"offloader.ranges": json.dumps(ranges).encode()})
     with pytest.raises(Inconsistent, match="outside of"):
         decode_columns(body)
+
+
+@pytest.mark.parametrize("kind", ["segments", "ledgers"])
+def test_column_of_another_type_is_named_with_both_types(kind: str) -> None:
+    name = "entries" if kind == "segments" else "last_entry_id"
+    zeros = np.zeros(1, np.int64)
+    columns = LedgerColumns(
+        ledger_id=zeros, last_entry_id=zeros, flags=np.zeros(1, np.uint8), payload_bytes=zeros, created_ms=zeros
+    )
+    body = encode_columns(segment_columns(), {}) if kind == "segments" else encode_ledgers(columns)
+    table = pq.read_table(pa.BufferReader(body))
+    place = table.schema.get_field_index(name)
+    field = table.schema.field(name).with_type(pa.int32())
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.set_column(place, field, table.column(name).cast(pa.int32())), sink)
+    decode = decode_columns if kind == "segments" else decode_ledgers
+    with pytest.raises(Inconsistent) as raised:
+        decode(sink.getvalue().to_pybytes())
+    expected, found = str(raised.value).split(", found ")
+    assert f"{name}: int64 not null" in expected
+    assert f"{name}: int32 not null" in found
+
+
+@pytest.mark.parametrize("kind", [TypeError, RecursionError, pa.ArrowInvalid])
+def test_every_error_of_arrow_means_an_unreadable_file(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged(_: object) -> None:
+        raise kind("damaged")
+
+    body = encode_columns(segment_columns(), {})
+    monkeypatch.setattr(pq, "ParquetFile", damaged)
+    raised: Exception | None = None
+    try:
+        decode_columns(body)
+    except Exception as caught:
+        raised = caught
+    assert isinstance(raised, Inconsistent)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from formats.block import Layout, decode_block, decode_block_header, decode_run, encode_plain_header, padding
-from formats.compression import Codec
 from formats.entries import EntryBatch
-from formats.errors import BadMagic, FormatError, Inconsistent, LimitExceeded, Truncated
+from formats.errors import BadMagic, FormatError, Inconsistent, LimitExceeded, Truncated, located
+from formats.extension import Codec
 from formats.index import INDEX_ENTRY, IndexGroup, ObjectIndex, encode_index
 from formats.metadata.messages import BookKeeperLedger, PulsarLedger
 from formats.segment import SegmentMap
@@ -64,7 +64,7 @@ def test_zero_bytes_are_no_header() -> None:
     [(4, 35), (4, 2**20 + 1), (12, 127), (12, 2**63), (20, 2**63)],
     ids=["short header", "header past block", "block inside header", "huge block", "negative entry"],
 )
-def test_lengths_that_contradict_each_other(at: int, value: int) -> None:
+def test_contradicting_lengths_are_inconsistent(at: int, value: int) -> None:
     header = bytearray(V2_HEADER)
     header[at : at + 8] = value.to_bytes(8, "big")
     with pytest.raises(Inconsistent, match="block header in thing at byte 9"):
@@ -158,7 +158,7 @@ TAILS = [(Layout.V1, 0), (Layout.V1, 1), (Layout.V1, 3), *[(Layout.V2, tail) for
 
 
 @pytest.mark.parametrize(("layout", "tail"), TAILS)
-def test_a_denser_index_gives_each_entry_once(layout: Layout, tail: int) -> None:
+def test_denser_index_yields_each_entry_once(layout: Layout, tail: int) -> None:
     data, index, count = dense_object(layout, tail)
     found: list[int] = []
     for (first, offset), following in zip(index, [*(at for _, at in index[1:]), len(data)], strict=True):
@@ -196,7 +196,7 @@ def test_a_damaged_length_is_not_taken_for_padding(layout: Layout) -> None:
             decode_block(damaged, ledger_id=7, **LIMITS)
 
 
-def test_plain_entries_must_begin_where_the_header_says_and_ascend() -> None:
+def test_plain_entries_must_begin_at_the_header_and_ascend() -> None:
     header = encode_plain_header(Layout.V2, 128 + 39 + 4, 5, 7)
     for ids, problem in (((6, 7, 8), "first entry"), ((5, 5, 6), "don't ascend"), ((5, 7, 6), "don't ascend")):
         run = b"".join(plain_run(entry_id, [b"x"]) for entry_id in ids)
@@ -226,8 +226,8 @@ def test_plain_entries_of_equal_and_mixed_lengths(sizes: list[int]) -> None:
 def test_errors_name_object_place_expected_and_found() -> None:
     block = bytearray(one_block(Layout.V2, Codec.NONE, True))
     block[140] ^= 1
-    with pytest.raises(FormatError) as caught:
-        decode_block(block, object_name="s/uuid", offset=4096, **LIMITS)
+    with pytest.raises(FormatError) as caught, located("s/uuid", 4096):
+        decode_block(block, **LIMITS)
     error = caught.value
     assert (error.object_name, error.offset) == ("s/uuid", 4096 + 128)
     assert len(str(error.expected)) == len(str(error.found)) == 8

@@ -1,12 +1,12 @@
-"""Codecs: what goes in comes out, and nothing larger than allowed ever does."""
+"""Codecs: data round-trips, and no output exceeds its limit."""
 
 from __future__ import annotations
 
 import pytest
 import zstandard
 
-from formats.compression import Codec, codec_of, compress, decompress
-from formats.errors import FormatError, Inconsistent, LimitExceeded, UnsupportedVersion
+from formats.errors import FormatError, Inconsistent, LimitExceeded, UnsupportedVersion, located
+from formats.extension import Codec, codec_of, compress, decompress
 
 PLAIN = bytes(range(256)) * 20
 
@@ -23,7 +23,7 @@ def test_the_limit_is_checked_before_anything_is_decompressed(codec: Codec) -> N
         decompress(codec, b"not even a frame", 10**12, 10)
 
 
-def test_a_frame_that_declares_more_than_the_header_is_refused_before_it_is_allocated() -> None:
+def test_frame_declaring_more_than_the_header_is_refused_before_allocation() -> None:
     bomb = compress(Codec.ZSTD, bytes(1 << 24))
     with pytest.raises(Inconsistent, match="content size"):
         decompress(Codec.ZSTD, bomb, 100, 1 << 30)
@@ -48,12 +48,12 @@ def test_bytes_after_the_frame_are_refused(tail: bytes) -> None:
         decompress(Codec.ZSTD, compress(Codec.ZSTD, PLAIN) + tail, len(PLAIN), 1 << 20)
 
 
-def test_a_stored_length_that_lies_is_refused() -> None:
+def test_wrong_stored_length_is_refused() -> None:
     with pytest.raises(Inconsistent, match="decompressed size"):
         decompress(Codec.NONE, b"abc", 2, 100)
 
 
 def test_an_unknown_codec_is_a_newer_version() -> None:
     assert codec_of(1) is Codec.ZSTD
-    with pytest.raises(UnsupportedVersion, match="unknown codec in thing at byte 7"):
-        codec_of(2, object_name="thing", offset=7)
+    with pytest.raises(UnsupportedVersion, match="unknown codec in thing at byte 7"), located("thing", 7):
+        codec_of(2)

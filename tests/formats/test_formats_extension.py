@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from formats.block import decode_block, decode_block_header, encode_plain_header
 from formats.checksum import crc32c
-from formats.compression import Codec
-from formats.errors import BadMagic, ChecksumMismatch, FormatError, Inconsistent, Truncated, UnsupportedVersion
+from formats.errors import BadMagic, ChecksumMismatch, FormatError, Inconsistent, Truncated, UnsupportedVersion, located
 from formats.extension import (
     FLAG_INDEXED,
     FLAG_TIMES_INCOMPLETE,
     ROW,
     BlockExtension,
+    Codec,
     decode_block_extension,
     decode_entry_table,
     decode_index_rows,
@@ -70,13 +70,13 @@ def test_entry_tables_in_both_directions(lengths: list[int], times: list[int], e
 @pytest.mark.parametrize("start", ["03 00 0000", "08 00 0000", "00 03 0000", "00 10 0000", "00 00 0001"])
 def test_widths_that_no_writer_makes_are_refused(start: str) -> None:
     data = bytes.fromhex(start) + bytes(12 + 30)
-    with pytest.raises(Inconsistent, match="entry table in thing at byte 5"):
-        decode_entry_table(data, entries=2, table_crc32c=crc32c(data), object_name="thing", offset=5)
+    with pytest.raises(Inconsistent, match="entry table in thing at byte 5"), located("thing", 5):
+        decode_entry_table(data, entries=2, table_crc32c=crc32c(data))
 
 
 @settings(max_examples=100)
 @given(st.lists(st.tuples(st.integers(0, 2**31 - 1), INT64), min_size=1, max_size=40))
-def test_every_table_comes_back(columns: list[tuple[int, int]]) -> None:
+def test_entry_tables_round_trip(columns: list[tuple[int, int]]) -> None:
     lengths, times = np.array(columns, dtype=np.int64).T.copy()
     data = encode_entry_table(lengths, times)
     table = decode_entry_table(data, entries=len(columns), table_crc32c=crc32c(data))
@@ -89,7 +89,7 @@ def test_every_table_comes_back(columns: list[tuple[int, int]]) -> None:
     ("times", "expected"),
     [([-1, -1], (-1, -1, FLAG_TIMES_INCOMPLETE)), ([5, -1, 3], (3, 5, FLAG_TIMES_INCOMPLETE)), ([5, 9], (5, 9, 0))],
 )
-def test_the_time_range_is_of_known_times(times: list[int], expected: tuple[int, int, int]) -> None:
+def test_time_range_covers_known_times_only(times: list[int], expected: tuple[int, int, int]) -> None:
     assert time_range(np.array(times)) == expected
 
 
@@ -110,9 +110,7 @@ PLAIN = encode_plain_header(Layout.V2, 198, 10, 7)
 
 
 def header(**changes: Any) -> np.ndarray:
-    from dataclasses import replace
-
-    return np.frombuffer(encode_block_extension(PLAIN, replace(EXTENSION, **changes)), dtype=np.uint8)
+    return np.frombuffer(encode_block_extension(PLAIN, EXTENSION._replace(**changes)), dtype=np.uint8)
 
 
 def resealed(at: int, value: bytes) -> bytes:
@@ -159,7 +157,7 @@ def test_a_block_header_in_both_directions() -> None:
         "stored is not uncompressed", "header length",
     ],
 )  # fmt: skip
-def test_headers_that_fit_their_checksum_and_still_lie(at: int, value: bytes, kind: type[FormatError]) -> None:
+def test_wrong_headers_with_a_right_checksum_are_refused(at: int, value: bytes, kind: type[FormatError]) -> None:
     with pytest.raises(kind, match="thing"):
         decode_block_header(resealed(at, value), object_name="thing", offset=4096)
 
@@ -177,7 +175,7 @@ def test_a_table_that_contradicts_the_entry_headers_is_refused() -> None:
         decode_block(block, **LIMITS)
 
 
-def test_a_table_whose_lengths_do_not_fill_the_payload_is_refused() -> None:
+def test_table_whose_lengths_do_not_fill_the_payload_is_refused() -> None:
     data, finished = build([batch(7, 0, [b"a", b"bb"])])
     at = int(SegmentMap.parse(finished.index).blocks.table_offset[0])
     table = encode_entry_table(np.array([1, 3]), np.array([-1, -1]))

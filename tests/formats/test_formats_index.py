@@ -1,4 +1,4 @@
-"""Indexes: golden bytes in both directions, lookups, and everything that may lie in them."""
+"""Indexes: golden bytes in both directions, lookups, and all inconsistent contents."""
 
 from __future__ import annotations
 
@@ -67,14 +67,15 @@ def test_golden_indexes_in_both_directions_whole_cut_and_with_trailing_bytes(ind
             index.layout, index.data_bytes, index.header_bytes,
         )  # fmt: skip
         assert [g.entries.tolist() for g in decoded.groups] == [g.entries.tolist() for g in index.groups]
-        assert encode_index(decoded) == SegmentMap.parse(data + tail).encode() == data
+        assert encode_index(decoded) == data
+        SegmentMap.parse(data + tail)
     for length in range(len(data)):
         with pytest.raises(Truncated):
             SegmentMap.parse(data[:length])
 
 
 @pytest.mark.parametrize("data", [bytes(128), b"\xff" * 128, bytes.fromhex("fbdbabcb") + bytes(100)])
-def test_what_is_no_index_is_refused(data: bytes) -> None:
+def test_other_bytes_than_an_index_are_refused(data: bytes) -> None:
     with pytest.raises(BadMagic, match="index in thing at byte 0"):
         SegmentMap.parse(data, object_name="thing")
 
@@ -106,7 +107,7 @@ def test_an_index_length_that_lies_is_refused(number: int, value: int) -> None:
 
 @pytest.mark.parametrize("value", [2, 4, 2**31 - 1, 2**31, 2**32 - 1])
 @pytest.mark.parametrize(("number", "at"), [(0, 24), (0, 28), (1, 32), (1, 36), (2, 32), (2, 36)])
-def test_counts_that_claim_other_than_there_is_are_refused(number: int, at: int, value: int) -> None:
+def test_wrong_counts_are_refused(number: int, at: int, value: int) -> None:
     with pytest.raises((Truncated, Inconsistent)):
         SegmentMap.parse(changed(at, value, number=number))
 
@@ -128,7 +129,7 @@ def test_numbers_that_contradict_each_other_are_refused(at: int, value: int) -> 
         SegmentMap.parse(changed(at, value, 8))
 
 
-def test_one_ledger_in_two_groups_is_refused() -> None:
+def test_ledger_in_two_groups_is_refused() -> None:
     twice = ObjectIndex(Layout.V2, 512, 128, (group(1, LEDGER_1, (0, 1, 0)), group(1, LEDGER_1, (9, 1, 256))))
     with pytest.raises(Inconsistent, match="one group per ledger"):
         SegmentMap.parse(encode_index(twice))
@@ -168,7 +169,7 @@ def lookup_map() -> SegmentMap:
 def test_lookups_at_between_and_past_the_entries(
     first: tuple[int, int], last: tuple[int, int], blocks: list[int]
 ) -> None:
-    """An open ledger may go on past what its metadata knows, a closed one doesn't."""
+    """An open ledger may extend past its metadata, a closed one may not."""
     assert lookup_map().find(Position(*first), Position(*last)).tolist() == blocks
 
 
@@ -230,10 +231,10 @@ def test_offsets_beyond_two_and_four_gibibytes() -> None:
     assert (found.blocks.length == 1 << 28).all()
     assert found.find(Position(1 << 40, (5 << 33) - 1), Position(1 << 40, 5 << 33)).tolist() == [4, 5]
     assert int(found.blocks.offset[-1]) == (count - 1) << 28
-    assert found.encode() == data
+    assert encode_index(decode_index(data)) == data
 
 
-def test_a_lookup_by_halving_finds_what_a_look_at_every_block_finds() -> None:
+def test_binary_search_finds_the_same_blocks_as_a_full_scan() -> None:
     chance = random.Random(5)
     for _ in range(60):
         groups = []
@@ -254,7 +255,7 @@ def test_a_lookup_by_halving_finds_what_a_look_at_every_block_finds() -> None:
         assert halving._in_order is not None
 
 
-def test_blocks_that_overlap_are_found_by_looking_at_every_one() -> None:
+def test_overlapping_blocks_are_found_by_a_full_scan() -> None:
     found = lookup_map()
     overlapping = np.array([9, 45, 29, 49, 2**62])
     assert InOrder.of(found.blocks, np.arange(5), overlapping) is None

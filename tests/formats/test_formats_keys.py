@@ -62,7 +62,7 @@ def test_only_the_one_encoding_of_a_name_decodes(encoded: str) -> None:
 
 @settings(max_examples=200)
 @given(st.text(max_size=40))
-def test_every_name_that_encodes_comes_back_and_is_plain_ascii(stream: str) -> None:
+def test_every_encodable_name_round_trips_as_ascii(stream: str) -> None:
     try:
         encoded = keys.encode_stream(stream)
     except FormatError:
@@ -132,7 +132,7 @@ def test_segment_uuids_prove_their_incarnation(one: UUID, other: UUID, bits: int
     assert not keys.is_segment_uuid_of(UUID(int=uuid.int ^ 1 << flipped), one)
 
 
-def test_other_peoples_uuids_are_not_ours() -> None:
+def test_foreign_uuids_are_not_of_the_incarnation() -> None:
     assert not keys.is_segment_uuid_of(UUID_A, INCARNATION)
     assert keys.new_segment_uuid(INCARNATION, 1) != keys.new_segment_uuid(INCARNATION, 2)
 

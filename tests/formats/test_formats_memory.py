@@ -1,4 +1,4 @@
-"""Memory for blocks that is used again: only when nobody looks at it, no more of it than asked, and with no trace."""
+"""Reusable block memory: reused only when unreferenced, bounded, and without traces of earlier content."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from formats.block import interleave
 from formats.block_memory import BlockMemory
-from formats.compression import Codec
 from formats.entries import Entry, EntryBatch, Pieces, views_of
+from formats.extension import Codec
 from formats.segment import FinishedSegment, Layout, Part, SegmentBuilder
 
 KIB = 1024
@@ -25,30 +25,32 @@ def address(buffer: np.ndarray) -> int:
     return int(buffer.__array_interface__["data"][0])
 
 
-def test_a_buffer_is_free_again_when_its_last_view_goes() -> None:
+def test_buffer_is_reusable_when_its_last_view_is_released() -> None:
     memory = BlockMemory(KIB, 4 * KIB)
     first = memory.take()
     at = address(first)
     view = first[10:20].data
     del first
-    assert memory.kept_bytes == 0, "a view is left"
+    assert not memory._unused, "a view is left"
     other = memory.take()
     assert address(other) != at
     del view
-    assert memory.kept_bytes == KIB
+    assert len(memory._unused) == 1
     assert address(memory.take()) == at
 
 
-def test_no_more_unused_memory_is_kept_than_asked() -> None:
+def test_unused_memory_is_kept_only_up_to_its_limit() -> None:
     memory = BlockMemory(KIB, 2 * KIB + 5)
     taken = [memory.take() for _ in range(5)]
     assert len({address(buffer) for buffer in taken}) == 5
     taken.clear()
-    assert memory.kept_bytes == 2 * KIB
-    assert BlockMemory(KIB, 0).kept_bytes == 0
+    assert len(memory._unused) == 2
+    nothing = BlockMemory(KIB, 0)
+    nothing.take()
+    assert not nothing._unused
 
 
-def test_memory_that_is_not_kept_goes_back_to_the_system_and_serves_again() -> None:
+def test_memory_above_the_limit_returns_to_the_system() -> None:
     memory = BlockMemory(mmap.PAGESIZE + 1, 2 * (mmap.PAGESIZE + 1))
     taken = [memory.take() for _ in range(5)]
     addresses = {address(buffer) for buffer in taken}
@@ -74,8 +76,8 @@ def test_a_forked_process_does_not_write_into_the_blocks_of_its_parent() -> None
     assert (buffer == 1).all()
 
 
-def test_a_part_keeps_its_bytes_while_its_memory_is_wanted_for_others() -> None:
-    """What a timed-out attempt may still send doesn't change, however many blocks come after it."""
+def test_part_keeps_its_bytes_while_other_blocks_are_written() -> None:
+    """The bytes of a timed-out attempt stay unchanged, however many blocks follow."""
     memory = BlockMemory(128 * KIB, 1024 * KIB)
     builder = SegmentBuilder(block_bytes=128 * KIB, part_bytes=512 * KIB, memory=memory)
     first: list[Part] = []
@@ -86,7 +88,7 @@ def test_a_part_keeps_its_bytes_while_its_memory_is_wanted_for_others() -> None:
             first.append(part)
             copies.append(part.data)
             del first[2:], copies[2:]  # the others are acknowledged at once
-    assert memory.kept_bytes > 0
+    assert memory._unused
     assert [part.data for part in first] == copies
 
 
@@ -102,7 +104,7 @@ def built(
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_the_bytes_are_the_same_with_memory_that_held_others_before(data: st.DataObject) -> None:
+def test_segments_are_equal_in_fresh_and_reused_memory(data: st.DataObject) -> None:
     equal = data.draw(st.booleans())
     sizes = data.draw(st.lists(st.integers(0, 300), min_size=1, max_size=80))
     payloads = [bytes([at % 256]) * (sizes[0] if equal else size) for at, size in enumerate(sizes)]
@@ -124,7 +126,7 @@ def test_the_bytes_are_the_same_with_memory_that_held_others_before(data: st.Dat
 
 @pytest.mark.parametrize("size", [0, 1, 100])
 @pytest.mark.parametrize("count", [1, 7, 8, 50])
-def test_equal_entries_are_laid_out_like_any_others(size: int, count: int) -> None:
+def test_interleaved_entries_have_length_id_and_payload(size: int, count: int) -> None:
     payloads = [bytes([number]) * size for number in range(count + 3)]
     batch = EntryBatch.build(1, 5, payloads).slice(2, count + 2)
     expected = b"".join(
@@ -148,7 +150,7 @@ def test_pieces_are_one_body() -> None:
     assert views_of(b"") == () == views_of(Pieces([]))
 
 
-def test_a_batch_that_pays_for_others_memory_is_copied() -> None:
+def test_small_slice_of_a_large_buffer_is_copied() -> None:
     whole = EntryBatch.build(1, 0, pa.array([b"x" * 100] * 100, pa.binary()))
     assert whole.compact() is whole
     most = whole.slice(0, 90)

@@ -1,4 +1,4 @@
-"""Ledger metadata: Pulsar's and BookKeeper's messages, byte for byte, without losing what we don't know."""
+"""Ledger metadata: Pulsar's and BookKeeper's messages, byte for byte, including unknown fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from google.protobuf import descriptor_pb2
 
-from formats.errors import Inconsistent
+from formats.errors import Inconsistent, located
 from formats.metadata.messages import BookKeeperLedger, OffloadContext, OffloadSegment, PulsarLedger
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -99,7 +99,7 @@ def test_offload_context_round_trip_with_uuid_halves_signed() -> None:
     assert ledger.encode() == PulsarLedger(ledger_id=1, context=context).encode()
 
 
-def test_the_segments_field_numbers_are_those_in_the_bytes_not_those_in_the_proposal() -> None:
+def test_segment_field_numbers_are_those_of_pulsars_bytes() -> None:
     segment = OffloadSegment(uuid=UUID(int=1), complete=True, assigned_ms=4, offloaded_ms=5, end_entry_id=6)
     assert OffloadContext(segments=(segment,)).encode() == bytes.fromhex("3a0c 0800 1001 1801 2004 2805 3006")
 
@@ -108,13 +108,13 @@ BAD = ["08", "ff", "0a", "10", "1001", "08011a", "2a", "0801 2a02 3200"]
 
 
 @pytest.mark.parametrize("data", [bytes.fromhex(each) for each in BAD] + [b""])
-def test_bytes_that_are_no_ledger_are_inconsistent(data: bytes) -> None:
+def test_bytes_of_no_ledger_are_inconsistent(data: bytes) -> None:
     for kind in (PulsarLedger, BookKeeperLedger):
-        with pytest.raises(Inconsistent, match="ledger metadata in thing at byte 9"):
-            kind.decode(data, object_name="thing", offset=9)
+        with pytest.raises(Inconsistent, match="ledger metadata in thing at byte 9"), located("thing", 9):
+            kind.decode(data)
 
 
-def test_text_that_is_not_utf8_is_inconsistent() -> None:
+def test_text_other_than_utf8_is_inconsistent() -> None:
     with pytest.raises(Inconsistent, match="UTF-8"):
         BookKeeperLedger.decode(BookKeeperLedger(length_bytes=1).encode() + bytes.fromhex("5a040a02fffe"))
     with pytest.raises(Inconsistent, match="UTF-8"):
@@ -128,7 +128,7 @@ def test_numbers_beyond_64_bits_are_inconsistent() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("name", ["pulsar_ledger", "bookkeeper_ledger", "pulsar_message", "pulsar_protocol"])
-def test_the_generated_code_says_what_the_proto_file_says(name: str, tmp_path: Path) -> None:
+def test_generated_code_matches_the_proto_file(name: str, tmp_path: Path) -> None:
     described = tmp_path / "described"
     source = f"formats/metadata/{name}.proto"
     command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT}", f"--descriptor_set_out={described}", source]

@@ -1,4 +1,4 @@
-"""Segments: where blocks and parts are cut, what is refused, and that everything comes back."""
+"""Segments: boundaries of blocks and parts, refused input, and round trips."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from formats.block import decode_block_header, walk
 from formats.checksum import crc32c
-from formats.compression import Codec
 from formats.entries import EntryBatch, Position
 from formats.errors import Inconsistent
+from formats.extension import Codec
+from formats.index import decode_index, encode_index
 from formats.metadata.messages import BookKeeperLedger, PulsarLedger
 from formats.segment import Layout, LedgerFacts, LedgerSpan, SegmentBuilder, SegmentMap
 from tests.formats.segments import LIMITS, batch, block_bytes, build, decode, entries_of, read
@@ -58,7 +59,7 @@ def test_an_entry_above_the_block_target_gets_a_block_of_its_own(layout: Layout,
     assert [first for _, _, first, _ in check_blocks(data)] == [0, 1, 2, 3]
 
 
-def test_half_a_million_small_entries_are_cut_where_pulsar_cuts_them() -> None:
+def test_half_a_million_small_entries_are_cut_as_by_pulsar() -> None:
     count = 550_747
     digits = np.array([len(str(at)) for at in range(count)], dtype=np.int64)
     text = "".join(f"foobar{at}" for at in range(count)).encode()
@@ -132,7 +133,7 @@ def test_large_entries_over_many_blocks(size: int, codec: Codec) -> None:
         assert read_segment(data, finished.index) == entries_of(batches)
 
 
-def test_one_mebibyte_first_then_thousands_of_a_hundred_bytes() -> None:
+def test_segment_with_one_large_entry_and_many_small_ones_reads_back() -> None:
     batches = [batch(7, 0, [b"x" * MIB]), batch(7, 1, [bytes([at % 256]) * 100 for at in range(5000)])]
     data, finished = build(batches, block_bytes=64 << 10)
     assert read(data, finished.index) == read_segment(data, finished.index) == entries_of(batches)
@@ -140,7 +141,7 @@ def test_one_mebibyte_first_then_thousands_of_a_hundred_bytes() -> None:
 
 @pytest.mark.parametrize("extension", [False, True])
 @pytest.mark.parametrize("layout", Layout)
-def test_v2_blocks_end_with_the_marker_and_no_block_is_longer_than_asked(layout: Layout, extension: bool) -> None:
+def test_v2_blocks_end_with_the_marker_and_respect_the_block_size(layout: Layout, extension: bool) -> None:
     payloads = [bytes(int(size)) for size in np.random.default_rng(2).integers(0, 500, 400)]
     data, finished = build(
         [batch(7, 0, payloads, list(range(400)))], layout=layout, block_bytes=2000, extension=extension
@@ -187,32 +188,27 @@ def test_parts_have_exactly_the_asked_length_and_checksums_fit(part_bytes: int) 
 def test_the_index_names_the_part_in_which_each_block_begins() -> None:
     _, finished = build([batch(7, 0, [b"x" * 900] * 20)], block_bytes=1100, part_bytes=3000)
     offsets = SegmentMap.parse(finished.index).blocks.offset
-    group = SegmentMap.parse(finished.index)._index.groups[0]
+    group = decode_index(finished.index).groups[0]
     assert group.entries["part"].tolist() == (offsets // 3000 + 1).tolist()
     assert group.entries["part"].tolist()[-1] > 5
 
 
 def test_data_bytes_estimates_from_above_and_grows_with_each_entry() -> None:
     builder = SegmentBuilder(block_bytes=1000, part_bytes=1 << 20)
-    assert (builder.data_bytes, builder.held_bytes, builder.entries, builder.first, builder.last) == (
-        0,
-        0,
-        0,
-        None,
-        None,
-    )
+    assert (builder.data_bytes, builder.held_bytes) == (0, 0)
     before = 0
     for at in range(100):
         builder.append(batch(7, at, [b"x" * 50]))
         assert builder.data_bytes > before
         before = builder.data_bytes
-    assert (builder.entries, builder.first, builder.last) == (100, Position(7, 0), Position(7, 99))
-    actual = builder.finish().summary.data_bytes
+    summary = builder.finish().summary
+    assert (summary.entries, summary.begin, summary.end) == (100, Position(7, 0), Position(7, 99))
+    actual = summary.data_bytes
     assert actual <= before <= actual + 1000
 
 
 def test_a_part_never_waits_for_more_than_one_block() -> None:
-    """What is held is less than a part and a block, whatever the batches: 40 MiB in one batch, parts of 1 MiB."""
+    """At most a part and a block are held for any batches: 40 MiB in one batch, parts of 1 MiB."""
     builder = SegmentBuilder(block_bytes=1 << 16, part_bytes=MIB)
     parts = builder.append(batch(7, 0, [bytes(10_000)] * 4000))
     assert len(parts) >= 37
@@ -236,7 +232,7 @@ def test_the_bytes_depend_on_the_entries_not_on_the_batches(data: st.DataObject)
 
 
 def state(builder: SegmentBuilder) -> tuple[object, ...]:
-    return builder.data_bytes, builder.held_bytes, builder.entries, builder.first, builder.last
+    return builder.data_bytes, builder.held_bytes, builder._outline.last
 
 
 UNORDERED = EntryBatch(
@@ -285,7 +281,7 @@ def test_a_segment_without_entries_or_finished_twice_is_refused() -> None:
         builder.append(batch(7, 1, [b""]))
 
 
-def test_what_is_appended_is_copied() -> None:
+def test_builder_copies_appended_memory() -> None:
     memory = bytearray(b"x" * 1000)
     offsets = np.arange(0, 1001, 100, dtype=np.int32)
     times = np.zeros(10, dtype=np.int64)
@@ -329,7 +325,7 @@ def test_compression_is_skipped_for_blocks_that_hardly_shrink() -> None:
     assert not only_noise.summary.compressed
 
 
-def test_publish_times_come_back_and_their_range_is_in_the_summary() -> None:
+def test_publish_times_round_trip_and_summary_has_their_range() -> None:
     times = [-1, 5_000_000_000_000, 17, -1, 18]
     data, finished = build([batch(7, 0, [b"x"] * 5, times), batch(7, 5, [b"y"], -1)], block_bytes=2000)
     assert (finished.summary.publish_time_min_ms, finished.summary.publish_time_max_ms) == (17, 5_000_000_000_000)
@@ -341,12 +337,12 @@ def test_publish_times_come_back_and_their_range_is_in_the_summary() -> None:
     assert table.lengths.tolist() == [1] * 6
 
 
-def test_without_times_the_summary_says_unknown() -> None:
+def test_summary_without_times_has_unknown_range() -> None:
     _, finished = build([batch(7, 0, [b"x"])])
     assert (finished.summary.publish_time_min_ms, finished.summary.publish_time_max_ms) == (-1, -1)
 
 
-def test_facts_of_the_ledger_go_into_the_v1_metadata() -> None:
+def test_ledger_facts_are_written_to_the_v1_metadata() -> None:
     facts = {7: LedgerFacts(ledger_id=7, closed=True, created_ms=123, closed_ms=456)}
     _, finished = build([batch(7, 0, [b"abc"] * 4)], layout=Layout.V1, facts=facts)
     ledger = BookKeeperLedger.decode(SegmentMap.parse(finished.index).ledgers[0].metadata)
@@ -407,7 +403,7 @@ def streams(draw: st.DrawFn, *, one_ledger: bool) -> list[EntryBatch]:
 @pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(st.data(), st.sampled_from(Layout), st.sampled_from(Codec), st.booleans())
-def test_whatever_is_written_comes_back(data: st.DataObject, layout: Layout, codec: Codec, extension: bool) -> None:
+def test_any_written_segment_reads_back(data: st.DataObject, layout: Layout, codec: Codec, extension: bool) -> None:
     batches = data.draw(streams(one_ledger=layout is Layout.V1))
     codec = codec if extension else Codec.NONE
     content, finished = build(
@@ -422,12 +418,12 @@ def test_whatever_is_written_comes_back(data: st.DataObject, layout: Layout, cod
         found = decode(SegmentMap.parse(finished.index), content)
         times = [time for each in found for time in each.publish_times_ms.tolist()]
         assert times == [time for each in batches for time in each.publish_times_ms.tolist()]
-    assert SegmentMap.parse(finished.index, ledger_id=ledger_id).encode() == finished.index
+    assert encode_index(decode_index(finished.index, ledger_id=ledger_id)) == finished.index
     assert finished.summary.entries == len(expected)
     assert finished.summary.payload_bytes == sum(len(payload) for _, _, payload in expected)
 
 
-def test_one_position_is_its_entry_or_nothing_also_where_ids_leave_holes() -> None:
+def test_lookup_of_one_position_finds_its_entry_or_nothing() -> None:
     ids = np.array([1, 3, 4, 9], dtype=np.int64)
     entries = EntryBatch(7, ids, pa.array([b"a", b"bb", b"", b"dddd"], pa.binary()), ids * 10)
     for ledger_id in (6, 7, 8):

@@ -1,4 +1,4 @@
-"""Whole objects written by Pulsar 4.0.8's own classes are read, and their indexes come back byte for byte.
+"""Objects written by Pulsar 4.0.8's own classes are read, and their indexes encode to the same bytes.
 
 The folder is ``OFFLOADER_GOLDEN_DIR`` or the copy beside this file; every case of its manifests is checked.
 """
@@ -19,6 +19,7 @@ import pytest
 
 from formats.block import Layout, decode_block_header, padding, walk
 from formats.entries import Position, byte_array
+from formats.index import decode_index, encode_index
 from formats.keys import check_object_version, data_key, index_key, parse_object_key
 from formats.segment import SegmentMap
 from tests.independent_reader import check_blocks, read_segment
@@ -130,8 +131,8 @@ def test_index_fields(layout: str, case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("layout", "case"), OBJECTS)
 def test_index_is_encoded_to_the_same_bytes(layout: str, case: dict[str, Any]) -> None:
-    segment_map, _ = load(layout, case)
-    assert segment_map.encode() == object_bytes(layout, case["index"]["key"])
+    index = object_bytes(layout, case["index"]["key"])
+    assert encode_index(decode_index(index)) == index
 
 
 @pytest.mark.parametrize(("layout", "case"), OBJECTS)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from formats.checksum import crc32c
+from formats.index import decode_index, encode_index
 from formats.segment import SegmentMap
 from tests.formats.make_golden_own import FOLDER, OBJECTS, batches, objects
 from tests.formats.segments import decode, entries_of
@@ -39,8 +39,7 @@ def test_objects_of_every_version_are_read(folder: Path, name: str, case: dict[s
     assert digest(entries_of(blocks)) == case["sha256"]
     assert sum(map(len, blocks)) == case["entries"]
     assert found.has_extension == case["extension"]
-    assert found.encode() == index
-    assert found.index_crc32c == crc32c(index)
+    assert encode_index(decode_index(index)) == index
     if case["extension"]:
         times = [time for each in blocks for time in each.publish_times_ms.tolist()]
         assert times == [time for each in batches(case) for time in each.publish_times_ms.tolist()]

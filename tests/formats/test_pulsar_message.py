@@ -138,7 +138,7 @@ def test_a_message_with_every_field() -> None:
     }
 
 
-def test_a_message_with_nothing_but_what_is_required() -> None:
+def test_message_with_only_required_fields() -> None:
     row = row_of(entry_of(metadata_of(), b""))
     given = {"ledger_id", "entry_id", "batch_index", "publish_time", "producer_name", "compression", "sequence_id"}
     given |= {"key_is_base64", "null_key", "properties", "value", "compacted_out"}
@@ -162,7 +162,7 @@ def test_batches_and_single_messages_in_every_codec_with_and_without_a_checksum(
     assert [row["sequence_id"] for row in rows[:20]] == list(range(100, 120))
 
 
-def test_a_batch_gives_its_messages_what_they_lack_but_neither_key_nor_properties() -> None:
+def test_batched_message_inherits_from_batch_except_key_and_properties() -> None:
     outer = Sent(key="outer", ordering_key=b"outer", event_time=5_000, properties={"of": "batch"})
     own = Sent(value=b"b", event_time=7, sequence_id=0)
     plain = Sent(value=b"a").in_batch() + own.in_batch()
@@ -174,7 +174,7 @@ def test_a_batch_gives_its_messages_what_they_lack_but_neither_key_nor_propertie
         assert (row["key"], row["ordering_key"], row["properties"]) == (None, None, [])
 
 
-def test_a_batch_of_one_is_a_batch_because_the_field_is_there() -> None:
+def test_batch_of_one_message_is_still_a_batch() -> None:
     assert row_of(batch_entry([Sent(value=b"x")]))["batch_index"] == 0
     assert row_of(single_entry(Sent(value=b"x")))["batch_index"] == -1
 
@@ -199,21 +199,21 @@ def test_keys_null_empty_base64_and_not_even_text() -> None:
         assert found == expected
 
 
-def test_text_that_is_not_utf8_is_shown_and_refuses_nothing() -> None:
+def test_invalid_utf8_is_escaped_and_refuses_nothing() -> None:
     sent = Sent(properties=[(b"caf\xe9", b"\xff"), ("b", "2")])
     row = row_of(single_entry(sent, producer=b"\xe9"))
     assert row["producer_name"] == "\\xe9"
     assert row["properties"] == [("caf\\xe9", "\\xff"), ("b", "2")]
 
 
-def test_of_properties_with_one_name_the_last_counts() -> None:
+def test_last_of_equally_named_properties_wins() -> None:
     assert row_of(single_entry(Sent(properties=[("a", "1"), ("b", "2"), ("a", "3")])))["properties"] == [
         ("a", "3"),
         ("b", "2"),
     ]
 
 
-def test_encrypted_entries_keep_their_bytes_even_where_they_claim_a_batch_or_a_codec() -> None:
+def test_encrypted_entries_keep_their_bytes_despite_batch_and_codec_fields() -> None:
     keys = [("k1", b"\x01\x02", {"region": "eu"}), ("k2", b"\x03", {})]
     metadata = metadata_of(
         encryption=keys,
@@ -233,7 +233,7 @@ def test_encrypted_entries_keep_their_bytes_even_where_they_claim_a_batch_or_a_c
     ]
 
 
-def test_the_brokers_index_counts_messages_and_belongs_to_the_last_of_an_entry() -> None:
+def test_broker_index_counts_messages_up_to_the_last_of_an_entry() -> None:
     entries = [
         batch_entry([Sent(), Sent(), Sent()], broker=(1, 12)),
         single_entry(Sent(), broker=(1, 13)),
@@ -246,7 +246,7 @@ def test_the_brokers_index_counts_messages_and_belongs_to_the_last_of_an_entry()
     assert [ms(row["broker_time"]) for row in rows] == [1, 1, 1, 1, None, 1, None]
 
 
-def test_times_that_are_none_are_null_and_named() -> None:
+def test_times_beyond_the_calendar_are_null_with_an_error() -> None:
     nanoseconds = 1_700_000_000_000_000_000
     odd = single_entry(Sent(value=b"v", event_time=nanoseconds))
     worse = single_entry(Sent(value=b"v"), publish_time=2**64 - 1)
@@ -266,7 +266,7 @@ def test_times_that_are_none_are_null_and_named() -> None:
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_each_column_alone_is_what_it_is_among_all(name: str) -> None:
+def test_each_column_alone_equals_its_values_among_all(name: str) -> None:
     generator = random.Random(3)
     sent = [Sent(value=generator.randbytes(50), key=f"{i}", sequence_id=i, properties={"n": f"{i}"}) for i in range(9)]
     entries = [batch_entry(sent, codec=ZSTD, broker=(5, 8)), single_entry(sent[0]), entry_of(b"", b"")]
@@ -277,7 +277,7 @@ def test_each_column_alone_is_what_it_is_among_all(name: str) -> None:
     alone.validate(full=True)
 
 
-def test_columns_come_in_the_order_asked_for_and_unknown_ones_are_refused() -> None:
+def test_columns_keep_the_requested_order_and_unknown_ones_are_refused() -> None:
     table = messages(batch_of(single_entry(Sent())), MessageOptions(columns=("value", "entry_id", "value")))
     assert table.column_names == ["value", "entry_id", "value"]
     with pytest.raises(ValueError, match="no such columns of messages: payload; there are ledger_id"):
@@ -289,7 +289,7 @@ def test_columns_come_in_the_order_asked_for_and_unknown_ones_are_refused() -> N
 
 
 def test_nothing_is_decompressed_for_columns_of_entries() -> None:
-    """The payload is garbage under a right checksum: who looked into it would notice."""
+    """The payload is garbage under a right checksum: decompressing it would fail."""
     entry = entry_of(metadata_of(compression=ZSTD, uncompressed_size=300, batch=3), b"garbage")
     table = messages(batch_of(entry), MessageOptions(columns=tuple(ENTRY_COLUMNS)))
     assert table.column("batch_index").to_pylist() == [0, 1, 2]
@@ -311,7 +311,7 @@ def test_record_batches_end_where_one_of_the_limits_is_reached() -> None:
 
 
 @pytest.mark.parametrize("columns", [tuple(COLUMNS), tuple(ENTRY_COLUMNS)], ids=["all", "of entries"])
-def test_a_large_batch_comes_in_parts(columns: tuple[str, ...]) -> None:
+def test_large_batch_is_decoded_in_parts(columns: tuple[str, ...]) -> None:
     sent = [Sent(value=b"%d" % number, key=f"{number}", sequence_id=number) for number in range(95)]
     entries = batch_of(single_entry(sent[0]), batch_entry(sent, codec=ZSTD, broker=(5, 94)), single_entry(sent[1]))
     parts = list(MessageDecoder(MessageOptions(rows_max=20, columns=columns)).decode(entries))
@@ -323,7 +323,7 @@ def test_a_large_batch_comes_in_parts(columns: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 1, 400, 800, 1000])
-def test_a_large_batch_that_breaks_off_has_all_its_rows_wherever_it_is_cut(cut: int) -> None:
+def test_large_batch_cut_anywhere_yields_all_its_rows(cut: int) -> None:
     plain = b"".join(Sent(value=bytes(20)).in_batch() for _ in range(50)) + b"!"
     entry = entry_of(metadata_of(batch=50), plain[: len(plain) - cut])
     whole = rows_of(entry, bad_entries=BadEntry.NULL)
@@ -335,7 +335,7 @@ def test_a_large_batch_that_breaks_off_has_all_its_rows_wherever_it_is_cut(cut: 
     assert sum(unread) == {0: 1, 1: 0, 400: 16, 800: 31, 1000: 39}[cut]
 
 
-def test_messages_before_the_damage_come_out_before_the_error() -> None:
+def test_messages_before_damage_are_returned_before_the_error() -> None:
     good = single_entry(Sent(value=b"good"))
     found = MessageDecoder(MessageOptions()).decode(batch_of(good, good, b"bad", good))
     assert next(found).column("value").to_pylist() == [b"good", b"good"]
@@ -448,7 +448,7 @@ def test_rows_of_bad_entries_do_not_depend_on_the_columns() -> None:
 
 @pytest.mark.parametrize("codec", [LZ4, ZLIB, ZSTD, SNAPPY])
 @pytest.mark.parametrize("off_by", [-1, 1, 1000, -600])
-def test_a_declared_size_that_lies_gives_no_foreign_bytes(codec: int, off_by: int) -> None:
+def test_wrong_declared_size_is_inconsistent(codec: int, off_by: int) -> None:
     plain = b"0123456789" * 60
     entry = entry_of(metadata_of(compression=codec, uncompressed_size=600 + off_by), compressed(codec, plain))
     error = error_of(entry)
@@ -468,7 +468,7 @@ def test_bytes_after_a_compressed_payload_are_refused(codec: int) -> None:
     assert isinstance(error_of(entry), Inconsistent)
 
 
-def test_a_zlib_stream_may_lack_its_end_but_not_have_bytes_after_it() -> None:
+def test_zlib_stream_without_its_end_is_read_and_trailing_bytes_refused() -> None:
     plain = b"0123456789" * 60
     whole = compressed(ZLIB, plain)
     metadata = metadata_of(compression=ZLIB, uncompressed_size=600)
@@ -476,7 +476,7 @@ def test_a_zlib_stream_may_lack_its_end_but_not_have_bytes_after_it() -> None:
     assert "bytes after it" in str(error_of(entry_of(metadata, whole + b"more")))
 
 
-def test_sizes_are_looked_at_before_anything_is_allocated() -> None:
+def test_sizes_are_checked_before_allocation() -> None:
     huge = metadata_of(compression=ZLIB, uncompressed_size=2**32 - 1)
     error = error_of(entry_of(huge, compressed(ZLIB, bytes(1000))))
     assert isinstance(error, LimitExceeded)
@@ -490,7 +490,7 @@ def test_sizes_are_looked_at_before_anything_is_allocated() -> None:
         MessageOptions(payload_bytes_max=2**30 + 1)
 
 
-def test_metadata_that_each_row_of_a_batch_repeats_is_limited_and_counts() -> None:
+def test_metadata_repeated_in_each_row_counts_against_the_limit() -> None:
     """A batch of a thousand from a producer whose name has a megabyte would be a gigabyte of names."""
     long = batch_entry([Sent() for _ in range(1000)], producer="p" * 999, schema_version=b"s")
     error = error_of(long, payload_bytes_max=999_999)
@@ -506,7 +506,7 @@ def test_metadata_that_each_row_of_a_batch_repeats_is_limited_and_counts() -> No
     assert [each.num_rows for each in decoder.decode(batch_of(*[properties] * 25))] == [10, 10, 5]
 
 
-def test_fields_that_nobody_knows_are_skipped() -> None:
+def test_unknown_fields_are_skipped() -> None:
     metadata = metadata_of() + number(99, 5) + blob(100, b"new")
     assert row_of(entry_of(metadata, b"v"))["value"] == b"v"
 
@@ -514,7 +514,7 @@ def test_fields_that_nobody_knows_are_skipped() -> None:
 # Publish times
 
 
-def test_publish_times_come_from_the_batch_else_from_the_metadata() -> None:
+def test_publish_times_are_taken_from_batch_or_else_metadata() -> None:
     entries = [single_entry(Sent(), publish_time=time) for time in (1000, 2000, 2**64 - 1)] + [b"bad"]
     batch = EntryBatch.build(LEDGER, 0, entries, [5, TIME_UNKNOWN_MS, TIME_UNKNOWN_MS, TIME_UNKNOWN_MS])
     assert publish_times_ms(batch).tolist() == [5, 2000, TIME_UNKNOWN_MS, TIME_UNKNOWN_MS]

@@ -33,7 +33,9 @@ MESSAGES = st.builds(
     checksum=st.booleans(),
     broker=st.none() | st.tuples(st.integers(1, 2**40), st.integers(0, 2**40)),
 )
-def test_what_was_sent_comes_back(sent: list[Sent], codec: int, checksum: bool, broker: tuple[int, int] | None) -> None:
+def test_any_messages_read_back_as_sent(
+    sent: list[Sent], codec: int, checksum: bool, broker: tuple[int, int] | None
+) -> None:
     entries = [batch_entry(sent, codec=codec, checksum=checksum, broker=broker, sequence_id=77)]
     entries += [single_entry(each, codec=codec, checksum=checksum, broker=broker) for each in sent]
     table = messages(EntryBatch.build(1, 0, entries))

@@ -90,7 +90,7 @@ def test_each_codec_was_really_used(codec: str) -> None:
         assert {row["compression"] for row in rows_of(PLAIN[prefix + codec])} == {codec}
 
 
-def test_what_a_broker_adds_is_read_too() -> None:
+def test_broker_metadata_is_read() -> None:
     for name, topic in WITH_BROKER_METADATA.items():
         rows = rows_of(topic)
         if name != "encrypted-batch":
@@ -105,7 +105,7 @@ def test_a_json_schema_has_a_version() -> None:
 
 
 @pytest.mark.parametrize("name", ["key-value-batched", "key-value-unbatched"])
-def test_null_keys_are_told_from_messages_without_a_key(name: str) -> None:
+def test_null_keys_are_distinguished_from_missing_keys(name: str) -> None:
     assert [row["null_key"] for row in rows_of(PLAIN[name])] == [False, True, False, True]
     assert {row["null_key"] for row in rows_of(PLAIN["unbatched"])} == {False}
 
@@ -127,7 +127,7 @@ def test_chunks_are_rows_from_which_the_message_can_be_put_together(codec: str) 
     assert {row["key"] for row in chunks} == {"big"}
 
 
-def test_encrypted_payloads_stay_as_they_are_and_say_so() -> None:
+def test_encrypted_payloads_are_returned_encrypted_with_their_keys() -> None:
     for row in rows_of(PLAIN["encrypted"]):
         assert [key["name"] for key in row["encryption_keys"]] == ["k1"]
         assert len(row["encryption_parameter"]) == 12
@@ -138,7 +138,7 @@ def test_encrypted_payloads_stay_as_they_are_and_say_so() -> None:
     assert entry.endswith(row["value"])
 
 
-def test_transactions_have_ids_and_their_ends_are_markers_that_can_be_left_out() -> None:
+def test_transactions_have_ids_and_their_end_markers_can_be_omitted() -> None:
     topic = PLAIN["transactions"]
     rows = rows_of(topic)
     assert [row["marker_type"] for row in rows] == [None, None, 21, None, None, 22]
@@ -147,7 +147,7 @@ def test_transactions_have_ids_and_their_ends_are_markers_that_can_be_left_out()
     assert [row["value"] for row in left] == [b64(message["value"]) for message in topic.messages]
 
 
-def test_what_compaction_took_out_of_a_batch_is_marked() -> None:
+def test_messages_removed_by_compaction_are_marked() -> None:
     before, after = rows_of(PLAIN["compacted"]), rows_of(PLAIN["compacted-ledger"])
     assert [row["key"] for row in before] == ["k0", "k1", "k0", "k1", "k0", "k1", "k2", None]
     kept = {4, 6}  # the last of k0 and of k2; k1 was deleted, and what has no key is not kept either

@@ -1,4 +1,4 @@
-"""Entries as another producer sends them: what a real broker stored, and every field written by hand."""
+"""Resent entries: those of a real broker, and every field written by hand."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rows_of(entry: bytes, *, without: set[str]) -> pa.RecordBatch:
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_messages_that_a_real_broker_stored_stay_what_they_are(file: str) -> None:
+def test_recorded_messages_are_unchanged_when_resent(file: str) -> None:
     seen = 0
     for topic in recorded(file).values():
         for number, (_, _, entry) in enumerate(topic.entries):
@@ -79,7 +79,7 @@ def test_every_field_but_those_of_the_place_stays() -> None:
     assert resent(sent.entry, "another", 77)[:2] == sent[:2]
 
 
-def test_fields_that_this_project_does_not_know_stay_and_a_batches_last_number_goes() -> None:
+def test_resent_entry_keeps_unknown_fields_and_drops_highest_sequence_id() -> None:
     entry = batch_entry([Sent(value=b"1", sequence_id=4), Sent(value=b"2", sequence_id=5)])
     frame = decode_frame(entry)
     unknown = bytes([0xC0, 0x3E, 7])  # field 1000

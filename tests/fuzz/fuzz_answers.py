@@ -16,9 +16,10 @@ from typing import Any
 from formats.entries import Position
 from formats.errors import FormatError
 from offloader.errors import AccessDenied, InvalidCall, OffloaderError
+from offloader.ledgers.base import newest_listed
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.discovery import TopicPatterns
-from offloader.ledgers.pulsar.ledger_list import LedgerList, NotGiven, first_from, newest_of
+from offloader.ledgers.pulsar.ledger_list import LedgerList, NotGiven, first_from
 from offloader.ledgers.pulsar.topics import EntryFate, policy_warnings, stream_of_topic
 from offloader.ledgers.pulsar.transport import parse_service_url
 from offloader.retention.cuts import Cut
@@ -91,7 +92,6 @@ def check_answer(data: bytes) -> Outcome:
             admin.namespaces,
             lambda: [TopicPatterns.of(["public/default/*"]).have(name) for name in admin.topics("public/default")],
             lambda: all(each.isprintable() for each in policy_warnings(admin.policies("public/default"))),
-            lambda: admin.partitions(TOPIC),
             lambda: admin.stats(TOPIC).deduplicates,
             lambda: _listed(admin),
         ]
@@ -113,7 +113,7 @@ def _listed(admin: AdminClient) -> bool:
         assert info.ledger_id >= 0, "a negative ledger"
         assert info.entries >= 0, "a negative number of entries"
         assert info.ledger_id <= READABLE.ledger_id or not info.entries, "what nobody can read is listed"
-    newest = newest_of(infos)
+    newest = newest_listed(infos)
     assert newest is None or newest <= READABLE, "more is listed than can be read"
     first_from(infos, Position(0, 0))
     ledgers.follow(None, READABLE)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from formats.checkpoint import (
 from formats.checkpoint_parquet import SegmentColumns, decode_columns, encode_columns
 from formats.checksum import crc32c
 from formats.describe import (
+    DescribedBytes,
     describe_block,
     describe_boundary,
     describe_catalog_entry,
@@ -49,20 +50,6 @@ from formats.documents import (
     Subscribers,
     TopicEntry,
     TruncationIntent,
-    decode_awaited,
-    decode_deletion,
-    decode_document,
-    decode_global_hold,
-    decode_intent,
-    decode_lease,
-    decode_topic_entry,
-    encode_awaited,
-    encode_deletion,
-    encode_document,
-    encode_global_hold,
-    encode_intent,
-    encode_lease,
-    encode_topic_entry,
 )
 from formats.errors import FormatError
 from formats.manifest import (
@@ -71,11 +58,7 @@ from formats.manifest import (
     Boundary,
     CatalogEntry,
     Record,
-    decode_boundary,
-    decode_catalog_entry,
     decode_record,
-    encode_boundary,
-    encode_catalog_entry,
     encode_record,
 )
 from offloader.errors import InvalidCall
@@ -98,18 +81,18 @@ LIMITS = fuzz_objects.LIMITS
 #: Type -> (encode, decode), of every document that is sealed JSON.
 DOCUMENTS: dict[Any, tuple[Callable[[Any], bytes], Callable[[bytes], Any]]] = {
     Record: (encode_record, decode_record),
-    Boundary: (encode_boundary, decode_boundary),
-    CatalogEntry: (encode_catalog_entry, decode_catalog_entry),
-    Lease: (encode_lease, decode_lease),
-    DeletionRecord: (encode_deletion, decode_deletion),
-    AwaitedReaders: (encode_awaited, decode_awaited),
-    TruncationIntent: (encode_intent, decode_intent),
-    GlobalHold: (encode_global_hold, decode_global_hold),
-    TopicEntry: (encode_topic_entry, decode_topic_entry),
-    Subscribers: (encode_document, partial(decode_document, Subscribers)),
-    Records: (encode_document, partial(decode_document, Records)),
-    Decisions: (encode_document, partial(decode_document, Decisions)),
-    GroupState: (encode_document, partial(decode_document, GroupState)),
+    Boundary: (Boundary.encode, Boundary.decode),
+    CatalogEntry: (CatalogEntry.encode, CatalogEntry.decode),
+    Lease: (Lease.encode, Lease.decode),
+    DeletionRecord: (DeletionRecord.encode, DeletionRecord.decode),
+    AwaitedReaders: (AwaitedReaders.encode, AwaitedReaders.decode),
+    TruncationIntent: (TruncationIntent.encode, TruncationIntent.decode),
+    GlobalHold: (GlobalHold.encode, GlobalHold.decode),
+    TopicEntry: (TopicEntry.encode, TopicEntry.decode),
+    Subscribers: (Subscribers.encode, Subscribers.decode),
+    Records: (Records.encode, Records.decode),
+    Decisions: (Decisions.encode, Decisions.decode),
+    GroupState: (GroupState.encode, GroupState.decode),
 }
 
 
@@ -117,7 +100,7 @@ def document_seeds() -> list[bytes]:
     rng = random.Random(5)
     golden = [path.read_bytes() for path in sorted(GOLDEN.glob("*.json"))]
     others = [kind for kind in DOCUMENTS if kind is not Record]
-    long = [_with_spaces(sealed_bytes) for sealed_bytes in (encode_boundary(Boundary(1, 0, 0)),)]
+    long = [_with_spaces(sealed_bytes) for sealed_bytes in (Boundary(1, 0, 0).encode(),)]
     return [*golden, *(DOCUMENTS[kind][0](made(kind, rng)) for kind in others for _ in range(3)), *long]
 
 
@@ -191,6 +174,7 @@ def check_cut(data: bytes) -> Outcome:
 
 def check_described(data: bytes) -> Outcome:
     """Whatever an object holds, ``offloader inspect`` has something to show of it."""
+    ways: list[Callable[[bytes], Iterator[DescribedBytes]]]
     ways = [describe_index, describe_record, describe_boundary, describe_catalog_entry, describe_checkpoint]
     ways += [describe_segment_run, describe_ledger_run, partial(describe_block, offset=0, **LIMITS)]
     pieces = [list(way(data)) for way in ways]

@@ -143,7 +143,7 @@ def sent(schema: pa.Schema, batches: list[pa.RecordBatch]) -> bytes:
 
 
 def batch_seeds() -> list[bytes]:
-    """Right ones first. None is compressed: what that may unpack to nobody can limit (docs/SECURITY.md)."""
+    """Right ones first. None is compressed: what that may unpack to nobody can limit (docs/explanation/security.md)."""
     rng = random.Random(8)
     two = [EntryBatch.build(7, start, [b"a", b"", b"ccc"], [1, 2, 3]).to_arrow() for start in (0, 3)]
     return [sent(ENTRY_SCHEMA, two), *(sent(*made_batches(rng)) for _ in range(30))]
@@ -197,8 +197,8 @@ def _taken(data: bytes, mode: str) -> object:
                 assert len(found.payloads) == len(found.entry_ids) == len(found.publish_times_ms)
         if mode == "push":
             pieces = new_pieces(STREAM, end, {}, pushed_batches(batch, **limits), [LedgerEnd(7, 2)])
-            for piece in [each.batch for each in pieces if each.batch is not None]:
-                assert (np.diff(piece.entry_ids) == 1).all(), "a hole was taken"
+            for piece in [each for each in pieces if not isinstance(each, LedgerEnd)]:
+                assert (np.diff(piece.entry_ids) == 1).all(), "a gap was taken"
                 assert end is None or piece.first > end, "an entry was taken twice"
                 end = piece.last
                 taken += piece.payload_bytes

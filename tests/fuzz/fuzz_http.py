@@ -24,12 +24,14 @@ from uvicorn.server import ServerState
 
 from offloader.runtime.clock import SystemClock
 from offloader.service.auth import Credentials, Guard, Role
+from offloader.service.broker_ledgers import BrokerLedgers
 from offloader.service.commands import ServiceControl
-from offloader.service.dashboard.routes import is_page
-from offloader.service.http.connection import Connection, ConnectionLimits
+from offloader.service.dashboard.routes import page_files
+from offloader.service.http.broker_routes import BrokerThreads
 from offloader.service.http.middleware import Gate
 from offloader.service.http.routes import DESCRIPTION, make_application
 from offloader.service.http.schemas import write_cursor
+from offloader.service.http.server import Connection
 from offloader.service.listen import parse_listen
 from offloader.service.queries import ServiceView
 from tests.fuzz.fuzz_engine import Outcome, Target
@@ -89,20 +91,30 @@ class _Process:
         clock, address = SystemClock(), parse_listen("127.0.0.1:8750")
         environ = {role.name: token for role, token in TOKENS.items()}
         credentials = Credentials(tokens={role: [f"env:{role.name}"] for role in Role}, environ=environ)
+        control = ServiceControl(process.store, clock=clock, process=process.served)
+        ledgers = BrokerLedgers(
+            process.store, settings=settings, clock=clock, recorder=metrics, control=control, environ={}
+        )
+        threads = BrokerThreads(settings.broker)
+        self._ends.callback(threads.close)
+        self._ends.callback(ledgers.close)
         app = make_application(
-            ServiceView(process.store, clock=clock, process=process),
-            ServiceControl(process.store, clock=clock, process=process),
+            ServiceView(process.store, clock=clock, process=process.served),
+            control,
             metrics.exposition,
+            ledgers=ledgers,
+            threads=threads,
             answer_s=0.05,  # of which an offload waits for what never comes
         )
         self._gate = Gate(
             app,
             guard=Guard(credentials, Role.ADMIN),
             settings=settings.http,
+            brokers=settings.broker,
             address=address,
             clock=clock,
             recorder=metrics,
-            is_page=is_page,
+            pages=page_files(),
             unsent_bytes=lambda: 0,
         )
         self._config = Config(
@@ -110,7 +122,7 @@ class _Process:
             proxy_headers=False, server_header=False, date_header=False, h11_max_incomplete_event_size=8192,
         )  # fmt: skip
         self._config.load()
-        self._limits = ConnectionLimits(300.0, 300.0, lambda _: None)
+        self._settings = settings.http
         self._runner = self._ends.enter_context(asyncio.Runner())
         self.answers: list[tuple[str, str, int]] = []
         self.failures: list[str] = []
@@ -152,7 +164,7 @@ class _Process:
 
     async def _exchanged(self, data: bytes) -> bytes:
         state, wire = ServerState(), _Wire()
-        connection = Connection(self._config, state, self._limits)
+        connection = Connection(self._config, state, self._settings, lambda _: None)
         connection.connection_made(wire)
         if data:  # asyncio never hands over nothing
             connection.data_received(data)
@@ -195,7 +207,7 @@ def seeds() -> list[bytes]:
         "/v1/config?topic=shop%2Feu%2Fpersistent%2Forders", "/v1/errors?limit=5", "/v1/decisions", "/v1/orphans",
         "/v1/streams?order=lag&contains=o&served=true&limit=1", f"/v1/streams/{STREAM}",
         *(f"/v1/streams/{STREAM}/{name}" for name in (
-            "segments?limit=1", "ledgers", "shape", "retention", "decisions", "subscribers", "cleanup", "orphans",
+            "segments?limit=1", "ledgers", "timeline", "retention", "decisions", "subscribers", "cleanup", "orphans",
         )),
     ]  # fmt: skip
     found = [b"GET " + path.encode() + _HTTP + b"\r\n" for path in paths]
@@ -205,7 +217,7 @@ def seeds() -> list[bytes]:
         ("POST", "pause", {"reason": "because"}),
         ("POST", "resume", {}),
         ("PUT", "subscribers/billing", {"start": "latest", "generation": 1}),
-        ("POST", "subscribers/billing/publish", {"at": {"0": "0:7"}, "generation": 1}),
+        ("PUT", "subscribers/billing/position", {"at": {"0": "0:7"}, "generation": 1}),
         ("DELETE", "subscribers/billing?generation=1", None),
     ]
     for method, path, body in bodies:

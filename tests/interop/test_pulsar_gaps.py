@@ -1,6 +1,6 @@
-"""What a real broker doesn't give: markers, aborted transactions, ledgers that its bookies lost or that it deleted.
+"""What a real broker doesn't deliver: markers, aborted transactions, ledgers that its bookies lost or that it deleted.
 
-Each becomes a gap of its kind, or none; what is left is in the cold tier, byte for byte as the bookie has it.
+Each becomes a gap of its kind, or none; the other entries are in the cold tier, equal to the bookie's bytes.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Topic:
     def mark_delete(self) -> Position:
         """Up to where our subscription is acknowledged."""
         with AdminClient(self.broker.admin_url) as admin:
-            return admin.internals(self.name).cursors["offloader"].mark_delete
+            return admin.internals(self.name).cursors["offloader"]
 
     def close(self) -> None:
         self._client.close()
@@ -116,7 +116,7 @@ def trimmed(plain_broker: Broker, new_topic: Callable[[str], Topic]) -> Callable
     return lambda name: new_topic(f"persistent://{TRIMMED}/{name}")
 
 
-def test_transactions_cost_their_markers_and_what_was_aborted(
+def test_transactions_leave_gaps_for_markers_and_aborted_messages(
     new_topic: Callable[[str], Topic], exercises: Callable[[str], None]
 ) -> None:
     exercises("pulsar")
@@ -155,7 +155,7 @@ def test_a_ledger_that_the_bookies_lost_is_no_marker(
 
 
 @pytest.mark.parametrize("status", [403, 405])
-def test_a_lost_ledger_that_the_admin_interface_may_not_explain_is_unconfirmed(
+def test_lost_ledger_without_permission_to_confirm_is_unconfirmed(
     new_topic: Callable[[str], Topic],
     exercises: Callable[[str], None],
     caplog: pytest.LogCaptureFixture,
@@ -203,7 +203,7 @@ def test_the_hot_copy_of_a_ledger_that_the_bookies_lost_stays(
         assert Position(first, 299) <= topic.mark_delete() < Position(last, 0)
 
 
-def test_what_was_acknowledged_behind_our_back_is_offloaded_while_it_is_stored(
+def test_entries_acknowledged_by_another_client_are_offloaded_while_stored(
     new_topic: Callable[[str], Topic], exercises: Callable[[str], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     exercises("pulsar")
@@ -222,7 +222,7 @@ def test_what_was_acknowledged_behind_our_back_is_offloaded_while_it_is_stored(
     assert "acknowledged for it; the broker may delete what isn't offloaded yet" in caplog.text
 
 
-def test_what_was_deleted_before_it_was_offloaded_is_a_gap_that_is_said_loudly(
+def test_entries_deleted_before_offloading_are_a_recorded_gap_with_an_error(
     trimmed: Callable[[str], Topic], exercises: Callable[[str], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     exercises("pulsar")
@@ -254,7 +254,7 @@ def is_expired(topic: Topic, end: Position) -> bool:
     with suppress(urllib.error.HTTPError):  # nothing is old enough yet
         topic.command("POST", "subscription/offloader/expireMessages/1")
     with AdminClient(topic.broker.admin_url) as admin:
-        return admin.internals(topic.name).cursors["offloader"].mark_delete >= end
+        return admin.internals(topic.name).cursors["offloader"] >= end
 
 
 def is_trimmed(topic: Topic) -> bool:

@@ -1,4 +1,4 @@
-"""A real broker's topic, offloaded and replayed into other topics of it: consumers get what they got the first time."""
+"""A real broker's topic, offloaded and replayed into other topics: consumers get the original messages."""
 
 from __future__ import annotations
 
@@ -168,13 +168,16 @@ def test_of_two_replays_at_once_on_two_machines_one_sends(place: Place, tmp_path
     target = topic_of("target-twice")
     command(place.broker, "PUT", f"persistent/{NAMESPACE}/target-twice")
     first, second = ({**os.environ, "XDG_STATE_HOME": str(tmp_path / name)} for name in ("one", "two"))
-    with subprocess.Popen(place.command(target, "--rate", "300"), stdout=subprocess.DEVNULL, env=first) as process:
+    with subprocess.Popen(place.command(target, "--rate", "10"), stdout=subprocess.DEVNULL, env=first) as process:
         eventually(lambda: stored(place, target) >= 20)
-        late = subprocess.run(place.command(target), env=second, capture_output=True, text=True, check=False)
-        # The broker lets one producer of a name in.
-        assert late.returncode in (0, 4), late.stderr
-        assert late.returncode == 0 or "a producer of that name is connected" in late.stderr
-        assert process.wait(PATIENCE_S) == 0
+        with subprocess.Popen(place.command(target), stderr=subprocess.PIPE, text=True, env=second) as late:
+            assert late.stderr is not None
+            # The broker lets one producer of a name in.
+            assert any("a producer of that name is connected" in line for line in late.stderr)
+            assert process.poll() is None
+            process.terminate()
+            late.communicate(timeout=PATIENCE_S)
+        assert late.returncode == 0
     assert place.messages(target) == place.messages(SOURCE)
 
 
@@ -191,10 +194,8 @@ def test_the_admin_interface_of_a_real_broker(place: Place, exercises: Any) -> N
         subscription.acknowledge(subscription.receive(int(1000 * PATIENCE_S)))
     assert NAMESPACE in place.admin.namespaces()
     assert SOURCE in place.admin.topics(NAMESPACE)
-    assert place.admin.partitions(SOURCE) == 0
     assert place.admin.policies(NAMESPACE)["replication_clusters"]
     assert place.admin.stats(SOURCE).subscriptions["sub a+b=c"].is_durable
-    eventually(lambda: place.admin.internals(SOURCE).cursors["sub a+b=c"].mark_delete.entry_id >= 9)
+    eventually(lambda: place.admin.internals(SOURCE).cursors["sub a+b=c"].entry_id >= 9)
     place.admin.trim(SOURCE)
-    place.admin.unload(SOURCE)
     subscription.close()

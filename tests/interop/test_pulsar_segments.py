@@ -1,7 +1,7 @@
-"""V2 segments between us and Pulsar's own classes, which no broker has to run for: what one writes, the other reads.
+"""V2 segments exchanged with Pulsar's own classes, without a running broker.
 
-Pulsar's reader has faults of its own (docs/FORMAT.md, section 9). They are stated here as they are, with its own
-objects and ours alike, so that nobody looks for them on our side.
+Pulsar's reader has faults of its own (docs/reference/format.md, section 9). The tests state them, with its objects and
+ours alike.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def test_a_ledger_in_two_segments_and_two_ledgers_in_one(place: Place, exercises
             assert place.read_ours(ledger_id, segments, last) == wanted
 
 
-def test_what_pulsar_streams_we_read(place: Place, exercises: Callable[[str], None]) -> None:
+def test_segments_streamed_by_pulsar_are_readable(place: Place, exercises: Callable[[str], None]) -> None:
     exercises("pulsar")
     for first, case in BEGINS.items():
         ledger_id, wanted = 400 + case, payloads(first, ENTRIES)
@@ -158,10 +158,10 @@ def test_pulsars_reader_refuses_a_compressed_segment(place: Place, exercises: Ca
 
 
 @pytest.mark.parametrize("writer", ["ours", "theirs"])
-def test_pulsars_reader_alone_fails_where_a_segment_begins_at_128_or_later(
+def test_pulsars_own_reader_fails_on_segments_beginning_at_128_or_later(
     place: Place, exercises: Callable[[str], None], writer: str
 ) -> None:
-    """It reads the first block's header as an entry: magic as length, header length as number 128. Whoever wrote it."""
+    """It reads any first block's header as an entry: magic as length, header length as number 128."""
     exercises("pulsar")
     write, base = (place.write_ours, 500) if writer == "ours" else (place.write_theirs, 600)
     for first, case in BEGINS.items():
@@ -176,10 +176,10 @@ def test_pulsars_reader_alone_fails_where_a_segment_begins_at_128_or_later(
                 place.pulsar.read(ledger_id, [uuid], [(first, first + 19)])
 
 
-def test_pulsars_writer_can_stream_neither_to_s3_nor_two_blocks_of_a_ledger(
+def test_pulsars_writer_streams_neither_to_s3_nor_two_blocks_of_a_ledger(
     place: Place, exercises: Callable[[str], None]
 ) -> None:
-    """Its parts have no length, and its blocks are longer than it says: such an object is refused, never misread."""
+    """Its parts have no length, and its blocks exceed their declared length: such an object is refused."""
     exercises("pulsar")
     with pytest.raises(Refused, match="getContentLength"):
         place.pulsar.segment(uuid4(), [(701, 0, b"entry")])

@@ -1,6 +1,6 @@
 """A real Pulsar broker offloads to MinIO; we adopt its bucket, and it reads what we wrote in its place.
 
-The bookie is asked for the bytes of every entry: what it says is the truth.
+Every entry is compared with the bookie's bytes.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ def test_without_reading_entries_the_same_is_recorded(place: Place, catalogue: O
         assert each == other
 
 
-def test_the_brokers_word_decides_where_no_metadata_does(place: Place, tmp_path: Path) -> None:
+def test_topic_listing_decides_ownership_without_metadata(place: Place, tmp_path: Path) -> None:
     copy = open_store(f"file://{tmp_path}/copy")
     for key in keys_in(place.store):
         body, info = place.store.get(key)
@@ -216,7 +216,7 @@ def test_raw_entries_of_our_client_are_the_bookies(place: Place, exercises: Any)
             client.connection("persistent://public/nowhere/topic")
 
 
-def test_a_subscription_goes_on_behind_what_was_acknowledged(place: Place, exercises: Any) -> None:
+def test_subscription_continues_after_the_acknowledged_position(place: Place, exercises: Any) -> None:
     exercises("pulsar")
     topic, hot = place.produced["batched-lz4"].topic, place.hot("batched-lz4")
     half = len(hot) // 2
@@ -232,7 +232,7 @@ def test_a_subscription_goes_on_behind_what_was_acknowledged(place: Place, exerc
         standby.close()
 
 
-def test_indexes_say_the_same_to_us_and_to_the_broker(place: Place) -> None:
+def test_indexes_are_parsed_as_by_the_broker(place: Place) -> None:
     indexes = [key for key in keys_in(place.store) if key.endswith("-index")]
     assert len(indexes) >= 10
     for key in indexes:
@@ -252,7 +252,7 @@ def test_indexes_say_the_same_to_us_and_to_the_broker(place: Place) -> None:
         assert [[entry, offset] for entry, _, offset in theirs["blocks"]] == expected
 
 
-def test_messages_are_what_was_produced(place: Place, catalogue: ObjectStore) -> None:
+def test_adopted_messages_are_the_produced_ones(place: Place, catalogue: ObjectStore) -> None:
     adopt(catalogue, clock=SystemClock())
     for kind, produced in place.produced.items():
         found = [
@@ -368,7 +368,7 @@ class HotLedger:
         return EntryBatch.build(self.info.ledger_id, first_entry_id, payloads)
 
 
-def test_the_broker_reads_what_our_writer_wrote_in_place_of_its_own_objects(place: Place, exercises: Any) -> None:
+def test_broker_reads_objects_that_our_writer_put_in_place_of_its_own(place: Place, exercises: Any) -> None:
     exercises("pulsar")
     broker, produced = place.broker, place.ours
     ledgers = {ledger.ledger_id: ledger for ledger in place.ledgers[OURS].ledgers}

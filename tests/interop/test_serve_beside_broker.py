@@ -1,4 +1,4 @@
-"""Two whole sidecars beside a real broker: one works, the other stands by and takes over when it is killed."""
+"""Two whole sidecars beside a real broker: the standby takes over when the active one is killed."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def has_consumers(admin: AdminClient, count: int) -> bool:
     return found is not None and found.consumers == count
 
 
-def test_of_two_sidecars_one_works_and_the_other_takes_over_when_it_is_killed(tmp_path: Path, exercises: Any) -> None:
+def test_second_sidecar_takes_over_when_the_first_is_killed(tmp_path: Path, exercises: Any) -> None:
     exercises("pulsar")
     config, url = tmp_path / "offloader.toml", f"file://{tmp_path}/store"
     with running_broker(tmp_path / "broker", {}) as broker, AdminClient(broker.admin_url) as admin:
         command(broker, "PUT", f"namespaces/{NAMESPACE}")
         config.write_text(
-            f'streaming_offload = true\n[serve]\nstore = "{url}"\nupkeep = false\n'
+            f'streaming_offload = true\n[serve]\nstore = "{url}"\nmaintenance = false\n'
             f'[pulsar]\nservice_url = "{broker.service_url}"\nadmin_url = "{broker.admin_url}"\n'
-            f'topics = ["{NAMESPACE}"]\ntopics_seconds = 0.5\n'
-            "[offload]\nmax_offload_segment_rollover_time_minutes = 0.01\n"
+            f'topics = ["{NAMESPACE}"]\ndiscovery_interval = "500ms"\n'
+            "[offload]\nsegment_age_max = '600ms'\n"
         )
         store = open_store(url)
         client = pulsar.Client(broker.service_url, logger=pulsar.ConsoleLogger(pulsar.LoggerLevel.Error))

@@ -1,4 +1,4 @@
-"""The broker in the foreground, for trying things out."""
+"""The broker service in the foreground."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.java
 ROOT = Path(__file__).parents[2]
 
 
-def test_it_says_where_everything_is_and_ends_with_the_terminal() -> None:
+def test_broker_service_prints_its_addresses_and_ends_with_the_terminal() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "services.servers", "run", "pulsar"], cwd=ROOT, stdout=subprocess.PIPE, text=True
     )

@@ -1,8 +1,9 @@
-"""The file of acknowledged ends beside a ledger database, alone and together with it; going on after a loss."""
+"""The file of acknowledged ends beside a ledger database, alone and together with it; accepting a loss."""
 
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -92,7 +93,7 @@ def listed(infos: list[LedgerInfo]) -> list[tuple[int, bool, int, tuple[tuple[in
     return [(info.ledger_id, info.closed, info.entries, info.lost) for info in infos]
 
 
-def test_a_database_older_than_its_acknowledged_ends_is_named_and_can_be_read(
+def test_database_older_than_its_acknowledged_ends_is_reported_and_readable(
     short: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -104,13 +105,13 @@ def test_a_database_older_than_its_acknowledged_ends_is_named_and_can_be_read(
         ledgers.open_stream("s")
     assert short.path in str(at.value)
     assert "accept-loss s" in at.value.hint
-    assert (at.value.kind, at.value.retryable) == (ErrorKind.REPAIR_DATA, False)
+    assert (at.value.kind, at.value.retryable) == (ErrorKind.DATA_CORRUPTION, False)
     view = ledgers.view_stream("s", may_delete=True)
     assert payloads_of(view) == [b"kept"] * 4
     assert view.reached() == Position(1, 3)
 
 
-def test_a_refused_stream_disturbs_no_other_one(short: Place) -> None:
+def test_refused_stream_affects_no_other(short: Place) -> None:
     ledgers = short.open()
     with pytest.raises(SourceMismatch):
         ledgers.open_stream("s")
@@ -182,7 +183,7 @@ def test_an_older_owner_appends_nothing_after_a_loss_was_accepted(short: Place) 
     assert stream.owner >= 3
 
 
-def test_there_is_nothing_to_accept_where_nothing_is_lost(place: Place) -> None:
+def test_accepting_without_a_loss_changes_nothing(place: Place) -> None:
     place.append(3)
     ledgers = place.open()
     before = ledgers.view_stream("s").ledgers()
@@ -205,7 +206,7 @@ def test_without_the_file_the_database_is_trusted_and_the_file_made_again(
         place.stream()
 
 
-def test_the_file_of_a_database_that_never_had_one_is_made_without_a_word(
+def test_missing_file_of_a_database_without_one_is_created_silently(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -226,7 +227,7 @@ def test_an_older_file_is_too_low_and_refuses_nothing(place: Place) -> None:
         place.stream()
 
 
-def test_both_of_an_older_copy_fit_each_other(place: Place) -> None:
+def test_older_copies_of_database_and_file_are_consistent(place: Place) -> None:
     """What was acknowledged since is the manifest's to know."""
     place.append(3)
     place.keep("older")
@@ -240,7 +241,7 @@ def test_a_new_database_beside_an_old_file_is_not_taken_for_the_old_one(place: P
     place.append(15)
     place.remove("l.db")
     ledgers = place.open()
-    with pytest.raises(SourceMismatch, match=r"acknowledged entries up to 2:4.*is another one"):
+    with pytest.raises(SourceMismatch, match=r"2:4 were acknowledged by database.*is another one"):
         ledgers.open_stream("s")
     ledgers.open_stream("not in the file").append([b"x"])
     [lost] = ledgers.accept_loss("s")
@@ -268,7 +269,7 @@ def test_a_file_of_another_database_refuses_its_streams_only(place: Place, tmp_p
     ledgers.open_stream("s").append([b"x"])
 
 
-def test_a_damaged_slot_is_passed_over(place: Place, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_slot_is_skipped(place: Place, caplog: pytest.LogCaptureFixture) -> None:
     place.append(3, "s")
     place.append(3, "t")
     file = Path(f"{place.path}.acked")
@@ -287,7 +288,33 @@ def test_a_damaged_slot_is_passed_over(place: Place, caplog: pytest.LogCaptureFi
     reader.close()
 
 
-def test_an_owner_that_was_replaced_does_not_lower_the_end(tmp_path: Path) -> None:
+def test_all_new_slots_are_loaded_with_one_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(tmp_path / "acked")
+    file, reader = AckedFile(path), AckedFile(path)
+    file.make()
+    reads: list[int] = []
+    pread = os.pread
+
+    def counted(fd: int, length: int, offset: int) -> bytes:
+        reads.append(offset)
+        return pread(fd, length, offset)
+
+    monkeypatch.setattr(os, "pread", counted)
+    for known in (0, 50):
+        for number in range(known, known + 50):
+            file.replace(f"s{number}", UUID(int=1), Position(number, 0), 1)
+        reads.clear()
+        assert reader.load()
+        assert len(reads) == 1
+        assert reader.newest_ledger == known + 49
+        assert [each.end for number in range(known + 50) for each in reader.of_stream(f"s{number}")] == [
+            Position(number, 0) for number in range(known + 50)
+        ]
+    file.close()
+    reader.close()
+
+
+def test_replaced_owner_does_not_lower_the_end(tmp_path: Path) -> None:
     file = AckedFile(str(tmp_path / "acked"))
     file.make()
     old = file.replace("s", UUID(int=1), Position(1, 5), 1)
@@ -300,7 +327,7 @@ def test_an_owner_that_was_replaced_does_not_lower_the_end(tmp_path: Path) -> No
 
 
 def test_an_end_that_cant_be_noted_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    """The entries are durable whatever becomes of the file. Every write to this device finds a full disk."""
+    """The entries are durable although the file can't be written. Every write to this device finds a full disk."""
     file = AckedFile("/dev/full")
     assert file.load()
     slot = AckedSlot(file, 0, AckedEnd(digest_of("s"), UUID(int=1), Position(1, 0), 1))
@@ -321,7 +348,7 @@ while True:
 
 
 @pytest.mark.process
-def test_processes_that_share_a_database_note_their_ends_beside_each_other(place: Place) -> None:
+def test_processes_sharing_a_database_record_their_own_ends(place: Place) -> None:
     children = {
         name: subprocess.Popen([sys.executable, "-c", _APPEND_FOR_EVER, place.path, name], stdout=subprocess.PIPE)
         for name in ("one", "two", "three")

@@ -1,4 +1,4 @@
-"""Acknowledged entries that a database loses are named before anything is added, above all by damage to its log."""
+"""Acknowledged entries lost by a database are reported before anything is added, above all after damage to its log."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def killed(tmp_path: Path) -> Killed:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folded", [True, False])
-def test_a_flipped_bit_in_the_log_is_never_silent(tmp_path: Path, folded: bool) -> None:
+def test_flipped_bit_in_the_log_loses_nothing_silently(tmp_path: Path, folded: bool) -> None:
     """Either everything acknowledged is there, or the stream is refused by name."""
     killed = Killed(tmp_path, folded=folded)
     silent, refused = [], list[str]()
@@ -107,7 +107,7 @@ def test_a_position_is_not_used_again_after_the_log_was_cut(killed: Killed, tmp_
 
 
 @pytest.mark.parametrize("change", ["stream_id = 99", "stream_id = (SELECT stream_id FROM streams WHERE stream = 't')"])
-def test_a_ledger_that_was_given_to_another_stream_is_missed_at_open(tmp_path: Path, change: str) -> None:
+def test_ledger_moved_to_another_stream_is_missed_at_open(tmp_path: Path, change: str) -> None:
     for number in range(3):
         path = Killed(tmp_path / f"{number}", ("s", "t")).copy(tmp_path / f"changed {number}")
         connection = sqlite3.connect(path)
@@ -134,7 +134,7 @@ def test_a_ledger_of_another_length_than_its_entries_is_named_at_open(killed: Ki
     ledgers.close()
 
 
-def test_entries_of_no_ledger_are_named_at_open(killed: Killed) -> None:
+def test_entries_without_a_ledger_are_reported_at_open(killed: Killed) -> None:
     path = str(killed.folder / "l.db")
     connection = sqlite3.connect(path)
     with connection:

@@ -43,7 +43,7 @@ def make(tmp_path: Path, clock: TurnedClock) -> Iterator[Make]:
         ledgers.close()
 
 
-def test_what_was_appended_is_read_back_with_positions_and_times(make: Make) -> None:
+def test_appended_entries_read_back_with_positions_and_times(make: Make) -> None:
     stream = make().open_stream("s")
     (batch,) = stream.append([b"a", b"", b"ccc"], [5, 6, 7])
     assert [e.position for e in batch.entries()] == [Position(1, 0), Position(1, 1), Position(1, 2)]
@@ -70,13 +70,13 @@ def test_without_times_entries_are_published_now(make: Make) -> None:
     ids=["list", "tuple", "array", "slice", "large", "strings", "chunked"],
 )
 @pytest.mark.parametrize("times", [[1, 2], np.array([1, 2]), np.array([1, 2], dtype=np.int32), (1, 2)])
-def test_payloads_and_times_come_in_any_sequence(make: Make, payloads: Any, times: Any) -> None:
+def test_payloads_and_times_may_be_any_sequence(make: Make, payloads: Any, times: Any) -> None:
     stream = make().open_stream("s")
     stream.append(payloads, times)
     assert [(p, t) for _, p, t in read_all(stream)] == [(b"x", 1), (b"yy", 2)]
 
 
-def test_one_time_stands_for_all_entries(make: Make) -> None:
+def test_single_time_applies_to_all_entries(make: Make) -> None:
     stream = make().open_stream("s")
     stream.append([b"x", b"yy"], 9)
     stream.append([b"z"], np.int64(-1))  # type: ignore[arg-type]  # a number, though not one of Python's own
@@ -130,7 +130,7 @@ def test_no_payloads_append_nothing(make: Make) -> None:
         (None, 1),
     ],
 )
-def test_wrong_input_is_refused_and_changes_nothing(make: Make, payloads: Any, times: Any) -> None:
+def test_invalid_input_is_refused_and_changes_nothing(make: Make, payloads: Any, times: Any) -> None:
     stream = make().open_stream("s")
     with pytest.raises(InvalidCall, match="append to stream 's'") as caught:
         stream.append(payloads, times)
@@ -158,7 +158,7 @@ def test_a_ledger_closes_at_its_number_of_entries(make: Make) -> None:
     assert payloads_of(stream) == [b"%d" % i for i in range(8)]
 
 
-def test_an_old_ledger_is_left_at_the_next_append(make: Make, clock: TurnedClock) -> None:
+def test_old_ledger_is_closed_at_the_next_append(make: Make, clock: TurnedClock) -> None:
     stream = make(ledger_age_minutes_max=1.0).open_stream("s")
     stream.append([b"a"])
     clock.time_ms += 59_999
@@ -176,7 +176,7 @@ def test_an_old_ledger_without_entries_is_used(make: Make, clock: TurnedClock) -
     assert [ledger.entries for ledger in stream.ledgers()] == [1]
 
 
-def test_a_clock_that_goes_back_rolls_nothing(make: Make, clock: TurnedClock) -> None:
+def test_backward_clock_rolls_no_ledger_over(make: Make, clock: TurnedClock) -> None:
     stream = make(ledger_age_minutes_max=1.0).open_stream("s")
     stream.append([b"a"])
     clock.time_ms -= 10 * 60_000
@@ -189,7 +189,7 @@ def test_a_clock_that_goes_back_rolls_nothing(make: Make, clock: TurnedClock) ->
     [(0, 0, 10**9, False), (1, 1, 0, False), (9, 1, 0, False), (10, 1, 0, True), (1, 99, 0, False), (1, 100, 0, True),
      (1, 1, 59_999, False), (1, 1, 60_000, True), (1, 1, -(10**9), False)],
 )  # fmt: skip
-def test_an_open_ledger_is_left_when_it_is_full_or_old(entries: int, size_bytes: int, age_ms: int, rolls: bool) -> None:
+def test_full_or_old_ledger_must_roll(entries: int, size_bytes: int, age_ms: int, rolls: bool) -> None:
     ledger = LedgerInfo(ledger_id=1, closed=False, entries=entries, size_bytes=size_bytes, created_ms=START_MS)
     settings = LedgerSettings(ledger_bytes_max=100, ledger_entries_max=10, ledger_age_minutes_max=1.0)
     assert must_roll(ledger, START_MS + age_ms, settings) is rolls
@@ -240,7 +240,7 @@ def test_reading_gives_at_least_one_entry_and_as_many_as_fit(make: Make) -> None
     assert taken(4, 1) == []
 
 
-def test_reading_goes_on_at_the_next_ledger_with_entries(make: Make) -> None:
+def test_reading_continues_at_the_next_ledger_with_entries(make: Make) -> None:
     ledgers = make()
     stream = ledgers.open_stream("s")
     stream.append([b"a"])
@@ -256,7 +256,7 @@ def test_reading_goes_on_at_the_next_ledger_with_entries(make: Make) -> None:
         assert stream.read(start, 100) is None
 
 
-def test_a_deleted_ledger_is_gone_and_reading_goes_on_after_it(make: Make) -> None:
+def test_reading_continues_after_a_deleted_ledger(make: Make) -> None:
     stream = make(ledger_entries_max=2).open_stream("s")
     stream.append([b"a", b"b", b"c", b"d", b"e"])
     stream.delete(1)
@@ -304,7 +304,7 @@ def test_everything_survives_closing(make: Make, tmp_path: Path) -> None:
     assert stream.released_position() == Position(1, 2)
 
 
-def test_release_never_goes_back(make: Make) -> None:
+def test_released_position_never_decreases(make: Make) -> None:
     stream = make().open_stream("s")
     assert stream.released_position() is None
     for position in (Position(2, 5), Position(1, 9), Position(2, 4), Position(2, 6)):
@@ -368,7 +368,7 @@ def test_a_memory_database_needs_no_file_and_is_its_own(make: Make) -> None:
     assert other.streams() == []
 
 
-def test_listeners_hear_every_batch_in_order_before_append_returns(make: Make) -> None:
+def test_listeners_receive_every_batch_in_order_before_append_returns(make: Make) -> None:
     stream = make(ledger_entries_max=2).open_stream("s")
     heard: list[EntryBatch] = []
     stream.subscribe(heard.append)
@@ -398,7 +398,7 @@ def test_no_listener_is_called_after_its_cancellation(make: Make) -> None:
     assert (len(first), len(second)) == (1, 2)
 
 
-def test_a_listener_may_cancel_itself(make: Make) -> None:
+def test_listener_may_cancel_its_own_subscription(make: Make) -> None:
     stream = make().open_stream("s")
     heard: list[EntryBatch] = []
 
@@ -412,7 +412,7 @@ def test_a_listener_may_cancel_itself(make: Make) -> None:
     assert len(heard) == 1
 
 
-def test_a_failing_listener_is_logged_and_harms_nobody(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_listener_is_logged_and_affects_no_other(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     stream = make().open_stream("s")
     heard: list[EntryBatch] = []
 
@@ -464,7 +464,7 @@ def test_threads_append_and_read_at_once_without_tearing_a_call(make: Make) -> N
     assert all(len({p.rsplit(b":", 1)[0] for p in call}) == 1 for call in calls)
 
 
-def test_a_closed_database_says_so(make: Make) -> None:
+def test_closed_database_refuses_calls(make: Make) -> None:
     ledgers = make()
     stream = ledgers.open_stream("s")
     ledgers.close()

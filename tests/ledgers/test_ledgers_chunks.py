@@ -1,4 +1,4 @@
-"""Stored chunks: what goes in comes out, and no damaged byte does."""
+"""Stored chunks: they round-trip, and every damaged byte is detected."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def same(left: EntryBatch, right: EntryBatch) -> bool:
     times=st.lists(st.integers(-1, 3), min_size=12, max_size=12),
     start=st.integers(0, 11),
 )
-def test_any_entries_come_out_of_their_chunks_as_they_went_in(lengths: list[int], times: list[int], start: int) -> None:
+def test_any_entries_round_trip_through_chunks(lengths: list[int], times: list[int], start: int) -> None:
     batch = EntryBatch.build(7, 40, [b"%d" % (i % 10) * n for i, n in enumerate(lengths)], times[: len(lengths)])
     batch = batch.slice(min(start, len(batch) - 1), len(batch))
     pieces = list(cut_chunks(batch))
@@ -39,14 +39,14 @@ def test_any_entries_come_out_of_their_chunks_as_they_went_in(lengths: list[int]
     assert same(join_chunks([encode_chunk(p) for p in pieces], batch.first), batch)
 
 
-def test_chunks_are_as_large_as_they_may_be() -> None:
+def test_chunks_are_filled_up_to_their_limits() -> None:
     batch = EntryBatch.build(1, 0, [b"x" * 1000] * 2500)
     assert [len(piece) for piece in cut_chunks(batch)] == [1048, 1048, 404]
     empty = EntryBatch.build(1, 0, [b""] * (CHUNK_ENTRIES_MAX + 1))
     assert [len(piece) for piece in cut_chunks(empty)] == [CHUNK_ENTRIES_MAX, 1]
 
 
-def test_equal_lengths_and_times_take_no_room() -> None:
+def test_equal_lengths_and_times_are_not_stored() -> None:
     chunk = encode_chunk(EntryBatch.build(1, 0, [b"ab", b"cd"], 5))
     assert (chunk.lengths, chunk.times, chunk.first_time_ms) == (None, None, 5)
 
@@ -64,7 +64,7 @@ def test_every_flipped_bit_is_found(field: str) -> None:
 
 
 @pytest.mark.parametrize("field", ["ledger_id", "first_entry_id", "entries", "first_time_ms", "crc"])
-def test_every_wrong_number_is_found(field: str) -> None:
+def test_every_wrong_number_is_detected(field: str) -> None:
     chunk = encode_chunk(EntryBatch.build(3, 9, [b"ab", b"c", b"defg"], [1, 2, 3]))
     for wrong in (getattr(chunk, field) + 1, getattr(chunk, field) - 1, 0):
         changed: dict[str, Any] = {field: wrong}
@@ -72,18 +72,18 @@ def test_every_wrong_number_is_found(field: str) -> None:
             join_chunks([chunk._replace(**changed)], Position(3, 9))
 
 
-def test_columns_that_were_written_wrong_are_found_behind_a_right_checksum() -> None:
+def test_wrong_columns_with_a_right_checksum_are_detected() -> None:
     good = encode_chunk(EntryBatch.build(3, 0, [b"ab", b"c"], [1, 2]))
-    for lengths, times, payload in (
-        (np.array([2, 2], "<i4").tobytes(), good.times, good.payload),
-        (b"\1\0\0", good.times, good.payload),
-        (good.lengths, b"\1" * 9, good.payload),
-        (good.lengths, good.times, b"abcd"),
-        (None, good.times, good.payload),
+    for lengths, times, payload, told in (
+        (np.array([2, 2], "<i4").tobytes(), good.times, good.payload, "expected 3 bytes, found 4 bytes"),
+        (b"\1\0\0", good.times, good.payload, "expected 2 lengths of 4 bytes, found 3 bytes"),
+        (good.lengths, b"\1" * 9, good.payload, "expected 2 times of 8 bytes, found 9 bytes"),
+        (good.lengths, good.times, b"abcd", "expected 4 bytes, found 3 bytes"),
+        (None, good.times, good.payload, "expected 3 bytes, found 2 bytes"),
     ):
-        crc = _checksum(3, 0, 2, good.first_time_ms, lengths, times, payload)
-        with pytest.raises(Inconsistent):
-            join_chunks([good._replace(lengths=lengths, times=times, payload=payload, crc=crc)], Position(3, 0))
+        wrong = good._replace(lengths=lengths, times=times, payload=payload)
+        with pytest.raises(Inconsistent, match=told):
+            join_chunks([wrong._replace(crc=_checksum(wrong))], Position(3, 0))
 
 
 def test_missing_rows_are_found() -> None:

@@ -1,12 +1,14 @@
-"""Trouble below: full disks, locks, foreign and damaged files. One line, the right kind, nothing half-done."""
+"""Errors of the ledger database: full disks, locks, foreign and damaged files."""
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -76,7 +78,7 @@ def test_a_directory_that_cant_be_made_is_named(tmp_path: Path) -> None:
     one_line(caught.value, path)
 
 
-def test_a_place_nobody_may_write_to_is_named() -> None:
+def test_unwritable_path_is_denied_by_name() -> None:
     with pytest.raises(AccessDenied) as caught:
         EmbeddedLedgers("/proc/offloader-test.db")
     one_line(caught.value, "/proc/offloader-test.db")
@@ -96,7 +98,7 @@ def test_a_missing_database_is_created_only_when_asked(tmp_path: Path) -> None:
     assert not path.parent.exists()
 
 
-def test_a_file_that_is_no_database_is_refused_and_kept(tmp_path: Path) -> None:
+def test_file_other_than_a_database_is_refused_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "l.db"
     path.write_bytes(b"this is a letter, not a database, and it is longer than a header\n" * 20)
     before = path.read_bytes()
@@ -143,32 +145,40 @@ def test_a_full_disk_changes_nothing_and_can_be_retried(ledgers: EmbeddedLedgers
     assert payloads_of(stream) == [b"kept", b"again"]
 
 
-def test_an_append_leaves_the_room_that_deleting_needs(ledgers: EmbeddedLedgers, path: str) -> None:
+def leave_bytes(monkeypatch: pytest.MonkeyPatch, free: Callable[[str], int]) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free(folder)))
+
+
+def test_an_append_leaves_the_room_that_deleting_needs(
+    ledgers: EmbeddedLedgers, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream = ledgers.open_stream("s")
     stream.append([b"old"])
     stream.close_ledger()
     # Nothing was folded yet: the file has to grow by all its pages, and the log by what is appended.
     pages = ledgers._database._writer.execute("PRAGMA page_count").fetchone()[0]
     left = (pages * PAGE_BYTES - Path(path).stat().st_size) + RESERVE_BYTES + 2 * 100 - 1
-    ledgers._database._free = lambda folder: left if folder == str(Path(path).parent) else 0
+    leave_bytes(monkeypatch, lambda folder: left if folder == str(Path(path).parent) else 0)
     with pytest.raises(StoreUnavailable, match="the disk is nearly full") as caught:
         stream.append([bytes(40), bytes(60)], notes={"k": b"1"})
     one_line(caught.value, path)
     assert caught.value.retryable
     assert (payloads_of(stream), stream.get_note("k")) == ([b"old"], None)
     stream.append([bytes(40), bytes(59)])
-    ledgers._database._free = lambda folder: 0
+    leave_bytes(monkeypatch, lambda folder: 0)
     stream.put_note("k", b"2")
     stream.delete(1)
     assert payloads_of(stream) == [bytes(40), bytes(59)]
 
 
-def test_an_append_may_take_the_room_of_what_was_deleted(ledgers: EmbeddedLedgers, path: str) -> None:
+def test_an_append_may_take_the_room_of_what_was_deleted(
+    ledgers: EmbeddedLedgers, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     stream = ledgers.open_stream("s")
     stream.append([bytes(1_000_000)] * 4)
     stream.close_ledger()
     ledgers._database._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    ledgers._database._free = lambda folder: 3_000_000 + RESERVE_BYTES
+    leave_bytes(monkeypatch, lambda folder: 3_000_000 + RESERVE_BYTES)
     with pytest.raises(StoreUnavailable, match="the disk is nearly full"):
         stream.append([bytes(1_000_000)] * 2)
     stream.delete(1)
@@ -177,7 +187,7 @@ def test_an_append_may_take_the_room_of_what_was_deleted(ledgers: EmbeddedLedger
 
 
 @pytest.mark.process
-def test_a_disk_without_room_to_open_what_is_there_is_called_full(ledgers: EmbeddedLedgers, path: str) -> None:
+def test_full_disk_while_opening_is_reported_as_full(ledgers: EmbeddedLedgers, path: str) -> None:
     """A process that may not make a file of more than 16 KiB sees what one on a full disk sees."""
     ledgers.open_stream("s").append([b"kept"])
     ledgers.close()
@@ -196,7 +206,7 @@ def test_a_disk_without_room_to_open_what_is_there_is_called_full(ledgers: Embed
     again.close()
 
 
-def test_a_lock_that_is_held_too_long_changes_nothing_and_can_be_retried(ledgers: EmbeddedLedgers, path: str) -> None:
+def test_append_blocked_by_a_lock_changes_nothing_and_can_be_retried(ledgers: EmbeddedLedgers, path: str) -> None:
     stream = ledgers.open_stream("s")
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -228,7 +238,7 @@ def test_a_lock_that_is_held_too_long_changes_nothing_and_can_be_retried(ledgers
     ],
 )
 def test_damaged_entries_are_never_answered(ledgers: EmbeddedLedgers, path: str, damage: str) -> None:
-    """Names the database, the ledger and the chunk; the kind says that data needs repair."""
+    """The error names the database, the ledger and the chunk; its kind is data that needs repair."""
     stream = ledgers.open_stream("s")
     stream.append([b"aa", b"bbb", b"cc"], [1, 2, 3])
     stream.append([b"dd", b"e"], [4, 5])
@@ -239,7 +249,7 @@ def test_damaged_entries_are_never_answered(ledgers: EmbeddedLedgers, path: str,
     with pytest.raises(Corrupt) as caught:
         read_all(stream, max_bytes=1000)
     one_line(caught.value, path)
-    assert caught.value.kind is ErrorKind.REPAIR_DATA
+    assert caught.value.kind is ErrorKind.DATA_CORRUPTION
     assert "stream 's'" in str(caught.value)
 
 

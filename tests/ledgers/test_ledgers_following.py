@@ -1,4 +1,4 @@
-"""Following streams that other processes append to: each entry and each end once, in order, from a place on."""
+"""Following streams that other processes append to: each entry and each ledger end once and in order."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def place(tmp_path: Path) -> Any:
         yield ours, theirs
 
 
-def test_what_is_appended_after_the_subscription_is_heard_once_and_in_order(place: Any) -> None:
+def test_entries_appended_after_subscribing_are_delivered_once_in_order(place: Any) -> None:
     ours, theirs = place
     source = ours.open_stream(STREAM)
     source.append([b"before"] * 15)
@@ -68,7 +68,7 @@ def test_what_is_appended_after_the_subscription_is_heard_once_and_in_order(plac
     assert len(heard.payloads) == 8
 
 
-def test_it_ends_where_the_first_ledger_was_empty_and_goes_on_when_a_ledger_is_deleted(place: Any) -> None:
+def test_following_survives_an_empty_first_ledger_and_a_deletion(place: Any) -> None:
     ours, theirs = place
     ours.open_stream(STREAM)
     followed, heard = FollowedStream(theirs.view_stream(STREAM, may_delete=True)), Heard()
@@ -84,7 +84,7 @@ def test_it_ends_where_the_first_ledger_was_empty_and_goes_on_when_a_ledger_is_d
     assert len(followed.ledgers()) == 1
 
 
-def test_random_appends_closings_owners_and_looks_are_heard_as_they_were(place: Any) -> None:
+def test_random_appends_closings_and_owners_are_followed_in_order(place: Any) -> None:
     ours, theirs = place
     generator = Random(11)
     source = ours.open_stream(STREAM)
@@ -117,7 +117,7 @@ def test_random_appends_closings_owners_and_looks_are_heard_as_they_were(place: 
     assert closed <= ended
 
 
-def test_a_database_has_another_version_after_anybodys_change_and_the_same_after_none(place: Any) -> None:
+def test_database_version_changes_exactly_with_changes_by_any_client(place: Any) -> None:
     ours, theirs = place
     source = ours.open_stream(STREAM)
     versions = [theirs.version(), theirs.version(), ours.version()]

@@ -1,4 +1,4 @@
-"""Which database a stream's entries are in: its uuid, its starts, and ledger ids that are never used twice."""
+"""Identity of a stream's ledger database: its uuid, its starts, and ledger ids that are never reused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ledgers(path: str) -> Iterator[EmbeddedLedgers]:
     opened.close()
 
 
-def test_a_database_keeps_its_uuid_and_another_one_has_another(path: str, tmp_path: Path) -> None:
+def test_database_keeps_its_uuid_and_databases_differ(path: str, tmp_path: Path) -> None:
     found = set()
     for _ in range(2):
         ledgers = EmbeddedLedgers(path)
@@ -118,7 +118,7 @@ def test_an_older_owner_records_no_start(ledgers: EmbeddedLedgers) -> None:
     assert not old.has_start("late")
 
 
-def test_a_view_records_starts_only_if_it_may_delete(ledgers: EmbeddedLedgers) -> None:
+def test_only_a_view_that_may_delete_records_starts(ledgers: EmbeddedLedgers) -> None:
     ledgers.open_stream("s")
     with pytest.raises(Unsupported):
         ledgers.view_stream("s").record_start("a")
@@ -139,7 +139,7 @@ def test_the_reach_outlasts_its_ledgers(ledgers: EmbeddedLedgers) -> None:
     assert ledgers.open_stream("s").reached() == Position(2, 1)
 
 
-def test_what_was_seen_of_the_manifest_is_kept(ledgers: EmbeddedLedgers) -> None:
+def test_noted_manifest_version_is_stored(ledgers: EmbeddedLedgers) -> None:
     stream = ledgers.open_stream("s")
     assert stream.noted_manifest() is None
     stream.note_manifest(UUID(int=7), 12)
@@ -147,7 +147,7 @@ def test_what_was_seen_of_the_manifest_is_kept(ledgers: EmbeddedLedgers) -> None
     assert ledgers.view_stream("s").noted_manifest() == (UUID(int=8), 3)
 
 
-def test_a_held_stream_takes_nothing_before_ids_are_granted(ledgers: EmbeddedLedgers) -> None:
+def test_held_stream_accepts_nothing_before_ids_are_granted(ledgers: EmbeddedLedgers) -> None:
     stream = ledgers.open_stream("s", held=True)
     with pytest.raises(StoreUnavailable, match="no ledger id is granted") as caught:
         stream.append([b"a"])
@@ -174,7 +174,7 @@ def test_a_ledger_stays_open_when_no_id_is_left(ledgers: EmbeddedLedgers) -> Non
     assert payloads_of(stream) == [b"x"] * 7 + [b"y"] * 2
 
 
-def test_a_later_range_extends_what_is_left_or_replaces_it(ledgers: EmbeddedLedgers) -> None:
+def test_later_grant_extends_or_replaces_the_remaining_ids(ledgers: EmbeddedLedgers) -> None:
     stream = ledgers.open_stream("s", held=True)
     stream.grant_ledgers(10, 15)
     stream.grant_ledgers(15, 20)
@@ -215,7 +215,7 @@ def test_ids_that_no_ledger_can_have_are_not_granted(ledgers: EmbeddedLedgers, f
         ledgers.open_stream("s", held=True).grant_ledgers(first, end)
 
 
-def test_a_new_start_never_uses_what_an_earlier_one_was_granted(ledgers: EmbeddedLedgers) -> None:
+def test_new_start_uses_no_id_granted_to_an_earlier_one(ledgers: EmbeddedLedgers) -> None:
     ledgers.open_stream("s", held=True).grant_ledgers(10, 20)
     again = ledgers.open_stream("s", held=True)
     with pytest.raises(StoreUnavailable):
@@ -254,7 +254,7 @@ def test_an_id_is_not_used_again_after_its_ledger_is_deleted(ledgers: EmbeddedLe
     again.close()
 
 
-def test_the_identity_is_found_through_what_stands_before_a_source(ledgers: EmbeddedLedgers) -> None:
+def test_source_identity_is_found_through_wrappers(ledgers: EmbeddedLedgers) -> None:
     stream = ledgers.open_stream("s")
     tail = TailingSource(stream, 1000)
     followed = FollowedStream(ledgers.view_stream("s", may_delete=True))
@@ -277,7 +277,7 @@ def test_a_database_in_memory_has_an_identity_too() -> None:
     ledgers.close()
 
 
-def test_which_database_it_is_outlasts_a_lost_log(ledgers: EmbeddedLedgers, path: str, tmp_path: Path) -> None:
+def test_database_identity_survives_a_lost_log(ledgers: EmbeddedLedgers, path: str, tmp_path: Path) -> None:
     """The uuid is in the database's file before anything is appended."""
     source_id = ledgers.open_stream("s").source_id()
     copy = str(tmp_path / "copy.db")

@@ -160,7 +160,7 @@ while True:
 
 
 @pytest.mark.process
-def test_kill_9_leaves_exactly_the_acknowledged_entries_or_one_whole_call_more(path: str) -> None:
+def test_kill_9_leaves_the_acknowledged_entries_and_at_most_one_more_call(path: str) -> None:
     acknowledged = 0
     for lines in (3, 9, 14):
         child = subprocess.Popen([sys.executable, "-c", _APPEND_FOR_EVER, path], stdout=subprocess.PIPE)

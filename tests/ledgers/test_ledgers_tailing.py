@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from random import Random
 
+import numpy as np
+import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats.entries import EntryBatch, Position
-from offloader.ledgers.tail_buffer import TailingSource, kept_bytes
+from offloader.ledgers.tail_buffer import CHUNK_BYTES, TailingSource, kept_bytes
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
 
@@ -55,13 +58,12 @@ def test_reads_through_the_cache_are_those_of_the_hot_tier(seed: int, bytes_max:
         else:
             source.read(random.choice(ledgers.appended)[0], max_bytes)
         assert source.held_bytes <= bytes_max
-        parts = [*source._chunks, *source._fresh]
-        assert source.held_bytes == sum(map(kept_bytes, parts)), "the count is exact"
+        assert source.held_bytes == sum(map(kept_bytes, source._chunks)), "the count is exact"
     for start in [random.choice(ledgers.appended)[0], Position(0, 0), Position(10**6, 0)]:
         assert everything(source, start, max_bytes) == everything(ledgers, start, max_bytes)
 
 
-def test_what_is_kept_is_not_read_from_the_hot_tier() -> None:
+def test_cached_entries_are_not_read_from_the_hot_tier() -> None:
     ledgers = CountingLedgers("s", ManualClock())
     source = TailingSource(ledgers, 100_000)
     first = ledgers.append([b"a" * 100] * 3)
@@ -103,4 +105,53 @@ def test_empty_entries_count_too() -> None:
     for _ in range(5_000):
         ledgers.append([b""])
         assert source.held_bytes <= 50_000
-    assert sum(map(len, source._chunks)) + len(source._fresh) < 2_500
+    assert sum(map(len, source._chunks)) < 2_500
+
+
+@pytest.mark.parametrize("entry_bytes", [100, 30_000, 60_000])
+@pytest.mark.parametrize("limit_mib", [1, 2, 8])
+def test_eviction_leaves_most_of_the_limit_in_use(limit_mib: int, entry_bytes: int) -> None:
+    """The oldest entries are evicted a chunk at a time, so a chunk must be small beside the limit."""
+    bytes_max = limit_mib * 1024 * 1024
+    source = TailingSource(MemoryLedgers("s", ManualClock()), bytes_max)
+    payloads, times = pa.array([b"x" * entry_bytes], type=pa.binary()), np.zeros(1, np.int64)
+    shares = []
+    for entry_id in range(bytes_max * 5 // 4 // entry_bytes):
+        source._keep(EntryBatch(1, np.array([entry_id]), payloads, times))
+        if source._chunks[0].first.entry_id:
+            shares.append(source.held_bytes / bytes_max)
+    assert shares, "the buffer was never full"
+    assert min(shares) > 0.8
+    assert max(chunk.payload_bytes for chunk in source._chunks) <= CHUNK_BYTES
+
+
+def test_batch_out_of_order_leaves_the_reads_to_the_hot_tier() -> None:
+    """It can't be joined with those before it; a buffer without it, or without them, would hide entries."""
+    ledgers = CountingLedgers("s", ManualClock())
+    source = TailingSource(ledgers, 100_000)
+    before = [ledgers.append([b"%d" % number]) for number in range(3)]
+    source._keep(before[1])
+    ledgers.append([b"3"])
+    for _ in range(2):
+        assert everything(source, Position(1, 0), 10_000) == everything(ledgers, Position(1, 0), 10_000)
+    assert source.held_bytes == sum(map(kept_bytes, source._chunks))
+
+    ledgers.append([b"4"])
+    ledgers.reads = 0
+    found = source.read(Position(1, 4), 10_000)
+    assert found is not None
+    assert ledgers.reads == 0, "later entries are buffered again"
+
+
+def test_batch_that_memory_is_short_for_leaves_no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compact(_: EntryBatch) -> EntryBatch:
+        raise MemoryError
+
+    ledgers = CountingLedgers("s", ManualClock())
+    source = TailingSource(ledgers, 100_000)
+    ledgers.append([b"0"])
+    with monkeypatch.context() as patched:
+        patched.setattr(EntryBatch, "compact", compact)
+        ledgers.append([b"1"])
+    ledgers.append([b"2"])
+    assert everything(source, Position(1, 0), 10_000) == everything(ledgers, Position(1, 0), 10_000)

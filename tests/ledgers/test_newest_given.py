@@ -1,4 +1,4 @@
-"""Which entry is the newest that somebody gets."""
+"""The newest entry that consumers can receive."""
 
 from __future__ import annotations
 
@@ -23,11 +23,19 @@ Runs = tuple[tuple[int, int], ...]
         ([(5, ((1, 2),), ())], Position(1, 4)),
     ],
 )
-def test_runs_that_nobody_gets_at_the_end_do_not_count(
+def test_undelivered_runs_at_the_end_do_not_count(
     ledgers: list[tuple[int, Runs, Runs]], newest: Position | None
 ) -> None:
     infos = [
-        LedgerInfo(ledger_id=number, closed=False, entries=entries, size_bytes=0, created_ms=0, holes=holes, lost=lost)
-        for number, (entries, holes, lost) in enumerate(ledgers, 1)
+        LedgerInfo(
+            ledger_id=number,
+            closed=False,
+            entries=entries,
+            size_bytes=0,
+            created_ms=0,
+            undelivered=undelivered,
+            lost=lost,
+        )
+        for number, (entries, undelivered, lost) in enumerate(ledgers, 1)
     ]
     assert newest_given(infos) == newest

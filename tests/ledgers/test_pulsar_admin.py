@@ -1,4 +1,4 @@
-"""The admin client against a server that answers what it is told to."""
+"""The admin client against a scripted server."""
 
 from __future__ import annotations
 
@@ -113,14 +113,14 @@ def test_without_a_token_any_broker_may_be_asked(server: Server) -> None:
     assert server.asked == [(LEDGERS, None), ("/elsewhere", None)]
 
 
-def test_brokers_that_name_each_other_for_ever_are_given_up(server: Server, client: AdminClient) -> None:
+def test_endless_redirects_are_given_up(server: Server, client: AdminClient) -> None:
     server.answers = {LEDGERS: (307, b"", {"Location": LEDGERS})}
     with pytest.raises(StoreUnavailable, match="in a row"):
         client.ledgers("persistent://t/n/a b")
     assert len(server.asked) == admin.REDIRECTS_MAX + 1
 
 
-def test_a_token_never_goes_from_https_to_http(server: Server, tmp_path: Path) -> None:
+def test_token_is_not_sent_on_redirect_from_https_to_http(server: Server, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     server.socket = authority.server().wrap_socket(server.socket, server_side=True)
     elsewhere = f"http://localhost:{server.server_port}/elsewhere"
@@ -134,7 +134,7 @@ def test_a_token_never_goes_from_https_to_http(server: Server, tmp_path: Path) -
     assert [path for path, _ in server.asked] == [LEDGERS]
 
 
-def test_a_broker_that_is_busy_is_asked_again(server: Server, client: AdminClient) -> None:
+def test_busy_broker_is_asked_again(server: Server, client: AdminClient) -> None:
     server.answers = {LEDGERS: [(503, b""), (429, b""), (200, BODY)]}
     assert client.ledgers("persistent://t/n/a b").ledgers
 
@@ -184,7 +184,7 @@ def test_an_answer_has_a_limit(server: Server, client: AdminClient, monkeypatch:
         client.ledgers("persistent://t/n/a b")
 
 
-def test_a_server_that_says_nothing_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_server_runs_into_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "READ_TIMEOUT_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         client = AdminClient(f"http://127.0.0.1:{silent.getsockname()[1]}")
@@ -192,6 +192,6 @@ def test_a_server_that_says_nothing_has_a_deadline(monkeypatch: pytest.MonkeyPat
             client.namespaces()
 
 
-def test_only_web_addresses_are_taken() -> None:
+def test_only_http_admin_urls_are_accepted() -> None:
     with pytest.raises(InvalidCall, match="no admin URL"):
         AdminClient("pulsar://broker:6650")

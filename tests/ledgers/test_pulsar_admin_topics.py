@@ -1,4 +1,4 @@
-"""What the admin client finds out of topics, against the fake broker's admin interface; policies in words."""
+"""Topics in the admin client, against the fake broker's admin interface; descriptions of policies."""
 
 from __future__ import annotations
 
@@ -59,43 +59,40 @@ def test_ledgers_cursors_and_subscriptions_of_a_topic(topic: FakeTopic, client: 
     assert (internals.open_entries, internals.open_size_bytes) == (1, 4)
     assert internals.last_confirmed == Position(3, 0)
     assert not internals.is_terminated
-    assert {name: cursor.mark_delete for name, cursor in internals.cursors.items()} == {"sub/1 +": Position(2, 1)}
+    assert internals.cursors == {"sub/1 +": Position(2, 1)}
     assert {each.name: (each.is_durable, each.consumers) for each in stats.subscriptions.values()} == {
         "sub/1 +": (True, 0)
     }
     assert not stats.deduplicates
 
 
-def test_partitions_namespaces_and_policies(fake: FakeAdmin, client: AdminClient) -> None:
+def test_topics_namespaces_and_policies(fake: FakeAdmin, client: AdminClient) -> None:
     fake.policies = {"t/empty": {}, "t/n": {"message_ttl_in_seconds": 60}}
     assert client.namespaces() == ["t/empty", "t/n"]
     assert client.topics("t/n") == [TOPIC]
     assert client.topics("t/empty") == []
-    assert (client.partitions("persistent://t/n/parts"), client.partitions(TOPIC)) == (3, 0)
     assert client.policies("t/n") == {"message_ttl_in_seconds": 60}
-    for missing in (lambda: client.topics("t/none"), lambda: client.partitions("persistent://t/n/none")):
+    for missing in (lambda: client.topics("t/none"), lambda: client.stats("persistent://t/n/none")):
         with pytest.raises(NotFound):
             missing()
 
 
-def test_trim_and_unload_reach_the_topic(topic: FakeTopic, fake: FakeAdmin, client: AdminClient) -> None:
+def test_trim_reaches_the_topic(topic: FakeTopic, fake: FakeAdmin, client: AdminClient) -> None:
     topic.subscribe("offloader")
     client.trim(TOPIC)
     assert len(topic.entries) == 7
     topic.acknowledge("offloader", Position(2, 1))
     client.trim(TOPIC)
     assert [each.ledger_id for each in client.ledgers(TOPIC).ledgers] == [2, 3]
-    client.unload(TOPIC)
-    assert fake.of("PUT", "/unload") == [f"{PATH}/unload"]
 
 
-def test_a_token_is_asked_for_each_time(fake: FakeAdmin, client: AdminClient) -> None:
+def test_token_is_read_for_each_request(fake: FakeAdmin, client: AdminClient) -> None:
     client.namespaces()
     fake.token = "another"
     client.namespaces()
 
 
-def test_an_interface_that_is_gone_can_be_asked_later(fake: FakeAdmin, client: AdminClient) -> None:
+def test_admin_client_recovers_after_an_outage(fake: FakeAdmin, client: AdminClient) -> None:
     fake.is_up = False
     with pytest.raises(StoreUnavailable, match="doesn't answer"):
         client.namespaces()
@@ -103,7 +100,7 @@ def test_an_interface_that_is_gone_can_be_asked_later(fake: FakeAdmin, client: A
     assert client.namespaces() == ["t/n"]
 
 
-def test_only_a_good_certificate_is_talked_to(topic: FakeTopic, tmp_path: Path) -> None:
+def test_only_a_trusted_certificate_is_accepted(topic: FakeTopic, tmp_path: Path) -> None:
     for name in ("ours", "others"):
         (tmp_path / name).mkdir()
     ours, others = Authority(tmp_path / "ours"), Authority(tmp_path / "others")
@@ -121,8 +118,6 @@ def test_only_a_good_certificate_is_talked_to(topic: FakeTopic, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        (f"{PATH}/partitions", b'{"partitions": "three"}'),
-        (f"{PATH}/partitions", b"[]"),
         (f"{PATH}/stats", b'{"subscriptions": {"s": {}}}'),
         (f"{PATH}/stats", b"[]"),
         (f"{PATH}/internalStats", b'{"ledgers": [], "cursors": {"s": {"markDeletePosition": "near 7"}}}'),
@@ -130,11 +125,11 @@ def test_only_a_good_certificate_is_talked_to(topic: FakeTopic, tmp_path: Path) 
         ("/admin/v2/namespaces/t/n", b"7"),
     ],
 )
-def test_nonsense_is_named(fake: FakeAdmin, client: AdminClient, path: str, body: bytes) -> None:
+def test_malformed_response_is_corrupt(fake: FakeAdmin, client: AdminClient, path: str, body: bytes) -> None:
     fake.answers[path] = (200, body)
 
     def ask() -> None:
-        for each in (client.partitions, client.stats, client.internals):
+        for each in (client.stats, client.internals):
             each(TOPIC)
         client.policies("t/n")
 
@@ -155,13 +150,11 @@ INTERNALS = """{"currentLedgerEntries":10,"currentLedgerSize":370,"lastConfirmed
 "pulsar.dedup":{"markDeletePosition":"4:-1","individuallyDeletedMessages":"[]"}}}"""
 
 
-def test_what_a_real_broker_answered() -> None:
+def test_recorded_broker_responses_are_parsed() -> None:
     found = internals_of(json.loads(INTERNALS), TOPIC)
     assert found.is_terminated
     assert found.open_entries == 10
-    runs = ((Position(4, 3), Position(4, 4)), (Position(4, 6), Position(5, 0)))
-    assert found.cursors["sub a/b"].individually_deleted == runs
-    assert found.cursors["pulsar.dedup"].mark_delete == Position(4, -1)
+    assert found.cursors == {"sub a/b": Position(4, 0), "pulsar.dedup": Position(4, -1)}
     assert stats_of({"subscriptions": {}, "deduplicationStatus": "Enabled"}, TOPIC).deduplicates
 
 
@@ -183,7 +176,7 @@ def test_what_a_real_broker_answered() -> None:
         ({"backlog_quota_map": 7, "offload_policies": [], "message_ttl_in_seconds": "x"}, []),
     ],
 )
-def test_policies_that_fight_with_us_are_named(policies: Any, words: list[str]) -> None:
+def test_conflicting_policies_are_reported(policies: Any, words: list[str]) -> None:
     found = policy_warnings(policies)
     assert len(found) == len(words)
     assert all(word in warning for word, warning in zip(words, found, strict=True))

@@ -1,4 +1,4 @@
-"""Which broker has a topic, over brokers that redirect, fail, come back, and stand behind a proxy."""
+"""Topic lookup over brokers that redirect, fail, return, and are behind a proxy."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from offloader.errors import (
     StoreUnavailable,
 )
 from offloader.ledgers.pulsar import client as client_module
-from offloader.ledgers.pulsar.client import ClientLimits, PulsarClient
-from offloader.ledgers.pulsar.protocol import Connection
+from offloader.ledgers.pulsar.client import PulsarClient
+from offloader.ledgers.pulsar.protocol import ClientLimits, Connection
 from offloader.ledgers.pulsar.transport import BrokerAddress, open_security, parse_service_url
 from tests.support.certificates import Authority
 from tests.support.pulsar_broker import BrokerClient, FakeBroker
@@ -64,7 +64,7 @@ def test_service_urls(url: str, addresses: list[BrokerAddress]) -> None:
     ["", "b:6650", "http://b", "pulsar://", "pulsar://b:x", "pulsar://b:0", "pulsar://b:70000", "pulsar://a,,b",
      "pulsar://u@b", "pulsar://b/path", "pulsar://b?q", "pulsar://[::1", "pulsar://" + "a," * 200],
 )  # fmt: skip
-def test_what_is_no_service_url_is_refused(url: str) -> None:
+def test_invalid_service_url_is_refused(url: str) -> None:
     with pytest.raises(InvalidCall, match="is no Pulsar service URL"):
         PulsarClient(url)
 
@@ -91,7 +91,7 @@ def test_callers_at_once_open_one_connection(broker: FakeBroker) -> None:
     assert len(set(map(id, found))) == len(broker.of(CommandType.CONNECT)) == 1
 
 
-def test_a_lookup_goes_where_it_is_sent(broker: FakeBroker, other: FakeBroker) -> None:
+def test_lookup_follows_a_redirect(broker: FakeBroker, other: FakeBroker) -> None:
     broker.lookups.append({"response": 0, "broker_url": other.url, "authoritative": True})
     with PulsarClient(broker.url, limits=ONCE) as client:
         assert client.connection(TOPIC).name == other.url
@@ -101,7 +101,7 @@ def test_a_lookup_goes_where_it_is_sent(broker: FakeBroker, other: FakeBroker) -
     ]
 
 
-def test_brokers_that_name_each_other_are_left(broker: FakeBroker, other: FakeBroker) -> None:
+def test_endless_lookup_redirects_are_given_up(broker: FakeBroker, other: FakeBroker) -> None:
     broker.lookups.extend([{"response": 0, "broker_url": other.url}] * 50)
     other.lookups.extend([{"response": 0, "broker_url": broker.url}] * 50)
     with PulsarClient(broker.url, limits=ONCE) as client, pytest.raises(StoreUnavailable, match="20 brokers in a row"):
@@ -120,7 +120,7 @@ def test_behind_a_proxy_only_the_proxy_is_asked(broker: FakeBroker) -> None:
     assert asked == ["", "hidden.example:1234"]
 
 
-def test_a_broker_that_says_it_is_its_own_proxy_needs_no_second_connection(broker: FakeBroker) -> None:
+def test_broker_naming_itself_as_proxy_needs_no_second_connection(broker: FakeBroker) -> None:
     broker.lookups.append({"response": 1, "broker_url": broker.url, "proxy_through_service_url": True})
     with PulsarClient(broker.url, limits=ONCE) as client:
         assert client.connection(TOPIC).name == broker.url
@@ -147,7 +147,7 @@ def test_lookups_that_fail_are_named(
         client.connection(TOPIC)
 
 
-def test_from_tls_nobody_is_sent_on_to_where_the_token_could_be_read(broker: FakeBroker, tmp_path: Path) -> None:
+def test_lookup_over_tls_refuses_redirect_to_plain_text(broker: FakeBroker, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     security = open_security(ca_file=str(authority.ca_file))
     with FakeBroker(tls=authority.server()) as safe:
@@ -166,7 +166,7 @@ def test_more_partitions_than_there_can_be_are_refused(broker: FakeBroker) -> No
         client.partitions(TOPIC)
 
 
-def test_a_broker_that_comes_back_is_found(broker: FakeBroker) -> None:
+def test_restarted_broker_is_reconnected(broker: FakeBroker) -> None:
     with PulsarClient(broker.url, limits=EAGER) as client:
         first = client.connection(TOPIC)
         broker.stop()
@@ -194,14 +194,14 @@ def test_a_broker_that_failed_is_left_alone_for_a_while(broker: FakeBroker) -> N
     assert len(broker.of(CommandType.CONNECT)) == 1
 
 
-def test_a_refusal_that_passes_is_tried_again_until_it_is_late(broker: FakeBroker) -> None:
+def test_temporary_refusal_is_retried(broker: FakeBroker) -> None:
     broker.lookups.extend([{"response": 2, "error": 6, "message": "not ready"}] * 3)
     with PulsarClient(broker.url, limits=EAGER) as client:
         assert client.connection(TOPIC).is_open
     assert len(broker.of(CommandType.LOOKUP)) == 4
 
 
-def test_a_refusal_that_stays_is_not_tried_again(broker: FakeBroker) -> None:
+def test_permanent_refusal_is_not_retried(broker: FakeBroker) -> None:
     broker.token = "another"
     with PulsarClient(broker.url, limits=EAGER) as client, pytest.raises(AccessDenied) as raised:
         client.connection(TOPIC)
@@ -209,13 +209,13 @@ def test_a_refusal_that_stays_is_not_tried_again(broker: FakeBroker) -> None:
     assert len(broker.of(CommandType.CONNECT)) == 1
 
 
-def test_of_several_brokers_one_that_answers_is_asked(broker: FakeBroker, other: FakeBroker) -> None:
+def test_first_reachable_broker_of_several_is_used(broker: FakeBroker, other: FakeBroker) -> None:
     other.stop()
     with PulsarClient(f"pulsar://{other.address},{broker.address}", limits=ONCE) as client:
         assert client.partitions(TOPIC) == 3
 
 
-def test_closing_ends_who_waits(broker: FakeBroker) -> None:
+def test_closing_ends_waiting_callers(broker: FakeBroker) -> None:
     raised: list[BaseException] = []
 
     def ask() -> None:
@@ -263,7 +263,7 @@ def test_a_connection_that_breaks_in_a_lookup_is_made_again(broker: FakeBroker) 
     assert len(broker.of(CommandType.CONNECT)) == 2
 
 
-def test_tokens_come_from_the_environment_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_read_from_the_environment_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OFFLOADER_PULSAR_TOKEN", raising=False)
     assert open_security().token is None
     monkeypatch.setenv("OFFLOADER_PULSAR_TOKEN", " from-environment\n")

@@ -1,4 +1,4 @@
-"""Connections to a broker that misbehaves: whatever goes wrong is an error that says so, on that connection only."""
+"""Connections to a misbehaving broker: every failure is an error of that connection only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from offloader.errors import (
     Throttled,
 )
 from offloader.ledgers.pulsar import protocol as requests
-from offloader.ledgers.pulsar.protocol import Connection, ConnectionLimits, open_connection
+from offloader.ledgers.pulsar.protocol import ClientLimits, Connection, open_connection
 from offloader.ledgers.pulsar.transport import Security, open_security, parse_service_url
 from offloader.runtime.clock import SystemClock
 from tests.support.certificates import Authority
@@ -30,7 +30,7 @@ from tests.support.waiting import PATIENCE_S, eventually
 
 TOKEN = "very-secret"
 ID = {"ledger_id": 1, "entry_id": 2}
-PATIENT = ConnectionLimits()
+PATIENT = ClientLimits()
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Listener:
         self.errors.append(error)
 
 
-def connect(broker: FakeBroker, security: Security | None = None, limits: ConnectionLimits = PATIENT) -> Connection:
+def connect(broker: FakeBroker, security: Security | None = None, limits: ClientLimits = PATIENT) -> Connection:
     [address] = parse_service_url(broker.url)
     return open_connection(address, security=security or Security(), limits=limits, clock=SystemClock())
 
@@ -72,7 +72,7 @@ def partitions(connection: Connection, topic: str = "t") -> int:
     return int(connection.request(CommandType.PARTITIONED_METADATA, topic=topic).partitions)
 
 
-def test_a_connection_says_what_it_can_and_asks(broker: FakeBroker, opened: Connection) -> None:
+def test_connection_announces_its_features_and_answers_requests(broker: FakeBroker, opened: Connection) -> None:
     assert partitions(opened) == 3
     [connect_body] = broker.of(CommandType.CONNECT)
     assert connect_body.feature_flags.broker_entry_metadata
@@ -81,7 +81,7 @@ def test_a_connection_says_what_it_can_and_asks(broker: FakeBroker, opened: Conn
     assert "open, 0 consumers, 0 requests" in repr(opened)
 
 
-def test_requests_of_many_threads_get_their_own_answers(broker: FakeBroker, opened: Connection) -> None:
+def test_concurrent_requests_get_their_own_responses(broker: FakeBroker, opened: Connection) -> None:
     broker.topics = {f"t{number}": number for number in range(40)}
     held: list[tuple[BrokerClient, Command]] = []
 
@@ -109,16 +109,16 @@ def test_requests_of_many_threads_get_their_own_answers(broker: FakeBroker, open
     assert found == broker.topics
 
 
-def test_a_broker_that_asks_is_told_that_we_are_there(broker: FakeBroker, opened: Connection) -> None:
+def test_ping_is_answered_with_pong(broker: FakeBroker, opened: Connection) -> None:
     broker.send(CommandType.PING)
     eventually(lambda: broker.of(CommandType.PONG))
 
 
-def test_a_quiet_broker_is_asked_and_stays(broker: FakeBroker) -> None:
+def test_idle_broker_is_pinged_and_stays_connected(broker: FakeBroker) -> None:
     def stays() -> bool:
         """Through three questions; a broker that has no processor for so long is given up, and rightly."""
         before = len(broker.of(CommandType.PING))
-        opened = connect(broker, limits=ConnectionLimits(keep_alive_s=0.2))
+        opened = connect(broker, limits=ClientLimits(keep_alive_s=0.2))
         eventually(lambda: len(broker.of(CommandType.PING)) >= before + 3 or not opened.is_open)
         try:
             return partitions(opened) == 3
@@ -130,8 +130,8 @@ def test_a_quiet_broker_is_asked_and_stays(broker: FakeBroker) -> None:
     eventually(stays)
 
 
-def test_a_silent_broker_is_given_up(broker: FakeBroker) -> None:
-    opened = connect(broker, limits=ConnectionLimits(keep_alive_s=0.5))
+def test_silent_broker_is_disconnected(broker: FakeBroker) -> None:
+    opened = connect(broker, limits=ClientLimits(keep_alive_s=0.5))
     listener = Listener()
     opened.attach(listener)
     broker.is_silent = True
@@ -142,13 +142,13 @@ def test_a_silent_broker_is_given_up(broker: FakeBroker) -> None:
     assert "says nothing for 1 s" in str(error)
 
 
-def test_a_broker_that_never_lets_us_in_is_given_up(broker: FakeBroker) -> None:
+def test_connect_without_a_response_times_out(broker: FakeBroker) -> None:
     broker.is_silent = True
     with pytest.raises(StoreUnavailable, match="didn't answer CONNECT within"):
-        connect(broker, limits=ConnectionLimits(connect_s=0.1))
+        connect(broker, limits=ClientLimits(connect_s=0.1))
 
 
-def test_a_request_has_a_deadline_and_a_late_answer_is_nobodys(broker: FakeBroker, opened: Connection) -> None:
+def test_request_has_a_deadline_and_its_late_response_is_dropped(broker: FakeBroker, opened: Connection) -> None:
     late: list[tuple[BrokerClient, int]] = []
 
     def hold(client: BrokerClient, command: Command) -> bool:
@@ -156,15 +156,17 @@ def test_a_request_has_a_deadline_and_a_late_answer_is_nobodys(broker: FakeBroke
         return True
 
     broker.answer = hold
+    opened._limits = ClientLimits(request_s=0.05)
     with pytest.raises(StoreUnavailable, match=r"didn't answer LOOKUP within 0\.05 s"):
-        opened.request(CommandType.LOOKUP, timeout_s=0.05, topic="t")
+        opened.request(CommandType.LOOKUP, topic="t")
+    opened._limits = PATIENT
     broker.answer = lambda client, command: False
     [(client, request_id)] = late
     client.send(CommandType.LOOKUP_RESPONSE, request_id=request_id, response=1, broker_url="pulsar://wrong")
     assert partitions(opened) == 3
 
 
-def test_only_so_many_requests_wait(broker: FakeBroker, opened: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_requests_are_bounded(broker: FakeBroker, opened: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(requests, "REQUESTS_MAX", 0)
     with pytest.raises(Throttled, match="0 requests wait"):
         partitions(opened)
@@ -180,7 +182,7 @@ def test_only_so_many_requests_wait(broker: FakeBroker, opened: Connection, monk
         encode_command(CommandType.CONNECTED, server_version="s", max_message_size=2**31 - 1),
     ],
 )
-def test_what_isnt_the_protocol_ends_that_connection(broker: FakeBroker, opened: Connection, sent: bytes) -> None:
+def test_bytes_outside_the_protocol_close_that_connection(broker: FakeBroker, opened: Connection, sent: bytes) -> None:
     listener = Listener()
     opened.attach(listener)
     broker.send_bytes(sent)
@@ -195,7 +197,7 @@ def test_what_isnt_the_protocol_ends_that_connection(broker: FakeBroker, opened:
     again.close()
 
 
-def test_the_wrong_answer_ends_the_connection(broker: FakeBroker, opened: Connection) -> None:
+def test_response_of_another_type_ends_the_connection(broker: FakeBroker, opened: Connection) -> None:
     def lie(client: BrokerClient, command: Command) -> bool:
         client.send(CommandType.SUCCESS, request_id=command.body.request_id)
         return True
@@ -205,7 +207,7 @@ def test_the_wrong_answer_ends_the_connection(broker: FakeBroker, opened: Connec
         partitions(opened)
 
 
-def test_larger_frames_come_when_the_broker_announced_them() -> None:
+def test_larger_frames_are_read_when_the_broker_announced_them() -> None:
     entry = bytes(6 * 1024 * 1024)
     for announced, arrives in ((5 * 1024 * 1024, False), (7 * 1024 * 1024, True)):
         with FakeBroker(max_message_bytes=announced) as broker:
@@ -217,7 +219,7 @@ def test_larger_frames_come_when_the_broker_announced_them() -> None:
             opened.close()
 
 
-def test_commands_go_to_their_consumer(broker: FakeBroker, opened: Connection) -> None:
+def test_commands_are_passed_to_their_consumer(broker: FakeBroker, opened: Connection) -> None:
     first, second, gone = Listener(), Listener(), Listener()
     ids = [opened.attach(listener) for listener in (first, second, gone)]
     opened.detach(ids[2])
@@ -265,7 +267,7 @@ def test_a_listener_may_not_wait_for_its_own_thread(broker: FakeBroker, opened: 
     assert "may not wait for PARTITIONED_METADATA" in str(raised[0])
 
 
-def test_a_cut_connection_tells_everybody_once(broker: FakeBroker, opened: Connection) -> None:
+def test_cut_connection_notifies_every_listener_once(broker: FakeBroker, opened: Connection) -> None:
     listeners = [Listener(), Listener()]
     for listener in listeners:
         opened.attach(listener)
@@ -303,7 +305,7 @@ def test_a_cut_connection_tells_everybody_once(broker: FakeBroker, opened: Conne
         (77, StoreUnavailable),
     ],
 )
-def test_refusals_say_what_the_broker_said(
+def test_refusals_contain_the_brokers_message(
     broker: FakeBroker, opened: Connection, code: int, kind: type[OffloaderError]
 ) -> None:
     def refuse(client: BrokerClient, command: Command) -> bool:
@@ -348,6 +350,29 @@ def test_a_token_opens_and_is_never_shown(tmp_path: Path, caplog: pytest.LogCapt
     for shown in (str(raised.value), repr(raised.value), repr(security), repr(opened), caplog.text):
         assert TOKEN not in shown
         assert "a-newer-one" not in shown
+
+
+def test_refusal_without_text_does_not_need_the_token_file(tmp_path: Path) -> None:
+    """A file that is being replaced at this moment would end the connection of all topics."""
+
+    def refuse(client: BrokerClient, command: Command) -> bool:
+        if command.type is not CommandType.PARTITIONED_METADATA:
+            return False
+        client.send(CommandType.ERROR, request_id=command.body.request_id, error=6, message="")
+        return True
+
+    file = tmp_path / "token"
+    file.write_text(TOKEN)
+    with FakeBroker(token=TOKEN) as broker:
+        opened = connect(broker, open_security(token_file=file))
+        broker.answer = refuse
+        file.unlink()
+        with pytest.raises(OffloaderError) as raised:
+            partitions(opened)
+        is_open = opened.is_open
+        opened.close()
+    assert str(raised.value).endswith("refused PARTITIONED_METADATA: not ready")
+    assert is_open
 
 
 def test_a_broker_that_wants_a_token_refuses_none() -> None:

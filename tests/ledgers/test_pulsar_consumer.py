@@ -1,4 +1,4 @@
-"""Consumers of a topic: every entry once and in order, whatever the broker repeats, cuts, moves or lies about."""
+"""Consumers of a topic: every entry once and in order, although the broker repeats, cuts, moves or sends wrong ids."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from formats.entries import Position
 from formats.pulsar.commands import CommandType
 from offloader.errors import BeyondEnd, Closed, InvalidCall, NotFound, StoreUnavailable
-from offloader.ledgers.pulsar.client import ClientLimits, PulsarClient
-from offloader.ledgers.pulsar.consumer import FIRST_ESTIMATE_BYTES, Consumer, ConsumerLimits, Delivery, FlowWindow
+from offloader.ledgers.pulsar.client import PulsarClient
+from offloader.ledgers.pulsar.consumer import FIRST_ESTIMATE_BYTES, Consumer, Delivery, FlowWindow
+from offloader.ledgers.pulsar.protocol import ClientLimits
 from tests.formats.pulsar_entries import Sent, batch_entry, single_entry
 from tests.support.pulsar_broker import FakeBroker
 from tests.support.pulsar_topics import FakeTopic
@@ -106,7 +107,7 @@ def test_only_what_was_taken_can_be_acknowledged_and_once(
         consumer.acknowledge(Position(1, 5))
 
 
-def test_what_a_broker_sends_again_is_dropped(topic: FakeTopic, consumer: Consumer) -> None:
+def test_redelivered_entries_are_dropped(topic: FakeTopic, consumer: Consumer) -> None:
     fill(topic, 5)
     take(consumer, 5)
     consumer.acknowledge(Position(1, 1))
@@ -143,7 +144,7 @@ def test_after_a_restart_and_an_unload_nothing_is_missing(
     assert seen(found) == stored(topic)
 
 
-def test_the_broker_decides_who_works(topic: FakeTopic, client: PulsarClient, consumer: Consumer) -> None:
+def test_broker_decides_which_consumer_is_active(topic: FakeTopic, client: PulsarClient, consumer: Consumer) -> None:
     fill(topic, 2)
     take(consumer, 2)
     standby = Consumer(client, TOPIC, NAME, after=Position(1, 0))
@@ -171,8 +172,7 @@ def test_a_new_process_drops_what_is_committed(topic: FakeTopic, client: PulsarC
 
 
 def test_permits_follow_what_was_taken(broker: FakeBroker, topic: FakeTopic, client: PulsarClient) -> None:
-    limits = ConsumerLimits(messages_max=10, bytes_max=10 * FIRST_ESTIMATE_BYTES)
-    consumer = Consumer(client, TOPIC, NAME, limits=limits)
+    consumer = Consumer(client, TOPIC, NAME, messages_max=10, bytes_max=lambda: 10 * FIRST_ESTIMATE_BYTES)
     for number in range(0, 100, 2):
         topic.append(batch_entry([Sent(value=b"%d" % number), Sent(value=b"b")]), messages=2)
     assert [flow.permits for flow in broker.of(CommandType.FLOW)] == []
@@ -191,7 +191,7 @@ def test_permits_follow_what_was_taken(broker: FakeBroker, topic: FakeTopic, cli
     consumer.close()
 
 
-def test_a_reader_leaves_no_trace_and_begins_where_it_is_told(
+def test_reader_has_no_subscription_and_begins_at_its_start(
     broker: FakeBroker, topic: FakeTopic, client: PulsarClient
 ) -> None:
     fill(topic, 5)
@@ -216,7 +216,7 @@ def test_a_reader_beyond_the_end_isnt_given_the_beginning(topic: FakeTopic, clie
     reader.close()
 
 
-def test_a_damaged_entry_is_told_and_never_handed_out(topic: FakeTopic, consumer: Consumer) -> None:
+def test_damaged_entry_is_an_error_and_never_delivered(topic: FakeTopic, consumer: Consumer) -> None:
     fill(topic, 2)
     damaged = bytearray(entry(2))
     damaged[-1] ^= 1
@@ -238,7 +238,7 @@ def test_a_broker_that_repeats_an_id_is_not_believed(topic: FakeTopic, consumer:
     assert all(a < b for a, b in pairwise(found))
 
 
-def test_a_topic_that_isnt_there(client: PulsarClient, topic: FakeTopic) -> None:
+def test_missing_topic_is_an_error(client: PulsarClient, topic: FakeTopic) -> None:
     consumer = Consumer(client, TOPIC + "-none", NAME)
     with pytest.raises(NotFound, match="no such topic"):
         consumer.take()
@@ -247,7 +247,7 @@ def test_a_topic_that_isnt_there(client: PulsarClient, topic: FakeTopic) -> None
         consumer.take()
 
 
-def test_who_waits_is_called(topic: FakeTopic, client: PulsarClient) -> None:
+def test_consumer_calls_ready_when_entries_arrive(topic: FakeTopic, client: PulsarClient) -> None:
     called: list[None] = []
     consumer = Consumer(client, TOPIC, NAME, ready=lambda: called.append(None))
     assert consumer.take() == []
@@ -271,7 +271,7 @@ def test_closing_makes_room_for_the_next(topic: FakeTopic, client: PulsarClient,
     st.integers(1, 2**22),
     st.lists(st.tuples(st.integers(1, 200), st.integers(1, 2**20), st.booleans(), st.booleans()), max_size=40),
 )
-def test_a_window_never_promises_more_than_its_messages_nor_stops(
+def test_flow_window_grants_at_most_its_limit_and_never_stalls(
     messages_max: int, bytes_max: int, events: list[tuple[int, int, bool, bool]]
 ) -> None:
     window = FlowWindow(messages_max, bytes_max)
@@ -281,7 +281,7 @@ def test_a_window_never_promises_more_than_its_messages_nor_stops(
             window.arrived(messages, size_bytes, kept=kept)
             permitted -= messages
         if take_all:
-            window.emptied()
+            window.messages = window.bytes = 0
         permitted += window.grant()
         assert permitted + window.messages <= max(messages_max, window.messages)
         if not window.messages:

@@ -1,4 +1,4 @@
-"""Whether a topic's ledgers are those that a manifest knows: what counts as a contradiction, and the second look."""
+"""Comparison of a topic's ledgers with the manifest: what counts as a contradiction, and its confirmation."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_contradiction_that_the_owning_broker_confirms_stops_the_topic(bench: 
     assert bench.topic.mark_delete("offloader") is None
 
 
-def test_a_list_that_ends_before_the_owning_brokers_newest_entry_decides_nothing(bench: PulsarBench) -> None:
+def test_listing_older_than_the_owning_broker_decides_nothing(bench: PulsarBench) -> None:
     """As of a broker that doesn't know yet that another one has the topic."""
     source = bench.open()
     old = '{"state": "LedgerOpened", "currentLedgerEntries": 10, "currentLedgerSize": 9, "lastConfirmedEntry": "1:9", '

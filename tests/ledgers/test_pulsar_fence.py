@@ -1,6 +1,6 @@
-"""What a Pulsar broker may delete: what was acknowledged, and that is only what is provably in the cold tier, and late.
+"""What a Pulsar broker may delete: acknowledged ledgers that are provably in the cold tier, after the lag.
 
-The promises of docs/PULSAR.md about giving up ledgers, over a fake broker that writes down what it was told.
+The promises of docs/tutorials/beside-pulsar.md about releasing ledgers, over a fake broker that records its requests.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def kept() -> Iterator[Kept]:
     made.bench.close()
 
 
-def test_nothing_is_acknowledged_before_the_lag_and_then_whole_closed_ledgers(kept: Kept) -> None:
+def test_only_whole_closed_ledgers_are_acknowledged_after_the_lag(kept: Kept) -> None:
     assert kept.release(-1).deleted == []
     assert kept.release(LAG_MS // 2).deleted == []
     assert kept.acknowledged() == []
@@ -107,7 +107,7 @@ def test_nothing_is_acknowledged_while_an_object_is_not_found(kept: Kept, lost: 
     assert kept.release(LAG_MS).deleted == [2]
 
 
-def test_a_later_ledger_waits_for_an_earlier_one(kept: Kept) -> None:
+def test_ledger_is_acknowledged_only_after_earlier_ones(kept: Kept) -> None:
     stream = kept.source.stream
     ends = {each.end: each for each in load_manifest(kept.store, stream).offloaded() if each.end is not None}
     first = ends[min(ends)]
@@ -120,7 +120,7 @@ def test_a_later_ledger_waits_for_an_earlier_one(kept: Kept) -> None:
     assert kept.bench.stored()[0][0] == Position(1, 0)
 
 
-def test_who_takes_over_goes_on_at_the_committed_end_wherever_the_subscription_stands(kept: Kept) -> None:
+def test_standby_continues_at_committed_end_wherever_subscription_stands(kept: Kept) -> None:
     standby = kept.bench.open()
     assert standby.active is False
     kept.release(LAG_MS)
@@ -142,7 +142,7 @@ def test_who_takes_over_goes_on_at_the_committed_end_wherever_the_subscription_s
     assert kept.bench.topic.mark_delete(NAME) == Position(3, 7) or kept.bench.stored()[0][0] == Position(4, 0)
 
 
-def test_a_broker_that_sends_the_subscription_everything_again_changes_nothing(kept: Kept) -> None:
+def test_redelivery_of_the_whole_subscription_changes_nothing(kept: Kept) -> None:
     before = stored_entries(kept.store, kept.source.stream)
     kept.bench.topic.redeliver(NAME)
     kept.bench.topic.unload()

@@ -1,4 +1,4 @@
-"""The producer against the fake broker: order, receipts, limits, refusals, and a broker that goes away."""
+"""The producer against the fake broker: order, receipts, limits, refusals, and lost connections."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 
 from formats.pulsar.entry import decode_frame, resent
 from offloader.errors import Closed, InvalidCall, NotFound, OffloaderError, StoreUnavailable
-from offloader.ledgers.pulsar.client import ClientLimits, PulsarClient
+from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.producer import Producer, ProducerLimits
+from offloader.ledgers.pulsar.protocol import ClientLimits
 from tests.formats.pulsar_entries import Sent, single_entry
 from tests.support.pulsar_broker import FakeBroker
 from tests.support.pulsar_producers import FakeProducers
@@ -53,7 +54,7 @@ def send(producer: Producer, *numbers: int) -> None:
         producer.send(number, entry_of(number), 1)
 
 
-def test_entries_are_stored_in_order_and_receipts_tell_where(place: Place) -> None:
+def test_entries_are_stored_in_order_and_receipts_have_positions(place: Place) -> None:
     producer = place.open()
     assert producer.last_sequence_id == -1
     send(producer, *range(0, 600, 3))
@@ -69,7 +70,7 @@ def test_entries_are_stored_in_order_and_receipts_tell_where(place: Place) -> No
         send(producer, 600)
 
 
-def test_the_next_producer_of_a_name_hears_where_the_last_one_was(place: Place) -> None:
+def test_next_producer_of_a_name_continues_after_the_last_sequence_id(place: Place) -> None:
     first = place.open()
     send(first, 4, 7)
     first.flush()
@@ -85,7 +86,7 @@ def test_the_next_producer_of_a_name_hears_where_the_last_one_was(place: Place) 
     second.close()
 
 
-def test_what_is_on_its_way_is_bounded(place: Place) -> None:
+def test_unacknowledged_entries_are_bounded(place: Place) -> None:
     place.producers.is_held = True
     producer = place.open(limits=ProducerLimits(entries_max=5))
     errors: list[OffloaderError] = []
@@ -99,19 +100,19 @@ def test_what_is_on_its_way_is_bounded(place: Place) -> None:
     thread = Thread(target=send_all)
     thread.start()
     eventually(lambda: len(place.numbers) == 5)
-    assert producer.on_its_way == 5
+    assert len(producer._waiting) == 5
     assert thread.is_alive()
     place.broker.cut()
     thread.join(PATIENCE_S)
     assert [type(error) for error in errors] == [StoreUnavailable]
 
 
-def test_bytes_are_bounded_too_but_one_entry_always_goes(place: Place) -> None:
+def test_unacknowledged_bytes_are_bounded_but_one_entry_is_always_sent(place: Place) -> None:
     producer = place.open(limits=ProducerLimits(bytes_max=1))
     send(producer, 1, 2, 3)
     producer.flush()
     assert place.numbers == [1, 2, 3]
-    assert producer.on_its_way == 0
+    assert len(producer._waiting) == 0
 
 
 def test_a_broker_that_stores_nothing_has_a_deadline(place: Place) -> None:

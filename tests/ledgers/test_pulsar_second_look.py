@@ -1,4 +1,4 @@
-"""Entries that a broker lists and didn't give: nobody gets them, they are lost, or the reader was passed over."""
+"""Entries that a broker lists and doesn't deliver: undelivered to every consumer, lost, or skipped for one reader."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def read_again_and_again(source: PulsarSource) -> list[tuple[Position, bytes]]:
 
 
 def runs(source: PulsarSource) -> list[tuple[Any, Any]]:
-    return [(info.holes, info.lost) for info in source.ledgers()]
+    return [(info.undelivered, info.lost) for info in source.ledgers()]
 
 
 def unconfirmed(source: PulsarSource) -> list[Any]:
@@ -107,7 +107,9 @@ def readers_from(bench: PulsarBench, position: Position) -> int:
         (503, {}, NO_ENTRY, ""),
     ],
 )
-def test_what_a_broker_says_of_an_entry(status: int, headers: dict[str, str], body: bytes, fate: str) -> None:
+def test_fate_of_an_entry_follows_from_the_admin_response(
+    status: int, headers: dict[str, str], body: bytes, fate: str
+) -> None:
     found = fate_of(status, headers, body)
     assert (found.name if found else "") == fate
 
@@ -122,7 +124,7 @@ def test_entries_that_a_broker_passed_over_once_are_brought(bench: PulsarBench) 
     assert runs(source) == [((), ())]
 
 
-def test_a_ledger_that_was_passed_over_once_is_read(bench: PulsarBench) -> None:
+def test_ledger_skipped_once_by_the_broker_is_read(bench: PulsarBench) -> None:
     for _ in range(3):
         bench.fill(3)
         bench.topic.roll()
@@ -133,7 +135,7 @@ def test_a_ledger_that_was_passed_over_once_is_read(bench: PulsarBench) -> None:
     assert runs(source) == [((), ())] * 4
 
 
-def test_what_the_bookies_lost_is_no_marker(bench: PulsarBench) -> None:
+def test_entries_lost_by_bookies_are_no_markers(bench: PulsarBench) -> None:
     source = bench.open()
     heard = told_to(source)
     bench.topic.lost = {Position(1, 1), *(Position(2, number) for number in range(3))}
@@ -150,7 +152,7 @@ def test_what_the_bookies_lost_is_no_marker(bench: PulsarBench) -> None:
     assert read_all(bench.open()) == given
 
 
-def test_entries_that_are_passed_over_with_a_lost_one_are_brought(bench: PulsarBench) -> None:
+def test_entries_skipped_together_with_a_lost_one_are_delivered(bench: PulsarBench) -> None:
     """A broker passes over all that it wanted to read at once, and the size of that depends on the reader's permits."""
     bench.topic.read_batch = 4
     bench.topic.lost = {Position(1, 2), Position(1, 7)}
@@ -179,7 +181,7 @@ def test_entries_that_both_readers_passed_over_behind_a_lost_one_are_brought(ben
     assert runs(source) == [((), ((2, 2),))]
 
 
-def test_what_is_there_and_is_given_to_nobody_stops_the_topic_until_it_comes(bench: PulsarBench) -> None:
+def test_undelivered_stored_entry_stops_the_topic_until_it_arrives(bench: PulsarBench) -> None:
     bench.fill(1)
     source = bench.open()
     heard = told_to(source)

@@ -1,9 +1,10 @@
-"""A Pulsar topic as a hot tier: its ledgers, its new entries, its older ones, what the broker may delete of it."""
+"""A Pulsar topic as a hot tier: its ledgers, new and older entries, and what the broker may delete."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,11 @@ from offloader.errors import (
     StoreUnavailable,
 )
 from offloader.ledgers.base import LedgerInfo
+from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.source import PulsarSource
+from offloader.ledgers.pulsar.tail_reader import READERS_MAX, ReaderPool
+from offloader.runtime.clock import SystemClock
+from offloader.runtime.workers import Workers
 from tests.formats.pulsar_entries import Sent, single_entry
 from tests.ledgers.pulsar_bench import NAME, TOPIC, PulsarBench, entries_of, message
 from tests.support.pulsar_topics import FakeTopic
@@ -81,7 +86,7 @@ def read_all(source: PulsarSource, start: Position, max_bytes: int = 10**6) -> l
     return found
 
 
-def test_the_subscription_comes_first_and_takes_no_entries(bench: PulsarBench) -> None:
+def test_subscription_is_created_first_and_requests_no_entries(bench: PulsarBench) -> None:
     bench.fill(3)
     source = bench.open()
     assert source.active
@@ -107,7 +112,7 @@ def test_ledgers_are_what_the_broker_lists(bench: PulsarBench) -> None:
     assert second.closed_ms is None
 
 
-def test_new_entries_are_told_and_ends_before_the_next_ledger(bench: PulsarBench) -> None:
+def test_new_entries_are_delivered_and_ledger_ends_precede_the_next_ledger(bench: PulsarBench) -> None:
     bench.fill(2)
     source = bench.open()
     listening = Listening(source)
@@ -126,14 +131,14 @@ def test_new_entries_are_told_and_ends_before_the_next_ledger(bench: PulsarBench
     assert len(listening.heard) == 5
 
 
-def test_an_empty_topic_is_told_from_its_first_entry_on(bench: PulsarBench) -> None:
+def test_entries_of_an_empty_topic_are_delivered_from_the_first(bench: PulsarBench) -> None:
     source = bench.open()
     listening = Listening(source)
     bench.fill(3)
     eventually(lambda: listening.heard == bench.stored())
 
 
-def test_who_wants_no_entries_makes_nobody_bring_them(bench: PulsarBench) -> None:
+def test_subscription_without_entries_requests_none(bench: PulsarBench) -> None:
     source = bench.open()
     subscription = source.subscribe(None, lambda _: None)
     bench.fill(3)
@@ -160,7 +165,7 @@ def test_every_entry_can_be_read_from_anywhere(bench: PulsarBench, max_bytes: in
     assert bench.topic.mark_delete(NAME) is None
 
 
-def test_what_is_not_taken_holds_back_the_broker_and_is_read(new_bench: Callable[..., PulsarBench]) -> None:
+def test_refused_entries_hold_back_the_broker_and_are_read_later(new_bench: Callable[..., PulsarBench]) -> None:
     bench = new_bench(receive_bytes_max=2**20)
     large = single_entry(Sent(value=bytes(50_000)))
     source = bench.open()
@@ -178,7 +183,7 @@ def test_what_is_not_taken_holds_back_the_broker_and_is_read(new_bench: Callable
 
     eventually(settled)
     assert len(listening.heard) < 400
-    assert source.held_bytes < 2 * 2**20
+    assert source._live._window.held_bytes < 2 * 2**20
     assert read_all(source, Position(1, 0), 10**5) == bench.stored()
     eventually(lambda: listening.heard == bench.stored())
     listening.takes = True
@@ -186,7 +191,7 @@ def test_what_is_not_taken_holds_back_the_broker_and_is_read(new_bench: Callable
     eventually(lambda: listening.heard == bench.stored())
 
 
-def test_what_nobody_gets_is_a_hole_and_nothing_waits_for_it(bench: PulsarBench) -> None:
+def test_undelivered_entries_are_a_gap_and_delay_nothing(bench: PulsarBench) -> None:
     topic = bench.topic
     topic.append_marker()
     bench.fill(2)
@@ -202,11 +207,11 @@ def test_what_nobody_gets_is_a_hole_and_nothing_waits_for_it(bench: PulsarBench)
     bench.fill(1)
     assert read_all(source, Position(0, 0)) == bench.stored()
     [first, second] = source.ledgers()
-    assert first.holes == ((0, 0), (3, 4), (6, 6))
+    assert first.undelivered == ((0, 0), (3, 4), (6, 6))
     assert (first.closed, first.entries, second.entries) == (True, 7, 1)
 
 
-def test_the_live_end_knows_of_holes_too(bench: PulsarBench) -> None:
+def test_the_live_end_knows_of_gaps_too(bench: PulsarBench) -> None:
     source = bench.open()
     listening = Listening(source)
     bench.fill(2)
@@ -216,7 +221,7 @@ def test_the_live_end_knows_of_holes_too(bench: PulsarBench) -> None:
     bench.topic.append_marker()
     bench.fill(1)
     eventually(lambda: listening.heard == bench.stored())
-    assert [info.holes for info in source.ledgers()] == [((2, 2),), ((0, 0),)]
+    assert [info.undelivered for info in source.ledgers()] == [((2, 2),), ((0, 0),)]
     assert listening.order.count((1, 3)) == 1
 
 
@@ -245,7 +250,7 @@ def test_only_leading_ledgers_that_were_given_up_are_acknowledged(bench: PulsarB
     assert [info.ledger_id for info in again.ledgers()] == [3, 4]
 
 
-def test_a_subscription_that_somebody_moved_is_named(bench: PulsarBench, caplog: pytest.LogCaptureFixture) -> None:
+def test_subscription_moved_by_another_client_is_logged(bench: PulsarBench, caplog: pytest.LogCaptureFixture) -> None:
     bench.fill(4)
     source = bench.open()
     source.release(Position(1, 1))
@@ -260,7 +265,7 @@ def test_a_subscription_that_somebody_moved_is_named(bench: PulsarBench, caplog:
     assert read_all(source, Position(1, 0)) == bench.stored()
 
 
-def test_a_subscription_that_was_moved_before_it_is_known_what_is_committed_is_named_then(
+def test_moved_subscription_is_logged_once_committed_end_is_known(
     bench: PulsarBench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.fill(4)
@@ -275,7 +280,7 @@ def test_a_subscription_that_was_moved_before_it_is_known_what_is_committed_is_n
     assert caplog.text.count("acknowledged for it") == 1
 
 
-def test_the_broker_decides_who_works(bench: PulsarBench) -> None:
+def test_broker_decides_which_source_is_active(bench: PulsarBench) -> None:
     bench.fill(1)
     first, second = bench.open(), bench.open()
     assert (first.active, second.active) == (True, False)
@@ -354,7 +359,7 @@ def test_a_broker_that_lies_about_ids_stops_only_that_topic(
     assert other.problem is None
 
 
-def test_a_token_that_is_refused_for_a_while_stops_nothing_for_good(
+def test_temporarily_refused_token_stops_nothing_for_good(
     new_bench: Callable[..., PulsarBench], tmp_path: Path
 ) -> None:
     token = tmp_path / "token"
@@ -388,14 +393,33 @@ def test_topics_share_a_connection_and_have_limits(new_bench: Callable[..., Puls
         cluster.open_topic("persistent://public/default/third")
     sources[0].close()
     sources[0].close()
-    assert cluster.topics() == [OTHER]
+    assert list(cluster._sources) == [OTHER]
     with pytest.raises(StoreUnavailable, match="was closed here"):
         sources[0].ledgers()
 
 
-def test_a_topic_that_is_not_there_is_said_to_be_so(bench: PulsarBench) -> None:
+def test_missing_topic_is_an_error(bench: PulsarBench) -> None:
     source = bench.cluster().open_topic("persistent://public/default/nowhere")
     eventually(lambda: isinstance(source.problem, NotFound))
     assert source.active is None
     FakeTopic(bench.broker, "persistent://public/default/nowhere")
     eventually(lambda: source.active)
+
+
+def test_readers_that_cannot_be_opened_take_no_place_in_the_pool() -> None:
+    """Else a broker that is away for a while would leave every later read throttled."""
+    clock = SystemClock()
+    workers = Workers(1, clock)
+
+    def refuse(topic: str, start: Position) -> Consumer:
+        raise StoreUnavailable(f"{topic}: no broker has it at {start}")
+
+    pool = ReaderPool(refuse, workers=workers, clock=clock)
+    ledgers: Any = SimpleNamespace(topic=TOPIC)
+    try:
+        for _ in range(READERS_MAX + 1):
+            with pytest.raises(StoreUnavailable, match="no broker has it"):
+                pool.read(ledgers, [], Position(1, 0), 100)
+    finally:
+        pool.close()
+        workers.close()

@@ -1,4 +1,4 @@
-"""What every source of ledgers has to do, asked of a Pulsar topic."""
+"""The suite of ledger sources on a Pulsar topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which topics names and patterns mean."""
+"""Topics selected by names and patterns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_patterns(topics: list[str], exclude: list[str], meant: list[str], not_m
     assert [topic for topic in not_meant if patterns.have(P + topic)] == []
 
 
-def test_where_to_look_for_them() -> None:
+def test_patterns_select_namespaces_and_tenants_to_list() -> None:
     patterns = TopicPatterns.of(["public/default/*", "t/a*/x", "u/b/*"])
     assert (patterns.namespaces, patterns.tenants, patterns.is_everywhere) == (["public/default", "u/b"], ["t"], False)
     assert [each for each in ("t/ab", "t/b", "u/b", "pulsar/system") if patterns.have_namespace(each)] == [
@@ -45,7 +45,7 @@ def test_where_to_look_for_them() -> None:
     assert not everywhere.have_namespace("pulsar/b")
 
 
-def test_all_that_are_none_are_named_together() -> None:
+def test_invalid_patterns_are_reported_together() -> None:
     with pytest.raises(InvalidCall) as raised:
         TopicPatterns.of(["orders", "a/b/c/d", "t/n/ x "], ["non-persistent://t/n/x", "t//x", ""])
     for text in ("'orders'", "'a/b/c/d'", "'t/n/ x '", "non-persistent", "'t//x'", "''"):

@@ -1,4 +1,4 @@
-"""Names of topics, managed ledgers and streams, and what internal statistics say of ledgers."""
+"""Names of topics, managed ledgers and streams, and ledgers in internal statistics."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_topic_and_its_managed_ledger_are_one_stream(topic: str, managed_ledge
     assert decode_stream(encode_stream(expected)) == expected
 
 
-def test_what_we_wrote_ourselves_is_understood_too() -> None:
+def test_our_own_encoding_of_stream_names_is_decoded() -> None:
     for stream in ("public/default/persistent/a b#1", "t/n/persistent/a~b*c", "orders"):
         assert stream_of_managed_ledger(encode_stream(stream)) == stream
 
@@ -88,6 +88,6 @@ def test_documents_of_many_topics() -> None:
         ({"orders": {"ledgers": []}}, "no persistent topic"),
     ],
 )
-def test_anything_else_is_refused_by_name(document: object, words: str) -> None:
+def test_invalid_topic_document_is_refused_by_name(document: object, words: str) -> None:
     with pytest.raises(InvalidCall, match=words):
         ledgers_of_topics(document)

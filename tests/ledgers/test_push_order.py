@@ -1,14 +1,15 @@
-"""What of a broker's push is new, and what it is refused for."""
+"""New entries of a broker's push, and reasons to refuse it."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from formats.entries import EntryBatch, Position
 from offloader.errors import InvalidCall
-from offloader.ledgers.pushed import LedgerEnd, OutOfOrder, PushedPiece, new_pieces, new_size
+from offloader.ledgers.pushed import LedgerEnd, OutOfOrder, new_pieces
 from tests.ledgers.pushing_broker import Broker
 
 STREAM = "a/b"
@@ -18,12 +19,13 @@ def batch(ledger_id: int, first: int, count: int) -> EntryBatch:
     return EntryBatch.build(ledger_id, first, [b"x"] * count)
 
 
-def spans(pieces: list[PushedPiece]) -> list[str]:
-    found = []
-    for piece in pieces:
-        found += [] if piece.closed is None else [f"{piece.closed.ledger_id} ends at {piece.closed.last_entry_id}"]
-        found += [] if piece.batch is None else [f"{piece.batch.first}-{piece.batch.last}"]
-    return found
+def spans(pieces: list[EntryBatch | LedgerEnd]) -> list[str]:
+    return [
+        f"{each.first}-{each.last}"
+        if isinstance(each, EntryBatch)
+        else f"{each.ledger_id} ends at {each.last_entry_id}"
+        for each in pieces
+    ]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +45,7 @@ def spans(pieces: list[PushedPiece]) -> list[str]:
         (None, {}, [], [], []),
     ],
 )
-def test_what_is_new_is_taken_and_what_is_there_is_passed_over(
+def test_new_entries_are_taken_and_known_ones_skipped(
     end: Position | None,
     closed: dict[int, int],
     batches: list[EntryBatch],
@@ -66,7 +68,7 @@ def test_what_is_new_is_taken_and_what_is_there_is_passed_over(
         (Position(3, 4), {}, [], [LedgerEnd(9, 7)], "none of it was pushed"),
     ],
 )
-def test_entries_that_are_missing_are_named_and_nothing_is_taken(
+def test_missing_entries_are_reported_and_nothing_is_taken(
     end: Position | None, closed: dict[int, int], batches: list[EntryBatch], ends: list[LedgerEnd], message: str
 ) -> None:
     with pytest.raises(OutOfOrder, match=message):
@@ -86,7 +88,7 @@ def test_entries_that_are_missing_are_named_and_nothing_is_taken(
         (Position(3, 4), {}, [], [LedgerEnd(3, -2)], "can't end at -2"),
     ],
 )
-def test_a_broker_that_contradicts_itself_is_told_so(
+def test_contradicting_push_is_refused(
     end: Position | None, closed: dict[int, int], batches: list[EntryBatch], ends: list[LedgerEnd], message: str
 ) -> None:
     with pytest.raises(InvalidCall, match=message) as caught:
@@ -94,7 +96,7 @@ def test_a_broker_that_contradicts_itself_is_told_so(
     assert not isinstance(caught.value, OutOfOrder), "waiting wouldn't mend it"
 
 
-def test_holes_and_disorder_inside_a_batch_are_found() -> None:
+def test_gaps_and_disorder_inside_a_batch_are_found() -> None:
     whole = batch(3, 0, 6)
     holed = EntryBatch(3, whole.entry_ids[[0, 1, 4, 5]], whole.payloads.take([0, 1, 4, 5]), whole.publish_times_ms[:4])
     twice = EntryBatch(3, whole.entry_ids[[0, 1, 1, 3]], whole.payloads.take([0, 1, 1, 3]), whole.publish_times_ms[:4])
@@ -104,8 +106,15 @@ def test_holes_and_disorder_inside_a_batch_are_found() -> None:
         new_pieces(STREAM, None, {}, [twice], [])
 
 
+def test_ids_that_wrap_around_do_not_pass_for_consecutive() -> None:
+    two = batch(1, 0, 2)
+    wrapped = EntryBatch(1, np.array([2**63 - 1, -(2**63)]), two.payloads, two.publish_times_ms)
+    with pytest.raises(InvalidCall, match="one after the other"):
+        new_pieces(STREAM, Position(1, 2**63 - 2), {}, [wrapped], [])
+
+
 @given(seed=st.integers(0, 10**6), repeats=st.lists(st.integers(0, 30), min_size=1, max_size=12))
-def test_whatever_is_repeated_each_entry_is_taken_once_and_in_order(seed: int, repeats: list[int]) -> None:
+def test_repeated_pushes_are_taken_once_and_in_order(seed: int, repeats: list[int]) -> None:
     broker = Broker(seed)
     for back in repeats:
         broker.append(back % 7)
@@ -119,12 +128,13 @@ def test_whatever_is_repeated_each_entry_is_taken_once_and_in_order(seed: int, r
         again = max(0, len(taken) - back)  # a broker that lost its place begins earlier
         pushed = broker.next_after(order[again - 1] if again else None, 10_000 if back == 0 else back)
         pieces = new_pieces(STREAM, end, closed, pushed.batches, pushed.ends)
-        assert new_size(pieces) <= sum(map(len, pushed.batches))
+        new = [piece for piece in pieces if isinstance(piece, EntryBatch)]
+        assert sum(map(len, new)) <= sum(map(len, pushed.batches))
         for piece in pieces:
-            if piece.closed is not None:
-                assert closed.setdefault(piece.closed.ledger_id, piece.closed.last_entry_id) == end.entry_id  # type: ignore[union-attr]
-            if piece.batch is not None:
-                taken += [entry.position for entry in piece.batch.entries()]
+            if isinstance(piece, LedgerEnd):
+                assert closed.setdefault(piece.ledger_id, piece.last_entry_id) == end.entry_id  # type: ignore[union-attr]
+            else:
+                taken += [entry.position for entry in piece.entries()]
                 end = taken[-1]
     assert taken == order
     assert set(closed) == {each for each in broker.closed if broker.ledgers[each]}

@@ -1,4 +1,4 @@
-"""Pushed ledgers against a broker that began anew: what they hold is compared, and a named log is an identity."""
+"""Pushed ledgers against a reset broker: their content is compared, and a named log is an identity."""
 
 from __future__ import annotations
 

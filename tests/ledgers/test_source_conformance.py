@@ -1,4 +1,4 @@
-"""The suite of sources over those that need no server."""
+"""The source suite on sources that need no server."""
 
 from __future__ import annotations
 

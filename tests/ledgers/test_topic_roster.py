@@ -1,4 +1,4 @@
-"""What looks at a cluster tell of its topics, however often they fail."""
+"""The topic roster after successful and failed listings of a cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def look(*topics: str, failed: tuple[str, ...] = (), namespaces: tuple[str, ...]
     return Look({name: frozenset(each) for name, each in found.items()}, frozenset(failed), is_whole)
 
 
-def test_new_ones_at_once_and_gone_ones_after_two_looks() -> None:
+def test_new_topics_appear_at_once_and_missing_ones_go_after_two_looks() -> None:
     roster = Roster()
     assert roster.see(look("t/n/a", "t/n/b")) == (["persistent://t/n/a", "persistent://t/n/b"], [])
     assert roster.see(look("t/n/a")) == ([], [])
@@ -23,7 +23,7 @@ def test_new_ones_at_once_and_gone_ones_after_two_looks() -> None:
     assert roster.see(look("t/n/a", "t/n/b", "t/n/c")) == (["persistent://t/n/b"], [])
 
 
-def test_what_could_not_be_asked_tells_nothing() -> None:
+def test_failed_listing_changes_no_topic() -> None:
     roster = Roster()
     roster.see(look("t/n/a", "u/m/b"))
     for _ in range(5):
@@ -45,7 +45,9 @@ LOOKS = st.lists(st.tuples(st.frozensets(st.sampled_from("abcd")), st.booleans()
 
 
 @given(LOOKS)
-def test_a_topic_goes_only_when_the_last_two_good_looks_missed_it(looks: list[tuple[frozenset[str], bool]]) -> None:
+def test_topic_is_dropped_only_after_missing_from_last_two_good_listings(
+    looks: list[tuple[frozenset[str], bool]],
+) -> None:
     roster, good = Roster(), list[frozenset[str]]()
     for shown, is_good in looks:
         before = set(roster.topics)

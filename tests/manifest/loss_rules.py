@@ -1,4 +1,4 @@
-"""Rules of docs/MANIFEST.md that the product follows, each switched off by a patch. Not a test.
+"""Rules of docs/explanation/manifest.md that the product follows, each switched off by a patch. Not a test.
 
 A replay with a rule switched off shows that it would see the loss that the rule prevents.
 """
@@ -199,7 +199,7 @@ def _without_chain(patch: pytest.MonkeyPatch) -> None:
         return apply.fold(state, replace(record, previous_nonce="", totals=totals))
 
     patch.setattr(load, "_WHOLE", replace(load._WHOLE, fold=folded))
-    patch.setattr(named_uuids, "require_follows", lambda stream, nonce, record: None)
+    patch.setattr(named_uuids, "require_follows", lambda view, record: None)
 
 
 def _without_list_end(patch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
-from offloader.write.recovery import settle_leftover
+from offloader.write.epoch import settle_leftover
 from offloader.write.upload import SegmentUpload
 from tests.support.schedule import Schedule
 from tests.support.streams import batch_of, build

@@ -1,4 +1,4 @@
-"""Every object of a manifest, damaged in every way: named, with what to do, and nothing is changed or deleted."""
+"""Every object of a manifest damaged in every way: the error names it, and nothing is changed or deleted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from formats.checked_json import sealed
 from formats.checksum import crc32c
 from formats.entries import Position
 from formats.keys import boundary_key, catalog_key, checkpoint_key, manifest_prefix, record_key
-from formats.manifest import LedgerClosed, encode_boundary
+from formats.manifest import LedgerClosed
 from offloader.errors import Corrupt, OffloaderError, Unsupported
 from offloader.manifest.boundary import read_boundary
 from offloader.manifest.load import load_manifest_view_at, view_in_checkpoint
@@ -135,14 +135,14 @@ def test_damage_is_named_and_nothing_is_changed(stored: Stored, what: str, damag
 
 
 @pytest.mark.parametrize("what", OBJECTS)
-def test_what_a_later_release_wrote_is_left_to_it_and_never_rebuilt(stored: Stored, what: str) -> None:
-    """An older release that takes it for damage would stop the newer one's writers, and forget what they wrote."""
+def test_records_of_a_later_release_are_refused_and_never_rebuilt(stored: Stored, what: str) -> None:
+    """An older release that took it for damage would stop the newer one's writers, and drop their records."""
     key = stored.key(what)
     body = of_a_later_release(stored.store.get(key)[0])
     stored.store.put(key, body, mode=OVERWRITE)
     if what == "the checkpoint":
         boundary = read_boundary(stored.store, STREAM, stored.state.incarnation).boundary
-        changed = encode_boundary(replace(boundary, checkpoint_crc32c=crc32c(body)))
+        changed = replace(boundary, checkpoint_crc32c=crc32c(body)).encode()
         stored.store.put(stored.key("the boundary"), changed, mode=OVERWRITE)
     refused(stored, Unsupported, named=key.rpartition("/")[2])
     before = stored.contents()
@@ -172,15 +172,15 @@ def test_a_lost_object_is_an_error_and_not_an_empty_stream(stored: Stored, lost:
     refused(stored, Corrupt, named)
 
 
-def test_a_lost_boundary_over_old_records_that_are_gone_too_is_not_an_empty_stream(stored: Stored) -> None:
-    """Numbers begin above 1 by now: two absent ones would look like a stream that nobody has written to."""
+def test_lost_boundary_with_expired_records_is_not_an_empty_stream(stored: Stored) -> None:
+    """Numbers begin above 1 here: two absent ones would look like an unused stream."""
     expire_records(stored.store, stored.state, clock=stored.clock, settings=SETTINGS)
     assert record_key(STREAM, stored.state.incarnation, 1) not in stored.contents()
     stored.store.delete([stored.key("the boundary")])
     refused(stored, Corrupt, "is missing, its records are there")
 
 
-def test_a_stream_that_is_only_being_created_is_empty(stored: Stored) -> None:
+def test_stream_still_being_created_is_empty(stored: Stored) -> None:
     """Its creator has made the entry and paused."""
     for key in stored.contents():
         if key.startswith(manifest_prefix(STREAM, stored.state.incarnation)):
@@ -208,7 +208,7 @@ def test_another_streams_object_isn_t_believed(stored: Stored) -> None:
 
 
 def test_a_checkpoint_under_another_ones_name_isn_t_believed(stored: Stored) -> None:
-    """A pinned view is read from an older checkpoint, whose checksum the one built on it says."""
+    """A pinned view is read from an older checkpoint, whose checksum is in the next one."""
     incarnation = stored.state.incarnation
     five, ten = (checkpoint_key(STREAM, incarnation, number) for number in (5, 10))
     own = stored.store.get(ten)[0]
@@ -217,9 +217,9 @@ def test_a_checkpoint_under_another_ones_name_isn_t_believed(stored: Stored) -> 
         load_manifest_view_at(stored.store, stored.state, 12)
     boundary = read_boundary(stored.store, STREAM, incarnation).boundary
     sealed_in = replace(boundary, checkpoint_crc32c=crc32c(stored.store.get(five)[0]))
-    stored.store.put(stored.key("the boundary"), encode_boundary(sealed_in), mode=OVERWRITE)
+    stored.store.put(stored.key("the boundary"), sealed_in.encode(), mode=OVERWRITE)
     refused(stored, Corrupt, "is of record 5")
-    stored.store.put(stored.key("the boundary"), encode_boundary(boundary), mode=OVERWRITE)
+    stored.store.put(stored.key("the boundary"), boundary.encode(), mode=OVERWRITE)
     stored.store.put(ten, own, mode=OVERWRITE)
     assert load_manifest_view_at(stored.store, stored.state, 7).record_id == 7
     stored.store.put(five, stored.store.get(ten)[0], mode=OVERWRITE)

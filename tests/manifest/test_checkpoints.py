@@ -1,4 +1,4 @@
-"""Checkpoints: written by whoever notices, opened in few requests, never lowered, never believed when damaged."""
+"""Checkpoints: written by any committer, opened in few requests, never lowered, refused when damaged."""
 
 from __future__ import annotations
 
@@ -14,18 +14,7 @@ import pytest
 from formats.checkpoint import decode_checkpoint, run_name
 from formats.entries import Position
 from formats.keys import boundary_key, checkpoint_key, checkpoint_number, manifest_prefix, record_key, record_number
-from formats.manifest import (
-    Assign,
-    Failed,
-    Gap,
-    LedgerClosed,
-    LedgersDeleted,
-    Offloaded,
-    OpenEpoch,
-    Retire,
-    decode_boundary,
-    encode_boundary,
-)
+from formats.manifest import Assign, Boundary, Failed, Gap, LedgerClosed, LedgersDeleted, Offloaded, OpenEpoch, Retire
 from offloader.errors import Corrupt, Fenced, OutcomeUnknown, StoreUnavailable
 from offloader.manifest.boundary import read_boundary
 from offloader.manifest.checkpoint import checkpoint_now, write_checkpoint
@@ -100,7 +89,7 @@ def keys_in(bench: Bench, log: ManifestLog) -> list[str]:
     return [info.key[len(prefix) :] for info in bench.memory.list(prefix).objects]
 
 
-def test_whoever_commits_the_hundredth_record_writes_a_checkpoint() -> None:
+def test_committer_of_the_hundredth_record_writes_a_checkpoint() -> None:
     bench = Bench(checkpoint_records=100)
     log = bench.log()
     log.open_epoch()
@@ -116,7 +105,7 @@ def test_whoever_commits_the_hundredth_record_writes_a_checkpoint() -> None:
     assert load_manifest(bench.memory, STREAM) == log.state
 
 
-def test_a_checkpoint_says_all_that_its_records_say() -> None:
+def test_checkpoint_equals_the_fold_of_its_records() -> None:
     bench = Bench(checkpoint_records=1000)
     log = bench.log()
     log.open_epoch()
@@ -136,7 +125,8 @@ def test_a_checkpoint_says_all_that_its_records_say() -> None:
     assert by_checkpoint.totals() == by_records.totals()
 
 
-def test_opening_takes_the_same_few_requests_whatever_the_history() -> None:
+@pytest.mark.slow
+def test_opening_costs_the_same_few_requests_for_any_history() -> None:
     bench = Bench()
     log = bench.log()
     log.open_epoch()
@@ -163,6 +153,7 @@ def test_the_tail_after_a_checkpoint_is_bounded_and_read_by_number() -> None:
     assert load_manifest(bench.memory, STREAM) == log.state
 
 
+@pytest.mark.slow
 def test_a_long_tail_is_read_whole_and_in_order() -> None:
     bench = Bench(checkpoint_records=1000)
     log = bench.log()
@@ -172,7 +163,7 @@ def test_a_long_tail_is_read_whole_and_in_order() -> None:
         assert load_manifest(bench.memory, STREAM) == log.state
 
 
-def test_a_record_missing_in_the_middle_is_named_and_nothing_is_built_on_the_hole() -> None:
+def test_missing_record_in_the_middle_is_reported_and_blocks_commits() -> None:
     for lost in range(2, 9):
         bench = Bench(checkpoint_records=1000)
         log = bench.log()
@@ -234,7 +225,7 @@ def test_retired_segments_of_a_sealed_run_are_overlaid_not_rewritten() -> None:
     assert state.first_position() == Position(1, 10)
 
 
-def test_a_failing_checkpoint_leaves_the_commit_alone_and_is_tried_again_later() -> None:
+def test_failing_checkpoint_leaves_its_commit_and_is_retried_later() -> None:
     bench = Bench()
     log = bench.log()
     log.open_epoch()
@@ -252,7 +243,7 @@ def test_a_failing_checkpoint_leaves_the_commit_alone_and_is_tried_again_later()
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["before", "after"])
 @pytest.mark.parametrize("key_part", ["segments", "checkpoint", "boundary"])
-def test_a_lost_answer_anywhere_in_a_checkpoint_harms_nothing(key_part: str, fault: str) -> None:
+def test_lost_response_anywhere_in_a_checkpoint_is_harmless(key_part: str, fault: str) -> None:
     bench, log = with_a_full_run()
     expected = load_manifest(bench.memory, STREAM)
     bench.store.set_faults([Fault(call=1, verb="put", key_part=key_part, after=fault == "after", error=OutcomeUnknown)])
@@ -268,7 +259,8 @@ def test_a_lost_answer_anywhere_in_a_checkpoint_harms_nothing(key_part: str, fau
     assert read_boundary(bench.memory, STREAM, log.state.incarnation).boundary.checkpoint_id == expected.record_id
 
 
-def test_of_two_checkpointers_at_once_one_object_stands_and_both_go_on() -> None:
+@pytest.mark.slow
+def test_concurrent_checkpointers_agree_on_one_checkpoint() -> None:
     bench, log = with_a_full_run()
     state = log.state
     stored = read_boundary(bench.memory, STREAM, state.incarnation)
@@ -303,7 +295,7 @@ def test_a_stalled_checkpointer_never_lowers_the_boundary() -> None:
 
 
 @pytest.mark.slow
-def test_a_checkpoint_left_by_a_stalled_checkpointer_is_not_named_when_its_runs_may_be_gone() -> None:
+def test_checkpoint_of_stalled_writer_is_not_named_if_its_runs_may_be_deleted() -> None:
     """The boundary has moved to a checkpoint that merged those runs into others: they are garbage by now."""
     bench, log = with_a_full_run()
     log.checkpoint()
@@ -362,7 +354,7 @@ def test_a_flipped_bit_anywhere_in_a_manifest_is_named(target: str) -> None:
     assert load_manifest(bench.memory, STREAM) == log.state
 
 
-def test_a_load_that_a_checkpoint_and_the_deletion_behind_it_overtake_starts_over() -> None:
+def test_load_overtaken_by_a_checkpoint_and_its_deletions_starts_over() -> None:
     bench = Bench(checkpoint_records=10**5)
     log = bench.log()
     log.open_epoch()
@@ -395,7 +387,7 @@ def aside_log(bench: Bench, later: list[Callable[[], object]], **settings: float
     return ManifestLog(bench.store, STREAM, clock=bench.clock, settings=chosen, checkpoint_aside=later.append)
 
 
-def test_no_commit_waits_for_a_checkpoint_that_is_written_aside() -> None:
+def test_commits_do_not_wait_for_a_background_checkpoint() -> None:
     bench, later = Bench(), list[Callable[[], object]]()
     log = aside_log(bench, later)
     log.open_epoch()
@@ -421,7 +413,7 @@ def test_no_commit_waits_for_a_checkpoint_that_is_written_aside() -> None:
 
 
 @pytest.mark.slow
-def test_what_is_sealed_aside_isn_t_sealed_again() -> None:
+def test_segments_compacted_in_background_are_not_compacted_again() -> None:
     bench, log = with_a_full_run()
     later: list[Callable[[], object]] = []
     aside = aside_log(bench, later, checkpoint_records=1)
@@ -438,7 +430,7 @@ def test_what_is_sealed_aside_isn_t_sealed_again() -> None:
     assert [each.name for each in named[0].runs] == [run.name]
 
 
-def test_records_of_others_that_come_meanwhile_are_in_the_next_checkpoint() -> None:
+def test_concurrent_maintainer_records_are_in_the_next_checkpoint() -> None:
     bench, later = Bench(), list[Callable[[], object]]()
     log = aside_log(bench, later)
     log.open_epoch()
@@ -458,7 +450,7 @@ def test_records_of_others_that_come_meanwhile_are_in_the_next_checkpoint() -> N
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable, OutcomeUnknown, MemoryError])
-def test_a_checkpoint_that_fails_aside_changes_nothing_and_is_tried_again_later(error: type[Exception]) -> None:
+def test_failing_background_checkpoint_changes_nothing_and_is_retried(error: type[Exception]) -> None:
     bench, later = Bench(), list[Callable[[], object]]()
     log = aside_log(bench, later)
     log.open_epoch()
@@ -474,8 +466,8 @@ def test_a_checkpoint_that_fails_aside_changes_nothing_and_is_tried_again_later(
     assert log.state == load_manifest(bench.memory, STREAM)
 
 
-def test_a_checkpoint_aside_that_is_never_run_costs_only_a_longer_tail() -> None:
-    """The process ended before a thread came to it."""
+def test_unwritten_background_checkpoint_costs_only_a_longer_tail() -> None:
+    """The process ended before a thread ran it."""
     bench, later = Bench(), list[Callable[[], object]]()
     log = aside_log(bench, later)
     log.open_epoch()
@@ -489,7 +481,7 @@ def test_a_checkpoint_aside_that_is_never_run_costs_only_a_longer_tail() -> None
 # -- deleting old records
 
 
-def test_old_records_go_below_the_boundary_and_only_when_they_are_old() -> None:
+def test_old_records_below_the_boundary_are_deleted() -> None:
     bench = Bench()
     log = bench.log()
     log.open_epoch()
@@ -498,7 +490,7 @@ def test_old_records_go_below_the_boundary_and_only_when_they_are_old() -> None:
     before = keys_in(bench, log)
     bench.clock.advance(HOURS_24_S - 60)
     bench.expire()
-    assert keys_in(bench, log) == before, "younger than orphan_age_hours_min"
+    assert keys_in(bench, log) == before, "younger than orphan_age_min"
 
     bench.clock.advance(120)
     bench.expire()
@@ -535,7 +527,7 @@ def test_views_stay_readable_from_the_newest_old_checkpoint_on() -> None:
 
 
 @pytest.mark.slow
-def test_runs_that_nobody_names_are_deleted_and_those_of_kept_checkpoints_are_not() -> None:
+def test_unreferenced_runs_are_deleted_and_those_of_kept_checkpoints_stay() -> None:
     bench, log = with_a_full_run()
     log.checkpoint()
     log.commit([LedgersDeleted((1,)), Retire(tuple(uuid_of(1 << 32 | n) for n in range(RUN_ROWS_MIN * 3 // 4)))])
@@ -553,8 +545,8 @@ def test_runs_that_nobody_names_are_deleted_and_those_of_kept_checkpoints_are_no
 
 
 @pytest.mark.slow
-def test_runs_that_only_the_oldest_kept_checkpoint_names_stay() -> None:
-    """A view of a day ago can still be pinned, though the newest checkpoint has written its rows anew."""
+def test_runs_named_only_by_the_oldest_kept_checkpoint_stay() -> None:
+    """A view of a day ago can still be pinned, though the newest checkpoint has rewritten its rows."""
     bench, log = with_a_full_run()
     log.checkpoint()
     pinned = log.state
@@ -570,8 +562,8 @@ def test_runs_that_only_the_oldest_kept_checkpoint_names_stay() -> None:
     assert load_manifest_view_at(bench.memory, log.state, pinned.record_id) == pinned
 
 
-def test_a_run_that_nobody_names_goes_when_it_is_old_and_the_boundary_has_passed_it() -> None:
-    """A checkpointer that stalled wrote one; another one's checkpoint may only be about to be named."""
+def test_unreferenced_run_is_deleted_when_old_and_below_the_boundary() -> None:
+    """A stalled checkpointer wrote one run; the checkpoint of another run may not be named yet."""
     bench = Bench()
     log = bench.log()
     log.open_epoch()
@@ -588,7 +580,7 @@ def test_a_run_that_nobody_names_goes_when_it_is_old_and_the_boundary_has_passed
     assert coming in keys_in(bench, log)
 
 
-def test_a_deletion_that_breaks_off_leaves_no_hole_in_the_records() -> None:
+def test_a_deletion_that_breaks_off_leaves_no_gap_in_the_records() -> None:
     bench = Bench()
     log = bench.log()
     log.open_epoch()
@@ -615,11 +607,11 @@ def test_a_dry_run_counts_and_deletes_nothing() -> None:
 
     assert (found.first_kept_id, found.records, found.checkpoints) == (21, 20, 1)
     assert (keys_in(bench, log), bench.memory.get(boundary_key(STREAM, log.state.incarnation))[0]) == before
-    assert decode_boundary(before[1]).first_kept_id == 1
-    assert encode_boundary(decode_boundary(before[1])) == before[1]
+    assert Boundary.decode(before[1]).first_kept_id == 1
+    assert Boundary.decode(before[1]).encode() == before[1]
 
 
-def test_what_has_no_name_of_ours_is_named_and_stays() -> None:
+def test_foreign_objects_in_the_manifest_are_reported_and_stay() -> None:
     bench = Bench()
     log = bench.log()
     log.open_epoch()
@@ -636,7 +628,8 @@ def test_what_has_no_name_of_ours_is_named_and_stays() -> None:
     assert {f"{prefix}{key}" for key in keys_in(bench, log)} >= set(strangers)
 
 
-def test_a_stream_that_is_being_deleted_is_deleted_and_not_damaged() -> None:
+@pytest.mark.slow
+def test_stream_being_deleted_is_deleted_and_not_damaged() -> None:
     """What is left of it, the tombstone's checkpoint and its runs, can be read."""
     bench, log = with_a_full_run()
     delete_stream(bench.memory, STREAM, clock=bench.clock, delete_objects=lambda _: None, settings=bench.settings)
@@ -670,8 +663,8 @@ def test_a_stalled_writer_that_wins_a_deleted_number_has_lost() -> None:
 
 
 @pytest.mark.parametrize("deleted", [False, True], ids=["its number is taken", "its number was deleted"])
-def test_an_epoch_opened_on_an_old_view_is_nobody_elses(deleted: bool) -> None:
-    """Without a look before it: the number or the boundary shows that the view is old, and it is loaded then."""
+def test_epoch_opened_on_a_stale_view_is_unique(deleted: bool) -> None:
+    """The epoch is opened without a read before it: the number or the boundary reveals the stale view."""
     bench = Bench()
     first, old, other = bench.log(), bench.log(), bench.log()
     first.open_epoch()
@@ -692,8 +685,8 @@ def test_an_epoch_opened_on_an_old_view_is_nobody_elses(deleted: bool) -> None:
     assert (state.epoch, set(state.closed_ledgers)) == (3, {*range(20, 40), 50})
 
 
-def test_a_record_that_was_won_folded_and_deleted_while_its_writer_stalled_is_recognised() -> None:
-    """Its number alone doesn't tell: the writer loads and looks, and doesn't assign the same segment twice."""
+def test_record_committed_and_deleted_during_a_stall_is_recognised() -> None:
+    """Its number alone doesn't prove it: the writer loads, compares, and doesn't assign the same segment twice."""
     bench = Bench(checkpoint_records=10**5)
     log = bench.log()
     log.open_epoch()
@@ -719,7 +712,7 @@ def test_a_record_that_was_won_folded_and_deleted_while_its_writer_stalled_is_re
     assert load_manifest(bench.memory, STREAM) == log.state
 
 
-def test_an_epoch_that_was_opened_folded_and_deleted_while_its_writer_stalled_is_its_own() -> None:
+def test_epoch_opened_and_deleted_during_a_stall_is_recognised() -> None:
     bench = Bench(checkpoint_records=10**5)
     log = bench.log()
     log.load(create=True)
@@ -746,7 +739,7 @@ def decode_record_edits(bench: Bench, log: ManifestLog, number: int) -> tuple[ob
     return decode_record(bench.memory.get(record_key(STREAM, log.state.incarnation, number))[0]).edits
 
 
-def test_edits_by_others_take_a_number_from_the_owner_without_fencing_it() -> None:
+def test_maintainer_edit_takes_a_record_number_without_fencing_the_owner() -> None:
     bench = Bench()
     owner, other = bench.log(), bench.log()
     owner.open_epoch()
@@ -761,7 +754,7 @@ def test_edits_by_others_take_a_number_from_the_owner_without_fencing_it() -> No
     assert OpenEpoch(1) in decode_record_edits(bench, owner, 1)
 
 
-def test_a_checkpoint_remembers_where_the_committed_run_begins_only_while_it_must() -> None:
+def test_checkpoint_keeps_the_begin_of_the_committed_run_only_while_needed() -> None:
     """So that checkpoints of before this was known can be read, and earlier releases read those that don't need it."""
     log = ManifestLog(MemoryStore(f"front-{next(_names)}", "", ManualClock()), "s", clock=ManualClock())
     log.open_epoch()

@@ -1,4 +1,4 @@
-"""What deleting parts of a manifest looks at: the boundary, and a stop that comes meanwhile."""
+"""Details of deleting parts of a manifest: the boundary, and a hold set during the deletion."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def written(store: MemoryStore, clock: ManualClock, segments: int = 6) -> Manife
     return log
 
 
-def test_records_stay_that_only_a_checkpoint_has_which_the_boundary_never_reached() -> None:
+def test_records_stay_while_their_checkpoint_is_not_in_the_boundary() -> None:
     clock = ManualClock()
     memory = MemoryStore("deleting-details-1", "", clock)
     log = written(memory, clock)
@@ -47,7 +47,7 @@ def test_records_stay_that_only_a_checkpoint_has_which_the_boundary_never_reache
     assert load_manifest(memory, STREAM) == before
 
 
-def test_a_stop_while_a_stream_is_deleted_comes_before_its_records_go() -> None:
+def test_global_hold_during_stream_deletion_keeps_the_records() -> None:
     clock = ManualClock()
     memory = MemoryStore("deleting-details-2", "", clock)
     written(memory, clock)

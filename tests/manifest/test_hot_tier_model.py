@@ -1,4 +1,4 @@
-"""The model of "Which hot tier" in docs/MANIFEST.md: no counterexample with all rules, one without each of them."""
+"""The model of "Which hot tier" in docs/explanation/manifest.md: no counterexample with all rules, one without each."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_counterexample_without_the_rule(rule: str) -> None:
     assert found.broken == invariant, f"{scenario} doesn't need {rule}: {'; '.join(found.steps)}"
 
 
-def test_without_identity_ids_and_reach_new_entries_are_taken_for_offloaded_ones() -> None:
+def test_missing_identity_rules_let_new_entries_pass_for_offloaded_ones() -> None:
     found = explored("lost", "identity reserve reach", "H1")
     assert found.broken == "H1"
     assert "A: deletes ledger 1" in found.steps

@@ -76,8 +76,8 @@ class World:
 LATE = LedgerClosed(1, 9)
 
 
-def test_get_boundary_a_writer_that_wins_a_deleted_number_doesn_t_act() -> None:
-    """B loads and pauses; A commits, K folds and deletes; B creates the number anew: it has won nothing."""
+def test_get_boundary_writer_winning_a_deleted_number_does_not_act() -> None:
+    """B loads and pauses; A commits, K folds and deletes; B creates the number again and has won nothing."""
     world = World()
     b = world.owner()
     world.start_commit("B", b, LATE)
@@ -94,8 +94,8 @@ def test_get_boundary_a_writer_that_wins_a_deleted_number_doesn_t_act() -> None:
     assert 1 not in load_manifest(world.store, STREAM).closed_ledgers
 
 
-def test_get_boundary_also_when_the_number_is_deleted_between_the_put_and_the_look() -> None:
-    """A's record counts: it was folded. The boundary alone says 'below': A has to load and look."""
+def test_get_boundary_finds_number_deleted_between_put_and_look() -> None:
+    """A's record counts: it was folded. The boundary alone is ambiguous, so A has to load and compare."""
     world = World()
     a = world.owner()
     world.start_commit("A", a, Assign(uuid_of(1), 2, Position(1, 0), None, 5, {}))
@@ -109,7 +109,7 @@ def test_get_boundary_also_when_the_number_is_deleted_between_the_put_and_the_lo
 
 
 @pytest.mark.parametrize("stop_before", range(1, 9))
-def test_reread_boundary_a_load_that_is_overtaken_starts_over(stop_before: int) -> None:
+def test_reread_boundary_overtaken_load_starts_over(stop_before: int) -> None:
     """R reads the boundary and pauses; K deletes the tail; R finds no record and would believe an old head."""
     world = World()
     a = world.owner(commits=3)
@@ -126,7 +126,7 @@ def test_reread_boundary_a_load_that_is_overtaken_starts_over(stop_before: int) 
 
 
 @pytest.mark.parametrize("stop_before", range(2, 9))
-def test_a_load_never_folds_a_record_that_was_deleted_and_created_again(stop_before: int) -> None:
+def test_load_never_folds_a_record_deleted_and_created_again(stop_before: int) -> None:
     """As before, and a stalled writer B puts a record of its own under a number that R is about to read."""
     world = World()
     b = world.owner()
@@ -145,8 +145,8 @@ def test_a_load_never_folds_a_record_that_was_deleted_and_created_again(stop_bef
     assert state.assigned() == []
 
 
-def test_repeat_identical_a_record_in_flight_that_lands_late_is_the_writers_own() -> None:
-    """A's record is in flight, a read says 404. If A dropped what it says, the record would land without its object."""
+def test_repeat_identical_late_record_of_a_writer_is_its_own() -> None:
+    """A's record is in flight, a read returns 404. If A dropped its edits, the record would land without its object."""
     world = World()
     a = world.owner()
     world.start_commit("A", a, *segment_edits(0))
@@ -184,7 +184,7 @@ def test_repeat_identical_no_other_record_is_built_while_one_is_in_doubt() -> No
     assert world.records(a)[3] == (LATE,)
 
 
-def test_a_lost_reply_is_looked_up_not_guessed() -> None:
+def test_lost_response_is_verified_by_reading() -> None:
     world = World()
     a = world.owner()
     world.start_commit("A", a, LATE)
@@ -193,7 +193,7 @@ def test_a_lost_reply_is_looked_up_not_guessed() -> None:
     assert sorted(world.records(a)) == [1, 2]
 
 
-def test_epochs_a_record_in_flight_that_lands_before_the_next_epoch_is_seen_by_it() -> None:
+def test_epochs_record_landing_before_the_next_epoch_is_included() -> None:
     """B loads, A's record lands under the number that B wants: B loads again, and has it."""
     world = World()
     a = world.owner()
@@ -217,7 +217,7 @@ def test_epochs_a_record_in_flight_that_lands_before_the_next_epoch_is_seen_by_i
         a.commit([LedgerClosed(2, 9)])
 
 
-def test_epochs_a_record_in_flight_that_lands_after_the_next_epoch_changes_nothing() -> None:
+def test_epochs_record_landing_after_the_next_epoch_changes_nothing() -> None:
     world = World()
     a = world.owner()
     world.start_commit("A", a, LATE)
@@ -231,7 +231,7 @@ def test_epochs_a_record_in_flight_that_lands_after_the_next_epoch_changes_nothi
     assert 1 not in b.state.closed_ledgers
 
 
-def test_epochs_a_writer_that_crashed_before_its_record_left_nothing() -> None:
+def test_epochs_crash_before_the_record_leaves_nothing() -> None:
     world = World()
     a = world.owner()
     world.start_commit("A", a, LATE)
@@ -240,7 +240,7 @@ def test_epochs_a_writer_that_crashed_before_its_record_left_nothing() -> None:
     assert 1 not in load_manifest(world.store, STREAM).closed_ledgers
 
 
-def test_losing_a_number_to_somebody_who_isn_t_an_owner_is_a_retry() -> None:
+def test_losing_a_number_to_a_maintainer_is_retried() -> None:
     world = World()
     a = world.owner()
     other = world.log()
@@ -253,8 +253,8 @@ def test_losing_a_number_to_somebody_who_isn_t_an_owner_is_a_retry() -> None:
     assert (state.epoch, len(state.offloaded()), set(state.deleted_ledgers)) == (1, 1, {4})
 
 
-def test_an_owner_whose_edits_don_t_fit_any_more_builds_nothing() -> None:
-    """Its requirement is checked again on top of what came first, not only its epoch."""
+def test_owner_whose_edits_no_longer_fit_commits_nothing() -> None:
+    """Its requirement is checked again on top of the concurrent record, not only its epoch."""
     world = World()
     a = world.owner()
     a.commit(segment_edits(0))
@@ -267,7 +267,7 @@ def test_an_owner_whose_edits_don_t_fit_any_more_builds_nothing() -> None:
     assert sorted(world.records(a)) == [1, 2, 3]
 
 
-def test_nobody_but_the_owner_makes_or_ends_a_segment() -> None:
+def test_only_the_owner_assigns_or_completes_segments() -> None:
     """A cleanup that fails a segment which its owner is just completing would have its objects swept."""
     world = World()
     a = world.owner()
@@ -290,8 +290,8 @@ def delete_whole(world: World) -> None:
 
 
 @pytest.mark.parametrize("committed", [False, True])
-def test_incarnation_a_commit_that_waits_for_its_look_while_the_stream_is_created_again(committed: bool) -> None:
-    """A's look at the boundary must not be answered by the new stream's."""
+def test_incarnation_pending_commit_is_fenced_when_the_stream_is_recreated(committed: bool) -> None:
+    """A's read of the boundary must not return the new stream's."""
     world = World()
     a = world.owner()
     world.start_commit("A", a, LATE)
@@ -307,8 +307,8 @@ def test_incarnation_a_commit_that_waits_for_its_look_while_the_stream_is_create
     assert 1 not in c.state.closed_ledgers
 
 
-def test_delete_below_boundary_a_number_of_a_stream_that_is_being_deleted_is_worthless() -> None:
-    """D deletes the records; A creates one of them anew: the boundary, raised before, says that it is worthless."""
+def test_delete_below_boundary_number_of_a_stream_being_deleted_is_worthless() -> None:
+    """D deletes the records; A creates one of them again: the boundary, raised before, makes it worthless."""
     world = World()
     a = world.owner(commits=1)
     world.start_commit("A", a, LATE)
@@ -328,7 +328,7 @@ def test_delete_below_boundary_a_number_of_a_stream_that_is_being_deleted_is_wor
 
 
 @pytest.mark.parametrize("stop_before", range(2, 30))
-def test_incarnation_in_keys_a_paused_deleter_takes_nothing_of_the_new_stream(stop_before: int) -> None:
+def test_incarnation_in_keys_paused_deleter_takes_nothing_of_the_new_stream(stop_before: int) -> None:
     world = World()
     world.owner(commits=1)
     delete_stream(world.store, STREAM, clock=world.clock, delete_objects=lambda _: None, settings=SETTINGS)
@@ -357,7 +357,7 @@ def test_incarnation_in_keys_a_paused_deleter_takes_nothing_of_the_new_stream(st
     c.commit([LATE])
 
 
-def test_a_creator_that_is_overtaken_takes_the_stream_that_is_there() -> None:
+def test_overtaken_creator_uses_the_existing_stream() -> None:
     world = World()
     b = world.log()
 
@@ -373,7 +373,7 @@ def test_a_creator_that_is_overtaken_takes_the_stream_that_is_there() -> None:
     assert isinstance(a.state.incarnation, UUID)
 
 
-def test_a_creator_that_is_overtaken_doesn_t_put_the_boundary_back() -> None:
+def test_overtaken_creator_does_not_restore_the_boundary() -> None:
     """B sees no boundary and pauses; A makes it, K folds and raises it: a second first boundary would lower it."""
     world = World()
     b = world.log()

@@ -1,6 +1,6 @@
 """Every counterexample of lost records of the model's second part, as a schedule against the product.
 
-As in ``test_loss_replays``: with the product as it is the invariant that a trace breaks holds, whoever comes next;
+As in ``test_loss_replays``: with the product as it is the invariant that a trace breaks holds for every next process;
 with the rules switched off it breaks.
 """
 
@@ -126,7 +126,7 @@ def _one_request_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("following", NEXT, ids=lambda names: "".join(names) or "all finish")
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
-def test_no_record_is_lost_without_a_word_where_the_model_loses_one(path: Path, following: Sequence[str]) -> None:
+def test_product_reports_every_lost_record_of_a_model_trace(path: Path, following: Sequence[str]) -> None:
     trace = LossTrace.read(path)
     # Nothing tells of the newest records of all, unless something relied on them.
     replay = RecordReplay(trace, {"N1", "N4", trace.breaks})
@@ -135,7 +135,7 @@ def test_no_record_is_lost_without_a_word_where_the_model_loses_one(path: Path, 
 
 
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
-def test_a_record_is_lost_without_a_word_without_the_rule(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_is_lost_silently_without_the_rule(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = LossTrace.read(path)
     for rule in trace.rules:
         switch_off(rule, monkeypatch)

@@ -1,7 +1,7 @@
-"""Manifest records that are gone: a rogue lifecycle rule, a restored bucket, a slip of the hand.
+"""Lost manifest records: a rogue lifecycle rule, a restored bucket, an operator's mistake.
 
-Nothing is deleted on the word of a log that may be short, nobody reads a part for the whole without a word, and a
-rebuild never joins over what is missing.
+Nothing is deleted because of a log that may be short, lost records are never skipped silently, and a rebuild never
+joins over a gap.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ def test_nothing_is_deleted_after_the_newest_two_records_were_lost() -> None:
     assert world.segment_keys == before
 
 
-def test_lost_newest_records_are_named_once_a_hot_copy_went_on_their_word() -> None:
+def test_lost_newest_records_are_reported_once_a_hot_copy_was_deleted() -> None:
     world = World()
     world.release_hot_copies()
     world.lose(*world.records[-2:])
@@ -169,7 +169,7 @@ def test_records_lost_at_the_beginning_are_named_and_no_empty_stream() -> None:
 
 
 @pytest.mark.parametrize("width", range(1, 6))
-def test_a_hole_of_any_width_is_named(width: int) -> None:
+def test_a_gap_of_any_width_is_named(width: int) -> None:
     world = World()
     middle = world.records[3 : 3 + width]
     assert middle[-1] < world.records[-1]
@@ -177,7 +177,7 @@ def test_a_hole_of_any_width_is_named(width: int) -> None:
     assert world.read() == -1
 
 
-def test_a_writer_never_begins_anew_over_segments_whose_manifest_is_gone() -> None:
+def test_writer_refuses_segments_whose_manifest_is_lost() -> None:
     world = World()
     world.release_hot_copies()
     before = world.segment_keys
@@ -192,7 +192,7 @@ def test_a_writer_never_begins_anew_over_segments_whose_manifest_is_gone() -> No
     assert world.records == []
 
 
-def test_a_stream_is_not_created_over_segments_whose_manifest_and_entry_are_gone_unless_told() -> None:
+def test_stream_over_existing_segments_is_created_only_by_setting() -> None:
     world = World()
     world.lose_manifest()
     world.memory.delete([catalog_key(STREAM)])
@@ -218,7 +218,7 @@ def test_verify_names_lost_records_with_exit_code_6(capsys: pytest.CaptureFixtur
         assert says in capsys.readouterr().out
 
 
-def test_a_lost_number_that_is_created_again_is_named_by_the_record_after_it() -> None:
+def test_lost_number_created_again_is_detected_by_the_next_record() -> None:
     world = World()
     stalled, other = world.log(), world.log()
     other.commit_as_maintainer([LedgerClosed(900, 1)])
@@ -249,7 +249,7 @@ def test_a_sweeper_never_deletes_by_the_number_of_a_lost_undo() -> None:
 
 
 @pytest.mark.parametrize("what", ["undo", "hold"])
-def test_an_undo_or_a_hold_that_was_reported_is_not_lost_without_a_word(what: str) -> None:
+def test_reported_undo_or_hold_is_never_lost_silently(what: str) -> None:
     world = World()
     world.retire_first()
     if what == "undo":
@@ -265,7 +265,7 @@ def test_an_undo_or_a_hold_that_was_reported_is_not_lost_without_a_word(what: st
     assert world.segment_keys == before
 
 
-def test_a_purge_goes_on_only_after_the_boundary_names_it() -> None:
+def test_purge_deletes_only_after_the_boundary_names_its_record() -> None:
     world = World()
     world.retire_first()
     world.clock.advance(30 * DAY_S)
@@ -275,7 +275,7 @@ def test_a_purge_goes_on_only_after_the_boundary_names_it() -> None:
     assert world.read() == -1
 
 
-def test_objects_of_lost_records_stay_though_another_epoch_took_the_numbers() -> None:
+def test_objects_of_lost_records_stay_when_a_new_epoch_takes_the_numbers() -> None:
     world = World()
     before = world.segment_keys
     world.lose(*world.records[-2:])
@@ -287,7 +287,7 @@ def test_objects_of_lost_records_stay_though_another_epoch_took_the_numbers() ->
 
 
 def test_late_writes_under_forgotten_names_are_still_swept() -> None:
-    """What a failed attempt left tells of a record that is there."""
+    """The late object's metadata names a record that exists."""
     world = World()
     keep = world.segment_keys
     [last] = [key for key in sorted(keep) if not key.endswith("-index")][-1:]
@@ -300,7 +300,7 @@ def test_late_writes_under_forgotten_names_are_still_swept() -> None:
     assert world.segment_keys == keep
 
 
-def test_an_object_that_tells_nothing_is_kept_until_a_newer_record_is_there() -> None:
+def test_object_of_unknown_age_is_kept_until_a_newer_record_exists() -> None:
     world = World()
     world.clock.advance(5.0)
     untold = data_key(STREAM, new_segment_uuid(load_manifest(world.memory, STREAM).incarnation, 5))
@@ -345,7 +345,7 @@ def test_a_reader_beside_the_deleter_of_old_records_names_no_damage() -> None:
     assert state == load_manifest(world.memory, STREAM)
 
 
-def test_a_held_view_never_goes_back_below_what_it_saw() -> None:
+def test_open_log_refuses_a_store_restored_to_an_earlier_record() -> None:
     """A restored bucket: its log ends below what a process has read, under another record."""
     world = World()
     seen = world.log()
@@ -363,7 +363,7 @@ def rebuilt(world: World, **more: object) -> Rebuild:
     return rebuild_manifest(world.memory, STREAM, head=None, clock=world.clock, **more)  # type: ignore[arg-type]
 
 
-def test_a_rebuild_takes_a_stream_whose_newest_records_are_lost() -> None:
+def test_rebuild_accepts_a_stream_whose_newest_records_are_lost() -> None:
     world = World()
     world.lose(*world.records[-2:])
 
@@ -408,7 +408,7 @@ def test_a_sound_manifest_is_still_never_rebuilt() -> None:
     assert world.read() == SEGMENTS * ENTRIES
 
 
-def test_a_rebuild_with_a_loss_ends_with_6_unless_the_loss_is_accepted_by_name(
+def test_rebuild_with_a_loss_exits_with_6_unless_the_loss_is_accepted(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for accepted, code in (None, 6), (["2:0..2:38"], 6), (["2:0..2:39"], 0):
@@ -417,8 +417,9 @@ def test_a_rebuild_with_a_loss_ends_with_6_unless_the_loss_is_accepted_by_name(
         assert (second.begin, second.end) == (Position(2, 0), Position(2, 39))
         world.memory.delete(list(second.object_keys(STREAM)))
         world.lose(world.records[0])
-        action, where = manifest_verb.Action.REBUILD, ConfigArguments(store=world.memory.url)
-        done = manifest_verb.run(action, STREAM, where, head="first", accept_loss=accepted)
+        done = manifest_verb.rebuild(
+            STREAM, ConfigArguments(store=world.memory.url), head="first", accept_loss=accepted
+        )
         assert done == code
         assert "missing: 2:0..2:39" in capsys.readouterr().out
         assert load_manifest(world.memory, STREAM).committed_end() == world.hot.tail

@@ -1,4 +1,4 @@
-"""The model of "Records that are gone" in docs/MANIFEST.md: no counterexample with all rules, one without each."""
+"""The model of "Records that are gone" in docs/explanation/manifest.md: none found with all rules, one without each."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def explored(scenario: str, *off: str) -> Found:
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_nothing_that_is_committed_is_missing_without_a_word_with_all_rules(scenario: str) -> None:
+def test_model_reports_every_missing_committed_record_with_all_rules(scenario: str) -> None:
     found = explored(scenario)
     assert found.broken == "", "; ".join(found.steps)
     assert found.states > 100, "the scenario ends before anything can happen"

@@ -64,7 +64,7 @@ def key_of(log: ManifestLog, record_id: int) -> str:
     return record_key(log.stream, log.state.incarnation, record_id)
 
 
-def test_records_are_numbered_and_what_one_writes_all_read(
+def test_records_are_numbered_and_read_by_every_client(
     new_log: Callable[..., ManifestLog], memory: ObjectStore
 ) -> None:
     log = new_log()
@@ -89,7 +89,7 @@ def test_a_commit_is_one_put_and_one_get(new_log: Callable[..., ManifestLog], fa
     assert [verb for verb, _ in faulty.calls[before:]] == ["put", "get"]
 
 
-def test_a_reader_of_an_unknown_stream_hears_so_and_creates_nothing(memory: ObjectStore) -> None:
+def test_loading_an_unknown_stream_fails_and_creates_nothing(memory: ObjectStore) -> None:
     with pytest.raises(NotFound, match="offloader ls"):
         load_manifest(memory, STREAM)
     assert memory.list("").objects == ()
@@ -108,7 +108,7 @@ def test_a_second_writer_fences_the_first(new_log: Callable[..., ManifestLog], f
     assert load_manifest(faulty, STREAM).closed_ledgers == {1: 9, 3: 9}
 
 
-def test_of_many_writers_at_once_each_gets_its_own_epoch_and_one_owns_the_stream(
+def test_concurrent_writers_get_distinct_epochs_and_one_owns_the_stream(
     new_log: Callable[..., ManifestLog], faulty: FaultyStore
 ) -> None:
     logs = [new_log() for _ in range(8)]
@@ -137,7 +137,7 @@ def test_of_many_writers_at_once_each_gets_its_own_epoch_and_one_owns_the_stream
     assert load_manifest(faulty, STREAM).closed_ledgers == {8: 9}
 
 
-def test_a_lost_reply_is_recognised_as_our_own_record(new_log: Callable[..., ManifestLog], faulty: FaultyStore) -> None:
+def test_lost_response_to_own_record_is_recognised(new_log: Callable[..., ManifestLog], faulty: FaultyStore) -> None:
     log = new_log()
     log.open_epoch()
     faulty.set_faults([Fault(call=1, verb="put", after=True, error=OutcomeUnknown)])
@@ -148,7 +148,7 @@ def test_a_lost_reply_is_recognised_as_our_own_record(new_log: Callable[..., Man
     assert load_manifest(faulty, STREAM).closed_ledgers == {1: 9}
 
 
-def test_an_unknown_outcome_is_kept_until_it_is_known_and_no_second_record_is_built(
+def test_record_in_doubt_is_settled_before_another_is_built(
     new_log: Callable[..., ManifestLog], faulty: FaultyStore, memory: ObjectStore
 ) -> None:
     log = new_log()
@@ -181,7 +181,7 @@ def test_the_same_edits_again_after_an_unknown_outcome_are_committed_once(
     assert load_manifest(faulty, STREAM).record_id == 2
 
 
-def test_a_doubtful_record_that_lost_its_number_is_not_believed(
+def test_record_in_doubt_that_lost_its_number_is_not_trusted(
     new_log: Callable[..., ManifestLog], faulty: FaultyStore
 ) -> None:
     first, second = new_log(), new_log()
@@ -197,10 +197,10 @@ def test_a_doubtful_record_that_lost_its_number_is_not_believed(
     assert load_manifest(faulty, STREAM).closed_ledgers == {}
 
 
-def test_a_put_that_lands_after_its_writer_gave_up_harms_nothing(
+def test_put_landing_after_its_writer_gave_up_is_harmless(
     new_log: Callable[..., ManifestLog], faulty: FaultyStore, memory: ObjectStore
 ) -> None:
-    """The late PUT creates its number first; whoever comes next finds it and goes on after it."""
+    """The late PUT creates its number first; the next writer finds it and continues after it."""
     first, second = new_log(), new_log()
     first.open_epoch()
     second.load()
@@ -213,10 +213,10 @@ def test_a_put_that_lands_after_its_writer_gave_up_harms_nothing(
 
 
 @pytest.mark.parametrize("error", [StoreUnavailable, AccessDenied])
-def test_a_record_whose_writer_couldn_t_look_afterwards_may_be_committed(
+def test_record_whose_verification_failed_may_be_committed(
     new_log: Callable[..., ManifestLog], faulty: FaultyStore, error: type[OffloaderError]
 ) -> None:
-    """Told that the store is away, the caller would think that nothing happened, and do it again otherwise."""
+    """If the error were "store unavailable", the caller would assume that nothing happened, and commit other edits."""
     log = new_log()
     log.open_epoch()
     faulty.set_faults([Fault(call=1, verb="get", key_part="boundary", error=error)])
@@ -241,7 +241,7 @@ def test_a_refused_put_leaves_no_doubt_behind(new_log: Callable[..., ManifestLog
     assert load_manifest(faulty, STREAM).closed_ledgers == {2: 9}
 
 
-def test_a_writer_whose_stream_was_deleted_stops(new_log: Callable[..., ManifestLog], memory: ObjectStore) -> None:
+def test_writer_of_a_deleted_stream_stops(new_log: Callable[..., ManifestLog], memory: ObjectStore) -> None:
     log = new_log()
     log.open_epoch()
     memory.delete([boundary_key(STREAM, log.state.incarnation)])
@@ -276,7 +276,7 @@ def test_edits_that_do_not_fit_are_refused_and_nothing_is_written(
     assert load_manifest(memory, STREAM).record_id == 1
 
 
-def test_times_in_records_never_go_back(memory: ObjectStore) -> None:
+def test_record_times_never_decrease(memory: ObjectStore) -> None:
     clock = ManualClock(now_ms=2_000)
     log = ManifestLog(memory, STREAM, clock=clock)
     log.open_epoch()
@@ -286,7 +286,7 @@ def test_times_in_records_never_go_back(memory: ObjectStore) -> None:
     assert [decode_record(memory.get(key_of(log, number))[0]).time_ms for number in (1, 2)] == [2_000, 2_000]
 
 
-def test_a_damaged_record_is_named(new_log: Callable[..., ManifestLog], memory: ObjectStore) -> None:
+def test_damaged_record_is_reported(new_log: Callable[..., ManifestLog], memory: ObjectStore) -> None:
     log = new_log()
     log.open_epoch()
     log.commit(closed(1))
@@ -304,7 +304,7 @@ def test_commits_need_an_epoch(new_log: Callable[..., ManifestLog]) -> None:
         log.commit(closed(1))
 
 
-def test_streams_are_found_by_one_listing_and_strangers_in_the_catalogue_are_passed_over(
+def test_streams_are_listed_by_catalogue_and_foreign_entries_skipped(
     new_log: Callable[..., ManifestLog], memory: ObjectStore
 ) -> None:
     for name in ("b", "a/1", "a/ü x"):
@@ -368,7 +368,7 @@ def test_a_boundary_is_never_lowered(new_log: Callable[..., ManifestLog], memory
     assert read_boundary(*where) == raised
 
 
-def test_whoever_amends_a_stream_that_is_only_begun_finishes_its_beginning(memory: ObjectStore) -> None:
+def test_maintainer_completes_a_partly_created_stream(memory: ObjectStore) -> None:
     """Its first writer died after the catalogue's entry: a record without a boundary would damage the manifest."""
     store = FaultyStore(memory)
     store.set_faults([Fault(call=1, verb="put", key_part="boundary", error=StoreUnavailable)])
@@ -381,7 +381,7 @@ def test_whoever_amends_a_stream_that_is_only_begun_finishes_its_beginning(memor
     assert ManifestLog(memory, STREAM, clock=ManualClock()).open_epoch() == 1
 
 
-def test_whoever_amends_a_stream_that_was_begun_and_deleted_makes_nothing(memory: ObjectStore) -> None:
+def test_maintainer_creates_nothing_for_a_deleted_stream(memory: ObjectStore) -> None:
     log = ManifestLog(memory, STREAM, clock=ManualClock())
     incarnation = log.load(create=True).incarnation
     memory.delete([catalog_key(STREAM), boundary_key(STREAM, incarnation)])
@@ -391,7 +391,7 @@ def test_whoever_amends_a_stream_that_was_begun_and_deleted_makes_nothing(memory
 
 
 @pytest.mark.parametrize("error", [NotFound, StoreUnavailable, InvalidCall])
-def test_an_error_to_a_record_put_that_took_effect_is_looked_up(error: type[OffloaderError]) -> None:
+def test_record_stored_despite_an_error_is_found_by_reading(error: type[OffloaderError]) -> None:
     """A gateway answers 404, or a server in conflict with itself 409, and the record is there all the same."""
     memory = MemoryStore(f"looked-up-{next(_names)}", "", ManualClock())
     faulty = FaultyStore(memory)
@@ -409,7 +409,7 @@ def test_an_error_to_a_record_put_that_took_effect_is_looked_up(error: type[Offl
     assert load_manifest(memory, STREAM) == log.state
 
 
-def test_a_404_to_a_record_put_that_isnt_there_leaves_it_in_doubt() -> None:
+def test_missing_record_after_a_404_to_its_put_stays_in_doubt() -> None:
     memory = MemoryStore(f"looked-up-{next(_names)}", "", ManualClock())
     faulty = FaultyStore(memory)
     log = ManifestLog(faulty, STREAM, clock=ManualClock())

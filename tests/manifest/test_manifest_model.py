@@ -1,4 +1,4 @@
-"""Random edits: the columns say the same as a plain list would, before and after sealing, merging and a checkpoint."""
+"""Random edits: columns equal a plain list, before and after compaction, merging and a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from formats.manifest import (
     Edit,
     Failed,
     Gap,
+    GapFilled,
     HotReleased,
     LedgerClosed,
     LedgersDeleted,
@@ -48,6 +49,7 @@ KINDS = [
     "assign",
     "close",
     "gap",
+    "fill",
     "delete",
     "retire",
     "undo",
@@ -70,6 +72,7 @@ def edits(draw: st.DrawFn) -> list[Edit]:
         "assign": [replace(assign, end=draw(st.sampled_from([None, last])))],
         "close": [LedgerClosed(first.ledger_id, first.entry_id - 1)],
         "gap": [Gap(first, last, "lost")],
+        "fill": [Gap(first, last, "not given"), GapFilled(uuid, first, last, length + 1, 50, 500, number)],
         "delete": [LedgersDeleted((first.ledger_id,))],
         "retire": [Retire((uuid,))],
         "undo": [UndoRetire((uuid,), draw(st.integers(1, 60)))],
@@ -155,7 +158,7 @@ def check(state: ManifestState, had_purge: bool) -> None:
     st.lists(edits(), max_size=40),
     st.lists(st.sampled_from(["", "", "compact", "checkpoint"]), min_size=40, max_size=40),
 )
-def test_sealing_merging_and_checkpoints_never_change_what_a_view_says(
+def test_compaction_merging_and_checkpoints_leave_views_unchanged(
     steps: list[list[Edit]], interludes: list[str]
 ) -> None:
     sealed = plain = EMPTY
@@ -222,7 +225,7 @@ def _checkpoint_with_runs() -> tuple[ManifestState, list[tuple[str, bytes]], byt
     return state, list(plan.runs), plan.body
 
 
-def test_segments_in_several_ledgers_and_buckets_keep_them() -> None:
+def test_segments_keep_their_ledgers_and_buckets_in_a_checkpoint() -> None:
     state, _, _ = _checkpoint_with_runs()
     again = roundtrip(state)
     assert dict(again.segments.items()) == dict(state.segments.items())
@@ -232,7 +235,7 @@ def test_segments_in_several_ledgers_and_buckets_keep_them() -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_bad_bytes_of_checkpoints_and_runs_raise_format_errors_and_nothing_else(data: st.DataObject) -> None:
+def test_damaged_checkpoints_and_runs_raise_only_format_errors(data: st.DataObject) -> None:
     _, runs, body = _FIXED
     which = data.draw(st.integers(0, len(runs)))
     name, good = ("", body) if which == len(runs) else runs[which]
@@ -250,14 +253,14 @@ def test_bad_bytes_of_checkpoints_and_runs_raise_format_errors_and_nothing_else(
 _FIXED = _checkpoint_with_runs()
 
 
-def test_names_of_runs_say_when_they_were_sealed() -> None:
+def test_run_names_contain_the_record_they_were_compacted_at() -> None:
     assert run_record_id(run_name(77, 5, "segments")) == 77
     assert run_record_id(run_name(77, 2**64 - 1, "ledgers")) == 77
     for wrong in ("", "77-5.segments.parquet", f"{77:020d}-{5:016x}.other.parquet", f"x/{run_name(1, 1, 'ledgers')}"):
         assert run_record_id(wrong) is None
 
 
-def test_a_record_is_built_only_for_who_looks_at_it() -> None:
+def test_segment_records_are_built_on_access() -> None:
     state = compacted(_FIXED[0], run_rows_min=2)
     first, second = state.offloaded()[0], state.offloaded()[0]
     assert isinstance(first, SegmentRecord)

@@ -1,4 +1,4 @@
-"""Two writers at once in two processes, against real stores: one wins, the other stops fenced."""
+"""Two concurrent writers in two processes, against real stores: one wins, the other is fenced."""
 
 from __future__ import annotations
 
@@ -108,9 +108,7 @@ def race(store: ObjectStore, url: str, options: dict[str, Any], checkpoint_recor
 
 
 @pytest.mark.parametrize("checkpoint_records", [100, 2])
-def test_of_two_processes_one_owns_the_stream_and_nothing_confirmed_is_lost(
-    s3_place: Any, checkpoint_records: int
-) -> None:
+def test_one_of_two_processes_owns_the_stream_and_no_commit_is_lost(s3_place: Any, checkpoint_records: int) -> None:
     race(s3_place.open(), s3_place.url, s3_place.options, checkpoint_records)
 
 
@@ -120,9 +118,7 @@ def test_two_processes_over_a_local_directory(tmp_path: Path, exercises: Any) ->
     race(open_store(url), url, {}, 3)
 
 
-def test_what_a_killed_writer_was_told_is_there_and_the_next_one_goes_on(
-    s3_place: Any, writers: list[subprocess.Popen[str]]
-) -> None:
+def test_commits_confirmed_to_a_killed_writer_survive(s3_place: Any, writers: list[subprocess.Popen[str]]) -> None:
     store = s3_place.open()
     writers.append(start(task_of(s3_place, 7)))
     begin(writers[0])
@@ -143,10 +139,10 @@ def test_what_a_killed_writer_was_told_is_there_and_the_next_one_goes_on(
     assert set(load_manifest(store, STREAM).closed_ledgers) == set(state.closed_ledgers) | set(told_next)
 
 
-def test_a_stopped_writer_that_wakes_after_its_numbers_were_deleted_is_fenced(
+def test_writer_suspended_while_its_records_were_deleted_is_fenced(
     s3_place: Any, writers: list[subprocess.Popen[str]]
 ) -> None:
-    """SIGSTOP anywhere in a commit; meanwhile others take the stream, fold everything and delete the records."""
+    """SIGSTOP anywhere in a commit; meanwhile others take the stream, fold all records and delete them."""
     store = s3_place.open()
     writers.append(start(task_of(s3_place, 10**5)))
     begin(writers[0])

@@ -1,4 +1,4 @@
-"""What a manifest of many segments costs, as its benchmark measures it, with fewer segments."""
+"""Cost of a manifest with many segments, as measured by its benchmark, with fewer segments."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 SEGMENTS = 300_000
 
 
-def test_a_large_manifest_opens_in_few_requests_stays_in_columns_and_takes_commits_of_two_requests() -> None:
-    """Bytes per segment stand for columns: a Python object for each would take more than ten times as much."""
+def test_large_manifest_opens_and_commits_in_few_requests() -> None:
+    """Bytes per segment prove columns: a Python object for each would take more than ten times as much."""
     done = subprocess.run(
         [sys.executable, "benchmarks/bench_manifest.py", "--segments", str(SEGMENTS), "--tail", "5", "--json"],
         cwd=ROOT,

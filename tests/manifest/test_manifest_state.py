@@ -1,4 +1,4 @@
-"""The manifest's view: which edits are allowed, and what they add up to. Pure."""
+"""The manifest's view: allowed edits and their result. Pure."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from formats.manifest import (
 from formats.segment import Layout, LedgerSpan, SegmentSummary
 from offloader.manifest.apply import apply_edits, fold, is_applied
 from offloader.manifest.compaction import compacted
+from offloader.manifest.source_identity import known_ledgers
 from offloader.manifest.state import (
     EditRefused,
     ManifestState,
-    Requirement,
     SegmentStatus,
     follows,
 )
@@ -96,7 +96,7 @@ def refused(*edits: Edit, state: ManifestState, because: str) -> None:
 ONE = after(OpenEpoch(1), *segment(A, Position(1, 0), Position(1, 9)))
 
 
-def test_a_view_never_changes_once_it_is_made() -> None:
+def test_views_are_immutable() -> None:
     before = repr(ONE)
 
     after(OpenEpoch(2), LedgersDeleted((1,)), Retire((A,)), LedgerClosed(1, 9), state=ONE)
@@ -132,15 +132,15 @@ def test_a_segment_is_assigned_then_offloaded_then_readable() -> None:
         (Position(2, 4), Position(1, 0), {2: 4}, False),
     ],
 )
-def test_a_ledger_change_is_consecutive_only_with_the_sources_word(
+def test_ledger_change_is_consecutive_only_if_the_source_closed_the_ledgers(
     end: Position, begin: Position, closed: dict[int, int], expected: bool
 ) -> None:
     assert follows(end, begin, closed) is expected
 
 
 @pytest.mark.parametrize("sealed", [False, True], ids=["tail", "sealed"])
-def test_nothing_goes_on_over_a_ledger_that_is_known_to_have_entries(sealed: bool) -> None:
-    """Ledger 2 has entries that no segment holds: lost at a rollover, unless somebody notices."""
+def test_segments_do_not_continue_over_a_ledger_with_uncovered_entries(sealed: bool) -> None:
+    """Ledger 2 has entries that no segment holds: they would be lost silently at a rollover."""
     state = after(LedgerClosed(1, 9), LedgerClosed(2, 4), LedgerClosed(3, -1), state=ONE)
     if sealed:
         state = compacted(state, run_rows_min=1)
@@ -157,7 +157,7 @@ def in_front(state: ManifestState) -> ManifestState:
     return after(*edits, LedgerClosed(0, 4), state=state)
 
 
-def test_the_walk_over_sealed_segments_stops_where_the_source_said_nothing_or_something_else() -> None:
+def test_committed_end_stops_at_compacted_segments_with_unknown_ledger_ends() -> None:
     whole = after(LedgerClosed(1, 9), *segment(B, Position(3, 0), Position(3, 9)), state=ONE)
     assert in_front(compacted(whole, run_rows_min=1)).committed_end() == Position(3, 9)
     # As only damage could leave them: no rule lets such segments be assigned one after the other.
@@ -218,8 +218,8 @@ def test_offloaded_needs_an_assigned_segment_with_the_same_range() -> None:
     refused(offloaded(B, Position(1, 10), Position(1, 12)), state=failed, because="unknown, not assigned")
 
 
-def test_a_uuid_that_is_known_is_never_assigned_again() -> None:
-    """Its objects are there: whoever writes under it would write over what counts."""
+def test_known_uuid_is_never_assigned_again() -> None:
+    """Its objects exist: a second writer would overwrite them."""
     refused(assign(A, Position(1, 10)), state=ONE, because="exists already")
     refused(Adopt(A, summary(Position(5, 0), Position(5, 2)), {}, True), state=ONE, because="exists already")
     live = after(assign(B, Position(1, 10), Position(1, 12)), state=ONE)
@@ -234,7 +234,7 @@ def test_failed_and_assigned_again_in_one_record() -> None:
     assert set(state.segments) == {A, C}
 
 
-def test_the_committed_end_stops_at_a_hole_and_goes_on_after_a_recorded_gap() -> None:
+def test_committed_end_stops_at_an_unrecorded_gap_and_passes_a_recorded_one() -> None:
     state = after(*segment(A, Position(1, 0), Position(1, 9)))
     state = after(assign(B, Position(1, 20), Position(1, 29)), state=state)
     state = after(offloaded(B, Position(1, 20), Position(1, 29)), state=state)
@@ -256,21 +256,21 @@ def test_an_epoch_follows_the_one_before() -> None:
 
 
 def test_requirements_name_the_incarnation_and_the_epoch() -> None:
-    ONE.check(Requirement(incarnation=INCARNATION, epoch=1))
-    ONE.check(Requirement(incarnation=INCARNATION, epoch=None))
+    ONE.check(INCARNATION, 1)
+    ONE.check(INCARNATION, None)
     with pytest.raises(EditRefused, match="owned by epoch 1"):
-        ONE.check(Requirement(incarnation=INCARNATION, epoch=2))
+        ONE.check(INCARNATION, 2)
     with pytest.raises(EditRefused, match="created again"):
-        ONE.check(Requirement(incarnation=UUID(int=8), epoch=1))
+        ONE.check(UUID(int=8), 1)
     with pytest.raises(EditRefused, match="was deleted"):
-        after(StreamDeleted(), state=ONE).check(Requirement(incarnation=INCARNATION, epoch=1))
+        after(StreamDeleted(), state=ONE).check(INCARNATION, 1)
 
 
 def test_nothing_follows_the_deletion_of_the_stream() -> None:
     refused(LedgerClosed(1, 9), state=after(StreamDeleted(), state=ONE), because="deleted")
 
 
-def test_the_head_never_goes_back() -> None:
+def test_head_never_moves_back() -> None:
     state = after(Truncate(Position(1, 5)), state=ONE)
 
     assert state.first_position() == Position(1, 5)
@@ -333,7 +333,7 @@ def test_a_record_must_be_the_next_one_of_the_same_incarnation_and_epoch() -> No
 
 
 def test_nothing_is_added_before_the_head() -> None:
-    """What was before it is purged: the prefix would begin again there, and end at the first hole, for ever."""
+    """What was before it is purged: the prefix would begin again there, and end at the first gap, for ever."""
     state = after(LedgerClosed(1, 9), *segment(B, Position(2, 0), Position(2, 9)), Truncate(Position(2, 0)), state=ONE)
     state = after(Retire((A,)), state=state)
     state = after(Purged((A,), state.record_id), state=state)
@@ -345,7 +345,7 @@ def test_nothing_is_added_before_the_head() -> None:
 
 
 def test_the_head_stays_within_what_is_committed() -> None:
-    """Past it lie entries whose only copy may be the hot one: it would go, and could never be offloaded."""
+    """The only copy of entries past it may be the hot one: it would be deleted before it is offloaded."""
     live = after(assign(B, Position(1, 10)), state=ONE)
     for head in (Position(1, 5), Position(1, 9), Position(1, 10)):
         assert after(Truncate(head), state=live).head == head
@@ -357,7 +357,7 @@ def test_the_head_stays_within_what_is_committed() -> None:
     assert after(SetMethod("none"), Truncate(Position(7, 0)), state=ONE).head == Position(7, 0)
 
 
-def test_a_forced_truncation_says_what_is_lost_and_the_stream_goes_on_at_its_head() -> None:
+def test_forced_truncation_records_the_loss_and_the_stream_continues_at_head() -> None:
     live = after(assign(B, Position(1, 10)), state=ONE)
     forced = [Failed(B, "truncated"), Gap(Position(1, 10), Position(1, 99), "truncated"), Truncate(Position(1, 100))]
 
@@ -367,7 +367,7 @@ def test_a_forced_truncation_says_what_is_lost_and_the_stream_goes_on_at_its_hea
     assert after(assign(C, Position(1, 100)), state=state).assigned()[0].begin == Position(1, 100)
 
 
-def test_after_a_truncation_without_offloading_a_live_segment_begins_at_the_head() -> None:
+def test_live_segment_begins_at_the_head_truncated_while_not_offloading() -> None:
     state = after(SetMethod("none"), Truncate(Position(9, 4)), SetMethod("streaming"), state=ONE)
     refused(assign(B, Position(9, 5)), state=state, because="doesn't follow 1:9")
     assert after(assign(B, Position(9, 4)), state=state).assigned()[0].begin == Position(9, 4)
@@ -399,7 +399,7 @@ def test_releasing_the_hot_copy_makes_nothing_deletable_in_the_cold_tier() -> No
     refused(Retire((A,)), state=state, because="neither before the head")
 
 
-def test_a_segment_is_deletable_when_its_ledgers_are_gone_or_it_lies_before_the_head() -> None:
+def test_segment_with_deleted_ledgers_or_before_the_head_is_deletable() -> None:
     refused(Retire((A,)), state=ONE, because="neither before the head")
     refused(Truncate(Position(1, 9)), Retire((A,)), state=ONE, because="neither before the head")
     before = after(Truncate(Position(1, 10)), Retire((A,)), state=ONE)
@@ -408,7 +408,7 @@ def test_a_segment_is_deletable_when_its_ledgers_are_gone_or_it_lies_before_the_
     assert gone.segments[A].status is SegmentStatus.RETIRED
 
 
-def test_a_segment_of_two_ledgers_needs_both_to_be_gone() -> None:
+def test_segment_of_two_ledgers_is_deletable_when_both_are_deleted() -> None:
     both = summary_of(Position(1, 10), Position(2, 3), spans=2)
     state = after(LedgerClosed(1, 11), assign(B, Position(1, 10)), Offloaded(B, both, 6), state=ONE)
     for ledger_id in (1, 2):
@@ -416,7 +416,7 @@ def test_a_segment_of_two_ledgers_needs_both_to_be_gone() -> None:
     assert after(LedgersDeleted((1, 2)), Retire((B,)), state=state).segments[B].status is SegmentStatus.RETIRED
 
 
-def test_what_others_own_is_released_and_never_retired() -> None:
+def test_foreign_segment_is_released_and_never_retired() -> None:
     adopted = after(Adopt(B, summary(Position(1, 10), Position(1, 14)), {}, False), LedgersDeleted((1,)), state=ONE)
     refused(Retire((B,)), state=adopted, because="isn't ours: release it")
 
@@ -453,8 +453,8 @@ class TestHistoryInFront:
         assert self.PROMISED.prefix_end() is None
         assert self.PROMISED.first_position() == Position(3, 0)
 
-    def test_what_is_there_is_readable_only_when_nothing_is_missing_behind_it(self) -> None:
-        """Else a scan from the first entry would go over a hole without a word."""
+    def test_history_in_front_is_readable_only_when_it_joins_without_a_gap(self) -> None:
+        """Otherwise a scan from the first entry would skip a gap silently."""
         there = after(offloaded(B, Position(1, 0), Position(1, 4)), state=self.PROMISED)
         assert (there.first_position(), there.committed_end()) == (Position(3, 0), Position(3, 9))
         assert there.prefix_end() == Position(1, 4)
@@ -462,11 +462,11 @@ class TestHistoryInFront:
         assert (met.first_position(), met.committed_end()) == (Position(1, 0), Position(3, 9))
         assert (met.committed_from, met.prefix_end()) == (None, Position(3, 9))
 
-    def test_the_later_end_goes_on_meanwhile(self) -> None:
+    def test_later_end_advances_while_history_is_promised(self) -> None:
         on = after(*segment(C, Position(3, 10), Position(3, 19)), state=self.PROMISED)
         assert (on.committed_end(), on.prefix_end()) == (Position(3, 19), None)
 
-    def test_a_promise_that_fails_leaves_nothing_behind(self) -> None:
+    def test_failed_promise_of_history_leaves_nothing(self) -> None:
         failed = after(Failed(B, "x"), state=self.PROMISED)
         assert (failed.committed_from, failed.committed_end(), failed.prefix_end()) == (
             None,
@@ -474,20 +474,20 @@ class TestHistoryInFront:
             Position(3, 9),
         )
 
-    def test_the_head_stays_before_what_is_on_its_way(self) -> None:
+    def test_head_stays_before_promised_history(self) -> None:
         refused(Truncate(Position(3, 5)), state=self.PROMISED, because="at 1:0 is on its way before 3:5")
         done = after(offloaded(B, Position(1, 0), Position(1, 4)), LedgerClosed(1, 4), state=self.PROMISED)
         assert after(Truncate(Position(3, 5)), state=done).head == Position(3, 5)
 
-    def test_a_head_past_it_makes_it_nobody_s_concern(self) -> None:
-        """What lies before the head needn't join anything any more."""
+    def test_head_past_promised_history_removes_the_need_to_join(self) -> None:
+        """History before the head needn't join any more."""
         there = after(offloaded(B, Position(1, 0), Position(1, 4)), state=self.PROMISED)
         cut = after(Truncate(Position(3, 5)), state=there)
         assert (cut.committed_from, cut.prefix_end(), cut.first_position()) == (None, Position(3, 9), Position(3, 5))
         assert after(*segment(C, Position(3, 10), Position(3, 12)), state=cut).committed_end() == Position(3, 12)
 
 
-def test_a_gap_may_lie_before_the_head_where_it_joins_what_is_committed_to_it() -> None:
+def test_gap_may_lie_before_the_head_where_it_joins_the_committed_end() -> None:
     """The stream was truncated while its method was none, past what it had offloaded."""
     cut = after(SetMethod("none"), Truncate(Position(4, 0)), SetMethod("streaming"), state=ONE)
     on = after(Gap(Position(1, 10), Position(4, -1), "truncated"), assign(B, Position(4, 0)), state=cut)
@@ -502,7 +502,7 @@ def test_totals_that_differ_from_the_fold_mean_damage() -> None:
         fold(ONE, record)
 
 
-def test_the_owner_is_who_opened_the_epoch_whoever_wrote_since() -> None:
+def test_owner_is_the_writer_that_opened_the_epoch() -> None:
     opened = Record(2, INCARNATION, 2, Writer("owner", "http://o", "n1"), 5, (OpenEpoch(2),), ONE.totals())
     state = fold(ONE, opened)
     other = Record(3, INCARNATION, 2, Writer("cleanup", "", "n2"), 6, (LedgersDeleted((1,)),), ONE.totals())
@@ -538,8 +538,8 @@ ALL_KINDS: list[tuple[list[Edit], list[Edit]]] = [
 
 
 @pytest.mark.parametrize(("first", "edits"), ALL_KINDS, ids=lambda value: value[0].kind if value else "")
-def test_a_view_says_of_every_kind_of_record_whether_it_is_in_it(first: list[Edit], edits: list[Edit]) -> None:
-    """A writer whose number was deleted while it stalled asks this before it commits the same again."""
+def test_is_applied_recognises_every_kind_of_record(first: list[Edit], edits: list[Edit]) -> None:
+    """A writer whose number was deleted while it stalled checks this before it commits the same again."""
     before = after(*first, state=ONE)
     epoch = 2 if isinstance(edits[0], OpenEpoch) else 1
     record = Record(3, INCARNATION, epoch, Writer("w", "", "n"), 9, tuple(edits), before.totals())
@@ -553,14 +553,14 @@ def test_a_view_says_of_every_kind_of_record_whether_it_is_in_it(first: list[Edi
     assert not is_applied(replace(owner, incarnation=UUID(int=8)), record)
 
 
-def test_another_writers_epoch_of_the_same_number_isn_t_mine() -> None:
+def test_epoch_of_another_writer_with_the_same_number_is_not_applied() -> None:
     mine = Record(2, INCARNATION, 2, Writer("w", "", "mine"), 9, (OpenEpoch(2),), ONE.totals())
     theirs = fold(ONE, replace(mine, writer=Writer("w", "", "theirs")))
     assert not is_applied(theirs, mine)
     assert is_applied(fold(ONE, mine), mine)
 
 
-def test_a_retirement_is_mine_only_by_its_record_and_an_undo_by_what_it_brings_back() -> None:
+def test_retirement_is_applied_only_by_its_own_record() -> None:
     retired = after(LedgersDeleted((1,)), Retire((A,)), state=ONE)
     record = Record(retired.record_id, INCARNATION, 1, Writer("w", "", "n"), 9, (Retire((A,)),), retired.totals())
     assert is_applied(retired, record)
@@ -571,3 +571,12 @@ def test_a_retirement_is_mine_only_by_its_record_and_an_undo_by_what_it_brings_b
     assert not is_applied(retired, purge)
     purged = after(Purged((A,), retired.record_id), state=retired)
     assert is_applied(purged, purge)
+
+
+def test_gap_up_to_the_begin_of_a_ledger_does_not_claim_that_ledger() -> None:
+    state = after(assign(A, Position(3, 0)), offloaded(A, Position(3, 0), Position(7, 49)))
+    assert known_ledgers(state, [9, 10]).whole == (3, 7)
+    state = after(Gap(Position(7, 50), Position(10, -1), "its ledgers were deleted"), state=state)
+    assert known_ledgers(state, [9, 10]).whole == (3, 9)
+    state = after(assign(B, Position(10, 0)), offloaded(B, Position(10, 0), Position(10, 4)), state=state)
+    assert known_ledgers(state, [9, 10]).whole == (3, 10)

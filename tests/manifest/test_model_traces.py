@@ -1,8 +1,8 @@
 """Every counterexample of the protocol's model, as a schedule against the product.
 
 Each file in ``model_traces`` is the shortest way to a loss without the rule that it is named after: one line, one
-request of one process, in order. With the rule, some process doesn't send the request that does the harm; what it sends
-instead comes when all lines are done. Then requests in flight land, a lone owner and a cleanup go over what is left.
+request of one process, in order. With the rule, some process doesn't send the harmful request; what it sends instead is
+sent after all lines. Then requests in flight land, and a lone owner and a cleanup run over the result.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The names that cleanup compares a listing with are exactly those of the manifest, however it was read."""
+"""The uuids that cleanup compares a listing with are exactly those of the manifest, however it was read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from formats.manifest import (
     StreamDeleted,
     UndoRetire,
     Writer,
-    encode_boundary,
     encode_record,
 )
 from offloader.errors import Corrupt, NotFound
@@ -62,7 +61,7 @@ class Written:
         self.put_boundary()
 
     def put_boundary(self) -> None:
-        self.store.put(boundary_key(STREAM, INCARNATION), encode_boundary(self.boundary))
+        self.store.put(boundary_key(STREAM, INCARNATION), self.boundary.encode())
 
     def commit(self, *edits: Edit) -> Record | None:
         """The record, ``None`` where the manifest refuses it."""
@@ -169,8 +168,8 @@ def test_the_names_are_those_of_the_whole_view(drawn: list[tuple[Edit, ...]], in
     assert said(refreshed_live_uuids(written.store, kept)) == written.names()
 
 
-def test_a_name_goes_only_for_a_reason_that_is_seen() -> None:
-    """Records like these don't exist: whoever commits checks. They must not cost data nevertheless."""
+def test_invalid_record_removes_no_live_name() -> None:
+    """Records like these don't exist, because commits are checked. They must not lose data nevertheless."""
     written = Written()
     begin, end = Position(1, 0), Position(1, 9)
     written.commit(Assign(UUIDS[0], 2, begin, end, 5, DRIVER), Offloaded(UUIDS[0], summary_of(begin, end), 6))
@@ -187,7 +186,7 @@ def test_a_name_goes_only_for_a_reason_that_is_seen() -> None:
             assert UUIDS[0] in names.fold(record)
 
 
-def test_purged_names_that_are_too_many_to_remember_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_purged_names_beyond_the_memory_limit_stay_live(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(named_uuids, "GONE_MAX", 2)
     written = Written()
     for number, uuid in enumerate(UUIDS[:5]):
@@ -202,7 +201,7 @@ def test_purged_names_that_are_too_many_to_remember_stay(monkeypatch: pytest.Mon
     assert sum(said(load_live_uuids(written.store, STREAM, INCARNATION))[0]) == 0
 
 
-def test_uuids_that_share_their_upper_half_are_told_apart() -> None:
+def test_uuids_with_equal_upper_halves_are_distinguished() -> None:
     written = Written()
     shared = [UUID(int=5 << 64 | low) for low in (9, 3, 7, 1)]
     for number, uuid in enumerate(shared):
@@ -227,7 +226,7 @@ def test_a_hold_and_a_deletion_are_seen() -> None:
     assert load_live_uuids(written.store, STREAM, INCARNATION).stream_deleted
 
 
-def test_what_can_t_be_read_or_is_gone_names_nothing_and_says_so() -> None:
+def test_unreadable_or_missing_manifest_names_no_uuids_and_raises() -> None:
     written = Written()
     written.commit(Hold(False, ""))
     names = load_live_uuids(written.store, STREAM, INCARNATION)

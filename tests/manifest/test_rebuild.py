@@ -1,4 +1,4 @@
-"""A manifest from the objects alone."""
+"""Rebuilding a manifest from the objects alone."""
 
 from __future__ import annotations
 
@@ -92,8 +92,8 @@ def test_everything_is_readable_again_from_the_objects_alone(store_kind: type[Me
     assert list(done.chosen.unproven) == []
 
 
-def test_a_ledger_whose_end_nothing_proves_is_named_and_the_stream_is_readable_up_to_there() -> None:
-    """A segment that held the rest of it may be lost: nobody else would notice, no record is left that says so."""
+def test_rebuild_reports_unproven_ledger_end_and_reads_up_to_it() -> None:
+    """A segment with the rest of it may be lost, and no record would prove that."""
     writer = filled()
     prefix = manifest_prefix(STREAM, writer.log.state.incarnation)
     writer.store.delete([info.key for info in writer.store.list(prefix).objects])
@@ -151,7 +151,7 @@ def test_a_dry_run_writes_nothing() -> None:
     assert {info.key: info.etag for info in writer.store.list("").objects} == before
 
 
-def test_overlapping_attempts_are_listed_the_one_with_more_is_recorded_and_none_is_deleted() -> None:
+def test_rebuild_records_the_longer_of_overlapping_attempts_and_deletes_none() -> None:
     writer = StreamWriter(new_store(), STREAM)
     writer.add([batch_of(1, 0, 50)])
     shorter = new_segment_uuid(writer.log.state.incarnation, 5)
@@ -213,7 +213,7 @@ def test_a_missing_index_is_made_from_the_blocks() -> None:
     assert payloads(writer) == expected
 
 
-def test_pulsars_own_objects_are_recorded_as_not_ours() -> None:
+def test_pulsars_objects_are_recorded_as_not_owned() -> None:
     store = new_store()
     writer = StreamWriter(store, STREAM)
     writer.add([batch_of(7, 0, 30)], layout=Layout.V1, extension=False, closes=[7])
@@ -229,7 +229,7 @@ def test_pulsars_own_objects_are_recorded_as_not_ours() -> None:
     assert len(payloads(writer)) == 30
 
 
-def test_the_head_is_taken_from_whoever_knows_it() -> None:
+def test_rebuild_takes_the_head_from_its_caller() -> None:
     writer = filled()
     break_manifest(writer)
 
@@ -242,7 +242,7 @@ def test_the_head_is_taken_from_whoever_knows_it() -> None:
     assert payloads(writer)[0][0] == Position(1, 60)
 
 
-def test_a_head_past_what_is_there_is_refused_and_the_old_entry_stands() -> None:
+def test_rebuild_refuses_a_head_past_the_end_and_keeps_the_old_entry() -> None:
     writer = filled()
     break_manifest(writer)
     entry = writer.store.get(catalog_key(STREAM))[0]
@@ -254,8 +254,8 @@ def test_a_head_past_what_is_there_is_refused_and_the_old_entry_stands() -> None
 
 
 @pytest.mark.parametrize("damage", ["entry", "boundary", "record"])
-def test_an_old_writer_stops_once_its_manifest_was_given_up(damage: str) -> None:
-    """Else it would go on telling its source that entries are safe, in a manifest that nobody reads."""
+def test_former_writer_stops_once_its_manifest_was_given_up(damage: str) -> None:
+    """Otherwise it would acknowledge entries to its source in a manifest that no reader uses."""
     writer = filled()
     if damage == "boundary":
         writer.store.put(boundary_key(STREAM, writer.log.state.incarnation), b"{}", mode=OVERWRITE)
@@ -290,7 +290,7 @@ def test_a_readable_manifest_that_lost_its_entry_gets_it_back(lost: bytes | None
     writer.log.commit([LedgerClosed(9, 9)])
 
 
-def test_of_two_who_rebuild_at_once_one_entry_stands() -> None:
+def test_one_of_two_concurrent_rebuilds_replaces_the_entry() -> None:
     """A has read the entry and pauses; B rebuilds and replaces it: A's would take B's manifest out of sight."""
     writer = filled()
     break_manifest(writer)
@@ -307,7 +307,7 @@ def test_of_two_who_rebuild_at_once_one_entry_stands() -> None:
 
 
 def test_metadata_alone_prove_nothing() -> None:
-    """Anybody can copy them along with an object; only the uuid shows for whom it was made."""
+    """Metadata can be copied along with an object; only the uuid proves for which stream it was made."""
     writer = filled()
     break_manifest(writer)
     copied = UUID(int=77)
@@ -322,7 +322,7 @@ def test_metadata_alone_prove_nothing() -> None:
     assert all(s.owned for s in done.chosen.recorded if s.uuid != copied)
 
 
-def test_what_has_no_name_of_ours_is_listed_and_makes_no_stream() -> None:
+def test_foreign_objects_are_reported_by_rebuild_and_make_no_stream() -> None:
     writer = filled()
     break_manifest(writer)
     strangers = [f"{STREAM}/notes.txt", f"{STREAM}/00000000-0000-0000-0000-000000000001-indexes", f"{STREAM}/sub/x"]
@@ -347,7 +347,7 @@ def test_a_rebuilt_name_is_never_the_beginning_of_another() -> None:
     assert load_manifest(writer.store, STREAM) == writer.log.state
 
 
-def test_nothing_is_rebuilt_of_nothing() -> None:
+def test_rebuild_of_a_missing_stream_is_refused() -> None:
     store = new_store()
     with pytest.raises(NotFound):
         rebuild_manifest(store, STREAM, head=None, clock=SystemClock())

@@ -1,4 +1,4 @@
-"""Segments that take the place of others: what is refused, what it adds up to. Pure."""
+"""Replacement of segments by rewritten ones: refusals and results. Pure."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ ALL = tuple(Rewritten(uuid, made) for uuid, made in NEW.items())
 DONE = after(Replace((A, B), ALL, 9), state=READY)
 
 
-def test_ledgers_of_shared_segments_become_v1_and_what_is_left_of_them_a_segment_of_its_own() -> None:
+def test_shared_segments_become_v1_ledgers_and_a_segment_of_the_rest() -> None:
     assert [(s.uuid, s.layout, s.begin, s.end) for s in DONE.offloaded()] == [
         (ONE, 1, Position(1, 0), Position(1, 19)),
         (TWO, 1, Position(2, 0), Position(2, 4)),
@@ -114,7 +114,7 @@ def test_ledgers_of_shared_segments_become_v1_and_what_is_left_of_them_a_segment
     assert DONE.rewrites == ()
 
 
-def test_a_promise_changes_nothing_that_is_readable_and_a_failed_one_is_forgotten() -> None:
+def test_promised_rewrite_changes_no_reads_and_a_failed_one_is_forgotten() -> None:
     assert READY.offloaded() == BEFORE.offloaded()
     assert READY.assigned() == []
     assert (READY.committed_end(), READY.newest_end) == (BEFORE.committed_end(), BEFORE.newest_end)
@@ -123,7 +123,7 @@ def test_a_promise_changes_nothing_that_is_readable_and_a_failed_one_is_forgotte
     refused(Replace((A, B), ALL, 9), state=failed, because="wasn't promised, or has failed")
 
 
-def test_what_was_replaced_awaits_deletion_and_never_comes_back() -> None:
+def test_replaced_segments_await_deletion_and_cannot_be_restored() -> None:
     assert [(each.uuid, each.retire_record, each.object_bytes) for each in DONE.replaced] == [
         (A, DONE.record_id, 1100),
         (B, DONE.record_id, 1100),
@@ -167,7 +167,7 @@ def test_a_v1_segment_is_a_whole_closed_ledger() -> None:
     refused(Replace((A, B), again, 9), state=closed_later, because="isn't the whole of a closed ledger")
 
 
-def test_what_went_up_must_be_what_was_promised() -> None:
+def test_rewritten_segment_must_match_its_promise() -> None:
     refused(
         Replace((A, B), (Rewritten(ONE, LEDGER_2), *ALL[1:]), 9), state=READY, because="holds 2:0..2:4, promised was"
     )
@@ -177,13 +177,13 @@ def test_what_went_up_must_be_what_was_promised() -> None:
     refused(promised(THREE, summary((1, 5, 9), (2, 0, 4))), state=BEFORE, because="isn't a part of one ledger")
 
 
-def test_a_segment_that_claims_more_than_it_holds_is_refused_where_others_are() -> None:
+def test_segment_claiming_more_than_it_holds_is_refused() -> None:
     claiming = replace(PART_OF_3, end=Position(3, 6))
     state = after(Failed(REST, "x"), promised(REST, claiming), state=READY)
     refused(Replace((A, B), (*ALL[:2], Rewritten(REST, claiming)), 9), state=state, because="overlaps segment")
 
 
-def test_only_what_is_readable_and_ours_is_replaced() -> None:
+def test_only_own_offloaded_segments_are_replaced() -> None:
     refused(Replace((UUID(int=99),), ALL, 9), state=READY, because="unknown, not offloaded")
     gone = after(LedgersDeleted((1,)), Retire((A,)), state=READY)
     refused(Replace((A, B), ALL, 9), state=gone, because="is retired, not offloaded")
@@ -199,7 +199,7 @@ def test_only_what_is_readable_and_ours_is_replaced() -> None:
     refused(Replace((A, B), ALL, 9), state=after(Hold(True, "court"), state=READY), because="on hold")
 
 
-def test_a_deleted_ledger_need_not_be_held_any_more() -> None:
+def test_rewrite_may_omit_a_deleted_ledger() -> None:
     state = after(LedgersDeleted((2,)), state=READY)
     done = after(Replace((A, B), (ALL[0], ALL[2]), 9), state=state)
     assert [s.uuid for s in done.offloaded()] == [ONE, REST, C]
@@ -207,7 +207,7 @@ def test_a_deleted_ledger_need_not_be_held_any_more() -> None:
 
 
 def test_ledgers_meet_only_where_the_manifest_knows_the_end() -> None:
-    """A segment that somebody else wrote may cross a ledger's end without saying that this is one."""
+    """A foreign segment may cross a ledger's end without recording it."""
     state = after(
         OpenEpoch(1),
         Adopt(A, summary((1, 0, 9), (2, 0, 4)), {}, True),
@@ -261,7 +261,7 @@ def test_promises_and_what_was_replaced_are_in_a_checkpoint(state: ManifestState
 
 
 @given(st.sets(st.sampled_from([0, 1, 2, 3]), min_size=1), st.booleans())
-def test_replacing_is_the_same_whether_the_old_ones_are_in_the_tail_or_sealed(at: set[int], dropped: bool) -> None:
+def test_replacing_is_the_same_for_tail_and_compacted_segments(at: set[int], dropped: bool) -> None:
     """Many ledgers of two segments each, some rewritten, from a view in columns and from a view of records."""
     state = ManifestState(stream="s", incarnation=UUID(int=7))
     edits: list[Edit] = [OpenEpoch(1)]

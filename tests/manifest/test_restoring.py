@@ -1,4 +1,4 @@
-"""Taking a truncation back: allowed where everything comes back, refused where anything would be missing."""
+"""Undo of a truncation: allowed where everything is restored, refused where anything would be missing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TRUNCATED: list[list[Edit]] = [
 ]
 
 
-def test_a_truncation_that_is_taken_back_leaves_everything_as_it_was() -> None:
+def test_full_undo_of_a_truncation_restores_the_previous_state() -> None:
     before, truncated = after(WHOLE), after(*TRUNCATED)
     everything = (name(1, 0), name(1, 1), name(2, 0), name(2, 1))
     back = after([UndoRetire(everything, 3), Restore(Position(1, 0), (1, 2))], state=truncated)
@@ -67,7 +67,7 @@ def test_a_part_can_be_taken_back_and_the_head_may_lie_within_a_segment() -> Non
         ([UndoRetire((name(2, 0), name(2, 1)), 3), Restore(Position(2, 0), (1, 2))], None),
     ],
 )
-def test_what_would_come_back_with_a_hole_is_refused(edits: list[Edit], because: str | None) -> None:
+def test_restore_with_a_gap_is_refused(edits: list[Edit], because: str | None) -> None:
     truncated = after(*TRUNCATED)
     if because is None:
         # A ledger before the head: that nothing of it is held doesn't matter, none of it is readable.
@@ -77,7 +77,7 @@ def test_what_would_come_back_with_a_hole_is_refused(edits: list[Edit], because:
         after(edits, state=truncated)
 
 
-def test_what_was_purged_doesn_t_come_back_nor_what_lies_before_it() -> None:
+def test_purged_segments_and_everything_before_them_cannot_be_restored() -> None:
     purged = after(*TRUNCATED, [Purged((name(2, 0),), 3)])
     rest = UndoRetire((name(1, 0), name(1, 1), name(2, 1)), 3)
     for head in (Position(1, 0), Position(2, 0), Position(2, 9)):
@@ -86,7 +86,7 @@ def test_what_was_purged_doesn_t_come_back_nor_what_lies_before_it() -> None:
     assert after([rest, Restore(Position(2, 10), (2,))], state=purged).first_position() == Position(2, 10)
 
 
-def test_a_ledger_in_the_middle_comes_back_only_whole() -> None:
+def test_ledger_in_the_middle_is_restored_only_as_a_whole() -> None:
     gone = after(WHOLE, [LedgersDeleted((2,))], [Retire((name(2, 0), name(2, 1)))])
     assert (
         after([UndoRetire((name(2, 0), name(2, 1)), 3), Restore(None, (2,))], state=gone).totals()
@@ -98,7 +98,7 @@ def test_a_ledger_in_the_middle_comes_back_only_whole() -> None:
         after([Restore(None, (9,))], state=gone)
 
 
-def test_a_recorded_gap_is_no_hole() -> None:
+def test_a_recorded_gap_leaves_nothing_missing() -> None:
     state = after(
         [*segment_edits(0, ledger_id=1), Gap(Position(1, 10), Position(2, -1), "lost"), *segment_edits(0, ledger_id=2)],
         [Truncate(Position(2, 0))],

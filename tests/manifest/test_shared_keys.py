@@ -1,4 +1,4 @@
-"""What is left of a deleted name is removed, and never what stands there by then."""
+"""Removal of what is left of a deleted name, and never of a stream created since."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Bench:
         return [info.key for info in listed(self.memory, "")]
 
 
-def test_a_void_is_removed_and_then_the_name_is_as_new() -> None:
+def test_removed_void_leaves_the_name_free() -> None:
     bench = Bench()
     assert bench.keys() == [KEY]
     assert bench.forget()
@@ -98,7 +98,7 @@ def test_a_void_is_removed_and_then_the_name_is_as_new() -> None:
 
 
 @pytest.mark.parametrize("folder", ["manifest", "retention", "leases"])
-def test_a_void_stays_while_anything_of_the_stream_is_there(folder: str) -> None:
+def test_void_stays_while_objects_of_the_stream_exist(folder: str) -> None:
     bench = Bench()
     bench.memory.put(f"{STREAM}/{folder}/x", b"")
     assert not bench.forget()
@@ -110,8 +110,8 @@ def test_a_void_stays_while_anything_of_the_stream_is_there(folder: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [MemoryStore, Unconditional])
-def test_whoever_comes_between_two_requests_of_a_removal_has_his_stream(kind: type[MemoryStore]) -> None:
-    """A creator runs to each of its requests, at each request of a removal; then either goes on first."""
+def test_concurrent_creator_keeps_its_stream_during_a_removal(kind: type[MemoryStore]) -> None:
+    """The creator is paused before each request, at each request of a removal; then either of them continues first."""
     tried = 0
     for at, upto, removal_first in itertools.product(range(1, 10), range(1, 14), (False, True)):
         bench = Bench(kind)
@@ -136,8 +136,8 @@ def test_whoever_comes_between_two_requests_of_a_removal_has_his_stream(kind: ty
 
 
 @pytest.mark.parametrize("kind", [MemoryStore, Unconditional])
-def test_while_a_removal_may_still_arrive_nobody_creates_the_stream(kind: type[MemoryStore]) -> None:
-    """Its last request is under way, and whoever sent it gave up."""
+def test_creator_waits_while_a_removal_may_still_arrive(kind: type[MemoryStore]) -> None:
+    """Its last request is in flight, and its sender gave up."""
     bench = Bench(kind)
     bench.schedule.start("D", bench.forget)
     bench.schedule.until("D", "delete_if_match")
@@ -153,7 +153,7 @@ def test_while_a_removal_may_still_arrive_nobody_creates_the_stream(kind: type[M
     bench.check_found(bench.create())
 
 
-def test_a_removal_that_never_arrived_is_done_by_another_and_may_arrive_after_all() -> None:
+def test_removal_that_never_arrived_is_repeated_and_may_arrive_late() -> None:
     bench = Bench()
     bench.schedule.start("D", bench.forget)
     bench.schedule.until("D", "delete_if_match")
@@ -165,7 +165,7 @@ def test_a_removal_that_never_arrived_is_done_by_another_and_may_arrive_after_al
     bench.check_found(log)
 
 
-def test_a_mark_left_over_something_that_came_later_does_not_block_the_name() -> None:
+def test_removal_mark_left_over_later_objects_does_not_block_the_name() -> None:
     """A reader took a lease while the removal was interrupted, and its lease outlives it by days."""
     bench = Bench()
     bench.schedule.start("D", bench.forget)
@@ -182,7 +182,7 @@ def test_a_mark_left_over_something_that_came_later_does_not_block_the_name() ->
     bench.check_found(log)
 
 
-def test_who_is_slow_takes_the_mark_back() -> None:
+def test_slow_removal_takes_its_mark_back() -> None:
     for number in range(1, 12):
         bench = Bench()
         store = FaultyStore(bench.memory, clock=bench.clock)
@@ -202,7 +202,7 @@ def test_who_is_slow_takes_the_mark_back() -> None:
     raise AssertionError("the removal has more requests than that")
 
 
-def test_the_last_request_is_made_once_whatever_is_said_to_it() -> None:
+def test_final_delete_of_a_removal_is_sent_once() -> None:
     bench = Bench()
     seen: list[str] = []
 
@@ -217,7 +217,7 @@ def test_the_last_request_is_made_once_whatever_is_said_to_it() -> None:
     assert seen.count("delete_if_match") == 1
 
 
-def test_who_is_overtaken_before_any_request_of_a_creation_has_the_same_stream() -> None:
+def test_creators_overtaken_at_any_request_share_one_stream() -> None:
     for steps in range(1, 20):
         bench = Bench()
         assert bench.forget()
@@ -239,7 +239,7 @@ def test_who_is_overtaken_before_any_request_of_a_creation_has_the_same_stream()
     raise AssertionError("a creation has more requests than that")
 
 
-def test_a_stream_whose_entry_is_lost_isn_t_begun_anew() -> None:
+def test_stream_with_a_lost_entry_is_not_recreated() -> None:
     bench = Bench()
     log = bench.create()
     bench.memory.delete([KEY])
@@ -250,7 +250,7 @@ def test_a_stream_whose_entry_is_lost_isn_t_begun_anew() -> None:
     log.commit([LedgerClosed(2, 9)])
 
 
-def test_what_a_late_writer_or_creator_leaves_of_a_dead_incarnation_stands_in_nobodys_way() -> None:
+def test_leftovers_of_a_dead_incarnation_do_not_block_creation() -> None:
     bench = Bench()
     assert bench.forget()
     late, other = UUID(int=7, version=4), UUID(int=8, version=4)
@@ -261,7 +261,7 @@ def test_what_a_late_writer_or_creator_leaves_of_a_dead_incarnation_stands_in_no
     bench.check_found(bench.create())
 
 
-def test_a_damaged_entry_isn_t_taken_for_one_that_was_let_go_of() -> None:
+def test_damaged_entry_is_not_taken_for_a_void() -> None:
     bench = Bench()
     bench.create()
     for damaged in (b"x" * 15, b"{}", b"gone " + b"x" * 11):

@@ -1,4 +1,4 @@
-"""Deleting and re-creating a stream: nothing is left, and nobody of the old one touches the new one."""
+"""Deleting and recreating a stream: nothing is left, and no client of the old one touches the new one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from formats.entries import Position
 from formats.keys import boundary_key, catalog_key, manifest_prefix, record_key
-from formats.manifest import Assign, Hold, LedgerClosed, encode_boundary
+from formats.manifest import Assign, Hold, LedgerClosed
 from offloader.errors import Fenced, InvalidCall, NotFound, OutcomeUnknown, StoreUnavailable
 from offloader.manifest.boundary import FIRST_BOUNDARY, read_boundary
 from offloader.manifest.catalog import forget_name, is_released
@@ -52,7 +52,7 @@ class Bench:
         return [info.key for info in self.memory.list("").objects if info.key != TIME_KEY]
 
 
-def test_deleting_goes_in_order_and_in_the_end_nothing_is_left() -> None:
+def test_deletion_proceeds_in_order_and_leaves_nothing() -> None:
     bench = Bench()
     log = bench.log()
     log.open_epoch()
@@ -114,7 +114,7 @@ def test_a_stalled_writer_of_a_deleted_stream_stops_at_every_stage() -> None:
 
 
 def test_a_second_deleter_that_wakes_up_late_takes_nothing_of_the_new_stream() -> None:
-    """It stalls before its last requests; meanwhile the first one finishes and the stream is created again."""
+    """It stalls before its last requests; then the first one finishes and the stream is created again."""
     for stalls_at in range(1, 40):
         bench = Bench()
         bench.log().open_epoch()
@@ -153,7 +153,7 @@ def test_a_second_deleter_that_wakes_up_late_takes_nothing_of_the_new_stream() -
     raise AssertionError("the second deleter never came to an end")
 
 
-def test_a_creator_that_stalled_over_a_whole_deletion_doesn_t_revive_the_dead_incarnation() -> None:
+def test_creator_stalled_over_a_deletion_does_not_revive_the_incarnation() -> None:
     bench = Bench()
     bench.log().load(create=True)
     [key] = [k for k in bench.all_keys() if k.endswith("boundary")]
@@ -186,7 +186,7 @@ class _Interrupted(StoreWrapper):
         return answer
 
 
-def test_a_view_that_is_read_during_a_deletion_is_never_a_part_of_the_manifest() -> None:
+def test_view_read_during_a_deletion_is_never_partial() -> None:
     bench = Bench()
     log = bench.log()
     log.open_epoch()
@@ -204,7 +204,7 @@ def test_a_view_that_is_read_during_a_deletion_is_never_a_part_of_the_manifest()
     assert (state.record_id, list(state.segments.values())) == (0, []), "records that are left count for nothing"
 
 
-def test_a_deleter_that_stalled_while_another_finished_writes_nothing_any_more() -> None:
+def test_deleter_stalled_over_a_finished_deletion_writes_nothing() -> None:
     bench = Bench()
     log = bench.log()
     log.open_epoch()
@@ -226,7 +226,7 @@ def test_a_deleter_that_stalled_while_another_finished_writes_nothing_any_more()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
-def test_a_deletion_that_stops_anywhere_is_finished_by_the_next_one(after: bool) -> None:
+def test_deletion_interrupted_anywhere_is_finished_by_the_next(after: bool) -> None:
     for call in range(1, 60):
         bench = Bench()
         log = bench.log()
@@ -290,10 +290,8 @@ def test_clocks_that_differ_stop_the_deletion_of_anything_by_age() -> None:
         (60_001, None),
     ],
 )
-def test_what_is_old_is_told_by_the_earlier_clock_and_by_none_that_is_far_off(
-    ahead_ms: int, answer_ms: int | None
-) -> None:
-    """The store's clock before or behind ours; one that counts whole seconds may look a second late."""
+def test_age_is_measured_by_the_earlier_clock_within_the_skew_limit(ahead_ms: int, answer_ms: int | None) -> None:
+    """The store's clock is ahead of or behind ours; one with whole seconds may be a second late."""
     ours, theirs = ManualClock(now_ms=1_000_000), ManualClock(now_ms=1_000_000 + ahead_ms)
     store = MemoryStore(f"deletion-{next(_names)}", "", theirs)
     if answer_ms is not None:
@@ -301,11 +299,11 @@ def test_what_is_old_is_told_by_the_earlier_clock_and_by_none_that_is_far_off(
         return
     with pytest.raises(ClockSkew, match="nothing is deleted") as caught:
         time_for_deletion_ms(store, ours, skew_ms_max=60_000)
-    assert "clock_skew_seconds_max" in caught.value.hint
+    assert "clock_skew_max" in caught.value.hint
     assert time_for_deletion_ms(store, ours, skew_ms_max=60_000, ask_store=False) == 1_000_000
 
 
-def test_the_boundary_is_past_everything_before_an_object_goes() -> None:
+def test_boundary_passes_all_records_before_an_object_is_deleted() -> None:
     """A writer that stalled until then would win a number that is kept, over a stream without data."""
     bench = Bench()
     log = bench.log()
@@ -335,13 +333,13 @@ def test_the_earlier_of_the_two_clocks_counts() -> None:
     assert bench.delete().is_finished
 
 
-def test_dead_incarnations_are_swept_when_they_are_old_and_the_living_one_never() -> None:
+def test_old_dead_incarnations_are_swept_and_the_live_one_never() -> None:
     bench = Bench()
     log = bench.log()
     log.open_epoch()
     dead = UUID(int=77)
     bench.memory.put(record_key(STREAM, dead, 1), b"{}")
-    bench.memory.put(boundary_key(STREAM, dead), encode_boundary(FIRST_BOUNDARY))
+    bench.memory.put(boundary_key(STREAM, dead), FIRST_BOUNDARY.encode())
     foreign = f"{STREAM}/manifest/notes.txt"
     bench.memory.put(foreign, b"not ours")
     stranger = f"{manifest_prefix(STREAM, dead)}copy of 00000000000000000001.json"
@@ -377,7 +375,7 @@ def test_nothing_is_swept_while_a_catalogue_entry_is_missing() -> None:
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "old/00000000000000000001.json", "0001.json", "boundary.bak"])
-def test_what_has_no_name_of_ours_is_named_and_outlives_its_stream(name: str) -> None:
+def test_foreign_manifest_objects_are_reported_and_outlive_the_stream(name: str) -> None:
     bench = Bench()
     log = bench.log()
     log.open_epoch()

@@ -35,6 +35,8 @@ LIBRARIES = ("pytest", "hypothesis", "hypothesis.stateful", "numpy", "pyarrow", 
              "lz4.block", "zstandard", "fsspec", "typer", "rich.console", "sqlite3")  # fmt: skip
 #: A mutant whose tests need more processor time than this hangs.
 CPU_S_MAX = 180
+#: Seconds after which a quick test fails that a mutant makes wait; they take less than ten.
+TEST_S_MAX = 90
 #: pytest's exit code when it finds no test.
 NO_TESTS = 5
 #: What is not copied from the checkout: environments, caches and what runs left behind.
@@ -214,6 +216,7 @@ def _in_child(copy: Path, files: list[str], report: Path) -> int:
     options = ["-x", "-q", "--quick", "--tb=no", "-p", "no:randomly", "-p", "no:schemathesis", "-p", "no:xdist"]
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # libraries are loaded already
     options += ["-p", "no:cacheprovider", "--rootdir", str(copy), "-c", str(copy / "pyproject.toml")]
+    options += [f"--timeout={TEST_S_MAX}"]
     return int(pytest.main([*options, *files], plugins=[_FirstFailure(copy, report)]))
 
 

@@ -1,4 +1,4 @@
-"""The list of mutants: each one still has its line in the product, and makes a module that can be read."""
+"""The list of mutants: each line exists in the product, and each mutated module parses."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tests.mutants.mutants import AREAS, Mutant, NotFound, load, mutated, place_
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.slow
 def test_every_mutant_has_its_line_in_the_product() -> None:
     """Where a function was renamed or a line changed, ``mutants.jsonl`` follows, or another mutant takes its number."""
     mutants = load()
@@ -25,7 +26,7 @@ def test_every_mutant_has_its_line_in_the_product() -> None:
         assert text != (ROOT / place.path).read_text(encoding="utf-8")
 
 
-def test_a_line_that_is_gone_or_there_twice_is_named(tmp_path: Path) -> None:
+def test_missing_or_repeated_mutant_line_is_reported(tmp_path: Path) -> None:
     for package in ("formats", "offloader"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "a.py").write_text("class A:\n    def one(self):\n        return 1\n", encoding="utf-8")

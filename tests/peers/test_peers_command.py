@@ -1,4 +1,4 @@
-"""The comparison with peers: the command measures and reports, the server counts, requests cost what S3 takes."""
+"""The comparison with peers: the command measures and reports, the server counts, requests cost what S3 charges."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_command_measures_and_reports_each_peer_that_needs_no_java(
     tmp_path: Path, exercises: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     exercises("minio")
-    results, report = tmp_path / "results.json", tmp_path / "PEERS.md"
+    results, report = tmp_path / "results.json", tmp_path / "benchmarks.md"
     sizes = ["--mib", "4", "--warm-mib", "2", "--rounds", "1", "--singles", "2", "--delay-ms", "0"]
     files = ["--results", str(results), "--report", str(report)]
     assert main([*sizes, *files, "--part", "rates", "--only", *WITHOUT_JAVA]) == 0
@@ -44,7 +44,7 @@ def test_the_command_measures_and_reports_each_peer_that_needs_no_java(
     assert document["cells"]["boto3"]["0"]["read"]["requests"] == {"GetObject": 1}
     assert document["cells"]["boto3"]["0"]["stored_per_byte"] == 1.0
     assert report.read_text(encoding="utf-8") == rendered(document)
-    assert (tmp_path / "peers.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "benchmarks.png").read_bytes().startswith(b"\x89PNG")
 
     # Other sizes are no part of the same table.
     with pytest.raises(SystemExit):

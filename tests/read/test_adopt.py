@@ -1,4 +1,4 @@
-"""Adopting what Pulsar offloaded: found, checked, recorded where it lies, read like any other stream."""
+"""Adopting ledgers that Pulsar offloaded: found, checked, recorded in place, read like any other stream."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def snapshot(store: ObjectStore) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("deep", [False, True], ids=["indexes", "every entry"])
-def test_a_bucket_becomes_a_stream_whose_entries_are_pulsars(store: ObjectStore, deep: bool) -> None:
+def test_adopted_bucket_becomes_a_stream_of_pulsars_entries(store: ObjectStore, deep: bool) -> None:
     put_golden(store)
     before = snapshot(store)
 
@@ -89,7 +89,7 @@ def test_without_reading_entries_an_attempt_costs_two_requests(store: ObjectStor
     assert requests_of(store)["get"].requests == 2 * len(CASES) + 1
 
 
-def test_segments_say_what_is_known_and_whose_they_are(store: ObjectStore) -> None:
+def test_adopted_segments_record_known_facts_and_foreign_ownership(store: ObjectStore) -> None:
     put_golden(store, [CASES["v1-multi"]])
     adopted(store)
 
@@ -109,7 +109,7 @@ def test_ownership_is_taken_only_on_request(store: ObjectStore) -> None:
     assert all(record.owned for record in load_manifest(store, GOLDEN_STREAM).offloaded())
 
 
-def test_ownership_can_be_taken_later_and_nothing_else_changes(store: ObjectStore) -> None:
+def test_later_ownership_change_leaves_summaries_unchanged(store: ObjectStore) -> None:
     put_golden(store)
     adopted(store)
     before = load_manifest(store, GOLDEN_STREAM)
@@ -191,7 +191,7 @@ def test_the_proposals_deletion_finds_an_owned_ledgers_objects(store: ObjectStor
     assert len(snapshot(store)) == 2 * (len(CASES) - 1)
 
 
-def test_own_segments_go_on_where_the_adopted_ones_end(store: ObjectStore) -> None:
+def test_own_segments_continue_after_the_adopted_ones(store: ObjectStore) -> None:
     put_golden(store)
     adopted(store)
     writer = StreamWriter(store, GOLDEN_STREAM)
@@ -207,7 +207,7 @@ def test_own_segments_go_on_where_the_adopted_ones_end(store: ObjectStore) -> No
     ]  # fmt: skip
 
 
-def test_history_in_front_of_a_stream_that_is_being_written_fences_nobody(store: ObjectStore) -> None:
+def test_adopting_history_in_front_does_not_fence_the_writer(store: ObjectStore) -> None:
     writer = StreamWriter(store, GOLDEN_STREAM)
     writer.add([batch_of(1008, 0, 50)])
     put_golden(store)
@@ -219,13 +219,13 @@ def test_history_in_front_of_a_stream_that_is_being_written_fences_nobody(store:
     assert open_reader(store, GOLDEN_STREAM).last_position == Position(1008, 99)
 
 
-def test_history_with_a_hole_would_hide_what_can_be_read_and_is_left_out(store: ObjectStore) -> None:
+def test_history_with_a_gap_would_hide_what_can_be_read_and_is_left_out(store: ObjectStore) -> None:
     writer = StreamWriter(store, GOLDEN_STREAM)
     writer.add([batch_of(1008, 0, 50)])
     put_golden(store)
-    hole = TopicLedger(1005, 7, 70, False)
+    missing = TopicLedger(1005, 7, 70, False)
 
-    [found] = adopted(store, topics=[topic_of(list(CASES.values()), hole, TopicLedger(1008, 100, 1, False))]).streams
+    [found] = adopted(store, topics=[topic_of(list(CASES.values()), missing, TopicLedger(1008, 100, 1, False))]).streams
 
     assert [begin.ledger_id for begin in found.adopted] == [1007]
     assert [ledger.ledger_id for ledger in found.missing] == [1005, 1008]
@@ -233,7 +233,7 @@ def test_history_with_a_hole_would_hide_what_can_be_read_and_is_left_out(store: 
     assert (found.first, found.last) == (Position(1007, 0), Position(1008, 49))
 
 
-def test_a_hole_that_the_broker_knows_of_ends_what_can_be_read(store: ObjectStore) -> None:
+def test_a_gap_that_the_broker_knows_of_ends_what_can_be_read(store: ObjectStore) -> None:
     put_golden(store)
     [found] = adopted(store, topics=[topic_of(list(CASES.values()), TopicLedger(1005, 7, 70, False))]).streams
 
@@ -241,14 +241,14 @@ def test_a_hole_that_the_broker_knows_of_ends_what_can_be_read(store: ObjectStor
     assert found.unreadable == 1
 
 
-def test_ledgers_without_entries_are_no_hole(store: ObjectStore) -> None:
+def test_ledgers_without_entries_are_no_gap(store: ObjectStore) -> None:
     put_golden(store)
     [found] = adopted(store, topics=[topic_of(list(CASES.values()), TopicLedger(1005, 0, 0, False))]).streams
     assert found.last == Position(1007, 2)
     assert found.missing == []
 
 
-def test_of_two_whole_attempts_the_newer_counts(store: ObjectStore) -> None:
+def test_newer_of_two_complete_attempts_is_adopted(store: ObjectStore) -> None:
     case = CASES["v1-tiny"]
     put_golden(store, [case])
     older = store.head(case["index"]["key"]).modified_ms
@@ -272,7 +272,7 @@ def test_of_two_whole_attempts_the_newer_counts(store: ObjectStore) -> None:
 
 
 @pytest.mark.parametrize("damage", ["cut", "grown", "no last entry", "index", "index cut"])
-def test_an_attempt_that_is_not_whole_is_named_and_another_one_taken(store: ObjectStore, damage: str) -> None:
+def test_incomplete_attempt_is_reported_and_another_one_adopted(store: ObjectStore, damage: str) -> None:
     case = CASES["v1-multi"]
     put_golden(store, [case])
     bad = UUID("99999999-9999-4999-8999-999999999999")
@@ -332,7 +332,7 @@ def test_an_object_of_another_format_version_is_refused(store: ObjectStore) -> N
     assert "invalid object version" in problem.why
 
 
-def test_whose_a_ledger_is_the_broker_says_where_no_metadata_does(store: ObjectStore) -> None:
+def test_topic_listing_identifies_ledgers_without_metadata(store: ObjectStore) -> None:
     put_golden(store, without=["managedledgername"])
     done = adopted(store, dry_run=True)
     assert (done.streams, done.unmatched.count) == ([], len(CASES))
@@ -345,7 +345,7 @@ def test_whose_a_ledger_is_the_broker_says_where_no_metadata_does(store: ObjectS
     assert open_reader(store, GOLDEN_STREAM).count() == sum(case["count"] for case in CASES.values())
 
 
-def test_a_ledger_that_the_topic_does_not_have_or_that_is_longer_stays_out(store: ObjectStore) -> None:
+def test_ledger_missing_from_or_longer_than_the_topic_is_left_out(store: ObjectStore) -> None:
     put_golden(store, [CASES["v1-tiny"], CASES["v1-edges"], CASES["v1-rich-metadata"]])
     short = {**CASES["v1-edges"], "count": 20}
 
@@ -371,7 +371,7 @@ def test_two_clusters_in_one_bucket_are_never_mixed(store: ObjectStore) -> None:
     assert [begin.ledger_id for begin in found.adopted] == [1004]
 
 
-def test_what_the_stream_has_already_is_not_taken_twice(store: ObjectStore) -> None:
+def test_entries_already_in_the_stream_are_not_adopted_again(store: ObjectStore) -> None:
     writer = StreamWriter(store, GOLDEN_STREAM)
     writer.add([batch_of(1001, 0, 10)], layout=Layout.V1, extension=False, closes=[1001])
     put_golden(store, [CASES["v1-tiny"]])
@@ -384,7 +384,7 @@ def test_what_the_stream_has_already_is_not_taken_twice(store: ObjectStore) -> N
     ]
 
 
-def test_only_the_streams_that_are_named(store: ObjectStore) -> None:
+def test_only_named_streams_are_adopted(store: ObjectStore) -> None:
     put_golden(store, [CASES["v1-tiny"]])
     put_golden(store, [CASES["v1-edges"]], metadata={"managedledgername": "public/other/persistent/a%20b"})
 
@@ -394,7 +394,7 @@ def test_only_the_streams_that_are_named(store: ObjectStore) -> None:
     assert len(adopted(store).streams) == 2
 
 
-def test_a_stream_that_cannot_be_recorded_does_not_keep_the_others_out(store: ObjectStore) -> None:
+def test_stream_that_cannot_be_recorded_does_not_block_others(store: ObjectStore) -> None:
     put_golden(store, [CASES["v1-tiny"]])
     put_golden(store, [CASES["v1-edges"]], metadata={"managedledgername": "public/default/persistent/leases"})
 
@@ -405,7 +405,7 @@ def test_a_stream_that_cannot_be_recorded_does_not_keep_the_others_out(store: Ob
     assert problem.what == "public/default/persistent/leases"
 
 
-def test_v2_objects_of_pulsars_own_are_read_whole_and_adopted_by_the_brokers_word(store: ObjectStore) -> None:
+def test_v2_objects_of_pulsar_are_read_and_adopted_with_the_topic_listing(store: ObjectStore) -> None:
     segments = [segment for case in golden_cases("v2") for segment in case["segments"]]
     put_golden(store, segments, layout="v2")
     parts = {part["ledger"]: part for segment in segments for part in segment["parts"] if part["first"] == 0}
@@ -471,7 +471,7 @@ def entries_of(store: ObjectStore) -> list[Position]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True], ids=["before its effect", "after it"])
-def test_stopped_at_any_call_it_goes_on_and_never_hides_what_was_there(
+def test_adoption_interrupted_at_any_call_continues_and_hides_nothing(
     after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One segment in a record, history in front of a stream that has entries; the process dies at call n."""
@@ -501,7 +501,7 @@ def test_stopped_at_any_call_it_goes_on_and_never_hides_what_was_there(
     assert call > 20
 
 
-def test_it_works_on_every_s3_server(s3_place: Any) -> None:
+def test_adoption_works_on_every_s3_server(s3_place: Any) -> None:
     store = s3_place.open()
     put_golden(store)
 
@@ -522,7 +522,7 @@ def index_saying(store: ObjectStore, case: Mapping[str, Any], **changed: Any) ->
     store.put(key, encode_index(replace(index, groups=(replace(index.groups[0], metadata=ledger.encode()),))))
 
 
-def test_a_ledger_that_was_never_closed_stays_out(store: ObjectStore) -> None:
+def test_ledger_never_closed_is_left_out(store: ObjectStore) -> None:
     put_golden(store, [CASES["v1-tiny"], CASES["v1-edges"]])
     index_saying(store, CASES["v1-tiny"], closed=False)
 
@@ -542,7 +542,7 @@ def test_more_payload_than_the_object_has_room_for_is_a_contradiction(store: Obj
     assert "10 entries of 101 bytes together" in problem.why
 
 
-def test_a_ledger_whose_recorded_length_is_0_is_read(store: ObjectStore) -> None:
+def test_ledger_with_a_recorded_length_of_0_is_read(store: ObjectStore) -> None:
     put_golden(store, [CASES["v1-tiny"]])
     index_saying(store, CASES["v1-tiny"], length_bytes=0)
 

@@ -1,4 +1,4 @@
-"""Attempts in their packed form."""
+"""Adoption attempts in their packed form."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def attempt_of(ledger_id: int, *, uuid: int = 1, **summary: object) -> Attempt:
     )
 
 
-def test_attempts_come_back_as_they_were_by_owner() -> None:
+def test_attempts_round_trip_through_the_table_by_owner() -> None:
     table = AttemptTable()
     plain = [attempt_of(2**63 - 1, uuid=2**128 - 1), replace(attempt_of(5), closed=False)]
     # None of these fits into a row of numbers.

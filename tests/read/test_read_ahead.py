@@ -1,4 +1,4 @@
-"""How far ahead is fetched: little for who comes once, all that is allowed for who waits, one size of request."""
+"""Prefetching: little for a single read, the limit for a waiting reader, one size of request."""
 
 from __future__ import annotations
 
@@ -76,14 +76,14 @@ def reader_of(spy: Spy, in_flight: int, executor: Executor | None = None) -> Rea
     return open_reader(spy, STREAM, settings=settings, executor=executor)
 
 
-def test_a_reader_that_takes_one_batch_and_stops_has_fetched_two_requests_whatever_is_allowed(spy: Spy) -> None:
+def test_reader_stopping_after_one_batch_has_sent_two_requests(spy: Spy) -> None:
     with closing(reader_of(spy, 16).scan()) as batches:
         assert next(batches).first.entry_id == 0
         eventually(lambda: len(spy.sizes) == 2)  # one that hasn't begun when the reader stops is never sent
     assert len(spy.sizes) == 2
 
 
-def test_a_reader_that_waits_has_as_many_requests_open_as_are_allowed_as_soon_as_it_waits_again(spy: Spy) -> None:
+def test_waiting_reader_opens_as_many_requests_as_allowed(spy: Spy) -> None:
     reader = reader_of(spy, GROWTH)
     with closing(reader.scan()) as batches:
         taken = len(next(batches))
@@ -101,14 +101,14 @@ def test_the_size_of_a_request_does_not_change(spy: Spy) -> None:
     assert all(REQUEST_BYTES - BLOCK_BYTES < size <= REQUEST_BYTES for size in spy.sizes[:-1])
 
 
-def test_who_is_slower_than_the_store_has_one_request_ahead(spy: Spy) -> None:
+def test_reader_slower_than_the_store_prefetches_one_request(spy: Spy) -> None:
     with closing(reader_of(spy, 16, Inline()).scan()) as batches:
         for taken, batch in enumerate(batches, 1):
             fetched_blocks = len(spy.sizes) * (REQUEST_BYTES // BLOCK_BYTES)
             assert fetched_blocks - taken < 2 * (REQUEST_BYTES // BLOCK_BYTES), batch.first
 
 
-def test_it_grows_by_steps_to_the_limit_and_not_beyond() -> None:
+def test_prefetch_window_grows_by_steps_to_its_limit() -> None:
     ahead = PrefetchWindow(10)
     found = []
     for _ in range(4):
@@ -117,7 +117,7 @@ def test_it_grows_by_steps_to_the_limit_and_not_beyond() -> None:
     assert found == [1, GROWTH, 10, 10]
 
 
-def test_results_that_are_ready_in_one_round_do_not_make_it_smaller() -> None:
+def test_ready_results_within_a_round_do_not_shrink_the_window() -> None:
     """Requests that began together end together, though the consumer waits for each round of them."""
     ahead = PrefetchWindow(4)
     for _ in range(20):
@@ -127,7 +127,7 @@ def test_results_that_are_ready_in_one_round_do_not_make_it_smaller() -> None:
     assert ahead.tasks == 4
 
 
-def test_who_never_waits_comes_down_to_one_and_who_waits_again_gets_more() -> None:
+def test_prefetch_window_shrinks_without_waits_and_grows_again() -> None:
     ahead = PrefetchWindow(4)
     ahead.asked(waits=True)
     steps = 0
@@ -142,7 +142,7 @@ def test_who_never_waits_comes_down_to_one_and_who_waits_again_gets_more() -> No
     assert ahead.tasks == 4
 
 
-def test_the_limit_of_one_leaves_one_ahead() -> None:
+def test_limit_of_one_prefetches_one_task() -> None:
     taken = 0
 
     def tasks() -> Iterator[Callable[[], int]]:

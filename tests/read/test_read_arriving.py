@@ -1,4 +1,4 @@
-"""Blocks are decoded while a request's bytes still come, out of memory that is used again: no entry may show it."""
+"""Blocks are decoded from reused memory while a response arrives: entries are unaffected."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_plain_blocks_are_not_received_as_one_needs_bytes_of_the_next() -> None:
     assert store.received == 0
 
 
-def test_a_damaged_block_is_named_or_left_out_as_if_all_bytes_had_come_at_once() -> None:
+def test_damaged_block_is_reported_or_skipped_as_in_a_whole_read() -> None:
     writer = written()
     run = run_of(writer)
     at = int(run.segment_map.blocks.offset[2]) - run.start + 200
@@ -163,7 +163,7 @@ def test_a_damaged_block_is_named_or_left_out_as_if_all_bytes_had_come_at_once()
     assert 0 < len(left) < len(writer.entries)
 
 
-def test_an_object_of_another_length_counts_more_than_what_its_blocks_say() -> None:
+def test_changed_object_length_takes_precedence_over_block_damage() -> None:
     writer = written()
     run = run_of(writer)
     data, _ = writer.keys(writer.uuids[0])
@@ -174,15 +174,15 @@ def test_an_object_of_another_length_counts_more_than_what_its_blocks_say() -> N
         fetcher.run(run)
 
 
-def test_blocks_that_are_too_large_are_never_asked_for() -> None:
+def test_oversized_blocks_are_never_fetched() -> None:
     writer = written()
     store, _ = trickling(writer)
-    with pytest.raises(LimitReached, match=r"larger than read\.block_bytes_max = 1024"):
+    with pytest.raises(LimitReached, match=r"larger than read\.block_size_max = 1024"):
         Fetcher(store, ReadSettings(block_bytes_max=1024)).run(run_of(writer))
     assert store.received == 0
 
 
-def test_whatever_a_block_raises_comes_after_the_call_and_in_the_blocks_order() -> None:
+def test_decoding_errors_are_raised_after_the_call_in_block_order() -> None:
     """A store would take an error for its own, and ask again or close a connection that is in order."""
     writer = written()
     run = run_of(writer)

@@ -1,4 +1,4 @@
-"""What a reader can be asked for: to skip what is missing, find what was moved, hold a lease, share a cache."""
+"""Options of a reader: skip missing objects, relocate buckets, hold a lease, share a cache."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def writer(store: FaultyStore) -> StreamWriter:
 
 
 @pytest.mark.parametrize("role", [0, 1], ids=["data", "index"])
-def test_a_reader_that_may_skip_leaves_out_the_segment_of_a_missing_object_and_says_so(
+def test_skipping_reader_omits_and_reports_segment_of_a_missing_object(
     store: FaultyStore, writer: StreamWriter, role: int
 ) -> None:
     gone = writer.uuids[1]
@@ -67,9 +67,7 @@ def test_a_reader_that_may_skip_leaves_out_the_segment_of_a_missing_object_and_s
         assert list(reader.refresh().skipped) == [gone]
 
 
-def test_a_time_is_found_behind_a_missing_segment_only_by_who_may_skip(
-    store: FaultyStore, writer: StreamWriter
-) -> None:
+def test_only_skipping_reader_finds_a_time_behind_a_missing_segment(store: FaultyStore, writer: StreamWriter) -> None:
     time_ms = writer.entries[60].publish_time_ms
     store.delete(list(writer.keys(writer.uuids[1])))
     with open_reader(store, writer.stream, cache=Cache(0)) as strict, pytest.raises(ObjectMissing):
@@ -82,7 +80,7 @@ def test_a_time_is_found_behind_a_missing_segment_only_by_who_may_skip(
 # --- moved buckets ---------------------------------------------------------------------------------------------------
 
 
-def test_a_bucket_that_was_moved_is_read_where_the_setting_says(store: FaultyStore, writer: StreamWriter) -> None:
+def test_moved_bucket_is_read_where_the_setting_names_it(store: FaultyStore, writer: StreamWriter) -> None:
     old = {"managedLedgerOffloadDriver": "aws-s3", "bucket": "old", "region": "", "serviceEndpoint": "https://a"}
     writer.add([batch_of(1, 200, 10)], driver=old)
     here = store.driver_metadata["bucket"]
@@ -96,7 +94,7 @@ def test_a_bucket_that_was_moved_is_read_where_the_setting_says(store: FaultySto
         assert [entry for batch in reader.scan() for entry in batch.entries()] == writer.entries
 
 
-def test_a_move_that_is_no_table_of_texts_is_refused() -> None:
+def test_invalid_relocate_setting_is_refused() -> None:
     for wrong in ("old", {"old": 1}, 7):
         with pytest.raises(InvalidCall, match=r"read\.relocate: .* is not a table of texts"):
             Settings.of({"read": {"relocate": wrong}})
@@ -106,7 +104,7 @@ def test_a_move_that_is_no_table_of_texts_is_refused() -> None:
 # --- leases ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_lease_is_written_before_the_manifest_is_loaded_and_removed_at_the_end(
+def test_lease_is_written_before_the_manifest_loads_and_removed_at_the_end(
     store: FaultyStore, writer: StreamWriter, clock: ManualClock
 ) -> None:
     before = len(store.calls)
@@ -142,7 +140,7 @@ def test_a_lease_is_renewed_while_something_is_read(
         assert [each.uuid for each in leases_of(store, writer.stream)] == [lease.uuid]
 
 
-def test_a_lease_that_cant_be_renewed_is_an_error_only_when_it_has_ended(
+def test_failed_renewal_of_a_lease_is_an_error_only_after_its_end(
     store: FaultyStore, writer: StreamWriter, clock: ManualClock
 ) -> None:
     lease = take_lease(store, writer.stream, 60, clock=clock, reader="me")
@@ -158,7 +156,7 @@ def test_a_lease_that_cant_be_renewed_is_an_error_only_when_it_has_ended(
     assert (found.reader, found.ends_ms) == ("me", clock.now_ms() + 60_000)
 
 
-def test_a_lease_that_nobody_can_read_never_ends_by_itself(store: FaultyStore, writer: StreamWriter) -> None:
+def test_unreadable_lease_never_expires(store: FaultyStore, writer: StreamWriter) -> None:
     prefix = lease_prefix(writer.stream)
     store.put(f"{prefix}11111111-1111-4111-8111-111111111111", b"?")
     store.put(f"{prefix}notes.txt", b"?")
@@ -166,7 +164,7 @@ def test_a_lease_that_nobody_can_read_never_ends_by_itself(store: FaultyStore, w
     assert (found.ends_ms, found.reader) == (None, "")
 
 
-def test_leases_that_cant_help_are_refused_and_none_is_left(store: FaultyStore, writer: StreamWriter) -> None:
+def test_invalid_leases_are_refused_and_none_is_written(store: FaultyStore, writer: StreamWriter) -> None:
     with pytest.raises(InvalidCall, match="loaded after it was written"):
         open_reader(store, writer.stream, lease_seconds=60, state=load_manifest(store, writer.stream))
     for wrong in (-1, 8 * 24 * 3600):
@@ -211,7 +209,7 @@ def test_many_readers_at_once_fetch_a_block_once(store: FaultyStore, writer: Str
     assert len(store.calls) - before == 2, "one index, one block"
 
 
-def test_the_process_cache_grows_to_the_largest_bound_asked_for_and_0_means_none() -> None:
+def test_process_cache_grows_to_the_largest_bound_and_0_disables_it() -> None:
     bound = process_cache(1 << 20).bytes_max
     assert process_cache(bound + 1) is process_cache(1)
     assert process_cache(1).bytes_max == bound + 1

@@ -1,4 +1,4 @@
-"""Damaged, missing and foreign objects: the named error says stream, object, where, expected and found."""
+"""Damaged, missing and foreign objects: the error names stream, object, place, expected and found."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_another_object_of_the_same_length_is_found_by_the_index(writer: StreamW
         assert isinstance(error, Corrupt)
 
 
-def test_an_index_that_disagrees_with_the_manifest_is_corrupt_even_with_the_right_checksum(
+def test_index_contradicting_the_manifest_is_corrupt_despite_its_checksum(
     writer: StreamWriter,
 ) -> None:
     _, index = writer.keys(writer.uuids[0])
@@ -156,9 +156,7 @@ def test_an_object_the_manifest_has_and_the_store_has_not_is_missing(writer: Str
 
 
 @pytest.mark.parametrize("purged", [False, True])
-def test_an_object_that_went_because_its_segment_was_retired_since_is_trimmed(
-    writer: StreamWriter, purged: bool
-) -> None:
+def test_missing_object_of_a_since_retired_segment_is_trimmed(writer: StreamWriter, purged: bool) -> None:
     writer.add([batch_of(1, 100, 10)])
     reader = open_reader(writer.store, writer.stream)
     old = writer.uuids[0]
@@ -196,11 +194,11 @@ def test_an_object_of_an_unknown_format_version_is_refused(writer: StreamWriter,
         assert "invalid object version" in str(error)
 
 
-def test_a_block_above_the_limit_is_refused_naming_the_setting_and_before_it_is_fetched(writer: StreamWriter) -> None:
+def test_block_above_the_limit_is_refused_before_it_is_fetched(writer: StreamWriter) -> None:
     writer.add([batch_of(1, 100, 1, size=5000)])
     store = FaultyStore(writer.store)
     reader = open_reader(store, writer.stream, settings=ReadSettings(block_bytes_max=4000))
-    with pytest.raises(LimitReached, match=r"read\.block_bytes_max = 4000"):
+    with pytest.raises(LimitReached, match=r"read\.block_size_max = 4000"):
         reader.read(Position(1, 100), Position(1, 100))
     assert [key for verb, key in store.calls if key == writer.keys(writer.uuids[1])[0]] == []
     assert len(reader.read(FIRST, LAST)) == 100
@@ -209,7 +207,7 @@ def test_a_block_above_the_limit_is_refused_naming_the_setting_and_before_it_is_
 def test_decompression_is_capped_by_a_setting(writer: StreamWriter) -> None:
     writer.add([batch_of(1, 100, 1, size=50_000)], codec=Codec.ZSTD)
     reader = open_reader(writer.store, writer.stream, settings=ReadSettings(decompressed_bytes_max=10_000))
-    with pytest.raises(LimitReached, match=r"read\.decompressed_bytes_max"):
+    with pytest.raises(LimitReached, match=r"read\.decompressed_size_max"):
         reader.read(Position(1, 100), Position(1, 100))
 
 
@@ -223,7 +221,7 @@ def test_plain_pulsar_blocks_are_checked_structurally() -> None:
         assert isinstance(error, Corrupt)
 
 
-def test_a_store_that_is_away_is_said_to_be_and_the_next_read_works(writer: StreamWriter) -> None:
+def test_unreachable_store_is_an_error_and_the_next_read_works(writer: StreamWriter) -> None:
     quick = StoreSettings(retries_max=0)
     store = FaultyStore(open_store(writer.store.url, settings=quick))
     reader = open_reader(store, writer.stream)
@@ -234,7 +232,7 @@ def test_a_store_that_is_away_is_said_to_be_and_the_next_read_works(writer: Stre
 
 
 @pytest.mark.parametrize("call", range(1, 12))
-def test_whichever_call_fails_a_read_is_right_or_raises(writer: StreamWriter, call: int) -> None:
+def test_read_failing_at_any_call_is_right_or_raises(writer: StreamWriter, call: int) -> None:
     writer.add([batch_of(1, 100, 100), batch_of(2, 0, 300)], closes=[1])
     store = FaultyStore(writer.store, [Fault(call=call, verb="get")])
     try:
@@ -266,7 +264,7 @@ class HeldStore:
         return self.inner.get(key, byte_range)
 
 
-def test_readers_who_miss_the_same_block_at_once_send_one_get(writer: StreamWriter) -> None:
+def test_concurrent_readers_of_a_missing_block_send_one_get(writer: StreamWriter) -> None:
     data, _ = writer.keys(writer.uuids[0])
     store = HeldStore(writer.store, data)
     reader = open_reader(store, writer.stream)  # type: ignore[arg-type]
@@ -283,7 +281,7 @@ def test_readers_who_miss_the_same_block_at_once_send_one_get(writer: StreamWrit
     assert store.reads == 1
 
 
-def test_a_scan_sends_as_many_gets_at_once_as_the_setting_says(writer: StreamWriter) -> None:
+def test_scan_sends_as_many_concurrent_gets_as_configured(writer: StreamWriter) -> None:
     writer.add([batch_of(1, 100, 2000)])
     data, _ = writer.keys(writer.uuids[1])
     store = HeldStore(writer.store, data)
@@ -311,7 +309,7 @@ def test_no_thread_is_left_after_a_scan_was_closed_early(writer: StreamWriter) -
     assert not any(thread.name.startswith("offloader-read") for thread in threading.enumerate())
 
 
-def test_runs_of_a_damaged_block_can_be_told_to_leave_only_that_one_out(writer: StreamWriter) -> None:
+def test_fetcher_may_skip_only_the_damaged_block_of_a_run(writer: StreamWriter) -> None:
     data, index = writer.keys(writer.uuids[0])
     segment_map = SegmentMap.parse(writer.store.get(index)[0])
     flip(writer, data, int(segment_map.blocks.offset[2]) + 140)

@@ -1,4 +1,4 @@
-"""Following a stream: everything once and in order, however it grows, until told to stop."""
+"""Following a stream: every entry once and in order while it grows, until stopped."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def followed(writer: StreamWriter, start: Position | None, clock: ManualClock) -
     return [entry.position for batch in batches for entry in batch.entries()]
 
 
-def test_entries_come_once_and_in_order_as_segments_are_committed(writer: StreamWriter) -> None:
+def test_entries_are_followed_once_and_in_order_as_segments_are_committed(writer: StreamWriter) -> None:
     clock = SteppingClock(
         lambda: writer.add([batch_of(3, 0, 10)]),
         lambda: None,
@@ -57,7 +57,7 @@ def test_entries_come_once_and_in_order_as_segments_are_committed(writer: Stream
     assert len(writer.entries) == 19
 
 
-def test_it_begins_where_it_is_told_even_if_that_is_not_there_yet(writer: StreamWriter) -> None:
+def test_following_may_begin_at_a_position_that_does_not_exist_yet(writer: StreamWriter) -> None:
     writer.add([batch_of(3, 0, 10)])
     clock = SteppingClock(lambda: writer.add([batch_of(3, 10, 10)]))
     assert followed(writer, Position(3, 15), clock) == [Position(3, entry) for entry in range(15, 20)]
@@ -71,7 +71,7 @@ def test_waits_grow_while_nothing_is_new_and_are_short_again_afterwards(writer: 
     assert clock.waits_s[7:] == [WAIT_S_MIN, 2 * WAIT_S_MIN]
 
 
-def test_what_is_deleted_before_it_was_given_is_an_error_that_names_the_new_beginning(writer: StreamWriter) -> None:
+def test_following_truncated_entries_is_an_error_with_the_new_beginning(writer: StreamWriter) -> None:
     writer.add([batch_of(3, 0, 10)])
 
     def truncate() -> None:

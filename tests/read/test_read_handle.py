@@ -1,4 +1,4 @@
-"""One ledger by an offload context: the proposal's ReadHandle, over objects of Pulsar's and of ours."""
+"""One ledger by an offload context: the proposal's ReadHandle, over Pulsar's and our objects."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def entries_of(batches: Sequence[EntryBatch]) -> list[Entry]:
 
 @pytest.mark.parametrize("extension", [True, False])
 @pytest.mark.parametrize("begin", [1, 20, 127, 128, 129, 200, 1000])
-def test_a_ledger_in_two_segments_is_read_in_order_wherever_the_second_begins(
+def test_ledger_in_two_segments_reads_in_order_wherever_the_second_begins(
     store: ObjectStore, begin: int, extension: bool
 ) -> None:
     """Pulsar gives 20..44 then 0..19, and fails for a while on segments that begin at 128, 129 or 200."""
@@ -126,7 +126,7 @@ def test_a_ledger_in_two_segments_is_read_in_order_wherever_the_second_begins(
         assert handle.last_entry_id == begin + 99
 
 
-def test_one_segment_of_many_ledgers_answers_the_asked_one(store: ObjectStore) -> None:
+def test_segment_of_many_ledgers_returns_only_the_requested_one(store: ObjectStore) -> None:
     batches = [batch_of(3, 50, 10), batch_of(4, 0, 100), batch_of(9, 0, 20)]
     context = context_of(put_segment(store, batches))
     for batch in batches:
@@ -149,7 +149,7 @@ def test_entries_of_very_different_sizes_are_read_exactly(store: ObjectStore) ->
     assert list(handle.read(2999, 3003)) == expected[2999:3004]
 
 
-def test_past_the_last_entry_is_out_of_range_in_pulsars_words(store: ObjectStore) -> None:
+def test_read_past_the_last_entry_fails_with_pulsars_message(store: ObjectStore) -> None:
     handle = read_offloaded(store, 7, context_of(put_segment(store, [batch_of(7, 0, 10)])), {})
     with pytest.raises(BeyondEnd, match="entry index: 10 beyond last entry id: 9") as caught:
         handle.read(5, 10)
@@ -157,13 +157,13 @@ def test_past_the_last_entry_is_out_of_range_in_pulsars_words(store: ObjectStore
 
 
 @pytest.mark.parametrize("wanted", [(-1, 3), (5, 4)])
-def test_what_is_no_range_is_refused(store: ObjectStore, wanted: tuple[int, int]) -> None:
+def test_invalid_range_is_refused(store: ObjectStore, wanted: tuple[int, int]) -> None:
     handle = read_offloaded(store, 7, context_of(put_segment(store, [batch_of(7, 0, 10)])), {})
     with pytest.raises(InvalidCall, match="are no range"):
         handle.read(*wanted)
 
 
-def test_a_hole_between_segments_is_named_and_not_read_over(store: ObjectStore) -> None:
+def test_a_gap_between_segments_is_named_and_not_read_over(store: ObjectStore) -> None:
     uuids = [put_segment(store, [batch_of(7, 0, 10)]), put_segment(store, [batch_of(7, 15, 10)])]
     handle = read_offloaded(store, 7, context_of(*uuids), {})
     assert len(handle.read(15, 24)) == 10

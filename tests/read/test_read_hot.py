@@ -1,4 +1,4 @@
-"""Reading over both tiers: what isn't offloaded yet comes from the ledgers, what left them from the cold tier."""
+"""Reading both tiers: entries not yet offloaded come from the ledgers, deleted ledgers from the cold tier."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from offloader.errors import BeyondEnd, Trimmed
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.read.reader import Reader, open_reader
-from offloader.settings import LedgerSettings
+from offloader.settings import LedgerSettings, ReadSettings
 from offloader.store import open_store
 from tests.support.streams import BASE_MS, StreamWriter
 
 names = itertools.count()
+BOTH_PRIORITIES = pytest.mark.parametrize("priority", ["tiered-storage-first", "bookkeeper-first"])
 
 
 @pytest.fixture
@@ -61,11 +62,11 @@ def offload(writer: StreamWriter, source: EmbeddedStream, until: Position) -> No
     writer.add(batches, closes=ends)
 
 
-def reader_of(writer: StreamWriter, source: EmbeddedStream) -> Reader:
-    return open_reader(writer.store, writer.stream, source=source)
+def reader_of(writer: StreamWriter, source: EmbeddedStream, priority: str = "tiered-storage-first") -> Reader:
+    return open_reader(writer.store, writer.stream, source=source, settings=ReadSettings(read_priority=priority))
 
 
-def test_a_stream_that_has_nothing_offloaded_is_read_from_the_ledgers_alone(
+def test_stream_without_offloaded_entries_is_read_from_the_ledgers(
     writer: StreamWriter, source: EmbeddedStream
 ) -> None:
     written = append(source, 120)
@@ -99,9 +100,7 @@ def test_ranges_over_both_tiers_are_seamless(writer: StreamWriter, source: Embed
     assert reader.position_at(BASE_MS + 1000) is None
 
 
-def test_the_end_grows_with_the_ledgers_and_is_checked_against_them(
-    writer: StreamWriter, source: EmbeddedStream
-) -> None:
+def test_reading_past_the_end_fails_until_the_ledgers_grow(writer: StreamWriter, source: EmbeddedStream) -> None:
     written = append(source, 10)
     reader = reader_of(writer, source)
     with pytest.raises(BeyondEnd):
@@ -110,13 +109,14 @@ def test_the_end_grows_with_the_ledgers_and_is_checked_against_them(
     assert list(reader.read(more[0].position, more[0].position)) == more
 
 
-def test_ledgers_that_left_the_hot_tier_after_the_reader_was_opened_are_read_from_the_cold_one(
-    writer: StreamWriter, source: EmbeddedStream
+@BOTH_PRIORITIES
+def test_ledgers_leaving_the_hot_tier_during_a_read_come_from_the_cold_tier(
+    writer: StreamWriter, source: EmbeddedStream, priority: str
 ) -> None:
     """The pinned view doesn't have them yet, the hot tier has them no more: nothing may be skipped."""
     written = append(source, 170)
     offload(writer, source, written[30].position)
-    reader = reader_of(writer, source)
+    reader = reader_of(writer, source, priority)
     ledgers = [info.ledger_id for info in source.ledgers() if info.entries]
     offload(writer, source, written[149].position)
     for ledger in ledgers[:3]:
@@ -125,11 +125,12 @@ def test_ledgers_that_left_the_hot_tier_after_the_reader_was_opened_are_read_fro
     assert list(reader.read(written[25].position, written[155].position)) == written[25:156]
 
 
+@BOTH_PRIORITIES
 def test_a_ledger_that_leaves_the_hot_tier_during_a_scan_is_not_skipped(
-    writer: StreamWriter, source: EmbeddedStream
+    writer: StreamWriter, source: EmbeddedStream, priority: str
 ) -> None:
     written = append(source, 170)
-    scan = reader_of(writer, source).scan()
+    scan = reader_of(writer, source, priority).scan()
     found = list(next(scan).entries())
     ledgers = [info.ledger_id for info in source.ledgers() if info.entries]
     offload(writer, source, written[149].position)
@@ -138,11 +139,26 @@ def test_a_ledger_that_leaves_the_hot_tier_during_a_scan_is_not_skipped(
     assert found + entries_of(scan) == written
 
 
-def test_entries_that_retention_took_from_both_tiers_during_a_read_are_trimmed_not_skipped(
-    writer: StreamWriter, source: EmbeddedStream
+@BOTH_PRIORITIES
+def test_ledger_created_and_deleted_during_a_read_is_not_skipped(
+    writer: StreamWriter, source: EmbeddedStream, priority: str
+) -> None:
+    written = append(source, 50)
+    source.close_ledger()
+    offload(writer, source, written[-1].position)
+    reader = reader_of(writer, source, priority)
+    written += append(source, 70, start=50)
+    offload(writer, source, written[99].position)
+    source.delete(written[50].ledger_id)
+    assert entries_of(reader.scan()) == written
+
+
+@BOTH_PRIORITIES
+def test_entries_truncated_in_both_tiers_during_a_read_are_not_skipped(
+    writer: StreamWriter, source: EmbeddedStream, priority: str
 ) -> None:
     written = append(source, 170)
-    scan = reader_of(writer, source).scan()
+    scan = reader_of(writer, source, priority).scan()
     next(scan)
     ledgers = [info.ledger_id for info in source.ledgers() if info.entries]
     offload(writer, source, written[149].position)
@@ -152,6 +168,20 @@ def test_entries_that_retention_took_from_both_tiers_during_a_read_are_trimmed_n
     with pytest.raises(Trimmed, match="was deleted while it was read") as caught:
         list(scan)
     assert caught.value.first_available == written[120].position
+
+
+@BOTH_PRIORITIES
+def test_scan_continues_after_a_ledger_that_was_read_before_retention_deleted_it(
+    writer: StreamWriter, source: EmbeddedStream, priority: str
+) -> None:
+    """The scan stands after the last entry of that ledger, before the new beginning: it misses nothing."""
+    written = append(source, 170)
+    scan = reader_of(writer, source, priority).scan()
+    assert list(next(scan).entries()) == written[:50]
+    offload(writer, source, written[149].position)
+    source.delete(written[0].ledger_id)
+    writer.log.commit([Truncate(written[50].position)])
+    assert entries_of(scan) == written[50:]
 
 
 def test_empty_ledgers_between_are_passed_over(writer: StreamWriter, source: EmbeddedStream) -> None:

@@ -1,4 +1,4 @@
-"""Inspecting: every byte of an object has its piece, and damage is a piece as well."""
+"""Inspecting: every byte of an object is in a piece, and damage is a piece as well."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from formats.describe import (
     describe_block,
     describe_boundary,
     describe_checkpoint,
+    describe_fill,
     describe_index,
     describe_record,
     describe_segment_run,
 )
 from formats.entries import EntryBatch
-from formats.keys import boundary_key, catalog_key, record_key
+from formats.frames import encode_fill
+from formats.keys import boundary_key, catalog_key, fill_key, new_segment_uuid, record_key
 from formats.segment import Codec, Layout
 from offloader.errors import NotFound
 from offloader.inspect.inspect import inspect_object
@@ -61,7 +63,7 @@ def require_covered(pieces: list[DescribedBytes], size_bytes: int) -> None:
 
 
 @pytest.mark.parametrize("path", golden_files(), ids=lambda path: path.name[-40:])
-def test_every_byte_of_what_pulsar_wrote_has_its_piece(store: ObjectStore, path: Path) -> None:
+def test_every_byte_of_pulsars_objects_is_in_a_piece(store: ObjectStore, path: Path) -> None:
     data = content_of(path)
     key = path.name.removesuffix(".gz")
     store.put(key, data, metadata={"role": "any"})
@@ -79,7 +81,7 @@ def test_every_byte_of_what_pulsar_wrote_has_its_piece(store: ObjectStore, path:
 
 @pytest.mark.parametrize("layout", Layout)
 @pytest.mark.parametrize("codec", [Codec.NONE, Codec.ZSTD])
-def test_every_byte_of_what_we_wrote_has_its_piece(store: ObjectStore, layout: Layout, codec: Codec) -> None:
+def test_every_byte_of_our_objects_is_in_a_piece(store: ObjectStore, layout: Layout, codec: Codec) -> None:
     writer = StreamWriter(store)
     uuid = writer.add([batch_of(7, 0, 100)], layout=layout, codec=codec, closes=[7])
     data_key, index_key = writer.keys(uuid, 7 if layout is Layout.V1 else None)
@@ -115,7 +117,7 @@ def test_a_large_object_is_walked_without_being_read_whole(store: ObjectStore) -
         (150, "entries", "block payload at byte"),
     ],
 )
-def test_damage_is_a_piece_that_says_what_was_expected_and_what_came_before_is_shown(
+def test_damage_is_a_piece_with_what_was_expected_after_the_intact_pieces(
     store: ObjectStore, at: int, what: str, said: str
 ) -> None:
     writer = StreamWriter(store)
@@ -133,7 +135,7 @@ def test_damage_is_a_piece_that_says_what_was_expected_and_what_came_before_is_s
     assert [piece.start for piece in pieces[:4]] == [0, 128, *[piece.start for piece in pieces[2:4]]]
 
 
-def test_a_cut_object_shows_what_is_left(store: ObjectStore) -> None:
+def test_truncated_object_shows_its_remaining_pieces(store: ObjectStore) -> None:
     writer = StreamWriter(store)
     key = writer.keys(writer.add([batch_of(7, 0, 100)]))[0]
     store.put(key, store.get(key)[0][:-100])
@@ -168,14 +170,14 @@ def test_the_manifests_objects_are_known_by_their_names(store: ObjectStore) -> N
     assert "manifest checkpoint" in kinds.values()
 
 
-def test_an_object_that_is_not_there_is_an_error(store: ObjectStore) -> None:
+def test_missing_object_is_an_error(store: ObjectStore) -> None:
     with pytest.raises(NotFound):
         inspect_object(store, "orders/nothing")
 
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_describing_never_raises_whatever_the_bytes_are(data: st.DataObject) -> None:
+def test_describing_never_raises_for_any_bytes(data: st.DataObject) -> None:
     original = content_of(data.draw(st.sampled_from([path for path in golden_files() if path.stat().st_size < 50_000])))
     content = bytearray(original)
     for _ in range(data.draw(st.integers(0, 4))):
@@ -199,3 +201,18 @@ def test_walking_a_damaged_object_ends(data: st.DataObject) -> None:
     found = inspect_object(store, path.name, settings=ReadSettings(block_bytes_max=1 << 22))
     starts = [piece.start for piece in found.pieces]
     assert len(starts) <= len(content)
+
+
+def test_a_fill_is_described_whole_and_damaged(store: ObjectStore) -> None:
+    writer = StreamWriter(store)
+    body = bytes(encode_fill(batch_of(7, 3, 5)))
+    key = fill_key(writer.stream, new_segment_uuid(writer.log.state.incarnation, 1))
+    store.put(key, body)
+    found = inspect_object(store, key)
+    pieces = list(found.pieces)
+    assert (found.kind, [piece.what for piece in pieces]) == ("fill", ["fill header", "frames", "end mark"])
+    assert (pieces[0].facts["ledger_id"], pieces[1].facts["entries"]) == (7, 5)
+    for at in range(len(body)):
+        damaged = list(describe_fill(body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]))
+        require_covered(damaged, len(body))
+        assert [piece.problem for piece in damaged if piece.problem], f"byte {at}"

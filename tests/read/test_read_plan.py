@@ -38,7 +38,7 @@ def objects() -> SegmentObjects:
     st.booleans(),
     st.randoms(use_true_random=False),
 )
-def test_runs_hold_every_wanted_block_once_are_contiguous_and_no_longer_than_a_request(
+def test_runs_are_contiguous_bounded_and_hold_every_wanted_block_once(
     count: int, block_bytes: int, request_bytes: int, extension: bool, choice: random.Random
 ) -> None:
     found = segment_map(count, block_bytes, extension=extension)
@@ -74,7 +74,7 @@ def test_no_blocks_are_no_runs() -> None:
     assert list(block_runs(objects(), segment_map(10, 1000), np.arange(0), 1000)) == []
 
 
-def test_objects_are_named_as_pulsar_names_them_and_are_picklable() -> None:
+def test_objects_have_pulsars_names_and_are_picklable() -> None:
     plain = objects()
     assert plain.data_key == "a/b/00000000-0000-0000-0000-000000000007"
     assert plain.index_key == "a/b/00000000-0000-0000-0000-000000000007-index"
@@ -95,7 +95,7 @@ def test_an_empty_manifest_has_no_range_and_no_segments(writer: StreamWriter) ->
     assert readable_segments(writer.log.state) == []
 
 
-def test_segments_are_found_by_the_positions_they_hold(writer: StreamWriter) -> None:
+def test_segments_are_found_by_their_positions(writer: StreamWriter) -> None:
     writer.add([batch_of(3, 0, 10)])
     writer.add([batch_of(3, 10, 10), batch_of(5, 0, 10)], closes=[3, 5])
     writer.add([batch_of(9, 0, 10)])
@@ -113,7 +113,7 @@ def test_segments_are_found_by_the_positions_they_hold(writer: StreamWriter) -> 
 
 
 def test_segments_after_the_committed_end_are_not_readable(writer: StreamWriter) -> None:
-    """A hole that isn't a recorded gap may still be filled: what lies behind it doesn't count yet."""
+    """An unrecorded gap may still be filled: entries after it don't count yet."""
     writer.add([batch_of(3, 0, 10)])
     writer.add([batch_of(3, 20, 10)])
     assert whole_range(writer.log.state) == (Position(3, 0), Position(3, 9))

@@ -1,4 +1,4 @@
-"""A manifest's view as spans of entries, for a picture."""
+"""A manifest's view as spans of entries for a picture."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from formats.entries import Position
 from formats.manifest import Gap
 from offloader.errors import NotFound
-from offloader.inspect.inspect import shape_of
+from offloader.inspect.inspect import timeline_of
 from offloader.plot import Span
 from offloader.store import open_store
 from tests.support.streams import BASE_MS, StreamWriter, batch_of
@@ -26,7 +26,7 @@ def writer() -> StreamWriter:
 def test_ledgers_and_segments_are_counted_in_entries_from_the_first(writer: StreamWriter) -> None:
     writer.add([batch_of(3, 0, 10, size=100), batch_of(4, 0, 5, size=100)], closes=[3])
     writer.add([batch_of(4, 5, 20, size=100)])
-    shape = shape_of(writer.log.state)
+    shape = timeline_of(writer.log.state)
     assert shape.ledgers == [Span("ledger 3", 0, 10, 1000), Span("ledger 4", 10, 35, 2500)]
     assert [(span.name, span.start, span.stop) for span in shape.segments] == [
         ("segment 1", 0, 15),
@@ -48,11 +48,11 @@ def test_a_gap_is_a_place_between_two_entries(writer: StreamWriter) -> None:
     writer.log.commit([Gap(Position(3, 10), Position(3, 14), "lost")])
     writer.add([batch_of(3, 15, 5)])
     state = writer.log.state
-    assert shape_of(state).gaps == [(10, "gap 3:10..3:14")]
+    assert timeline_of(state).gaps == [(10, "gap 3:10..3:14")]
     late = replace(state, gaps=(*state.gaps, Gap(Position(3, 20), Position(3, 29), "lost")))
-    assert shape_of(late).gaps == [(10, "gap 3:10..3:14"), (15, "gap 3:20..3:29")]
+    assert timeline_of(late).gaps == [(10, "gap 3:10..3:14"), (15, "gap 3:20..3:29")]
 
 
 def test_a_stream_without_a_segment_has_no_shape(writer: StreamWriter) -> None:
     with pytest.raises(NotFound, match="no readable segment"):
-        shape_of(writer.log.state)
+        timeline_of(writer.log.state)

@@ -1,4 +1,4 @@
-"""Times as people write them."""
+"""Times in the forms that people write."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def test_iso_times_utc_where_no_zone_is_given_and_milliseconds(text: str, expect
 
 
 @pytest.mark.parametrize("text", ["", "now", "2013-13-01", "2013-07-04T25:00", "1e3", "9" * 19, "1.5"])
-def test_anything_else_is_refused_naming_the_option(text: str) -> None:
+def test_invalid_time_is_refused_naming_the_option(text: str) -> None:
     with pytest.raises(InvalidCall, match=r"option startTime: .* is not a time") as caught:
         time_ms_of(text, option="option startTime")
     assert "2013-07-04T12:00:00Z" in caught.value.hint
 
 
 @given(st.integers(-62_135_596_800_000, 253_402_300_799_999))
-def test_a_time_that_was_written_is_read_back(time_ms: int) -> None:
+def test_written_time_is_read_back(time_ms: int) -> None:
     assert time_ms_of(time_text(time_ms), option="x") == time_ms
 
 

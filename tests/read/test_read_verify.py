@@ -1,4 +1,4 @@
-"""Verifying: every kind of damage is found and named, and what is whole stays unnamed."""
+"""Verifying: every kind of damage is found, and intact objects have no finding."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from formats.keys import data_key, index_key, new_segment_uuid
 from formats.manifest import Assign
 from formats.segment import Codec, Layout
 from offloader.errors import StoreUnavailable
-from offloader.inspect.unreferenced import find_unexpected
-from offloader.inspect.verify import Damage, Finding, check_order, check_segment, check_segments
+from offloader.inspect.verify import Damage, Finding, check_order, check_segment, check_segments, find_unexpected
 from offloader.manifest.log import load_manifest
 from offloader.read.fetch import Fetcher
 from offloader.settings import ReadSettings
@@ -98,7 +97,7 @@ def test_an_object_of_another_length_is_named(store: ObjectStore, writer: Stream
     assert "found" in found[0].message
 
 
-def test_a_flipped_bit_in_any_block_is_found_by_the_deep_look_and_the_others_are_still_checked(
+def test_deep_check_finds_flipped_bit_in_any_block_and_checks_the_others(
     store: ObjectStore, writer: StreamWriter
 ) -> None:
     data, _ = writer.keys(writer.uuids[0])
@@ -114,10 +113,8 @@ def test_a_flipped_bit_in_any_block_is_found_by_the_deep_look_and_the_others_are
     assert check.blocks == len(offsets) - 3
 
 
-def test_a_flipped_bit_of_a_plain_block_shows_in_the_checksum_of_the_whole_object(
-    store: ObjectStore, writer: StreamWriter
-) -> None:
-    """A payload byte: no structure tells, only the manifest's checksum does."""
+def test_flipped_bit_of_a_plain_block_fails_the_object_checksum(store: ObjectStore, writer: StreamWriter) -> None:
+    """A payload byte: only the manifest's checksum detects it."""
     data, _ = writer.keys(writer.uuids[2])
     at = store.get(data)[0].index(b"2:210 ")
     changed(store, data, flipped(at))
@@ -126,9 +123,7 @@ def test_a_flipped_bit_of_a_plain_block_shows_in_the_checksum_of_the_whole_objec
     assert any("CRC-32C" in each.message and each.key == data for each in found)
 
 
-def test_the_store_tells_of_an_object_with_another_checksum_without_a_byte_being_read(
-    store: ObjectStore, writer: StreamWriter
-) -> None:
+def test_changed_checksum_is_found_without_reading_the_object(store: ObjectStore, writer: StreamWriter) -> None:
     data, _ = writer.keys(writer.uuids[1])
     changed(store, data, flipped(1000))
     assert store.head(data).crc32c is not None
@@ -145,9 +140,7 @@ def test_a_damaged_index_is_named(store: ObjectStore, writer: StreamWriter, at: 
     assert (finding.problem, finding.key) == (Damage.CORRUPT, index)
 
 
-def test_an_index_that_adds_up_to_something_else_contradicts_the_manifest(
-    store: ObjectStore, writer: StreamWriter
-) -> None:
+def test_index_with_other_sums_contradicts_the_manifest(store: ObjectStore, writer: StreamWriter) -> None:
     state = load_manifest(store, STREAM)
     record = state.segments[writer.uuids[0]]
     assert record.summary is not None
@@ -159,9 +152,7 @@ def test_an_index_that_adds_up_to_something_else_contradicts_the_manifest(
     ]
 
 
-def test_what_nobody_names_is_a_note_and_whose_it_is_shows_in_its_uuid(
-    store: ObjectStore, writer: StreamWriter
-) -> None:
+def test_unreferenced_objects_are_notes_told_apart_by_their_uuid(store: ObjectStore, writer: StreamWriter) -> None:
     ours, theirs = new_segment_uuid(writer.log.state.incarnation, 77), uuid4()
     for key in (data_key(STREAM, ours), index_key(STREAM, theirs), f"{STREAM}/notes.txt"):
         store.put(key, b"abc")
@@ -178,7 +169,7 @@ def test_what_nobody_names_is_a_note_and_whose_it_is_shows_in_its_uuid(
     assert store.list_uploads(data_key(STREAM, theirs))[0].upload_id == upload
 
 
-def test_what_is_being_written_now_is_no_finding(store: ObjectStore, writer: StreamWriter) -> None:
+def test_segment_being_written_is_no_finding(store: ObjectStore, writer: StreamWriter) -> None:
     end = writer.log.state.newest_end
     assert end is not None
     uuid = new_segment_uuid(writer.log.state.incarnation, 78)
@@ -188,7 +179,7 @@ def test_what_is_being_written_now_is_no_finding(store: ObjectStore, writer: Str
     assert all_findings(store, deep=True) == []
 
 
-def test_a_store_that_is_away_is_an_error_and_no_finding(store: ObjectStore, writer: StreamWriter) -> None:
+def test_unreachable_store_is_an_error_and_no_finding(store: ObjectStore, writer: StreamWriter) -> None:
     state = load_manifest(store, STREAM)
     faulty = FaultyStore(store, [Fault(call=1, calls=100, verb="head")])
     with pytest.raises(StoreUnavailable):

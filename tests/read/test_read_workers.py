@@ -1,4 +1,4 @@
-"""Results come in order, so many at once, and no call outlives the iterator that asked for it."""
+"""Results are in order and bounded in number, and no call outlives its iterator."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def threads_end() -> Iterator[None]:
     assert reading_threads() == []
 
 
-def test_results_come_in_the_order_of_the_tasks_whatever_order_they_finish_in() -> None:
+def test_results_are_in_task_order_whatever_order_they_finish_in() -> None:
     last_first = [threading.Event() for _ in range(5)]
 
     def task(number: int) -> int:
@@ -38,7 +38,7 @@ def test_results_come_in_the_order_of_the_tasks_whatever_order_they_finish_in() 
     assert list(workers.in_order(partial(task, n) for n in range(5))) == [0, 1, 2, 3, 4]
 
 
-def test_no_more_tasks_run_at_once_than_the_limit_over_all_iterators_of_one_object() -> None:
+def test_limit_of_running_tasks_covers_all_iterators_of_one_object() -> None:
     lock = threading.Lock()
     running = most = 0
     full = threading.Event()
@@ -64,7 +64,7 @@ def test_no_more_tasks_run_at_once_than_the_limit_over_all_iterators_of_one_obje
     assert most == 3
 
 
-def test_an_error_comes_at_its_place_and_ends_the_iterator() -> None:
+def test_error_is_raised_at_its_place_and_ends_the_iterator() -> None:
     def fails() -> int:
         raise ValueError("here")
 
@@ -75,7 +75,7 @@ def test_an_error_comes_at_its_place_and_ends_the_iterator() -> None:
     assert list(results) == []
 
 
-def test_what_making_tasks_raises_comes_after_the_results_of_the_tasks_before() -> None:
+def test_error_of_the_task_iterator_is_raised_after_earlier_results() -> None:
     def tasks() -> Iterator[Callable[[], int]]:
         yield lambda: 1
         yield lambda: 2
@@ -87,7 +87,7 @@ def test_what_making_tasks_raises_comes_after_the_results_of_the_tasks_before() 
         next(results)
 
 
-def test_closing_waits_for_what_runs_drops_what_has_not_begun_and_closes_the_tasks() -> None:
+def test_closing_waits_for_running_tasks_and_drops_pending_ones() -> None:
     begun, go_on = threading.Event(), threading.Event()
     finished: list[str] = []
     closed = threading.Event()
@@ -131,7 +131,7 @@ def test_threads_exist_only_while_an_iterator_is_in_progress() -> None:
     assert list(workers.in_order([lambda: 5])) == [5]  # and it can be used again
 
 
-def test_a_pool_that_is_handed_in_is_used_and_left_running() -> None:
+def test_given_pool_is_used_and_left_running() -> None:
     with ThreadPoolExecutor(2, thread_name_prefix="mine") as pool:
         names = list(ReaderThreads(2, pool).in_order([lambda: threading.current_thread().name] * 5))
         assert all(name.startswith("mine") for name in names)

@@ -1,4 +1,4 @@
-"""A stream's reader: exactly the asked entries, in order, from one pinned manifest version."""
+"""A stream's reader: exactly the requested entries, in order, from one pinned manifest version."""
 
 from __future__ import annotations
 
@@ -59,9 +59,7 @@ def entries_of(batches: object) -> list[Entry]:
     return [entry for batch in batches for entry in batch.entries()]  # type: ignore[attr-defined]
 
 
-def test_a_scan_gives_back_every_entry_of_every_layout_byte_for_byte_in_order(
-    stream: StreamWriter, reader: Reader
-) -> None:
+def test_scan_returns_every_entry_of_every_layout_in_order(stream: StreamWriter, reader: Reader) -> None:
     assert entries_of(reader.scan()) == stream.entries
 
 
@@ -88,10 +86,8 @@ def test_a_read_of_any_range_gives_exactly_its_entries(
 
 
 @pytest.mark.parametrize("entry", [0, 126, 127, 128, 129, 199])
-def test_a_single_entry_comes_alone_also_at_the_ends_of_segments(
-    stream: StreamWriter, reader: Reader, entry: int
-) -> None:
-    """Pulsar's reader answers 0..8 when it is asked for 8."""
+def test_single_entry_is_read_alone_even_at_segment_ends(stream: StreamWriter, reader: Reader, entry: int) -> None:
+    """Pulsar's reader returns 0..8 when 8 is requested."""
     assert list(reader.read(Position(3, entry), Position(3, entry))) == [stream.entries[entry]]
 
 
@@ -101,7 +97,7 @@ def test_positions_between_ledgers_are_no_error_and_add_nothing(stream: StreamWr
     assert len(reader.read(Position(5, 0), Position(6, 10))) == 0
 
 
-def test_an_answer_turns_into_one_arrow_table(stream: StreamWriter, reader: Reader) -> None:
+def test_read_result_converts_to_one_arrow_table(stream: StreamWriter, reader: Reader) -> None:
     found = reader.read(Position(3, 190), Position(4, 5))
     table = found.to_arrow()
     assert table.schema.names == ["ledger_id", "entry_id", "publish_time", "payload"]
@@ -126,7 +122,7 @@ def test_an_empty_answer_is_an_empty_table_of_the_same_columns(reader: Reader) -
 
 
 @pytest.mark.parametrize("batch_bytes", [1, 100, 5000, 10**9])
-def test_batches_of_a_scan_are_no_larger_than_asked_except_for_single_large_entries(
+def test_scan_batches_respect_their_size_except_for_large_entries(
     stream: StreamWriter, reader: Reader, batch_bytes: int
 ) -> None:
     batches = list(reader.scan(batch_bytes=batch_bytes))
@@ -137,7 +133,7 @@ def test_batches_of_a_scan_are_no_larger_than_asked_except_for_single_large_entr
 
 @pytest.mark.parametrize("request_bytes", [4096, 10**6])
 @pytest.mark.parametrize("in_flight", [1, 3])
-def test_the_answer_does_not_depend_on_how_it_is_fetched(
+def test_read_result_does_not_depend_on_how_it_is_fetched(
     stream: StreamWriter, request_bytes: int, in_flight: int
 ) -> None:
     chosen = ReadSettings(request_bytes=request_bytes, requests_in_flight_max=in_flight, cache_bytes_max=0)
@@ -192,7 +188,7 @@ def test_an_unknown_stream_is_not_found_and_similar_names_are_suggested(stream: 
 
 
 @pytest.mark.parametrize("name", ["_catalog/x", "a//b", "a/manifest"])
-def test_what_is_no_stream_name_is_refused_as_such(stream: StreamWriter, name: str) -> None:
+def test_invalid_stream_name_is_refused(stream: StreamWriter, name: str) -> None:
     with pytest.raises(InvalidCall, match=r"stream name .* can't be used"):
         open_reader(stream.store, name)
 
@@ -205,7 +201,7 @@ def test_a_deleted_stream_is_not_found() -> None:
         open_reader(writer.store, writer.stream)
 
 
-def test_a_reader_stays_at_its_manifest_version_until_it_is_refreshed() -> None:
+def test_reader_is_pinned_to_its_manifest_version_until_refreshed() -> None:
     writer = StreamWriter(new_store())
     writer.add([batch_of(1, 0, 5)])
     reader = open_reader(writer.store, writer.stream)
@@ -216,7 +212,7 @@ def test_a_reader_stays_at_its_manifest_version_until_it_is_refreshed() -> None:
     assert entries_of(reader.scan()) == writer.entries[:5]
 
 
-def test_a_view_that_is_handed_in_is_the_pinned_one() -> None:
+def test_given_view_is_pinned() -> None:
     writer = StreamWriter(new_store())
     writer.add([batch_of(1, 0, 5)])
     state = writer.log.state
@@ -239,7 +235,7 @@ def test_entries_before_the_head_are_trimmed_also_inside_a_segment() -> None:
     assert caught.value.first_available == Position(1, 60)
 
 
-def test_a_head_behind_everything_leaves_nothing() -> None:
+def test_head_after_the_last_entry_leaves_nothing() -> None:
     writer = StreamWriter(new_store())
     writer.add([batch_of(1, 0, 5)])
     writer.log.commit([LedgerClosed(1, 4), Truncate(Position(2, 0))])
@@ -248,7 +244,7 @@ def test_a_head_behind_everything_leaves_nothing() -> None:
     assert reader.segments() == []
 
 
-def test_scans_go_on_over_recorded_gaps() -> None:
+def test_scans_continue_over_recorded_gaps() -> None:
     writer = StreamWriter(new_store())
     writer.add([batch_of(1, 0, 5)])
     writer.log.commit([Gap(Position(1, 5), Position(1, 7), "expired")])
@@ -312,7 +308,7 @@ def calls_of(store: FaultyStore, call: Callable[[], object]) -> list[str]:
     return [key for verb, key in store.calls[before:] if verb == "get"]
 
 
-def test_a_single_read_is_one_get_when_the_index_is_cached_two_when_not_none_when_warm() -> None:
+def test_single_read_costs_two_gets_cold_one_with_index_and_none_cached() -> None:
     writer = StreamWriter(new_store())
     uuid = writer.add([batch_of(1, 0, 200)])
     data, index = writer.keys(uuid)
@@ -323,7 +319,7 @@ def test_a_single_read_is_one_get_when_the_index_is_cached_two_when_not_none_whe
     assert calls_of(store, lambda: reader.read(Position(1, 6), Position(1, 6))) == []
 
 
-def test_neighbouring_blocks_that_are_not_cached_are_one_get() -> None:
+def test_adjacent_uncached_blocks_are_one_get() -> None:
     writer = StreamWriter(new_store())
     uuid = writer.add([batch_of(1, 0, 400)])
     data, _ = writer.keys(uuid)
@@ -346,7 +342,7 @@ def test_a_scan_neither_fills_nor_empties_the_cache() -> None:
     assert calls_of(store, lambda: reader.read(Position(1, 399), Position(1, 399))) == [data]
 
 
-def test_counting_whole_segments_asks_for_nothing_and_cut_ones_for_their_index() -> None:
+def test_counting_fetches_only_indexes_of_partly_covered_segments() -> None:
     writer = StreamWriter(new_store())
     uuids = [writer.add([batch_of(1, 100 * n, 100)]) for n in range(3)]
     store = FaultyStore(writer.store)
@@ -356,6 +352,7 @@ def test_counting_whole_segments_asks_for_nothing_and_cut_ones_for_their_index()
     assert cut == [writer.keys(uuids[0])[1], writer.keys(uuids[2])[1]]
 
 
+@pytest.mark.slow
 def test_readers_in_many_threads_do_not_disturb_each_other(stream: StreamWriter, reader: Reader) -> None:
     wrong: list[object] = []
 

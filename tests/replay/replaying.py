@@ -9,9 +9,9 @@ from uuid import UUID
 
 from formats.entries import EntryBatch, Position
 from formats.pulsar.entry import decode_frame
-from offloader.ledgers.pulsar.client import ClientLimits, PulsarClient
+from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.producer import ProducerLimits
-from offloader.ledgers.pulsar.protocol import ConnectionLimits
+from offloader.ledgers.pulsar.protocol import ClientLimits
 from offloader.read.reader import open_reader
 from offloader.replay import Progress, ProgressFile, Replayer, ReplayLimits, ReplayResult, lease_name, producer_name
 from offloader.runtime.clock import SystemClock
@@ -68,8 +68,8 @@ class Place:
         return ProgressFile(self.folder / "progress.json")
 
     def client(self) -> PulsarClient:
-        connection = ConnectionLimits(request_s=10, keep_alive_s=10)
-        return PulsarClient(self.broker.url, limits=ClientLimits(retry_s=5, delay_first_s=0.01, connection=connection))
+        limits = ClientLimits(request_s=10, keep_alive_s=10, retry_s=5, delay_first_s=0.01)
+        return PulsarClient(self.broker.url, limits=limits)
 
     def run(self, *, first: Position | None = None, last: Position | None = None, **more: Any) -> ReplayResult:
         options = {name: more.pop(name) for name in ("with_transactions", "on_progress", "wanted") if name in more}

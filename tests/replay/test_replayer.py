@@ -1,4 +1,4 @@
-"""Replays onto the fake broker: the same messages, whatever breaks in between, and what is there twice is known."""
+"""Replays onto the fake broker: the same messages after any interruption, and duplicates are counted."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_only_the_range_is_sent(place: Place) -> None:
     assert place.arrived == [Position(7, 38), Position(7, 39), Position(9, 0), Position(12, 0), Position(12, 1)]
 
 
-def test_two_replays_of_a_stream_to_one_topic_are_kept_apart_wherever_they_begin(
+def test_concurrent_replays_of_a_stream_to_one_topic_are_refused(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # After each entry; at the end at most 20 are on their way, so it is told of some that are stored before.
@@ -97,7 +97,7 @@ def test_two_replays_of_a_stream_to_one_topic_are_kept_apart_wherever_they_begin
 
 @pytest.mark.slow
 @pytest.mark.parametrize("deduplicates", [True, False])
-def test_a_connection_that_breaks_again_and_again_costs_nothing(place: Place, deduplicates: bool) -> None:
+def test_repeatedly_broken_connection_loses_and_repeats_nothing(place: Place, deduplicates: bool) -> None:
     place.producers.deduplicates = deduplicates
     generator = random.Random(7)
 
@@ -111,7 +111,7 @@ def test_a_connection_that_breaks_again_and_again_costs_nothing(place: Place, de
 
 
 @pytest.mark.parametrize("deduplicates", [True, False])
-def test_what_arrives_late_is_there_once_or_known_to_be_twice(place: Place, deduplicates: bool) -> None:
+def test_late_entries_are_stored_once_or_counted_as_duplicates(place: Place, deduplicates: bool) -> None:
     place.producers.deduplicates = deduplicates
     place.producers.delay, place.producers.cut_after = 5, 5
     result = place.run()
@@ -127,7 +127,7 @@ def test_what_arrives_late_is_there_once_or_known_to_be_twice(place: Place, dedu
 @pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**32), deduplicates=st.booleans(), foreign=st.booleans())
-def test_runs_that_are_killed_anywhere_send_everything_once(
+def test_replays_killed_anywhere_send_every_entry_once(
     tmp_path_factory: pytest.TempPathFactory, seed: int, deduplicates: bool, foreign: bool
 ) -> None:
     """The last note is as old as it may be: what the target has beyond it is found there."""
@@ -168,7 +168,7 @@ def test_runs_that_are_killed_anywhere_send_everything_once(
         assert not result.target_forgot
 
 
-def test_a_target_that_forgot_is_told(place: Place) -> None:
+def test_target_that_lost_its_producer_state_is_reported(place: Place) -> None:
     place.producers.cut_after = 30
     with pytest.raises(StoreUnavailable):
         place.run(retry_s=0.0)
@@ -182,7 +182,7 @@ def test_a_target_that_forgot_is_told(place: Place) -> None:
     assert place.arrived[-1] == ALL[-1]
 
 
-def test_a_broker_that_stays_away_ends_it_and_the_next_run_goes_on(place: Place) -> None:
+def test_refusing_broker_ends_the_replay_and_the_next_run_continues(place: Place) -> None:
     place.producers.refuse = 7
     with pytest.raises(StoreUnavailable, match="quota"):
         place.run(retry_s=0.05)
@@ -191,13 +191,13 @@ def test_a_broker_that_stays_away_ends_it_and_the_next_run_goes_on(place: Place)
     assert place.arrived == ALL
 
 
-def test_what_is_wrong_for_good_ends_it_at_once(place: Place) -> None:
+def test_permanent_refusal_ends_the_replay_at_once(place: Place) -> None:
     place.producers.refuse = TERMINATED
     with pytest.raises(InvalidCall, match="terminated"):
         place.run(retry_s=1e9)
 
 
-def test_a_damaged_entry_ends_it_behind_what_is_whole(place: Place, tmp_path: Path) -> None:
+def test_damaged_entry_ends_the_replay_after_the_intact_ones(place: Place, tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}/damaged")
     damaged = bytearray(entry_of(Position(1, 3)))
     damaged[-1] ^= 1
@@ -224,7 +224,7 @@ def test_markers_stay_and_transactions_are_asked_about(place: Place, tmp_path: P
     assert (result.markers, result.entries) == (1, 2)
 
 
-def test_another_replays_file_is_refused(place: Place) -> None:
+def test_progress_file_of_another_replay_is_refused(place: Place) -> None:
     place.file.write(place.wanted)
     place.store = open_store("memory://another-stream")
     place.incarnation = write_stream(place.store, entries_of({1: 1}))

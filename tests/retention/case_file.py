@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from offloader.retention.cuts import Cut, SegmentId
-from offloader.retention.lineage import Lineage
+from tests.retention.lineages import ScalableLineage
 
 OWN = Path(__file__).with_name("retention_cases.json")
 
@@ -40,9 +40,9 @@ def segments(names: Any) -> list[SegmentId]:
     return [SegmentId.parse(name) for name in names]
 
 
-def lineage(layout: Mapping[str, Any]) -> Lineage:
+def lineage(layout: Mapping[str, Any]) -> ScalableLineage:
     """The stream of a layout, or of a case of ``random_exact``."""
-    return Lineage.build(
+    return ScalableLineage.build(
         {SegmentId.parse(name): (low, high) for name, (low, high) in layout["segments"].items()},
         [segments(epoch) for epoch in layout["epochs"]],
         {SegmentId.parse(name): size for name, size in layout.get("sealed_size", {}).items()},
@@ -50,7 +50,7 @@ def lineage(layout: Mapping[str, Any]) -> Lineage:
 
 
 @cache
-def layout(name: str) -> Lineage:
+def layout(name: str) -> ScalableLineage:
     return lineage(case_file()["layouts"][name])
 
 

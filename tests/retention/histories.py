@@ -8,16 +8,17 @@ from hypothesis import strategies as st
 
 from offloader.retention.cuts import FUTURE, Consumed, Cut, Offset, SegmentId
 from offloader.retention.decide import Situation, Subscription
-from offloader.retention.lineage import Lineage, LineageMeasure, StreamSegment
+from offloader.retention.lineage import LineageMeasure, StreamSegment
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
 from offloader.retention.state import Record, RetentionSet
+from tests.retention.lineages import ScalableLineage
 
 #: Offsets and sealed sizes go up to here; all amounts are then of the size of the limits that are drawn.
 SIZE_MAX = 12
 
 
 @st.composite
-def lineages(draw: st.DrawFn, scalings_max: int = 4) -> Lineage:
+def lineages(draw: st.DrawFn, scalings_max: int = 4) -> ScalableLineage:
     """One to three segments, then splits, merges and both at once, of neighbours and of segments apart."""
     first = [(number / 4, (number + 1) / 4) for number in range(4)]
     joined = draw(st.sampled_from([(4,), (2, 2), (1, 3), (1, 1, 2)]))
@@ -26,7 +27,7 @@ def lineages(draw: st.DrawFn, scalings_max: int = 4) -> Lineage:
         ranges.append((first[at][0], first[at + width - 1][1]))
         at += width
     ids = [SegmentId(number, 0) for number in range(len(ranges))]
-    stream = Lineage.build(dict(zip(ids, ranges, strict=True)), [ids])
+    stream = ScalableLineage.build(dict(zip(ids, ranges, strict=True)), [ids])
     for _ in range(draw(st.integers(0, scalings_max))):
         chosen = draw(st.sets(st.sampled_from(stream.active), min_size=1, max_size=3))
         sealed = {one.segment: draw(st.integers(0, SIZE_MAX)) for one in sorted(chosen, key=lambda one: one.segment)}
@@ -53,7 +54,7 @@ def parts(draw: st.DrawFn, low: float, high: float) -> list[tuple[float, float]]
 
 
 @st.composite
-def read(draw: st.DrawFn, stream: Lineage) -> Consumed:
+def read(draw: st.DrawFn, stream: ScalableLineage) -> Consumed:
     """What somebody can have read: of a segment something only if all that it took over from was read to the end."""
     full: set[SegmentId] = set()
     at: dict[SegmentId, Offset] = {}
@@ -68,7 +69,7 @@ def read(draw: st.DrawFn, stream: Lineage) -> Consumed:
 
 
 @st.composite
-def cuts(draw: st.DrawFn, stream: Lineage) -> Cut:
+def cuts(draw: st.DrawFn, stream: ScalableLineage) -> Cut:
     """A valid cut, at times with more future segments than it needs, as reader groups publish them."""
     consumed = draw(read(stream))
     cut = stream.cut_of(consumed)
@@ -81,7 +82,7 @@ def cuts(draw: st.DrawFn, stream: Lineage) -> Cut:
 
 
 @st.composite
-def tails(draw: st.DrawFn, stream: Lineage, count_max: int = 7) -> list[Cut]:
+def tails(draw: st.DrawFn, stream: ScalableLineage, count_max: int = 7) -> list[Cut]:
     """Cuts at a growing tail: each at or after the one before it."""
     found: list[Cut] = []
     for one in draw(st.lists(cuts(stream), max_size=count_max)):

@@ -7,9 +7,10 @@ from typing import Any
 
 from offloader.retention.cuts import Cut, SegmentId
 from offloader.retention.decide import Situation, Subscription
-from offloader.retention.lineage import Lineage, LineageMeasure
+from offloader.retention.lineage import LineageMeasure
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
 from offloader.retention.state import Record, RetentionSet
+from tests.retention.lineages import ScalableLineage
 
 Offsets = tuple[int, ...]
 
@@ -46,7 +47,7 @@ def stream(
 ) -> Situation:
     """``records``: time -> cut. The head is the beginning, and there are as many partitions as it or a record names."""
     partitions = len(head or next(iter(records.values()), (0,)))
-    lineage = Lineage.of_partitions(partitions)
+    lineage = ScalableLineage.of_partitions(partitions)
     recorded = [Record(time, found, sum(cut)) for time, cut in records.items() if (found := at(cut))]
     return Situation(
         policy=policy,

@@ -72,7 +72,7 @@ class Bench:
 
     def remembered(self, stream: str = STREAM) -> Any:
         retention = open_retention(self.memory, stream, clock=self.clock)
-        return read_records(retention, retention.place())
+        return read_records(retention, retention.scope())
 
     def objects(self) -> dict[str, str]:
         page = self.memory.list("")

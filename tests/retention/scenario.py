@@ -7,11 +7,12 @@ from typing import Any
 
 from offloader.retention.cuts import UNBOUNDED, Cut, SegmentId
 from offloader.retention.decide import Situation, decide, subscriptions_of
-from offloader.retention.lineage import Lineage, LineageMeasure
+from offloader.retention.lineage import LineageMeasure
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
 from offloader.retention.state import Decision, Record, RetentionSet
 from offloader.retention.subscribers import Registry
 from tests.retention.case_file import cut, segments
+from tests.retention.lineages import ScalableLineage
 
 Step = dict[str, Any]
 
@@ -24,7 +25,7 @@ class Scenario:
     """
 
     def __init__(self) -> None:
-        self.lineage = Lineage(())
+        self.lineage = ScalableLineage(())
         self.head = UNBOUNDED
         self.head_time_ms: int | None = None
         self.records = RetentionSet()
@@ -37,7 +38,7 @@ class Scenario:
 
     def create(self, step: Step) -> None:
         ranges = {SegmentId.parse(name): (low, high) for name, (low, high) in step["segments"].items()}
-        self.lineage = Lineage.build(ranges, [list(ranges)])
+        self.lineage = ScalableLineage.build(ranges, [list(ranges)])
         self.head = self.lineage.first_cut
 
     def scale(self, step: Step) -> None:

@@ -15,13 +15,13 @@ import pytest
 
 from offloader.errors import InvalidCall
 from offloader.retention import cycle
-from offloader.retention.cuts import Cut, Order, scale_problem
+from offloader.retention.cuts import Cut, Order
 from offloader.retention.decide import window
-from offloader.retention.lineage import Lineage
 from offloader.retention.policy import Limits, Unit
 from offloader.retention.state import Record, RetentionSet
 from tests.retention import scenario
 from tests.retention.case_file import case_file, cut, layout, lineage, segments, suite, target
+from tests.retention.lineages import ScalableLineage, scale_problem
 from tests.retention.scenario import Scenario
 
 Case = dict[str, Any]
@@ -91,7 +91,7 @@ def replay_random_exact(case: Case) -> None:
         assert stream.equal(one, stream.cut_of(stream.consumed(one)))
 
 
-def relation(stream: Lineage, one: Cut, other: Cut) -> str:
+def relation(stream: ScalableLineage, one: Cut, other: Cut) -> str:
     there, back = stream.order(one, other), stream.order(other, one)
     if there is back is Order.EQUAL_OR_AFTER:
         return "Equal"
@@ -114,6 +114,12 @@ def recorded(records: list[Case]) -> RetentionSet:
     return RetentionSet(tuple(Record(one["time"], cut(one["cut"]), one["size"]) for one in records))
 
 
+def at_or_before_size(records: RetentionSet, size_bytes: int) -> Record | None:
+    """The newest record with at most ``size_bytes`` before it."""
+    sized = [one for one in records.records if one.size_bytes is not None and one.size_bytes <= size_bytes]
+    return sized[-1] if sized else None
+
+
 def replay_retention_set(case: Case) -> None:
     records = RetentionSet()
     for step in case["steps"]:
@@ -121,11 +127,11 @@ def replay_retention_set(case: Case) -> None:
             case "add":
                 records = records.add(Record(step["time"], cut({"0.0": step["time"]}), step["size"]))
             case "remove_up_to":
-                records = records.without_up_to_time(step["time"])
+                records = RetentionSet(records.records[len(records.up_to_time(step["time"])) :])
             case "at_or_before_time":
                 assert step["expect_time"] == newest_time(records.up_to_time(step["time"]))
             case "at_or_before_size":
-                found = records.at_or_before_size(step["size"])
+                found = at_or_before_size(records, step["size"])
                 assert step["expect_time"] == (found.time_ms if found else None)
             case "records_up_to":
                 assert step["expect_times"] == [one.time_ms for one in records.up_to_time(step["time"])]

@@ -9,18 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offloader.retention.cuts import FUTURE, Consumed, Cut, Order, SegmentId
-from offloader.retention.lineage import Lineage, StreamSegment
+from offloader.retention.lineage import StreamSegment
 from tests.retention.case_file import cut
 from tests.retention.histories import cuts, lineages, read
+from tests.retention.lineages import ScalableLineage
 
 
 @st.composite
-def streams_with_cuts(draw: st.DrawFn, count: int) -> tuple[Lineage, list[Cut]]:
+def streams_with_cuts(draw: st.DrawFn, count: int) -> tuple[ScalableLineage, list[Cut]]:
     stream = draw(lineages())
     return stream, [draw(cuts(stream)) for _ in range(count)]
 
 
-def consumed_in_words(stream: Lineage, at: Cut) -> Consumed:
+def consumed_in_words(stream: ScalableLineage, at: Cut) -> Consumed:
     """The specification's sentence, word by word, on keys in 1/64: an independent model."""
     listed = [stream.by_id[segment] for segment in at.offsets]
 
@@ -50,8 +51,8 @@ def consumed_in_words(stream: Lineage, at: Cut) -> Consumed:
 
 @settings(max_examples=150, deadline=None)
 @given(streams_with_cuts(1))
-def test_what_a_cut_consumed_is_what_the_specification_says(given_: tuple[Lineage, list[Cut]]) -> None:
-    """Wherever the specification's own words make a cut valid, both agree; ours never counts more as read."""
+def test_consumed_positions_of_a_cut_match_the_specification(given_: tuple[ScalableLineage, list[Cut]]) -> None:
+    """For every cut valid by the specification both agree; ours never counts more as read."""
     stream, [one] = given_
     mine, words = stream.consumed(one), consumed_in_words(stream, one)
     assert mine.at == words.at
@@ -63,7 +64,7 @@ def test_what_a_cut_consumed_is_what_the_specification_says(given_: tuple[Lineag
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
-def test_every_state_of_reading_has_a_valid_cut_that_says_it(data: st.DataObject) -> None:
+def test_every_state_of_reading_is_described_by_a_valid_cut(data: st.DataObject) -> None:
     stream = data.draw(lineages())
     state = data.draw(read(stream))
     at = stream.cut_of(state)
@@ -74,7 +75,7 @@ def test_every_state_of_reading_has_a_valid_cut_that_says_it(data: st.DataObject
 
 @settings(max_examples=100, deadline=None)
 @given(streams_with_cuts(3))
-def test_order_is_an_order(given_: tuple[Lineage, list[Cut]]) -> None:
+def test_order_is_an_order(given_: tuple[ScalableLineage, list[Cut]]) -> None:
     """Reflexive, also with future segments; antisymmetric; transitive; and sizes follow it."""
     stream, (one, other, third) = given_
     assert stream.order(one, one) is Order.EQUAL_OR_AFTER
@@ -90,7 +91,7 @@ def test_order_is_an_order(given_: tuple[Lineage, list[Cut]]) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(streams_with_cuts(4))
-def test_lower_bound_is_the_latest_that_loses_nothing(given_: tuple[Lineage, list[Cut]]) -> None:
+def test_lower_bound_is_the_latest_that_loses_nothing(given_: tuple[ScalableLineage, list[Cut]]) -> None:
     """Valid, independent of the order, before every cut, at or after any other such cut; joins dually."""
     stream, [*some, aside] = given_
     low, high = stream.meet(some), stream.join(some)
@@ -107,7 +108,7 @@ def test_lower_bound_is_the_latest_that_loses_nothing(given_: tuple[Lineage, lis
 
 @settings(max_examples=100, deadline=None)
 @given(streams_with_cuts(3))
-def test_meet_and_join_make_a_distributive_lattice(given_: tuple[Lineage, list[Cut]]) -> None:
+def test_meet_and_join_make_a_distributive_lattice(given_: tuple[ScalableLineage, list[Cut]]) -> None:
     stream, (a, b, c) = given_
     meet, join = stream.meet, stream.join
     assert meet([a, a]) == join([a, a]) == a
@@ -122,8 +123,8 @@ def test_meet_and_join_make_a_distributive_lattice(given_: tuple[Lineage, list[C
 
 @settings(max_examples=100, deadline=None)
 @given(streams_with_cuts(3))
-def test_offsets_come_from_the_cuts_that_were_combined(given_: tuple[Lineage, list[Cut]]) -> None:
-    """So a bound lies on entry boundaries."""
+def test_combined_cuts_contain_only_offsets_of_their_inputs(given_: tuple[ScalableLineage, list[Cut]]) -> None:
+    """So that a bound is on entry boundaries."""
     stream, some = given_
     for found in (stream.meet(some), stream.join(some)):
         for segment, offset in found.offsets.items():
@@ -132,7 +133,7 @@ def test_offsets_come_from_the_cuts_that_were_combined(given_: tuple[Lineage, li
 
 @settings(max_examples=60, deadline=None)
 @given(streams_with_cuts(2))
-def test_segments_to_delete_are_those_that_became_read(given_: tuple[Lineage, list[Cut]]) -> None:
+def test_segments_to_delete_are_those_that_became_read(given_: tuple[ScalableLineage, list[Cut]]) -> None:
     """What a move deletes adds up over any stop on the way; a reader on the way meets the rest."""
     stream, (one, other) = given_
     low, high = stream.meet([one, other]), stream.join([one, other])
@@ -142,9 +143,9 @@ def test_segments_to_delete_are_those_that_became_read(given_: tuple[Lineage, li
     assert stream.between(stream.first_cut, high)[: len(stream.consumed(high).full)] != [] or not direct
 
 
-def test_bound_of_valid_cuts_is_a_cut_even_where_the_words_have_none() -> None:
+def test_bound_of_valid_cuts_is_a_cut_where_the_specification_has_none() -> None:
     """1.0 was read to its end, so 3.1 is listed; 2.0 too, so 6.3 is. Nothing of 5.2, which 6.3 follows, was read."""
-    stream = Lineage.build(
+    stream = ScalableLineage.build(
         {SegmentId.parse(name): keys for name, keys in RANGES.items()},
         [[SegmentId.parse(name) for name in epoch] for epoch in EPOCHS],
         dict.fromkeys([SegmentId.parse(name) for name in ("0.0", "1.0", "2.0", "3.1", "5.2")], 10),
@@ -171,13 +172,14 @@ RANGES = {
 EPOCHS = [["0.0", "1.0", "2.0"], ["2.0", "3.1"], ["2.0", "4.2", "5.2"], ["4.2", "6.3"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epoch_of", [lambda i: i % 11, lambda i: 10 - i % 11, lambda i: 0, lambda i: (i * 7) % 11])
 def test_cuts_of_a_hundred_segments_scaled_ten_times(epoch_of: object) -> None:
     """Each key range may be in an epoch of its own; the guide's case 2 of section 5."""
     assert callable(epoch_of)
     ids = [[SegmentId(epoch * 100 + i, epoch) for i in range(100)] for epoch in range(11)]
     ranges = {one[i]: (i / 100, (i + 1) / 100) for one in ids for i in range(100)}
-    stream = Lineage.build(ranges, ids, dict.fromkeys([s for one in ids[:-1] for s in one], 1))
+    stream = ScalableLineage.build(ranges, ids, dict.fromkeys([s for one in ids[:-1] for s in one], 1))
     chosen = Cut({ids[epoch_of(i)][i]: 0 for i in range(100)})
 
     assert stream.problem(chosen) == ""

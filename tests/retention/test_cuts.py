@@ -1,4 +1,4 @@
-"""Cuts as text, bytes and JSON; what is no cut of a stream; scalings that can't be."""
+"""Cuts as text, bytes and JSON; invalid cuts; impossible scalings."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from formats.entries import Position
 from offloader.errors import InvalidCall
 from offloader.retention.cuts import FUTURE, UNBOUNDED, Cut, Order, SegmentId
-from offloader.retention.lineage import Lineage, LineageMeasure
+from offloader.retention.lineage import LineageMeasure
 from tests.retention.case_file import cut, layout
+from tests.retention.lineages import ScalableLineage
 
 #: The guide's case 1 of section 5.
 WIDE = cut({"1.1": 10, "2.1": 20, "3.1": 30, "4.1": 20, "5.2": 50, "8.2": 50, "9.2": 60, "10.2": -1})
@@ -36,7 +37,7 @@ def test_a_cut_reads_in_the_order_of_creation() -> None:
     assert POSITIONS.as_json() == {"0.0": "7:12", "1.0": "9:3"}
 
 
-def test_unbounded_is_a_word_and_no_bytes() -> None:
+def test_unbounded_cut_is_a_word_as_text_and_empty_as_bytes() -> None:
     assert UNBOUNDED.text("scope/stream") == "UNBOUNDED"
     assert UNBOUNDED.to_bytes("scope/stream") == b""
     assert Cut.parse(" UNBOUNDED ") == ("", UNBOUNDED)
@@ -51,7 +52,7 @@ def test_unbounded_is_a_word_and_no_bytes() -> None:
         "a/b:0.0=1,0.0=2", "a/b:0.0=-2", "a/b:0.0=1.5", "a/b:-1.0=1", "a/b:0.0=--1", "unbounded",
     ],
 )  # fmt: skip
-def test_what_is_no_text_of_a_cut_is_refused(text: str) -> None:
+def test_invalid_text_of_a_cut_is_refused(text: str) -> None:
     with pytest.raises(InvalidCall):
         Cut.parse(text)
 
@@ -59,13 +60,13 @@ def test_what_is_no_text_of_a_cut_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "offsets", [{"0.0": -2}, {"0.0": True}, {"0.0": None}, {"0.0": 1.0}, {"0": 1}, {"0.0": "7:x"}, [1]]
 )
-def test_what_is_no_json_of_a_cut_is_refused(offsets: object) -> None:
+def test_invalid_json_of_a_cut_is_refused(offsets: object) -> None:
     with pytest.raises(InvalidCall):
         Cut.of(offsets)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("data", [b"x", b"[]", b"{}", b'{"stream":"s"}', b'{"stream":"s","cut":7}', b"\xff"])
-def test_what_are_no_bytes_of_a_cut_is_refused(data: bytes) -> None:
+def test_invalid_bytes_of_a_cut_are_refused(data: bytes) -> None:
     with pytest.raises(InvalidCall):
         Cut.from_bytes(data)
 
@@ -103,7 +104,7 @@ def test_why_a_cut_is_no_point_of_the_stream(name: str, offsets: dict[str, int],
     assert bool(why) == bool(found)
 
 
-def test_cuts_with_unknown_segments_are_refused_wherever_they_are_used() -> None:
+def test_cuts_with_unknown_segments_are_refused_by_every_operation() -> None:
     stream, known, unknown = layout("two"), cut({"0.0": 1, "1.0": 1}), cut({"0.0": 1, "7.0": 1})
     for use in (
         lambda: stream.order(unknown, known), lambda: stream.meet([known, unknown]), lambda: stream.span(unknown),
@@ -118,7 +119,7 @@ def test_a_size_needs_recorded_sizes_and_bytes() -> None:
     with pytest.raises(InvalidCall, match=r"size of stream segment 0\.0, .*wasn't recorded"):
         layout("between").bytes_till(cut({"3.1": 0, "4.1": 0, "1.0": 0, "2.0": 0}))
     with pytest.raises(InvalidCall, match=r"7:12 .*is a position"):
-        Lineage.of_partitions(1).bytes_till(Cut({SegmentId(0, 0): Position(7, 12)}))
+        ScalableLineage.of_partitions(1).bytes_till(Cut({SegmentId(0, 0): Position(7, 12)}))
     assert LineageMeasure(layout("between")).bytes_before(cut({"3.1": 0, "4.1": 0, "1.0": 0, "2.0": 0})) is None
     assert LineageMeasure(layout("two")).entries_before(cut({"0.0": 1, "1.0": 1})) is None
 
@@ -145,7 +146,7 @@ def positions(*places: tuple[int, int] | None) -> Cut:
 
 def test_cuts_of_partitions_may_leave_some_out() -> None:
     """Partitions can be added: of one that a cut doesn't name nothing was read."""
-    topic = Lineage.of_partitions(3)
+    topic = ScalableLineage.of_partitions(3)
     old, new = positions((7, 1), (9, 5)), positions((7, 0), (9, 6), (1, 0))
 
     assert topic.problem(old) == topic.problem(new) == ""
@@ -153,12 +154,12 @@ def test_cuts_of_partitions_may_leave_some_out() -> None:
     assert topic.meet([old, new]) == positions((7, 0), (9, 5))
     assert topic.join([old, new]) == positions((7, 1), (9, 6), (1, 0))
     assert topic.order(topic.join([old, new]), old) is Order.EQUAL_OR_AFTER
-    assert topic.first_cut == UNBOUNDED
+    assert ScalableLineage(topic.segments, is_partitioned=True).first_cut == UNBOUNDED
     assert topic.problem(positions(None, (9, 5))) == ""
 
 
 def test_cuts_of_partitions_have_no_future_and_no_strangers() -> None:
-    topic = Lineage.of_partitions(2)
+    topic = ScalableLineage.of_partitions(2)
     assert "partition 1.0 has no offset" in topic.problem(Cut({SegmentId(0, 0): 3, SegmentId(1, 0): FUTURE}))
     assert "has no stream segment 2.0" in topic.problem(Cut({SegmentId(2, 0): 3}))
     assert "lists no stream segment" in topic.problem(UNBOUNDED)
@@ -167,7 +168,7 @@ def test_cuts_of_partitions_have_no_future_and_no_strangers() -> None:
 @pytest.mark.parametrize("count", [0, -1, 2**31])
 def test_a_topic_has_partitions(count: int) -> None:
     with pytest.raises(InvalidCall, match=f"{count} partitions"):
-        Lineage.of_partitions(count)
+        ScalableLineage.of_partitions(count)
 
 
 # --- scalings ---------------------------------------------------------------------------------------------------------
@@ -194,4 +195,4 @@ def test_an_epoch_covers_each_key_once() -> None:
     one, other = SegmentId(0, 0), SegmentId(1, 0)
     for ranges in ({one: (0.0, 0.5), other: (0.6, 1.0)}, {one: (0.0, 0.6), other: (0.5, 1.0)}, {one: (0.0, 0.9)}):
         with pytest.raises(InvalidCall, match="epoch 0 don't cover each key once"):
-            Lineage.build(ranges, [list(ranges)])
+            ScalableLineage.build(ranges, [list(ranges)])

@@ -1,4 +1,4 @@
-"""What a cycle of retention says of time and of sizes holds whatever comes between its requests."""
+"""Times and sizes in a retention cycle stay true whatever happens between its requests."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_clock_that_went_back_behind_what_was_recorded_stops_retention() -> No
     assert bench.head() is None
 
 
-def test_sizes_go_on_from_what_was_truncated_by_a_cycle_that_broke_off() -> None:
+def test_sizes_continue_after_truncation_by_an_interrupted_cycle() -> None:
     bench = Bench(policy="size", min_mbytes=mb(10))
     bench.grow_and_run(1)
     bench.grow()
@@ -99,7 +99,7 @@ def test_sizes_go_on_from_what_was_truncated_by_a_cycle_that_broke_off() -> None
     assert bench.remembered().records.newest.size_bytes == 30 * KIB
 
 
-def test_sizes_go_on_from_what_was_truncated_by_hand() -> None:
+def test_sizes_continue_after_a_manual_truncation() -> None:
     bench = Bench(policy="size", min_mbytes=1)
     bench.grow_and_run(2)
     log = ManifestLog(bench.memory, STREAM, clock=bench.clock)
@@ -134,7 +134,7 @@ def test_sizes_grow_with_what_is_written_though_a_partition_left_uncounted(is_tr
     assert sizes == [40 * KIB, 50 * KIB, 60 * KIB]
 
 
-def test_a_partition_that_is_added_doesnt_begin_the_silence_anew() -> None:
+def test_added_partition_does_not_restart_the_fallback_period() -> None:
     bench = Bench(
         policy="consumption", subscriber_timeout_minutes=5, fallback_after_minutes=60, fallback_min_mbytes=mb(10)
     )
@@ -186,7 +186,7 @@ def test_two_cycles_at_once_that_cut_elsewhere_leave_min_together(comes_back: bo
     assert kept >= 40 * KIB
 
 
-def test_what_was_decided_before_a_partition_was_deleted_isnt_carried_out() -> None:
+def test_decision_is_dropped_when_a_partition_was_deleted_since() -> None:
     bench = Bench(policy="size", min_mbytes=mb(10))
     zero, one = (f"{TOPIC}-partition-{number}" for number in range(2))
     for stream in (zero, one):
@@ -208,7 +208,7 @@ def test_what_was_decided_before_a_partition_was_deleted_isnt_carried_out() -> N
     assert bench.head(zero) is None
 
 
-def test_what_was_decided_before_a_partition_was_gone_to_its_last_object_isnt_carried_out() -> None:
+def test_decision_is_not_carried_out_when_a_partition_was_purged_since() -> None:
     bench = Bench(policy="size", min_mbytes=mb(30))
     zero, one = (f"{TOPIC}-partition-{number}" for number in range(2))
     for stream in (zero, one):
@@ -233,7 +233,7 @@ def test_what_was_decided_before_a_partition_was_gone_to_its_last_object_isnt_ca
     assert (bench.head(zero) or Position(1, 0)) <= Position(2, 0)
 
 
-def test_a_stream_that_was_created_again_isnt_cut_where_the_one_before_was() -> None:
+def test_recreated_stream_is_not_cut_at_positions_of_its_predecessor() -> None:
     bench = Bench(policy="size", min_mbytes=mb(10), max_mbytes=mb(20))
     bench.grow_and_run(1)
     bench.grow(ledgers=4)
@@ -266,6 +266,7 @@ def test_a_stream_of_which_nothing_is_left_has_no_tail_to_record() -> None:
     assert bench.remembered().records.records == ()
 
 
+@pytest.mark.slow
 def test_old_records_are_thinned_by_the_cycles() -> None:
     bench = Bench(policy="size", min_mbytes=1000)
     bench.grow_and_run(40)
@@ -274,7 +275,7 @@ def test_old_records_are_thinned_by_the_cycles() -> None:
     assert (records[0].size_bytes, records[-1].size_bytes) == (10 * KIB, 400 * KIB)
 
 
-def test_who_never_published_is_protected_until_the_timeout() -> None:
+def test_unpublished_subscriber_is_protected_until_the_timeout() -> None:
     bench = Bench(policy="consumption", subscriber_timeout_minutes=10, protect_unpublished=True)
     bench.grow(ledgers=2)
     for name in ("never", "fast"):
@@ -288,7 +289,7 @@ def test_who_never_published_is_protected_until_the_timeout() -> None:
     assert heads == [None, Position(2, 0)]
 
 
-def test_what_leaves_the_hot_tier_while_a_stream_is_looked_at_counts_by_its_manifest() -> None:
+def test_ledger_offloaded_during_a_cycle_counts_by_its_manifest() -> None:
     bench = Bench(policy="size", min_mbytes=mb(1000))
     bench.grow(ledgers=1)
     hot = MemoryLedgers(STREAM, bench.clock)

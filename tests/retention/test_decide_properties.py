@@ -1,4 +1,4 @@
-"""A decision keeps what it has to keep, in random streams with random policies and subscribers."""
+"""A decision keeps what it must in random streams with random policies and subscribers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cycle explained: the words, and a picture that fits a terminal."""
+"""Explanation of a retention cycle: its text, and a picture that fits a terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from offloader.retention.explain import WIDTH, explain
 from tests.retention.retained_streams import Bench, mb
 
 
-def test_it_says_what_would_go_why_and_who_loses_what() -> None:
+def test_explain_shows_cut_rule_and_losing_subscribers() -> None:
     bench = Bench(policy="consumption", min_mbytes=mb(10), max_mbytes=mb(40), subscriber_timeout_minutes=600)
     bench.grow()
     for name in ("billing", "search", "never"):
@@ -51,7 +51,7 @@ loses    never: 10 entries that it hasn't read, because it never published, so
 """
 
 
-def test_an_empty_stream_and_one_without_a_policy_say_so() -> None:
+def test_explain_reports_missing_policy_and_subscribers() -> None:
     bench = Bench()
     bench.grow()
     lines = list(explain(bench.run()))

@@ -1,9 +1,12 @@
-"""Subscribers that follow somebody else's, as values; places of a stream near positions of others."""
+"""Mirrored subscribers as values; positions of a stream near given ones."""
 
 from __future__ import annotations
 
+from uuid import UUID
+
 from formats.entries import Position
 from offloader.ledgers.base import LedgerInfo
+from offloader.manifest.state import ManifestState
 from offloader.retention.cuts import Cut, OwnCuts, PartitionEntries, partition_segment
 from offloader.retention.subscribers import Followed, Registry, followed
 
@@ -12,7 +15,8 @@ def ledger(ledger_id: int, entries: int, *, closed: bool = True) -> LedgerInfo:
     return LedgerInfo(ledger_id=ledger_id, closed=closed, entries=entries, size_bytes=10 * entries, created_ms=0)
 
 
-ENTRIES = PartitionEntries(None, [ledger(3, 5), ledger(7, 0), ledger(9, 4, closed=False)])
+NOTHING_OFFLOADED = ManifestState(stream="hot", incarnation=UUID(int=0))
+ENTRIES = PartitionEntries(NOTHING_OFFLOADED, [ledger(3, 5), ledger(7, 0), ledger(9, 4, closed=False)])
 OWN = OwnCuts({0: ENTRIES})
 
 
@@ -39,7 +43,7 @@ def test_the_place_at_or_before_a_position_of_others() -> None:
         if found is not None:
             assert ENTRIES.problem(found) == ""
             assert found <= Position(*given)
-    assert PartitionEntries(None, []).at_or_before(Position(1, 1)) is None
+    assert PartitionEntries(NOTHING_OFFLOADED, []).at_or_before(Position(1, 1)) is None
 
 
 def follow(registry: Registry, now_ms: int, renew_ms: int | None = None, **wanted: tuple[Cut, bool]) -> Registry:
@@ -47,7 +51,7 @@ def follow(registry: Registry, now_ms: int, renew_ms: int | None = None, **wante
     return followed(registry, given, (), OWN, now_ms=now_ms, renew_ms=renew_ms)
 
 
-def test_who_moves_is_published_and_who_does_not_stays_as_it_was() -> None:
+def test_moved_subscriber_is_published_and_others_stay() -> None:
     registry = follow(Registry(), 1000, a=(at(3, 1), False), b=(at(3, 5), True))
     assert {name: each.cut for name, each in registry.subscribers.items()} == {"a": at(3, 1), "b": at(3, 5)}
     # The end of a ledger and the beginning of the next one are the same place.
@@ -57,7 +61,7 @@ def test_who_moves_is_published_and_who_does_not_stays_as_it_was() -> None:
     assert moved.subscribers["b"] == registry.subscribers["b"]
 
 
-def test_signs_of_life_are_given_when_they_get_old() -> None:
+def test_subscribers_are_renewed_when_their_last_activity_is_old() -> None:
     registry = follow(Registry(), 0, a=(at(3, 1), True), b=(at(3, 1), False))
     later = follow(registry, 10_000, 10_000, a=(at(3, 1), True), b=(at(3, 1), False))
     assert later == registry
@@ -65,14 +69,14 @@ def test_signs_of_life_are_given_when_they_get_old() -> None:
     assert {name: each.active_ms for name, each in later.subscribers.items()} == {"a": 10_001, "b": 0}
 
 
-def test_who_goes_back_begins_again_with_what_it_needs_now() -> None:
+def test_subscriber_that_moves_back_is_registered_under_a_new_generation() -> None:
     registry = follow(Registry(), 0, a=(at(9, 2), True))
     back = follow(registry, 10, a=(at(3, 0), True))
     assert (back.subscribers["a"].cut, back.subscribers["a"].generation) == (at(3, 0), 1)
     assert follow(back, 20, a=(at(9, 3), True)).subscribers["a"].generation == 1
 
 
-def test_a_cut_that_is_none_changes_nothing_and_others_are_forgotten_by_name() -> None:
+def test_invalid_cut_changes_nothing_and_removed_subscribers_are_forgotten() -> None:
     registry = follow(Registry(), 0, a=(at(3, 2), True), b=(at(3, 2), True))
     assert follow(registry, 5, a=(at(99, 0), True)).subscribers["a"] == registry.subscribers["a"]
     left = followed(registry, {}, ["b", "nobody"], OWN, now_ms=9, renew_ms=None)

@@ -1,4 +1,4 @@
-"""Reader groups where little is read: nothing at a checkpoint, a reader that never comes, a silent application."""
+"""Reader groups with few reads: empty checkpoints, missing readers, silent applications."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.retention.grouped_streams import ONE, TWO, Bench, at
 from tests.support.manifests import segment_edits
 
 
-def test_a_checkpoint_at_which_nothing_was_read_says_so() -> None:
+def test_checkpoint_without_reads_publishes_the_first_position() -> None:
     bench = Bench()
     bench.groups.start_checkpoint("rg", "c1")
     bench.reach("c1", {ONE: Cut()}, {TWO: at(7)})
@@ -29,7 +29,7 @@ def test_cuts_of_nothing_are_published_too() -> None:
     assert bench.cuts() == {ONE: "0.0=1:0", TWO: "0.0=1:3"}
 
 
-def test_a_checkpoint_that_waits_for_a_reader_stays_though_the_head_has_passed_it() -> None:
+def test_pending_checkpoint_stays_although_the_head_passed_it() -> None:
     bench = Bench()
     for name in ("kept", "waits"):
         bench.groups.start_checkpoint("rg", name)
@@ -44,7 +44,7 @@ def test_a_checkpoint_that_waits_for_a_reader_stays_though_the_head_has_passed_i
     assert [row.name for row in bench.groups.get("rg").checkpoints] == ["waits", "later"]
 
 
-def test_somebody_has_to_tell_that_a_manual_group_lives() -> None:
+def test_manual_group_is_not_renewed_by_itself() -> None:
     bench = Bench(RetentionType.MANUAL, automatic_checkpoint_ms=10**9)
     bench.groups.update_truncation_cuts("rg", {ONE: at(5)})
     before = open_retention(bench.memory, ONE, clock=bench.clock).registry().subscribers["rg"]
@@ -60,7 +60,7 @@ def begun(bench: Bench, partition: int, segments: int) -> None:
         log.commit(segment_edits(number))
 
 
-def test_nothing_was_read_of_a_partition_that_was_created_again() -> None:
+def test_recreated_partition_counts_as_unread() -> None:
     bench = Bench()
     for partition in (0, 1):
         begun(bench, partition, 1)
@@ -83,7 +83,7 @@ def test_nothing_was_read_of_a_partition_that_was_created_again() -> None:
     assert str(found.cut) == "0.0=1:4,1.0=1:2"
 
 
-def test_what_was_published_of_a_stream_isnt_said_of_the_next_of_that_name() -> None:
+def test_published_cut_is_not_repeated_for_a_recreated_stream() -> None:
     bench = Bench()
     bench.groups.start_checkpoint("rg", "c1", kept=False)
     bench.reach("c1", {ONE: at(20)}, {TWO: at(20)})

@@ -1,4 +1,4 @@
-"""Streams that only the hot tier has: their policies rule them, from the process that has them."""
+"""Streams that exist only in the hot tier: their policies apply in the process that serves them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 from formats.entries import Position
 from offloader.errors import OffloaderError, StoreUnavailable, Trimmed
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
-from offloader.maintenance import Upkeep
+from offloader.maintenance import Maintenance
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.catalog import list_streams
 from offloader.manifest.log import load_manifest
 from offloader.manifest.maintenance import delete_stream
-from offloader.retention.snapshot import HotStreams
+from offloader.retention.cycle import HotStreams
 from offloader.retention.subscribers import open_retention
 from offloader.settings import ManifestSettings, Settings
 from offloader.store.base import OVERWRITE, PutMode
@@ -42,7 +42,7 @@ class Bench:
         self.settings = Settings.of({"offload": {"method": method}, "ledgers": ledgers, **sections})
         self.database = EmbeddedLedgers(str(tmp_path / "ledgers.db"), settings=self.settings.ledgers, clock=self.clock)
         self.topics = {name: self.open(name) for name in names}
-        self.upkeep = Upkeep(
+        self.upkeep = Maintenance(
             self.store,
             clock=self.clock,
             settings_of=lambda _: self.settings,
@@ -89,7 +89,7 @@ def make(tmp_path: Path) -> Any:
         each.close()
 
 
-def test_what_all_have_read_of_a_stream_that_isn_t_offloaded_goes_from_the_hot_tier(make: Any) -> None:
+def test_consumed_ledgers_of_a_stream_without_offloading_are_deleted(make: Any) -> None:
     bench = make(retention=QUEUE)
     bench.grow(4)
     assert list_streams(bench.memory) == []
@@ -151,7 +151,7 @@ def test_partitions_are_ruled_by_their_topics_policy_as_one_stream(make: Any) ->
         ("ledger", STREAM, "consumption"),
     ],
 )
-def test_no_manifest_is_begun_that_nobody_needs_or_somebody_else_begins(
+def test_manifest_is_not_created_where_no_policy_or_another_writer_needs_it(
     make: Any, method: str, name: str, policy: str
 ) -> None:
     bench = make(method, (name,), retention={"policy": policy})
@@ -161,7 +161,7 @@ def test_no_manifest_is_begun_that_nobody_needs_or_somebody_else_begins(
     assert list_streams(bench.memory) == before
 
 
-def test_a_stream_that_is_deleted_stays_so_while_its_process_runs(make: Any) -> None:
+def test_deleted_stream_stays_deleted_while_its_process_runs(make: Any) -> None:
     bench = make(retention=QUEUE)
     bench.grow(1)
     bench.cycle()
@@ -172,7 +172,7 @@ def test_a_stream_that_is_deleted_stays_so_while_its_process_runs(make: Any) -> 
     assert list_streams(bench.memory) == []
 
 
-def test_what_fails_is_tried_again_and_keeps_nobody_else_waiting(make: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_failing_enrolment_is_retried_and_blocks_no_other_stream(make: Any, caplog: pytest.LogCaptureFixture) -> None:
     other = "a/b/persistent/payments"
     bench = make("none", (STREAM, other), retention=QUEUE)
     for name in (STREAM, other):
@@ -188,7 +188,7 @@ def test_what_fails_is_tried_again_and_keeps_nobody_else_waiting(make: Any, capl
 
 
 @pytest.mark.slow
-def test_a_stream_that_isn_t_offloaded_any_more_isn_t_held_back_by_what_never_will_be(make: Any) -> None:
+def test_stream_no_longer_offloaded_is_truncated_beyond_its_committed_end(make: Any) -> None:
     bench = make("ledger", retention=QUEUE)
     bench.grow(2)
     bench.topics[STREAM].close_ledger()
@@ -209,7 +209,7 @@ def test_a_stream_that_isn_t_offloaded_any_more_isn_t_held_back_by_what_never_wi
     assert load_manifest(bench.memory, STREAM).head == Position(last, 0)
 
 
-def test_a_stream_that_went_and_came_back_is_begun_again() -> None:
+def test_stream_that_reappears_gets_a_new_manifest() -> None:
     clock = ManualClock()
     memory = MemoryStore(f"hot-streams-{next(_names)}", "", clock)
     settings = Settings.of({"offload": {"method": "none"}, "retention": QUEUE})
@@ -233,7 +233,9 @@ class Careless(FaultyStore):
 
 
 @pytest.mark.parametrize("single_writer", [False, True])
-def test_no_manifest_is_begun_where_two_could_begin_it(single_writer: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_unsafe_store_gets_a_manifest_only_from_a_single_writer(
+    single_writer: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     clock = ManualClock()
     memory = MemoryStore(f"hot-streams-{next(_names)}", "", clock)
     settings = Settings.of(

@@ -1,4 +1,4 @@
-"""Which decisions of a stream are kept: each that took something, and of those that say the same the first."""
+"""Kept decisions of a stream: each that truncated, and the first of equal ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.retention.retained_streams import STREAM, Bench, mb
 def kept(bench: Bench) -> list[Mapping[str, Any]]:
     """The oldest first."""
     retention = open_retention(bench.memory, STREAM, clock=bench.clock)
-    return list(reversed(read_decisions(retention, retention.place())))
+    return list(reversed(read_decisions(retention, retention.scope())))
 
 
 def test_each_loss_is_kept_though_the_same_rule_took_it() -> None:
@@ -38,7 +38,7 @@ def test_each_loss_is_kept_though_the_same_rule_took_it() -> None:
     assert [each for each in kept(bench) if each["overridden"]] == lost
 
 
-def test_why_nothing_goes_is_kept_once_and_again_when_the_reason_changes() -> None:
+def test_reason_for_no_deletion_is_kept_once_per_reason() -> None:
     bench = Bench(policy="size", min_mbytes=mb(500))
     bench.grow_and_run(3)
     (found,) = kept(bench)
@@ -64,7 +64,7 @@ def test_another_rule_is_kept_and_so_is_another_cut_that_a_hold_puts_off() -> No
     assert [(each["rule"], each["cut"]) for each in kept(bench)] == list(zip(rules, cuts, strict=True))
 
 
-def test_what_a_hold_puts_off_is_kept_with_where_it_cuts_and_who_loses_by_then() -> None:
+def test_decision_delayed_by_a_hold_is_kept_with_cut_and_losing_subscribers() -> None:
     bench = Bench(policy="consumption", min_mbytes=mb(10), max_mbytes=mb(30))
     bench.grow()
     bench.subscribe("slow")

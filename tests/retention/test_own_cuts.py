@@ -21,6 +21,7 @@ from offloader.testing.manual_clock import ManualClock
 from tests.support.manifests import DRIVER, uuid_of
 
 _names = itertools.count()
+NOTHING_OFFLOADED = ManifestState(stream="hot", incarnation=UUID(int=0))
 
 
 @dataclass
@@ -126,12 +127,10 @@ def test_sizes_count_whole_pieces_and_never_overstate(drawn: tuple[World, int, b
         assert size.entries == sum(1 for p in present if p < place)
         assert size.payload_bytes <= world.size_of([p for p in world.positions if p < place])
     assert found.total() == Size(world.size_of(present), len(present))
-    assert found.last == (present[-1] if present else None)
     if present:
         assert found.tail is not None
         assert found.before(found.tail) == found.total()
-        assert found.is_at_tail(found.tail)
-        assert not found.is_at_tail(present[-1])
+        assert found.tail == present[-1].next()
 
 
 @settings(max_examples=150, deadline=None)
@@ -153,7 +152,7 @@ def test_only_places_between_entries_are_cuts(drawn: tuple[World, int, bool]) ->
 
 @settings(max_examples=100, deadline=None)
 @given(worlds(), st.data())
-def test_sizes_go_on_after_what_was_truncated_left_the_manifest(
+def test_sizes_continue_after_truncated_segments_left_the_manifest(
     drawn: tuple[World, int, bool], data: st.DataObject
 ) -> None:
     world, count, _ = drawn
@@ -200,15 +199,15 @@ def test_the_end_of_a_ledger_is_the_beginning_of_the_next_one() -> None:
     assert not own.reaches(Cut.of({"0.0": "1:4"}), end)
 
 
-def test_an_open_ledger_counts_as_its_start_and_its_end_as_all_of_it() -> None:
+def test_open_ledger_counts_as_empty_inside_and_full_at_its_end() -> None:
     open_ledger = LedgerInfo(ledger_id=7, closed=False, entries=100, size_bytes=5000, created_ms=0)
-    found = PartitionEntries(None, [open_ledger])
+    found = PartitionEntries(NOTHING_OFFLOADED, [open_ledger])
     assert found.before(Position(7, 60)) == Size(0, 60)
     assert found.before(Position(7, 100)) == Size(5000, 100)
     assert found.tail == Position(7, 100)
 
 
-def test_recorded_gaps_count_nothing_and_a_cut_may_lie_in_one() -> None:
+def test_recorded_gaps_have_no_size_and_may_contain_a_cut() -> None:
     world = World({1: [10] * 10}, set())
     world.offload([Position(1, entry) for entry in range(4)])
     world.log.commit([Gap(Position(1, 4), Position(1, 7), "lost")])
@@ -220,8 +219,9 @@ def test_recorded_gaps_count_nothing_and_a_cut_may_lie_in_one() -> None:
     assert found.problem(Position(1, 11)) == "1:11 is beyond the tail 1:10"
 
 
-def test_refusals_say_what_is_wrong() -> None:
-    own = OwnCuts({0: PartitionEntries(state_of((1, 5), closed=set()).log.load()), 2: PartitionEntries(None)})
+def test_refused_cuts_have_a_reason() -> None:
+    offloaded = state_of((1, 5), closed=set()).log.load()
+    own = OwnCuts({0: PartitionEntries(offloaded), 2: PartitionEntries(NOTHING_OFFLOADED)})
     assert own.problem(Cut()) == "it names no position"
     assert own.problem(Cut.of({"1.0": "1:0"})) == "the stream has no partition 1"
     assert own.problem(Cut.of({"0.1": "1:0"})) == "0.1 is none"
@@ -253,7 +253,7 @@ def test_without_a_hot_tier_a_stream_ends_at_its_committed_end() -> None:
     assert PartitionEntries(state, world.hot(0)).tail == Position(1, 6)
 
 
-def test_a_ledger_that_was_rewritten_into_one_object_has_the_sizes_it_had() -> None:
+def test_ledger_rewritten_into_one_object_keeps_its_sizes() -> None:
     small = World({1: [10] * 4, 5: [10, 20, 30, 40]}, {1, 5})
     small.offload([Position(1, entry) for entry in range(4)])
     small.offload([Position(5, 0), Position(5, 1)])

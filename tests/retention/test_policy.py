@@ -1,4 +1,4 @@
-"""Policies that contradict themselves are refused, each contradiction by name."""
+"""Contradictory policies are refused, each contradiction by name."""
 
 from __future__ import annotations
 

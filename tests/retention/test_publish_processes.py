@@ -1,4 +1,4 @@
-"""Two processes that publish to one stream at once, against real stores: nothing that one was told is lost."""
+"""Two processes that publish to one stream at once, against real stores: no acknowledged publish is lost."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def race(store: ObjectStore, url: str, options: dict[str, Any]) -> None:
     found = retention.registry().subscribers
     assert {name: str(each.cut) for name, each in found.items()} == told
     assert set(told.values()) == {f"0.0=1:{ENTRIES - 1}"}
-    place = retention.place()
+    place = retention.scope()
     assert place.incarnation is not None
     key = document_key(Subscribers, STREAM, place.incarnation)
     stored = retention.documents.read(key, Subscribers(name=STREAM, partitions=()))

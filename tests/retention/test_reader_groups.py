@@ -1,4 +1,4 @@
-"""Reader groups: what they are registered as, checkpoints, publishing, and stores that fail in between."""
+"""Reader groups: registration, checkpoints, publishing, and store failures in between."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_an_automatic_group_publishes_when_the_last_reader_has_passed() -> None:
     assert (outcome.group.checkpoints, outcome.group.to_do, list(outcome.failed)) == ((), (), [])
 
 
-def test_published_is_false_from_the_last_pass_until_the_streams_have_it() -> None:
+def test_publish_is_pending_from_the_last_pass_until_every_stream_has_it() -> None:
     bench = Bench()
     bench.groups.start_checkpoint("rg", "c1")
     bench.reach("c1", {ONE: at(12)}, {TWO: at(7)})
@@ -55,7 +55,7 @@ def test_published_is_false_from_the_last_pass_until_the_streams_have_it() -> No
     assert bench.cuts() == {ONE: "0.0=1:12", TWO: "0.0=1:7"}
 
 
-def test_a_reader_that_has_not_said_where_it_was_has_not_passed() -> None:
+def test_reader_must_report_its_position_before_it_passes_a_checkpoint() -> None:
     bench = Bench()
     bench.groups.start_checkpoint("rg", "c1")
     with pytest.raises(InvalidCall, match="hasn't said where it was"):
@@ -78,7 +78,7 @@ def test_passing_a_checkpoint_passes_those_before_it() -> None:
     assert bench.groups.get("rg").checkpoints == ()
 
 
-def test_of_a_partition_that_two_readers_name_the_earlier_position_counts() -> None:
+def test_earlier_position_counts_for_a_partition_with_two_readers() -> None:
     bench = Bench()
     bench.groups.start_checkpoint("rg", "c1")
     bench.reach("c1", {ONE: at(12)}, {ONE: at(9)})
@@ -96,7 +96,7 @@ def test_a_reader_that_stops_holds_no_checkpoint_up() -> None:
     assert bench.groups.get("rg").readers == ("r1",)
 
 
-def test_partitions_that_nobody_reads_at_a_checkpoint_stay_where_they_were_published() -> None:
+def test_partitions_unread_at_a_checkpoint_keep_their_published_position() -> None:
     bench = Bench()
     for number in (0, 1):
         ManifestLog(bench.memory, f"a/topic-partition-{number}", clock=bench.clock).open_epoch()
@@ -114,7 +114,7 @@ def test_partitions_that_nobody_reads_at_a_checkpoint_stay_where_they_were_publi
     assert str(found.cut) == "0.0=1:4,1.0=1:9"
 
 
-def test_a_manual_group_publishes_named_checkpoints_and_cuts_when_told() -> None:
+def test_manual_group_publishes_checkpoints_and_cuts_on_request() -> None:
     bench = Bench(RetentionType.MANUAL)
     for number in (1, 2):
         bench.groups.start_checkpoint("rg", f"c{number}")
@@ -134,7 +134,7 @@ def test_a_manual_group_publishes_named_checkpoints_and_cuts_when_told() -> None
 
 
 @pytest.mark.parametrize("retention", [RetentionType.AUTOMATIC, RetentionType.NONE])
-def test_only_manual_groups_are_told_what_to_publish(retention: RetentionType) -> None:
+def test_publish_commands_are_refused_for_automatic_groups(retention: RetentionType) -> None:
     bench = Bench(retention)
     bench.groups.start_checkpoint("rg", "c1")
     bench.reach("c1", {ONE: at(12)}, {TWO: at(7)})
@@ -188,7 +188,7 @@ def test_becoming_a_subscriber_and_ceasing_to_be_one_register_and_remove() -> No
     assert bench.cuts() == {}
 
 
-def test_a_change_keeps_the_cut_and_what_is_owed_goes_out_under_the_new_generation() -> None:
+def test_configuration_change_keeps_the_cut_and_pending_publishes() -> None:
     bench = Bench(RetentionType.MANUAL)
     bench.groups.update_truncation_cuts("rg", {ONE: at(5)})
     bench.store.set_faults([Fault(call=1, verb="put", key_part="one/retention/", calls=100)])
@@ -202,7 +202,7 @@ def test_a_change_keeps_the_cut_and_what_is_owed_goes_out_under_the_new_generati
     assert bench.cuts() == {ONE: "0.0=1:9"}
 
 
-def test_a_deleted_group_is_gone_and_a_new_one_of_its_name_goes_on_counting() -> None:
+def test_recreated_group_continues_the_generation_of_the_deleted_one() -> None:
     bench = Bench()
     bench.store.set_faults([Fault(call=1, verb="put", key_part="two/retention/", calls=100)])
     assert len(bench.groups.delete("rg").failed) == 1
@@ -222,7 +222,7 @@ def test_a_deleted_group_is_gone_and_a_new_one_of_its_name_goes_on_counting() ->
 @pytest.mark.parametrize("verb", ["get", "put"])
 @pytest.mark.parametrize("after", [False, True])
 def test_a_crash_at_any_call_is_completed_by_the_next_one(verb: str, after: bool) -> None:
-    """Creating, publishing and changing; each call fails once, then the same is asked again."""
+    """Creating, publishing and changing; each call fails once, then is repeated."""
     clean = Bench(RetentionType.MANUAL)
 
     def story(groups: ReaderGroups) -> None:
@@ -255,7 +255,7 @@ def test_a_crash_at_any_call_is_completed_by_the_next_one(verb: str, after: bool
         assert bench.groups.get("late").to_do == ()
 
 
-def test_an_automatic_checkpoint_comes_with_its_period_and_what_was_published_is_renewed() -> None:
+def test_automatic_checkpoints_follow_their_period_and_renew_the_publish() -> None:
     bench = Bench(automatic_checkpoint_ms=30_000, outstanding_checkpoints_max=2)
     group = bench.groups.tick("rg", renew_ms=20_000).group
     (first,) = group.checkpoints
@@ -315,7 +315,7 @@ def test_a_kept_checkpoint_is_published_once_and_never_again() -> None:
     assert [row.name for row in outcome.group.checkpoints] == ["kept"]
 
 
-def test_an_earlier_cut_does_not_replace_a_later_one_that_waits_for_the_store() -> None:
+def test_earlier_cut_does_not_replace_a_later_pending_one() -> None:
     bench = Bench(RetentionType.MANUAL)
     bench.store.set_faults([Fault(call=1, verb="put", key_part="one/retention/", calls=100)])
     bench.groups.update_truncation_cuts("rg", {ONE: at(9)})
@@ -325,7 +325,7 @@ def test_an_earlier_cut_does_not_replace_a_later_one_that_waits_for_the_store() 
     assert bench.cuts()[ONE] == "0.0=1:9"
 
 
-def test_a_group_registers_anew_in_a_stream_that_was_created_again() -> None:
+def test_group_registers_again_in_a_recreated_stream() -> None:
     bench = Bench()
     bench.groups.start_checkpoint("rg", "c1", kept=False)
     bench.reach("c1", {ONE: at(20)}, {TWO: at(20)})
@@ -344,7 +344,7 @@ def test_a_group_registers_anew_in_a_stream_that_was_created_again() -> None:
     assert bench.cuts() == {ONE: "0.0=1:5", TWO: "0.0=1:20"}
 
 
-def test_a_registration_that_somebody_removed_meanwhile_is_taken_back() -> None:
+def test_stale_registration_of_a_deleted_group_is_removed() -> None:
     """The maker stalls between its document and the registry, and wakes after the group was deleted."""
     bench = Bench()
     made = GroupConfig([ONE], RetentionType.MANUAL)

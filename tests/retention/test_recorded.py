@@ -1,4 +1,4 @@
-"""The retention set stays small, and keeps what later decisions need."""
+"""The retention set stays small and keeps what later decisions need."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from offloader.retention.cuts import Cut, SegmentId
 from offloader.retention.decide import window
-from offloader.retention.lineage import Lineage
 from offloader.retention.policy import Limits, Unit
 from offloader.retention.state import RECORDS_MAX, Record, RetentionSet
+from tests.retention.lineages import ScalableLineage
 from tests.retention.plain_stream import at, by_size, stream
 
 MINUTE_MS = 60_000
@@ -37,7 +37,7 @@ def grown(count: int, limits: list[Limits], *, step_bytes: int = 2**20, every: i
 
 @pytest.mark.slow
 def test_ten_years_of_half_hours_stay_small() -> None:
-    """And nothing that is asked for later is further off than the rule allows."""
+    """And every later query is as near as the rule allows."""
     count = 10 * YEAR_MS // HALF_HOUR_MS
     records = grown(count, [Limits(Unit.TIME, 0)], every=500).thinned(count * HALF_HOUR_MS, [])
     assert len(records.records) < 2 * 200 + 50
@@ -79,7 +79,7 @@ def test_spacing_stays_within_the_rule(data: st.DataObject) -> None:
             assert limits[0].max is None or gap * 4 <= max(limits[0].max - 40, 1)
 
 
-def test_thinning_takes_whatever_the_rule_allows() -> None:
+def test_thinning_removes_all_the_rule_allows() -> None:
     """No three neighbours are left of which the rule would do without the middle one."""
     count = 1200
     records = grown(count, [], every=1).records
@@ -91,7 +91,7 @@ def test_thinning_takes_whatever_the_rule_allows() -> None:
 
 @pytest.mark.parametrize("unit", Unit)
 def test_a_quarter_of_the_room_between_min_and_max_is_the_widest_gap(unit: Unit) -> None:
-    """However old the records are: some of them will lie in the room."""
+    """For records of any age: some of them are in that range."""
     count, step = 2000, {Unit.TIME: HALF_HOUR_MS, Unit.SIZE: 2**20}[unit]
     records = grown(count, [Limits(unit, 1000 * step, 1040 * step)], every=2 * count)
     thinned = records.thinned(count * HALF_HOUR_MS, [Limits(unit, 1000 * step, 1040 * step)]).records
@@ -100,7 +100,7 @@ def test_a_quarter_of_the_room_between_min_and_max_is_the_widest_gap(unit: Unit)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [0, 1, HALF_HOUR_MS])
-def test_limits_that_lie_close_do_not_make_the_set_grow_for_ever(width: int) -> None:
+def test_close_limits_do_not_grow_the_set_without_bound(width: int) -> None:
     """Above the bound the spacing is widened, evenly; what a decision uses stays."""
     count = RECORDS_MAX + 100
     limits = [Limits(Unit.TIME, YEAR_MS, YEAR_MS + width)]
@@ -114,7 +114,7 @@ def test_limits_that_lie_close_do_not_make_the_set_grow_for_ever(width: int) -> 
 
 
 @pytest.mark.slow
-def test_clocks_that_went_back_thin_only_what_is_too_many() -> None:
+def test_backward_clocks_thin_only_above_the_bound() -> None:
     records = grown(50, [], every=99)
     assert records.thinned(-YEAR_MS, [Limits(Unit.TIME, 0)]) is records
     many = grown(RECORDS_MAX + 9, [], every=2 * RECORDS_MAX)
@@ -122,7 +122,7 @@ def test_clocks_that_went_back_thin_only_what_is_too_many() -> None:
 
 
 def test_thinned_sets_answer_nearly_as_whole_ones() -> None:
-    """Whatever min is asked for, a thinned set keeps at most a sixteenth more than the whole one."""
+    """For any min, a thinned set keeps at most a sixteenth more than the whole one."""
     count = 3000
     whole, thin = grown(count, [], every=2 * count), grown(count, [Limits(Unit.SIZE, 0)], every=10)
     assert len(thin.records) < len(whole.records) / 6
@@ -137,9 +137,9 @@ def test_thinned_sets_answer_nearly_as_whole_ones() -> None:
         assert found[0] <= found[1] <= found[0] + max(min_bytes // 16, 2**20) + 2**20
 
 
-def test_what_a_truncation_used_leaves_the_set_and_older_ones_too() -> None:
+def test_truncation_removes_used_and_older_records() -> None:
     records = stream(by_size(1), {1: (1, 1), 2: (5, 1), 3: (5, 5), 4: (9, 9)}).records
-    topic = Lineage.of_partitions(2)
+    topic = ScalableLineage.of_partitions(2)
     for head, left in [((5, 1), [3, 4]), ((5, 4), [3, 4]), ((0, 9), [1, 2, 3, 4]), ((5, 5), [4]), ((99, 99), [])]:
         cut = at(head)
         assert cut is not None
@@ -155,11 +155,3 @@ def test_a_tail_is_due_when_more_than_the_period_has_passed() -> None:
     assert not records.is_due(50, 10)
     assert records.add(Record(100, place(2))) is records
     assert records.add(Record(99, place(2))) is records
-
-
-def test_records_without_sizes_are_passed_over_when_asked_by_size() -> None:
-    records = RetentionSet((Record(1, place(1), 1), Record(2, place(2)), Record(3, place(3), 3)))
-    found = records.at_or_before_size(2)
-    assert found is not None
-    assert found.time_ms == 1
-    assert records.at_or_before_size(0) is None

@@ -1,4 +1,4 @@
-"""What retention remembers between cycles: sizes that never go back, the retention set, decisions."""
+"""State of retention between cycles: sizes that never decrease, the retention set, decisions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from offloader.retention import state as recorded_state
 from offloader.retention.cuts import Cut, OwnCuts
 from offloader.retention.decide import Situation, Subscription, decide
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
-from offloader.retention.scope import Place
+from offloader.retention.scope import Scope
 from offloader.retention.state import (
     DECISIONS_MAX,
     RecordedCuts,
@@ -55,9 +55,9 @@ class Bench:
         self.logs[name].commit(segment_edits(self.grown))
         self.grown += 1
 
-    def look(self, name: str = STREAM) -> tuple[StreamRetention, Place, RecordedState, OwnCuts]:
+    def look(self, name: str = STREAM) -> tuple[StreamRetention, Scope, RecordedState, OwnCuts]:
         retention = self.retention(name)
-        place = retention.place(create=True)
+        place = retention.scope(create=True)
         state = read_records(retention, place)
         return retention, place, state, retention.cuts(place, state.known)
 
@@ -81,7 +81,7 @@ class Bench:
         return change_records(retention, place, lambda state: state.truncated(cut, lineage, None))
 
 
-def test_sizes_grow_from_creation_on_whatever_left_the_manifest() -> None:
+def test_sizes_grow_from_creation_although_segments_left_the_manifest() -> None:
     bench = Bench()
     sizes = []
     for number in range(12):
@@ -104,7 +104,7 @@ def test_sizes_grow_from_creation_on_whatever_left_the_manifest() -> None:
     assert retention.registry(place).names() == []
 
 
-def test_a_recorded_cut_inside_a_block_has_its_size_still_when_the_block_came() -> None:
+def test_cut_inside_a_block_keeps_its_recorded_size_after_offloading() -> None:
     bench = Bench()
     ledgers = MemoryLedgers(STREAM, bench.clock)
     bench.sources[STREAM] = ledgers
@@ -124,7 +124,7 @@ def test_a_recorded_cut_inside_a_block_has_its_size_still_when_the_block_came() 
     assert measure.entries_before(Cut.of({"0.0": "1:7"})) == 7
 
 
-def test_a_hot_stream_that_was_truncated_goes_on_counting() -> None:
+def test_truncated_hot_stream_continues_its_sizes() -> None:
     bench = Bench()
     ledgers = MemoryLedgers(STREAM, bench.clock)
     bench.sources[STREAM] = ledgers
@@ -142,7 +142,7 @@ def test_a_hot_stream_that_was_truncated_goes_on_counting() -> None:
     assert [record.size_bytes for record in state.records.records] == [300, 350]
 
 
-def test_what_left_uncounted_never_makes_a_size_go_back() -> None:
+def test_unrecorded_truncation_never_decreases_a_size() -> None:
     """A truncation that retention doesn't know of, so long ago that what it removed isn't in the manifest."""
     bench = Bench()
     for _ in range(5):
@@ -160,7 +160,7 @@ def test_what_left_uncounted_never_makes_a_size_go_back() -> None:
     assert bench.record().records.records[-1].size_bytes == 600
 
 
-def test_a_topic_is_counted_as_a_whole_and_a_partition_made_anew_counts_from_nothing() -> None:
+def test_topic_size_is_summed_and_recreated_partition_starts_at_zero() -> None:
     names = [f"a/topic-partition-{number}" for number in (0, 2)]
     bench = Bench(*names)
     for name in names:
@@ -200,7 +200,7 @@ def test_many_partitions_keep_fewer_cuts(monkeypatch: pytest.MonkeyPatch, positi
     assert records[0].size_bytes == 100
 
 
-def test_a_decision_over_what_is_stored_and_its_record_is_kept() -> None:
+def test_decision_from_stored_state_is_recorded() -> None:
     bench = Bench()
     for _ in range(6):
         bench.grow()

@@ -1,4 +1,4 @@
-"""The cases about the registry of subscribers and about reader groups, on the real thing over a store in memory."""
+"""The cases about the subscriber registry and reader groups, over a memory store."""
 
 from __future__ import annotations
 

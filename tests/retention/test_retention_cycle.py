@@ -1,4 +1,4 @@
-"""Cycles over real manifests: what is recorded, decided, truncated and remembered, whatever fails on the way."""
+"""Retention cycles over real manifests: records, decisions, truncations, and failures at any request."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from offloader.testing.memory_ledgers import MemoryLedgers
 from tests.retention.retained_streams import ENTRIES, KIB, STREAM, TOPIC, Bench, mb
 
 
-def test_a_stream_above_its_size_loses_its_oldest_ledgers_and_no_more_than_it_must() -> None:
+def test_stream_above_its_size_loses_only_the_oldest_ledgers_needed() -> None:
     bench = Bench(policy="size", min_mbytes=mb(30))
     outcome = bench.grow_and_run(6)
     # 60 KiB were written, each cycle leaves at least 30 behind the newest recorded cut.
@@ -37,7 +37,7 @@ def test_a_stream_above_its_size_loses_its_oldest_ledgers_and_no_more_than_it_mu
     assert reader.last_position == Position(6, ENTRIES - 1)
 
 
-def test_a_plan_says_what_the_run_then_does_and_writes_nothing() -> None:
+def test_plan_equals_the_following_run_and_writes_nothing() -> None:
     bench = Bench(policy="size", min_mbytes=mb(10))
     bench.grow(ledgers=2)
     bench.run()
@@ -53,7 +53,7 @@ def test_a_plan_says_what_the_run_then_does_and_writes_nothing() -> None:
     assert done.truncations[STREAM].head == Position(3, 0) == bench.head()
 
 
-def test_without_a_policy_nothing_goes_and_nothing_is_written() -> None:
+def test_nothing_is_deleted_or_written_without_a_policy() -> None:
     bench = Bench()
     bench.grow(ledgers=3)
     before = bench.objects()
@@ -69,7 +69,7 @@ def test_streams_that_brokers_keep_for_themselves_are_exempt() -> None:
     assert bench.run("public/default/persistent/__change_events").decision is None
 
 
-def test_what_all_have_read_goes_and_what_one_hasnt_stays() -> None:
+def test_entries_read_by_all_subscribers_are_truncated_and_unread_ones_stay() -> None:
     bench = Bench(policy="consumption")
     bench.grow(ledgers=3)
     for name in ("fast", "slow"):
@@ -85,14 +85,14 @@ def test_what_all_have_read_goes_and_what_one_hasnt_stays() -> None:
     assert bench.head() == Position(2, 4)
 
 
-def test_unread_data_above_max_goes_and_the_decision_says_who_lost_it() -> None:
+def test_unread_data_above_max_is_truncated_and_the_losing_subscriber_recorded() -> None:
     bench = Bench(policy="consumption", min_mbytes=mb(10), max_mbytes=mb(30))
     bench.grow()
     bench.subscribe("slow")
     bench.publish("slow", Position(1, 2))
     bench.grow_and_run(5)
     retention = open_retention(bench.memory, STREAM, clock=bench.clock)
-    lost = [each for each in read_decisions(retention, retention.place()) if each["overridden"]]
+    lost = [each for each in read_decisions(retention, retention.scope()) if each["overridden"]]
     head = bench.head()
     assert head is not None
     assert Position(2, 0) < head
@@ -102,7 +102,7 @@ def test_unread_data_above_max_goes_and_the_decision_says_who_lost_it() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
-def test_whoever_loses_something_is_named_wherever_a_cycle_dies(after: bool) -> None:
+def test_losing_subscriber_is_recorded_although_the_cycle_dies_anywhere(after: bool) -> None:
     died_after_truncation = False
     for call in range(1, 100):
         bench = Bench(policy="consumption", min_mbytes=mb(10), max_mbytes=mb(30))
@@ -121,7 +121,7 @@ def test_whoever_loses_something_is_named_wherever_a_cycle_dies(after: bool) -> 
         if bench.head() != Position(1, 2):
             died_after_truncation |= died
             retention = open_retention(bench.memory, STREAM, clock=bench.clock)
-            named = [each["name"] for one in read_decisions(retention, retention.place()) for each in one["overridden"]]
+            named = [each["name"] for one in read_decisions(retention, retention.scope()) for each in one["overridden"]]
             assert named == ["slow"]
         if len(bench.store.calls) < call:
             break
@@ -160,7 +160,7 @@ def test_nothing_is_recorded_sooner_than_the_period_allows() -> None:
     assert len(bench.remembered().records.records) == 2
 
 
-def test_a_truncation_by_hand_takes_used_records_along() -> None:
+def test_manual_truncation_removes_used_records() -> None:
     bench = Bench(policy="size", min_mbytes=mb(1000))
     bench.grow_and_run(4)
     log = ManifestLog(bench.memory, STREAM, clock=bench.clock)
@@ -185,7 +185,7 @@ def test_a_topic_is_truncated_as_one_stream() -> None:
         bench.run(f"{TOPIC}-partition-0")
 
 
-def test_a_subscriber_who_registers_while_it_is_decided_counts() -> None:
+def test_subscriber_registered_during_a_decision_counts() -> None:
     bench = Bench(policy="consumption", protect_unpublished=True)
     bench.grow(ledgers=3)
     bench.subscribe("fast")
@@ -225,8 +225,8 @@ def test_min_is_kept_in_the_cycle_that_finds_a_partition_deleted() -> None:
     assert head is None or head <= Position(2, 5), "4 ledgers of 10 KiB are there"
 
 
-def test_a_cycle_that_was_overtaken_by_another_leaves_recorded_sizes_as_they_are() -> None:
-    """It has looked at the stream before the other one did, and records after it."""
+def test_overtaken_cycle_leaves_recorded_sizes_unchanged() -> None:
+    """It reads the stream before the other cycle does, and records after it."""
     bench = Bench(policy="size", min_mbytes=mb(10))
     bench.grow(ledgers=3)
     seen = list[str]()
@@ -249,7 +249,7 @@ def test_a_cycle_that_was_overtaken_by_another_leaves_recorded_sizes_as_they_are
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
-def test_one_that_stops_at_any_request_goes_on_in_the_next_cycle(after: bool) -> None:
+def test_cycle_failing_at_any_request_is_completed_by_the_next(after: bool) -> None:
     failed = 0
     for call in range(1, 100):
         bench = Bench(policy="size", min_mbytes=mb(20))
@@ -278,7 +278,7 @@ def test_one_that_stops_at_any_request_goes_on_in_the_next_cycle(after: bool) ->
     assert failed > 10
 
 
-def test_what_is_on_hold_stays() -> None:
+def test_held_stream_is_not_truncated() -> None:
     bench = Bench(policy="size", min_mbytes=mb(10))
     bench.grow(ledgers=2)
     bench.run()
@@ -290,11 +290,11 @@ def test_what_is_on_hold_stays() -> None:
     assert bench.head() is None
     # Said once, not with each try: what is kept of decisions is bounded.
     retention = open_retention(bench.memory, STREAM, clock=bench.clock)
-    kept = [each["cut"] for each in read_decisions(retention, retention.place())]
+    kept = [each["cut"] for each in read_decisions(retention, retention.scope())]
     assert len([cut for cut in kept if cut is not None]) == 1
 
 
-def test_what_all_have_read_but_isnt_offloaded_stays() -> None:
+def test_consumed_entries_not_yet_offloaded_stay() -> None:
     """Readers of the hot tier are ahead of the offloading."""
     bench = Bench(policy="consumption")
     bench.grow(ledgers=2)
@@ -314,7 +314,7 @@ def test_what_all_have_read_but_isnt_offloaded_stays() -> None:
     assert bench.head() == Position(3, 0), "the end of what is offloaded"
 
 
-def test_a_clock_that_is_far_ahead_deletes_nothing() -> None:
+def test_clock_far_ahead_deletes_nothing() -> None:
     bench = Bench(policy="time", min_minutes=1)
     bench.grow_and_run(3)
     head = bench.head()
@@ -341,7 +341,7 @@ def test_a_clock_that_jumps_back_while_the_process_runs_deletes_nothing() -> Non
 
 @pytest.mark.parametrize("off_s", [-3600, 3600])
 def test_a_truncation_under_way_waits_for_a_clock_that_can_be_trusted(off_s: int) -> None:
-    """Somebody truncated one partition of a topic and died; whoever comes by next has a wrong clock."""
+    """A process truncated one partition of a topic and died; the next process has a wrong clock."""
     bench = Bench(policy="size", min_mbytes=mb(1000))
     names = [f"{TOPIC}-partition-{number}" for number in range(2)]
     for name in names:
@@ -374,7 +374,7 @@ def test_damaged_subscribers_stop_retention_of_their_stream() -> None:
 def test_bad_calls_are_refused_by_name() -> None:
     bench = Bench(policy="size", min_mbytes=mb(20), max_mbytes=mb(10))
     bench.grow(ledgers=2)
-    with pytest.raises(InvalidCall, match=r"retention\.min_mbytes = .* is above max_mbytes"):
+    with pytest.raises(InvalidCall, match=r"retention\.min_size = .* is above max_size"):
         bench.run()
     with pytest.raises(NotFound, match="nowhere"):
         Bench(policy="consumption").run("public/default/persistent/nowhere")

@@ -1,4 +1,4 @@
-"""Each rule of a cycle by one example small enough to follow with a pencil, and what a decision records."""
+"""Each retention rule by one small example, and the record of its decision."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 
 from formats.entries import Position
 from offloader.errors import InvalidCall
+from offloader.retention.broker import BrokerView
 from offloader.retention.cuts import Cut, SegmentId
 from offloader.retention.decide import Situation, Subscription, decide, subscriptions_of
-from offloader.retention.lineage import Lineage, LineageMeasure
+from offloader.retention.lineage import LineageMeasure
 from offloader.retention.policy import Limits, Unit
 from offloader.retention.state import (
     BoundKind,
@@ -26,6 +27,7 @@ from offloader.retention.state import (
     Rule,
 )
 from offloader.retention.subscribers import Registry
+from tests.retention.lineages import ScalableLineage
 from tests.retention.plain_stream import Offsets, at, by_size, by_time, queue, stream, who
 
 #: Records of a stream that writes ten bytes every ten ms; the newest is at 100.
@@ -85,6 +87,9 @@ EXAMPLES: list[tuple[Rule, Situation, Offsets | None]] = [
     (Rule.NOBODY_PUBLISHED, stream(queue(), TENS), None),
     (Rule.ALL_SILENT, stream(queue(**FALLBACK, fallback=Limits(Unit.SIZE, 40)), TENS,
                              who("a", (33,), is_active=False, active_ms=70)), None),
+    (Rule.NO_POLICY, stream(queue(), TENS, who("a", (33,)), has_policy=False), None),
+    (Rule.FOLLOWS_BROKER, stream(queue(), TENS, who("a", (33,)), head=(0,), has_policy=False,
+                                 broker=BrokerView(bound=at((20,)), followed=at((20,)))), (20,)),
 ]
 # fmt: on
 
@@ -101,7 +106,7 @@ def test_each_rule_has_an_example() -> None:
     assert {*Rule} == {rule for rule, _, _ in EXAMPLES}
 
 
-def test_a_decision_says_why() -> None:
+def test_decision_has_its_reason() -> None:
     moving = {rule for rule, _, head in EXAMPLES if head is not None}
     for rule, situation, _ in EXAMPLES:
         decision = decide(situation)
@@ -154,12 +159,12 @@ OWN = Limits(Unit.SIZE, 40)
         (stream(by_size(10), {1: (50, 50)}, who("a", (3, 9)), head=(5, 5)), BoundKind.SUBSCRIBERS, (5, 9)),
     ],
 )  # fmt: skip
-def test_who_holds_data_back(situation: Situation, kind: BoundKind, head: Offsets | None) -> None:
+def test_decision_names_the_kind_of_bound(situation: Situation, kind: BoundKind, head: Offsets | None) -> None:
     decision = decide(situation)
     assert (kind, at(head)) == (decision.bound_kind, decision.cut)
 
 
-def test_the_fallback_rules_by_its_own_limits() -> None:
+def test_fallback_applies_its_own_limits() -> None:
     fallback = Limits(Unit.TIME, 20)
     decision = decide(stream(queue(limits=OWN, **FALLBACK, fallback=fallback), TENS, who("a", (33,), **QUIET)))
     assert (decision.cut, decision.limits, decision.is_fallback) == (at((80,)), fallback, True)
@@ -174,14 +179,14 @@ def test_the_fallback_rules_by_its_own_limits() -> None:
     ("offloaded", "head", "is_held"),
     [((20,), (20,), True), ((33,), (33,), False), ((99,), (33,), False), ((0,), None, True)],
 )
-def test_nothing_goes_that_is_not_offloaded(offloaded: Offsets, head: Offsets | None, is_held: bool) -> None:
+def test_only_offloaded_entries_are_truncated(offloaded: Offsets, head: Offsets | None, is_held: bool) -> None:
     decision = decide(stream(by_size(40), TENS, who("a", (33,)), offloaded=offloaded))
     assert (at(head), is_held, Rule.BOUND) == (decision.cut, decision.is_held, decision.rule)
     assert ("offloaded" in decision.why) == is_held
     assert ("nothing of it" in decision.why) == (head is None)
 
 
-def test_a_head_that_is_there_already_is_said_to_be() -> None:
+def test_decision_reports_an_unchanged_head() -> None:
     decision = decide(stream(by_size(40), TENS, who("a", (33,)), head=(33,)))
     assert (decision.cut, decision.why) == (None, f"{Rule.BOUND.value}; the head is there already")
 
@@ -274,7 +279,7 @@ class Unmeasured(LineageMeasure):
         return None
 
 
-def test_sizes_that_nobody_knows_matter_only_where_sizes_are_asked_for() -> None:
+def test_unknown_sizes_matter_only_to_policies_by_size() -> None:
     by_age = stream(by_time(40, 80), TENS, who("a", (19,)))
     decision = decide(replace(by_age, measure=Unmeasured(by_age.lineage)))
     assert decision.cut == at((20,))
@@ -289,7 +294,7 @@ def test_sizes_that_nobody_knows_matter_only_where_sizes_are_asked_for() -> None
 
 def test_subscribers_of_the_registry_are_silent_after_the_timeout() -> None:
     """One that has read everything isn't; registering counts as a sign of life."""
-    rules, names = Lineage.of_partitions(1), ("at-tail", "behind", "late", "new", "old", "on-time")
+    rules, names = ScalableLineage.of_partitions(1), ("at-tail", "behind", "late", "new", "old", "on-time")
     registry = Registry()
     for name in names:
         registry = registry.add(name, 0, now_ms={"new": 95, "on-time": 90}.get(name, 50))
@@ -327,7 +332,7 @@ def test_cuts_of_our_own_streams_are_positions() -> None:
     tails = {1: [(7, 5)], 2: [(9, 0), (7, 4)], 3: [(9, 9), (7, 9)]}
     records = tuple(Record(time, place(*positions)) for time, positions in tails.items())
     situation = Situation(
-        policy=by_size(18, 60), lineage=Lineage.of_partitions(2), measure=CountedPositions(),
+        policy=by_size(18, 60), lineage=ScalableLineage.of_partitions(2), measure=CountedPositions(),
         records=RetentionSet(records), head=Cut(), now_ms=4,
         subscriptions=(Subscription(name="a", cut=place((9, 2))), Subscription(name="b", cut=place((7, 9), (7, 1)))),
     )  # fmt: skip
@@ -341,10 +346,10 @@ def test_cuts_of_our_own_streams_are_positions() -> None:
     assert [(one.name, one.lost_entries) for one in pressed.overridden] == [("a", 4), ("b", 4)]
 
 
-def test_the_head_is_what_was_published_over_a_split_and_a_merge() -> None:
+def test_head_follows_the_published_cut_over_a_split_and_a_merge() -> None:
     """The guide's case 10 of section 5: 90 to 180 bytes are kept, which each published cut does."""
     root = SegmentId(0, 0)
-    stream = Lineage.build({root: (0.0, 1.0)}, [[root]])
+    stream = ScalableLineage.build({root: (0.0, 1.0)}, [[root]])
     split = stream.scaled({root: 150}, [(0.0, 0.5), (0.5, 1.0)])
     merged = split.scaled({SegmentId(1, 1): 120, SegmentId(2, 1): 90}, [(0.0, 1.0)])
     head = stream.first_cut

@@ -1,4 +1,4 @@
-"""A stream's registry in a store: places, incarnations, many publishers at once, answers that get lost."""
+"""A stream's subscriber registry in a store: scopes, incarnations, concurrent publishers, lost responses."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from offloader.ledgers.base import LedgerSource
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.maintenance import delete_stream
 from offloader.manifest.topics import forget_documents, release_topic
-from offloader.retention.scope import CONFLICTS_MAX, UNKNOWN_REPEATS_MAX, DocumentStore, find_place
+from offloader.retention.scope import CONFLICTS_MAX, UNKNOWN_REPEATS_MAX, DocumentStore, find_scope
 from offloader.retention.subscribers import Activity, PublishStatus, StreamRetention, open_retention
 from offloader.store.base import Body, IfMatch, ObjectInfo, ObjectStore
 from offloader.store.memory import MemoryStore
@@ -81,7 +81,7 @@ def bench() -> Bench:
     return found
 
 
-def test_a_subscriber_registers_publishes_lags_and_goes(bench: Bench) -> None:
+def test_subscriber_registers_publishes_lags_and_is_removed(bench: Bench) -> None:
     retention = bench.retention()
     assert retention.subscribers() == []
     assert retention.remove("audit")
@@ -101,7 +101,7 @@ def test_a_subscriber_registers_publishes_lags_and_goes(bench: Bench) -> None:
     assert bench.retention().registry().names() == []
 
 
-def test_what_was_truncated_is_no_lag(bench: Bench) -> None:
+def test_truncated_entries_are_no_lag(bench: Bench) -> None:
     retention = bench.retention()
     retention.add("audit")
     retention.publish("audit", Position(1, 5))
@@ -135,7 +135,7 @@ def test_refusals_are_named_and_change_nothing(
     retention = bench.retention()
     retention.add("audit", generation=3)
     retention.publish("audit", Position(1, 10))
-    key = document_key(Subscribers, STREAM, retention.place().incarnation or UUID(int=0))
+    key = document_key(Subscribers, STREAM, retention.scope().incarnation or UUID(int=0))
     before = bench.memory.get(key)
     with pytest.raises(kind, match=what):
         retention.publish(name, cut, generation=generation)
@@ -169,11 +169,11 @@ def test_a_publish_reads_the_hot_tier_where_there_is_one(bench: Bench) -> None:
     assert (found.lag_bytes, found.lag_entries) == (100, 5)
 
 
-def test_a_stream_that_was_created_again_inherits_nothing(bench: Bench) -> None:
+def test_recreated_stream_inherits_no_subscribers(bench: Bench) -> None:
     retention = bench.retention()
     retention.add("audit")
     retention.publish("audit", Position(1, 20))
-    old = retention.place()
+    old = retention.scope()
     assert old.incarnation is not None
     bench.delete()
     bench.stream(segments=4)
@@ -184,7 +184,7 @@ def test_a_stream_that_was_created_again_inherits_nothing(bench: Bench) -> None:
     keys = [info.key for info in bench.memory.list(retention_prefix(STREAM)).objects]
     assert {incarnation_of_retention_key(key, STREAM) for key in keys} == {
         old.incarnation,
-        retention.place().incarnation,
+        retention.scope().incarnation,
     }
     forget_documents(bench.memory, STREAM, old.incarnation)
     assert retention.registry().names() == ["other"]
@@ -205,9 +205,9 @@ class TestTopic:
         bench.stream("a/orders-partition-01")
         return bench
 
-    def test_cuts_have_a_position_per_partition_and_others_count_nothing(self, topic: Bench) -> None:
+    def test_topic_cut_has_a_position_per_partition_and_missing_ones_count_nothing(self, topic: Bench) -> None:
         retention = topic.retention("a/orders")
-        assert list(retention.place().partitions) == [0, 1, 10]
+        assert list(retention.scope().partitions) == [0, 1, 10]
         retention.add("audit")
         retention.publish("audit", {0: Position(1, 30), 10: Position(1, 10)})
         (found,) = retention.subscribers()
@@ -224,7 +224,7 @@ class TestTopic:
         topic.stream("a/orders-partition-0", segments=0).commit([Truncate(Position(1, 20))])
         assert retention.subscribers()[0].lag_entries == 10 + 5 + 30
 
-    def test_a_topic_of_many_partitions_is_looked_at_some_at_a_time(self) -> None:
+    def test_lag_of_a_topic_covers_many_partitions(self) -> None:
         bench = Bench()
         for number in range(25):
             bench.stream(f"a/wide-partition-{number}", segments=1)
@@ -234,13 +234,13 @@ class TestTopic:
         (found,) = retention.subscribers()
         assert found.lag_entries == 250 - sum(number % 11 for number in range(25))
         bench.delete("a/wide-partition-7")
-        assert len(retention.place().partitions) == 24
+        assert len(retention.scope().partitions) == 24
 
-    def test_partitions_can_be_added_and_made_anew(self, topic: Bench) -> None:
+    def test_partitions_can_be_added_and_recreated(self, topic: Bench) -> None:
         retention = topic.retention("a/orders")
         retention.add("audit")
         retention.publish("audit", {0: Position(1, 30), 1: Position(1, 20)})
-        first = retention.place().incarnation
+        first = retention.scope().incarnation
         topic.stream("a/orders-partition-2")
         topic.delete("a/orders-partition-1")
         topic.stream("a/orders-partition-1")
@@ -251,12 +251,12 @@ class TestTopic:
         assert retention.subscribers()[0].lag_entries == 90
         retention.publish("audit", {0: Position(1, 30), 1: Position(1, 10), 2: Position(1, 30)})
         assert retention.subscribers()[0].lag_entries == 50
-        assert retention.place(create=True).incarnation == first
+        assert retention.scope(create=True).incarnation == first
 
-    def test_a_topic_that_was_created_again_inherits_nothing_and_leaves_an_empty_entry(self, topic: Bench) -> None:
+    def test_recreated_topic_inherits_nothing_and_its_old_entry_is_emptied(self, topic: Bench) -> None:
         retention = topic.retention("a/orders")
         retention.add("audit")
-        first = retention.place().incarnation
+        first = retention.scope().incarnation
         assert first is not None
         assert not release_topic(topic.memory, "a/orders")
         for number in (0, 1, 10):
@@ -267,7 +267,7 @@ class TestTopic:
         again = topic.retention("a/orders")
         assert again.registry().names() == []
         again.add("other")
-        assert again.place().incarnation not in (None, first)
+        assert again.scope().incarnation not in (None, first)
         assert not release_topic(topic.memory, "a/orders")
         topic.delete("a/orders-partition-0")
         assert release_topic(topic.memory, "a/orders")
@@ -275,16 +275,16 @@ class TestTopic:
         left = {info.key: info.size_bytes for info in topic.memory.list("a/orders/retention/").objects}
         assert left == {topic_key("a/orders"): 0}
 
-    def test_two_that_make_the_entry_at_once_agree(self, topic: Bench) -> None:
-        places = [find_place(topic.memory, "a/orders", create=True) for _ in range(2)]
+    def test_concurrent_creators_of_a_topic_entry_agree(self, topic: Bench) -> None:
+        places = [find_scope(topic.memory, "a/orders", create=True) for _ in range(2)]
         assert places[0] == places[1]
         topic.store.set_faults([Fault(call=1, verb="put", key_part="/topic", after=True, error=OutcomeUnknown)])
         other = Bench()
         other.stream("b-partition-0")
         other.store.set_faults([Fault(call=1, verb="put", key_part="/topic", after=True, error=OutcomeUnknown)])
         with pytest.raises(OutcomeUnknown):
-            find_place(other.store, "b", create=True)
-        assert find_place(other.store, "b", create=True) == find_place(other.store, "b")
+            find_scope(other.store, "b", create=True)
+        assert find_scope(other.store, "b", create=True) == find_scope(other.store, "b")
 
 
 def test_of_many_threads_that_publish_at_once_nothing_is_lost(bench: Bench) -> None:
@@ -312,7 +312,7 @@ def test_of_many_threads_that_publish_at_once_nothing_is_lost(bench: Bench) -> N
     expected = {f"s{n}": f"0.0=1:{n + rounds - 1}" for n in range(count)}
     assert {name: str(each.cut) for name, each in registry.subscribers.items()} == expected
     retention = bench.retention()
-    place = retention.place()
+    place = retention.scope()
     assert place.incarnation is not None
     stored = retention.documents.read(
         document_key(Subscribers, STREAM, place.incarnation), Subscribers(name=STREAM, partitions=())
@@ -322,7 +322,7 @@ def test_of_many_threads_that_publish_at_once_nothing_is_lost(bench: Bench) -> N
 
 
 class TestAmbiguousAnswers:
-    """The store says that it doesn't know whether it wrote."""
+    """The store answers that the outcome of a write is unknown."""
 
     def faults(self, bench: Bench, *, after: bool, calls: int = 1) -> None:
         bench.store.set_faults(
@@ -330,7 +330,7 @@ class TestAmbiguousAnswers:
         )
 
     @pytest.mark.parametrize("after", [False, True])
-    def test_an_unknown_outcome_is_looked_up(self, bench: Bench, after: bool) -> None:
+    def test_unknown_outcome_is_verified_by_reading(self, bench: Bench, after: bool) -> None:
         retention = bench.retention()
         acts: list[Callable[[], object]] = [
             lambda: retention.add("audit"),
@@ -344,7 +344,7 @@ class TestAmbiguousAnswers:
         puts = [key for verb, key in bench.store.calls if verb == "put"]
         assert len(puts) == (2 if after else 4), "what landed isn't sent again"
 
-    def test_a_store_that_never_tells_is_reported_and_calling_again_is_fine(self, bench: Bench) -> None:
+    def test_persistent_unknown_outcome_is_reported_and_a_retry_succeeds(self, bench: Bench) -> None:
         retention = bench.retention()
         self.faults(bench, after=False, calls=UNKNOWN_REPEATS_MAX + 1)
         with pytest.raises(OutcomeUnknown):
@@ -354,10 +354,10 @@ class TestAmbiguousAnswers:
         assert retention.registry().names() == ["audit"]
 
     @pytest.mark.parametrize("landed", [False, True])
-    def test_others_that_came_between_tell_whether_it_landed(self, bench: Bench, landed: bool) -> None:
+    def test_later_writes_reveal_whether_an_unknown_publish_landed(self, bench: Bench, landed: bool) -> None:
         retention = bench.retention()
         retention.add("audit")
-        key = document_key(Subscribers, STREAM, retention.place().incarnation or UUID(int=0))
+        key = document_key(Subscribers, STREAM, retention.scope().incarnation or UUID(int=0))
         other = bench.retention(store=bench.memory)
         racing = Racing(bench.memory, key, lambda: other.publish("audit", Position(1, 5 if not landed else 20)), landed)
         outcome = bench.retention(store=racing).try_publish("audit", Position(1, 10))
@@ -365,10 +365,10 @@ class TestAmbiguousAnswers:
         assert outcome.status is PublishStatus.SUCCESS
         assert str(bench.retention().registry().subscribers["audit"].cut) == f"0.0=1:{20 if landed else 10}"
 
-    def test_too_many_changes_since_are_not_guessed_about(self, bench: Bench) -> None:
+    def test_outcome_stays_unknown_after_too_many_later_changes(self, bench: Bench) -> None:
         retention = bench.retention()
         retention.add("audit")
-        key = document_key(Subscribers, STREAM, retention.place().incarnation or UUID(int=0))
+        key = document_key(Subscribers, STREAM, retention.scope().incarnation or UUID(int=0))
         other = bench.retention(store=bench.memory)
 
         def many() -> None:
@@ -379,10 +379,10 @@ class TestAmbiguousAnswers:
         with pytest.raises(OutcomeUnknown, match="look"):
             bench.retention(store=racing).publish("audit", Position(1, 10))
 
-    def test_a_request_that_arrives_late_changes_nothing(self, bench: Bench) -> None:
+    def test_late_request_changes_nothing(self, bench: Bench) -> None:
         retention = bench.retention()
         retention.add("audit")
-        key = document_key(Subscribers, STREAM, retention.place().incarnation or UUID(int=0))
+        key = document_key(Subscribers, STREAM, retention.scope().incarnation or UUID(int=0))
         body, info = bench.memory.get(key)
         retention.publish("audit", Position(1, 10))
         retention.remove("audit")
@@ -395,7 +395,7 @@ class TestAmbiguousAnswers:
         retention = bench.retention()
         retention.add("audit")
         documents = DocumentStore(bench.memory, bench.clock)
-        key = document_key(Subscribers, STREAM, retention.place().incarnation or UUID(int=0))
+        key = document_key(Subscribers, STREAM, retention.scope().incarnation or UUID(int=0))
         empty = Subscribers(name=STREAM, partitions=())
         numbers = itertools.count(1)
 
@@ -427,9 +427,9 @@ class Racing(FaultyStore):
 
 
 class TestClocks:
-    """Whose clock says how long a subscriber was silent."""
+    """The clock by which a subscriber's inactivity is measured."""
 
-    def test_one_that_is_far_behind_does_not_make_its_owner_silent(self, bench: Bench) -> None:
+    def test_slow_clock_does_not_expire_its_subscriber(self, bench: Bench) -> None:
         slow = ManualClock(bench.clock.now_ms() - 3_600_000)
         retention = open_retention(bench.memory, STREAM, clock=slow)
         retention.add("audit")
@@ -439,7 +439,7 @@ class TestClocks:
         (found,) = bench.retention().subscribers(timeout_ms=60_000)
         assert found.activity is Activity.ACTIVE
 
-    def test_one_that_is_far_ahead_does_not_hold_data_for_ever(self, bench: Bench) -> None:
+    def test_fast_clock_does_not_keep_its_subscriber_forever(self, bench: Bench) -> None:
         fast = ManualClock(bench.clock.now_ms() + 10**12)
         retention = open_retention(bench.memory, STREAM, clock=fast)
         retention.add("audit")
@@ -449,10 +449,10 @@ class TestClocks:
         assert found.activity is Activity.TIMED_OUT
 
 
-def test_a_damaged_registry_is_named_and_nobody_is_taken_for_unregistered(bench: Bench) -> None:
+def test_damaged_registry_is_reported_and_unregisters_no_subscriber(bench: Bench) -> None:
     retention = bench.retention()
     retention.add("audit")
-    key = document_key(Subscribers, STREAM, retention.place().incarnation or UUID(int=0))
+    key = document_key(Subscribers, STREAM, retention.scope().incarnation or UUID(int=0))
     body = bench.memory.get(key)[0]
     bench.memory.put(key, body.replace(b"audit", b"audio"))
     for act in (retention.registry, lambda: retention.add("x"), lambda: retention.publish("audit", Position(1, 1))):
@@ -479,7 +479,7 @@ def test_a_damaged_catalogue_or_topic_entry_is_no_missing_one(bench: Bench) -> N
         bench.retention("t")
 
 
-def test_a_topic_stays_the_same_while_a_lost_catalogue_entry_of_a_partition_can_be_brought_back() -> None:
+def test_topic_keeps_its_identity_while_a_lost_partition_entry_can_be_restored() -> None:
     """All entries are lost, and another partition is added before they are brought back."""
     bench = Bench()
     names = [f"orders-partition-{number}" for number in range(3)]
@@ -487,19 +487,19 @@ def test_a_topic_stays_the_same_while_a_lost_catalogue_entry_of_a_partition_can_
         bench.stream(name)
     bench.retention("orders").add("billing")
     bench.retention("orders").publish("billing", {0: Position(1, 20), 1: Position(1, 30)})
-    before = find_place(bench.memory, "orders").incarnation
+    before = find_scope(bench.memory, "orders").incarnation
     entries = {name: bench.memory.get(catalog_key(name))[0] for name in names[:2]}
     bench.memory.delete([catalog_key(name) for name in names[:2]])
     bench.stream(names[2])
 
     bench.retention("orders").add("search")
 
-    place = find_place(bench.memory, "orders", create=True)
+    place = find_scope(bench.memory, "orders", create=True)
     assert (place.incarnation, list(place.partitions)) == (before, [2])
     for name, entry in entries.items():
         bench.memory.put(catalog_key(name), entry)
     registry = bench.retention("orders").registry()
     assert registry.names() == ["billing", "search"]
-    assert len(find_place(bench.memory, "orders", create=True).partitions) == 3
+    assert len(find_scope(bench.memory, "orders", create=True).partitions) == 3
     # What was written meanwhile forgot the positions in what was missing: it counts as unread, which deletes nothing.
     assert [each.lag_entries for each in bench.retention("orders").subscribers()] == [90, 90]

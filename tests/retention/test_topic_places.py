@@ -1,4 +1,4 @@
-"""A topic whose partitions come and go is the same one as long as one of them lives; a stream is none of them."""
+"""Identity of a topic whose partitions change, beside plain streams of similar names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from offloader.retention.subscribers import open_retention
 from tests.retention.retained_streams import STREAM, TOPIC, Bench
 
 
-def test_a_topic_that_lost_its_first_partition_lives_on_in_one_that_came_later() -> None:
+def test_topic_without_its_first_partition_lives_on_in_a_later_one() -> None:
     bench = Bench()
     for number in range(2):
         bench.grow(f"{TOPIC}-partition-{number}")
@@ -25,7 +25,7 @@ def test_a_topic_that_lost_its_first_partition_lives_on_in_one_that_came_later()
     assert found.names() == ["reader 0", "reader 1"]
 
 
-def test_beside_a_plain_stream_one_that_is_named_like_its_partition_is_ruled_by_itself() -> None:
+def test_stream_named_like_a_partition_of_a_plain_stream_has_its_own_retention() -> None:
     bench, odd = Bench(policy="consumption"), f"{STREAM}-partition-0"
     for name in (STREAM, odd):
         bench.grow(name, ledgers=3)
@@ -38,7 +38,7 @@ def test_beside_a_plain_stream_one_that_is_named_like_its_partition_is_ruled_by_
     assert (bench.head(STREAM), bench.head(odd)) == (None, Position(3, 0))
 
 
-def test_a_stream_that_is_being_deleted_has_no_cycle_any_more() -> None:
+def test_stream_being_deleted_has_no_cycle() -> None:
     bench = Bench(policy="size", min_mbytes=1)
     bench.grow_and_run(1)
     remove_stream(bench.memory, STREAM, clock=bench.clock)

@@ -1,4 +1,4 @@
-"""A partitioned topic is truncated as one stream, whatever happens on the way."""
+"""A partitioned topic is truncated as one stream, whatever fails."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from formats.documents import PartitionHead, TruncationIntent, encode_intent, intent_key
+from formats.documents import PartitionHead, TruncationIntent, intent_key
 from formats.entries import Position
 from formats.manifest import Assign, Failed
 from offloader.errors import Fenced, InvalidCall, OutcomeUnknown, StoreUnavailable
@@ -58,14 +58,14 @@ class Bench:
         return [load_manifest(self.memory, stream).head for stream in (ZERO, ONE, TEN)]
 
 
-def test_each_partition_begins_where_it_was_told_and_others_stay() -> None:
+def test_truncation_sets_the_given_head_of_each_partition() -> None:
     bench = Bench()
     bench.truncate({ZERO: Position(2, 0), TEN: Position(1, 4)})
     assert bench.heads() == [Position(2, 0), None, Position(1, 4)]
     assert resume_topic_truncation(bench.store, TOPIC, clock=bench.clock) == {}
 
 
-def test_what_one_partition_refuses_changes_none() -> None:
+def test_refusal_by_one_partition_changes_none() -> None:
     bench = Bench()
     with pytest.raises(EditRefused, match="past the committed end"):
         bench.truncate({ZERO: Position(2, 0), ONE: Position(9, 0)})
@@ -75,7 +75,7 @@ def test_what_one_partition_refuses_changes_none() -> None:
     assert not bench.memory.list(f"{TOPIC}/").objects
 
 
-def test_a_living_owner_of_one_partition_keeps_all_of_them_from_being_forced() -> None:
+def test_living_owner_of_one_partition_blocks_forced_truncation_of_all() -> None:
     bench = Bench()
     log = ManifestLog(bench.memory, ONE, clock=bench.clock)
     log.load()
@@ -100,7 +100,7 @@ def test_a_dry_run_changes_nothing() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
-def test_one_that_stops_at_any_request_is_all_or_nothing_in_the_end(after: bool) -> None:
+def test_truncation_failing_at_any_request_is_all_or_nothing(after: bool) -> None:
     seen = set()
     for call in range(1, 120):
         bench = Bench()
@@ -122,20 +122,20 @@ def test_one_that_stops_at_any_request_is_all_or_nothing_in_the_end(after: bool)
     raise AssertionError("no run was without a fault")
 
 
-def test_an_unfinished_one_of_somebody_else_is_finished_first() -> None:
+def test_unfinished_truncation_by_another_process_is_finished_first() -> None:
     bench = Bench()
     theirs = TruncationIntent(
         TOPIC, bench.wanted({ZERO: Position(1, 7), ONE: Position(2, 2)}), False, "somebody else", 5
     )
-    bench.memory.put(intent_key(TOPIC), encode_intent(theirs))
+    bench.memory.put(intent_key(TOPIC), theirs.encode())
     bench.truncate({ZERO: Position(1, 3), TEN: Position(1, 1)})
     assert bench.heads() == [Position(1, 7), Position(2, 2), Position(1, 1)]
 
 
-def test_partitions_that_were_deleted_and_created_again_are_none_of_an_old_one() -> None:
+def test_truncation_intent_does_not_apply_to_recreated_partitions() -> None:
     bench = Bench()
     old = TruncationIntent(TOPIC, bench.wanted({ZERO: Position(2, 2), ONE: Position(2, 2)}), False, "somebody", 5)
-    bench.memory.put(intent_key(TOPIC), encode_intent(old))
+    bench.memory.put(intent_key(TOPIC), old.encode())
     assert not release_intent(bench.memory, TOPIC)
     for _ in range(2):
         remove_stream(bench.memory, ZERO, clock=bench.clock)
@@ -149,7 +149,7 @@ def test_partitions_that_were_deleted_and_created_again_are_none_of_an_old_one()
 
 
 @pytest.mark.parametrize("is_created_again", [False, True])
-def test_what_a_topic_that_is_gone_had_under_way_is_let_go_of(is_created_again: bool) -> None:
+def test_intent_of_a_deleted_topic_is_released(is_created_again: bool) -> None:
     bench = Bench()
     bench.truncate({ZERO: Position(2, 0)})
     for _ in range(2):
@@ -164,7 +164,7 @@ def test_what_a_topic_that_is_gone_had_under_way_is_let_go_of(is_created_again: 
     assert load_manifest(bench.memory, ONE).head == Position(2, 0)
 
 
-def test_a_forced_one_of_somebody_who_died_is_finished_with_the_loss_that_was_meant() -> None:
+def test_forced_truncation_of_a_dead_process_is_finished_with_its_intended_loss() -> None:
     bench = Bench()
     log = ManifestLog(bench.memory, ONE, clock=bench.clock)
     log.load()
@@ -180,20 +180,20 @@ def test_a_forced_one_of_somebody_who_died_is_finished_with_the_loss_that_was_me
 
 
 @pytest.mark.parametrize("forced", [True, False])
-def test_what_was_begun_is_finished_with_the_force_that_it_was_begun_with(forced: bool) -> None:
+def test_unfinished_truncation_is_finished_with_its_original_force(forced: bool) -> None:
     bench = Bench()
     log = ManifestLog(bench.memory, ONE, clock=bench.clock)
     log.load()
     log.open_epoch()
     log.commit([Assign(UUID(int=7), 2, Position(2, 10), Position(2, 14), 0, {})])
     theirs = TruncationIntent(TOPIC, bench.wanted({ONE: Position(2, 12)}), forced, "somebody", 5)
-    bench.memory.put(intent_key(TOPIC), encode_intent(theirs))
+    bench.memory.put(intent_key(TOPIC), theirs.encode())
     with nullcontext() if forced else pytest.raises(EditRefused, match="past the committed end"):
         resume_topic_truncation(bench.store, TOPIC, clock=bench.clock, take_over=True)
     assert bench.heads() == [None, Position(2, 12) if forced else None, None]
 
 
-def test_one_that_isnt_wanted_any_more_writes_nothing() -> None:
+def test_cancelled_truncation_writes_nothing() -> None:
     bench = Bench()
     heads = {ZERO: Position(2, 0)}
     found = truncate_topic(bench.store, TOPIC, heads, clock=bench.clock, by="somebody", still=lambda: False)
@@ -202,7 +202,7 @@ def test_one_that_isnt_wanted_any_more_writes_nothing() -> None:
     assert not bench.memory.list(f"{TOPIC}/").objects
 
 
-def test_whoever_comes_second_asks_again_whether_it_is_still_wanted() -> None:
+def test_delayed_truncation_checks_again_whether_it_is_wanted() -> None:
     bench, asked = Bench(), list[list[Position | None]]()
 
     def still() -> bool:
@@ -222,7 +222,7 @@ def test_whoever_comes_second_asks_again_whether_it_is_still_wanted() -> None:
     assert bench.heads() == [Position(2, 0), Position(2, 0), None]
 
 
-def test_one_under_way_is_never_overtaken() -> None:
+def test_unfinished_topic_truncation_is_never_overtaken() -> None:
     bench = Bench()
     schedule = Schedule(bench.memory)
     schedule.start("one", bench.truncating({ZERO: Position(2, 0), ONE: Position(2, 0)}, "one"))
@@ -239,7 +239,7 @@ def test_one_under_way_is_never_overtaken() -> None:
     assert bench.heads() == [Position(2, 0), Position(2, 0), None]
 
 
-def test_one_that_began_while_another_looked_isnt_overtaken_either() -> None:
+def test_truncation_begun_during_another_ones_check_is_not_overtaken() -> None:
     bench = Bench()
     schedule = Schedule(bench.memory)
     schedule.start("one", bench.truncating({ZERO: Position(2, 0), ONE: Position(2, 0)}, "one"))
@@ -247,7 +247,7 @@ def test_one_that_began_while_another_looked_isnt_overtaken_either() -> None:
     schedule.until("other", "get", intent_key(TOPIC))
     schedule.step("other")
     schedule.until("one", "put", f"{ONE}/manifest/")
-    with pytest.raises(StoreUnavailable, match=r"somebody else truncates .* at the same time: one"):
+    with pytest.raises(StoreUnavailable, match=r"another process truncates .* at the same time: one"):
         schedule.finish("other")
     schedule.finish("one")
     assert bench.heads() == [Position(2, 0), Position(2, 0), None]

@@ -1,4 +1,4 @@
-"""Letting a stream begin later: in the manifest, in the hot tier, for readers, and for a writer that goes on."""
+"""Truncation of a stream: in the manifest, in the hot tier, for readers, and for an active writer."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Bench:
         return [info.ledger_id for info in self.hot.ledgers()]
 
 
-def test_head_and_ledger_marks_are_one_record_and_whole_hot_ledgers_go() -> None:
+def test_head_and_ledger_marks_are_one_record_and_whole_hot_ledgers_are_deleted() -> None:
     bench = Bench()
     done = bench.truncate(2, 4)
 
@@ -81,7 +81,7 @@ def test_head_and_ledger_marks_are_one_record_and_whole_hot_ledgers_go() -> None
     assert bench.hot_ids == [2, 3]
 
 
-def test_what_the_dry_run_says_is_what_is_done_and_it_changes_nothing() -> None:
+def test_dry_run_equals_the_truncation_and_changes_nothing() -> None:
     bench = Bench()
     before = load_manifest(bench.store, STREAM)
     said = bench.truncate(3, 0, dry_run=True)
@@ -98,7 +98,7 @@ def test_a_segment_that_ends_where_the_stream_begins_isn_t_counted_as_going() ->
     assert (done.segments, done.entries) == (1, 10)
 
 
-def test_a_truncation_behind_the_head_moves_nothing() -> None:
+def test_truncation_before_the_head_moves_nothing() -> None:
     bench = Bench()
     bench.truncate(2, 4)
     again = bench.truncate(1, 3)
@@ -130,7 +130,7 @@ def test_nothing_moves_the_head_past_the_committed_end_unless_it_is_forced() -> 
     assert load_manifest(bench.store, STREAM).head == Position(2, 0)
 
 
-def test_a_forced_truncation_records_what_is_given_up_and_fails_what_was_on_its_way() -> None:
+def test_forced_truncation_records_a_gap_and_fails_assigned_segments() -> None:
     bench = Bench(offloaded=[1])
     log = bench.writer.log
     log.commit([Assign(UUID(int=77), 2, Position(2, 0), None, 1, {})])
@@ -147,7 +147,7 @@ def test_a_forced_truncation_records_what_is_given_up_and_fails_what_was_on_its_
         log.commit([LedgerClosed(2, 9)])
 
 
-def test_a_forced_truncation_reaches_up_to_a_promised_segment_and_leaves_that_one() -> None:
+def test_forced_truncation_ends_before_a_later_promised_segment() -> None:
     bench = Bench(offloaded=[1])
     before, after = UUID(int=77), UUID(int=78)
     bench.writer.log.commit([LedgerClosed(2, 9), Assign(before, 2, Position(2, 0), Position(2, 9), 1, {})])
@@ -159,7 +159,7 @@ def test_a_forced_truncation_reaches_up_to_a_promised_segment_and_leaves_that_on
     assert (state.head, [each.uuid for each in state.assigned()]) == (Position(3, 0), [after])
 
 
-def test_a_living_owner_isn_t_taken_from_without_being_told_to() -> None:
+def test_living_owner_is_fenced_only_on_request() -> None:
     bench = Bench(offloaded=[1])
     bench.clock.set_now_ms(load_manifest(bench.store, STREAM).time_ms + 1000)
     with pytest.raises(Fenced, match="--take-over"):
@@ -167,21 +167,21 @@ def test_a_living_owner_isn_t_taken_from_without_being_told_to() -> None:
     assert bench.truncate(3, 0, force=True, take_over=True).gaps
 
 
-def test_a_head_past_everything_that_was_written_is_refused() -> None:
-    """Entries that are only written later would lie before it."""
+def test_head_past_the_newest_entry_is_refused() -> None:
+    """Entries written later would be before it."""
     bench = Bench()
     for force in (False, True):
         with pytest.raises((InvalidCall, EditRefused)):
             bench.truncate(3, 11, force=force, take_over=True)
-    with pytest.raises(InvalidCall, match="nobody knows of entries up to 3:5"):
+    with pytest.raises(InvalidCall, match="neither the manifest nor the hot tier has entries up to 3:5"):
         bench.truncate(3, 5, force=True, take_over=True, hot=False)
     with pytest.raises(InvalidCall, match="no position"):
         bench.truncate(1, -1)
     assert bench.truncate(3, 10, force=True, take_over=True).head == Position(3, 10)
 
 
-def test_by_the_ledger_method_nothing_is_cut_off_inside_a_ledger_that_isn_t_offloaded() -> None:
-    """The rest of it could never be offloaded: a ledger goes into one object, as a whole."""
+def test_ledger_method_truncates_unoffloaded_ledgers_only_as_a_whole() -> None:
+    """The rest of it could never be offloaded: a ledger is offloaded into one object as a whole."""
     bench = Bench(offloaded=[1])
     log = ManifestLog(bench.memory, STREAM, clock=bench.clock)
     log.load()
@@ -208,7 +208,7 @@ def test_without_a_method_only_the_hot_tier_is_truncated() -> None:
         reader.read(Position(3, 0), Position(3, 9))
 
 
-def test_a_stream_that_is_never_offloaded_loses_whole_hot_ledgers() -> None:
+def test_stream_without_offloading_loses_whole_hot_ledgers() -> None:
     bench = Bench()
     log = ManifestLog(MemoryStore(f"truncation-{next(_names)}", "", bench.clock), STREAM, clock=bench.clock)
     done = truncate_stream(log, Position(2, 5), clock=bench.clock, source=bench.hot, method="none")
@@ -218,7 +218,7 @@ def test_a_stream_that_is_never_offloaded_loses_whole_hot_ledgers() -> None:
         truncate_stream(log, Position(2, 5), clock=bench.clock)
 
 
-def test_a_stream_that_is_not_offloaded_yet_keeps_its_hot_ledgers_unless_forced() -> None:
+def test_stream_not_yet_offloaded_keeps_its_hot_ledgers_unless_forced() -> None:
     bench = Bench()
     store = MemoryStore(f"truncation-{next(_names)}", "", bench.clock)
 
@@ -241,7 +241,7 @@ def test_a_stream_that_is_not_offloaded_yet_keeps_its_hot_ledgers_unless_forced(
     assert (state.head, state.gaps, bench.hot_ids) == (Position(2, 5), planned.gaps, [2, 3])
 
 
-def test_a_hold_and_the_stop_for_everything_refuse_it() -> None:
+def test_hold_and_global_hold_refuse_truncation() -> None:
     bench = Bench()
     log = ManifestLog(bench.memory, STREAM, clock=bench.clock)
     log.load()
@@ -257,8 +257,8 @@ def test_a_hold_and_the_stop_for_everything_refuse_it() -> None:
     assert bench.hot_ids == [2, 3]
 
 
-def test_a_hot_ledger_before_the_head_that_is_still_open_goes_once_it_is_closed() -> None:
-    """Whoever appends to it doesn't know of the truncation."""
+def test_open_hot_ledger_before_the_head_is_deleted_once_closed() -> None:
+    """The process that appends to it doesn't know of the truncation."""
     bench = Bench()
     ledgers, still_open = bench.hot.ledgers, [1]
 
@@ -294,7 +294,7 @@ def test_hot_ledgers_that_can_t_be_deleted_are_named_and_tried_again() -> None:
 
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("after", [False, True])
-def test_a_truncation_that_stops_at_any_request_is_finished_by_the_next(after: bool, force: bool) -> None:
+def test_truncation_failing_at_any_request_is_finished_by_the_next(after: bool, force: bool) -> None:
     for call in range(1, 60):
         bench = Bench(offloaded=[1] if force else [1, 2])
         bench.store.set_faults([Fault(call=call, after=after)])
@@ -337,7 +337,7 @@ def _append(topic: ManagedLedger, first: int, count: int) -> list[Position]:
     return [topic.append(f"entry {number}".encode()) for number in range(first, first + count)]
 
 
-def test_a_managed_ledger_goes_on_while_its_stream_is_truncated(tmp_path: Path, store: MemoryStore) -> None:
+def test_managed_ledger_appends_while_its_stream_is_truncated(tmp_path: Path, store: MemoryStore) -> None:
     with _topic(tmp_path, store) as topic:
         positions = _append(topic, 0, 50)
         topic.offload()
@@ -352,7 +352,7 @@ def test_a_managed_ledger_goes_on_while_its_stream_is_truncated(tmp_path: Path, 
         assert topic.ledgers()[0].ledger_id == positions[30].ledger_id
 
 
-def test_after_a_forced_truncation_its_own_writer_goes_on_at_the_head(tmp_path: Path, store: MemoryStore) -> None:
+def test_writer_continues_at_the_head_after_its_own_forced_truncation(tmp_path: Path, store: MemoryStore) -> None:
     with _topic(tmp_path, store) as topic:
         positions = _append(topic, 0, 50)
         topic.offload(positions[9])
@@ -373,7 +373,7 @@ def test_after_a_forced_truncation_its_own_writer_goes_on_at_the_head(tmp_path: 
 
 
 @pytest.mark.parametrize("at", [75, 45, 79])
-def test_a_living_writer_elsewhere_is_fenced_and_goes_on_at_the_head(
+def test_living_writer_elsewhere_is_fenced_and_continues_at_the_head(
     tmp_path: Path, store: MemoryStore, at: int
 ) -> None:
     with _topic(tmp_path, store, takeover_after_seconds=0.05) as topic:
@@ -408,7 +408,7 @@ def test_a_living_writer_elsewhere_is_fenced_and_goes_on_at_the_head(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [3, 5])
-def test_a_stream_that_is_truncated_again_and_again_while_it_is_written(
+def test_repeated_truncations_of_an_active_stream_keep_later_entries(
     tmp_path: Path, store: MemoryStore, seed: int
 ) -> None:
     random = Random(seed)
@@ -435,7 +435,7 @@ def test_a_stream_that_is_truncated_again_and_again_while_it_is_written(
                 topic.read(positions[0], positions[-1])
 
 
-def test_a_truncation_of_a_deleted_stream_spares_the_hot_ledgers_of_the_next_one() -> None:
+def test_truncation_of_a_deleted_stream_keeps_hot_ledgers_of_the_next() -> None:
     bench = Bench()
     old = bench.writer.log.state.incarnation
     store = MemoryStore(f"truncation-{next(_names)}", "", bench.clock)
@@ -445,8 +445,8 @@ def test_a_truncation_of_a_deleted_stream_spares_the_hot_ledgers_of_the_next_one
     assert bench.hot_ids == [1, 2, 3]
 
 
-def test_a_managed_ledger_keeps_entries_while_its_manifest_can_not_be_begun(tmp_path: Path, store: MemoryStore) -> None:
-    """None is taken before the manifest knows of the start; what is taken after that waits for it to go on."""
+def test_managed_ledger_keeps_entries_while_its_manifest_cannot_be_created(tmp_path: Path, store: MemoryStore) -> None:
+    """No entry is accepted before the manifest records the start; entries accepted later wait for the store."""
     ledgers = f"sqlite:///{tmp_path}/ledgers.db"
     faulty = FaultyStore(store, [Fault(call=1, calls=10**6, verb="put", key_part="_catalog/")])
     with pytest.raises(StoreUnavailable, match="_catalog/"):
@@ -473,7 +473,7 @@ def test_a_managed_ledger_without_a_method_loses_its_hot_ledgers(tmp_path: Path,
         assert store.list("").objects == ()
 
 
-def test_a_stream_whose_method_was_switched_off_truncates_beyond_what_is_offloaded(
+def test_stream_with_offloading_switched_off_truncates_beyond_offloaded_entries(
     tmp_path: Path, store: MemoryStore
 ) -> None:
     with _topic(tmp_path, store) as topic:

@@ -1,4 +1,4 @@
-"""Who comes in: addresses, tokens, certificates, roles, and that no token can be seen anywhere."""
+"""Authentication: addresses, tokens, certificates, roles, and secrecy of tokens."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from offloader.service.auth import (
     Guard,
     NotAllowed,
     NotAuthenticated,
+    Operation,
     Role,
     bearer_token,
     guard_for,
@@ -55,9 +56,7 @@ def credentials() -> Credentials:
         ("loopback:1", "loopback", 1, False),
     ],
 )
-def test_an_address_is_loopback_only_if_nothing_else_can_be_meant(
-    text: str, host: str, port: int, loopback: bool
-) -> None:
+def test_only_unambiguous_loopback_addresses_are_loopback(text: str, host: str, port: int, loopback: bool) -> None:
     address = parse_listen(text)
     assert (address, address.is_loopback) == (ListenAddress(host, port), loopback)
     assert parse_listen(str(address)) == address
@@ -66,12 +65,12 @@ def test_an_address_is_loopback_only_if_nothing_else_can_be_meant(
 @pytest.mark.parametrize(
     "text", ["", "8080", "127.0.0.1", "a:65536", "a:b", "::1:80", "[:::1]:8", "a b:1", "é:1", "a:-1"]
 )
-def test_what_is_no_address_is_refused_with_the_settings_name(text: str) -> None:
+def test_invalid_address_is_refused_with_the_setting_name(text: str) -> None:
     with pytest.raises(InvalidCall, match=r"http\.listen: .* is no "):
         parse_listen(text, setting="http.listen")
 
 
-def test_other_machines_come_in_only_with_authentication_or_by_name() -> None:
+def test_listening_off_loopback_needs_authentication_or_anonymous_access() -> None:
     nothing = Credentials()
     for address in (EVERYWHERE, parse_listen("[::]:1"), parse_listen("broker:1")):
         with pytest.raises(InvalidCall, match="nobody would be asked who they are"):
@@ -85,14 +84,14 @@ def test_other_machines_come_in_only_with_authentication_or_by_name() -> None:
         guard_for(HERE, Credentials(certificates={"a": Role.READ}), AccessSettings(), has_tls=False)
 
 
-def test_on_loopback_everybody_is_admin_until_there_is_a_token() -> None:
+def test_every_loopback_caller_is_admin_without_configured_tokens() -> None:
     assert guard_for(HERE, Credentials(), AccessSettings(), has_tls=False).caller(None) == Caller("anyone", Role.ADMIN)
     assert guard_for(HERE, Credentials(), ANYONE_READS, has_tls=False).caller(None).role is Role.READ
     assert guard_for(HERE, credentials(), AccessSettings(), has_tls=False).caller(None).role is None
     assert Guard(Credentials()).caller(None).role is None, "without guard_for nobody comes in"
 
 
-def test_each_role_includes_the_ones_before_it() -> None:
+def test_each_role_includes_the_lower_ones() -> None:
     guard = Guard(credentials())
     may = {
         token: [role for role in Role if allowed(guard.caller(f"Bearer {token}"), role)]
@@ -100,14 +99,18 @@ def test_each_role_includes_the_ones_before_it() -> None:
     }
     assert may == {READ: [Role.READ], WRITE: [Role.READ, Role.WRITE], ADMIN: list(Role)}
     with pytest.raises(NotAuthenticated, match="needs a token"):
-        guard.caller(None).require(Role.READ)
+        guard.caller(None).may(needing(Role.READ))
     with pytest.raises(NotAllowed, match="token of env:READ has the role read, this needs admin"):
-        guard.caller(f"Bearer {READ}").require(Role.ADMIN)
+        guard.caller(f"Bearer {READ}").may(needing(Role.ADMIN))
+
+
+def needing(role: Role) -> Operation:
+    return Operation(about="", role=role, is_of_subscriber=True)
 
 
 def allowed(caller: Caller, role: Role) -> bool:
     try:
-        caller.require(role)
+        caller.may(needing(role))
     except NotAllowed:
         return False
     return True
@@ -117,7 +120,7 @@ def allowed(caller: Caller, role: Role) -> bool:
     "header",
     ["", "Bearer", "Bearer ", f"Basic {READ}", READ, f"Bearer {READ} x", f"Bearer {READ}é", "Bearer " + "a" * 5000],
 )
-def test_what_is_no_bearer_token_is_refused_even_where_none_is_needed(header: str) -> None:
+def test_malformed_bearer_token_is_refused_even_where_none_is_needed(header: str) -> None:
     with pytest.raises(NotAuthenticated, match="isn't a bearer token"):
         guard_for(HERE, Credentials(), AccessSettings(), has_tls=False).caller(header)
 
@@ -140,7 +143,7 @@ def test_only_the_whole_token_is_one(text: str) -> None:
         assert caller.role is not None
 
 
-def test_a_new_token_counts_before_the_old_one_goes(tmp_path: Path) -> None:
+def test_new_token_is_accepted_before_the_old_one_is_removed(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text(f"# made in May\n{READ}\n")
     known = Credentials(tokens={Role.READ: [f"file:{file}", "env:WRITE"]}, environ=ENVIRON)
@@ -148,23 +151,23 @@ def test_a_new_token_counts_before_the_old_one_goes(tmp_path: Path) -> None:
     file.write_text(f"{READ}\n\n{ADMIN}\r\n")
     with pytest.raises(NotAuthenticated):
         guard.caller(f"Bearer {ADMIN}")
-    known.reload()
+    known.read()()
     assert {guard.caller(f"Bearer {token}").role for token in (READ, WRITE, ADMIN)} == {Role.READ}
     file.write_text(ADMIN)
-    known.reload()
+    known.read()()
     with pytest.raises(NotAuthenticated):
         guard.caller(f"Bearer {READ}")
     for wrong in ("", "short", "with spaces in it, too long"):
         file.write_text(wrong)
         with pytest.raises(InvalidCall, match="nothing was changed"):
-            known.reload()
+            known.read()()
     file.unlink()
     with pytest.raises(AccessDenied, match="No such file"):
-        known.reload()
+        known.read()()
     assert guard.caller(f"Bearer {ADMIN}").role is Role.READ, "the tokens that were good stay"
 
 
-def test_a_token_may_speak_for_subscribers_with_a_role_and_without() -> None:
+def test_bound_token_acts_for_its_subscribers_with_or_without_a_role() -> None:
     """Outside of the roles: it is no role's step, and none includes it."""
     subscribers = {"billing": "env:WRITE", "search": "env:BOUND", "audit": "env:BOUND"}
     environ = {**ENVIRON, "BOUND": "bound-token-0123456789"}
@@ -172,21 +175,21 @@ def test_a_token_may_speak_for_subscribers_with_a_role_and_without() -> None:
     both, bound = known.of_token(WRITE), known.of_token(environ["BOUND"])
     assert (both.role, sorted(both.subscribers)) == (Role.WRITE, ["billing"])
     assert (bound.role, sorted(bound.subscribers)) == (None, ["audit", "search"])
-    bound.require(Role.ADMIN, subscriber="audit")
+    bound.may(needing(Role.ADMIN), subscriber="audit")
     for caller, role, subscriber in ((bound, Role.READ, None), (both, Role.ADMIN, "search"), (both, Role.ADMIN, None)):
         with pytest.raises(NotAllowed, match="this needs"):
-            caller.require(role, subscriber=subscriber)
+            caller.may(needing(role), subscriber=subscriber)
     with pytest.raises(NotAuthenticated):
-        Caller("anyone", None).require(Role.ADMIN, subscriber="audit")
+        Caller("anyone", None).may(needing(Role.ADMIN), subscriber="audit")
 
 
-def test_a_subscribers_token_itself_never_stands_in_the_settings() -> None:
+def test_plain_subscriber_token_in_settings_is_refused() -> None:
     with pytest.raises(InvalidCall, match="a secret itself never stands here") as raised:
         Settings.of({"access": {"subscriber_tokens": {"billing": READ}}})
     assert READ not in str(raised.value)
 
 
-def test_every_problem_is_named_and_no_token_is(tmp_path: Path) -> None:
+def test_every_credential_problem_is_reported_without_the_token(tmp_path: Path) -> None:
     binary = tmp_path / "binary"
     binary.write_bytes(b"secret-secret-\xff\n")
     sources = [READ, "env:NONE", f"env:{ADMIN}!", f"file:{tmp_path}/none", f"file:{binary}", "env:SHORT", "env:ODD", ""]
@@ -201,14 +204,14 @@ def test_every_problem_is_named_and_no_token_is(tmp_path: Path) -> None:
         "isn't ASCII",
         "the token of env:SHORT is shorter than 16",
         "the token of env:ODD has characters",
-        "env:READ and env:SAME hold the same token, for two roles",
+        "token of env:READ and of env:SAME: one token with two roles",
     ):
         assert part in text
     shown = text + "".join(traceback.format_exception(raised.value))
     assert not [secret for secret in (READ, ADMIN, "abc-short", "odd token", "secret-") if secret in shown]
 
 
-def test_tokens_are_in_no_representation_and_leave_no_process() -> None:
+def test_tokens_appear_in_no_representation_and_cannot_be_pickled() -> None:
     known = credentials()
     guard = Guard(known)
     caller = guard.caller(f"Bearer {ADMIN}")

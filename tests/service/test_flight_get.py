@@ -1,4 +1,4 @@
-"""Reading through Arrow Flight, asking for things, and who may: over real sockets."""
+"""Reading and actions through Arrow Flight, and their roles, over real sockets."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 from formats.entries import EntryBatch, Position
 from offloader.errors import InvalidCall, StoreUnavailable
 from offloader.runtime.clock import SystemClock
-from offloader.service.flight.server import require_free
 from offloader.service.listen import parse_listen
+from offloader.service.providers.flight import require_free
 from offloader.store.memory import MemoryStore
 from tests.ledgers.pushing_broker import Broker
 from tests.support.certificates import Authority
@@ -71,7 +71,7 @@ def test_entries_are_read_by_position_by_time_and_in_small_batches(store: Memory
     assert not [info.key for info in store.list(f"{ORDERS}/leases/").objects], "leases ended with the reads"
 
 
-def test_appended_entries_are_read_before_they_are_offloaded(store: MemoryStore, tmp_path: Path) -> None:
+def test_appended_entries_are_readable_before_they_are_offloaded(store: MemoryStore, tmp_path: Path) -> None:
     hour = 60.0
     with flight_door(
         store, flight__ledgers=f"sqlite:///{tmp_path}/l.db", offload__max_offload_segment_rollover_time_minutes=hour
@@ -90,11 +90,11 @@ def test_appended_entries_are_read_before_they_are_offloaded(store: MemoryStore,
 def test_bad_tickets_are_refused_by_name(ticket: bytes, store: MemoryStore) -> None:
     with flight_door(store) as door, pytest.raises(fl.FlightServerError, match="ticket") as refused:
         door.client().do_get(fl.Ticket(ticket))
-    assert json.loads(refused.value.extra_info)["kind"] == "fix_call"
+    assert json.loads(refused.value.extra_info)["kind"] == "invalid_request"
     assert "Traceback" not in str(refused.value)
 
 
-def test_no_call_tells_whom_it_refuses_of_our_code(store: MemoryStore, tmp_path: Path) -> None:
+def test_refusals_reveal_no_source_code(store: MemoryStore, tmp_path: Path) -> None:
     (tmp_path / "t").write_text("a-token-of-16-letters")
     with flight_door(store, access__read_tokens=[f"file:{tmp_path}/t"]) as door:
         client = door.client()
@@ -119,7 +119,7 @@ def test_no_call_tells_whom_it_refuses_of_our_code(store: MemoryStore, tmp_path:
             assert client.get_schema(descriptor, options).schema.names[-1] == "payload"
 
 
-def test_what_isnt_there_is_named(store: MemoryStore) -> None:
+def test_missing_stream_or_position_is_an_error_by_name(store: MemoryStore) -> None:
     broker = Broker()
     broker.append(10)
     with flight_door(store) as door:
@@ -197,7 +197,7 @@ def test_a_token_opens_what_its_role_allows(store: MemoryStore, tmp_path: Path) 
         assert list(client.do_action(truncate, bearing(tokens["admin"])))
         # Rotated: the new one counts after a reload, the old one doesn't.
         (tmp_path / "read").write_text("another-token-0123456789")
-        door.process.process.reload(door.process.process.file)
+        door.process.process.reload(door.process.process.streams.file)
         with pytest.raises(fl.FlightUnauthenticatedError):
             list(client.list_flights(options=bearing(tokens["read"])))
         assert len(list(client.list_flights(options=bearing("another-token-0123456789")))) == 1
@@ -205,7 +205,7 @@ def test_a_token_opens_what_its_role_allows(store: MemoryStore, tmp_path: Path) 
         assert not [token for token in tokens.values() if token in logged]
 
 
-def test_a_token_that_brings_entries_says_nothing_for_subscribers(store: MemoryStore, tmp_path: Path) -> None:
+def test_write_token_may_not_publish_for_subscribers(store: MemoryStore, tmp_path: Path) -> None:
     tokens = {role: f"{role}-token-0123456789" for role in ("write", "admin")}
     for role, token in tokens.items():
         (tmp_path / role).write_text(token)
@@ -225,7 +225,7 @@ def test_a_token_that_brings_entries_says_nothing_for_subscribers(store: MemoryS
         assert list(door.client().do_action(publish, bearing(tokens["admin"])))
 
 
-def test_what_lets_data_go_needs_admin_or_the_subscribers_own_token(store: MemoryStore, tmp_path: Path) -> None:
+def test_data_releasing_calls_need_admin_or_the_subscribers_token(store: MemoryStore, tmp_path: Path) -> None:
     tokens = {name: f"{name}-token-0123456789" for name in ("write", "admin", "bound")}
     for name, token in tokens.items():
         (tmp_path / name).write_text(token)

@@ -1,4 +1,4 @@
-"""`offloader serve` with an Arrow Flight door, killed while a broker pushes: nothing is lost, nothing comes twice."""
+"""`offloader serve` with Arrow Flight, killed while a broker pushes: nothing is lost or repeated."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def config(folder: Path) -> Path:
         streaming_offload = true
         [serve]
         store = "file://{folder}/store"
-        upkeep = false
+        maintenance = false
         [flight]
         listen = "127.0.0.1:0"
         [offload]
-        block_bytes = 4096
-        max_size_per_offload_segment_mbytes = 0.02
-        max_offload_segment_rollover_time_minutes = 0.005
+        block_size = "4KiB"
+        segment_size_max = "20.48KiB"
+        segment_age_max = "300ms"
         """)
     return file
 
@@ -48,7 +48,7 @@ def begun(serving: Serving) -> tuple[fl.FlightClient, Producer]:
     return client, producer
 
 
-def test_killed_in_the_middle_and_begun_again_every_entry_is_there_once(tmp_path: Path) -> None:
+def test_pushed_entries_survive_repeated_kills_exactly_once(tmp_path: Path) -> None:
     broker, durable = Broker(size_max=400), Position(-1, -1)
     store = open_store(f"file://{tmp_path}/store")
     for pushes in KILLED_AFTER:

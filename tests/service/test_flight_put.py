@@ -1,4 +1,4 @@
-"""Entries through Arrow Flight, over real sockets: pushed with the broker's ids, or appended to ledgers of ours."""
+"""Entries through Arrow Flight, over real sockets: pushed with the broker's ids, or appended to our ledgers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def payloads(*values: bytes) -> pa.RecordBatch:
     return pa.record_batch([pa.array(values, pa.binary())], schema=APPEND_SCHEMA)
 
 
-def test_a_broker_hears_of_each_batch_and_later_that_it_is_durable(store: FaultyStore) -> None:
+def test_broker_is_notified_of_each_batch_and_later_of_its_durability(store: FaultyStore) -> None:
     broker = Broker()
     with flight_door(store) as door:
         producer = begun(door)
@@ -62,7 +62,7 @@ def test_a_broker_hears_of_each_batch_and_later_that_it_is_durable(store: Faulty
         producer.end()
 
 
-def test_a_broker_that_comes_again_learns_where_to_go_on_and_repeats_are_passed_over(store: FaultyStore) -> None:
+def test_reconnected_broker_continues_and_repeated_entries_are_skipped(store: FaultyStore) -> None:
     broker = Broker()
     broker.append(100)
     with flight_door(store) as door:
@@ -83,7 +83,7 @@ def test_a_broker_that_comes_again_learns_where_to_go_on_and_repeats_are_passed_
     assert stored_entries(store, ORDERS) == broker.entries
 
 
-def test_a_failed_segment_is_asked_for_again_without_another_batch(store: FaultyStore) -> None:
+def test_failed_segment_is_requested_again_without_another_batch(store: FaultyStore) -> None:
     broker = Broker()
     broker.append(100)
     with flight_door(store, offload__retry_seconds_max=0.05) as door:
@@ -99,7 +99,7 @@ def test_a_failed_segment_is_asked_for_again_without_another_batch(store: Faulty
     assert stored_entries(store, ORDERS) == broker.entries
 
 
-def test_two_brokers_at_one_stream_one_is_refused_by_name(store: FaultyStore) -> None:
+def test_second_broker_of_a_stream_is_refused_by_name(store: FaultyStore) -> None:
     broker = Broker()
     broker.append(20)
     with flight_door(store) as door:
@@ -115,7 +115,7 @@ def test_two_brokers_at_one_stream_one_is_refused_by_name(store: FaultyStore) ->
         begun(door, producer="broker-2").end()
 
 
-def test_the_same_broker_may_come_again_before_its_last_call_is_over(store: FaultyStore) -> None:
+def test_reconnected_broker_replaces_its_own_earlier_call(store: FaultyStore) -> None:
     broker = Broker()
     broker.append(40)
     with flight_door(store) as door:
@@ -147,7 +147,7 @@ def test_the_same_broker_may_come_again_before_its_last_call_is_over(store: Faul
         ((-5, 0), 2, None, "no position"),
     ],
 )
-def test_a_lie_about_ids_ends_one_call_with_its_reason_and_disturbs_no_other(
+def test_invalid_ids_end_one_call_and_affect_no_other(
     first: tuple[int, int], count: int, note: dict[str, object] | None, message: str, store: FaultyStore
 ) -> None:
     good = Broker()
@@ -168,9 +168,9 @@ def test_a_lie_about_ids_ends_one_call_with_its_reason_and_disturbs_no_other(
     assert len(stored_entries(store, ORDERS)) == 21
 
 
-def test_batches_that_are_too_large_or_damaged_are_refused_whole(store: FaultyStore) -> None:
+def test_oversized_and_damaged_batches_are_refused_as_a_whole(store: FaultyStore) -> None:
     with flight_door(store, flight__batch_bytes_max=64 * 1024, offload__entry_bytes_max=40_000) as door:
-        with pytest.raises(fl.FlightServerError, match=r"above 65536 \(flight.batch_bytes_max\)"):
+        with pytest.raises(fl.FlightServerError, match=r"above 65536 \(flight.batch_size_max\)"):
             begun(door).send(EntryBatch.build(1, 0, [b"x" * 1024] * 100).to_arrow())
         with pytest.raises(fl.FlightServerError, match="an entry of 50000 bytes is above the 40000"):
             begun(door).send(EntryBatch.build(1, 0, [b"x" * 50_000]).to_arrow())
@@ -208,7 +208,7 @@ def test_wrong_columns_are_named(store: FaultyStore) -> None:
                 producer.news()
 
 
-def test_a_column_whose_name_is_no_text_is_refused_in_a_line() -> None:
+def test_column_name_other_than_utf8_is_refused_in_one_line() -> None:
     sent = pa.schema([pa.field("surplus", pa.int64())]).serialize().to_pybytes().replace(b"surplus", b"sur\xffplu")
     with pytest.raises(InvalidCall, match="columns of a push: a name isn't UTF-8"):
         require_columns(pa.ipc.read_schema(pa.py_buffer(sent)), "push")
@@ -273,6 +273,7 @@ def test_limits_of_streams_and_calls(store: FaultyStore) -> None:
         one.end()
 
 
+@pytest.mark.slow
 def test_a_full_window_holds_the_broker_back_until_a_limit(store: FaultyStore) -> None:
     broker = Broker(size_max=4000)
     broker.append(600)
@@ -299,9 +300,7 @@ def test_a_full_window_holds_the_broker_back_until_a_limit(store: FaultyStore) -
     assert stored_entries(store, ORDERS) == broker.entries
 
 
-def test_appended_entries_get_positions_and_repeats_are_known_by_their_number(
-    store: FaultyStore, tmp_path: Path
-) -> None:
+def test_appended_entries_get_positions_and_repeats_are_known_by_sequence(store: FaultyStore, tmp_path: Path) -> None:
     ledgers = f"sqlite:///{tmp_path}/flight.db"
     append = {"stream": ORDERS, "mode": "append", "producer": "p"}
     with flight_door(store, flight__ledgers=ledgers, ledgers__ledger_entries_max=3) as door:
@@ -332,9 +331,7 @@ def test_appended_entries_get_positions_and_repeats_are_known_by_their_number(
     assert [payload for _, payload in stored_entries(store, ORDERS)] == [b"a", b"b", b"c", b"d", b"e"]
 
 
-def test_what_was_appended_before_a_crash_is_offloaded_without_anybody_coming_again(
-    store: FaultyStore, tmp_path: Path
-) -> None:
+def test_entries_appended_before_a_crash_are_offloaded_without_a_client(store: FaultyStore, tmp_path: Path) -> None:
     settings = {"flight__ledgers": f"sqlite:///{tmp_path}/flight.db"}
     with flight_door(store, offload__max_offload_segment_rollover_time_minutes=60.0, **settings) as door:
         producer = door.put({"stream": ORDERS, "mode": "append"}, APPEND_SCHEMA)
@@ -350,7 +347,8 @@ def test_what_was_appended_before_a_crash_is_offloaded_without_anybody_coming_ag
         pass
 
 
-def test_an_open_call_doesnt_keep_the_process_from_ending(store: FaultyStore) -> None:
+@pytest.mark.slow
+def test_open_call_does_not_keep_the_process_from_stopping(store: FaultyStore) -> None:
     broker = Broker()
     broker.append(10)
     with flight_door(store, offload__max_offload_segment_rollover_time_minutes=60.0) as door:

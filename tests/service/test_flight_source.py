@@ -1,4 +1,4 @@
-"""Which log a broker pushes: one that began again, or an older copy, hears of nothing that it doesn't hold."""
+"""Identity of a pushed log: a reset log or an older copy gets no durable position that it doesn't hold."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def last_of(broker: Broker, count: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("is_new_process", [False, True])
 def test_a_producer_that_starts_again_with_other_bytes_is_refused(store: MemoryStore, is_new_process: bool) -> None:
-    """At the same positions, without a word about its log: what it pushes again is compared."""
+    """At the same positions and without naming its log: repeated entries are compared."""
     broker, other = made(40), made(40, seed=2)
     heard: list[dict[str, Any]] = []
 
@@ -80,7 +80,7 @@ def test_a_producer_that_starts_again_with_other_bytes_is_refused(store: MemoryS
     assert stored_entries(store, ORDERS) == broker.entries
 
 
-def test_a_producer_with_another_log_is_refused_before_it_hears_anything(store: MemoryStore) -> None:
+def test_producer_with_another_log_is_refused_at_once(store: MemoryStore) -> None:
     broker = made(20)
     with flight_door(store) as door:
         pushed(door, broker, source=str(LOG))
@@ -89,8 +89,8 @@ def test_a_producer_with_another_log_is_refused_before_it_hears_anything(store: 
         begun(door, source=str(LOG)).end()
 
 
-def test_a_log_that_began_again_hears_of_nothing_durable(store: MemoryStore) -> None:
-    """The same ``source``, as where somebody configured it instead of making it with the log."""
+def test_producer_of_a_reset_log_gets_no_durable_position(store: MemoryStore) -> None:
+    """The same ``source``, as where an operator configured it instead of creating it with the log."""
     with flight_door(store) as door:
         pushed(door, made(20), source=str(LOG))
         again, other = begun(door, source=str(LOG)), made(25, seed=2)
@@ -99,7 +99,7 @@ def test_a_log_that_began_again_hears_of_nothing_durable(store: MemoryStore) -> 
             again.push(other, 10)
 
 
-def test_a_producer_that_skips_what_is_durable_proves_its_log_first(store: MemoryStore) -> None:
+def test_producer_skipping_durable_entries_must_prove_its_log(store: MemoryStore) -> None:
     with flight_door(store) as door:
         broker = made(20)
         pushed(door, broker, source=str(LOG))
@@ -110,7 +110,7 @@ def test_a_producer_that_skips_what_is_durable_proves_its_log_first(store: Memor
             again.push(broker, 5)
 
 
-def test_a_producer_that_forgot_what_was_durable_pushes_it_again_and_is_believed(store: MemoryStore) -> None:
+def test_producer_without_its_durable_position_may_push_the_same_entries_again(store: MemoryStore) -> None:
     broker = made(40)
     with flight_door(store) as door:
         pushed(door, broker, source=str(LOG))
@@ -125,7 +125,7 @@ def test_a_producer_that_forgot_what_was_durable_pushes_it_again_and_is_believed
     assert stored_entries(store, ORDERS) == broker.entries
 
 
-def test_a_reconnect_with_the_checksum_of_the_last_durable_entry_goes_on_there(store: MemoryStore) -> None:
+def test_reconnect_with_checksum_of_the_last_durable_entry_continues_there(store: MemoryStore) -> None:
     broker = made(40)
     with flight_door(store) as door:
         pushed(door, broker, source=str(LOG))
@@ -139,9 +139,7 @@ def test_a_reconnect_with_the_checksum_of_the_last_durable_entry_goes_on_there(s
 
 
 @pytest.mark.parametrize("source", [{}, {"source": str(LOG)}])
-def test_another_entry_than_the_durable_one_is_found_by_its_checksum(
-    store: MemoryStore, source: dict[str, str]
-) -> None:
+def test_mismatching_durable_entry_is_detected_by_its_checksum(store: MemoryStore, source: dict[str, str]) -> None:
     with flight_door(store) as door:
         pushed(door, made(20), **source)
         with pytest.raises(fl.FlightServerError, match=r"SourceMismatch.*entry 1:19 has CRC-32"):
@@ -150,7 +148,7 @@ def test_another_entry_than_the_durable_one_is_found_by_its_checksum(
             begun(door, **source, **last_of(made(30), 30))
 
 
-def test_an_older_copy_of_a_log_is_found_where_it_goes_on(store: MemoryStore) -> None:
+def test_older_copy_of_a_log_is_detected_where_it_diverges(store: MemoryStore) -> None:
     """Restored from a backup at 1:19, it gives 1:20 to another entry."""
     broker, copy = made(40), made(20)
     with flight_door(store) as door:
@@ -192,12 +190,12 @@ def test_a_producer_that_doesnt_name_its_log_is_warned_about_once(
         ({"mode": "append", "source": str(LOG)}, "are of a push"),
     ],
 )
-def test_a_source_that_is_none_is_refused(store: MemoryStore, fields: dict[str, Any], message: str) -> None:
+def test_invalid_source_is_refused(store: MemoryStore, fields: dict[str, Any], message: str) -> None:
     with flight_door(store) as door, pytest.raises(fl.FlightServerError, match=message):
         begun(door, **fields)
 
 
-def test_a_named_log_with_closed_ledgers_goes_on_in_another_process(store: MemoryStore) -> None:
+def test_named_log_with_closed_ledgers_continues_in_another_process(store: MemoryStore) -> None:
     """What one process has seen of a ledger's size and age isn't the ledger's, and contradicts nothing."""
     broker = made(40)
     broker.close_ledger()

@@ -1,4 +1,4 @@
-"""What a stranger at the Arrow Flight door costs: the memory of the process that refuses them."""
+"""Memory of a process that refuses unauthenticated Arrow Flight calls."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def peak_bytes(process_id: int) -> int:
     return int(found[1]) << 10
 
 
-def test_strangers_are_refused_before_a_message_of_a_stream_is_taken_in(tmp_path: Path) -> None:
+def test_unauthenticated_calls_are_refused_before_a_message_is_read(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("a-token-that-reads")
     config = tmp_path / "offloader.toml"
     config.write_text(f"""
         [serve]
         store = "file://{tmp_path}/store"
-        upkeep = false
+        maintenance = false
         [flight]
         listen = "127.0.0.1:0"
         [access]

@@ -1,4 +1,4 @@
-"""Who comes in over HTTP and over TLS, and that no secret goes out."""
+"""Access over HTTP and TLS, and secrecy of tokens."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from typing import Any
 import pytest
 
 from offloader.errors import AccessDenied, InvalidCall
+from offloader.runtime.clock import SystemClock
 from offloader.service.auth import open_credentials
 from offloader.service.http.server import OffloadHttp
 from offloader.service.listen import server_tls
 from offloader.settings import AccessSettings, Pairs
+from offloader.store.memory import MemoryStore
 from services.servers import free_port
 from tests.support.certificates import Authority
 from tests.support.http_process import ORDERS, HttpProcess, ask, exchange, http_process, quoted
+from tests.support.served import HeldFeed, serving, settings_file
 from tests.support.serving_processes import Serving
 from tests.support.waiting import eventually
 
@@ -38,7 +41,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[OffloadH
         yield found
 
 
-def test_without_a_token_there_is_a_yes_or_no_and_the_page(guarded: Any) -> None:
+def test_health_check_and_page_need_no_token(guarded: Any) -> None:
     http, _ = guarded
     assert ask(f"{http.url}/healthz").json() == {"status": "ok"}
     assert ask(f"{http.url}/readyz").json() == {"ready": True, "problems": None}
@@ -49,7 +52,7 @@ def test_without_a_token_there_is_a_yes_or_no_and_the_page(guarded: Any) -> None
         assert answer.json()["kind"] == "denied"
 
 
-def test_a_wrong_token_is_refused_everywhere_but_where_none_is_asked_for(guarded: Any) -> None:
+def test_wrong_token_is_refused_wherever_a_token_is_needed(guarded: Any) -> None:
     http, _ = guarded
     for token in ("wrong-secret-0123456789", TOKENS["READ"][:-1], TOKENS["READ"] + "0", TOKENS["READ"].upper()):
         assert ask(f"{http.url}/v1/overview", token=token).status == 401
@@ -62,7 +65,7 @@ def test_a_wrong_token_is_refused_everywhere_but_where_none_is_asked_for(guarded
 
 
 def test_each_path_wants_its_role(guarded: Any) -> None:
-    """Whatever the description lists: asked for with every role."""
+    """Every described path, requested with every role."""
     http, _ = guarded
     description = ask(f"{http.url}/v1/openapi.json", token=TOKENS["READ"]).json()
     changing = {"post": "WRITE", "put": "ADMIN", "delete": "ADMIN"}
@@ -71,9 +74,10 @@ def test_each_path_wants_its_role(guarded: Any) -> None:
     for path, methods in description["paths"].items():
         for method in methods:
             # What lets data go: also publishing.
-            wanted = "ADMIN" if path.endswith("/publish") else changing.get(method, "READ")
+            is_admins = path.endswith("/position") or "{ledger}" in path
+            wanted = "ADMIN" if is_admins else changing.get(method, "READ")
             seen.add(wanted)
-            url = http.url + path.replace("{stream}", "no%2Fstream").replace("{subscriber}", "nobody")
+            url = http.url + path.format(stream="no%2Fstream", subscriber="nobody", ledger=7)
             for name, token in TOKENS.items():
                 answer = ask(url, method=method.upper(), token=token)
                 allowed = order.index(name) >= order.index(wanted)
@@ -81,21 +85,21 @@ def test_each_path_wants_its_role(guarded: Any) -> None:
     assert seen == set(TOKENS)
 
 
-def test_what_lets_data_go_needs_admin(guarded: Any) -> None:
-    """Who brings entries may not say that somebody else has read them."""
+def test_data_releasing_requests_need_admin(guarded: Any) -> None:
+    """A producer may not acknowledge entries for a subscriber."""
     http, _ = guarded
     subscriber = f"{http.url}{STREAM}/subscribers/billing"
     asked = [
         ("PUT", subscriber, {}),
         ("PUT", subscriber, {"generation": 7}),
-        ("POST", f"{subscriber}/publish", {"at": "latest"}),
+        ("PUT", f"{subscriber}/position", {"at": "latest"}),
     ]
     for name, statuses in (("WRITE", [403] * 3), ("ADMIN", [200] * 3)):
         found = [ask(url, method=method, body=body, token=TOKENS[name]).status for method, url, body in asked]
         assert found == statuses, name
 
 
-def test_a_token_that_is_bound_to_a_subscriber_may_register_and_publish_that_one_and_nothing_else(
+def test_bound_token_may_register_and_publish_only_its_subscriber(
     tmp_path: Path,
 ) -> None:
     access = {**ACCESS, "subscriber_tokens": {"billing": "env:BOUND"}}
@@ -106,16 +110,16 @@ def test_a_token_that_is_bound_to_a_subscriber_may_register_and_publish_that_one
             for path, methods in description["paths"].items():
                 for method in methods:
                     url = http.url + path.replace("{stream}", quoted(ORDERS)).replace("{subscriber}", name)
-                    body = {"at": "latest"} if path.endswith("/publish") else None
+                    body = {"at": "latest"} if path.endswith("/position") else None
                     answer = ask(url, method=method.upper(), token=BOUND, body=body)
                     if answer.status not in (401, 403):
                         allowed.add((name, method, path.rpartition("/")[2]))
-        mine = {("billing", "put", "{subscriber}"), ("billing", "post", "publish")}
+        mine = {("billing", "put", "{subscriber}"), ("billing", "put", "position")}
         probes = {(name, "get", path) for name in ("billing", "search") for path in ("healthz", "readyz")}
         assert allowed == mine | probes
         # Its name counts as it is written in the path.
-        escaped = f"{http.url}{STREAM}/subscribers/%62illing/publish"
-        assert ask(escaped, method="POST", body={"at": "latest"}, token=BOUND).status == 200
+        escaped = f"{http.url}{STREAM}/subscribers/%62illing/position"
+        assert ask(escaped, method="PUT", body={"at": "latest"}, token=BOUND).status == 200
 
 
 def test_a_certificate_may_be_bound_to_a_subscriber_too() -> None:
@@ -134,21 +138,21 @@ def test_a_certificate_may_be_bound_to_a_subscriber_too() -> None:
         open_credentials(AccessSettings(certificates=Pairs({"spark": "subscriber:"})))
 
 
-def test_tokens_are_renewed_while_it_serves(tmp_path: Path) -> None:
+def test_tokens_are_reloaded_while_serving(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text(TOKENS["READ"])
-    with http_process(tmp_path, {"access": {"read_tokens": [f"file:{file}"]}}, streams=()) as (http, _):
+    with http_process(tmp_path, {"access": {"read_tokens": [f"file:{file}"]}}, streams=()) as (http, process):
         file.write_text(TOKENS["ADMIN"])
-        http.reload()
+        process.credentials.read()()
         assert ask(f"{http.url}/v1/overview", token=TOKENS["READ"]).status == 401
         assert ask(f"{http.url}/v1/overview", token=TOKENS["ADMIN"]).status == 200
         file.write_text("")
         with pytest.raises(InvalidCall, match="holds no token"):
-            http.reload()
+            process.credentials.read()()
         assert ask(f"{http.url}/v1/overview", token=TOKENS["ADMIN"]).status == 200
 
 
-def test_off_loopback_it_doesnt_start_without_authentication(tmp_path: Path) -> None:
+def test_serving_off_loopback_needs_authentication(tmp_path: Path) -> None:
     for access, words in (({}, "nobody would be asked"), (ACCESS, "tokens would cross the network readable")):
         with (
             pytest.raises(InvalidCall, match=words),
@@ -162,8 +166,8 @@ def test_off_loopback_it_doesnt_start_without_authentication(tmp_path: Path) -> 
         assert ask(f"{url}{STREAM}/pause", method="POST").status == 403
 
 
-def test_where_anyone_may_come_in_a_strange_name_in_host_is_refused_off_loopback_too(tmp_path: Path) -> None:
-    """A page whose name resolves to us reads what anyone may who reaches us: its visitor does."""
+def test_unknown_host_header_is_refused_for_anonymous_access_off_loopback(tmp_path: Path) -> None:
+    """A page whose name resolves to our address could read what its visitor may read anonymously."""
     settings: dict[str, dict[str, Any]] = {
         "access": {"anonymous": "read", "hosts": ["offloader.example"]},
         "serve": {"url": "http://Served.Example:80"},
@@ -182,8 +186,8 @@ def test_where_anyone_may_come_in_a_strange_name_in_host_is_refused_off_loopback
 
 
 @pytest.mark.slow
-def test_a_page_of_another_site_uses_nobodys_machine(tmp_path: Path) -> None:
-    """On loopback without tokens everyone is trusted who is on the machine: a web page isn't."""
+def test_cross_site_requests_are_refused_on_loopback(tmp_path: Path) -> None:
+    """On loopback without tokens every local process is trusted, but no web page."""
     with http_process(tmp_path) as (http, _):
         port = http.address.port
         for host, status in ((f"evil.example:{port}", 421), (f"localhost:{port}", 200), ("[::1]", 200), ("", 421)):
@@ -261,7 +265,7 @@ def test_a_token_or_a_certificate_is_enough_where_both_are_known(tmp_path: Path,
         assert ask(f"{http.url}{STREAM}/pause", method="POST", tls=shown, token=TOKENS["WRITE"]).status == 200
 
 
-def test_an_expired_certificate_of_ours_is_replaced_while_it_serves(tmp_path: Path, authority: Authority) -> None:
+def test_expired_server_certificate_is_replaced_while_serving(tmp_path: Path, authority: Authority) -> None:
     file = tmp_path / "tls.pem"
     file.write_bytes(authority.issue("127.0.0.1", expired=True).read_bytes())
     with http_process(tmp_path, {"access": {"certificate_file": str(file)}}, streams=()) as (http, _):
@@ -269,13 +273,38 @@ def test_an_expired_certificate_of_ours_is_replaced_while_it_serves(tmp_path: Pa
             ask(f"{http.url}/healthz", tls=client_tls(authority))
         file.write_text("no certificate")
         with pytest.raises(InvalidCall, match=r"access\.certificate_file and access\.key_file"):
-            http.reload()
+            http.prepare_reload()
         file.write_bytes(authority.issue("127.0.0.1").read_bytes())
-        http.reload()
+        http.prepare_reload()()
         assert ask(f"{http.url}/healthz", tls=client_tls(authority)).status == 200
 
 
-def test_tls_settings_that_dont_fit_are_refused(tmp_path: Path, authority: Authority) -> None:
+def test_a_reload_with_an_invalid_certificate_changes_no_token(tmp_path: Path, authority: Authority) -> None:
+    tokens, certificate = tmp_path / "tokens", tmp_path / "tls.pem"
+    tokens.write_text(TOKENS["READ"])
+    certificate.write_bytes(authority.issue("127.0.0.1").read_bytes())
+    url, tls = f"https://127.0.0.1:{(port := free_port())}", client_tls(authority)
+    file = settings_file(
+        http__listen=f"127.0.0.1:{port}",
+        access__read_tokens=(f"file:{tokens}",),
+        access__certificate_file=str(certificate),
+    )
+
+    def statuses() -> list[int]:
+        return [ask(f"{url}/v1/overview", token=TOKENS[name], tls=tls).status for name in ("READ", "ADMIN")]
+
+    with serving(MemoryStore("reloaded-doors", "", SystemClock()), file, HeldFeed()) as assembled:
+        tokens.write_text(TOKENS["ADMIN"])
+        certificate.write_text("no certificate")
+        with pytest.raises(InvalidCall, match=r"access\.certificate_file and access\.key_file"):
+            assembled.process.reload(file)
+        assert statuses() == [200, 401]
+        certificate.write_bytes(authority.issue("127.0.0.1").read_bytes())
+        assembled.process.reload(file)
+        assert statuses() == [401, 200]
+
+
+def test_invalid_tls_settings_are_refused(tmp_path: Path, authority: Authority) -> None:
     good = str(authority.issue("127.0.0.1"))
     other_key = str(authority.issue("other"))
     (tmp_path / "no.pem").write_text("nothing")
@@ -301,6 +330,7 @@ def test_tls_settings_that_dont_fit_are_refused(tmp_path: Path, authority: Autho
 # --- secrets ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_no_secret_is_in_any_answer_log_or_representation(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     file = tmp_path / "tokens"
@@ -322,7 +352,7 @@ def test_no_secret_is_in_any_answer_log_or_representation(tmp_path: Path, caplog
         shown += [ask(f"{http.url}{STREAM}/offload", method="POST", body={TOKENS["READ"]: 1}).body.decode()]
         file.write_text(TOKENS["WRITE"] + " spoiled")
         with pytest.raises(InvalidCall) as raised:
-            http.reload()
+            process.credentials.read()()
         shown.append(str(raised.value))
     shown += [record.getMessage() + repr(vars(record)) for record in caplog.records]
     secrets = [*TOKENS.values(), TOKENS["READ"][:-1]]
@@ -330,7 +360,7 @@ def test_no_secret_is_in_any_answer_log_or_representation(tmp_path: Path, caplog
 
 
 @pytest.mark.process
-def test_a_whole_process_shows_no_secret_and_renews_its_own(tmp_path: Path, authority: Authority) -> None:
+def test_serving_process_shows_no_secret_and_reloads_its_own(tmp_path: Path, authority: Authority) -> None:
     """``offloader serve`` with TLS and tokens of both kinds: its list entry, its log, its answers, and SIGHUP."""
     certificate, tokens, config = tmp_path / "tls.pem", tmp_path / "tokens", tmp_path / "offloader.toml"
     certificate.write_bytes(authority.issue("127.0.0.1").read_bytes())
@@ -371,7 +401,7 @@ def test_a_whole_process_shows_no_secret_and_renews_its_own(tmp_path: Path, auth
     assert not [secret for secret in (*TOKENS.values(), "too short") if secret.encode() in shown]
 
 
-def test_who_changed_something_is_in_the_log(guarded: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_caller_of_a_change_is_logged(guarded: Any, caplog: pytest.LogCaptureFixture) -> None:
     http, _ = guarded
     with caplog.at_level(logging.INFO, "offloader"):
         ask(f"{http.url}{STREAM}/offload", method="POST", token=TOKENS["WRITE"])

@@ -1,4 +1,4 @@
-"""What one client may cost over HTTP: sizes, numbers, times; broken and slow ones are cut, everybody else is served."""
+"""Limits of one HTTP client: sizes, numbers, times; broken and slow clients are cut, others are served."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Waiting:
         (b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", 431),
     ],
 )
-def test_what_is_no_request_is_answered_with_a_problem_and_closed(tmp_path: Path, raw: bytes, status: int) -> None:
+def test_malformed_request_gets_a_problem_response_and_is_closed(tmp_path: Path, raw: bytes, status: int) -> None:
     with http_process(tmp_path, {"http": {"request_seconds_max": 30}}, streams=()) as (http, _):
         head, _, body = exchange(http, raw).partition(b"\r\n\r\n")
         assert head.startswith(f"HTTP/1.1 {status} ".encode()), head
@@ -108,7 +108,7 @@ def test_what_is_no_request_is_answered_with_a_problem_and_closed(tmp_path: Path
         assert ask(f"{http.url}/healthz").status == 200
 
 
-def test_noise_is_answered_and_disturbs_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_noise_gets_a_response_and_affects_no_other_client(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     import random
 
     draw = random.Random(7)
@@ -147,7 +147,7 @@ def test_a_body_is_as_long_as_allowed_and_no_longer(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", b"GET /heal", HEAD, HEAD + b"Content-Length: 1000\r\n\r\n12345"])
 def test_a_slow_sender_is_cut(tmp_path: Path, sent: bytes) -> None:
-    """However often a byte more comes: the deadline is the request's."""
+    """However often another byte arrives: the deadline is the request's."""
     with http_process(tmp_path, {"http": {"request_seconds_max": BEGUN_WITHIN_S}}, streams=()) as (http, _):
         with connected(http) as connection:
             connection.sendall(sent)
@@ -169,8 +169,9 @@ def test_a_slow_sender_is_cut(tmp_path: Path, sent: bytes) -> None:
         assert refused(http, "slow_request") >= (1 if sent else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01\x00\xa5\x01"])
-def test_a_handshake_that_doesnt_come_is_cut_and_counts_as_a_connection(tmp_path: Path, sent: bytes) -> None:
+def test_missing_tls_handshake_is_cut_and_counts_as_a_connection(tmp_path: Path, sent: bytes) -> None:
     authority = Authority(tmp_path)
     sections: dict[str, dict[str, Any]] = {
         "access": {"certificate_file": str(authority.issue("127.0.0.1"))},
@@ -189,6 +190,7 @@ def test_a_handshake_that_doesnt_come_is_cut_and_counts_as_a_connection(tmp_path
         assert refused(http, "connections", tls) >= 1
 
 
+@pytest.mark.slow
 def test_a_connection_without_a_request_is_closed_after_its_time(tmp_path: Path) -> None:
     with http_process(tmp_path, {"http": {"idle_seconds_max": BEGUN_WITHIN_S}}, streams=()) as (http, _):
         with connected(http) as connection:
@@ -198,8 +200,8 @@ def test_a_connection_without_a_request_is_closed_after_its_time(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_who_doesnt_take_the_answer_is_cut(tmp_path: Path) -> None:
-    """An answer of 16 MiB into a socket that nobody reads."""
+def test_slow_reader_of_a_response_is_cut(tmp_path: Path) -> None:
+    """A response of 16 MiB into a socket that isn't read."""
 
     class Large(Waiting):
         def overview(self) -> dict[str, Any]:
@@ -215,7 +217,7 @@ def test_who_doesnt_take_the_answer_is_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_no_more_is_asked_for_while_answers_lie_unread(tmp_path: Path) -> None:
+def test_requests_are_refused_while_too_many_response_bytes_are_unsent(tmp_path: Path) -> None:
     class Large(Waiting):
         def overview(self) -> dict[str, Any]:
             return {"much": "x" * (16 * 1024 * 1024)}
@@ -230,7 +232,7 @@ def test_no_more_is_asked_for_while_answers_lie_unread(tmp_path: Path) -> None:
         eventually(lambda: ask(f"{http.url}/v1/overview").status == 200)
 
 
-def test_no_more_requests_are_worked_on_than_allowed_and_probes_are_answered(tmp_path: Path) -> None:
+def test_concurrent_requests_are_bounded_and_probes_still_answered(tmp_path: Path) -> None:
     view = Waiting()
     with http_process(tmp_path, {"http": {"requests_max": 3}}, streams=(), view=view) as (http, _):
         with ThreadPoolExecutor(3) as pool:
@@ -246,7 +248,7 @@ def test_no_more_requests_are_worked_on_than_allowed_and_probes_are_answered(tmp
     assert PROBES_MAX >= 2
 
 
-def test_an_answer_that_takes_too_long_is_given_up_and_keeps_its_turn(tmp_path: Path) -> None:
+def test_timed_out_request_keeps_its_slot_until_its_thread_ends(tmp_path: Path) -> None:
     view = Waiting()
     sections = {"http": {"requests_max": 1, "answer_seconds_max": 0.3}}
     with http_process(tmp_path, sections, streams=(), view=view) as (http, _):
@@ -273,7 +275,7 @@ def test_connections_above_the_limit_are_closed_at_once(tmp_path: Path) -> None:
         assert refused(http, "connections") >= 1
 
 
-def test_one_client_never_has_all_connections(tmp_path: Path) -> None:
+def test_single_client_never_holds_all_connections(tmp_path: Path) -> None:
     limits = {"connections_max": 4, "client_connections_max": 3}
     with http_process(tmp_path, {"http": limits}, streams=()) as (http, _), ExitStack() as stack:
         held = [stack.enter_context(connected(http)) for _ in range(3)]
@@ -306,7 +308,7 @@ def _is_served(http: OffloadHttp, tls: ssl.SSLContext | None = None) -> bool:
         return False
 
 
-def test_an_error_nobody_expected_is_in_the_log_and_not_in_the_answer(
+def test_unexpected_error_is_logged_and_not_sent_to_the_client(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(Waiting):
@@ -323,7 +325,7 @@ def test_an_error_nobody_expected_is_in_the_log_and_not_in_the_answer(
     assert told.exc_info is not None
 
 
-def test_stopping_lets_requests_end_and_cuts_those_that_dont(tmp_path: Path) -> None:
+def test_stopping_lets_requests_finish_and_cuts_overdue_ones(tmp_path: Path) -> None:
     view = Waiting()
     with http_process(tmp_path, streams=(), view=view) as (http, _), ThreadPoolExecutor(2) as pool:
         under_way = pool.submit(ask, f"{http.url}/v1/overview")
@@ -336,7 +338,7 @@ def test_stopping_lets_requests_end_and_cuts_those_that_dont(tmp_path: Path) -> 
         http.stop()
 
 
-def test_an_address_that_is_taken_is_refused_by_name(tmp_path: Path) -> None:
+def test_address_in_use_is_refused_by_name(tmp_path: Path) -> None:
     with (
         http_process(tmp_path, streams=()) as (http, _),
         pytest.raises(InvalidCall, match=rf"http.listen 127.0.0.1:{http.address.port}: Address already in use"),

@@ -1,4 +1,4 @@
-"""Every path over real sockets against a real process: what is answered, and what is done."""
+"""Every HTTP path over real sockets against a real process: responses and effects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from offloader.monitor import idle_document
 from offloader.read.reader import load_stream
 from offloader.service.http.schemas import write_cursor
 from offloader.service.http.server import OffloadHttp
-from offloader.service.providers.base import ProviderProblem
+from offloader.service.streams import ProviderProblem
 from tests.support.http_process import ORDERS, PAYMENTS, HttpProcess, ask, http_process, quoted
 from tests.support.staged_view import lively
 
@@ -30,7 +30,7 @@ def of(http: OffloadHttp, stream: str, rest: str = "") -> str:
     return f"{http.url}/v1/streams/{quoted(stream)}{rest}"
 
 
-def test_health_readiness_and_what_is_missing(served: Served) -> None:
+def test_health_and_readiness_report_missing_parts(served: Served) -> None:
     http, process = served
     assert ask(f"{http.url}/healthz").json() == {"status": "ok"}
     ready = ask(f"{http.url}/readyz")
@@ -60,7 +60,7 @@ def test_metrics_are_prometheus_text(served: Served) -> None:
     assert any(line.startswith('offloader_http_requests_total{status="2xx"}') for line in lines)
 
 
-def test_streams_are_listed_in_pages_that_go_on(served: Served) -> None:
+def test_streams_are_listed_in_pages_with_cursors(served: Served) -> None:
     http, _ = served
     first = ask(f"{http.url}/v1/streams?limit=1").json()
     assert [row["stream"] for row in first["items"]] == [ORDERS]
@@ -77,14 +77,14 @@ def test_streams_are_listed_in_pages_that_go_on(served: Served) -> None:
 @pytest.mark.parametrize(
     "place", ["[" * 3000, '["name", 1e999, 0, 0, "x"]', f'["name", 0, 1{"0" * 400}, 0, "x"]', "[]", "7"]
 )
-def test_a_place_that_nobody_gave_out_is_refused(served: Served, place: str) -> None:
+def test_invalid_cursor_is_refused(served: Served, place: str) -> None:
     http, _ = served
     cursor = write_cursor(place, "streams", "name", "", "False")
     answer = ask(f"{http.url}/v1/streams?cursor={cursor}")
-    assert (answer.status, answer.json()["kind"]) == (400, "fix_call")
+    assert (answer.status, answer.json()["kind"]) == (400, "invalid_request")
 
 
-def test_one_stream_and_what_belongs_to_it(served: Served) -> None:
+def test_stream_resource_lists_its_segments_ledgers_and_source(served: Served) -> None:
     http, process = served
     process.sources[ORDERS].append([b"one more"], [1_700_000_000_001])
     committed = ask(of(http, ORDERS, "/offload"), method="POST", body={"wait_seconds": 30}).json()["committed"]
@@ -98,7 +98,7 @@ def test_one_stream_and_what_belongs_to_it(served: Served) -> None:
     ]
     assert rest["items"][0]["last"] == committed
     assert ask(of(http, ORDERS, "/ledgers")).json()["items"][0]["entries"] == 21
-    shape = ask(of(http, ORDERS, "/shape")).json()
+    shape = ask(of(http, ORDERS, "/timeline")).json()
     assert [span["stop"] for span in shape["segments"]] == [20, 21]
     assert ask(of(http, ORDERS, "/cleanup")).json()["lines"] == []
     assert ask(of(http, ORDERS, "/orphans")).json() == {"items": []}
@@ -107,7 +107,7 @@ def test_one_stream_and_what_belongs_to_it(served: Served) -> None:
 
 
 @pytest.mark.parametrize("path", ["overview", "status", "config", "errors", "decisions", "orphans", "openapi.json"])
-def test_what_there_is_of_the_process(served: Served, path: str) -> None:
+def test_process_resources_are_served_uncached(served: Served, path: str) -> None:
     http, _ = served
     answer = ask(f"{http.url}/v1/{path}")
     assert answer.status == 200
@@ -119,7 +119,7 @@ def test_what_there_is_of_the_process(served: Served, path: str) -> None:
         assert answer.json()["streams"]["served"] == 2
 
 
-def test_a_stream_is_paused_and_goes_on(served: Served) -> None:
+def test_stream_is_paused_and_resumed(served: Served) -> None:
     http, process = served
     paused = ask(of(http, PAYMENTS, "/pause"), method="POST", body={"reason": "moving the store"})
     assert (paused.status, paused.json()["paused"], paused.json()["changed"]) == (200, True, True)
@@ -133,19 +133,19 @@ def test_a_stream_is_paused_and_goes_on(served: Served) -> None:
     assert ask(of(http, PAYMENTS, "/offload"), method="POST").json()["committed"] == "2:20"
 
 
-def test_subscribers_come_publish_and_go(served: Served) -> None:
+def test_subscribers_register_publish_and_are_removed(served: Served) -> None:
     http, _ = served
     subscriber = of(http, ORDERS, "/subscribers/billing%20%C3%A9")
-    missing = ask(f"{subscriber}/publish", method="POST", body={"at": "1:5"})
+    missing = ask(f"{subscriber}/position", method="PUT", body={"at": "1:5"})
     assert (missing.status, missing.json()["kind"]) == (404, "not_found")
     assert ask(subscriber, method="PUT", body={"generation": 2}).json()["generation"] == 2
-    assert ask(f"{subscriber}/publish", method="POST", body={"at": "1:5", "generation": 1}).status == 400
+    assert ask(f"{subscriber}/position", method="PUT", body={"at": "1:5", "generation": 1}).status == 400
     for at in ("1:5", {"0": "1:6"}, "latest"):
-        assert ask(f"{subscriber}/publish", method="POST", body={"at": at}).status == 200
+        assert ask(f"{subscriber}/position", method="PUT", body={"at": at}).status == 200
     [row] = ask(of(http, ORDERS, "/subscribers")).json()["items"]
     assert (row["subscriber"], row["lag_entries"]) == ("billing é", 0)
-    back = ask(f"{subscriber}/publish", method="POST", body={"at": "1:2"})
-    assert (back.status, back.json()["kind"]) == (400, "fix_call")
+    back = ask(f"{subscriber}/position", method="PUT", body={"at": "1:2"})
+    assert (back.status, back.json()["kind"]) == (400, "invalid_request")
     assert ask(f"{subscriber}?generation=1", method="DELETE").json()["removed"] is False
     assert ask(subscriber, method="DELETE").json()["removed"] is True
     assert ask(subscriber, method="DELETE").status == 404
@@ -176,7 +176,7 @@ def test_subscribers_come_publish_and_go(served: Served) -> None:
         ("/docs", 404),
     ],
 )
-def test_names_in_paths_lead_nowhere_else(served: Served, path: str, status: int) -> None:
+def test_invalid_and_unknown_stream_paths_get_a_problem_response(served: Served, path: str, status: int) -> None:
     http, _ = served
     answer = ask(f"{http.url}{path}")
     assert (answer.status, answer.headers["content-type"]) == (status, "application/problem+json")
@@ -185,8 +185,8 @@ def test_names_in_paths_lead_nowhere_else(served: Served, path: str, status: int
     assert {"type", "title", "detail", "kind", "hint"} <= problem.keys()
 
 
-def test_a_path_that_climbs_names_a_stream_and_no_folder(tmp_path: Path) -> None:
-    """Names that look like paths are names: what they are stored under stays below the root."""
+def test_path_traversal_is_treated_as_a_stream_name(tmp_path: Path) -> None:
+    """Names that look like paths are names: their objects stay below the root."""
     strange = "..", "a/../../b", "%2e%2e/x", "a\\..\\b", "x?y#z"
     with http_process(tmp_path, streams=strange) as (http, _):
         assert {row["stream"] for row in ask(f"{http.url}/v1/streams").json()["items"]} == set(strange)
@@ -194,7 +194,7 @@ def test_a_path_that_climbs_names_a_stream_and_no_folder(tmp_path: Path) -> None
             assert ask(of(http, name)).json()["stream"] == name
 
 
-def test_the_page_and_its_files_are_there(served: Served) -> None:
+def test_page_and_its_files_are_served_with_security_headers_and_etag(served: Served) -> None:
     http, _ = served
     page = ask(f"{http.url}/")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
@@ -203,22 +203,22 @@ def test_the_page_and_its_files_are_there(served: Served) -> None:
     assert (again.status, again.body) == (304, b"")
 
 
-def test_what_is_asked_for_in_another_way_is_refused(served: Served) -> None:
+def test_wrong_methods_bodies_and_content_types_are_refused(served: Served) -> None:
     http, _ = served
     answer = ask(f"{http.url}/v1/streams", method="DELETE")
     assert (answer.status, answer.headers["allow"]) == (405, "GET")
     bodies: list[Any] = [b"{", b"[]", b"\xff", {"until": 3}, {"untli": "1:0"}, {"wait_seconds": "9"}, {"until": "x"}]
     for body in bodies:
         answer = ask(of(http, ORDERS, "/offload"), method="POST", body=body)
-        assert (answer.status, answer.json()["kind"]) == (400, "fix_call"), body
+        assert (answer.status, answer.json()["kind"]) == (400, "invalid_request"), body
     form = ask(of(http, ORDERS, "/pause"), method="POST", body=b"a=b", headers={"Content-Type": "text/plain"})
     assert form.status == 415
     unknown = ask(of(http, ORDERS, "/offload"), method="POST", body={"untli": "1:0"}).json()
     assert unknown["problems"] == [{"where": "body.untli", "what": "Extra inputs are not permitted"}]
 
 
-def test_every_kind_of_row_has_the_shape_that_is_promised(tmp_path: Path) -> None:
-    """A staged process with a bit of everything; rows of streams that nobody knows more of than their name."""
+def test_every_kind_of_row_matches_its_described_shape(tmp_path: Path) -> None:
+    """A staged process with every kind of row, including streams of which only the name is known."""
     view = lively(30)
     with http_process(tmp_path, streams=(), view=view) as (http, _):
         assert ask(f"{http.url}/v1/overview").json() == view.overview()
@@ -236,9 +236,7 @@ def test_every_kind_of_row_has_the_shape_that_is_promised(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_an_answer_that_isnt_as_described_is_shown_all_the_same(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_response_outside_its_description_is_still_sent(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     view = lively()
     view.rows[0]["committed"] = 7
     with http_process(tmp_path, streams=(), view=view) as (http, _), warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""The feed of an embedded ledger database: which streams it brings, when it looks, whose turn it is."""
+"""The provider of an embedded ledger database: its streams, its polling, its lock."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def database(tmp_path: Path) -> Any:
 
 
 def file_of(**names: Any) -> Any:
-    return settings_file(serve__follow_seconds=0.02, **names)
+    return settings_file(ledgers__poll_interval_s=0.02, **names)
 
 
 def append(database: EmbeddedLedgers, name: str, count: int = 10) -> None:
@@ -46,7 +46,7 @@ def stored(store: MemoryStore, name: str) -> int:
     return len(stored_entries(store, name)) if name in set(list_streams(store)) else 0
 
 
-def test_streams_that_match_are_brought_also_new_ones_and_wound_down_when_they_do_not_any_more(
+def test_matching_streams_are_served_and_drained_once_they_no_longer_match(
     store: MemoryStore, database: EmbeddedLedgers
 ) -> None:
     for name in ("a/b/one", "a/c/two", "other"):
@@ -71,9 +71,7 @@ def test_streams_that_match_are_brought_also_new_ones_and_wound_down_when_they_d
         eventually(lambda: stored(store, "a/b/one") == 20)
 
 
-def test_a_stream_that_another_feed_brought_stays_its_and_is_said(
-    store: MemoryStore, database: EmbeddedLedgers
-) -> None:
+def test_stream_of_another_provider_stays_there_and_is_reported(store: MemoryStore, database: EmbeddedLedgers) -> None:
     held, feed = HeldFeed(), EmbeddedProvider(database.path, clock=SystemClock())
     append(database, "a/b/one")
     with serving(store, file_of(), held, feed, started=False) as assembled:
@@ -86,7 +84,8 @@ def test_a_stream_that_another_feed_brought_stays_its_and_is_said(
         assert assembled.view.readiness().ready
 
 
-def test_who_has_the_lock_works_and_the_other_one_follows_as_soon_as_it_is_free(
+@pytest.mark.slow
+def test_lock_holder_works_and_the_standby_takes_over_when_it_is_free(
     store: MemoryStore, database: EmbeddedLedgers
 ) -> None:
     append(database, "a/b/one")
@@ -110,7 +109,7 @@ def test_who_has_the_lock_works_and_the_other_one_follows_as_soon_as_it_is_free(
     lock.give()
 
 
-def test_a_database_that_cannot_be_used_is_looked_at_again(store: MemoryStore, tmp_path: Path) -> None:
+def test_unusable_database_is_tried_again(store: MemoryStore, tmp_path: Path) -> None:
     path = tmp_path / "ledgers.db"
     path.write_bytes(b"not a database, and long enough to be told from one" * 10)
     feed = EmbeddedProvider(str(path), clock=SystemClock())
@@ -125,17 +124,18 @@ def test_a_database_that_cannot_be_used_is_looked_at_again(store: MemoryStore, t
         eventually(lambda: assembled.view.readiness().ready)
 
 
-def test_a_url_that_is_none_is_wrong_for_good(store: MemoryStore) -> None:
+def test_invalid_database_url_is_a_permanent_error(store: MemoryStore) -> None:
     feed = EmbeddedProvider("mysql://x", clock=SystemClock())
     with serving(store, file_of(), feed, started=False) as assembled, pytest.raises(InvalidCall, match="not the URL"):
         assembled.process.start()
 
 
-def test_what_is_appended_until_the_end_is_drained(store: MemoryStore, database: EmbeddedLedgers) -> None:
+@pytest.mark.slow
+def test_entries_appended_before_stopping_are_drained(store: MemoryStore, database: EmbeddedLedgers) -> None:
     feed = EmbeddedProvider(database.path, clock=SystemClock())
     append(database, "a/b/one")
     # Looks once, and not again before it is told to stop.
-    file = settings_file(serve__follow_seconds=3600, offload__max_offload_segment_rollover_time_minutes=60)
+    file = settings_file(ledgers__poll_interval_s=3600, offload__max_offload_segment_rollover_time_minutes=60)
     with serving(store, file, feed) as assembled:
         eventually(lambda: assembled.process.streams.all())
         eventually(lambda: assembled.view.stream("a/b/one")["mode"] in ("live", "catch-up"))
@@ -146,9 +146,7 @@ def test_what_is_appended_until_the_end_is_drained(store: MemoryStore, database:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["streaming", "ledger"])
-def test_another_database_is_named_and_nothing_of_it_counts_as_offloaded_until_it_is_accepted(
-    store: MemoryStore, tmp_path: Path, method: str
-) -> None:
+def test_other_database_is_refused_until_it_is_accepted(store: MemoryStore, tmp_path: Path, method: str) -> None:
     name = "a/b/orders"
     with closing(EmbeddedLedgers(str(tmp_path / "one.db"))) as one:
         first = one.open_stream(name)

@@ -1,4 +1,4 @@
-"""The page's files: all of them are served, nothing else is, and they ask nobody but the offloader."""
+"""The page's files: all of them and nothing else are served, and they send requests to the offloader only."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from offloader.plot import Span, StreamShape
+from offloader.plot import Span, StreamTimeline
 from offloader.service.dashboard.routes import HEADERS, page_files
-from offloader.service.queries import BARS_MAX, POINTS_MAX, shape_document
+from offloader.service.queries import BARS_MAX, POINTS_MAX, timeline_document
 from tests.support.http_process import ask, http_process
 
 FOLDER = Path(__file__).resolve().parents[2] / "offloader" / "service" / "dashboard"
@@ -20,7 +20,7 @@ def text(path: str) -> str:
     return page_files()[path].body.decode()
 
 
-def test_every_file_of_the_folder_is_served_and_python_isnt() -> None:
+def test_every_file_of_the_page_is_served_but_no_python() -> None:
     names = {path.name for path in FOLDER.iterdir() if path.suffix not in (".py", "") and path.is_file()}
     assert {path.rpartition("/")[2] or "index.html" for path in page_files()} == names
     for file in page_files().values():
@@ -28,7 +28,7 @@ def test_every_file_of_the_folder_is_served_and_python_isnt() -> None:
         assert re.fullmatch(r'"[0-9a-f]{32}"', file.etag)
 
 
-def test_what_the_files_name_is_there() -> None:
+def test_files_referenced_by_the_page_exist() -> None:
     page = text("/")
     for named in re.findall(r'(?:href|src)="([^"#]+)"', page):
         assert f"/{named}" in page_files()
@@ -37,7 +37,7 @@ def test_what_the_files_name_is_there() -> None:
             assert f"/dashboard/{named}" in page_files(), f"{path} imports {named}"
 
 
-def test_nothing_is_inline_or_from_elsewhere() -> None:
+def test_page_has_no_inline_scripts_or_foreign_sources() -> None:
     """What the content security policy forbids isn't tried; an address that isn't a namespace is nowhere."""
     page = text("/")
     assert re.findall(r"<script(?![^>]*\bsrc=)|<style|\sstyle=|\son\w+=", page) == []
@@ -50,12 +50,12 @@ def test_nothing_is_inline_or_from_elsewhere() -> None:
 
 
 @pytest.mark.slow
-def test_a_stream_of_many_segments_is_told_as_few() -> None:
+def test_timeline_of_many_segments_is_reduced() -> None:
     count = 100_000
     spans = [Span(f"segment {number + 1}", number * 10, number * 10 + 10, 7) for number in range(count)]
     timeline = [point for number in range(count) for point in ((number * 10, number), (number * 10 + 9, number))]
     ledgers = [Span("ledger 3", 0, count * 10, 5)]
-    document = shape_document(StreamShape("a", ledgers, spans, timeline, [(5, "gap 3:1..3:4")]))
+    document = timeline_document(StreamTimeline("a", ledgers, spans, timeline, [(5, "gap 3:1..3:4")]))
     told = document["segments"]
     assert len(told) <= BARS_MAX
     assert [told[0]["start"], told[-1]["stop"]] == [0, count * 10]
@@ -70,7 +70,7 @@ def test_a_stream_of_many_segments_is_told_as_few() -> None:
     assert document["ledgers"] == [{"name": "ledger 3", "start": 0, "stop": count * 10, "size_bytes": 5}]
 
 
-def test_guests_get_the_files_and_nothing_else(tmp_path: Path) -> None:
+def test_guests_get_only_the_page_files(tmp_path: Path) -> None:
     access = {"read_tokens": ["env:READ"]}
     environ = {"READ": "a-token-that-is-long-enough"}
     with http_process(tmp_path, {"access": access}, streams=(), environ=environ) as (http, _):
@@ -96,7 +96,8 @@ def test_guests_get_the_files_and_nothing_else(tmp_path: Path) -> None:
             assert [ask(http.url + path, token=token).status for path in elsewhere] == [404] * len(elsewhere)
 
 
-def test_what_the_page_asks_for_is_described(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_addresses_used_by_the_page_are_in_the_description(tmp_path: Path) -> None:
     """Each address in ``api.js`` is a path of the interface."""
     asked = set(re.findall(r'"(v1/\w+)"', text("/dashboard/api.js")))
     asked |= {

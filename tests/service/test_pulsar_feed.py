@@ -1,7 +1,8 @@
-"""Topics of a fake cluster served: found, followed, taken over, wound down; their subscriptions hold data back."""
+"""Topics of a fake cluster served: found, offloaded, taken over, drained; their subscriptions hold data back."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -14,6 +15,7 @@ from formats.pulsar.commands import CommandType
 from offloader.errors import Fenced, InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.discovery import TopicPatterns, survey
+from offloader.ledgers.pulsar.source import PulsarSource
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.subscribers import open_retention
@@ -34,7 +36,7 @@ def cluster() -> Iterator[Cluster]:
         yield made
 
 
-def test_a_stream_that_was_fenced_in_its_turn_is_taken_back(cluster: Cluster) -> None:
+def test_active_owner_takes_its_fenced_stream_back(cluster: Cluster) -> None:
     cluster.make("one")
     with cluster.serve():
         eventually(lambda: cluster.is_offloaded("one"))
@@ -47,8 +49,9 @@ def test_a_stream_that_was_fenced_in_its_turn_is_taken_back(cluster: Cluster) ->
         assert load_manifest(cluster.store, S + "one").epoch > (late.epoch or 0)
 
 
-def test_a_stream_that_was_fenced_is_left_alone_while_the_broker_is_silent(cluster: Cluster) -> None:
-    """Behind a broken network nobody hears that it is another one's turn: the two would fence each other in turns."""
+@pytest.mark.slow
+def test_fenced_stream_is_left_alone_while_the_broker_is_silent(cluster: Cluster) -> None:
+    """Behind a broken network neither process learns which one is active: the two would fence each other repeatedly."""
     cluster.make("one")
     # A segment ends only when that is asked for, and nobody takes a stream because its owner says nothing.
     offload = {"offload__max_offload_segment_rollover_time_minutes": 60, "offload__takeover_after_seconds": 3600}
@@ -60,7 +63,7 @@ def test_a_stream_that_was_fenced_is_left_alone_while_the_broker_is_silent(clust
         late.open_epoch()
         # Asked to commit, it meets the other epoch. It can also say first that the broker doesn't answer.
         with pytest.raises((Fenced, StoreUnavailable)):
-            assembled.process.offload(S + "one", cluster.newest("one"), timeout_s=100)
+            assembled.process.streams.require(S + "one").offload(cluster.newest("one"), timeout_s=100)
         eventually(lambda: is_fenced(assembled, "one"))
         # At each look it asks the broker for a word.
         asked = len(cluster.broker.of(CommandType.PING))
@@ -83,7 +86,7 @@ def offload_now(cluster: Cluster, assembled: Assembled, name: str) -> None:
 
     def is_offloaded() -> bool:
         with suppress(OffloaderError):  # it isn't found yet, or is being started
-            assembled.process.offload(S + name, cluster.newest(name), timeout_s=100)
+            assembled.process.streams.require(S + name).offload(cluster.newest(name), timeout_s=100)
         return cluster.is_offloaded(name)
 
     eventually(is_offloaded)
@@ -126,7 +129,7 @@ def pongs(broker: FakeBroker, client: BrokerClient) -> int:
 
 
 @pytest.mark.slow
-def test_topics_are_found_followed_and_wound_down(cluster: Cluster) -> None:
+def test_topics_are_found_offloaded_and_drained(cluster: Cluster) -> None:
     cluster.make("one", "two", "__change_events", "left-out")
     with cluster.serve("t/n", exclude=("t/n/left-*",)) as assembled:
         eventually(lambda: cluster.is_offloaded("one") and cluster.is_offloaded("two"))
@@ -154,7 +157,7 @@ def test_topics_are_found_followed_and_wound_down(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
-def test_a_reload_counts_for_which_topics_and_for_what_was_lost_of_them(cluster: Cluster) -> None:
+def test_reload_changes_topics_and_gap_policy(cluster: Cluster) -> None:
     cluster.make("one", "two")
     with cluster.serve("t/n/one", on_gap="block") as assembled:
         eventually(lambda: cluster.is_offloaded("one"))
@@ -169,7 +172,8 @@ def test_a_reload_counts_for_which_topics_and_for_what_was_lost_of_them(cluster:
         assert [gap.first for gap in load_manifest(cluster.store, f"{S}one").gaps] == [Position(2, 0)]
 
 
-def test_an_admin_interface_that_does_not_answer_ends_no_stream(cluster: Cluster) -> None:
+@pytest.mark.slow
+def test_admin_interface_without_responses_ends_no_stream(cluster: Cluster) -> None:
     cluster.make("one")
     with cluster.serve() as assembled:
         eventually(lambda: cluster.is_offloaded("one"))
@@ -197,7 +201,7 @@ def test_a_process_that_never_saw_a_topic_is_not_ready(cluster: Cluster) -> None
 
 
 @pytest.mark.slow
-def test_of_two_processes_one_works_and_the_other_takes_over(cluster: Cluster) -> None:
+def test_standby_takes_over_when_the_active_process_ends(cluster: Cluster) -> None:
     cluster.make("one", "two")
     with cluster.serve() as first:
         eventually(lambda: cluster.is_offloaded("one") and cluster.is_offloaded("two"))
@@ -215,7 +219,7 @@ def test_of_two_processes_one_works_and_the_other_takes_over(cluster: Cluster) -
     assert [position for position, _ in cluster.cold("one")] == [at for at, _, _ in cluster.topics["one"].entries]
 
 
-def test_a_topic_that_is_refused_is_named_and_tried_again(cluster: Cluster) -> None:
+def test_refused_topic_is_reported_and_retried(cluster: Cluster) -> None:
     cluster.make("a", "b")
     with cluster.serve(topics_max=1) as assembled:
         eventually(lambda: cluster.is_offloaded("a"))
@@ -225,7 +229,25 @@ def test_a_topic_that_is_refused_is_named_and_tried_again(cluster: Cluster) -> N
         eventually(lambda: cluster.is_offloaded("b"))
 
 
-def test_an_admin_interface_that_hangs_holds_up_no_end(cluster: Cluster) -> None:
+def test_problem_that_ends_while_problems_are_listed_is_listed_or_not(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A topic's problem is over between two looks at it."""
+    cluster.make("one")
+    with cluster.serve() as assembled:
+        eventually(lambda: cluster.is_offloaded("one"))
+        looks = iter([StoreUnavailable("bookie 3 doesn't answer")])
+        here = threading.get_ident()  # other threads look too
+        problem = property(lambda _: next(looks, None) if threading.get_ident() == here else None)
+        monkeypatch.setattr(PulsarSource, "problem", problem)
+        (provider,) = assembled.process._feeds
+        found = [f"{each.where}: {each.what}" for each in provider.problems()]
+        assert found == [f"stream {S}one: bookie 3 doesn't answer"]
+        assert provider.problems() == []
+
+
+@pytest.mark.slow
+def test_hanging_admin_interface_does_not_delay_stopping(cluster: Cluster) -> None:
     cluster.make("one")
     with cluster.serve() as assembled:
         eventually(lambda: cluster.is_offloaded("one"))
@@ -248,7 +270,7 @@ def test_namespaces_are_asked_for_until_too_many_fail_in_a_row(cluster: Cluster)
     assert len(cluster.admin.of("GET", "t/n6")) == 0
 
 
-def test_policies_that_fight_with_us_are_told(cluster: Cluster) -> None:
+def test_conflicting_namespace_policies_are_reported(cluster: Cluster) -> None:
     cluster.make("one")
     cluster.admin.policies["t/n"] = {"message_ttl_in_seconds": 60}
     with cluster.serve() as assembled:
@@ -256,7 +278,7 @@ def test_policies_that_fight_with_us_are_told(cluster: Cluster) -> None:
         assert assembled.view.readiness().ready
 
 
-def test_what_topics_are_must_be_said_well(cluster: Cluster) -> None:
+def test_invalid_topic_setting_is_refused(cluster: Cluster) -> None:
     with pytest.raises(InvalidCall, match=r"pulsar\.topics: 'orders'"):
         PulsarProvider(cluster.settings("orders"), cluster.store, clock=SystemClock())
 
@@ -264,7 +286,7 @@ def test_what_topics_are_must_be_said_well(cluster: Cluster) -> None:
 QUEUE = {"retention__policy": "consumption"}
 
 
-def test_subscriptions_hold_back_what_retention_deletes_and_the_broker_may_delete_the_rest(cluster: Cluster) -> None:
+def test_pulsar_subscriptions_hold_back_retention_and_broker_deletes_the_rest(cluster: Cluster) -> None:
     topic = cluster.make("one")
     for _ in range(2):
         cluster.fill("one")
@@ -279,8 +301,8 @@ def test_subscriptions_hold_back_what_retention_deletes_and_the_broker_may_delet
         cycle = RetentionCycle(
             cluster.store,
             clock=SystemClock(),
-            settings_of=assembled.process.file.settings_of,
-            source_of=assembled.process.source_of,
+            settings_of=assembled.process.streams.settings_of,
+            source_of=assembled.process.streams.source_of,
         )
         cycle.run(f"{S}one")
         assert load_manifest(cluster.store, f"{S}one").head == Position(2, 5)
@@ -294,7 +316,7 @@ def test_subscriptions_hold_back_what_retention_deletes_and_the_broker_may_delet
         eventually(lambda: not subscribers.registry().subscribers)
 
 
-def test_subscriptions_of_one_topic_that_cannot_be_asked_keep_no_other_from_being_told(cluster: Cluster) -> None:
+def test_failing_subscription_lookup_does_not_block_other_topics(cluster: Cluster) -> None:
     names = [f"topic-{number}" for number in range(9)]
     for name in names:
         cluster.make(name).subscribe("billing")
@@ -327,7 +349,7 @@ def _at(retention: Any, name: str) -> Position | None:
     return position
 
 
-def test_without_a_policy_nobody_is_registered(cluster: Cluster) -> None:
+def test_no_subscriber_is_registered_without_a_policy(cluster: Cluster) -> None:
     topic = cluster.make("one")
     topic.subscribe("billing")
     with cluster.serve() as assembled:

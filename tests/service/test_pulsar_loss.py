@@ -1,4 +1,4 @@
-"""Entries that a broker passes over and doesn't explain: recorded by policy, with a warning, and the hot copy stays."""
+"""Entries that a broker skips without an explanation: recorded by policy, with a warning, and the hot copy stays."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ AT_ONCE: dict[str, Any] = {"offload__deletion_lag_minutes": 0.0}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("status", [401, 403, 404, 405, 412, 200])
-def test_an_unconfirmed_loss_is_recorded_under_a_reason_of_its_own_with_a_warning(
+def test_unconfirmed_loss_is_recorded_with_its_own_reason_and_a_warning(
     cluster: Cluster, status: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     with_a_missing_entry(cluster, (status, b""))
@@ -80,7 +80,7 @@ def test_an_unconfirmed_loss_is_recorded_under_a_reason_of_its_own_with_a_warnin
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("answer", "reason"), [((403, b""), "unconfirmed: "), (None, "lost by the source: ")])
-def test_the_policy_block_stops_at_it_and_goes_on_when_it_is_changed(
+def test_policy_block_stops_at_a_loss_until_it_is_changed(
     cluster: Cluster, answer: tuple[int, bytes] | None, reason: str
 ) -> None:
     with_a_missing_entry(cluster, answer)
@@ -112,13 +112,15 @@ def test_the_hot_copy_of_a_ledger_with_a_loss_stays(
     assert cluster.topics["one"].mark_delete(OURS) is None, "nothing behind the first ledger is acknowledged"
 
 
-def test_the_hot_copy_of_a_ledger_with_a_loss_goes_when_the_setting_says_so(cluster: Cluster) -> None:
+@pytest.mark.slow
+def test_ledger_with_a_loss_is_released_only_by_setting(cluster: Cluster) -> None:
     with_a_missing_entry(cluster, (403, b""))
     with cluster.serve(offload={**AT_ONCE, "offload__release_with_gaps": True}):
         eventually(lambda: is_stored(cluster))
         eventually(lambda: hot_ledgers(cluster) == [4])
 
 
+@pytest.mark.slow
 def test_markers_that_the_broker_confirms_keep_no_ledger(cluster: Cluster) -> None:
     topic = cluster.make("one")
     topic.append_marker()

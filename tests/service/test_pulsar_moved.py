@@ -1,4 +1,4 @@
-"""What happens to topics from outside while they are served: replication between clusters, an unload, a restart."""
+"""Changes to topics while they are served: replication between clusters, an unload, a restart."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def cluster() -> Iterator[Cluster]:
         yield made
 
 
-def test_what_other_clusters_sent_is_offloaded_and_the_markers_of_replication_are_gaps_that_hold_nothing_up(
+def test_replicated_entries_are_offloaded_and_replication_markers_are_gaps(
     cluster: Cluster,
 ) -> None:
     topic = cluster.make("geo", entries=0)
@@ -93,6 +93,7 @@ def over_http(assembled: Assembled) -> Iterator[OffloadHttp]:
     http = OffloadHttp(
         assembled.view,
         assembled.control,
+        ledgers=assembled.ledgers,
         settings=Settings.of({"http": {"listen": "127.0.0.1:0", "answer_seconds_max": 300}}),
         credentials=assembled.credentials,
         clock=SystemClock(),
@@ -114,7 +115,7 @@ def is_its_turn(assembled: Assembled) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["unloaded", "cut", "restarted"])
-def test_a_topic_that_moves_while_somebody_waits_for_its_offload_costs_time_only(cluster: Cluster, what: str) -> None:
+def test_topic_moved_during_a_requested_offload_only_delays_it(cluster: Cluster, what: str) -> None:
     topic = cluster.make("one")
     # Nothing is committed but by asking: a segment has an hour.
     slow = {

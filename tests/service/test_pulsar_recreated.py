@@ -1,4 +1,4 @@
-"""A Pulsar cluster that was made anew, or restored from an older copy, over a bucket that knows the one before."""
+"""A recreated Pulsar cluster, or one restored from an older copy, over a bucket of the previous one."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def stays_as_it_is(cluster: Cluster, topic: FakeTopic, before: list[tuple[Positi
     ],
 )
 @pytest.mark.parametrize("method", ["streaming", "ledger"])
-def test_a_cluster_that_was_made_anew_is_refused_and_nothing_of_it_is_deleted(
+def test_recreated_cluster_is_refused_and_none_of_its_ledgers_deleted(
     cluster: Cluster, ledgers: tuple[int, ...], said: str, method: str
 ) -> None:
     before = offloaded(cluster, 1, 4, 9)
@@ -83,7 +83,8 @@ def test_a_cluster_that_was_made_anew_is_refused_and_nothing_of_it_is_deleted(
         assert said in whats(assembled)
 
 
-def test_a_cluster_that_is_replaced_while_it_is_served_loses_no_ledger(cluster: Cluster) -> None:
+@pytest.mark.slow
+def test_cluster_replaced_while_served_loses_no_ledger(cluster: Cluster) -> None:
     topic = cluster.topics["one"] = FakeTopic(cluster.broker, f"{P}one")
     fill(cluster, topic, 1, 4, 9)
     cluster.admin.add(topic)
@@ -107,7 +108,8 @@ def is_acknowledged(topic: FakeTopic) -> bool:
         return False
 
 
-def test_a_topic_that_jumped_and_was_trimmed_goes_on(cluster: Cluster) -> None:
+@pytest.mark.slow
+def test_topic_with_skipped_and_trimmed_ledgers_continues(cluster: Cluster) -> None:
     before = offloaded(cluster, 1, 4, 9)
     topic = made_anew(cluster, 12, 15)
     with cluster.serve(offload=AT_ONCE) as assembled:

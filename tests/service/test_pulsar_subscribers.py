@@ -1,4 +1,4 @@
-"""Pulsar's subscriptions as subscribers of retention: what they need stays, and only what they are known to need."""
+"""Pulsar's subscriptions as retention subscribers: exactly the data known to be needed stays."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_mark_delete_positions_become_cuts(place: Place) -> None:
     assert place.cuts()["pulsar:billing"] == {0: Position(3, 0)}
 
 
-def test_what_is_consumed_beyond_what_is_known_counts_up_to_there(place: Place) -> None:
+def test_acknowledgement_beyond_known_entries_counts_up_to_the_known_end(place: Place) -> None:
     topic = place.make()
     topic.append(b"not offloaded yet")
     topic.subscribe("fast")
@@ -98,7 +98,7 @@ def test_what_is_consumed_beyond_what_is_known_counts_up_to_there(place: Place) 
     assert place.cuts() == {"pulsar:fast": {0: Position(3, 10)}}
 
 
-def test_a_subscription_that_is_reset_begins_again_in_one_step(place: Place) -> None:
+def test_reset_subscription_moves_back_in_one_step(place: Place) -> None:
     topic = place.make()
     topic.subscribe("billing")
     topic.acknowledge("billing", Position(3, 5))
@@ -110,7 +110,7 @@ def test_a_subscription_that_is_reset_begins_again_in_one_step(place: Place) -> 
     assert registry.subscribers["pulsar:billing"].generation == 1
 
 
-def test_a_removed_subscription_is_forgotten_when_two_looks_miss_it(place: Place) -> None:
+def test_removed_subscription_is_forgotten_after_two_missing_listings(place: Place) -> None:
     topic = place.make()
     retention = open_retention(place.store, STREAM, clock=place.clock)
     retention.add("a person's")
@@ -127,7 +127,7 @@ def test_a_removed_subscription_is_forgotten_when_two_looks_miss_it(place: Place
     assert place.cuts()["pulsar:billing"] == {0: Position(1, 0)}
 
 
-def test_a_miss_between_two_sights_counts_nothing(place: Place) -> None:
+def test_subscription_missing_once_is_kept(place: Place) -> None:
     topic = place.make()
     for _ in range(3):
         topic.subscribe("billing")
@@ -137,7 +137,7 @@ def test_a_miss_between_two_sights_counts_nothing(place: Place) -> None:
     assert list(place.cuts()) == ["pulsar:billing"]
 
 
-def test_brokers_that_do_not_answer_change_nothing(place: Place) -> None:
+def test_failing_broker_requests_change_no_subscriber(place: Place) -> None:
     topic = place.make()
     topic.subscribe("billing")
     place.tell()
@@ -155,7 +155,7 @@ def test_brokers_that_do_not_answer_change_nothing(place: Place) -> None:
     assert place.cuts() == before
 
 
-def test_a_cursor_that_is_missing_for_a_moment_keeps_its_cut(place: Place) -> None:
+def test_briefly_missing_cursor_keeps_its_cut(place: Place) -> None:
     topic = place.make()
     topic.subscribe("billing")
     topic.acknowledge("billing", Position(2, 0))
@@ -188,7 +188,7 @@ def test_partitions_are_one_cut(place: Place) -> None:
     assert "pulsar:billing" in place.cuts()
 
 
-def test_only_who_is_connected_gives_signs_of_life_without_moving(place: Place) -> None:
+def test_only_connected_subscriptions_are_renewed_without_moving(place: Place) -> None:
     topic = place.make()
     for name in ("connected", "left"):
         topic.subscribe(name)

@@ -1,6 +1,6 @@
-"""A process whose turn it is and that can't reach the store: it leaves its topics to one that waits, or to nobody.
+"""An active process that can't reach the store hands its topics to a standby, if there is one.
 
-The two processes reach one store over layers of their own, of which one can be told to fail.
+The two processes reach one store through separate layers, one of which can be made to fail.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def is_active(assembled: Assembled) -> list[bool]:
 def second_to(cluster: Cluster, first: Assembled, store: FaultyStore | None = None) -> Iterator[Assembled]:
     """Another process, which waits behind ``first`` when the block begins."""
     eventually(lambda: is_active(first) == [True] and cluster.is_offloaded("one"))
-    with cluster.serve(store=store, hand_over_seconds=0.3) as second:
+    with cluster.serve(store=store, store_outage_handover_s=0.3) as second:
         eventually(lambda: len(cluster.topics["one"].stats()["subscriptions"]["offloader"]["consumers"]) == 2)
         eventually(lambda: is_active(second) == [False])
         yield second
@@ -51,10 +51,10 @@ def looks_of(store: FaultyStore) -> int:
 
 
 @pytest.mark.slow
-def test_who_cannot_reach_the_store_leaves_its_turn_once_and_comes_back_when_it_can(cluster: Cluster) -> None:
+def test_process_without_its_store_hands_over_once_and_returns_as_candidate(cluster: Cluster) -> None:
     cluster.make("one")
     near, far = FaultyStore(cluster.store), FaultyStore(cluster.store)
-    with cluster.serve(store=near, hand_over_seconds=0.3) as first, second_to(cluster, first, far) as second:
+    with cluster.serve(store=near, store_outage_handover_s=0.3) as first, second_to(cluster, first, far) as second:
         epoch = load_manifest(cluster.store, f"{S}one").epoch
 
         near.set_faults([CUT])
@@ -88,10 +88,11 @@ def test_who_cannot_reach_the_store_leaves_its_turn_once_and_comes_back_when_it_
     assert cluster.cold("one") == [(position, entry) for position, entry, _ in cluster.topics["one"].entries]
 
 
-def test_who_works_alone_keeps_its_turn_while_the_store_is_silent(cluster: Cluster) -> None:
+@pytest.mark.slow
+def test_sole_process_stays_active_while_the_store_is_silent(cluster: Cluster) -> None:
     cluster.make("one")
     store = FaultyStore(cluster.store)
-    with cluster.serve(store=store, hand_over_seconds=0.1) as alone:
+    with cluster.serve(store=store, store_outage_handover_s=0.1) as alone:
         eventually(lambda: cluster.is_offloaded("one"))
         store.set_faults([CUT])
         cluster.fill("one")
@@ -103,10 +104,11 @@ def test_who_works_alone_keeps_its_turn_while_the_store_is_silent(cluster: Clust
         eventually(lambda: cluster.is_offloaded("one"))
 
 
-def test_a_broker_that_does_not_say_who_waits_keeps_the_turn_where_it_is(cluster: Cluster) -> None:
+@pytest.mark.slow
+def test_process_stays_active_while_the_broker_names_no_standby(cluster: Cluster) -> None:
     cluster.make("one")
     store = FaultyStore(cluster.store)
-    with cluster.serve(store=store, hand_over_seconds=0.1) as first, second_to(cluster, first):
+    with cluster.serve(store=store, store_outage_handover_s=0.1) as first, second_to(cluster, first):
         path = "/admin/v2/persistent/t/n/one/stats"
         cluster.admin.answers[path] = 500, b"a bug"
         store.set_faults([CUT])
@@ -118,17 +120,18 @@ def test_a_broker_that_does_not_say_who_waits_keeps_the_turn_where_it_is(cluster
         eventually(lambda: cluster.is_offloaded("one"))
 
 
-def test_nothing_is_left_where_that_is_switched_off(cluster: Cluster) -> None:
+@pytest.mark.slow
+def test_no_handover_happens_when_it_is_switched_off(cluster: Cluster) -> None:
     cluster.make("one")
     store = FaultyStore(cluster.store)
-    with cluster.serve(store=store, hand_over_seconds=0.0) as first, second_to(cluster, first):
+    with cluster.serve(store=store, store_outage_handover_s=0.0) as first, second_to(cluster, first):
         store.set_faults([CUT])
         looks = looks_of(store)
         eventually(lambda: looks_of(store) > looks + 10)
         assert is_active(first) == [True]
 
 
-def test_silence_is_counted_from_the_first_request_without_an_answer_and_a_refusal_is_an_answer() -> None:
+def test_outage_counts_from_first_unanswered_request_and_refusals_end_it() -> None:
     clock = ManualClock()
     store = FaultyStore(MemoryStore("store-reach", "", SystemClock()))
     reach = StoreReach(store, clock)

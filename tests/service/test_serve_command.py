@@ -1,4 +1,4 @@
-"""``offloader serve`` as a process: signals, settings read again, crashes, standing by; over a real S3 server."""
+"""``offloader serve`` as a process: signals, reloads, crashes, standby; over a real S3 server."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.support.serving_processes import Serving
 from tests.support.waiting import PATIENCE_S, eventually
 
 ORDERS = "a/b/persistent/orders"
-HOUR = "max_offload_segment_rollover_time_minutes = 60"
-QUICK = "max_offload_segment_rollover_time_minutes = 0.002"
+HOUR = "segment_age_max = '1h'"
+QUICK = "segment_age_max = '120ms'"
 
 
 class Place:
@@ -47,14 +47,15 @@ class Place:
         path = self._directory / f"{name}.toml"
         path.write_text(
             f"""
-            streaming_offload = true
             [serve]
             store = "{self.place.url}"
             endpoint_url = "{endpoint or self.place.endpoint.url}"
             ledgers = "sqlite:///{self._directory}/ledgers.db"
-            follow_seconds = 0.05
-            upkeep = false
+            maintenance = false
+            [ledgers]
+            poll_interval = "50ms"
             [offload]
+            method = "streaming"
             {offload}
             {more}
             """
@@ -89,7 +90,7 @@ def place(tmp_path: Path, servers: Servers, one_server: str, exercises: Any) -> 
         yield made
 
 
-def test_what_another_process_appends_is_offloaded_and_the_first_signal_completes_the_segment(place: Place) -> None:
+def test_first_signal_completes_the_open_segment(place: Place) -> None:
     with place.serving(place.config(offload=HOUR)) as serving:
         place.append()
         eventually(lambda: place.is_known and load_manifest(place.store, ORDERS).assigned())
@@ -105,7 +106,7 @@ def test_what_another_process_appends_is_offloaded_and_the_first_signal_complete
         assert load_manifest(place.store, ORDERS).epoch == 2
 
 
-def test_a_second_signal_ends_it_at_once_and_the_next_start_goes_on(place: Place) -> None:
+def test_second_signal_ends_the_process_and_the_next_start_continues(place: Place) -> None:
     with HoldingProxy(place.place.endpoint.url) as proxy:
         with place.serving(place.config(offload=QUICK, endpoint=proxy.url)) as serving:
             place.append()
@@ -121,11 +122,11 @@ def test_a_second_signal_ends_it_at_once_and_the_next_start_goes_on(place: Place
             eventually(place.has_all)
 
 
-def test_a_drain_that_does_not_come_to_its_end_has_a_limit_and_says_what_is_left(place: Place) -> None:
+def test_unfinished_drain_times_out_and_reports_what_is_left(place: Place) -> None:
     with HoldingProxy(place.place.endpoint.url) as proxy:
         config = place.config(
-            offload=f"{QUICK}\ndrain_seconds_max = 0.2",
-            more="[store]\nretries_max = 0\nread_timeout_s = 4\nretry_total_s = 4",
+            offload=f"{QUICK}\ndrain_timeout = '200ms'",
+            more="[store]\nretries_max = 0\nread_timeout = '4s'\nretry_total = '4s'",
             endpoint=proxy.url,
         )
         with place.serving(config) as serving:
@@ -140,7 +141,7 @@ def test_a_drain_that_does_not_come_to_its_end_has_a_limit_and_says_what_is_left
             assert serving.logged("drain_failed")["stream"] == ORDERS
 
 
-def test_settings_are_read_again_and_a_file_with_mistakes_changes_nothing(place: Place) -> None:
+def test_reload_applies_valid_settings_and_ignores_an_invalid_file(place: Place) -> None:
     config = place.config(offload=HOUR)
     with place.serving(config) as serving:
         place.append()
@@ -151,14 +152,14 @@ def test_settings_are_read_again_and_a_file_with_mistakes_changes_nothing(place:
         place.config(offload=QUICK, more="[limits]\nrequests_per_s = 1000")
         serving.signal(signal.SIGHUP)
         found = serving.logged("reloaded")
-        assert found["changed"] == ["offload.max_offload_segment_rollover_time_minutes"]
+        assert found["changed"] == ["offload.segment_age_max"]
         assert found["needs_restart"] == ["limits.requests_per_s"]
         # The new age counts: the segment closes.
         eventually(place.has_all)
 
 
-def test_another_process_stands_by_and_takes_over_when_the_first_one_is_killed(place: Place) -> None:
-    config = place.config(more="[telemetry]\nstatus_interval_s = 0.1")
+def test_standby_process_takes_over_when_the_first_is_killed(place: Place) -> None:
+    config = place.config(more="[telemetry]\nstatus_interval = '100ms'")
     with place.serving(config) as first:
         first.logged("active")
         place.append()
@@ -181,7 +182,7 @@ def test_another_process_stands_by_and_takes_over_when_the_first_one_is_killed(p
                 assert load_manifest(place.store, ORDERS).epoch == 2
 
 
-def test_killed_in_the_middle_again_and_again_it_loses_and_repeats_nothing(place: Place) -> None:
+def test_repeated_kills_lose_and_repeat_nothing(place: Place) -> None:
     generator = Random(17)
     for _ in range(2):
         with place.serving(place.config()) as serving:
@@ -201,7 +202,7 @@ def test_killed_in_the_middle_again_and_again_it_loses_and_repeats_nothing(place
     assert load_manifest(place.store, ORDERS).epoch == 3
 
 
-def test_a_process_is_looked_into_and_asked_to_complete_a_segment_by_its_address(
+def test_command_asks_a_running_process_to_complete_its_segment(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     port = free_port()
@@ -240,7 +241,7 @@ def test_a_process_is_looked_into_and_asked_to_complete_a_segment_by_its_address
     assert place.has_all()
 
 
-def test_a_service_manager_hears_of_it(place: Place, tmp_path: Path) -> None:
+def test_service_manager_is_notified(place: Place, tmp_path: Path) -> None:
     address = tmp_path / "notify"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
         manager.bind(str(address))
@@ -262,18 +263,18 @@ def test_a_service_manager_hears_of_it(place: Place, tmp_path: Path) -> None:
         ("", 2, "no store is named"),
         ("a = = b", 2, "isn't TOML"),
         ('[serve]\nstore = 3\nstreams = "x"\n[offload]\nx = 1', 2, "serve.store: 3 is not a text; serve.streams"),
-        ('[serve]\nstore = "memory://x"\nupkeep = false', 2, "there is nothing to do"),
+        ('[serve]\nstore = "memory://x"\nmaintenance = false', 2, "there is nothing to do"),
         ('[serve]\nstore = "memory://x"\nledgers = "postgres://x"', 2, "not the URL of an embedded ledger database"),
         ('[serve]\nstore = "memory://x"\n[http]\nlisten = ":8750"', 2, "nobody would be asked who they are"),
         (
-            '[serve]\nupkeep = false\nledgers = "x://"\n[http]\nlisten = "x"\n[pulsar]\ntopics = ["a"]',
+            '[serve]\nmaintenance = false\nledgers = "x://"\n[http]\nlisten = "x"\n[pulsar]\ntopics = ["a"]',
             2,
             "no store is named; pulsar.topics: 'a' is no topic's name or pattern; ledgers 'x://': not the URL of an",
         ),
         ('[serve]\nstore = "file:///proc/nowhere"', 3, "/proc/nowhere"),
     ],
 )
-def test_what_is_wrong_ends_it_before_anything_is_served(
+def test_invalid_settings_end_the_process_before_serving(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, code: int, said: str
 ) -> None:
     config = tmp_path / "offloader.toml"
@@ -284,7 +285,7 @@ def test_what_is_wrong_ends_it_before_anything_is_served(
     assert said in lines[0]
 
 
-def test_an_address_that_somebody_else_listens_at_ends_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_address_in_use_ends_the_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "offloader.toml"
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -293,7 +294,7 @@ def test_an_address_that_somebody_else_listens_at_ends_it(tmp_path: Path, capsys
     assert f"http.listen 127.0.0.1:{port}: Address already in use" in capsys.readouterr().err
 
 
-def test_no_settings_file_and_one_that_is_only_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_needs_a_settings_file_and_can_only_check_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve"]) == 2
     assert "no settings file was named" in capsys.readouterr().err
     config = tmp_path / "offloader.toml"

@@ -1,4 +1,4 @@
-"""Small parts of the serving process: pages, recent errors, the lock between processes, what a reload may change."""
+"""Small parts of the serving process: pages, recent errors, the process lock, reloadable settings."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloader.errors import AccessDenied, InvalidCall, StoreUnavailable
-from offloader.service.host import ProcessLock
+from offloader.service.host import ProcessLock, RecentErrors
 from offloader.service.process import ASKED_EACH_TIME, is_live, reloaded
-from offloader.service.queries import KeptAnswers, RecentErrors, StreamOrder, page_of
-from offloader.settings.layered import PROCESS_SECTIONS, SettingsFile
+from offloader.service.queries import KeptAnswers, StreamOrder, page_of
+from offloader.settings.layered import PROCESS_SECTIONS, SettingsFile, conflicts
 from offloader.testing.manual_clock import ManualClock
 
 # --- pages ----------------------------------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ rows = st.lists(
 
 
 @given(rows, st.sampled_from(StreamOrder), st.integers(1, 7), st.data())
-def test_pages_hold_each_stream_once_in_order_whatever_comes_and_goes_between_them(
+def test_pages_contain_each_stream_once_while_streams_come_and_go(
     given_rows: list[dict[str, Any]], order: StreamOrder, limit: int, data: st.DataObject
 ) -> None:
     there, after, found = list(given_rows), "", list[str]()
@@ -70,7 +70,7 @@ def test_pages_hold_each_stream_once_in_order_whatever_comes_and_goes_between_th
 @pytest.mark.parametrize(
     "after", ["x", "[]", '["lag", 0, 0, 0, "a"]', '["name", null, 0, 0, "a"]', '["name", 0, 0, 0, 5]']
 )
-def test_a_place_that_is_none_is_refused(after: str) -> None:
+def test_invalid_cursor_is_refused(after: str) -> None:
     with pytest.raises(InvalidCall, match="no place in the order name"):
         page_of([], StreamOrder.NAME, after=after, limit=1)
 
@@ -102,7 +102,7 @@ def test_warnings_are_kept_and_counted_the_newest_first(recent: RecentErrors) ->
     assert [each.stream for each in recent.newest()] == ["f", "e", "d"]
 
 
-def test_an_error_that_is_logged_says_what_to_do_and_shows_no_traceback(recent: RecentErrors) -> None:
+def test_logged_error_has_its_hint_and_no_traceback(recent: RecentErrors) -> None:
     log = logging.getLogger("offloader.service")
     for error in (StoreUnavailable("no answer", hint="look at the network"), ValueError("x" * 5000)):
         try:
@@ -127,7 +127,7 @@ sys.stdin.readline()
 
 
 @pytest.mark.process
-def test_one_process_has_the_lock_until_it_ends(tmp_path: Path) -> None:
+def test_process_holds_the_lock_until_it_ends(tmp_path: Path) -> None:
     lock = ProcessLock(tmp_path / "lock")
     command = [sys.executable, "-c", HOLDER, str(lock.path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
@@ -146,7 +146,7 @@ def test_one_process_has_the_lock_until_it_ends(tmp_path: Path) -> None:
     again.give()
 
 
-def test_a_lock_where_none_can_be_is_said(tmp_path: Path) -> None:
+def test_lock_in_an_impossible_place_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(AccessDenied, match="No such file"):
         ProcessLock(tmp_path / "nowhere" / "lock").take()
 
@@ -154,7 +154,7 @@ def test_a_lock_where_none_can_be_is_said(tmp_path: Path) -> None:
 # --- reloading ------------------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_change_stays_and_is_named() -> None:
+def test_reload_keeps_and_reports_fixed_settings() -> None:
     old = SettingsFile("x.toml", {"": {"store.retries_max": 1, "offload.codec": "zstd", "serve.streams": ["a"]}})
     new = SettingsFile(
         "x.toml",
@@ -163,22 +163,33 @@ def test_what_cannot_change_stays_and_is_named() -> None:
                 "limits.requests_per_s": 5.0,
                 "offload.codec": "none",
                 "serve.streams": ["b"],
-                "streaming_offload": True,
+                "offload.method": "streaming",
             },
-            "topics.a": {"retention.policy": "size"},
+            "topics.a": {"retention.policy": "consumption"},
         },
     )
     found = reloaded(old, new)
     assert found.file.layers == {
-        "": {"store.retries_max": 1, "offload.codec": "none", "serve.streams": ["b"], "streaming_offload": True},
-        "topics.a": {"retention.policy": "size"},
+        "": {"store.retries_max": 1, "offload.codec": "none", "serve.streams": ["b"], "offload.method": "streaming"},
+        "topics.a": {"retention.policy": "consumption"},
     }
-    assert found.changed == ("offload.codec", "serve.streams", "streaming_offload", "[topic a] retention.policy")
+    assert found.changed == ("offload.codec", "offload.method", "serve.streams", "[topic a] retention.policy")
     assert found.needs_restart == ("limits.requests_per_s", "store.retries_max")
     assert reloaded(found.file, found.file).changed == ()
 
 
-def test_every_setting_that_is_asked_for_each_time_exists_and_the_process_own_others_are_fixed() -> None:
+def test_reload_is_refused_if_it_contradicts_values_that_only_a_restart_replaces() -> None:
+    old = SettingsFile("x.toml", {"": {"offload.offload_memory_bytes_max": 64 << 20}})
+    larger = {"offload.offload_memory_bytes_max": 256 << 20, "offload.offload_buffer_bytes_max": 128 << 20}
+    assert list(conflicts(SettingsFile("x.toml", {"": larger}))) == []
+    with pytest.raises(InvalidCall, match=r"is above offload\.offload_memory") as refused:
+        reloaded(old, SettingsFile("x.toml", {"": {"offload.method": "streaming", **larger}}))
+    assert "not in force before a restart: offload.offload_memory" in refused.value.message
+    fitting = {**larger, "offload.method": "streaming", "offload.offload_buffer_bytes_max": 32 << 20}
+    assert reloaded(old, SettingsFile("x.toml", {"": fitting})).changed != ()
+
+
+def test_live_settings_exist_and_process_settings_are_fixed() -> None:
     known = set(SettingsFile().values_of(""))
     assert known >= ASKED_EACH_TIME
     sections = {name.partition(".")[0] for name in known if is_live(name) and name not in ASKED_EACH_TIME}
@@ -188,7 +199,7 @@ def test_every_setting_that_is_asked_for_each_time_exists_and_the_process_own_ot
 # --- kept answers ---------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_is_used_again_while_it_is_young_and_few_are_kept() -> None:
+def test_cached_responses_are_reused_while_young_and_bounded() -> None:
     clock = ManualClock()
     kept = KeptAnswers[int](clock, age_s_max=10.0, kept_max=2)
     made = itertools.count()
@@ -200,7 +211,7 @@ def test_an_answer_is_used_again_while_it_is_young_and_few_are_kept() -> None:
     assert [kept.get(name, made.__next__) for name in ("b", "c", "b", "a")] == [2, 3, 2, 4], "two are kept"
 
 
-def test_an_answer_is_as_old_as_its_question_and_a_failure_isnt_kept() -> None:
+def test_cached_response_ages_from_its_request_and_failures_are_not_cached() -> None:
     clock = ManualClock()
     kept = KeptAnswers[int](clock, age_s_max=10.0)
 

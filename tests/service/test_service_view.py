@@ -1,15 +1,16 @@
-"""The view: what a list of streams says of those that the process itself knows little of."""
+"""The service view: facts about streams that the process itself knows little of."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from offloader.errors import StoreUnavailable
 from offloader.monitor import idle_document
+from offloader.service.process import ServingProcess
 from offloader.service.queries import ONE_AGE_S_MAX, ROW_AGE_S_MAX, ServiceView
 from offloader.settings import StoreSettings
 from offloader.store.open import open_store
@@ -28,6 +29,10 @@ class _Idle:
     def __init__(self, process: HttpProcess, rows: list[dict[str, Any]]) -> None:
         self._process, self._rows = process, rows
 
+    @property
+    def served(self) -> ServingProcess:
+        return cast("ServingProcess", self)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._process, name)
 
@@ -35,11 +40,11 @@ class _Idle:
         return {**self._process.document(), "streams": self._rows}
 
 
-def test_what_isnt_streamed_here_is_told_by_its_manifest_asked_for_now_and_then(tmp_path: Path) -> None:
+def test_streams_not_served_here_are_shown_from_their_cached_manifest(tmp_path: Path) -> None:
     clock = ManualClock()
     with http_process(tmp_path, streams=(ORDERS, PAYMENTS)) as (_, process):
         rows = [idle_document(ORDERS, "ledger", error=None), idle_document(NEW, "starting", error="the store is away")]
-        view = ServiceView(process.store, clock=clock, process=_Idle(process, rows))
+        view = ServiceView(process.store, clock=clock, process=_Idle(process, rows).served)
 
         def listed() -> dict[str, dict[str, Any]]:
             return {row["stream"]: row for row in view.streams().items}
@@ -63,13 +68,13 @@ def test_what_isnt_streamed_here_is_told_by_its_manifest_asked_for_now_and_then(
         assert listed()[PAYMENTS]["entries_offloaded"] == 21
 
 
-def test_streams_that_are_served_are_shown_while_the_store_cant_be_asked(tmp_path: Path) -> None:
-    """Soon: who looks doesn't wait for as many attempts as an upload is worth."""
+def test_served_streams_are_shown_while_the_store_is_unreachable(tmp_path: Path) -> None:
+    """The request doesn't wait for as many attempts as an upload."""
     clock = ManualClock()
     away = FaultyStore(open_store("memory://view-without-store"), [Fault(call=1, calls=10**6)], clock=clock)
     patient = RetryingStore(away, StoreSettings(retries_max=50, retry_total_s=3600), clock)
     with http_process(tmp_path, streams=(ORDERS,)) as (_, process):
-        view = ServiceView(patient, clock=clock, process=process)
+        view = ServiceView(patient, clock=clock, process=process.served)
         with pytest.raises(StoreUnavailable):
             view.streams()
         (row,) = view.streams(served_only=True).items

@@ -1,4 +1,4 @@
-"""The serving process without its doors: what feeds bring is offloaded, and nothing that fails keeps the rest."""
+"""The serving process without listeners: streams of providers are offloaded, and failures stay isolated."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from formats.entries import Position
 from offloader.errors import Closed, Corrupt, Fenced, InvalidCall, LimitReached, NotFound, StoreUnavailable
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import ManifestLog, list_streams, load_manifest
+from offloader.monitor import read_status_file
 from offloader.runtime.clock import SystemClock
 from offloader.service.streams import RESTART_S_MIN, StreamSupervisor
 from offloader.store.memory import MemoryStore
-from offloader.testing.faulty_store import Fault, FaultyStore
+from offloader.testing.faulty_store import FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from tests.support.readback import stored_entries
 from tests.support.served import HeldFeed, serving, settings_file
@@ -43,9 +44,7 @@ def append(source: EmbeddedStream, count: int = 40) -> Position:
     return source.append([b"x" * 100] * count)[-1].last
 
 
-def test_streams_of_several_feeds_are_offloaded_drained_and_left_in_order(
-    store: FaultyStore, database: EmbeddedLedgers
-) -> None:
+def test_streams_of_several_providers_are_offloaded_and_drained(store: FaultyStore, database: EmbeddedLedgers) -> None:
     one, two = HeldFeed("one"), HeldFeed("two")
     sources = {name: database.open_stream(name) for name in (ORDERS, BILLS)}
     # Segments that close by nothing but the drain.
@@ -73,9 +72,8 @@ def test_streams_of_several_feeds_are_offloaded_drained_and_left_in_order(
     assert {name: len(stored_entries(store, name)) for name in sources} == {ORDERS: 40, BILLS: 40}
 
 
-def test_a_feed_that_cannot_start_is_retried_and_keeps_no_other_from_its_work(
-    store: FaultyStore, database: EmbeddedLedgers
-) -> None:
+@pytest.mark.slow
+def test_failing_provider_is_retried_and_blocks_no_other(store: FaultyStore, database: EmbeddedLedgers) -> None:
     broken = HeldFeed("broken", failing=[StoreUnavailable("no answer", hint="look"), *[ValueError("a bug")] * 100])
     good = HeldFeed("good")
     with serving(store, settings_file(), broken, good) as assembled:
@@ -101,7 +99,7 @@ def names(store: FaultyStore) -> set[str]:
     return set(list_streams(store))
 
 
-def test_wrong_settings_of_a_feed_end_the_start(store: FaultyStore) -> None:
+def test_invalid_provider_settings_end_the_start(store: FaultyStore) -> None:
     wrong = HeldFeed(failing=[InvalidCall("pulsar.topics: 'x' is no topic")])
     with (
         serving(store, settings_file(), wrong, started=False) as assembled,
@@ -110,7 +108,8 @@ def test_wrong_settings_of_a_feed_end_the_start(store: FaultyStore) -> None:
         assembled.process.start()
 
 
-def test_a_stream_stands_by_until_it_is_its_turn_and_the_other_process_is_fenced(
+@pytest.mark.slow
+def test_standby_stream_takes_over_when_activated_and_fences_the_other_process(
     store: FaultyStore, database: EmbeddedLedgers
 ) -> None:
     feeds = HeldFeed(), HeldFeed()
@@ -179,10 +178,9 @@ class Flaky:
         return getattr(self._inner, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [StoreUnavailable("no answer"), OSError("a bug")])
-def test_a_stream_that_cannot_be_started_is_started_again_later(
-    store: FaultyStore, database: EmbeddedLedgers, error: Exception
-) -> None:
+def test_stream_that_fails_to_start_is_retried(store: FaultyStore, database: EmbeddedLedgers, error: Exception) -> None:
     feed, clock = HeldFeed(), ManualClock()
     inner = database.open_stream(ORDERS)
     source = Flaky(inner, 2, error)
@@ -202,7 +200,8 @@ def test_a_stream_that_cannot_be_started_is_started_again_later(
         eventually(lambda: not assembled.process.problems())
 
 
-def test_a_stream_that_stopped_on_an_error_is_started_again(store: FaultyStore, database: EmbeddedLedgers) -> None:
+@pytest.mark.slow
+def test_stream_stopped_by_an_error_is_restarted(store: FaultyStore, database: EmbeddedLedgers) -> None:
     feed, clock = HeldFeed(), ManualClock()
     inner = database.open_stream(ORDERS)
 
@@ -234,7 +233,7 @@ def test_a_stream_that_stopped_on_an_error_is_started_again(store: FaultyStore, 
         assert any("isn't offloaded" in each and "damaged" in each for each in said)
 
 
-def test_a_removed_stream_is_drained_and_its_name_is_free_again(store: FaultyStore, database: EmbeddedLedgers) -> None:
+def test_removed_stream_is_drained_and_can_be_added_again(store: FaultyStore, database: EmbeddedLedgers) -> None:
     feed = HeldFeed()
     source = database.open_stream(ORDERS)
     file = settings_file(offload__max_offload_segment_rollover_time_minutes=60, serve__streams_max=1)
@@ -253,16 +252,14 @@ def test_a_removed_stream_is_drained_and_its_name_is_free_again(store: FaultySto
         assert not streams.remove(ORDERS)
         assert load_manifest(store, ORDERS).committed_end() == last
         with pytest.raises(NotFound, match="isn't offloaded by this process"):
-            assembled.process.offload(ORDERS, None, timeout_s=1)
+            assembled.process.streams.require(ORDERS).offload(None, timeout_s=1)
         streams.add(ORDERS, source, feed="held")
         append(source)
         streams.remove(ORDERS)
     assert len(stored_entries(store, ORDERS)) == 80
 
 
-def test_who_asks_for_a_stream_that_is_being_started_waits_for_it(
-    store: FaultyStore, database: EmbeddedLedgers
-) -> None:
+def test_callers_wait_for_a_stream_that_is_starting(store: FaultyStore, database: EmbeddedLedgers) -> None:
     feed, starting, goes_on = HeldFeed(), threading.Event(), threading.Event()
     inner = database.open_stream(ORDERS)
     last = append(inner)
@@ -285,13 +282,14 @@ def test_who_asks_for_a_stream_that_is_being_started_waits_for_it(
         feed.streams.add(ORDERS, Slow(inner, 0, OSError()), feed="held")
         assert starting.wait(PATIENCE_S)
         with pytest.raises(StoreUnavailable, match="is being started"):
-            assembled.process.offload(ORDERS, None, timeout_s=0.01)
-        asked = pool.submit(assembled.process.offload, ORDERS, None, timeout_s=PATIENCE_S)
+            assembled.process.streams.require(ORDERS).offload(None, timeout_s=0.01)
+        asked = pool.submit(assembled.process.streams.require(ORDERS).offload, None, timeout_s=PATIENCE_S)
         goes_on.set()
         assert asked.result(PATIENCE_S) == last
 
 
-def test_a_stream_obeys_other_settings_from_a_reload_on(store: FaultyStore, database: EmbeddedLedgers) -> None:
+@pytest.mark.slow
+def test_reload_applies_settings_to_a_running_stream(store: FaultyStore, database: EmbeddedLedgers) -> None:
     feed = HeldFeed()
     source = database.open_stream(ORDERS)
     with serving(store, settings_file(), feed) as assembled:
@@ -299,7 +297,7 @@ def test_a_stream_obeys_other_settings_from_a_reload_on(store: FaultyStore, data
         feed.streams.add(ORDERS, source, feed="held")
         append(source)
         eventually(lambda: assembled.view.stream(ORDERS)["mode"] == "live")
-        assembled.process.offload(ORDERS, None, timeout_s=PATIENCE_S)
+        assembled.process.streams.require(ORDERS).offload(None, timeout_s=PATIENCE_S)
         new = settings_file(topics={ORDERS: {"offload__codec": "zstd"}}, offload__workers_max=3)
         found = assembled.process.reload(new)
         assert found.changed == (f"[topic {ORDERS}] offload.codec",)
@@ -327,6 +325,7 @@ def test_a_stream_obeys_other_settings_from_a_reload_on(store: FaultyStore, data
         assert not assembled.process.problems()
 
 
+@pytest.mark.slow
 def test_a_stream_of_the_ledger_method_and_one_of_none(store: FaultyStore, database: EmbeddedLedgers) -> None:
     feed = HeldFeed()
     sources = {name: database.open_stream(name) for name in (ORDERS, BILLS)}
@@ -341,16 +340,17 @@ def test_a_stream_of_the_ledger_method_and_one_of_none(store: FaultyStore, datab
         modes = {ORDERS: "ledger", BILLS: "none"}
         eventually(lambda: {row["stream"]: row["mode"] for row in assembled.view.streams().items} == modes)
         with pytest.raises(InvalidCall, match="method is none"):
-            assembled.process.offload(BILLS, None, timeout_s=1)
+            assembled.process.streams.require(BILLS).offload(None, timeout_s=1)
         append(sources[ORDERS])
         sources[ORDERS].close_ledger()
-        assert assembled.process.offload(ORDERS, None, timeout_s=PATIENCE_S) is not None
+        assert assembled.process.streams.require(ORDERS).offload(None, timeout_s=PATIENCE_S) is not None
         # What is shown may be some seconds old.
         eventually(lambda: assembled.view.stream(ORDERS)["segments"]["offloaded"] == 2)
     assert {int(each.layout) for each in load_manifest(store, ORDERS).offloaded()} == {1}
 
 
-def test_the_ledger_method_goes_on_some_time_after_somebody_else_took_the_stream(
+@pytest.mark.slow
+def test_ledger_method_continues_after_another_process_took_the_stream(
     store: FaultyStore, database: EmbeddedLedgers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("offloader.service.streams.LOOK_S", 0.05)
@@ -383,33 +383,6 @@ def test_the_ledger_method_goes_on_some_time_after_somebody_else_took_the_stream
     assert len(stored_entries(store, ORDERS)) == 40
 
 
-def test_draining_ends_when_somebody_does_not_want_to_wait(
-    store: FaultyStore, database: EmbeddedLedgers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    feed, draining = HeldFeed(), threading.Event()
-    request_drain = StreamSupervisor.request_drain
-
-    def told(stream: StreamSupervisor) -> None:
-        request_drain(stream)
-        draining.set()
-
-    monkeypatch.setattr(StreamSupervisor, "request_drain", told)
-    source = database.open_stream(ORDERS)
-    with serving(store, settings_file(offload__drain_seconds_max=3600), feed) as assembled:
-        assert feed.streams is not None
-        feed.streams.add(ORDERS, source, feed="held")
-        store.set_faults([Fault(call=1, calls=10**9)])
-        append(source)
-        left: list[int] = []
-        stopping = threading.Thread(target=lambda: left.append(assembled.process.stop()))
-        stopping.start()
-        assert draining.wait(PATIENCE_S)
-        assembled.process.abort()
-        stopping.join(PATIENCE_S)
-        store.set_faults([])
-    assert left == [1]
-
-
 class _EndedMeanwhile(StreamSupervisor):
     """Ends in the moment in which somebody looks at what it runs."""
 
@@ -424,8 +397,8 @@ class _EndedMeanwhile(StreamSupervisor):
         self.__dict__["running"] = running
 
 
-def test_a_drain_that_meets_the_end_of_its_stream_says_so(store: FaultyStore, database: EmbeddedLedgers) -> None:
-    """Not that it wasn't started in time: what there was is taken away between two looks at it."""
+def test_drain_of_an_ended_stream_reports_it(store: FaultyStore, database: EmbeddedLedgers) -> None:
+    """The stream is removed between two polls of the drain, which is not a late start."""
     feed = HeldFeed("feed")
     source = database.open_stream(ORDERS)
     with serving(store, settings_file(), feed):
@@ -435,14 +408,63 @@ def test_a_drain_that_meets_the_end_of_its_stream_says_so(store: FaultyStore, da
         control.__dict__["running"] = control.__dict__.pop("_offload")
         control.__class__ = _EndedMeanwhile
         with pytest.raises(Closed, match="was stopped"):
-            control.drain(PATIENCE_S)  # type: ignore[attr-defined]
+            control.drain(PATIENCE_S)
 
 
+class _EndsWhileTheTaskStops:
+    """The offloader of a stream; the stream ends in the moment in which its task has found out what to stop."""
+
+    def __init__(self, control: StreamSupervisor) -> None:
+        self._inner, self._control = control._offloader, control
+        self.ended = 0
+
+    @property
+    def observation(self) -> Any:
+        self.ended += 1
+        if self.ended == 1:
+            self._control.end()
+        return self._inner.observation
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def test_stream_stopped_twice_at_once_is_observed_no_more(store: FaultyStore, database: EmbeddedLedgers) -> None:
+    """Its provider removes it while its task stops it, because another process is the leader."""
+    feed = HeldFeed("feed")
+    source = database.open_stream(ORDERS)
+    with serving(store, settings_file(), feed) as assembled:
+        assert feed.streams is not None
+        control = feed.streams.add(ORDERS, source, feed="feed")
+        eventually(control.status)
+        hooked = _EndsWhileTheTaskStops(control)
+        control._offloader = hooked  # type: ignore[assignment]
+        control._stop()
+        assert hooked.ended == 2
+        assert [control.status(), control.is_active] == [None, False]
+        rows = assembled.process.streams.documents()
+        assert [(row["stream"], row["mode"]) for row in rows] == [(ORDERS, "stopped")]
+
+
+def test_status_file_of_a_stopped_process_says_so(
+    store: FaultyStore, database: EmbeddedLedgers, tmp_path: Path
+) -> None:
+    feed, path = HeldFeed("feed"), tmp_path / "status.json"
+    with serving(store, settings_file(telemetry__status_file=str(path)), feed) as assembled:
+        assert feed.streams is not None
+        append(source := database.open_stream(ORDERS))
+        eventually(feed.streams.add(ORDERS, source, feed="feed").status)
+        assert assembled.process.stop() == 0
+    rows = read_status_file(path)["streams"]
+    assert [(row["stream"], row["mode"]) for row in rows] == [(ORDERS, "stopped")]
+
+
+@pytest.mark.slow
 def test_retention_and_cleanup_run_by_themselves(store: FaultyStore, database: EmbeddedLedgers) -> None:
     feed = HeldFeed()
     source = database.open_stream(ORDERS)
     file = settings_file(
-        serve__upkeep=True,
+        serve__maintenance=True,
         retention__policy="size",
         retention__min_mbytes=0.001,
         retention__record_minutes=0.001,
@@ -459,7 +481,7 @@ def test_retention_and_cleanup_run_by_themselves(store: FaultyStore, database: E
 
         def is_shorter() -> bool:
             append(source)
-            assembled.process.offload(ORDERS, None, timeout_s=PATIENCE_S)
+            assembled.process.streams.require(ORDERS).offload(None, timeout_s=PATIENCE_S)
             found = assembled.view.recent_decisions()
             return any(each["bytes"] for each in found) and "cleanup" in assembled.view.orphans()["jobs"]
 
@@ -469,7 +491,7 @@ def test_retention_and_cleanup_run_by_themselves(store: FaultyStore, database: E
         eventually(lambda: load_manifest(store, ORDERS).head is not None)
 
 
-def test_a_source_that_does_not_answer_holds_up_nobody_who_asks_for_the_status(
+def test_hanging_source_does_not_delay_status_requests(
     store: FaultyStore, database: EmbeddedLedgers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     feed, answers = HeldFeed(), threading.Event()
@@ -517,7 +539,8 @@ def test_every_start_opens_a_new_epoch(store: FaultyStore, database: EmbeddedLed
     assert len(stored_entries(store, ORDERS)) == 120
 
 
-def test_a_stream_that_is_paused_is_seen_at_once(store: FaultyStore, database: EmbeddedLedgers) -> None:
+@pytest.mark.slow
+def test_paused_stream_is_shown_at_once(store: FaultyStore, database: EmbeddedLedgers) -> None:
     feed = HeldFeed()
     source = database.open_stream(ORDERS)
     with serving(store, settings_file(), feed) as assembled:
@@ -525,11 +548,11 @@ def test_a_stream_that_is_paused_is_seen_at_once(store: FaultyStore, database: E
         feed.streams.add(ORDERS, source, feed="held")
         append(source)
         eventually(lambda: assembled.view.stream(ORDERS)["mode"] == "live")
-        assembled.process.offload(ORDERS, None, timeout_s=PATIENCE_S)
+        assembled.process.streams.require(ORDERS).offload(None, timeout_s=PATIENCE_S)
         assert assembled.control.pause(ORDERS, reason="test", by="test")["paused"]
         append(source)
         eventually(lambda: assembled.view.stream(ORDERS)["mode"] == "paused")
         assembled.control.resume(ORDERS, by="test")
-        assembled.process.offload(ORDERS, None, timeout_s=PATIENCE_S)
+        assembled.process.streams.require(ORDERS).offload(None, timeout_s=PATIENCE_S)
     assert ManifestLog(store, ORDERS, clock=SystemClock()).load().paused is False
     assert len(stored_entries(store, ORDERS)) == 80

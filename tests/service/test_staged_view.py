@@ -1,4 +1,4 @@
-"""The staged view answers what the real one does: every member that the page is shown is there in both."""
+"""The staged view has every member of the real one that the page shows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.staged_view import StagedView, lively, stream_row
 @pytest.fixture
 def both(tmp_path: Path) -> Any:
     with http_process(tmp_path) as (_, process):
-        real = ServiceView(process.store, clock=SystemClock(), process=process)
+        real = ServiceView(process.store, clock=SystemClock(), process=process.served)
         staged = lively()
         staged.rows[0] = stream_row(ORDERS)
         staged.shapes[ORDERS] = next(iter(staged.shapes.values()))
@@ -31,7 +31,7 @@ def members(value: Any) -> dict[str, Any]:
     return {}
 
 
-def test_every_answer_has_the_members_of_the_real_one(both: tuple[ServiceView, StagedView]) -> None:
+def test_staged_responses_have_the_members_of_real_ones(both: tuple[ServiceView, StagedView]) -> None:
     real, staged = both
     assert members(staged.overview()).keys() == members(real.overview()).keys()
     assert members(staged.overview())["streams"] == {
@@ -42,7 +42,7 @@ def test_every_answer_has_the_members_of_the_real_one(both: tuple[ServiceView, S
     (row,) = real.streams().items
     assert stream_row(ORDERS).keys() <= row.keys()
     assert staged.segments(ORDERS).items[0].keys() == real.segments(ORDERS).items[0].keys()
-    shown, drawn = staged.shape(ORDERS), real.shape(ORDERS)
+    shown, drawn = staged.timeline(ORDERS), real.timeline(ORDERS)
     assert shown.keys() == drawn.keys()
     assert shown["segments"][0].keys() == drawn["segments"][0].keys() == drawn["ledgers"][0].keys()
     assert staged.retention(ORDERS).keys() <= real.retention(ORDERS).keys()
@@ -50,7 +50,7 @@ def test_every_answer_has_the_members_of_the_real_one(both: tuple[ServiceView, S
     assert staged.orphans().keys() == real.orphans().keys()
 
 
-def test_rows_of_lists_have_them_too(both: tuple[ServiceView, StagedView]) -> None:
+def test_staged_list_rows_have_the_members_of_real_ones(both: tuple[ServiceView, StagedView]) -> None:
     real, staged = both
     retention = open_retention(real._store, ORDERS)
     retention.add("billing")

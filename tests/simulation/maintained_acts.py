@@ -235,19 +235,19 @@ class MaintainedActs:
     def retention(self, store: ObjectStore) -> StreamRetention:
         """The registry."""
         documents = DocumentStore(store, self.world.clock, self._random.randbytes)
-        return StreamRetention(documents, self.world.home, lambda _: self.world.ledgers, self._random.randbytes)
+        return StreamRetention(documents, self.world.home, lambda _: self.world.ledgers)
 
     def delete(self) -> None:
         """The stream is deleted."""
         despite = self._random.random() < 0.3
-        self._begin("delete", lambda store: self.deleted(store, despite_readers=despite))
+        self._begin("delete", lambda store: self.deleted(store, ignore_leases=despite))
 
-    def deleted(self, store: ObjectStore, *, despite_readers: bool) -> None:
+    def deleted(self, store: ObjectStore, *, ignore_leases: bool) -> None:
         """As far as that goes now."""
         remove_stream(
             *(store, STREAM),
             clock=self.world.clock,
             settings=self.world.settings.manifest,
-            despite_readers=despite_readers,
+            ignore_leases=ignore_leases,
             entropy=self._random.randbytes,
         )

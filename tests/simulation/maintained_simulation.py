@@ -249,7 +249,7 @@ class MaintainedSimulation:
     def _check_reported(self) -> None:
         if self.subscribers.forced:
             retention = self.acts.retention(self.world.quiet("look"))
-            decisions = read_decisions(retention, retention.place())
+            decisions = read_decisions(retention, retention.scope())
             self._must_not(self.subscribers.what_is_unreported(decisions))
 
     def _check_reclaimed(self) -> None:

@@ -15,8 +15,9 @@ SEEDS_OF_A_DAY_MAX = 10_000
 
 #: Kind of world -> seeds that broke an invariant, in the product or in the simulation itself.
 BROKEN_ONCE: Mapping[str, tuple[int, ...]] = {
-    "tended": (4796, 7696, 1_000_696, 1_004_356),
-    "topic": (501, 2504, 7168, 1_000_772),
+    "written": (7_399_431_764,),
+    "tended": (4796, 7696, 1_000_696, 1_004_356, 1_014_964),
+    "topic": (501, 2504, 7168, 1_000_772, 1_007_721, 1_011_049),
 }
 
 

@@ -70,6 +70,8 @@ class SimulatedGroups:
         self._topic, self._plain, self._random, self._clock, self._line = topic, plain, random, clock, line
         self._source_of, self._positions, self._subscribers = source_of, positions, subscribers
         self._groups: dict[str, _Group] = {}
+        #: Groups whose deletion failed: made again, such a group is the stored one, which has read what it had read.
+        self._undeleted: dict[str, _Group] = {}
         self._checkpoints = 0
 
     def opened(self, store: ObjectStore) -> ReaderGroups:
@@ -78,7 +80,7 @@ class SimulatedGroups:
 
     def forget_partition(self, number: int) -> None:
         """It is another one now: nobody has read anything of it."""
-        for group in self._groups.values():
+        for group in (*self._groups.values(), *self._undeleted.values()):
             group.at.pop(number, None)
 
     def step(self) -> Callable[[ObjectStore], object]:
@@ -123,7 +125,7 @@ class SimulatedGroups:
 
     def _begin(self, name: str, retention: RetentionType) -> None:
         """From now on nobody may rely on what it said before; what it has read it has read."""
-        before = self._groups.get(name)
+        before = self._groups.get(name) or self._undeleted.get(name)
         self._groups[name] = _Group(retention, {} if before is None else before.at)
         self._subscribers.known.pop(name, None)
         who = self._subscribers.known[name] = Subscriber()
@@ -143,8 +145,11 @@ class SimulatedGroups:
     def _deleted(self, name: str) -> Callable[[ObjectStore], object]:
         def act(store: ObjectStore) -> None:
             self._subscribers.known.pop(name, None)
-            self._groups.pop(name, None)
+            group = self._groups.pop(name, None)
+            if group is not None:
+                self._undeleted[name] = group
             self.opened(store).delete(name)
+            self._undeleted.pop(name, None)
 
         return act
 

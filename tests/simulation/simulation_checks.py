@@ -39,7 +39,7 @@ def loaded(store: ObjectStore, stream: str) -> ManifestState | None:
 def stored_entries(store: ObjectStore, state: ManifestState) -> list[tuple[Position, bytes]]:
     """Every entry of every offloaded segment up to the committed end, in the manifest's order: what is readable.
 
-    Ledgers offloaded behind a hole that isn't recorded yet (the ledger method doesn't wait for it) aren't.
+    Ledgers offloaded behind a gap that isn't recorded yet (the ledger method doesn't wait for it) aren't.
 
     Raises:
         NotFound: the manifest names what isn't there.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 
 from tests.simulation.maintained_simulation import simulate_maintained
+from tests.simulation.remembered_decoding import decoding_remembered
 from tests.simulation.simulation import InvariantBroken, simulate
 from tests.simulation.topic_simulation import simulate_topic
 
@@ -55,13 +56,14 @@ def _broken_topics(seeds: range) -> list[tuple[int, str]]:
 
 def _broken_of(seeds: range, run: Callable[[int], object], option: str) -> list[tuple[int, str]]:
     found = []
-    for seed in seeds:
-        try:
-            run(seed)
-        except InvariantBroken as broken:
-            found.append((seed, str(broken)))
-        except Exception as error:
-            found.append((seed, f"{type(error).__name__}: {error}; again: ./dev soak {option}--seed {seed}"))
+    with decoding_remembered():
+        for seed in seeds:
+            try:
+                run(seed)
+            except InvariantBroken as broken:
+                found.append((seed, str(broken)))
+            except Exception as error:
+                found.append((seed, f"{type(error).__name__}: {error}; again: ./dev soak {option}--seed {seed}"))
     return found
 
 

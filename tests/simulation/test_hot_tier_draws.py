@@ -1,4 +1,4 @@
-"""Random draws of a lost, restored or doubled ledger database: no acknowledged entry is lost without a word."""
+"""Random draws of a lost, restored or duplicated ledger database: no acknowledged entry is lost silently."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BLOCKS, DRAWS = 10, 20
 
 
 @pytest.mark.parametrize("block", range(BLOCKS))
-def test_no_acknowledged_entry_is_lost_silently_whatever_happens_to_the_database(block: int, tmp_path: Path) -> None:
+def test_drawn_database_faults_lose_no_acknowledged_entry_silently(block: int, tmp_path: Path) -> None:
     drawn: Counter[str] = Counter()
     for seed in range(block * DRAWS, (block + 1) * DRAWS):
         folder = tmp_path / str(seed)

@@ -1,4 +1,4 @@
-"""The seeds of a run are other ones each day, and can be asked for again."""
+"""The seeds of a run differ each day and can be repeated."""
 
 from __future__ import annotations
 

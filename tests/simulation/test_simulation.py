@@ -1,4 +1,4 @@
-"""A stream in a simulated world: faults, crashes, late writes and second owners by the thousand, from seeds."""
+"""A stream in a simulated world: faults, crashes, late writes and second owners, from thousands of seeds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from formats.manifest import Gap
 from offloader.manifest.log import ManifestLog
 from offloader.runtime.clock import SystemClock
 from tests.simulation.quiet_log import quiet_log
-from tests.simulation.seeds import seeds_of_part
+from tests.simulation.seeds import BROKEN_ONCE, seeds_of_part
 from tests.simulation.simulated_world import STREAM
 from tests.simulation.simulation import InvariantBroken, Simulation, simulate
 from tests.simulation.simulation_checks import loaded
@@ -22,8 +22,8 @@ from tests.simulation.soak import broken_seeds, main
 
 pytestmark = pytest.mark.slow
 
-SEEDS = 2_000
-PARTS = 10
+SEEDS = 400
+PARTS = 5
 
 
 class _Seeds:
@@ -41,7 +41,12 @@ for _part in range(PARTS):
     globals()[f"TestSeeds{_part}"] = type(f"TestSeeds{_part}", (_Seeds,), {"part": _part})
 
 
-def test_the_same_seed_gives_the_same_trace_and_another_seed_another(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("seed", BROKEN_ONCE["written"])
+def test_a_seed_that_broke_an_invariant_once_breaks_none(seed: int) -> None:
+    simulate(seed)
+
+
+def test_equal_seeds_give_equal_traces_and_others_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     here, start = threading.current_thread(), threading.Thread.start
     started: list[str] = []
 
@@ -57,8 +62,8 @@ def test_the_same_seed_gives_the_same_trace_and_another_seed_another(monkeypatch
     assert started == [], "what runs on threads comes in any order"
 
 
-def test_what_a_simulation_leaves_behind_changes_none_after_it() -> None:
-    """One that nobody erased, and another of the same seed in the same process."""
+def test_simulation_leftovers_do_not_affect_later_simulations() -> None:
+    """One simulation that was not erased, and another of the same seed in the same process."""
     with quiet_log():
         left = Simulation(4)
         digest = left.run()
@@ -84,39 +89,39 @@ class TestChecks:
         assert len(run.world.ledgers.appended) > 20
         return run
 
-    def test_what_was_appended_and_is_not_readable(self) -> None:
+    def test_unreadable_appended_entry_breaks_an_invariant(self) -> None:
         run = self.rested()
         run.world.ledgers.appended.append((Position(10**6, 0), b"never offloaded"))
         with pytest.raises(InvariantBroken, match="entries are readable at rest"):
             run.world.check()
 
-    def test_another_order(self) -> None:
+    def test_reordered_entries_break_an_invariant(self) -> None:
         run = self.rested()
         run.world.ledgers.appended.reverse()
         with pytest.raises(InvariantBroken, match="isn't what was appended"):
             run.world.check()
 
-    def test_a_missing_object(self) -> None:
+    def test_missing_object_breaks_an_invariant(self) -> None:
         run = self.rested()
         segment = loaded(run.world.store, STREAM).offloaded()[0]  # type: ignore[union-attr]
         run.world.store.delete([data_key(STREAM, segment.uuid)])
         with pytest.raises(InvariantBroken, match="the manifest names what isn't there"):
             run.world.check()
 
-    def test_an_object_that_nobody_assigned(self) -> None:
+    def test_unassigned_object_breaks_an_invariant(self) -> None:
         run = self.rested()
         run.world.store.put(data_key(STREAM, UUID(int=8)), b"?")
         with pytest.raises(InvariantBroken, match="is unaccounted for"):
             run.world.check()
 
-    def test_an_upload_of_what_is_complete(self) -> None:
+    def test_upload_of_a_complete_object_breaks_an_invariant(self) -> None:
         run = self.rested()
         segment = loaded(run.world.store, STREAM).offloaded()[0]  # type: ignore[union-attr]
         run.world.store.begin_upload(data_key(STREAM, segment.uuid))
         with pytest.raises(InvariantBroken, match="is left over, which is complete"):
             run.world.check()
 
-    def test_a_gap_where_nobody_lost_anything(self) -> None:
+    def test_gap_without_a_loss_breaks_an_invariant(self) -> None:
         run = self.rested()
         segment = loaded(run.world.store, STREAM).offloaded()[-1]  # type: ignore[union-attr]
         log = ManifestLog(run.world.store, STREAM, clock=SystemClock())
@@ -129,8 +134,8 @@ class TestChecks:
             run.world.check()
 
 
-def test_every_habit_happens_in_some_seed() -> None:
-    """What the simulation is said to draw, it draws."""
+def test_every_drawn_behaviour_occurs_in_some_seed() -> None:
+    """Every documented step of the simulation occurs."""
     missing = {"crash p", "start p2", "hot release", "trim (", "lose ", "switch to ledger", "ledgers", "late: landed"}
     missing |= {"pause", "resume", " refused", " throttled", " lost before", " torn", " lost after", " late"}
     missing |= {" crash before", " crash after"}
@@ -148,7 +153,7 @@ def _trace(seed: int) -> list[str]:
     return run.world.trace
 
 
-def test_a_broken_invariant_names_the_command_that_shows_it_again(capsys: pytest.CaptureFixture[str]) -> None:
+def test_broken_invariant_prints_the_command_to_repeat_it(capsys: pytest.CaptureFixture[str]) -> None:
     """A hot tier that acknowledges what was never committed is noticed."""
     run = Simulation(3)
     run.world.ledgers.release(Position(99, 0))

@@ -1,7 +1,7 @@
 """Append, upload, commit, release: the N-th storage call fails in every way there is, for every N.
 
-Each run is the same but for one call. After it the process goes on, or dies and another starts; then everything comes
-to rest, and every invariant is looked at.
+Each run is the same but for one call. After it the process continues, or dies and another starts; at the end all work
+is completed, and every invariant is checked.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ CASES += [pytest.param(FAULTS[name], True, id=f"{name}, and dies") for name in (
 
 
 @pytest.mark.parametrize(("fault", "dies"), CASES)
-def test_whichever_storage_call_fails_nothing_is_lost_repeated_or_left_over(fault: Fault, dies: bool) -> None:
+def test_any_failing_storage_call_loses_repeats_and_leaks_nothing(fault: Fault, dies: bool) -> None:
     for call in count(1):
         calls = Run(replace(fault, call=call), dies=dies, whole_parts=call % 2 == 0).go()
         if calls < call:

@@ -1,7 +1,7 @@
 """Publish, truncate, retire, purge, reconcile, delete the stream: the N-th storage call fails, for every N.
 
-Each run is the same but for one call, and the ways to fail take turns. Whatever failed is done again, as the next round
-would; every invariant is looked at on the way, and in the end the bucket is empty.
+Each run is the same but for one call, and the kinds of failure alternate. A failed step is repeated, as the next round
+would; every invariant is checked after each step, and at the end the bucket is empty.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Run:
 
 
 @pytest.mark.parametrize("turn", range(len(FAULTS)), ids=FAULTS)
-def test_whichever_storage_call_fails_nothing_needed_goes_and_nothing_is_left(turn: int) -> None:
+def test_any_failing_maintenance_call_deletes_nothing_needed_and_leaks_nothing(turn: int) -> None:
     fault = list(FAULTS.values())[turn]
     for call in count(turn + 1, len(FAULTS)):
         if Run(replace(fault, call=call)).go() < call:

@@ -134,7 +134,7 @@ class TopicActs:
     def retention(self, store: ObjectStore) -> StreamRetention:
         """The registry."""
         documents = DocumentStore(store, self.world.clock, self._random.randbytes)
-        return StreamRetention(documents, TOPIC, self.world.source_of, self._random.randbytes)
+        return StreamRetention(documents, TOPIC, self.world.source_of)
 
     def group(self) -> None:
         """A reader group goes on."""
@@ -169,7 +169,7 @@ class TopicActs:
                     *(store, partition.stream),
                     clock=world.clock,
                     settings=world.settings.manifest,
-                    despite_readers=True,
+                    ignore_leases=True,
                     entropy=self._random.randbytes,
                 )
             except NotFound:

@@ -70,7 +70,6 @@ def settings(folder: Path, endpoint: Endpoint, http_port: int, *, keep_mib: floa
     """A settings file in which everything that is periodic comes round many times in minutes, and what is kept for
     reads is full before the warm-up ends."""
     return f"""
-        streaming_offload = true
         [serve]
         store = "s3://{BUCKET}/root"
         endpoint_url = "{endpoint.url}"
@@ -81,30 +80,31 @@ def settings(folder: Path, endpoint: Endpoint, http_port: int, *, keep_mib: floa
         listen = "127.0.0.1:0"
         ledgers = "sqlite:///{folder}/ledgers.db"
         [offload]
-        max_size_per_offload_segment_mbytes = 16
-        max_offload_segment_rollover_time_minutes = 0.1
-        offload_buffer_bytes_max = {32 * MIB}
-        offload_memory_bytes_max = {128 * MIB}
-        deletion_lag_minutes = 0.02
+        method = "streaming"
+        segment_size_max = "16MiB"
+        segment_age_max = "6s"
+        offload_buffer_size_max = "32MiB"
+        offload_memory_size_max = "128MiB"
+        deletion_lag = "1200ms"
         [ledgers]
-        ledger_bytes_max = {16 * MIB}
+        ledger_size_max = "16MiB"
         [retention]
         policy = "size"
-        min_mbytes = {keep_mib}
-        record_minutes = 0.02
-        cycle_minutes = 0.1
+        min_size = "{keep_mib}MiB"
+        record_interval = "1200ms"
+        cycle_interval = "6s"
         [read]
-        cache_bytes_max = {16 * MIB}
+        cache_size_max = "16MiB"
         [cleanup]
         delete = true
-        grace_hours = 0.001
-        cycle_minutes = 0.1
-        orphans_hours = 0.05
+        grace_period = "3600ms"
+        cycle_interval = "6s"
+        orphans_interval = "3m"
         allow_large_delete = true
         audit_records_max = 20
         [manifest]
-        orphan_age_hours_min = 0.02
-        history_days_min = 0
+        orphan_age_min = "72s"
+        history_age_min = "0s"
         """
 
 

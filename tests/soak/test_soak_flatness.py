@@ -1,4 +1,4 @@
-"""Series that grow are refused, however they do; those that come and go aren't."""
+"""Growing series are refused, and fluctuating ones are not."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ GROWING = {
 
 
 @pytest.mark.parametrize("name", FLAT)
-def test_what_comes_and_goes_is_flat(name: str) -> None:
+def test_fluctuating_series_is_flat(name: str) -> None:
     found = verdict_of(series(FLAT[name]), MEMORY, warm_up_s=WARM_UP_S)
     assert found.is_flat, str(found)
     assert "flat" in str(found)
 
 
 @pytest.mark.parametrize("name", GROWING)
-def test_what_grows_is_refused(name: str) -> None:
+def test_growing_series_is_refused(name: str) -> None:
     found = verdict_of(series(GROWING[name]), MEMORY, warm_up_s=WARM_UP_S)
     assert not found.is_flat, str(found)
     assert "memory: GROWS" in str(found)
@@ -69,7 +69,7 @@ def test_too_few_samples_are_not_called_flat() -> None:
         assert "too few" in str(found)
 
 
-def test_requests_for_each_byte_are_told_apart_from_more_bytes() -> None:
+def test_requests_per_byte_are_distinguished_from_more_bytes() -> None:
     """Twice as fast in the second half, with as many requests a byte; then with a tenth more of them."""
     offloaded = Series("bytes", "GiB", TIMES_S, np.cumsum(np.where(TIMES_S < 1800, 1.0, 2.0)))
     same = Series("requests", "", TIMES_S, offloaded.values * 300)
@@ -79,7 +79,7 @@ def test_requests_for_each_byte_are_told_apart_from_more_bytes() -> None:
     assert np.isnan(ratio("", "", same, Series("", "", TIMES_S, np.zeros(len(TIMES_S)))).values).all()
 
 
-def test_readers_of_a_soak_notice_what_is_missing_twice_damaged_or_another_streams() -> None:
+def test_readers_detect_missing_repeated_damaged_and_foreign_payloads() -> None:
     assert checked(payloads_of(3, 10, 5), 3, 10) == 15
     assert checked(payloads_of(3, 10, 5).slice(2, 2), 3, None) == 14
     for payloads, expected in ((payloads_of(3, 11, 5), 10), (payloads_of(3, 9, 5), 10), (payloads_of(2, 10, 5), 10)):
@@ -102,7 +102,7 @@ def test_metrics_are_summed_over_their_labels() -> None:
 
 @pytest.mark.process
 @pytest.mark.parametrize("wrong", [["--minutes", "-3"], ["--minutes", "0.5"], ["--streams", "0"], ["--readers", "0"]])
-def test_a_run_that_could_say_nothing_is_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_without_streams_or_time_is_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         soak(wrong)
     assert ended.value.code == 2

@@ -1,4 +1,4 @@
-"""The load of a long run, for a moment: it starts, appends, reads what it appended, and says what it did."""
+"""The load of a long run, for a moment: it starts, appends, reads back, and reports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STREAM = "soak/moment/persistent/one"
 MIB = 1024 * 1024
 
 
-def test_the_load_of_a_long_run_starts_and_says_what_it_did(tmp_path: Path) -> None:
+def test_soak_load_starts_and_reports_what_it_did(tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}/store")
     with flight_door(store, flight__ledgers=f"sqlite:///{tmp_path}/ledgers.db") as door:
         order = Order(flight=door.location, store=(store.url, {}), streams=(STREAM,), window_bytes=8 * MIB, readers=1)

@@ -16,6 +16,7 @@ from types import TracebackType
 import pyspark
 
 from offloader.spark.session import require_java
+from tests.support.jvm_archive import JVM_VARIABLES
 from tests.support.waiting import eventually
 
 __all__ = ["Cluster", "bare_python"]
@@ -57,6 +58,7 @@ class Cluster:
             "JAVA_HOME": str(require_java().parent.parent),
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_DAEMON_MEMORY": "256m",
+            **{name: os.environ[name] for name in JVM_VARIABLES},
             # A machine that is busy is slow to answer, and nobody is gone because of that.
             "SPARK_MASTER_OPTS": f"-Dspark.worker.timeout={PATIENCE_S}",
             **environment,
@@ -96,6 +98,7 @@ class Cluster:
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.sql.shuffle.partitions": "2",
             "spark.network.timeout": f"{PATIENCE_S}s",
+            "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
             **conf,
         }
         command = [str(SPARK / "bin" / "spark-submit"), "--master", self.url]

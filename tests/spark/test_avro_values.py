@@ -1,4 +1,4 @@
-"""Avro values without Spark: types, versions, and everything that isn't a value of the schema."""
+"""Avro values without Spark: types, versions, and invalid values."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ VALUE = {
 }
 
 
-def test_every_type_becomes_a_column_and_the_value_goes_into_it() -> None:
+def test_every_avro_type_maps_to_a_column_and_its_values_convert() -> None:
     plain = json.loads(
         json.dumps(ALL).replace(', "logicalType": "uuid"', "").replace(', "logicalType": "time-millis"', "")
     )
@@ -109,13 +109,13 @@ def test_each_value_is_read_by_the_schema_it_was_written_with() -> None:
             decoder.decode(new, number)
 
 
-def test_what_pulsars_admin_interface_answers_is_a_schema_too() -> None:
+def test_schema_response_of_the_admin_interface_is_accepted() -> None:
     answer = {"version": 0, "type": "AVRO", "timestamp": 0, "data": json.dumps(OLD), "properties": {}}
     assert AvroDecoder(json.dumps(answer), {}).decode(encoded(OLD, {"id": 1, "name": "a"}), None)["name"] == "a"
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_the_record_that_they_encode_or_a_value_error(data: bytes) -> None:
+def test_any_bytes_decode_to_the_record_they_encode_or_fail(data: bytes) -> None:
     decoder = AvroDecoder(json.dumps(OLD), {})
     try:
         found = decoder.decode(data, None)
@@ -125,7 +125,7 @@ def test_any_bytes_are_the_record_that_they_encode_or_a_value_error(data: bytes)
 
 
 @given(st.integers(0, 40), st.integers(1, 5))
-def test_a_value_that_is_cut_or_too_long_is_no_value(cut: int, more: int) -> None:
+def test_truncated_or_overlong_value_is_refused(cut: int, more: int) -> None:
     whole = encoded(OLD, {"id": 2**40, "name": "x" * 30})
     decoder = AvroDecoder(json.dumps(OLD), {})
     if cut < len(whole):
@@ -157,7 +157,7 @@ def test_schemas_that_no_column_has_are_refused(schema: Any, expected: str) -> N
 
 
 @pytest.mark.parametrize("text", ["", "{", "5", '{"type": "record"}', '{"type": "nope", "name": "x"}', "null"])
-def test_what_is_no_schema_is_refused_in_one_line(text: str) -> None:
+def test_invalid_schema_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(InvalidCall) as caught:
         AvroDecoder(text, {})
     assert "\n" not in caught.value.message

@@ -103,7 +103,7 @@ def test_the_executors_have_the_package_from_the_wheel_alone(ran: Ran) -> None:
     assert all("/offloader.zip/offloader/" in path and str(ran.folder) in path for path in ran.found["package"])
 
 
-def test_every_kind_of_row_is_there(ran: Ran) -> None:
+def test_every_content_of_a_stream_is_readable_on_a_cluster(ran: Ran) -> None:
     found, state = ran.found, ran.writer.log.state
     assert found["rows"] == rows_of(ran.writer)
     assert found["partitions"] > 2
@@ -125,13 +125,13 @@ def test_jobs_do_their_work_though_an_executor_is_killed(ran: Ran) -> None:
     assert (found["exported_again"], found["in_files"]) == (0, 1202)
 
 
-def test_what_is_wrong_on_an_executor_is_told_and_not_tried_again_by_spark(ran: Ran) -> None:
+def test_executor_error_is_reported_and_not_retried_by_spark(ran: Ran) -> None:
     refused = ran.found["refused"]
     assert refused.startswith("NotFound: on executor ")
     assert "ledgers.db.elsewhere doesn't exist" in refused
 
 
-def test_the_attempt_that_spark_made_by_itself_wrote_nothing(ran: Ran) -> None:
+def test_spark_task_retry_writes_nothing(ran: Ran) -> None:
     """It would have had the uuid of the one that was killed after its upload."""
     edits = [edit for stream in HOT for edit in edits_of(ran.store, stream)]
     failed = [edit.reason.partition(": ")[2].partition(" (")[0] for edit in edits if isinstance(edit, Failed)]
@@ -140,11 +140,11 @@ def test_the_attempt_that_spark_made_by_itself_wrote_nothing(ran: Ran) -> None:
     assert len(assigned) == len(set(assigned)) == len(HOT) + len(failed)
 
 
-def test_a_query_goes_on_exactly_once_when_a_worker_is_killed(ran: Ran) -> None:
+def test_query_continues_exactly_once_when_a_worker_is_killed(ran: Ran) -> None:
     assert ran.found["streamed"] == rows_of(ran.writer)
 
 
-def test_the_secret_is_nowhere_but_in_the_environment(ran: Ran) -> None:
+def test_secret_appears_only_in_the_environment(ran: Ran) -> None:
     """Not in plans, partitions, logs of driver and executors, what the event log and the web interface show."""
     seen = {path.relative_to(ran.folder): path.read_bytes() for path in ran.folder.rglob("*") if is_ours(path)}
     names = {path.name for path in seen}

@@ -1,4 +1,4 @@
-"""What a task's failure shows of an object that isn't as the manifest says: enough to go and look at it."""
+"""Errors of a task that reads a damaged object: enough to locate it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pushed filters never drop a row that Spark would keep, and spare what they can rule out."""
+"""Pushed filters never drop a row that Spark would keep, and skip what they rule out."""
 
 from __future__ import annotations
 
@@ -95,14 +95,14 @@ def positions(frame: DataFrame) -> Positions:
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
-def test_a_filtered_scan_gives_the_rows_that_filtering_an_unfiltered_scan_gives(
+def test_filtered_scan_equals_filtering_an_unfiltered_scan(
     spark: SparkSession, orders: StreamWriter, unfiltered: dict[str, Positions], condition: str
 ) -> None:
     frame = load(spark, orders, pruneByFilters="true")
     assert positions(frame.where(condition)) == unfiltered[condition]
 
 
-def test_one_data_frame_answers_any_number_of_queries_in_any_order(
+def test_data_frame_answers_any_queries_in_any_order(
     spark: SparkSession, orders: StreamWriter, unfiltered: dict[str, Positions]
 ) -> None:
     """Spark reads a query that pushes nothing from the partitions of the one before: they must always be whole."""
@@ -116,9 +116,7 @@ def test_one_data_frame_answers_any_number_of_queries_in_any_order(
     assert few.union(frame).count() == 20 + everything
 
 
-def test_why_pruning_is_asked_for_by_an_option_spark_reuses_pruned_partitions(
-    spark: SparkSession, orders: StreamWriter
-) -> None:
+def test_spark_reuses_pruned_partitions_so_pruning_is_optional(spark: SparkSession, orders: StreamWriter) -> None:
     """What Spark does with one data frame in two queries. When this fails, Spark has changed: make pruning the rule."""
     frame = load(spark, orders, pruneByFilters="true")
     assert frame.where("ledger_id = 3 AND entry_id < 20").count() == 20

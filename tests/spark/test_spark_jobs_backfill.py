@@ -1,4 +1,4 @@
-"""The job ``backfill`` with a real Spark: exactly once, whoever is killed; the command."""
+"""The job ``backfill`` with a real Spark: exactly once after any kill; the command."""
 
 from __future__ import annotations
 
@@ -83,9 +83,7 @@ def unaccounted_keys_of(store: ObjectStore, streams: tuple[str, ...]) -> set[str
     return set.intersection(*(unaccounted_keys(store, stream) for stream in streams))
 
 
-def test_all_streams_go_up_in_segments_and_a_second_run_finds_nothing_to_do(
-    run: Any, hot: HotTier, store: ObjectStore
-) -> None:
+def test_all_streams_are_backfilled_and_a_second_run_does_nothing(run: Any, hot: HotTier, store: ObjectStore) -> None:
     done = run()
     assert tuple(done) == STREAMS
     require_whole(store, hot, *STREAMS)
@@ -105,7 +103,7 @@ def test_all_streams_go_up_in_segments_and_a_second_run_finds_nothing_to_do(
     require_whole(store, hot, *STREAMS)
 
 
-def test_a_dry_run_says_what_it_would_do_and_writes_nothing(run: Any, hot: HotTier, store: ObjectStore) -> None:
+def test_dry_run_reports_planned_segments_and_writes_nothing(run: Any, hot: HotTier, store: ObjectStore) -> None:
     done = run("t/*", dry_run=True)
     assert tuple(done) == ("t/a", "t/b")
     for stream, each in done.items():
@@ -116,7 +114,7 @@ def test_a_dry_run_says_what_it_would_do_and_writes_nothing(run: Any, hot: HotTi
 
 
 @pytest.mark.parametrize("moment", ["die_reading", "die_done"])
-def test_a_task_whose_process_is_killed_costs_a_retry_under_another_uuid(
+def test_killed_task_is_retried_under_another_uuid(
     run: Any, hot: HotTier, store: ObjectStore, tmp_path: Path, moment: str
 ) -> None:
     (tmp_path / "tasks").mkdir()
@@ -135,7 +133,7 @@ def test_a_task_whose_process_is_killed_costs_a_retry_under_another_uuid(
     assert again == next((edit.begin, edit.end) for edit in assigned if edit.uuid == failed.uuid)
 
 
-def test_a_segment_whose_every_attempt_dies_is_an_error_and_other_streams_go_on(
+def test_segment_failing_every_attempt_is_an_error_of_its_stream_only(
     run: Any, hot: HotTier, store: ObjectStore, tmp_path: Path
 ) -> None:
     (tmp_path / "tasks").mkdir()
@@ -151,7 +149,7 @@ def test_a_segment_whose_every_attempt_dies_is_an_error_and_other_streams_go_on(
 
 
 @pytest.mark.timeout(600)
-def test_a_killed_driver_is_followed_by_one_that_adopts_what_is_complete(
+def test_run_after_a_killed_driver_adopts_complete_segments(
     run: Any, hot: HotTier, store: ObjectStore, tmp_path: Path
 ) -> None:
     (tmp_path / "tasks").mkdir()
@@ -191,7 +189,7 @@ def test_a_killed_driver_is_followed_by_one_that_adopts_what_is_complete(
             assert (uuid in failed) == ((stream, uuid) not in complete)
 
 
-def test_an_interrupted_run_ends_its_tasks_and_the_next_one_goes_on(
+def test_interrupted_run_ends_its_tasks_and_the_next_run_continues(
     run: Any, hot: HotTier, store: ObjectStore, tmp_path: Path
 ) -> None:
     (tmp_path / "tasks").mkdir()
@@ -231,7 +229,7 @@ def test_copies_of_long_tasks_are_refused(spark: SparkSession, run: Any, store: 
     assert not store.list("").objects
 
 
-def test_a_living_writer_keeps_its_stream_unless_it_is_taken_over(run: Any, hot: HotTier, store: ObjectStore) -> None:
+def test_living_writer_keeps_its_stream_unless_taken_over(run: Any, hot: HotTier, store: ObjectStore) -> None:
     log = ManifestLog(store, "t/a", clock=SystemClock())
     log.open_epoch()
     done = run(config=settings_of(takeover_after_seconds=3600.0))
@@ -266,7 +264,7 @@ def test_executors_that_see_another_hot_tier_upload_nothing(
     require_whole(store, hot, "other")
 
 
-def test_segments_that_the_driver_does_not_see_in_its_store_are_not_committed(
+def test_segments_missing_from_the_drivers_store_are_not_committed(
     run: Any, store: ObjectStore, hot: HotTier, tmp_path: Path
 ) -> None:
     """As where file:///folder is another disk on each machine."""
@@ -278,7 +276,7 @@ def test_segments_that_the_driver_does_not_see_in_its_store_are_not_committed(
     require_whole(store, hot, "other")
 
 
-def test_ledgers_go_one_by_one_where_the_method_says_so_and_others_are_left_alone(
+def test_ledger_method_backfills_ledgers_singly_and_skips_disabled_streams(
     spark: SparkSession, hot: HotTier, store: ObjectStore
 ) -> None:
     file = SettingsFile("test", {"": {"offload.method": "ledger"}, "topics.t/b": {"offload.method": "none"}})
@@ -307,7 +305,7 @@ def test_ledgers_go_one_by_one_where_the_method_says_so_and_others_are_left_alon
         (["t/a"], {"segments_at_once": 0}, InvalidCall, "segments_at_once is 0"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_anything_is_done(
+def test_invalid_backfill_is_refused_before_anything_is_done(
     spark: SparkSession,
     hot: HotTier,
     store: ObjectStore,
@@ -369,17 +367,17 @@ def test_the_command_prints_a_line_a_stream_and_ends_as_the_first_error_does(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["backfill", "t/a", "--to", "x"], "--to, --content, --put-bad-aside and --skip-lost are for exporting"),
+        (["backfill", "t/a", "--to", "x"], "--to, --content, --dead-letter and --skip-lost are for exporting"),
         (["verify", "t/a", "--dry-run"], "--take-over, --dry-run and --segments-at-once are for backfills"),
         (["export", "t/a", "--to", "x", "--take-over"], "are for backfills"),
     ],
 )
 def test_options_of_other_jobs_are_refused(command: Offloader, arguments: list[str], expected: str) -> None:
     code, line, _ = command.refuses("spark", *arguments)
-    assert code == ErrorKind.FIX_CALL.value
+    assert code == ErrorKind.INVALID_REQUEST.value
     assert expected in line
 
 
-def test_without_ledgers_the_command_says_what_to_give(command: Offloader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_without_ledgers_names_the_option(command: Offloader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OFFLOADER_LEDGERS")
     assert command.refuses("spark", "backfill", "t/a")[1] == "no ledger database was named"

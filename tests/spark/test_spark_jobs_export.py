@@ -1,4 +1,4 @@
-"""The job ``export`` with a real Spark: every row once, whatever dies when; dates, bad messages, what was lost."""
+"""The job ``export`` with a real Spark: every row once after any kill; dates, bad messages, lost entries."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def die(*_: object) -> None:
 # Again and again
 
 
-def test_running_it_again_adds_only_what_is_new(spark: SparkSession, writer: StreamWriter, to: str) -> None:
+def test_second_export_adds_only_new_rows(spark: SparkSession, writer: StreamWriter, to: str) -> None:
     chance = random.Random(3)
     writer.add([batch_of(3, 0, 200)])
     [first] = run(spark, writer, to)
@@ -79,7 +79,7 @@ def test_running_it_again_adds_only_what_is_new(spark: SparkSession, writer: Str
     assert set(files) < set(Path(to).rglob("*.parquet")), "what was exported isn't written again"
 
 
-def test_rows_lie_by_stream_and_by_day_in_utc_whatever_the_sessions_zone(
+def test_rows_are_partitioned_by_stream_and_utc_day_in_any_session_zone(
     spark: SparkSession, writer: StreamWriter, to: str
 ) -> None:
     midnight = int(datetime(2026, 3, 1, tzinfo=UTC).timestamp() * 1000)
@@ -99,7 +99,7 @@ def test_rows_lie_by_stream_and_by_day_in_utc_whatever_the_sessions_zone(
     assert (folder / "date=2026-03-01").is_dir()
 
 
-def test_several_streams_go_to_folders_of_their_own(spark: SparkSession, tmp_path: Path, to: str) -> None:
+def test_several_streams_are_exported_to_separate_folders(spark: SparkSession, tmp_path: Path, to: str) -> None:
     store = open_store(f"file://{tmp_path}/store")
     writers = [StreamWriter(store, name) for name in ("t/a", "t/b", "t/empty")]
     writers[0].add([batch_of(1, 0, 10)])
@@ -112,9 +112,7 @@ def test_several_streams_go_to_folders_of_their_own(spark: SparkSession, tmp_pat
     assert {row.stream: row["count"] for row in counts} == {"t/a": 10, "t/b": 20}
 
 
-def test_a_stream_whose_own_name_is_a_pattern_never_brings_others_along(
-    spark: SparkSession, tmp_path: Path, to: str
-) -> None:
+def test_stream_name_that_reads_as_a_pattern_is_refused(spark: SparkSession, tmp_path: Path, to: str) -> None:
     store = open_store(f"file://{tmp_path}/store")
     for name in ("a?", "ab"):
         StreamWriter(store, name).add([batch_of(1, 0, 10)])
@@ -126,7 +124,7 @@ def test_a_stream_whose_own_name_is_a_pattern_never_brings_others_along(
 
 
 @pytest.mark.parametrize("grows", [False, True])
-def test_a_run_that_died_between_the_files_and_the_log_is_replaced_also_where_the_range_is_another_now(
+def test_files_of_a_run_that_died_before_its_log_entry_are_replaced(
     spark: SparkSession, writer: StreamWriter, to: str, monkeypatch: pytest.MonkeyPatch, grows: bool
 ) -> None:
     writer.add([batch_of(1, 0, 100)])
@@ -155,9 +153,7 @@ def test_a_run_that_died_between_the_files_and_the_log_is_replaced_also_where_th
     assert run(spark, writer, to) == ()
 
 
-def test_a_process_that_is_killed_at_any_range_is_gone_on_with(
-    spark: SparkSession, writer: StreamWriter, to: str
-) -> None:
+def test_export_killed_at_any_range_is_continued(spark: SparkSession, writer: StreamWriter, to: str) -> None:
     """With SIGKILL, where a range's files are complete and its log isn't written: the worst moment."""
     for number in range(4):
         writer.add([batch_of(1, 50 * number, 50)])
@@ -185,7 +181,7 @@ export(local_session(cores=1), [{writer.stream!r}], {{"store": {writer.store.url
     assert exported(spark, to) == sorted(writer.entries)
 
 
-def test_another_export_that_recorded_the_same_range_meanwhile_is_told(
+def test_concurrent_export_of_the_same_range_is_reported(
     spark: SparkSession, writer: StreamWriter, to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer.add([batch_of(1, 0, 10)])
@@ -200,7 +196,7 @@ def test_another_export_that_recorded_the_same_range_meanwhile_is_told(
         run(spark, writer, to)
 
 
-def test_files_that_hold_other_rows_than_were_written_are_not_recorded(
+def test_files_with_other_rows_than_written_are_not_recorded(
     spark: SparkSession, writer: StreamWriter, to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job: Any = sys.modules["offloader.spark.jobs.export"]  # the package has a function of that name
@@ -241,7 +237,7 @@ def test_damage_fails_the_run_and_keeps_the_ranges_before_it(
     assert (last.rows, last.number) == (100, 3)
 
 
-def test_what_retention_took_before_it_was_exported_is_an_error_or_recorded(
+def test_entries_deleted_before_their_export_are_an_error_or_recorded(
     spark: SparkSession, writer: StreamWriter, to: str
 ) -> None:
     first = writer.add([batch_of(1, 0, 10)])
@@ -261,7 +257,7 @@ def test_what_retention_took_before_it_was_exported_is_an_error_or_recorded(
     assert third in {record.uuid for record in writer.log.state.offloaded()}
 
 
-def test_a_stream_that_was_made_anew_goes_to_a_new_folder(
+def test_recreated_stream_needs_a_new_folder(
     spark: SparkSession, writer: StreamWriter, tmp_path: Path, to: str
 ) -> None:
     writer.add([batch_of(1, 0, 10)])
@@ -272,7 +268,7 @@ def test_a_stream_that_was_made_anew_goes_to_a_new_folder(
         run(spark, anew, to)
 
 
-def test_a_log_that_is_damaged_is_named(spark: SparkSession, writer: StreamWriter, to: str) -> None:
+def test_damaged_export_log_is_reported(spark: SparkSession, writer: StreamWriter, to: str) -> None:
     writer.add([batch_of(1, 0, 10)])
     run(spark, writer, to)
     [log] = Path(to).rglob("00000001.json")
@@ -290,7 +286,7 @@ def test_a_log_that_is_damaged_is_named(spark: SparkSession, writer: StreamWrite
 # Messages
 
 
-def test_messages_that_cannot_be_read_fail_the_run_or_go_aside_once(
+def test_unreadable_messages_fail_the_run_or_become_dead_letters_once(
     spark: SparkSession, writer: StreamWriter, to: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = batch_entry([Sent(value=b"a", key="k"), Sent(value=b"b")])
@@ -300,8 +296,8 @@ def test_messages_that_cannot_be_read_fail_the_run_or_go_aside_once(
     with monkeypatch.context() as patched:
         patched.setattr(ExportLog, "add", die)
         with pytest.raises(KeyboardInterrupt):
-            run(spark, writer, to, content="messages", put_bad_aside=True)
-    [done] = run(spark, writer, to, content="messages", put_bad_aside=True)
+            run(spark, writer, to, content="messages", dead_letter=True)
+    [done] = run(spark, writer, to, content="messages", dead_letter=True)
     assert (done.rows, done.bad_rows, done.entries) == (4, 4, 4)
     rows = spark.read.parquet(f"{to}/messages").orderBy("entry_id", "batch_index").collect()
     assert [(row.entry_id, row.batch_index, bytes(row.value)) for row in rows] == [
@@ -312,7 +308,7 @@ def test_messages_that_cannot_be_read_fail_the_run_or_go_aside_once(
     assert all(row.error for row in bad)
     assert "entry 3:1 at byte" in bad[0].error
     writer.add([EntryBatch.build(3, 4, [good])])
-    [more] = run(spark, writer, to, content="messages", put_bad_aside=True, options={"columns": _FEW})
+    [more] = run(spark, writer, to, content="messages", dead_letter=True, options={"columns": _FEW})
     assert (more.rows, more.bad_rows) == (2, 0)
     assert spark.read.parquet(f"{to}/messages").count() == 6
 
@@ -324,18 +320,18 @@ _FEW = "ledger_id,entry_id,batch_index,publish_time,value,error"
     ("more", "expected"),
     [
         ({"content": "segments"}, "export has no content 'segments'"),
-        ({"put_bad_aside": True}, "only messages can be bad"),
+        ({"dead_letter": True}, "only messages can be bad"),
         ({"range_bytes": 0}, "range_bytes is 0"),
         ({"options": {"columns": "payload,ledger_id"}}, "export needs the columns entry_id, publish_time too"),
         ({"options": {"endPosition": "1:0"}}, "export takes no option endPosition"),
         ({"options": {"onBadMessage": "null"}}, "export takes no option onBadMessage"),
         (
-            {"content": "messages", "put_bad_aside": True, "options": {"columns": "value"}},
+            {"content": "messages", "dead_letter": True, "options": {"columns": "value"}},
             "batch_index, publish_time, err",
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_invalid_export_is_refused(
     spark: SparkSession, writer: StreamWriter, to: str, more: dict[str, Any], expected: str
 ) -> None:
     with pytest.raises(OffloaderError, match=expected):
@@ -346,7 +342,7 @@ def test_what_makes_no_sense_is_refused(
 # Ranges
 
 
-def test_ranges_are_whole_segments_up_to_the_size_and_together_everything(writer: StreamWriter) -> None:
+def test_ranges_are_whole_segments_up_to_the_size_and_cover_the_stream(writer: StreamWriter) -> None:
     for number in range(6):
         writer.add([batch_of(number, 0, 100)], closes=[number])
     state = writer.log.state
@@ -368,7 +364,7 @@ def test_ranges_are_whole_segments_up_to_the_size_and_together_everything(writer
 # The command
 
 
-def test_the_command_says_what_is_new(
+def test_command_prints_the_number_of_new_rows(
     spark: SparkSession,
     writer: StreamWriter,
     to: str,

@@ -72,7 +72,7 @@ def test_json_becomes_columns_and_absent_fields_are_null(spark: SparkSession, wr
 BAD_JSON = [b"", b"{", b"not JSON", b'{"id": "one"}', b"[1, 2]", b'{"name": "\xff"}', b"5"]
 
 
-def test_values_that_are_not_json_of_the_schema_fail_the_run_naming_the_first_or_go_aside(
+def test_invalid_json_values_fail_the_run_or_go_to_dead_letters(
     spark: SparkSession, writer: StreamWriter, to: str
 ) -> None:
     good = [as_json({"id": number}) for number in range(3)]
@@ -83,7 +83,7 @@ def test_values_that_are_not_json_of_the_schema_fail_the_run_naming_the_first_or
         run(spark, writer, to, **one_each)  # not even a message: as without a schema
     (first,) = Path(to, "_export", "messages").rglob("*.json")
     assert json.loads(first.read_text())["rows"] == 3
-    assert run(spark, writer, to, put_bad_aside=True, **one_each) == (1, len(BAD_JSON) + 3)
+    assert run(spark, writer, to, dead_letter=True, **one_each) == (1, len(BAD_JSON) + 3)
     aside = rows(spark, f"{to}/bad/messages")
     assert [bytes(row.value) for row in aside if row.value is not None] == BAD_JSON
     assert {row.error for row in aside if row.value is not None} == {"the value isn't JSON of the schema"}
@@ -95,7 +95,7 @@ def test_values_that_are_not_json_of_the_schema_fail_the_run_naming_the_first_or
         "stream shop/orders, range 3, 3:0..3:1: 2 messages can't be decoded, the first at 3:1, message 1: the value "
         "isn't JSON of the schema; nothing was recorded"
     )
-    assert "--put-bad-aside" in caught.value.hint
+    assert "--dead-letter" in caught.value.hint
 
 
 def test_avro_is_read_by_the_version_each_message_names(spark: SparkSession, writer: StreamWriter, to: str) -> None:
@@ -109,7 +109,7 @@ def test_avro_is_read_by_the_version_each_message_names(spark: SparkSession, wri
     sent(writer, *entries)
     with pytest.raises(Corrupt, match=r"2 messages can't be decoded, the first at 1:1, message 1: .*isn't Avro"):
         run(spark, writer, to, values=values)
-    assert run(spark, writer, to, values=values, put_bad_aside=True) == (2, 2)
+    assert run(spark, writer, to, values=values, dead_letter=True) == (2, 2)
     assert [row.decoded.asDict() for row in rows(spark, f"{to}/messages")] == [
         {"id": 1, "title": "a", "price": None},
         {"id": 2, "title": "b", "price": 1.5},
@@ -145,7 +145,7 @@ def test_schemas_that_make_no_sense_write_nothing(
     assert not Path(to).exists()
 
 
-def test_the_command_takes_both_kinds(
+def test_command_exports_avro_and_json_values(
     spark: SparkSession,
     writer: StreamWriter,
     to: str,
@@ -172,5 +172,5 @@ def test_the_command_takes_both_kinds(
         (["--avro-values", f"{tmp_path}/nowhere"], "nowhere can't be read"),
     ):
         code, line, _ = offloader.refuses(*common, *wrong)
-        assert code == ErrorKind.FIX_CALL.value
+        assert code == ErrorKind.INVALID_REQUEST.value
         assert expected in line

@@ -1,4 +1,4 @@
-"""The job ``verify`` with a real Spark: what it finds, how it cuts the work, the command."""
+"""The job ``verify`` with a real Spark: findings, partitioning, the command."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_whole_streams_have_no_findings_and_every_entry_was_decoded(
     assert scrub.frame.collect() == []
 
 
-def test_every_kind_of_damage_is_a_row_with_its_stream_and_the_rest_is_still_checked(
+def test_every_kind_of_damage_is_a_row_and_the_rest_is_checked(
     spark: SparkSession, writers: dict[str, StreamWriter], tmp_path: Path
 ) -> None:
     a, b = writers["t/a"], writers["t/b"]
@@ -85,9 +85,7 @@ def test_every_kind_of_damage_is_a_row_with_its_stream_and_the_rest_is_still_che
     assert totals["t/b"].entries == 120
 
 
-def test_a_stream_that_two_patterns_name_is_checked_once_and_an_empty_one_is_fine(
-    spark: SparkSession, writers: dict[str, StreamWriter]
-) -> None:
+def test_stream_matched_by_two_patterns_is_checked_once(spark: SparkSession, writers: dict[str, StreamWriter]) -> None:
     store = writers["other"].store
     StreamWriter(store, "empty")
     scrub = verify(spark, ["t/a", "t/*", "empty"], {"store": store.url})
@@ -105,7 +103,7 @@ def test_a_stream_that_two_patterns_name_is_checked_once_and_an_empty_one_is_fin
         (["nope/*"], {}, NotFound, "no stream in"),
     ],
 )
-def test_what_cannot_be_done_is_refused_before_anything_is_read(
+def test_invalid_verify_is_refused_before_anything_is_read(
     spark: SparkSession,
     writers: dict[str, StreamWriter],
     streams: list[str],
@@ -117,7 +115,7 @@ def test_what_cannot_be_done_is_refused_before_anything_is_read(
         verify(spark, streams, {"store": writers["other"].store.url, **options})
 
 
-def test_segments_are_packed_in_order_up_to_the_size_and_a_large_one_is_alone(
+def test_segments_are_packed_in_order_up_to_the_size(
     writers: dict[str, StreamWriter],
 ) -> None:
     writer = writers["other"]
@@ -136,7 +134,7 @@ def test_segments_are_packed_in_order_up_to_the_size_and_a_large_one_is_alone(
 
 
 @pytest.mark.parametrize("count", [0, 1, FINDINGS_PER_SEGMENT_MAX, FINDINGS_PER_SEGMENT_MAX + 1, 1000])
-def test_a_segment_sends_a_bounded_number_of_findings_and_says_how_many_there_were(count: int) -> None:
+def test_findings_per_segment_are_bounded_and_the_rest_counted(count: int) -> None:
     findings = tuple(
         Finding(stream="s", problem=Damage.CORRUPT, key="k", message=f"block {number}") for number in range(count)
     )
@@ -159,7 +157,7 @@ def fail_on_an_executor(spark: SparkSession, error: Exception) -> None:
         spark.sparkContext.parallelize([1], 1).map(fail).collect()
 
 
-def test_an_error_that_a_worker_raised_on_purpose_keeps_its_kind_and_line(spark: SparkSession) -> None:
+def test_worker_error_keeps_its_kind_and_line(spark: SparkSession) -> None:
     for kind in (StoreUnavailable, AccessDenied):
         with pytest.raises(kind) as caught:
             fail_on_an_executor(spark, kind("s3://b: no answer", hint="wait"))
@@ -223,13 +221,13 @@ def test_the_command_and_verify_deep_agree(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["verify", "t/a", "--to", "x"], "--to, --content, --put-bad-aside and --skip-lost are for exporting"),
+        (["verify", "t/a", "--to", "x"], "--to, --content, --dead-letter and --skip-lost are for exporting"),
         (["verify", "t/a", "--option", "splitBytes"], "--option 'splitBytes' isn't NAME=VALUE"),
         (["verify", "t/a", "--option", "secretKey=x"], "--option secretKey: other users of this machine see it"),
         (["export", "t/a"], "where to?"),
     ],
 )
-def test_the_command_refuses_what_makes_no_sense_without_starting_spark(
+def test_command_refuses_invalid_calls_without_starting_spark(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], expected: str
 ) -> None:
     monkeypatch.setenv("OFFLOADER_STORE", "file:///nowhere")
@@ -242,7 +240,7 @@ def test_the_command_refuses_what_makes_no_sense_without_starting_spark(
     assert "OFFLOADER_STORE" in hint
 
 
-def test_findings_are_rows_as_those_of_anomalies(
+def test_findings_have_the_columns_of_anomalies(
     spark: SparkSession, writers: dict[str, StreamWriter], tmp_path: Path
 ) -> None:
     (tmp_path / "store" / "other" / "notes.txt").write_text("mine")

@@ -62,7 +62,7 @@ def small(tmp_path: Path) -> StreamWriter:
 
 
 @pytest.mark.parametrize("split_bytes", ["3000", "67108864"])
-def test_every_column_of_every_recorded_message_is_what_the_library_says(
+def test_message_columns_equal_those_of_the_library(
     spark: SparkSession, writer: StreamWriter, topics: list[EntryBatch], split_bytes: str
 ) -> None:
     expected = [row for batch in topics for row in messages(batch).to_pylist()]
@@ -114,7 +114,7 @@ def test_the_columns_are_those_of_the_document(spark: SparkSession, writer: Stre
 
 
 def test_columns_can_be_chosen_by_name_alone(spark: SparkSession, small: StreamWriter) -> None:
-    """Else every column is decoded and sent, whatever the query uses: Spark tells a Python source of no projection."""
+    """Otherwise every column is decoded and sent: Spark passes no projection to a Python source."""
     small.add([EntryBatch.build(3, 0, [single_entry(Sent(value=b"a")), GARBAGE])])
     frame = load_messages(spark, small, columns="compression, entry_id")
     assert frame.schema.simpleString() == "struct<compression:string,entry_id:bigint>"
@@ -126,7 +126,7 @@ def test_markers_can_be_left_out(spark: SparkSession, writer: StreamWriter) -> N
     assert load_messages(spark, writer, markers="false").where("marker_type IS NOT NULL").count() == 0
 
 
-def test_columns_of_entries_need_no_payload_and_others_name_what_is_wrong(
+def test_entry_columns_need_no_payload_and_value_columns_report_damage(
     spark: SparkSession, small: StreamWriter
 ) -> None:
     uuid = small.add([EntryBatch.build(3, 0, [single_entry(Sent(value=b"a")), GARBAGE])])
@@ -139,7 +139,7 @@ def test_columns_of_entries_need_no_payload_and_others_name_what_is_wrong(
         assert part in said
 
 
-def test_bad_entries_become_rows_that_say_why(spark: SparkSession, small: StreamWriter) -> None:
+def test_bad_entries_become_rows_with_an_error(spark: SparkSession, small: StreamWriter) -> None:
     good = batch_entry([Sent(value=b"a"), Sent(value=b"b")])
     small.add([EntryBatch.build(3, 0, [good, b"no message at all", GARBAGE, good])])
     rows = in_order(load_messages(spark, small, onBadMessage="null"))
@@ -152,7 +152,7 @@ def test_bad_entries_become_rows_that_say_why(spark: SparkSession, small: Stream
     assert {row.error for row in (rows[0], rows[-1])} == {None}
 
 
-def test_a_stream_that_no_pulsar_wrote_is_refused_in_plain_words(spark: SparkSession, small: StreamWriter) -> None:
+def test_stream_of_other_entries_is_refused_for_messages(spark: SparkSession, small: StreamWriter) -> None:
     small.add([batch_of(1, 0, 10)])
     said = failure_of(load_messages(spark, small).count)
     assert "entry 1:0 at byte" in said
@@ -160,7 +160,7 @@ def test_a_stream_that_no_pulsar_wrote_is_refused_in_plain_words(spark: SparkSes
 
 
 @pytest.mark.parametrize("extension", [True, False])
-def test_times_bound_messages_exactly_whether_recorded_or_in_the_metadata_only(
+def test_time_bounds_select_messages_exactly_by_recorded_or_own_time(
     spark: SparkSession, small: StreamWriter, extension: bool
 ) -> None:
     times = [BASE_MS + 1000 * number for number in range(50)]
@@ -178,9 +178,7 @@ def test_damaged_metadata_is_not_passed_over_by_bounds(spark: SparkSession, smal
     assert load_messages(spark, small, startTime=str(BASE_MS), onBadMessage="null").count() == 2
 
 
-def test_a_filter_on_the_publish_time_never_loses_a_message_published_at_another_time_than_recorded(
-    spark: SparkSession, small: StreamWriter
-) -> None:
+def test_publish_time_filter_keeps_messages_recorded_at_another_time(spark: SparkSession, small: StreamWriter) -> None:
     for number in range(4):
         entry = single_entry(Sent(value=b"%d" % number), publish_time=BASE_MS + 86_400_000 * number)
         small.add([EntryBatch.build(3, number, [entry], BASE_MS)])

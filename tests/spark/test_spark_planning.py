@@ -53,9 +53,7 @@ def blocks_of(partitions: list[tuple[SegmentSlice, ...]]) -> dict[object, list[i
 
 
 @pytest.mark.parametrize("split_bytes", [1, 700, 5000, 10**9])
-def test_partitions_hold_every_block_once_cut_at_block_boundaries_to_the_asked_size(
-    writer: StreamWriter, split_bytes: int
-) -> None:
+def test_partitions_hold_every_block_once_and_are_cut_at_blocks(writer: StreamWriter, split_bytes: int) -> None:
     for number in range(4):
         writer.add([batch_of(1, 300 * number, 300)])
     partitions = plan_slices(options(writer, split_bytes=split_bytes), (), Needs.PAYLOADS, writer.store)
@@ -83,7 +81,7 @@ def test_partitions_are_small_and_carry_no_manifest_and_no_credentials(writer: S
         assert pickle.loads(pickled) == each
 
 
-def test_the_reader_that_is_sent_to_executors_is_small(writer: StreamWriter) -> None:
+def test_pickled_reader_is_small(writer: StreamWriter) -> None:
     from pyspark.sql.types import BinaryType, LongType, StructType
 
     for number in range(50):
@@ -143,7 +141,7 @@ def test_publish_times_read_a_fraction_of_the_bytes_and_positions_none(writer: S
     assert 0 < read["publish_time"] < read["payload"] / 10
 
 
-def test_a_plan_is_pinned_what_comes_later_is_not_in_it(writer: StreamWriter) -> None:
+def test_plan_excludes_entries_committed_later(writer: StreamWriter) -> None:
     writer.add([batch_of(1, 0, 50)])
     partitions = plan_slices(options(writer), (), Needs.PAYLOADS, writer.store)
     writer.add([batch_of(1, 50, 50)])
@@ -162,7 +160,7 @@ def test_each_manifest_is_loaded_once(writer: StreamWriter) -> None:
     assert [key for key in keys if key.endswith("-index")] == []  # nothing has to be cut or pruned
 
 
-def test_segments_are_cut_by_their_number_of_blocks_when_there_are_too_many_to_read_all_indexes(
+def test_segments_are_cut_by_block_counts_when_there_are_too_many_indexes(
     writer: StreamWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for number in range(3):
@@ -200,7 +198,7 @@ def test_batches_are_of_a_size_that_suits_the_pipe_to_the_jvm(
         assert batch.num_rows >= 4000 or batch["payload"].nbytes >= 1 << 20
 
 
-def test_slices_survive_pickling_and_keep_what_their_objects_must_be(writer: StreamWriter) -> None:
+def test_slices_keep_expected_object_facts_when_pickled(writer: StreamWriter) -> None:
     writer.add([batch_of(1, 0, 10)])
     [slices] = plan_slices(options(writer), (), Needs.PAYLOADS, writer.store)
     objects = pickle.loads(pickle.dumps(slices))[0].objects
@@ -224,9 +222,7 @@ def test_tasks_of_one_process_fetch_an_index_once(writer: StreamWriter) -> None:
         assert [key for _, key in store.calls].count(first[0].objects.index_key) == 1
 
 
-def test_a_task_logs_what_it_fetched_and_what_of_it_was_used(
-    writer: StreamWriter, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_task_logs_fetched_and_used_bytes(writer: StreamWriter, caplog: pytest.LogCaptureFixture) -> None:
     writer.add([batch_of(1, 0, 2_000)])
     [partition] = plan_slices(options(writer), (), Needs.PAYLOADS, writer.store)
     index_object = writer.store.get(partition[0].objects.index_key)[0]

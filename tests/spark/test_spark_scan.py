@@ -111,7 +111,7 @@ def test_positions_need_no_data_object_at_all(spark: SparkSession, writer: Strea
 
 
 def test_publish_times_without_payloads_read_only_entry_tables(spark: SparkSession, writer: StreamWriter) -> None:
-    """The payloads are destroyed: who read them would notice."""
+    """The payloads are destroyed: reading them would fail."""
     data, index = writer.keys(writer.add([batch_of(1, 0, 500)]))
     whole, info = writer.store.get(data)
     blocks = SegmentMap.parse(writer.store.get(index)[0]).blocks
@@ -199,7 +199,7 @@ def test_an_unknown_stream_is_named_with_similar_ones(spark: SparkSession, order
 # Pinning
 
 
-def test_an_old_manifest_record_can_be_read_again(spark: SparkSession, writer: StreamWriter) -> None:
+def test_older_manifest_record_can_be_read(spark: SparkSession, writer: StreamWriter) -> None:
     writer.add([batch_of(1, 0, 10)])
     record = writer.log.state.record_id
     writer.add([batch_of(1, 10, 10)])
@@ -209,9 +209,7 @@ def test_an_old_manifest_record_can_be_read_again(spark: SparkSession, writer: S
     assert f"the manifest ends at record {writer.log.state.record_id}, 99 doesn't exist yet" in said
 
 
-def test_an_old_record_whose_segments_were_retired_since_is_refused_by_name(
-    spark: SparkSession, writer: StreamWriter
-) -> None:
+def test_old_record_with_retired_segments_is_refused_by_name(spark: SparkSession, writer: StreamWriter) -> None:
     old = writer.add([batch_of(1, 0, 10)])
     record = writer.log.state.record_id
     writer.add([batch_of(1, 10, 10)])
@@ -238,9 +236,7 @@ def damaged(writer: StreamWriter) -> StreamWriter:
     return writer
 
 
-def test_damage_fails_the_query_and_names_stream_object_range_expected_and_found(
-    spark: SparkSession, damaged: StreamWriter
-) -> None:
+def test_damage_fails_the_query_naming_stream_object_and_range(spark: SparkSession, damaged: StreamWriter) -> None:
     said = failure_of(load(spark, damaged, endPosition="1:199").count)
     for part in ("Corrupt", damaged.stream, damaged.keys(damaged.uuids[1])[0], "bytes", "expected", "found"):
         assert part in said
@@ -249,7 +245,7 @@ def test_damage_fails_the_query_and_names_stream_object_range_expected_and_found
         assert part in said
 
 
-def test_damage_is_left_out_where_the_options_say_so(spark: SparkSession, damaged: StreamWriter) -> None:
+def test_damaged_and_missing_pieces_are_skipped_by_option(spark: SparkSession, damaged: StreamWriter) -> None:
     found = entries_in(load(spark, damaged, onCorrupt="skip", onMissing="skip"))
     whole = [entry for entry in damaged.entries if entry.entry_id < 100 or entry.entry_id >= 400]
     rest = [entry for entry in found if entry not in whole]
@@ -314,7 +310,7 @@ def test_given_credentials_reach_the_store_and_are_never_shown(
 # Contents
 
 
-def test_segments_are_rows_with_what_the_manifest_says(spark: SparkSession, orders: StreamWriter) -> None:
+def test_segments_content_has_the_facts_of_the_manifest(spark: SparkSession, orders: StreamWriter) -> None:
     rows = load(spark, orders, content="segments").collect()
     records = orders.log.state.offloaded()
     assert [row.uuid for row in rows] == [str(record.uuid) for record in records]
@@ -340,9 +336,7 @@ def test_segments_take_a_projection_too(spark: SparkSession, orders: StreamWrite
     assert sum(row.entries for row in frame.collect()) == len(orders.entries)
 
 
-def test_ledgers_are_rows_with_what_the_source_said_and_what_segments_hold(
-    spark: SparkSession, orders: StreamWriter
-) -> None:
+def test_ledgers_content_has_facts_of_source_and_segments(spark: SparkSession, orders: StreamWriter) -> None:
     rows = {row.ledger_id: row for row in load(spark, orders, content="ledgers").collect()}
     assert sorted(rows) == [3, 4, 7, 9, 10, 12, 14]
     third = rows[3]
@@ -387,7 +381,7 @@ def test_a_lease_is_written_when_a_query_is_planned(spark: SparkSession, writer:
     assert {lease.reader for lease in leases} == {"Spark"}
 
 
-def test_a_bucket_that_was_moved_is_read(spark: SparkSession, writer: StreamWriter) -> None:
+def test_moved_bucket_is_read(spark: SparkSession, writer: StreamWriter) -> None:
     old = {"managedLedgerOffloadDriver": "aws-s3", "bucket": "old", "region": "", "serviceEndpoint": "https://a"}
     writer.add([batch_of(1, 0, 50)], driver=old)
     assert "was written to" in failure_of(load(spark, writer).count)
@@ -418,7 +412,7 @@ def test_importing_the_package_does_not_load_spark() -> None:
     assert done.stdout.strip() == "False"
 
 
-def test_spark_keeps_what_each_task_says_of_itself(spark: SparkSession, writer: StreamWriter) -> None:
+def test_spark_worker_logging_keeps_task_logs(spark: SparkSession, writer: StreamWriter) -> None:
     writer.add([batch_of(1, 0, 500)])
     spark.conf.set("spark.sql.pyspark.worker.logging.enabled", "true")
     try:

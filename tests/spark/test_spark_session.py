@@ -1,4 +1,4 @@
-"""Finding a Java that works, and a session that runs this very Python."""
+"""Finding a working Java, and a session that runs this Python."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.process
-def test_java_home_comes_before_path_and_path_before_what_is_installed(
+def test_java_is_taken_from_java_home_then_path_then_installations(
     bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed = java_home(bare / "java-17", "17.0.15")
@@ -77,7 +77,7 @@ def test_an_old_java_home_does_not_hide_a_good_installation(
 
 
 @pytest.mark.process
-def test_of_several_installations_the_lowest_that_fits_is_taken_and_broken_ones_are_passed_over(bare: Path) -> None:
+def test_lowest_suitable_installation_is_taken_and_broken_ones_skipped(bare: Path) -> None:
     java_home(bare / "a-25", "25.0.3")
     java_home(bare / "b-17-broken", "17", broken=True)
     (bare / "c-17-without-java").mkdir()
@@ -87,9 +87,7 @@ def test_of_several_installations_the_lowest_that_fits_is_taken_and_broken_ones_
 
 
 @pytest.mark.process
-def test_a_link_is_followed_so_that_java_home_can_be_told_from_it(
-    bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_link_to_java_is_resolved(bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     java = java_home(bare / "java-17", "17.0.15")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "java").symlink_to(java)
@@ -97,7 +95,7 @@ def test_a_link_is_followed_so_that_java_home_can_be_told_from_it(
     assert find_java(tmp_path / "nothing") == java
 
 
-def test_without_java_one_line_says_what_to_install(bare: Path) -> None:
+def test_missing_java_is_one_line_with_the_package_to_install(bare: Path) -> None:
     assert find_java(bare) is None
     with pytest.raises(Unsupported, match="no Java 17 or later in JAVA_HOME, PATH or") as caught:
         require_java(bare)
@@ -142,7 +140,7 @@ def state_of_workers(spark: SparkSession) -> tuple[int, float]:
     return max(int(row.objects) for row in rows), min(float(row.turn_s) for row in rows)
 
 
-def test_a_worker_that_reads_again_no_longer_collects_what_it_imported_and_its_threads_take_short_turns(
+def test_reused_worker_freezes_imports_and_lowers_the_switch_interval(
     spark: SparkSession, orders: StreamWriter
 ) -> None:
     for _ in range(3):
@@ -152,7 +150,7 @@ def test_a_worker_that_reads_again_no_longer_collects_what_it_imported_and_its_t
     assert abs(turn_s - THREAD_SWITCH_S) < 1e-6
 
 
-def test_nothing_is_done_to_a_process_that_is_no_worker() -> None:
+def test_other_processes_than_workers_are_left_unchanged() -> None:
     before = gc.get_freeze_count(), sys.getswitchinterval()
     for _ in range(3):
         work_begins()

@@ -1,4 +1,4 @@
-"""Offsets and limits of a streaming query as values: no Spark, and no fetching but of indexes."""
+"""Offsets and limits of a streaming query as values, without Spark; only indexes are fetched."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ from offloader.spark.stream import (
     begin_of_batch,
     decode_offsets,
     encode_offsets,
-    first_unread,
     is_lost,
 )
 from offloader.store import open_store
@@ -41,7 +40,7 @@ def backlog_of(writer: StreamWriter, after: Position | None = None) -> StreamRan
     ends = whole_range(writer.log.state)
     if ends is None:
         return None
-    first = ends[0] if after is None else max(ends[0], first_unread(after))
+    first = ends[0] if after is None else max(ends[0], after.next())
     return StreamRange(writer.log.state, first, ends[1]) if first <= ends[1] else None
 
 
@@ -96,9 +95,7 @@ def mixed(writer: StreamWriter) -> StreamWriter:
     ],
     ids=str,
 )
-def test_batches_one_after_another_are_the_stream_and_none_exceeds_its_limits(
-    mixed: StreamWriter, limits: Limits
-) -> None:
+def test_successive_batches_cover_the_stream_within_their_limits(mixed: StreamWriter, limits: Limits) -> None:
     ranges = batches_until_the_end(mixed, limits)
     found = [entry for first, last in ranges for entry in mixed.between(first, last)]
     assert found == sorted(mixed.entries)
@@ -122,7 +119,7 @@ def blocks_between(writer: StreamWriter, first: Position, last: Position) -> tup
     return count, size
 
 
-def test_entry_limits_need_no_index_and_byte_limits_only_those_of_cut_segments(writer: StreamWriter) -> None:
+def test_entry_limits_need_no_index_and_byte_limits_only_partial_ones(writer: StreamWriter) -> None:
     for number in range(10):
         writer.add([batch_of(1, 100 * number, 100)])
     indexes = Indexes(writer)
@@ -142,7 +139,7 @@ def test_an_unreadable_index_is_all_or_nothing_of_its_segment(writer: StreamWrit
     assert ends == {writer.stream: Position(1, 99)}
 
 
-def test_streams_share_a_limit_evenly_and_leave_what_they_do_not_need_to_others(tmp_path: Path) -> None:
+def test_streams_share_a_limit_evenly_and_unused_shares_go_to_others(tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}/store")
     counts = {"a/large": 900, "b/small": 10, "c/large": 800}
     writers = {name: StreamWriter(store, name) for name in counts}
@@ -155,7 +152,7 @@ def test_streams_share_a_limit_evenly_and_leave_what_they_do_not_need_to_others(
     assert sum(end.entry_id + 1 for end in ends.values()) == 2
 
 
-def test_offsets_survive_json_and_their_text_does_not_depend_on_the_order_of_streams() -> None:
+def test_offsets_round_trip_in_json_independent_of_stream_order() -> None:
     offsets = {
         "b": StreamOffset(INCARNATION, 12, Position(3, 4), Position(3, -1)),
         "a/ä": StreamOffset(INCARNATION, 0, None, None),
@@ -172,12 +169,12 @@ def test_offsets_survive_json_and_their_text_does_not_depend_on_the_order_of_str
      {"incarnation": str(INCARNATION), "manifest": 1, "later": 1}],
     ids=str,
 )  # fmt: skip
-def test_what_is_no_offset_is_refused_with_the_streams_name(given: object) -> None:
+def test_invalid_offset_is_refused_with_the_stream_name(given: object) -> None:
     with pytest.raises(InvalidCall, match=r"no offset of this source for stream orders.*checkpoint directory"):
         decode_offsets({"orders": given})
 
 
-def test_the_first_batch_begins_where_the_query_began_even_if_the_beginning_is_asked_for_again() -> None:
+def test_first_batch_begins_at_the_querys_recorded_beginning() -> None:
     def offset(position: int, since: int) -> StreamOffset:
         return StreamOffset(INCARNATION, 1, Position(1, position), Position(1, since))
 

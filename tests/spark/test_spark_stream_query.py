@@ -54,7 +54,7 @@ def positions_in(spark: SparkSession, folder: Path) -> list[tuple[int, int]]:
     return sorted((row.ledger_id, row.entry_id) for row in rows)
 
 
-def test_every_entry_comes_once_over_several_runs_within_limits(
+def test_every_entry_is_read_once_over_several_runs_within_limits(
     spark: SparkSession, writer: StreamWriter, tmp_path: Path
 ) -> None:
     writer.add([batch_of(1, 0, 200)])
@@ -76,7 +76,7 @@ def test_every_entry_comes_once_over_several_runs_within_limits(
     assert sorted((r.stream, Position(r.ledger_id, r.entry_id), bytes(r.payload)) for r in found) == sorted(expected)
 
 
-def test_messages_stream_as_they_are_scanned(spark: SparkSession, writer: StreamWriter, tmp_path: Path) -> None:
+def test_streamed_messages_equal_scanned_ones(spark: SparkSession, writer: StreamWriter, tmp_path: Path) -> None:
     entries = [single_entry(Sent(value=f"single {n}".encode())) for n in range(20)]
     entries += [batch_entry([Sent(value=b"one"), Sent(value=b"two"), Sent(value=b"three")]) for _ in range(20)]
     writer.add([EntryBatch.build(1, 0, entries)])
@@ -92,7 +92,7 @@ def test_messages_stream_as_they_are_scanned(spark: SparkSession, writer: Stream
     assert len(found) == 80
 
 
-def test_a_query_that_lost_entries_fails_naming_the_head_or_goes_on_as_told(
+def test_lost_entries_fail_the_query_or_are_skipped_by_option(
     spark: SparkSession, writer: StreamWriter, tmp_path: Path
 ) -> None:
     from pyspark.errors import StreamingQueryException
@@ -138,7 +138,7 @@ class Appending:
 
 
 @pytest.mark.timeout(900)
-def test_a_query_that_is_killed_again_and_again_writes_every_entry_exactly_once(
+def test_repeatedly_killed_query_writes_every_entry_exactly_once(
     spark: SparkSession, writer: StreamWriter, tmp_path: Path
 ) -> None:
     """Killed when a batch is planned, while its files are written, and between the sink's commit and the query's."""

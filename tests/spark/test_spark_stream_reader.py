@@ -1,4 +1,4 @@
-"""What the streaming reader answers Spark, asked directly: beginnings, patterns, deletions, polling."""
+"""The streaming reader called directly: beginnings, patterns, deletions, polling."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def ids(ledger_id: int, first: int, stop: int) -> list[tuple[int, int]]:
     return [(ledger_id, entry_id) for entry_id in range(first, stop)]
 
 
-def test_a_query_reads_what_is_there_then_what_is_added_and_otherwise_stands_still(writer: StreamWriter) -> None:
+def test_query_reads_existing_then_new_entries_and_otherwise_nothing(writer: StreamWriter) -> None:
     writer.add([batch_of(1, 0, 100)])
     query = Query(writer)
     assert query.batch() == ids(1, 0, 100)
@@ -98,7 +98,9 @@ def test_a_query_reads_what_is_there_then_what_is_added_and_otherwise_stands_sti
     ],
     ids=["default", "earliest", "latest", "first position", "position", "time", "time to come", "time and position"],
 )
-def test_where_a_query_begins(writer: StreamWriter, options: dict[str, str], expected: list[tuple[int, int]]) -> None:
+def test_query_begins_where_its_options_select(
+    writer: StreamWriter, options: dict[str, str], expected: list[tuple[int, int]]
+) -> None:
     writer.add([batch_of(1, 0, 100)])
     query = Query(writer, **options)
     writer.add([batch_of(1, 100, 10)])
@@ -106,7 +108,7 @@ def test_where_a_query_begins(writer: StreamWriter, options: dict[str, str], exp
 
 
 @pytest.mark.parametrize("limit", [{"maxEntriesPerTrigger": "7"}, {"maxBytesPerTrigger": "1000"}], ids=str)
-def test_a_limit_does_not_count_what_lies_before_the_beginning(writer: StreamWriter, limit: dict[str, str]) -> None:
+def test_limit_excludes_entries_before_the_beginning(writer: StreamWriter, limit: dict[str, str]) -> None:
     writer.add([batch_of(1, 0, 1000)])
     query = Query(writer, startTime=str(BASE_MS + 1000 * 1900), **limit)
     assert query.batch()[0] == (1, 900)
@@ -120,7 +122,7 @@ def test_a_beginning_outside_of_the_stream_is_refused(writer: StreamWriter) -> N
         Query(writer, startPosition="1:20")
 
 
-def test_latest_keeps_to_its_first_answer_when_the_first_batch_is_planned_again(writer: StreamWriter) -> None:
+def test_latest_start_is_stable_when_the_first_batch_is_planned_again(writer: StreamWriter) -> None:
     writer.add([batch_of(1, 0, 100)])
     query = Query(writer, startFrom="latest")
     writer.add([batch_of(1, 100, 10)])
@@ -153,7 +155,7 @@ def test_a_pattern_may_fit_no_stream_yet_and_bounds_those_that_appear(writer: St
     assert query.batch() == ids(7, 3, 5)
 
 
-def test_limits_are_told_to_spark_and_kept_unless_the_trigger_wants_everything(writer: StreamWriter) -> None:
+def test_limits_are_passed_to_spark_and_ignored_for_read_all_triggers(writer: StreamWriter) -> None:
     writer.add([batch_of(1, 0, 100)])
     query = Query(writer, maxEntriesPerTrigger="30")
     assert query.reader.getDefaultReadLimit() == ReadMaxRows(30)
@@ -194,7 +196,7 @@ def test_entries_deleted_unread_are_an_error_that_names_the_head(writer: StreamW
     assert lenient.batch() == ids(1, 50, 70)
 
 
-def test_entries_deleted_between_planning_and_reading_are_an_error_or_left_out(writer: StreamWriter) -> None:
+def test_entries_deleted_after_planning_are_an_error_or_skipped(writer: StreamWriter) -> None:
     first = writer.add([batch_of(1, 0, 50)])
     writer.add([batch_of(1, 50, 50)])
     strict, lenient = Query(writer), Query(writer, failOnDataLoss="false")
@@ -213,7 +215,7 @@ def test_entries_deleted_between_planning_and_reading_are_an_error_or_left_out(w
     assert found == list(range(50, 100))
 
 
-def test_messages_without_a_recorded_time_are_not_passed_over_by_a_start_time(writer: StreamWriter) -> None:
+def test_start_time_keeps_messages_without_a_recorded_time(writer: StreamWriter) -> None:
     writer.add([batch_of(1, 0, 10)], closes=[1])
     writer.add([batch_of(2, 0, 10, times=TIME_UNKNOWN_MS)], closes=[2])
     writer.add([batch_of(3, 0, 10)])
@@ -269,9 +271,7 @@ def test_a_checkpoint_of_another_store_is_refused(writer: StreamWriter, tmp_path
         elsewhere.rows(start, end)
 
 
-def test_an_idle_query_does_not_ask_the_store_more_often_than_it_should(
-    writer: StreamWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_idle_query_limits_its_store_requests(writer: StreamWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     writer.add([batch_of(1, 0, 50)])
     store = FaultyStore(writer.store)
     monkeypatch.setattr(SourceOptions, "open_store", lambda *_, **__: store)

@@ -1,4 +1,4 @@
-"""A streaming query that is a subscriber: what it needs stays, and its troubles with that never end it."""
+"""A streaming query as a subscriber: data that it needs stays, and publishing errors never end it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Callable[..., Bench]]:
         each.subscription.stop()
 
 
-def test_what_is_needed_is_published_when_the_call_returns(bench: Callable[..., Bench]) -> None:
+def test_needed_position_is_published_before_the_call_returns(bench: Callable[..., Bench]) -> None:
     here = bench("orders", "empty")
     here.subscription.needs({"orders": Position(1, 0), "empty": None})
     assert (here.cut("orders"), here.cut("empty")) == ("0.0=1:0", "None")
@@ -84,7 +84,7 @@ def test_partitions_of_a_topic_are_published_as_one_cut(bench: Callable[..., Ben
     assert (here.cut("plain"), here.cut("plain-partition-0")) == (None, "0.0=1:9")
 
 
-def test_a_query_with_nothing_new_to_say_says_the_same_again(bench: Callable[..., Bench]) -> None:
+def test_unchanged_position_is_renewed(bench: Callable[..., Bench]) -> None:
     here = bench("orders")
     here.subscription.needs({"orders": Position(1, 10)})
     for _ in range(3):
@@ -99,7 +99,7 @@ def test_a_query_with_nothing_new_to_say_says_the_same_again(bench: Callable[...
 
 
 @pytest.mark.parametrize("verb", ["get", "put"])
-def test_a_store_that_fails_is_logged_and_asked_again(
+def test_failing_store_is_logged_and_retried(
     bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture, verb: str
 ) -> None:
     here = bench("orders")
@@ -113,9 +113,7 @@ def test_a_store_that_fails_is_logged_and_asked_again(
     eventually(lambda: here.cut("orders") == "0.0=1:20", first=lambda: here.clock.advance(RETRY_S))
 
 
-def test_a_store_that_can_not_be_written_ends_nothing(
-    bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unwritable_store_does_not_end_the_query(bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture) -> None:
     here = bench("orders")
     tries: list[int] = []
 
@@ -130,7 +128,7 @@ def test_a_store_that_can_not_be_written_ends_nothing(
     assert caplog.text.count("subscriber query couldn't publish") == len(tries)
 
 
-def test_a_query_that_begins_again_before_what_it_published_lives(
+def test_query_restarted_before_its_published_position_is_logged_and_renewed(
     bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture
 ) -> None:
     here = bench("orders")
@@ -142,7 +140,7 @@ def test_a_query_that_begins_again_before_what_it_published_lives(
     assert (here.cut("orders"), here.active_ms("orders")) == ("0.0=1:40", here.clock.now_ms())
 
 
-def test_the_reader_subscribes_before_it_reads_and_releases_what_spark_has_committed(tmp_path: Path) -> None:
+def test_reader_subscribes_before_reading_and_releases_committed_batches(tmp_path: Path) -> None:
     writer = StreamWriter(open_store(f"file://{tmp_path}/store"), "orders")
     writer.add([batch_of(1, 0, 50)])
     options = SourceOptions.of({"store": writer.store.url, "stream": "orders", "subscriber": "query"})
@@ -179,7 +177,7 @@ def test_options_of_a_subscriber(tmp_path: Path) -> None:
         StreamingReader(SourceOptions.of({**given, "subscriber": "a\tb"}), SCHEMA)
 
 
-def test_a_real_query_holds_data_back_until_it_has_it(
+def test_subscribed_query_holds_data_back_until_it_is_committed(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = StreamWriter(open_store(f"file://{tmp_path}/store"), "orders")
@@ -193,7 +191,7 @@ def test_a_real_query_holds_data_back_until_it_has_it(
     assert (found.subscriber.name, str(found.subscriber.cut), found.lag_entries) == ("query", "0.0=1:100", 0)
     writer.add([batch_of(1, 100, 30)])
     assert retention.subscribers()[0].lag_entries == 30
-    place = retention.place()
+    place = retention.scope()
     assert place.incarnation is not None
     # Its registry is damaged: the query goes on, what it read stays held back.
     writer.store.put(document_key(Subscribers, "orders", place.incarnation), b"damaged")

@@ -1,4 +1,4 @@
-"""``catalogue:///directory``: notes in a directory, objects of somebody else that are only read."""
+"""``catalogue:///directory``: notes in a directory, foreign objects that are only read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def url(tmp_path: Path, objects: ObjectStore) -> str:
     return url
 
 
-def test_keys_with_a_folder_are_notes_all_others_are_the_objects(url: str, objects: ObjectStore) -> None:
+def test_keys_below_a_folder_are_notes_and_others_objects(url: str, objects: ObjectStore) -> None:
     store = open_store(url)
     store.put("_catalog/orders", b"note", mode=CREATE)
 
@@ -47,12 +47,12 @@ def test_the_objects_are_never_written(url: str, objects: ObjectStore) -> None:
         lambda: store.delete(["somebodys", "_catalog/orders"]),
         lambda: store.begin_upload("new"),
     ):
-        with pytest.raises(Unsupported, match="belongs to somebody else"):
+        with pytest.raises(Unsupported, match="belongs to another program"):
             write()
     assert objects.get("somebodys")[0] == b"data"
 
 
-def test_entries_of_our_own_have_no_place_there(url: str) -> None:
+def test_catalogue_refuses_entries_of_its_own(url: str) -> None:
     store = open_store(url)
     for write in (lambda: store.put("orders/uuid", b"x"), lambda: store.begin_upload("orders/uuid")):
         with pytest.raises(Unsupported, match="no place for entries"):
@@ -66,7 +66,7 @@ def test_opened_for_reading_the_notes_are_not_written_either(url: str) -> None:
         open_store(url, read_only=True).put("_catalog/orders", b"x")
 
 
-def test_it_can_be_made_again_but_not_of_other_objects(url: str, objects: ObjectStore, tmp_path: Path) -> None:
+def test_catalogue_may_be_recreated_only_for_the_same_objects(url: str, objects: ObjectStore, tmp_path: Path) -> None:
     create_catalogue(url, ObjectsPlace(objects.url), StoreOptions())
     with pytest.raises(InvalidCall, match=r"is a catalogue of file://.*/bucket, not of s3://other at http://x"):
         create_catalogue(url, ObjectsPlace("s3://other", "http://x"), StoreOptions())
@@ -74,7 +74,7 @@ def test_it_can_be_made_again_but_not_of_other_objects(url: str, objects: Object
         create_catalogue(f"catalogue://{tmp_path}/more", ObjectsPlace(url), StoreOptions())
 
 
-def test_what_is_no_catalogue_is_said(url: str, tmp_path: Path) -> None:
+def test_invalid_catalogue_is_an_error(url: str, tmp_path: Path) -> None:
     with pytest.raises(BucketMissing):
         open_store(f"catalogue://{tmp_path}/nothing", read_only=True)
     (tmp_path / "empty").mkdir()

@@ -1,4 +1,4 @@
-"""An upload that was completed, and whose object can't be looked at then: the outcome is unknown."""
+"""A completed upload whose object can't be verified has an unknown outcome."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def outcome_of(call: Callable[[], object]) -> OffloaderError | None:
     return None
 
 
-def test_completion_whose_look_fails_is_an_unknown_outcome(blind: Blind, cloud_place: S3Place) -> None:
+def test_completion_whose_verification_fails_is_an_unknown_outcome(blind: Blind, cloud_place: S3Place) -> None:
     with closing(through(blind, cloud_place, ONCE)) as store:
         upload_id = store.begin_upload("k")
         part = store.upload_part("k", upload_id, 1, b"bytes")
@@ -85,7 +85,7 @@ def test_completion_whose_look_fails_is_an_unknown_outcome(blind: Blind, cloud_p
 
 
 @pytest.mark.parametrize(("heads", "losses"), [(1, 0), (0, 1), (1, 1)])
-def test_segment_whose_completion_cannot_be_looked_at_is_not_sent_again(
+def test_segment_whose_completion_cannot_be_verified_is_not_sent_again(
     blind: Blind, cloud_place: S3Place, heads: int, losses: int
 ) -> None:
     """Azure has no parts any more then: asking for the completion again isn't a fault of theirs."""
@@ -94,12 +94,12 @@ def test_segment_whose_completion_cannot_be_looked_at_is_not_sent_again(
         upload.send_part(Part(1, 0, Pieces([b"bytes"]), crc32c(b"bytes")))
         blind.heads, blind.losses = heads, losses
         assert outcome_of(upload.complete) is None
-        assert upload.prove(5).size_bytes == 5
+        assert upload.verify_length(5).size_bytes == 5
         assert store.get("data")[0] == b"bytes"
 
 
 @pytest.mark.slow
-def test_s3_completion_without_a_proof_whose_look_fails_is_an_unknown_outcome() -> None:
+def test_unproven_s3_completion_whose_head_fails_is_an_unknown_outcome() -> None:
     body = b"<CompleteMultipartUploadResult><ETag>e</ETag></CompleteMultipartUploadResult>"
     part = PartInfo(1, '"0123456789abcdef0123456789abcdef"', 5, 1234)
     options: dict[str, Any] = {"access_key": "offloader", "secret_key": "secret", "region": "us-east-1"}

@@ -37,7 +37,7 @@ def test_a_fault_before_has_no_effect_and_one_after_has(memory: MemoryStore) -> 
     assert store.calls == [("put", "a"), ("put", "b"), ("put", "c")]
 
 
-def test_a_torn_delete_takes_half_a_torn_upload_nothing_and_a_torn_read_answers_nothing(memory: MemoryStore) -> None:
+def test_torn_delete_removes_half_and_torn_uploads_and_reads_do_nothing(memory: MemoryStore) -> None:
     for key in "abcd":
         memory.put(key, key.encode())
     store = FaultyStore(memory, [Fault(call=1, calls=99, torn=True, error=OutcomeUnknown)])
@@ -53,7 +53,7 @@ def test_a_torn_delete_takes_half_a_torn_upload_nothing_and_a_torn_read_answers_
     assert keys_of(memory) == ["c", "d"]
 
 
-def test_a_late_call_waits_on_the_clock_and_may_succeed(memory: MemoryStore) -> None:
+def test_late_call_advances_the_clock_and_may_succeed(memory: MemoryStore) -> None:
     clock = ManualClock()
     faults = [Fault(call=2, latency_s=40, error=None), Fault(call=3, latency_s=70)]
     store = FaultyStore(memory, faults, clock=clock)

@@ -1,4 +1,4 @@
-"""Listings whose pages have no keys: a page that isn't the last one says so, and isn't the end."""
+"""Listings with pages without keys: such a page isn't the end unless it says so."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_pages_without_parts_do_not_end_a_listing_of_parts() -> None:
         assert [part.number for part in store.list_parts("k", "u")] == [7]
 
 
-def test_a_listing_that_never_ends_is_an_error_and_no_end() -> None:
+def test_endless_listing_is_an_error() -> None:
     page = b"<ListBucketResult><IsTruncated>true</IsTruncated><NextContinuationToken>t</NextContinuationToken>"
     with (
         paging_server(lambda _: page + b"</ListBucketResult>") as url,
@@ -163,7 +163,7 @@ def test_a_listing_that_never_ends_is_an_error_and_no_end() -> None:
         store.list("")
 
 
-def test_a_truncated_page_without_keys_and_token_is_an_error_and_no_end() -> None:
+def test_truncated_page_without_keys_and_token_is_an_error() -> None:
     with (
         paging_server(lambda _: b"<ListBucketResult><IsTruncated>true</IsTruncated></ListBucketResult>") as url,
         closing(_open("s3", url)) as store,

@@ -1,4 +1,4 @@
-"""The local directory: durable, atomic between processes, readable by other tools, nothing left behind."""
+"""The local directory: durable, atomic between processes, readable by other tools, without leftovers."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ for number in range(40):
 
 
 @pytest.mark.process
-def test_of_processes_that_create_at_once_exactly_one_wins_with_its_metadata(store: ObjectStore) -> None:
+def test_one_of_concurrent_creating_processes_wins_with_its_metadata(store: ObjectStore) -> None:
     command = [sys.executable, "-c", CREATOR, store.url]
     writers = {
         name: subprocess.Popen([*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -213,7 +213,7 @@ def test_a_copied_directory_keeps_its_metadata(
     assert copied.head("a/b.more").crc32c == crc32c(b"body")
 
 
-def test_nothing_is_left_of_what_was_deleted_replaced_refused_or_aborted(store: ObjectStore, root: Path) -> None:
+def test_deletes_replacements_refusals_and_aborts_leave_no_files(store: ObjectStore, root: Path) -> None:
     etag = store.put("a/b/c", b"1", metadata={"k": "v"}).etag
     store.put("a/b/c", b"22", mode=IfMatch(etag))
     store.put("a/b/c", b"333")
@@ -251,7 +251,7 @@ def test_a_damaged_sidecar_is_reported_with_its_place(store: ObjectStore, root: 
 
 
 @pytest.mark.parametrize("text", ["", "[" * 5000, "[]", '{"key": "a/b", "metadata": 7}'])
-def test_an_upload_whose_description_was_changed_is_named(store: ObjectStore, root: Path, text: str) -> None:
+def test_changed_upload_description_is_an_error(store: ObjectStore, root: Path, text: str) -> None:
     upload_id = store.begin_upload("a/b")
     [description] = root.rglob("upload.json")
     description.write_text(text)
@@ -274,7 +274,7 @@ def test_the_stores_own_files_are_neither_listed_nor_reachable(store: ObjectStor
     assert all_keys(store, "deeper") == ["deeper/.offloader/k"]
 
 
-def test_files_whose_names_are_no_text_are_left_alone(store: ObjectStore, root: Path) -> None:
+def test_undecodable_file_names_are_ignored(store: ObjectStore, root: Path) -> None:
     store.put("k", b"1")
     (Path(os.fsdecode(bytes(root) + b"/bad-\xff"))).write_bytes(b"x")
     assert all_keys(store) == ["k"]
@@ -304,7 +304,7 @@ def test_a_lock_held_elsewhere_runs_into_the_deadline(root: Path) -> None:
     store.put("k", b"1")
     with (root / ".offloader" / "lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(StoreUnavailable, match="held by somebody else"):
+        with pytest.raises(StoreUnavailable, match="held by another process"):
             store.put("k", b"2")
         with pytest.raises(StoreUnavailable):
             store.delete(["k"])
@@ -331,7 +331,7 @@ for mode in ({}, {"mode": CREATE}):
 
 
 @pytest.mark.process
-def test_a_write_that_fails_half_way_leaves_nothing(store: ObjectStore, root: Path) -> None:
+def test_failed_write_leaves_no_file(store: ObjectStore, root: Path) -> None:
     found = run_python(LIMITED, store.url)
     assert found.stdout.split() == ["StoreUnavailable", "StoreUnavailable"], found.stderr
     assert files_below(root) == []
@@ -363,7 +363,7 @@ def test_a_directory_that_cannot_be_written_is_denied_when_opened(tmp_path: Path
     assert "permissions" in found.stdout
 
 
-def test_a_directory_that_is_not_there_is_made_for_writing_only(tmp_path: Path) -> None:
+def test_missing_directory_is_created_for_writing_only(tmp_path: Path) -> None:
     with pytest.raises(BucketMissing, match="no such directory"):
         open_store(f"file://{tmp_path}/new", read_only=True)
     assert not (tmp_path / "new").exists()
@@ -384,7 +384,7 @@ def test_a_path_through_a_file_is_refused(tmp_path: Path) -> None:
         open_store(f"file://{tmp_path}/file")
 
 
-def test_a_directory_where_nothing_can_be_made_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_that_cannot_be_created_is_not_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in /proc: the one above is there, and stays."""
 
     def refuse(_: Path) -> None:

@@ -85,7 +85,7 @@ MEETINGS: dict[str, Callable[[ObjectStore], object]] = {
 
 
 @pytest.mark.parametrize("meet", MEETINGS)
-def test_object_that_its_creator_has_not_confirmed_survives_once_another_process_relies_on_it(
+def test_unconfirmed_object_survives_once_another_process_relies_on_it(
     disk: PowerCut, tmp_path: Path, meet: str
 ) -> None:
     first, second = open_store(f"file://{tmp_path}"), open_store(f"file://{tmp_path}")
@@ -98,7 +98,7 @@ def test_object_that_its_creator_has_not_confirmed_survives_once_another_process
 
 
 @pytest.mark.parametrize("meet", ["head", "get", "list"])
-def test_replacement_that_is_not_confirmed_survives_once_another_process_relies_on_it(
+def test_unconfirmed_replacement_survives_once_another_process_relies_on_it(
     disk: PowerCut, tmp_path: Path, meet: str
 ) -> None:
     first, second = open_store(f"file://{tmp_path}"), open_store(f"file://{tmp_path}")
@@ -109,7 +109,7 @@ def test_replacement_that_is_not_confirmed_survives_once_another_process_relies_
         assert "d/k" in stored(disk)
 
 
-def test_object_in_a_directory_whose_maker_has_not_synced_it_survives(disk: PowerCut, tmp_path: Path) -> None:
+def test_object_in_an_unsynced_directory_of_another_process_survives(disk: PowerCut, tmp_path: Path) -> None:
     first, second = open_store(f"file://{tmp_path}"), open_store(f"file://{tmp_path}")
     first.put("other", b"")
     with Paused(disk, tmp_path, lambda: first.put("d/e/k", b"first", mode=CREATE)):
@@ -118,6 +118,7 @@ def test_object_in_a_directory_whose_maker_has_not_synced_it_survives(disk: Powe
         assert "d/e/mine" in stored(disk)
 
 
+@pytest.mark.slow
 def test_name_that_cannot_be_synced_is_an_unknown_outcome(disk: PowerCut, tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}")
     store.put("d/other", b"")
@@ -173,7 +174,7 @@ def killed(root: Path, sync: int, verb: str = "put") -> list[Path]:
 
 @pytest.mark.process
 @pytest.mark.parametrize("sync", [1, 2, 3, 4])
-def test_what_a_killed_process_left_is_removed(tmp_path: Path, sync: int) -> None:
+def test_files_left_by_a_killed_process_are_removed(tmp_path: Path, sync: int) -> None:
     left = killed(tmp_path, sync)
     assert left
     store = open_store(f"file://{tmp_path}")
@@ -182,16 +183,14 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path, sync: int) -> Non
 
 
 @pytest.mark.process
-def test_upload_that_a_killed_process_was_beginning_is_removed(tmp_path: Path) -> None:
+def test_upload_begun_by_a_killed_process_is_removed(tmp_path: Path) -> None:
     [left] = [path for path in killed(tmp_path, 3, "begin_upload") if path.is_dir()]
     open_store(f"file://{tmp_path}")
     assert not left.exists()
 
 
 @pytest.mark.process
-def test_object_that_a_killed_process_has_not_confirmed_survives_when_its_leavings_are_removed(
-    disk: PowerCut, tmp_path: Path
-) -> None:
+def test_unconfirmed_object_of_a_killed_process_survives_the_cleanup(disk: PowerCut, tmp_path: Path) -> None:
     sync = next(each for each in range(1, 9) if killed(tmp_path / f"{each}", each) and exists(tmp_path / f"{each}"))
     open_store(f"file://{tmp_path / f'{sync}'}")
     assert f"{sync}/d/k" in stored(disk)
@@ -201,7 +200,7 @@ def exists(root: Path) -> bool:
     return (root / "d/k").exists()
 
 
-def test_leavings_stay_as_long_as_they_are_new_or_belong_to_a_living_process(disk: PowerCut, tmp_path: Path) -> None:
+def test_temporary_files_that_are_new_or_of_a_living_process_stay(disk: PowerCut, tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}")
     store.put("d/other", b"")
     with Paused(disk, tmp_path / ".offloader/meta/d", lambda: store.put("d/k", b"body", mode=CREATE)):

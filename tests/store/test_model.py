@@ -1,4 +1,4 @@
-"""Random calls to a store and to a dictionary: after each, both say the same."""
+"""Random calls to a store and to a dictionary give the same results."""
 
 from __future__ import annotations
 

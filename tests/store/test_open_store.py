@@ -1,4 +1,4 @@
-"""Opening a store: what a URL may be, what is loaded for it, and what a store opened for reading refuses."""
+"""Opening a store: valid URLs, imports, and writes refused by a read-only store."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from tests.support.misbehaving_servers import silent_server
         ("nope://bucket", "unknown store scheme 'nope'"),
     ],
 )
-def test_a_url_that_is_none_is_refused_with_a_hint(url: str, problem: str) -> None:
+def test_invalid_url_is_refused_with_a_hint(url: str, problem: str) -> None:
     with pytest.raises(InvalidCall, match=problem) as caught:
         open_store(url)
     assert caught.value.hint
@@ -53,13 +53,13 @@ def test_a_url_that_is_none_is_refused_with_a_hint(url: str, problem: str) -> No
 
 
 @pytest.mark.parametrize("url", ["s3://AKIA:hunter2@bucket/root", "memory://user:hunter2@name"])
-def test_a_url_with_credentials_is_refused_without_repeating_them(url: str) -> None:
+def test_url_with_credentials_is_refused_without_repeating_them(url: str) -> None:
     with pytest.raises(InvalidCall) as caught:
         open_store(url)
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_remote_url_with_credentials_never_shows_them() -> None:
+def test_remote_url_error_shows_no_credentials() -> None:
     with pytest.raises(StoreUnavailable) as caught:
         open_store("ftp://user:hunter2@127.0.0.1:9/root")
     assert "hunter2" not in str(caught.value)
@@ -81,7 +81,7 @@ def test_a_missing_package_of_another_file_system_is_named() -> None:
 
 
 @pytest.mark.parametrize("endpoint", ["not a url", "127.0.0.1:9000", "http://"])
-def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
+def test_invalid_endpoint_is_refused(endpoint: str) -> None:
     with pytest.raises(InvalidCall):
         open_store("s3://bucket", endpoint_url=endpoint)
 
@@ -101,7 +101,7 @@ def test_an_endpoint_that_is_none_is_refused(endpoint: str) -> None:
         ":/bucket/root?hunter2",
     ],
 )
-def test_what_may_be_a_secret_in_a_url_is_never_repeated(scheme: str, rest: str) -> None:
+def test_possible_secret_in_a_url_is_never_repeated(scheme: str, rest: str) -> None:
     with pytest.raises(OffloaderError) as caught:
         open_store(scheme + rest)
     assert "hunter2" not in str(caught.value)
@@ -114,7 +114,7 @@ def test_options_never_show_keys() -> None:
     assert "hunter" not in repr(options)
 
 
-def test_two_openings_of_a_memory_share_it_and_roots_are_apart() -> None:
+def test_memory_stores_of_one_name_are_shared_by_root() -> None:
     name = uuid.uuid4().hex
     open_store(f"memory://{name}/a").put("k", b"1")
     assert open_store(f"memory://{name}/a").get("k")[0] == b"1"
@@ -163,7 +163,7 @@ def test_a_store_opened_for_reading_refuses_every_write(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_another_fsspec_file_system_is_read_and_says_why_it_is_not_written(name: str, tmp_path: Path) -> None:
+def test_other_fsspec_file_system_is_read_only_with_a_reason(name: str, tmp_path: Path) -> None:
     open_store(f"file://{tmp_path}").put("a/k", b"0123456789")
     store = open_store(f"fsspec+file://{tmp_path}")
     assert store.get("a/k")[0] == b"0123456789"
@@ -209,7 +209,8 @@ class HalfListed(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
         return super().ls(path, detail=detail, **more)
 
 
-def test_a_folder_that_cant_be_listed_isnt_taken_for_empty(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_unlistable_folder_is_not_taken_for_empty(tmp_path: Path) -> None:
     register_implementation("half", HalfListed, clobber=True)
     for name in ("a/1", "a/b/2", "c"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -310,11 +311,11 @@ def test_every_s3_server_we_test_with_keeps_its_promise(s3_place: Any) -> None:
     assert all_keys(store) == []
 
 
-def test_store_that_ignores_one_condition_in_twenty_passes_less_than_once_in_a_thousand_starts() -> None:
+def test_probe_misses_one_ignored_condition_in_twenty_with_odds_below_1_in_1000() -> None:
     assert 0.95 ** (CREATES + ETAGS) < 0.001
 
 
-def test_second_probe_of_an_opened_store_asks_less(servers: Any) -> None:
+def test_second_probe_of_an_opened_store_sends_fewer_requests(servers: Any) -> None:
     place = servers.place("moto")
     store, other = place.open(), place.open()
     require_conditional_puts(store)
@@ -327,7 +328,7 @@ def test_second_probe_of_an_opened_store_asks_less(servers: Any) -> None:
     assert requests_of(other)["put"].requests == first
 
 
-def test_the_probe_finds_a_lie_about_etags() -> None:
+def test_probe_detects_an_ignored_stale_etag() -> None:
     class Forgetful(FaultyStore):
         """Treats If-Match as an overwrite."""
 
@@ -341,7 +342,7 @@ def test_the_probe_finds_a_lie_about_etags() -> None:
     )
 
 
-def test_a_probe_that_cannot_write_says_so_and_a_failing_cleanup_does_not_hide_it() -> None:
+def test_failed_probe_write_is_reported_although_its_cleanup_fails_too() -> None:
     inner = open_store(f"memory://{uuid.uuid4().hex}")
     store = FaultyStore(inner, [Fault(verb="put", call=2), Fault(verb="delete", call=1)])
     with pytest.raises(OffloaderError, match="fault before put"):

@@ -1,4 +1,4 @@
-"""Stores that keep a condition mostly: the start-up probe asks often enough to find out."""
+"""Stores that ignore conditions now and then: the start-up probe finds them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class DroppingConditions(HoldingProxy):
         return super()._sent(head + b"\r\n\r\n" + body)
 
 
-def test_store_that_ignores_one_condition_in_twenty_is_refused_for_writing(servers: Any) -> None:
+def test_store_ignoring_one_condition_in_twenty_is_refused_for_writing(servers: Any) -> None:
     place = servers.place("moto")  # it doesn't check signatures, which cover the conditions
     with DroppingConditions(place.endpoint.url, 20) as proxy:
         store = open_store(place.url, **{**place.options, "endpoint_url": proxy.url})
@@ -62,11 +62,11 @@ class Moody(FaultyStore):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_probe_finds_conditions_that_are_ignored_now_and_then(seed: int) -> None:
+def test_probe_detects_intermittently_ignored_conditions(seed: int) -> None:
     assert not probe_conditional_puts(Moody(seed, 0.05, "create etag")).conditional
 
 
 @pytest.mark.parametrize("kinds", ["create", "etag"])
-def test_probe_finds_one_condition_that_is_ignored_now_and_then(kinds: str) -> None:
+def test_probe_detects_one_intermittently_ignored_condition(kinds: str) -> None:
     [problem] = probe_conditional_puts(Moody(1, 0.2, kinds), rounds=0).problems
     assert ("creates" in problem) is (kinds == "create")

@@ -1,4 +1,4 @@
-"""Asking again: how often, how long, after what, and what must never be asked again."""
+"""Retries: their number, waits, causes, and requests that are never retried."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_verb_that_can_be_repeated_is_repeated(verb: str, error: type[Offloade
 
 @pytest.mark.parametrize("verb", CALLS)
 @pytest.mark.parametrize("error", [AccessDenied, NotFound, PreconditionFailed])
-def test_an_answer_that_stays_the_same_is_not_asked_for_again(verb: str, error: type[OffloaderError]) -> None:
+def test_permanent_error_is_not_retried(verb: str, error: type[OffloaderError]) -> None:
     store, faulty, clock = stores(Fault(verb=verb, call=1, error=error))
     with pytest.raises(error):
         CALLS[verb](store)
@@ -73,7 +73,7 @@ def test_an_answer_that_stays_the_same_is_not_asked_for_again(verb: str, error: 
 
 
 @pytest.mark.parametrize("retries_max", [0, 1, 5])
-def test_the_number_of_attempts_is_bounded_and_said(retries_max: int) -> None:
+def test_number_of_attempts_is_bounded_and_reported(retries_max: int) -> None:
     settings = StoreSettings(retries_max=retries_max, retry_delay_first_s=0.1)
     store, faulty, _ = stores(Fault(verb="get", call=1, calls=1000), settings=settings)
     with pytest.raises(StoreUnavailable) as caught:
@@ -108,7 +108,7 @@ def test_waits_differ_between_clients() -> None:
     assert len(waits) == 5
 
 
-def test_closing_the_store_ends_the_waiting() -> None:
+def test_closed_store_does_not_retry() -> None:
     store, faulty, _ = stores(Fault(verb="get", call=1, calls=9))
     store.close()
     with pytest.raises(StoreUnavailable):
@@ -117,14 +117,14 @@ def test_closing_the_store_ends_the_waiting() -> None:
 
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
-def test_a_create_recognises_its_own_earlier_put(lost: int) -> None:
+def test_create_recognises_its_own_earlier_put(lost: int) -> None:
     store, faulty, _ = stores(Fault(verb="put", call=1, calls=lost, after=True, error=OutcomeUnknown))
     info = store.put("k", b"mine", mode=CREATE)
     assert info.etag == faulty.inner.head("k").etag
     assert [verb for verb, _ in faulty.calls].count("get") == 1
 
 
-def test_a_create_refused_at_once_looks_at_nothing() -> None:
+def test_create_refused_at_once_sends_no_read() -> None:
     store, faulty, _ = stores()
     faulty.inner.put("k", b"mine")
     with pytest.raises(PreconditionFailed):
@@ -164,7 +164,7 @@ def test_an_if_match_that_may_have_been_replaced_stays_unknown() -> None:
 
 @pytest.mark.parametrize("then", [StoreUnavailable, Throttled, AccessDenied])
 def test_an_unknown_outcome_is_never_forgotten(then: type[OffloaderError]) -> None:
-    """The last attempt changed nothing, but the first may have: "nothing was changed" would be a lie."""
+    """The last attempt changed nothing, but the first may have: "nothing was changed" would be false."""
     store, _, _ = stores(
         Fault(verb="put", call=1, error=OutcomeUnknown), Fault(verb="put", call=2, calls=100, error=then)
     )
@@ -172,7 +172,7 @@ def test_an_unknown_outcome_is_never_forgotten(then: type[OffloaderError]) -> No
         store.put("k", b"mine", mode=CREATE)
 
 
-def test_an_unknown_outcome_stays_unknown_when_the_look_fails() -> None:
+def test_unknown_outcome_stays_unknown_when_its_verification_fails() -> None:
     store, _, _ = stores(
         Fault(verb="put", call=1, after=True, error=OutcomeUnknown), Fault(verb="get", call=1, calls=100)
     )
@@ -195,7 +195,7 @@ def test_a_completion_that_did_not_happen_is_repeated() -> None:
     assert [verb for verb, _ in faulty.calls][-3:] == ["complete_upload", "list_parts", "complete_upload"]
 
 
-def test_a_completion_whose_answer_was_lost_is_not_repeated() -> None:
+def test_completion_with_a_lost_response_is_not_repeated() -> None:
     store, faulty, _ = stores(Fault(verb="complete_upload", call=1, after=True, error=OutcomeUnknown))
     upload_id = store.begin_upload("k")
     part = store.upload_part("k", upload_id, 1, b"part")
@@ -206,7 +206,7 @@ def test_a_completion_whose_answer_was_lost_is_not_repeated() -> None:
 
 
 @pytest.mark.parametrize("then", [None, StoreUnavailable, AccessDenied, InvalidCall])
-def test_a_completion_that_stays_unknown_is_never_called_harmless(then: type[OffloaderError] | None) -> None:
+def test_completion_of_unknown_outcome_is_never_reported_as_unavailable(then: type[OffloaderError] | None) -> None:
     """The upload is still listed, but a completion that was sent may still arrive."""
     faults = [Fault(verb="complete_upload", call=1, calls=1 if then else 100, error=OutcomeUnknown)]
     faults += [Fault(verb="complete_upload", call=2, calls=100, error=then)] if then else []

@@ -1,4 +1,4 @@
-"""What the S3 store makes of servers that fail: on real sockets, below the SDK."""
+"""The S3 store over failing servers, on real sockets below the SDK."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ CALLS = {
 READS = ("head", "get", "list", "uploads", "parts")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
 def test_a_server_that_never_answers_runs_into_the_deadline(name: str) -> None:
     """A read changed nothing; a write that was sent may have happened."""
@@ -78,7 +79,7 @@ def test_a_server_that_never_answers_runs_into_the_deadline(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://no-such-host.invalid:9000"])
-def test_what_was_never_sent_changed_nothing(name: str, url: str) -> None:
+def test_request_never_sent_changed_nothing(name: str, url: str) -> None:
     store = opened(url)
     kind: type[OffloaderError] = OutcomeUnknown if name == "complete" and "x" in url else StoreUnavailable
     with pytest.raises(kind) as caught:
@@ -167,7 +168,7 @@ def completed(etag: str, checksum: str = "") -> Answer:
     return Answer(200, b'<?xml version="1.0"?>' + body.encode())
 
 
-def test_a_completion_whose_answer_has_the_checksum_over_the_parts_is_proven() -> None:
+def test_completion_with_the_checksum_over_its_parts_is_proven() -> None:
     with ScriptedServer([completed('"e-1"', f"{composite_crc32c([PART])}-1")]) as server:
         store = opened(server.url)
         info = store.complete_upload("k", "u", [PART])
@@ -177,8 +178,8 @@ def test_a_completion_whose_answer_has_the_checksum_over_the_parts_is_proven() -
 
 
 @pytest.mark.parametrize("checksum", ["", "AAAAAA==-1", "no checksum"])
-def test_a_completion_is_not_proven_by_its_etag_nor_by_another_checksum(checksum: str) -> None:
-    """An answer may be made up of the request; the object is looked at, and isn't there."""
+def test_completion_is_not_proven_by_etag_or_another_checksum(checksum: str) -> None:
+    """A response may be derived from the request; the object is verified, and is missing."""
     with ScriptedServer([completed(composite_etag([PART]), checksum), Answer(404)]) as server:
         store = opened(server.url)
         with pytest.raises(OutcomeUnknown, match="made something else"):
@@ -212,7 +213,7 @@ def test_keys_that_failed_for_a_passing_reason_are_deleted_again() -> None:
         store.close()
 
 
-def test_a_delete_that_breaks_off_half_way_names_the_rest() -> None:
+def test_interrupted_multi_delete_names_the_remaining_keys() -> None:
     keys = [f"{number:04d}" for number in range(2500)]
     with ScriptedServer([Answer(200, b"<DeleteResult/>"), Answer(403, error_body("AccessDenied"))]) as server:
         store = opened(server.url)
@@ -223,7 +224,7 @@ def test_a_delete_that_breaks_off_half_way_names_the_rest() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("body", [b"<html>welcome to the hotel</html>", b"", b"not even that"])
 @pytest.mark.parametrize("name", ["put", "create", "begin", "part", "complete", "get", "head", "list"])
-def test_a_200_from_something_that_is_not_s3_is_no_success(name: str, body: bytes) -> None:
+def test_success_status_from_a_non_s3_server_is_an_error(name: str, body: bytes) -> None:
     with ScriptedServer([Answer(200, body)] * 2) as server:
         store = opened(server.url)
         with pytest.raises(StoreUnavailable if name in READS else OutcomeUnknown):
@@ -231,7 +232,7 @@ def test_a_200_from_something_that_is_not_s3_is_no_success(name: str, body: byte
         store.close()
 
 
-def test_a_torn_body_is_no_object() -> None:
+def test_torn_body_is_an_error() -> None:
     headers = {"ETag": '"e"', "Last-Modified": "Sat, 21 Nov 2026 00:00:00 GMT"}
     with ScriptedServer([Answer(200, b"half", headers, announced_bytes=8)]) as server:
         store = opened(server.url)
@@ -249,7 +250,7 @@ def test_a_torn_body_is_no_object() -> None:
         (Answer(200, b"0123456789"), b"2345"),
     ],
 )
-def test_a_range_is_answered_whole_or_not_at_all(answer: Answer, expected: bytes | None) -> None:
+def test_range_is_returned_whole_or_fails(answer: Answer, expected: bytes | None) -> None:
     """Also by servers that cut ranges short or don't know them."""
     headers = {"ETag": '"e"', "Last-Modified": "Sat, 21 Nov 2026 00:00:00 GMT", **answer.headers}
     with ScriptedServer([Answer(answer.status, answer.body, headers)]) as server:
@@ -274,8 +275,9 @@ def test_a_listing_of_uploads_from_a_server_that_ignores_markers_ends() -> None:
         store.close()
 
 
-def test_a_body_larger_than_one_send_may_take_longer_than_the_connect_timeout() -> None:
-    """While a request goes out, its socket has the *connect* timeout, per send: the body is sent in slices."""
+@pytest.mark.slow
+def test_large_body_may_take_longer_than_the_connect_timeout() -> None:
+    """During a request its socket has the *connect* timeout for each send, so the body is sent in slices."""
     answer = b'HTTP/1.1 200 OK\r\nETag: "e"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n'
     with slow_server(4 * 1024 * 1024, answer) as url:
         store = opened(url, StoreSettings(connect_timeout_s=0.5, read_timeout_s=5, retries_max=0))
@@ -302,7 +304,7 @@ FAST = StoreSettings(retries_max=3, retry_delay_first_s=0.001)
 
 
 @pytest.mark.parametrize("mode", [CREATE, None])
-def test_a_lost_acknowledgement_is_an_unknown_outcome_and_the_object_is_there(proxied: Any, mode: Any) -> None:
+def test_lost_response_to_a_put_is_an_unknown_outcome_and_the_object_exists(proxied: Any, mode: Any) -> None:
     proxy, place = proxied
     store = _through(proxy, place, StoreSettings(retries_max=0))
     proxy.lose(b"PUT /")
@@ -313,7 +315,7 @@ def test_a_lost_acknowledgement_is_an_unknown_outcome_and_the_object_is_there(pr
     store.close()
 
 
-def test_a_create_recognises_its_own_earlier_put(proxied: Any) -> None:
+def test_create_recognises_its_own_earlier_put(proxied: Any) -> None:
     proxy, place = proxied
     store = _through(proxy, place, FAST)
     proxy.lose(b"PUT /", 2)
@@ -325,7 +327,7 @@ def test_a_create_recognises_its_own_earlier_put(proxied: Any) -> None:
     store.close()
 
 
-def test_a_create_that_lost_to_another_after_an_unknown_outcome_says_so(proxied: Any) -> None:
+def test_create_lost_to_another_writer_after_an_unknown_outcome_is_refused(proxied: Any) -> None:
     proxy, place = proxied
     direct = place.open()
     direct.put("k", b"another's")
@@ -364,7 +366,7 @@ def test_a_lost_completion_is_not_proven_by_another_object_of_that_size(proxied:
     store.close()
 
 
-def test_a_part_whose_answer_was_lost_is_sent_again(proxied: Any) -> None:
+def test_part_whose_response_was_lost_is_sent_again(proxied: Any) -> None:
     proxy, place = proxied
     store = _through(proxy, place, FAST)
     upload_id = store.begin_upload("k")
@@ -396,7 +398,7 @@ def test_wrong_credentials_are_denied_by_real_servers(s3_place: Any) -> None:
     store.close()
 
 
-def test_a_missing_bucket_is_said_to_be_missing(s3_place: Any) -> None:
+def test_missing_bucket_is_reported(s3_place: Any) -> None:
     store = open_store("s3://no-such-bucket-here/root", **s3_place.options)
     for call in (lambda: store.get("k"), lambda: store.put("k", b""), lambda: store.list("")):
         with pytest.raises(BucketMissing, match="no-such-bucket-here"):
@@ -419,7 +421,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **values: str)
         monkeypatch.setenv(name, value)
 
 
-def test_endpoint_and_keys_come_from_the_environment(
+def test_endpoint_and_keys_are_taken_from_the_environment(
     s3_place: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     _environment(monkeypatch, tmp_path, **s3_place.endpoint.environment)
@@ -429,7 +431,7 @@ def test_endpoint_and_keys_come_from_the_environment(
     store.close()
 
 
-def test_keys_come_from_a_profile(s3_place: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_keys_are_taken_from_a_profile(s3_place: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     endpoint = s3_place.endpoint
     (tmp_path / "credentials").write_text(
         f"[other]\naws_access_key_id={endpoint.access_key}\naws_secret_access_key={endpoint.secret_key}\n"
@@ -442,10 +444,10 @@ def test_keys_come_from_a_profile(s3_place: Any, monkeypatch: pytest.MonkeyPatch
     store.close()
 
 
-def test_credentials_that_a_command_gives_are_fetched_again_when_they_expire(
+def test_credential_process_is_run_again_before_keys_expire(
     s3_place: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The SDK's own chain, not a copy of its keys: what is about to expire is asked for before every request."""
+    """The SDK's own chain is used, not a copy of its keys: it is called again before every request near expiry."""
     endpoint = s3_place.endpoint
     answer = {
         "Version": 1,
@@ -467,7 +469,7 @@ def test_credentials_that_a_command_gives_are_fetched_again_when_they_expire(
     store.close()
 
 
-def test_no_credentials_and_an_unknown_profile_are_said_in_one_line(
+def test_missing_credentials_and_unknown_profile_are_one_line_errors(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     _environment(monkeypatch, tmp_path)

@@ -70,7 +70,7 @@ def test_every_object_is_encrypted_as_asked(
     store.close()
 
 
-def test_nothing_is_asked_for_by_default() -> None:
+def test_no_storage_class_or_encryption_is_requested_by_default() -> None:
     assert keeping_of(StoreSettings())(None) == keeping_of(StoreSettings())(1) == {}
 
 
@@ -84,14 +84,14 @@ def test_nothing_is_asked_for_by_default() -> None:
         ({"kms_key": "alias/cold", "encryption": "AES256"}, "store.encryption isn't aws:kms"),
     ],
 )
-def test_what_cannot_be_is_refused_when_the_store_is_opened(settings: dict[str, Any], said: str) -> None:
+def test_invalid_storage_settings_are_refused_when_opening(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidCall, match=said) as caught:
         open_store("s3://bucket/root", settings=StoreSettings(**settings))
     assert caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["storage_class", "encryption", "kms_key"])
-def test_other_stores_refuse_what_would_do_nothing(tmp_path: Path, name: str) -> None:
+def test_other_stores_refuse_s3_only_settings(tmp_path: Path, name: str) -> None:
     value = "aws:kms" if name == "encryption" else "STANDARD_IA"
     settings = Settings.of({"store": {name: value}}).store
     with pytest.raises(InvalidCall, match=rf"store\.{name} is for s3:// only, not for file://"):
@@ -100,7 +100,7 @@ def test_other_stores_refuse_what_would_do_nothing(tmp_path: Path, name: str) ->
     open_store("memory://read-with-the-same-settings", settings=settings, read_only=True).close()
 
 
-def test_a_server_that_has_no_such_class_says_so(servers: Servers, exercises: Any) -> None:
+def test_unsupported_storage_class_is_an_error(servers: Servers, exercises: Any) -> None:
     exercises("minio")
     store = opened(servers.place("minio"), storage_class="STANDARD_IA")
     with pytest.raises(InvalidCall, match="InvalidStorageClass") as caught:
@@ -109,7 +109,7 @@ def test_a_server_that_has_no_such_class_says_so(servers: Servers, exercises: An
     store.close()
 
 
-def test_an_archived_object_says_what_to_do() -> None:
+def test_archived_object_error_has_a_hint_to_restore_it() -> None:
     kind, hint = meaning_of("InvalidObjectState", 403, writes=False)
     assert kind is Unsupported
     assert "restore it first" in hint

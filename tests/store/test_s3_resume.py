@@ -1,4 +1,4 @@
-"""A body that breaks off goes on where it stopped, is of one version of the object, and ends some time."""
+"""An interrupted body continues where it stopped, is of one version of the object, and ends eventually."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from offloader.store.open import open_store
 from offloader.store.s3_body import CONTINUATIONS_MAX, PIECE_BYTES, WHOLE_BYTES_MAX
 from offloader.store.s3_client import encoded_crc32c
 from offloader.testing.manual_clock import ManualClock
-from offloader.testing.range_suite import KeptBody
+from offloader.testing.store_suite import KeptBody
 from tests.support.cutting_proxy import CuttingProxy
 from tests.support.misbehaving_servers import Answer, ScriptedServer
 
@@ -52,7 +52,7 @@ def store(s3_place: Any, proxy: CuttingProxy) -> Iterator[ObjectStore]:
 
 
 @pytest.mark.parametrize("byte_range", [None, ByteRange(1000, len(BODY) - 5)])
-def test_a_body_goes_on_at_the_byte_where_its_connection_ended(
+def test_interrupted_body_continues_at_the_next_byte(
     store: ObjectStore, proxy: CuttingProxy, byte_range: ByteRange | None
 ) -> None:
     wanted = byte_range or ByteRange(0, len(BODY))
@@ -69,14 +69,14 @@ def test_a_body_goes_on_at_the_byte_where_its_connection_ended(
     assert requests_of(store)["get"].requests == 1
 
 
-def test_after_a_reset_no_more_is_fetched_again_than_was_being_read(store: ObjectStore, proxy: CuttingProxy) -> None:
+def test_reset_refetches_at_most_the_piece_being_read(store: ObjectStore, proxy: CuttingProxy) -> None:
     proxy.cut(CUT, times=2, reset=True)
     assert store.get("k")[0] == BODY
     assert len(proxy.gets) == 3
     assert len(BODY) <= sum(get.body_bytes for get in proxy.gets) < len(BODY) + 2 * PIECE_BYTES
 
 
-def test_a_short_body_is_asked_for_anew_by_the_layer_that_waits(s3_place: Any, proxy: CuttingProxy) -> None:
+def test_short_interrupted_body_is_fetched_again_by_the_retry_layer(s3_place: Any, proxy: CuttingProxy) -> None:
     store = s3_place.open(endpoint_url=proxy.url, settings=StoreSettings(retries_max=1, retry_delay_first_s=0.001))
     store.put("k", BODY[:WHOLE_BYTES_MAX])
     proxy.cut(CUT)
@@ -86,9 +86,7 @@ def test_a_short_body_is_asked_for_anew_by_the_layer_that_waits(s3_place: Any, p
     store.close()
 
 
-def test_an_object_that_was_replaced_in_between_is_named(
-    s3_place: Any, store: ObjectStore, proxy: CuttingProxy
-) -> None:
+def test_object_replaced_during_a_read_is_an_error(s3_place: Any, store: ObjectStore, proxy: CuttingProxy) -> None:
     other = s3_place.open()
     proxy.cut(CUT, then=lambda: other.put("k", BODY[::-1]))
     with pytest.raises(ObjectChanged, match=f"get of k: the object was replaced while it was read, after {CUT} bytes"):
@@ -107,9 +105,7 @@ def test_an_object_that_became_shorter_in_between_is_named(
     other.close()
 
 
-def test_an_object_that_was_deleted_in_between_is_missing(
-    s3_place: Any, store: ObjectStore, proxy: CuttingProxy
-) -> None:
+def test_object_deleted_during_a_read_is_missing(s3_place: Any, store: ObjectStore, proxy: CuttingProxy) -> None:
     other = s3_place.open()
     proxy.cut(CUT, then=lambda: other.delete(["k"]))
     with pytest.raises(NotFound):
@@ -162,7 +158,7 @@ HALF = BODY[:CUT]
         (Answer(503), StoreUnavailable, "get of k failed", 2),
     ],
 )
-def test_a_server_that_answers_a_continuation_with_something_else_is_not_believed(
+def test_wrong_response_to_a_continuation_is_refused(
     second: Answer, kind: type[OffloaderError], text: str, requests: int
 ) -> None:
     with ScriptedServer([torn(HALF, len(BODY)), second]) as server:
@@ -174,7 +170,7 @@ def test_a_server_that_answers_a_continuation_with_something_else_is_not_believe
 
 
 def test_parts_that_do_not_make_the_object_together_are_not_answered() -> None:
-    """Where the server tells the whole object's checksum."""
+    """For servers that return the whole object's checksum."""
     with ScriptedServer(
         [torn(HALF, len(BODY), **{"x-amz-checksum-crc32c": encoded_crc32c(1)}), rest(CUT, BODY[CUT:])]
     ) as server:
@@ -184,10 +180,10 @@ def test_parts_that_do_not_make_the_object_together_are_not_answered() -> None:
         store.close()
 
 
-def test_large_bodies_come_without_the_sdks_copies_and_their_connection_serves_again(
+def test_large_bodies_bypass_the_sdk_and_their_connection_is_reused(
     s3_place: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The way past them has no public name: without it nothing breaks, but every body is copied once more."""
+    """The bypass has no public name: without it every body is copied once more."""
     opened: list[object] = []
     connect = HTTPConnectionPool._new_conn
 
@@ -209,7 +205,7 @@ def test_large_bodies_come_without_the_sdks_copies_and_their_connection_serves_a
     store.close()
 
 
-def test_a_body_whose_connection_cant_be_found_is_read_by_the_sdk(
+def test_body_without_a_known_connection_is_read_by_the_sdk(
     store: ObjectStore, proxy: CuttingProxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(s3_receive, "HTTPResponse", CuttingProxy)
@@ -219,9 +215,7 @@ def test_a_body_whose_connection_cant_be_found_is_read_by_the_sdk(
     assert len(proxy.gets) == 3
 
 
-def test_what_is_received_goes_on_at_the_byte_where_its_connection_ended(
-    store: ObjectStore, proxy: CuttingProxy
-) -> None:
+def test_interrupted_receive_continues_at_the_next_byte(store: ObjectStore, proxy: CuttingProxy) -> None:
     wanted = ByteRange(1000, len(BODY) - 5)
     into = KeptBody(MIB // 3 + 1)
     proxy.cut(CUT, times=2)
@@ -232,7 +226,7 @@ def test_what_is_received_goes_on_at_the_byte_where_its_connection_ended(
     assert requests_of(store)["get"].bytes_received == wanted.length
 
 
-def test_what_is_received_begins_anew_when_the_call_is_repeated(s3_place: Any, proxy: CuttingProxy) -> None:
+def test_repeated_receive_begins_again(s3_place: Any, proxy: CuttingProxy) -> None:
     store = s3_place.open(endpoint_url=proxy.url, settings=StoreSettings(retries_max=1, retry_delay_first_s=0.001))
     store.put("k", BODY)
     into = KeptBody(100_003)
@@ -243,9 +237,7 @@ def test_what_is_received_begins_anew_when_the_call_is_repeated(s3_place: Any, p
     store.close()
 
 
-def test_an_object_that_was_replaced_while_it_was_received_is_named(
-    s3_place: Any, store: ObjectStore, proxy: CuttingProxy
-) -> None:
+def test_object_replaced_while_received_is_an_error(s3_place: Any, store: ObjectStore, proxy: CuttingProxy) -> None:
     other = s3_place.open()
     proxy.cut(CUT, then=lambda: other.put("k", BODY[::-1]))
     into = KeptBody(MIB)
@@ -261,7 +253,7 @@ def test_an_object_that_was_replaced_while_it_was_received_is_named(
     [Answer(200, BODY, HEADERS), rest(0, BODY[:50]), replace(rest(9, BODY[9:]), headers={**HEADERS})],
     ids=["all of the object", "an object that ends earlier", "a range without its place"],
 )
-def test_an_answer_that_is_not_just_the_range_is_never_received(answer: Answer) -> None:
+def test_response_other_than_the_range_is_never_received(answer: Answer) -> None:
     into = KeptBody()
     with ScriptedServer([answer]) as server:
         store = open_store("s3://bucket/root", endpoint_url=server.url, settings=ONCE, **KEYS)

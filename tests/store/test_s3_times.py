@@ -1,4 +1,4 @@
-"""Times in S3's answers: the quick way says what the SDK's says."""
+"""Times in S3's responses: the fast parser equals the SDK's."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=str)
-def test_a_time_is_what_the_sdk_makes_of_it(text: object) -> None:
+def test_listing_time_equals_that_of_the_sdk(text: object) -> None:
     assert time_ms(parsed_time(text, parse_timestamp)) == time_ms(parse_timestamp(text))
 
 
-def test_what_is_no_time_is_left_to_the_sdk() -> None:
+def test_invalid_time_is_parsed_by_the_sdk() -> None:
     with pytest.raises(ValueError, match="yesterday"):
         parsed_time("yesterday", parse_timestamp)
 
 
-def test_a_time_in_a_listing_isn_t_left_to_the_sdk() -> None:
+def test_listing_time_is_parsed_without_the_sdk() -> None:
     def never(text: object) -> None:
         raise AssertionError(text)
 

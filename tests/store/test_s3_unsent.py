@@ -1,4 +1,4 @@
-"""Behind an HTTP proxy and over TLS: a request that may have arrived isn't called unsent, one that can't have is."""
+"""Behind an HTTP proxy and over TLS: only a request that can't have arrived is reported as unsent."""
 
 from __future__ import annotations
 
@@ -30,10 +30,8 @@ def opened(url: str) -> ObjectStore:
     return open_store("s3://bucket/root", endpoint_url=url, region="us-east-1", settings=ONCE, **keys)
 
 
-def test_an_answer_that_is_lost_behind_a_proxy_is_an_unknown_outcome(
-    s3_place: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The proxy's connection ends when the server has answered: urllib3 says that it can't connect to it."""
+def test_response_lost_behind_a_proxy_is_an_unknown_outcome(s3_place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The proxy's connection ends after the server's response: urllib3 reports it as a failed connection."""
     armed = threading.Event()
 
     def break_off(passing: Passing) -> None:
@@ -52,7 +50,7 @@ def test_an_answer_that_is_lost_behind_a_proxy_is_an_unknown_outcome(
 
 
 @pytest.mark.process
-def test_a_proxy_that_is_not_there_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_proxy_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
     monkeypatch.setenv("NO_PROXY", "")
     with closing(opened("http://127.0.0.1:9")) as store, pytest.raises(StoreUnavailable):
@@ -75,7 +73,7 @@ def one_connection(serve: Callable[[socket.socket], None]) -> Iterator[int]:
         thread.join()
 
 
-def test_a_proxy_that_refuses_to_connect_further_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_refusing_to_connect_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(connection: socket.socket) -> None:
         connection.recv(65536)
         connection.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
@@ -92,10 +90,8 @@ def test_a_proxy_that_refuses_to_connect_further_changes_nothing(monkeypatch: py
     [(lambda store: store.get("k"), StoreUnavailable), (lambda store: store.put("k", b"body"), OutcomeUnknown)],
     ids=["get", "put"],
 )
-def test_a_refusal_that_is_reset_in_its_middle_is_no_bug(
-    call: Callable[[ObjectStore], Any], expected: type[Exception]
-) -> None:
-    """The SDK reads the body of such an answer itself, and lets through what its HTTP library says."""
+def test_refusal_reset_in_the_middle_is_no_bug(call: Callable[[ObjectStore], Any], expected: type[Exception]) -> None:
+    """The SDK reads the body of such a response itself, and passes on errors of its HTTP library."""
 
     def break_off(connection: socket.socket) -> None:
         while b"\r\n\r\n" not in connection.recv(65536):
@@ -114,7 +110,7 @@ def test_a_refusal_that_is_reset_in_its_middle_is_no_bug(
 @pytest.mark.parametrize(
     ("trusted", "expected"), [(True, OutcomeUnknown), (False, StoreUnavailable)], ids=["an answer", "the handshake"]
 )
-def test_tls_that_fails_in_an_answer_is_an_unknown_outcome_and_in_the_handshake_it_is_none(
+def test_tls_failure_in_a_response_but_not_in_the_handshake_is_unknown(
     trusted: bool, expected: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = Authority(tmp_path)

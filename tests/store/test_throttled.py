@@ -1,4 +1,4 @@
-"""Stores that wait their turn: what counts against which limit, and 503 SlowDown slowing the whole process down."""
+"""Rate-limited stores: what counts against which limit, and 503 SlowDown slowing the whole process down."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_bodies_and_answers_count_against_the_bandwidth() -> None:
     assert clock.monotonic_s() - before_s == pytest.approx(1.0, abs=0.1)
 
 
-def test_a_range_that_was_shorter_than_asked_for_is_charged_as_it_was() -> None:
+def test_short_range_is_charged_its_actual_length() -> None:
     clock = ManualClock()
     store = opened(clock, Limiter(LimitSettings(bytes_per_s=100.0), clock))
     store.put("k", b"abc")
@@ -69,7 +69,7 @@ def test_parts_count_too_and_a_delete_of_nothing_is_no_request() -> None:
     assert clock.monotonic_s() == pytest.approx(7.0, abs=0.1)
 
 
-def test_each_attempt_takes_a_turn_and_waiting_for_it_uses_up_no_retries() -> None:
+def test_each_attempt_is_rate_limited_and_waiting_uses_no_retry_time() -> None:
     clock = ManualClock()
     faulty = FaultyStore(
         MemoryStore(uuid.uuid4().hex, "", clock=clock), [Fault(verb="put", call=1, calls=2, error=StoreUnavailable)]
@@ -82,7 +82,7 @@ def test_each_attempt_takes_a_turn_and_waiting_for_it_uses_up_no_retries() -> No
     assert clock.monotonic_s() > 90
 
 
-def test_one_store_that_is_told_to_slow_down_slows_all_that_share_its_limiter() -> None:
+def test_throttled_store_slows_all_stores_of_its_limiter() -> None:
     clock = ManualClock()
     limiter = Limiter(LimitSettings(recovery_requests_per_s=0.001), clock)
     refused = AttemptStore(
@@ -116,7 +116,7 @@ def test_after_slowing_down_the_store_recovers_and_everything_arrives() -> None:
     assert limiter.status().pace_requests_per_s is None
 
 
-def test_any_other_failure_leaves_the_pace_alone() -> None:
+def test_other_failures_leave_the_rate_unchanged() -> None:
     clock = ManualClock()
     limiter = Limiter(LimitSettings(), clock)
     faulty = FaultyStore(
@@ -127,7 +127,7 @@ def test_any_other_failure_leaves_the_pace_alone() -> None:
     assert limiter.status().slowdowns == 0
 
 
-def test_work_at_the_priority_of_a_backfill_waits_behind_live_uploads() -> None:
+def test_backfill_requests_wait_behind_live_uploads() -> None:
     clock = ManualClock(waits_pass=False)
     limiter = Limiter(LimitSettings(requests_per_s=0.5), clock)
     store = opened(clock, limiter)
@@ -152,7 +152,7 @@ def test_work_at_the_priority_of_a_backfill_waits_behind_live_uploads() -> None:
     assert order == ["new", "old"]
 
 
-def test_closing_the_store_ends_the_waiting_and_leaves_other_stores_waiting() -> None:
+def test_closing_a_store_ends_only_its_own_waits() -> None:
     clock = ManualClock(waits_pass=False)
     limiter = Limiter(LimitSettings(requests_per_s=0.001), clock)
     store, other = opened(clock, limiter), opened(clock, limiter)
@@ -170,7 +170,7 @@ def test_closing_the_store_ends_the_waiting_and_leaves_other_stores_waiting() ->
             staying.result(timeout=PATIENCE_S)
 
 
-def test_a_store_that_was_given_no_limiter_has_one_of_its_own() -> None:
+def test_store_without_a_given_limiter_has_its_own() -> None:
     one, other = open_store(f"memory://{uuid.uuid4().hex}"), open_store(f"memory://{uuid.uuid4().hex}")
     status = limits_of(one)
     assert status is not None
@@ -179,7 +179,7 @@ def test_a_store_that_was_given_no_limiter_has_one_of_its_own() -> None:
     assert one is not other
 
 
-def test_threads_that_are_refused_together_slow_down_once() -> None:
+def test_concurrently_refused_threads_slow_down_once() -> None:
     clock = ManualClock()
     limiter = Limiter(LimitSettings(), clock)
     gate = threading.Barrier(4)

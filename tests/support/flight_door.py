@@ -14,10 +14,10 @@ import pyarrow.flight as fl
 
 from formats.entries import EntryBatch, Position
 from offloader.runtime.clock import SystemClock
-from offloader.service.bootstrap import ProviderParts, assemble
+from offloader.service.bootstrap import Assembled, assemble
 from offloader.service.flight.handlers import ENTRY_SCHEMA
+from offloader.service.host import RecentErrors
 from offloader.service.providers.flight import FlightProvider
-from offloader.service.queries import RecentErrors
 from offloader.store.base import ObjectStore
 from tests.ledgers.pushing_broker import Broker
 from tests.support.served import settings_file
@@ -127,7 +127,7 @@ def flight_door(store: ObjectStore, scheme: str = "grpc", **settings: Any) -> It
     logger = logging.getLogger("offloader")
     logger.addHandler(recent)
 
-    def feed(parts: ProviderParts) -> list[FlightProvider]:
+    def feed(parts: Assembled) -> list[FlightProvider]:
         feeds.append(
             FlightProvider(
                 parts.settings, parts.store, credentials=parts.credentials, control=parts.control, clock=parts.clock

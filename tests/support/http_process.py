@@ -15,17 +15,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from formats.entries import Position
 from offloader.errors import NotFound
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.runtime.clock import SystemClock
-from offloader.service.auth import open_credentials
+from offloader.service.auth import Credentials, open_credentials
+from offloader.service.broker_ledgers import BrokerLedgers
 from offloader.service.commands import ServiceControl
+from offloader.service.host import RecentErrors
 from offloader.service.http.server import OffloadHttp
-from offloader.service.providers.base import ProviderProblem
-from offloader.service.queries import RecentErrors, ServiceView
+from offloader.service.process import ServingProcess
+from offloader.service.queries import ServiceView
+from offloader.service.streams import ProviderProblem
 from offloader.settings import Settings
 from offloader.settings.layered import SettingsFile
 from offloader.store.base import ObjectStore
@@ -53,20 +55,34 @@ class Answer:
         return json.loads(self.body)
 
 
+class _Streams(dict[str, StreamOffload]):
+    """What a view and the commands ask ``ServedStreams`` for."""
+
+    def __init__(self, file: SettingsFile) -> None:
+        super().__init__()
+        self.file, self.settings_of = file, file.settings_of
+        self.sources: dict[str, Any] = {}
+        self.source_of = self.sources.get
+
+    def require(self, stream: str) -> StreamOffload:
+        if stream not in self:
+            raise NotFound(f"stream {stream} isn't offloaded by this process", hint="`/v1/streams?served=true`")
+        return self[stream]
+
+
 @dataclass
 class HttpProcess:
-    """See the module; ``file`` and ``found`` may be changed by tests."""
+    """See the module; ``found`` may be changed by tests. ``credentials`` are the listener's."""
 
     store: ObjectStore
     database: EmbeddedLedgers
     offloader: LedgerOffloader
-    file: SettingsFile
-    streams: dict[str, StreamOffload] = field(default_factory=dict)
-    sources: dict[str, Any] = field(default_factory=dict)
+    streams: _Streams
     found: list[ProviderProblem] = field(default_factory=list)
     recent: RecentErrors = field(default_factory=RecentErrors)
     started_ms: int = 0
     upkeep: None = None
+    credentials: Credentials = field(default_factory=Credentials)
 
     def add(self, name: str, entries: int = 20) -> None:
         source = self.database.open_stream(name)
@@ -76,6 +92,14 @@ class HttpProcess:
         self.streams[name].offload(timeout_s=PATIENCE_S)
 
     # what a view and the commands ask for
+
+    @property
+    def sources(self) -> dict[str, Any]:
+        return self.streams.sources
+
+    @property
+    def served(self) -> ServingProcess:
+        return cast("ServingProcess", self)
 
     @property
     def history(self) -> BackfillService:
@@ -89,18 +113,6 @@ class HttpProcess:
     def problems(self) -> Sequence[ProviderProblem]:
         return self.found
 
-    def source_of(self, stream: str) -> Any:
-        return self.sources.get(stream)
-
-    def offload(self, stream: str, until: Position | None, *, timeout_s: float) -> Position | None:
-        if stream not in self.streams:
-            raise NotFound(f"stream {stream} isn't offloaded by this process", hint="`/v1/streams?served=true`")
-        return self.streams[stream].offload(until, timeout_s=timeout_s)
-
-    def look_again(self, stream: str) -> None:
-        if stream in self.streams:
-            self.streams[stream].look_again()
-
 
 @contextmanager
 def http_process(
@@ -111,6 +123,9 @@ def http_process(
     environ: Mapping[str, str] | None = None,
     view: Any = None,
     control: Any = None,
+    store: ObjectStore | None = None,
+    read_only: bool = False,
+    writer_url: str = "",
 ) -> Iterator[tuple[OffloadHttp, HttpProcess]]:
     """Serves HTTP on a free port of loopback until the end.
 
@@ -118,13 +133,30 @@ def http_process(
         sections: settings; ``http.listen`` is the free port unless given.
         environ: where tokens are looked up.
         view, control: instead of the real ones.
+        store: instead of one in memory.
+        read_only: brokers are answered as by ``serve --read-only``.
+        writer_url: its address in the manifests of its streams.
     """
-    with http_stage(folder, sections, streams=streams) as (settings, process, metrics):
+    with http_stage(folder, sections, streams=streams, store=store, writer_url=writer_url) as (
+        settings,
+        process,
+        metrics,
+    ):
+        process.credentials = open_credentials(settings.access, environ or {})
+        commands = control or ServiceControl(process.store, clock=SystemClock(), process=process.served)
         http = OffloadHttp(
-            view or ServiceView(process.store, clock=SystemClock(), process=process),
-            control or ServiceControl(process.store, clock=SystemClock(), process=process),
+            view or ServiceView(process.store, clock=SystemClock(), process=process.served),
+            commands,
+            ledgers=BrokerLedgers(
+                process.store,
+                settings=settings,
+                clock=SystemClock(),
+                recorder=metrics,
+                control=None if read_only else commands,
+                environ=environ or {},
+            ),
             settings=settings,
-            credentials=open_credentials(settings.access, environ or {}),
+            credentials=process.credentials,
             clock=SystemClock(),
             exposition=metrics.exposition,
             recorder=metrics,
@@ -143,11 +175,13 @@ def http_stage(
     *,
     streams: Sequence[str] = (ORDERS,),
     store_url: str = "",
+    store: ObjectStore | None = None,
+    writer_url: str = "",
 ) -> Iterator[tuple[Settings, HttpProcess, Metrics]]:
     """What an HTTP server shows and commands, without one; see ``http_process``.
 
     Args:
-        store_url: default: a store in memory.
+        store_url: default: a store in memory; ``store``: instead of it.
     """
     given = {name: dict(values) for name, values in (sections or {}).items()}
     # Nothing is late because the machine has other things to do: tests of deadlines set theirs.
@@ -157,10 +191,11 @@ def http_stage(
     clock = SystemClock()
     layer = {f"{section}.{name}": value for section, values in given.items() for name, value in values.items()}
     metrics = Metrics(settings.telemetry, clock=clock)
-    store = open_store(store_url or f"memory://http-{next(_names)}", recorder=metrics)
+    store = store or open_store(store_url or f"memory://http-{next(_names)}", recorder=metrics)
     database = EmbeddedLedgers(str(folder / f"ledgers-{next(_names)}.db"))
-    offloader = LedgerOffloader(store, settings, observe=True)
-    process = HttpProcess(store, database, offloader, SettingsFile("test.toml", {"": layer}), started_ms=clock.now_ms())
+    offloader = LedgerOffloader(store, settings, observe=True, writer_url=writer_url)
+    streams_here = _Streams(SettingsFile("test.toml", {"": layer}))
+    process = HttpProcess(store, database, offloader, streams_here, started_ms=clock.now_ms())
     try:
         for name in streams:
             process.add(name)

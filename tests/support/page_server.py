@@ -7,8 +7,11 @@ from urllib.parse import quote
 
 from offloader.runtime.clock import SystemClock
 from offloader.service.auth import open_credentials
+from offloader.service.broker_ledgers import BrokerLedgers
 from offloader.service.http.server import OffloadHttp
 from offloader.settings import Settings
+from offloader.store.open import open_store
+from offloader.telemetry.recorder import NO_TELEMETRY
 
 __all__ = ["PageServer"]
 
@@ -40,6 +43,14 @@ class PageServer:
         self._http = OffloadHttp(
             self._view,
             None,  # type: ignore[arg-type]  # the page asks for nothing to be done
+            ledgers=BrokerLedgers(
+                open_store("memory://page"),
+                settings=settings,
+                clock=SystemClock(),
+                recorder=NO_TELEMETRY,
+                control=None,
+                environ={},
+            ),
             settings=settings,
             credentials=open_credentials(settings.access, {_VARIABLE: self._token}),
             clock=SystemClock(),

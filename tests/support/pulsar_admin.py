@@ -19,6 +19,8 @@ from formats.entries import Position
 __all__ = ["AdminTopic", "FakeAdmin"]
 
 _HOST = "127.0.0.1"
+#: Instead of a document: it was done.
+_DONE = "done"
 _ROOT = "/admin/v2/"
 _PERSISTENT = "persistent://"
 _STOP_TIMEOUT_S = 60.0
@@ -44,6 +46,12 @@ class AdminTopic(Protocol):
     def unload(self) -> None:
         """Every consumer is sent away."""
 
+    def offload(self, before: Position) -> None:
+        """The closed ledgers before a position are offloaded."""
+
+    def note(self, subscription: str, properties: Mapping[str, str]) -> None:
+        """A subscription has these properties from now on."""
+
 
 class FakeAdmin:
     """An admin interface on the loopback interface.
@@ -56,6 +64,7 @@ class FakeAdmin:
 
     Attributes:
         policies: namespace -> its policies; a namespace with topics is there anyway.
+        version, settings: of the broker.
         asked: method and path of each request.
         answers: path -> (status, body) instead of the truth, while they are there.
         refuses_entries: status of each answer about a single entry; 0: it tells the truth.
@@ -73,6 +82,7 @@ class FakeAdmin:
         self.partitioned = dict(partitioned or {})
         self.token = token
         self.policies: dict[str, Mapping[str, Any]] = {}
+        self.version, self.settings = "4.0.7", dict[str, Any]()
         self.asked: list[tuple[str, str]] = []
         self.answers: dict[str, tuple[int, bytes]] = {}
         self.refuses_entries = 0
@@ -134,14 +144,14 @@ class FakeAdmin:
         self._server.server_close()
 
     def _serve(self, request: BaseHTTPRequestHandler) -> None:
-        request.rfile.read(int(request.headers.get("Content-Length") or 0))
+        sent = request.rfile.read(int(request.headers.get("Content-Length") or 0))
         with self._lock:
             self.asked.append((request.command, request.path))
         self.hold.wait(_STOP_TIMEOUT_S)
         if not self.is_up:
             request.close_connection = True
             return
-        status, headers, body = self._answer(request)
+        status, headers, body = self._answer(request, sent)
         request.send_response(status)
         for name, value in headers.items():
             request.send_header(name, value)
@@ -151,7 +161,7 @@ class FakeAdmin:
         if status != 204:
             request.wfile.write(body)
 
-    def _answer(self, request: BaseHTTPRequestHandler) -> tuple[int, Mapping[str, str], bytes]:
+    def _answer(self, request: BaseHTTPRequestHandler, sent: bytes) -> tuple[int, Mapping[str, str], bytes]:
         if request.path in self.answers:
             status, body = self.answers[request.path]
             return status, {}, body
@@ -160,10 +170,24 @@ class FakeAdmin:
         parts = [unquote(part) for part in request.path[len(_ROOT) :].split("/")]
         if (entry := self._entry(request.command, parts)) is not None:
             return entry
-        found = self._document(request.command, parts)
+        found = self._changed(request.command, parts, sent) or self._document(request.command, parts)
         if found is None:
             return 404, {}, json.dumps({"reason": f"{request.path} not found"}).encode()
-        return (204, {}, b"") if found == "" else (200, {}, json.dumps(found).encode())
+        return (204, {}, b"") if found in ("", _DONE) else (200, {}, json.dumps(found).encode())
+
+    def _changed(self, method: str, parts: list[str], sent: bytes) -> str:
+        """Empty: it is no request with a document."""
+        with self._lock:
+            topic = self._topics.get(f"{_PERSISTENT}{'/'.join(parts[1:4])}")
+        match method, parts:
+            case "PUT", ["persistent", _, _, _, "offload"] if topic is not None:
+                asked = json.loads(sent)
+                topic.offload(Position(asked["ledgerId"], asked["entryId"]))
+                return _DONE
+            case "PUT", ["persistent", _, _, _, "subscription", name, "properties"] if topic is not None:
+                topic.note(name, json.loads(sent))
+                return _DONE
+        return ""
 
     def _entry(self, method: str, parts: list[str]) -> tuple[int, Mapping[str, str], bytes] | None:
         match method, parts:
@@ -182,6 +206,10 @@ class FakeAdmin:
             names = {name.removeprefix(_PERSISTENT) for name in (*topics, *self.partitioned)}
             namespaces = {name.rpartition("/")[0] for name in names} | set(self.policies)
         match method, parts:
+            case "GET", ["brokers", "version"]:
+                return self.version
+            case "GET", ["brokers", "configuration", "runtime"]:
+                return self.settings
             case "GET", ["tenants"]:
                 return sorted({namespace.split("/")[0] for namespace in namespaces})
             case "GET", ["namespaces", tenant]:

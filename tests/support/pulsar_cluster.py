@@ -65,7 +65,7 @@ class Cluster:
             "service_url": self.broker.url,
             "admin_url": self.admin.url,
             "topics": topics or ("t/n",),
-            "topics_seconds": 0.1,
+            "discovery_interval_s": 0.1,
             "subscribers_seconds": 0.1,
             "retry_seconds_max": 0.05,
             **more,

@@ -45,6 +45,7 @@ class _Subscription:
     mark_delete: int
     sent: int
     turns: int = 0
+    properties: dict[str, str] = field(default_factory=dict)
     consumers: list[_Consumer] = field(default_factory=list)
 
 
@@ -98,6 +99,8 @@ class FakeTopic:
         lost: positions that are listed, and that the bookies don't have any more.
         read_batch: as many entries as it reads at once; it passes over all of them where the first one is lost, but
             over no more than the reader has permits for.
+        offloaded: ledgers that the broker has offloaded itself.
+        offloads: the positions before which it was asked to.
 
     Besides clients that speak the protocol, a test may hold subscriptions itself: ``subscribe``, ``acknowledge``.
     """
@@ -109,6 +112,8 @@ class FakeTopic:
         self.skips: dict[Position, int] = {}
         self.lost: set[Position] = set()
         self.read_batch = 1
+        self.offloaded: set[int] = set()
+        self.offloads: list[Position] = []
         self._markers: dict[Position, int] = {}
         self._broker = broker
         self._lock = threading.RLock()
@@ -186,7 +191,12 @@ class FakeTopic:
                 "currentLedgerSize": sum(sizes[is_open]),
                 "lastConfirmedEntry": str(last),
                 "ledgers": [
-                    {"ledgerId": ledger_id, "entries": len(found), "size": sum(found), "offloaded": False}
+                    {
+                        "ledgerId": ledger_id,
+                        "entries": len(found),
+                        "size": sum(found),
+                        "offloaded": ledger_id in self.offloaded,
+                    }
                     if ledger_id != is_open
                     else {"ledgerId": ledger_id, "entries": 0, "size": 0, "offloaded": False}
                     for ledger_id, found in sorted(sizes.items())
@@ -205,7 +215,11 @@ class FakeTopic:
         with self._lock:
             self._forget_lost()
             subscriptions = {
-                name: {"isDurable": found.durable, "consumers": [{}] * len(found.consumers)}
+                name: {
+                    "isDurable": found.durable,
+                    "consumers": [{}] * len(found.consumers),
+                    "subscriptionProperties": dict(found.properties),
+                }
                 for name, found in self._subscriptions.items()
             }
             return {"subscriptions": subscriptions, "deduplicationStatus": "Disabled"}
@@ -218,6 +232,17 @@ class FakeTopic:
                 return 404, {}, b'{"reason":"Message id not found"}'
             more = {} if messages else {"X-Pulsar-marker-type": str(self._markers[position])}
             return 200, {"X-Pulsar-txn-uncommitted": "false", **more}, b""
+
+    def offload(self, before: Position) -> None:
+        """The closed ledgers before a position are offloaded at once."""
+        with self._lock:
+            self.offloads.append(before)
+            self.offloaded |= {each[0].ledger_id for each in self.entries if each[0].ledger_id < before.ledger_id}
+
+    def note(self, subscription: str, properties: Mapping[str, str]) -> None:
+        """A subscription has these properties from now on."""
+        with self._lock:
+            self._subscriptions[subscription].properties = dict(properties)
 
     def trim(self) -> None:
         """Deletes the closed ledgers that every durable subscription has consumed; without one, all of them."""

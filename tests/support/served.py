@@ -9,8 +9,8 @@ from typing import Any
 
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.service.bootstrap import Assembled, assemble
-from offloader.service.providers.base import ProviderProblem, StreamProvider, Streams
-from offloader.service.queries import RecentErrors
+from offloader.service.host import RecentErrors
+from offloader.service.streams import ProviderProblem, ServedStreams, StreamProvider
 from offloader.settings.layered import SettingsFile
 from offloader.store.base import ObjectStore
 from tests.support.waiting import PATIENCE_S
@@ -26,7 +26,7 @@ def settings_file(*, topics: Mapping[str, Mapping[str, Any]] | None = None, **na
         "offload.max_size_per_offload_segment_mbytes": 1 / 64,
         "offload.max_offload_segment_rollover_time_minutes": 0.002,
         "offload.drain_seconds_max": PATIENCE_S,
-        "serve.upkeep": False,
+        "serve.maintenance": False,
     }
     values |= {name.replace("__", "."): value for name, value in names.items()}
     layers: dict[str, Mapping[str, Any]] = {"": values}
@@ -46,12 +46,12 @@ class HeldFeed:
 
     def __init__(self, name: str = "held", failing: Sequence[Exception] = ()) -> None:
         self.name = name
-        self.streams: Streams | None = None
+        self.streams: ServedStreams | None = None
         self.failing = list(failing)
         self.heard: list[str] = []
         self.wrong: list[ProviderProblem] = []
 
-    def start(self, streams: Streams) -> None:
+    def start(self, streams: ServedStreams) -> None:
         self.heard.append("start")
         if self.failing:
             raise self.failing.pop(0)

@@ -25,8 +25,10 @@ class Serving:
         lines: what it logged, one document each; what isn't JSON as ``{"text": ...}``.
     """
 
-    def __init__(self, config: Path, environ: Mapping[str, str] | None = None, *, wait: bool = True) -> None:
-        command = [sys.executable, "-m", "offloader.cli.main", "serve", "--config", str(config)]
+    def __init__(
+        self, config: Path, environ: Mapping[str, str] | None = None, *options: str, wait: bool = True
+    ) -> None:
+        command = [sys.executable, "-m", "offloader.cli.main", "serve", "--config", str(config), *options]
         self.process = subprocess.Popen(
             command, stderr=subprocess.PIPE, text=True, env={**os.environ, **(environ or {})}, encoding="utf-8"
         )

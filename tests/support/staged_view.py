@@ -12,8 +12,8 @@ from typing import Any
 
 from offloader.errors import NotFound, StoreUnavailable
 from offloader.monitor import idle_document
-from offloader.plot import StreamShape
-from offloader.service.queries import Page, StreamOrder, page_of, shape_document
+from offloader.plot import StreamTimeline
+from offloader.service.queries import Page, StreamOrder, page_of, timeline_document
 
 NOW_MS = 1_795_000_000_000
 UUID = "0f8fad5b-d9cb-469f-a165-70867728950e"
@@ -148,9 +148,9 @@ class StagedView:
     def orphans(self) -> dict[str, Any]:
         return {"left": self.left, "jobs": self.jobs}
 
-    def shape(self, name: str) -> dict[str, Any]:
+    def timeline(self, name: str) -> dict[str, Any]:
         self._ask_the_store()
-        return self.shapes.get(name) or shape_document(StreamShape(name, [], [], []))
+        return self.shapes.get(name) or timeline_document(StreamTimeline(name, [], [], []))
 
     def segments(self, name: str, *, after: str = "", limit: int = 100) -> Page[Any]:
         self._ask_the_store()

@@ -13,6 +13,7 @@ __all__ = ["PATIENCE_S", "eventually", "settled"]
 #: else may need a good part of it.
 PATIENCE_S = 120.0
 _LOOK_S = 0.002
+_LOOK_S_MAX = 0.25
 _Seen = TypeVar("_Seen")
 
 
@@ -24,12 +25,15 @@ def eventually(
     deadline_s = time.monotonic() + within_s
     never = threading.Event()
     while True:
+        began_s = time.monotonic()
         if first is not None:
             first()
         if is_so():
             return
-        assert time.monotonic() < deadline_s, f"not so within {within_s} s"
-        never.wait(_LOOK_S)
+        ended_s = time.monotonic()
+        assert ended_s < deadline_s, f"not so within {within_s} s"
+        # Looks that read a store leave the processor to what is waited for.
+        never.wait(min(_LOOK_S_MAX, max(_LOOK_S, 3 * (ended_s - began_s))))
 
 
 def settled(look: Callable[[], _Seen], is_done: Callable[[_Seen], object], *, still_s: float, look_s: float) -> bool:

@@ -25,15 +25,7 @@ import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from formats.documents import (
-    PartitionHead,
-    TruncationIntent,
-    decode_deletion,
-    deletion_key,
-    encode_deletion,
-    encode_intent,
-    intent_key,
-)
+from formats.documents import DeletionRecord, PartitionHead, TruncationIntent, deletion_key, intent_key
 from formats.manifest import LedgerClosed
 from offloader import Position, open_managed_ledger, open_reader, open_reader_groups, open_store
 from offloader.manifest.log import ManifestLog, load_manifest
@@ -154,9 +146,9 @@ def _purged(place: Place) -> None:
                 place.run("cleanup", "run", "b/purged", "--yes", "--config", str(place.at_once))
     # The objects of the second batch are gone, and the process ended before it could say so.
     key = place.store.list("b/purged/retention/deleted/").objects[-1].key
-    batch = decode_deletion(place.store.get(key)[0])
+    batch = DeletionRecord.decode(place.store.get(key)[0])
     begun = deletion_key("b/purged", batch.name, done=False)
-    place.store.put(begun, encode_deletion(replace(batch, done_ms=None)))
+    place.store.put(begun, replace(batch, done_ms=None).encode())
     place.store.delete([key])
 
 
@@ -206,7 +198,7 @@ def _half(place: Place) -> None:
             head = Position(_in_ledgers(topic, stream, 3)[1], 2)
         heads.append(PartitionHead(stream, load_manifest(place.store, stream).incarnation, head))
     intent = TruncationIntent("b/half", tuple(heads), False, "retention", 1_700_000_000_000)
-    place.store.put(intent_key("b/half"), encode_intent(intent))
+    place.store.put(intent_key("b/half"), intent.encode())
 
 
 def _group(place: Place) -> None:

@@ -43,7 +43,7 @@ class Place:
         self.config.write_text(POLICY)
         #: Nothing waits until it is deleted.
         self.at_once = folder / "at-once.toml"
-        self.at_once.write_text("[cleanup]\ngrace_hours = 0.0\n[manifest]\norphan_age_hours_min = 0.0\n")
+        self.at_once.write_text("[cleanup]\ngrace_period = '0s'\n[manifest]\norphan_age_min = '0s'\n")
 
     def database(self, stream: str) -> str:
         return f"sqlite:///{self.folder}/{DATABASES.get(stream, 'ledgers.db')}"

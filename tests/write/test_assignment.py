@@ -1,4 +1,4 @@
-"""When segments close and how large parts are."""
+"""Segment limits, and the size of parts."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from hypothesis import strategies as st
 
 from formats.entries import EntryBatch
 from offloader.settings import OffloadSettings, Settings
-from offloader.write.quota import PARTS_MAX, entries_that_fit, part_bytes_for, segment_bytes_max, segment_is_full
+from offloader.write.quota import PARTS_MAX, entries_that_fit, part_bytes_for, segment_bytes_max
 
 MIB = 1024 * 1024
 
 
-def test_a_segment_closes_at_its_size_not_before() -> None:
+def test_size_of_a_segment_is_in_mebibytes() -> None:
     settings = OffloadSettings(max_size_per_offload_segment_mbytes=1.5)
 
     assert segment_bytes_max(settings) == 1_572_864
-    assert not segment_is_full(1_572_863, settings)
-    assert segment_is_full(1_572_864, settings)
 
 
 @pytest.mark.parametrize("mbytes", [0.001, 1, 1024, 300_000, 5 * 1024 * 1024])
@@ -42,11 +40,11 @@ def test_the_entry_that_reaches_the_limit_is_the_last_one_in(sizes: list[int], h
     wire = np.cumsum([size + 12 for size in sizes])
     before = held + (int(wire[fit - 2]) if fit > 1 else 0)
     assert fit >= 1
-    assert fit == 1 or not segment_is_full(before, settings)
-    assert fit == len(sizes) or segment_is_full(held + int(wire[fit - 1]), settings)
+    assert fit == 1 or before < segment_bytes_max(settings)
+    assert fit == len(sizes) or held + int(wire[fit - 1]) >= segment_bytes_max(settings)
 
 
-def test_ineffective_and_wrong_settings_are_all_named_at_once() -> None:
+def test_invalid_settings_are_all_reported_at_once() -> None:
     with pytest.raises(Exception, match=r"offload\.part_bytes: 1 is not between") as caught:
         Settings.of({"offload": {"part_bytes": 1, "colour": "red", "codec": "lz77"}, "paint": {}}, origin="a.toml")
 

@@ -1,4 +1,4 @@
-"""History goes up in segments of about the segment size, in any order; a run that was interrupted goes on."""
+"""Backfill in segments of about the segment size, in any order; an interrupted run continues."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ import pytest
 
 from formats.entries import ENTRY_HEADER_BYTES, Position
 from formats.keys import parse_object_key
-from formats.manifest import Assign, Edit, Failed, Offloaded, decode_record
+from formats.manifest import Assign, Edit, Failed, LedgersDeleted, Offloaded, decode_record
 from formats.segment import SegmentSummary
 from offloader.errors import Corrupt, Fenced, OutcomeUnknown, StoreUnavailable
+from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
+from offloader.manifest.checked_source import CheckedSource
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.runtime.clock import SystemClock
 from offloader.settings import LimitSettings, Settings
@@ -83,7 +85,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made.database.close()
 
 
-def test_everything_so_far_is_offloaded_once_in_segments_of_about_the_segment_size(bench: Bench) -> None:
+def test_history_is_offloaded_once_in_segments_near_the_segment_size(bench: Bench) -> None:
     bench.append(1000)
 
     result = bench.offloader.history.backfill(bench.source, STREAM)
@@ -98,7 +100,7 @@ def test_everything_so_far_is_offloaded_once_in_segments_of_about_the_segment_si
     assert unaccounted_keys(bench.memory, STREAM) == set()
 
 
-def test_segments_are_assigned_in_order_with_both_ends_before_their_bytes_are_sent(bench: Bench) -> None:
+def test_segments_are_assigned_in_order_with_both_ends_before_upload(bench: Bench) -> None:
     bench.append(600)
     bench.offloader.history.backfill(bench.source, STREAM)
     assigned = [edit for edit in bench.edits() if isinstance(edit, Assign)]
@@ -130,7 +132,7 @@ def test_a_second_run_has_nothing_to_do_and_opens_no_epoch(bench: Bench) -> None
     assert load_manifest(bench.memory, STREAM).record_id == before.record_id
 
 
-def test_a_failed_attempt_is_made_again_under_another_name_and_its_objects_are_cleaned(bench: Bench) -> None:
+def test_failed_attempt_is_retried_under_another_uuid_and_its_objects_deleted(bench: Bench) -> None:
     bench.append(300)
     bench.store.set_faults([Fault(call=2, verb="put", key_part="-index", error=StoreUnavailable)])
 
@@ -141,7 +143,7 @@ def test_a_failed_attempt_is_made_again_under_another_name_and_its_objects_are_c
     assert unaccounted_keys(bench.memory, STREAM) == set()
 
 
-def test_the_end_is_the_contiguous_prefix_and_an_interrupted_run_goes_on_with_what_is_missing(bench: Bench) -> None:
+def test_interrupted_backfill_commits_the_contiguous_prefix_and_continues(bench: Bench) -> None:
     bench.append(1000)
     planned: list[UUID] = []
     bench.offloader.history.backfill(bench.source, STREAM, last=bench.expected[50][0])
@@ -155,10 +157,10 @@ def test_the_end_is_the_contiguous_prefix_and_an_interrupted_run_goes_on_with_wh
     half = load_manifest(bench.memory, STREAM)
     planned = [segment.uuid for segment in half.assigned()]
     assert len(planned) == 1
-    hole = half.assigned()[0]
-    assert hole.end is not None
-    assert all(not (hole.begin <= each.begin <= hole.end) for each in half.offloaded())
-    assert there(half.committed_end()) < hole.begin
+    gap = half.assigned()[0]
+    assert gap.end is not None
+    assert all(not (gap.begin <= each.begin <= gap.end) for each in half.offloaded())
+    assert there(half.committed_end()) < gap.begin
     done = {segment.uuid for segment in half.offloaded()}
     assert len(done) > len(before.offloaded())
 
@@ -176,7 +178,7 @@ def test_the_end_is_the_contiguous_prefix_and_an_interrupted_run_goes_on_with_wh
 @pytest.mark.slow
 @pytest.mark.parametrize("call", range(1, 40, 3))
 @pytest.mark.parametrize(("error", "after"), [(StoreUnavailable, False), (OutcomeUnknown, True)])
-def test_whatever_call_fails_a_later_run_makes_it_whole(
+def test_later_run_completes_a_backfill_failing_at_any_call(
     bench: Bench, call: int, error: type[StoreUnavailable], after: bool
 ) -> None:
     bench.append(300)
@@ -223,7 +225,7 @@ def test_the_live_segment_starts_exactly_where_the_backfill_ended(bench: Bench) 
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
-def test_a_view_of_a_stream_that_somebody_else_writes_will_do(bench: Bench) -> None:
+def test_backfill_works_on_a_view_of_a_stream_with_another_writer(bench: Bench) -> None:
     bench.append(300)
     view = bench.database.view_stream(STREAM, may_delete=True)
     result = bench.offloader.history.backfill(view, STREAM, acknowledges=False)
@@ -237,7 +239,7 @@ def lose_ledger(bench: Bench, ledger_id: int) -> None:
     bench.expected = [each for each in bench.expected if each[0].ledger_id != ledger_id]
 
 
-def test_ledgers_trimmed_before_anybody_saw_them_are_no_gap(bench: Bench) -> None:
+def test_ledgers_trimmed_before_the_first_listing_are_no_gap(bench: Bench) -> None:
     """A begin is the first entry that is actually there."""
     bench.append(600)
     first = bench.expected[0][0].ledger_id
@@ -262,7 +264,7 @@ def begin_and_lose(bench: Bench) -> Position:
     return end
 
 
-def test_a_backfill_blocks_at_a_gap_and_says_so(bench: Bench) -> None:
+def test_backfill_stops_at_a_gap_with_an_error(bench: Bench) -> None:
     end = begin_and_lose(bench)
     result = bench.offloader.history.backfill(bench.source, STREAM)
     assert [type(error) for error in result.errors] == [Corrupt]
@@ -271,7 +273,7 @@ def test_a_backfill_blocks_at_a_gap_and_says_so(bench: Bench) -> None:
     assert (state.committed_end(), state.gaps, state.newest_end) == (end, (), end)
 
 
-def test_a_backfill_records_a_gap_where_it_may_and_goes_on_behind_it(bench: Bench) -> None:
+def test_backfill_records_a_gap_by_policy_and_continues_after_it(bench: Bench) -> None:
     end = begin_and_lose(bench)
     offloader = LedgerOffloader(bench.store, Settings.of({"offload": {"on_gap": "record"}}))
     result = offloader.history.backfill(bench.source, STREAM)
@@ -282,6 +284,60 @@ def test_a_backfill_records_a_gap_where_it_may_and_goes_on_behind_it(bench: Benc
     assert state.find(Position(gap.last.ledger_id, 0)) is not None
     assert result.committed == state.committed_end() == bench.expected[-1][0]
     assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+@pytest.mark.parametrize("segment_mbytes", [SEGMENT_BYTES / 2**20, 5.0])
+def test_a_deleted_ledger_between_two_live_ones_is_not_offloaded(bench: Bench, segment_mbytes: float) -> None:
+    """The hot tier still lists it."""
+    bench.append(700)
+    deleted = 2
+    assert bench.expected[-1][0].ledger_id > deleted + 1
+    log = ManifestLog(bench.memory, STREAM, clock=SystemClock())
+    log.load(create=True)
+    log.commit_as_maintainer([LedgersDeleted((deleted,))])
+    kept = [each for each in bench.expected if each[0].ledger_id != deleted]
+    sizes = {"max_size_per_offload_segment_mbytes": segment_mbytes, "takeover_after_seconds": 0.01}
+    offloader = LedgerOffloader(bench.store, Settings.of({"offload": {"block_bytes": 1024, **sizes}}))
+
+    result = offloader.history.backfill(bench.source, STREAM)
+    offloader.close()
+
+    assert (result.errors, result.trimmed) == ([], [])
+    assert stored_entries(bench.memory, STREAM) == kept
+    assert result.committed == load_manifest(bench.memory, STREAM).committed_end() == kept[-1][0]
+    assert deleted in {info.ledger_id for info in bench.source.ledgers()}
+
+
+def test_the_end_of_a_ledger_deleted_before_it_was_offloaded_is_never_recorded(bench: Bench) -> None:
+    """With its end recorded, its entries would be missing."""
+    bench.append(700)
+    deleted = 2
+    log = ManifestLog(bench.memory, STREAM, clock=SystemClock())
+    log.load(create=True)
+    log.commit_as_maintainer([LedgersDeleted((deleted,))])
+    bench.offloader.history.backfill(bench.source, STREAM)
+    bench.source.close_ledger()
+
+    noted = bench.offloader.history.note_ends(bench.source, STREAM)
+
+    assert noted == [bench.expected[-1][0].ledger_id]
+    assert deleted not in load_manifest(bench.memory, STREAM).closed_ledgers
+
+
+def test_deletion_of_an_offloaded_ledger_does_not_end_the_stream(bench: Bench) -> None:
+    bench.append(100)
+    bench.offloader.history.backfill(bench.source, STREAM)
+    offloaded = bench.expected[-1][0]
+    bench.source.close_ledger()
+    log = ManifestLog(bench.memory, STREAM, clock=SystemClock())
+    assert offloaded.ledger_id not in log.load().closed_ledgers
+    log.commit_as_maintainer([LedgersDeleted((offloaded.ledger_id,))])
+    bench.append(100)
+
+    result = bench.offloader.history.backfill(bench.source, STREAM)
+
+    assert result.errors == []
+    assert result.committed == bench.expected[-1][0] > offloaded
 
 
 class AfterAssignments(StoreWrapper):
@@ -298,7 +354,32 @@ class AfterAssignments(StoreWrapper):
         return answer
 
 
-def test_a_ledger_that_is_lost_in_the_middle_of_an_assigned_range_is_never_passed_over(bench: Bench) -> None:
+class ListsLate(CheckedSource):
+    """A hot tier that lists one of its ledgers only after a while."""
+
+    hidden = 0
+
+    def ledgers(self) -> list[LedgerInfo]:
+        return [info for info in super().ledgers() if info.ledger_id != self.hidden]
+
+
+def test_a_ledger_listed_only_after_the_range_around_it_was_assigned_is_offloaded_with_it(bench: Bench) -> None:
+    bench.append(700)
+    source = ListsLate(bench.source, lambda: None)
+    source.hidden = 2
+    store = AfterAssignments(bench.memory, lambda: setattr(source, "hidden", 0))
+    large = {"max_size_per_offload_segment_mbytes": 5.0, "takeover_after_seconds": 0.01, "block_bytes": 1024}
+    offloader = LedgerOffloader(store, Settings.of({"offload": large}))
+
+    result = offloader.history.backfill(source, STREAM)
+    offloader.close()
+
+    assert result.errors == []
+    assert source.hidden == 0
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+def test_ledger_lost_inside_an_assigned_range_is_never_skipped(bench: Bench) -> None:
     bench.append(700)
     lost = 2
     assert bench.expected[-1][0].ledger_id > lost + 1
@@ -329,7 +410,7 @@ class PrioritiesSeen(StoreWrapper):
         return call()
 
 
-def test_objects_of_history_are_sent_at_the_priority_of_a_backfill_and_its_leavings_deleted_last(bench: Bench) -> None:
+def test_backfill_uploads_have_backfill_priority_and_deletes_deletion_priority(bench: Bench) -> None:
     bench.append(300)
     watched = PrioritiesSeen(bench.store)
     bench.store.set_faults([Fault(call=2, verb="put", key_part="-index", error=StoreUnavailable)])
@@ -342,7 +423,7 @@ def test_objects_of_history_are_sent_at_the_priority_of_a_backfill_and_its_leavi
     assert {seen for verb, seen in objects if verb == "delete"} == {Priority.DELETION}
 
 
-def test_with_a_saturated_limit_a_live_request_goes_before_a_backfill_that_waited_longer(bench: Bench) -> None:
+def test_live_request_precedes_an_older_backfill_request_at_a_saturated_limit(bench: Bench) -> None:
     bench.append(600)
     clock = ManualClock(waits_pass=False)
     order: list[str] = []
@@ -356,9 +437,9 @@ def test_with_a_saturated_limit_a_live_request_goes_before_a_backfill_that_waite
     class UploadsOnly(Limiter):
         """Reads don't wait, so that time stands still when all uploads do."""
 
-        def take_turn(self, traffic: Traffic, size_bytes: int, closing: threading.Event, *, what: str) -> Ticket:
+        def acquire(self, traffic: Traffic, size_bytes: int, closing: threading.Event, *, what: str) -> Ticket:
             if traffic is Traffic.UPLOAD:
-                return super().take_turn(traffic, size_bytes, closing, what=what)
+                return super().acquire(traffic, size_bytes, closing, what=what)
             return Ticket(Priority.READ, size_bytes, 0, admitted=0)
 
     limiter = UploadsOnly(LimitSettings(requests_per_s=1.0), clock)

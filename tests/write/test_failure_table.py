@@ -53,7 +53,7 @@ class TestBudgetUsedUp:
     """Status failed; the same range again under a new uuid before anything newer; the old upload is aborted."""
 
     @pytest.mark.slow
-    def test_the_same_range_goes_first_under_a_new_name_and_the_upload_is_aborted(
+    def test_failed_range_is_offloaded_first_again_and_its_upload_aborted(
         self, new_bench: Callable[..., Bench]
     ) -> None:
         bench = new_bench(settings=BIG)
@@ -74,7 +74,7 @@ class TestBudgetUsedUp:
         assert bench.memory.list_uploads("") == []
         assert stored_entries(bench.memory, STREAM) == bench.expected
 
-    def test_nothing_newer_is_committed_before_it(self, new_bench: Callable[..., Bench]) -> None:
+    def test_nothing_newer_is_committed_before_the_failed_range(self, new_bench: Callable[..., Bench]) -> None:
         bench = new_bench()
         source, stream = started(bench)
         bench.store.set_faults([Fault(call=1, calls=3, verb="put", key_part="-index")])
@@ -88,11 +88,13 @@ class TestBudgetUsedUp:
 
 
 class TestCompleteOutcomeUnknown:
-    """Look before deciding anything; never send again blindly, never delete on doubt."""
+    """Verify before deciding anything; never send again blindly, never delete in doubt."""
 
     @pytest.mark.slow
     @pytest.mark.parametrize("after", [False, True], ids=["it did not happen", "it happened"])
-    def test_the_object_is_looked_for_first(self, new_bench: Callable[..., Bench], after: bool) -> None:
+    def test_unknown_completion_is_verified_before_it_is_repeated(
+        self, new_bench: Callable[..., Bench], after: bool
+    ) -> None:
         bench = new_bench(settings=BIG)
         source, stream = started(bench)
         bench.store.set_faults([Fault(call=1, verb="complete_upload", after=after, error=OutcomeUnknown)])
@@ -110,7 +112,9 @@ class TestCompleteOutcomeUnknown:
         assert stored_entries(bench.memory, STREAM) == bench.expected
 
     @pytest.mark.parametrize("after", [False, True], ids=["it did not happen", "it happened"])
-    def test_a_single_put_is_looked_for_too(self, new_bench: Callable[..., Bench], after: bool) -> None:
+    def test_unknown_single_put_is_verified_before_it_is_repeated(
+        self, new_bench: Callable[..., Bench], after: bool
+    ) -> None:
         bench = new_bench(settings=BIG)
         source, stream = started(bench)
         bench.append(source, 1)
@@ -128,9 +132,9 @@ class TestCompleteOutcomeUnknown:
 
 
 class TestCommitOutcomeUnknown:
-    """The identical record is repeated until its id exists; nothing else meanwhile."""
+    """The identical record is repeated until its id exists; no other record is built."""
 
-    def test_every_repeat_has_the_same_bytes_and_nothing_else_is_written(self, new_bench: Callable[..., Bench]) -> None:
+    def test_repeated_commits_send_the_same_bytes_and_nothing_else(self, new_bench: Callable[..., Bench]) -> None:
         bench = new_bench(settings=BIG)
         source, stream = started(bench)
         bench.append(source, 1)
@@ -161,7 +165,8 @@ class TestCommitOutcomeUnknown:
 class TestCommitLostToAHigherEpoch:
     """Fenced: it stops cleanly, with an exit code of its own, and deletes nothing."""
 
-    def test_it_stops_and_deletes_nothing(self, new_bench: Callable[..., Bench]) -> None:
+    @pytest.mark.slow
+    def test_fenced_stream_stops_and_deletes_nothing(self, new_bench: Callable[..., Bench]) -> None:
         bench = new_bench(settings=BIG)
         source, stream = started(bench)
         bench.append(source, 40, size=30_000)
@@ -179,7 +184,7 @@ class TestCommitLostToAHigherEpoch:
         assert not any(verb in ("delete", "abort_upload") for verb, _ in bench.store.calls)
         assert kept <= {info.key for info in bench.memory.list("").objects}
 
-    def test_two_owners_that_restart_do_not_fence_each_other_for_ever(self, new_bench: Callable[..., Bench]) -> None:
+    def test_restarting_owners_do_not_fence_each_other_forever(self, new_bench: Callable[..., Bench]) -> None:
         """Both live and want the stream; after the first exchange its epoch stays."""
         clock = ManualClock(waits_pass=False)
         bench = new_bench(clock=clock)
@@ -202,7 +207,8 @@ class TestCommitLostToAHigherEpoch:
 class TestStoreDownForAnHour:
     """The hot tier is unaffected; the buffer fills; afterwards it catches up: nothing is lost or doubled."""
 
-    def test_an_hour_passes_and_everything_arrives_once(self, new_bench: Callable[..., Bench]) -> None:
+    @pytest.mark.slow
+    def test_everything_arrives_once_after_an_hour_of_outage(self, new_bench: Callable[..., Bench]) -> None:
         clock = ManualClock(waits_pass=False)
         bench = new_bench(clock=clock, settings=settings(offload_buffer_bytes_max=64 * KIB, retry_seconds_max=30.0))
         source, stream = started(bench)
@@ -256,7 +262,7 @@ class TestDiskOrMemoryErrorInAWorker:
         "error", [MemoryError("no memory"), OSError(28, "No space left on device"), _Shock("out of line")], ids=repr
     )
     @pytest.mark.parametrize("batches", [5, 100], ids=["little is behind", "a long history"])
-    def test_the_cause_is_said_and_it_goes_on_when_it_is_over(
+    def test_worker_error_is_reported_and_offloading_continues_after_it(
         self, new_bench: Callable[..., Bench], error: BaseException, batches: int
     ) -> None:
         bench = new_bench()
@@ -273,7 +279,7 @@ class TestDiskOrMemoryErrorInAWorker:
         assert stream.status().error == ""
         assert stored_entries(bench.memory, STREAM) == bench.expected
 
-    def test_a_segment_whose_encoder_fails_is_read_again(self, new_bench: Callable[..., Bench]) -> None:
+    def test_segment_with_a_failing_encoder_is_read_again(self, new_bench: Callable[..., Bench]) -> None:
         bench = new_bench()
         source, stream = started(bench)
         put = bench.memory.put

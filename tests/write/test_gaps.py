@@ -41,19 +41,19 @@ def ledger(ledger_id: int, entries: int, *, closed: bool = True) -> LedgerInfo:
     return LedgerInfo(ledger_id=ledger_id, closed=closed, entries=entries, size_bytes=0, created_ms=0)
 
 
-def test_a_gap_is_proven_by_the_absence_of_every_ledger_that_could_hold_the_entries() -> None:
+def test_gap_needs_the_absence_of_every_ledger_that_could_hold_entries() -> None:
     gap = proven_gap(Position(3, 4), Position(9, 0), [ledger(1, 5), ledger(9, 2), ledger(11, 0)])
     assert gap is not None
     assert (gap.first, gap.last) == (Position(3, 5), Position(9, -1))
 
 
-def test_the_ledger_that_the_entries_are_of_may_be_gone_too_by_then() -> None:
+def test_gap_includes_a_following_ledger_that_is_deleted_too() -> None:
     gap = proven_gap(Position(3, 4), Position(9, 0), [ledger(10, 2), ledger(11, 0, closed=False)])
     assert gap is not None
     assert (gap.first, gap.last) == (Position(3, 5), Position(9, -1))
 
 
-def test_a_closed_ledger_that_was_offered_whole_may_still_be_listed() -> None:
+def test_closed_ledger_offered_completely_may_still_be_listed_at_a_gap() -> None:
     gap = proven_gap(Position(3, 4), Position(9, 0), [ledger(3, 5), ledger(9, 2)])
     assert gap is not None
     assert (gap.first, gap.last) == (Position(3, 5), Position(9, -1))
@@ -67,11 +67,11 @@ def test_a_closed_ledger_that_was_offered_whole_may_still_be_listed() -> None:
         pytest.param(Position(9, 0), [ledger(5, 1), ledger(9, 2)], id="one between is listed"),
         pytest.param(Position(9, 0), [], id="the list has nothing"),
         pytest.param(Position(9, 0), [ledger(2, 5), ledger(11, 2)], id="the list leaves the next one out"),
-        pytest.param(Position(9, 3), [ledger(9, 9)], id="a hole at the beginning of a ledger"),
-        pytest.param(Position(3, 7), [ledger(3, 9)], id="a hole inside a ledger"),
+        pytest.param(Position(9, 3), [ledger(9, 9)], id="a gap at the beginning of a ledger"),
+        pytest.param(Position(3, 7), [ledger(3, 9)], id="a gap inside a ledger"),
     ],
 )
-def test_what_the_source_lists_and_does_not_give_is_no_gap(begin: Position, ledgers: list[LedgerInfo]) -> None:
+def test_listed_entries_that_the_source_does_not_return_are_no_gap(begin: Position, ledgers: list[LedgerInfo]) -> None:
     assert proven_gap(Position(3, 4), begin, ledgers) is None
 
 
@@ -98,7 +98,7 @@ def lose_ledgers(bench: Bench) -> tuple[EmbeddedStream, int]:
     return source, first.ledger_id
 
 
-def test_the_default_is_to_block_at_a_gap_and_to_say_so(new_bench: Callable[..., Bench]) -> None:
+def test_stream_blocks_at_a_gap_by_default_with_an_error(new_bench: Callable[..., Bench]) -> None:
     bench = new_bench()
     lose_ledgers(bench)
     written = len(bench.records())
@@ -112,7 +112,7 @@ def test_the_default_is_to_block_at_a_gap_and_to_say_so(new_bench: Callable[...,
     assert not [edit for record in bench.records()[written:] for edit in record if isinstance(edit, Gap)]
 
 
-def test_with_on_gap_record_the_gap_is_recorded_and_offloading_goes_on(
+def test_on_gap_record_records_the_gap_and_continues(
     new_bench: Callable[..., Bench], caplog: pytest.LogCaptureFixture
 ) -> None:
     bench = new_bench(settings=settings(on_gap="record"))
@@ -130,7 +130,7 @@ def test_with_on_gap_record_the_gap_is_recorded_and_offloading_goes_on(
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
-def test_what_a_source_gives_and_lists_no_more_is_offloaded(
+def test_entries_read_from_a_ledger_deleted_meanwhile_are_offloaded(
     new_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where messages have a time to live a broker deletes one ledger before it is read, and the next one while its
@@ -170,7 +170,7 @@ def test_what_a_source_gives_and_lists_no_more_is_offloaded(
     assert [gap.last for gap in load_manifest(bench.memory, STREAM).gaps] == [Position(held.ledger_id, -1)]
 
 
-def test_what_was_assigned_in_the_gap_fails_in_the_same_record(new_bench: Callable[..., Bench]) -> None:
+def test_segment_assigned_in_a_gap_fails_in_the_gaps_own_record(new_bench: Callable[..., Bench]) -> None:
     bench = new_bench(settings=settings(on_gap="record", max_size_per_offload_segment_mbytes=100))
     source = bench.open()
     bench.append(source, 5)
@@ -221,7 +221,7 @@ BEFORE = pytest.mark.parametrize("committed_before", [False, True], ids=["the fi
 
 
 @BEFORE
-def test_a_stream_does_not_go_on_behind_what_it_promised_without_a_word(
+def test_stream_does_not_skip_lost_assigned_entries_silently(
     new_bench: Callable[..., Bench], committed_before: bool
 ) -> None:
     bench = new_bench(settings=settings(max_size_per_offload_segment_mbytes=100))
@@ -234,7 +234,7 @@ def test_a_stream_does_not_go_on_behind_what_it_promised_without_a_word(
 
 
 @BEFORE
-def test_what_was_promised_and_is_gone_becomes_a_gap(new_bench: Callable[..., Bench], committed_before: bool) -> None:
+def test_lost_assigned_entries_become_a_gap(new_bench: Callable[..., Bench], committed_before: bool) -> None:
     bench = new_bench(settings=settings(on_gap="record", max_size_per_offload_segment_mbytes=100))
     lose_what_was_assigned(bench, committed_before=committed_before)
     [left] = load_manifest(bench.memory, STREAM).assigned()
@@ -268,7 +268,7 @@ def test_a_ledger_that_a_stream_saw_and_did_not_offload_is_missed(new_bench: Cal
         stream.offload()
 
 
-def test_behind_a_gap_a_stream_goes_on_after_what_another_method_offloaded(new_bench: Callable[..., Bench]) -> None:
+def test_after_a_gap_the_stream_continues_behind_ranges_of_another_method(new_bench: Callable[..., Bench]) -> None:
     bench = new_bench(settings=settings(on_gap="record"))
     source = bench.open()
     stream = bench.start(source)
@@ -312,8 +312,8 @@ def test_the_first_ledger_that_a_stream_saw_is_missed_too(new_bench: Callable[..
     assert load_manifest(bench.memory, STREAM).committed_end() is None
 
 
-def test_what_fails_before_a_gap_belongs_to_it_when_it_is_gone_too() -> None:
-    """The entries before the gap are in memory; then their upload fails, and their ledger is the one that is gone."""
+def test_failed_range_before_a_gap_becomes_part_of_it_when_lost_too() -> None:
+    """The entries before the gap are in memory; then their upload fails, and their ledger is deleted."""
     small = {"offload": {"block_bytes": 1024, "offload_buffer_bytes_max": 64 * 1024, "on_gap": "record"}}
     found = set()
     for seed in range(20):
@@ -340,7 +340,7 @@ def test_what_fails_before_a_gap_belongs_to_it_when_it_is_gone_too() -> None:
 
 
 def test_a_gap_ends_where_the_manifest_has_entries(new_bench: Callable[..., Bench]) -> None:
-    """What the ledger method offloaded behind it may be gone from the hot tier as well."""
+    """Entries that the ledger method offloaded after it may be deleted from the hot tier as well."""
     bench = new_bench(settings=settings(on_gap="record"))
     source = bench.open()
     stream = bench.start(source)
@@ -369,7 +369,7 @@ def test_a_gap_ends_where_the_manifest_has_entries(new_bench: Callable[..., Benc
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
-def test_a_ledger_whose_hot_copy_was_released_is_no_gap(new_bench: Callable[..., Bench]) -> None:
+def test_released_hot_ledger_is_no_gap(new_bench: Callable[..., Bench]) -> None:
     """Its end is in the manifest, and nowhere else any more."""
     bench = new_bench(settings=settings(deletion_lag_minutes=0))
     source = bench.open()
@@ -391,7 +391,7 @@ def test_a_ledger_whose_hot_copy_was_released_is_no_gap(new_bench: Callable[...,
 
 
 class SilentSource:
-    """A source that says which ledgers it has when a stream starts, and not when a hole was seen."""
+    """A source that says which ledgers it has when a stream starts, and not when a gap was seen."""
 
     def __init__(self, inner: EmbeddedStream) -> None:
         self.inner = inner

@@ -1,4 +1,4 @@
-"""One segment: what is taken, what is refused, what arrives; failures at every storage call."""
+"""One segment: accepted and refused offers, and failures at every storage call."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def finish(handle: OffloadHandle) -> object:
     return handle.get_offload_result_async().result(PATIENCE_S)
 
 
-def test_offered_entries_arrive_and_the_result_says_where_they_begin_and_end(
+def test_offered_entries_arrive_and_the_result_has_their_ends(
     new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
 ) -> None:
     handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM)
@@ -120,7 +120,7 @@ def test_a_segment_below_a_part_is_one_put_and_one_index(
     assert sorted(store.calls) == [("head", data), ("put", data), ("put", index)]
 
 
-def test_a_large_segment_goes_up_in_parts_and_leaves_no_upload(
+def test_large_segment_is_uploaded_in_parts_and_leaves_no_upload(
     new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
 ) -> None:
     handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM)
@@ -160,7 +160,7 @@ def test_closing_without_entries_writes_no_object(
     assert store.calls == []
 
 
-def test_what_does_not_follow_is_an_error_and_the_segment_is_as_before(
+def test_out_of_order_offer_is_refused_and_changes_nothing(
     new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
 ) -> None:
     handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM, after=Position(1, 9))
@@ -172,18 +172,18 @@ def test_what_does_not_follow_is_an_error_and_the_segment_is_as_before(
             handle.offer_batch(wrong)
         with pytest.raises(InvalidCall, match="doesn't follow 1:12"):
             handle.offer_entry(next(wrong.entries()))
-    holes = EntryBatch(
+    gapped = EntryBatch(
         1, batch(1, 13, 4).entry_ids[[0, 1, 3]], batch(1, 13, 3).payloads, batch(1, 0, 3).publish_times_ms
     )
-    with pytest.raises(InvalidCall, match="holes"):
-        handle.offer_batch(holes)
+    with pytest.raises(InvalidCall, match="gaps"):
+        handle.offer_batch(gapped)
     assert handle.last_offered() == Position(1, 12)
 
     finish(handle)
     assert [entry.entry_id for entry in read_back(store, UUID_A)] == [10, 11, 12]
 
 
-def test_the_next_ledger_follows_when_the_source_said_the_one_before_is_closed(
+def test_next_ledger_is_accepted_after_the_previous_one_is_closed(
     new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
 ) -> None:
     handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM)
@@ -200,7 +200,7 @@ def test_the_next_ledger_follows_when_the_source_said_the_one_before_is_closed(
     ]
 
 
-def test_a_full_buffer_takes_what_fits_and_then_nothing_without_blocking(
+def test_full_buffer_takes_what_fits_and_then_refuses_without_blocking(
     new_offloader: Callable[..., LedgerOffloader],
 ) -> None:
     buffer = StreamQuota(100_000)
@@ -232,15 +232,15 @@ def test_bytes_leave_the_buffer_when_their_part_is_acknowledged(
 
 def test_entries_above_a_limit_are_refused_by_name(new_offloader: Callable[..., LedgerOffloader]) -> None:
     handle = new_offloader(small(entry_bytes_max=1000)).streaming_offload(UUID_A, {}, stream=STREAM)
-    with pytest.raises(LimitReached, match="above the 1000 that entry_bytes_max allows"):
+    with pytest.raises(LimitReached, match="above the 1000 that entry_size_max allows"):
         handle.offer_entry(Entry(1, 0, bytes(1001)))
 
     tight = new_offloader().streaming_offload(UUID(int=2), {}, stream=STREAM, buffer=StreamQuota(70_000))
-    with pytest.raises(LimitReached, match="above the 69988 that offload_buffer_bytes_max allows"):
+    with pytest.raises(LimitReached, match="above the 69988 that offload_buffer_size_max allows"):
         tight.offer_batch(batch(1, 0, 1, size=70_000))
 
 
-def test_a_closed_handle_takes_nothing(new_offloader: Callable[..., LedgerOffloader]) -> None:
+def test_closed_handle_refuses_offers(new_offloader: Callable[..., LedgerOffloader]) -> None:
     handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM)
     handle.close()
 
@@ -261,7 +261,7 @@ def test_a_uuid_is_used_once_and_only_for_this_store(new_offloader: Callable[...
         offloader.streaming_offload(UUID(int=9), {"bucket": "other-bucket"}, stream=STREAM)
 
 
-def test_the_callers_memory_is_its_own_again(new_offloader: Callable[..., LedgerOffloader], store: FaultyStore) -> None:
+def test_handle_copies_the_callers_memory(new_offloader: Callable[..., LedgerOffloader], store: FaultyStore) -> None:
     handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM)
     payload = bytearray(b"before")
     handle.offer_entry(Entry(1, 0, payload))  # type: ignore[arg-type]
@@ -300,7 +300,7 @@ def offload_large(offloader: LedgerOffloader, buffer: StreamQuota) -> OffloadHan
 
 @pytest.mark.parametrize("large", [False, True], ids=["put", "upload"])
 @pytest.mark.parametrize("error", [StoreUnavailable, AccessDenied])
-def test_an_object_that_was_sent_and_cannot_be_looked_at_is_an_unknown_outcome(
+def test_sent_object_that_cannot_be_verified_is_an_unknown_outcome(
     new_offloader: Callable[..., LedgerOffloader], store: FaultyStore, error: type[Exception], large: bool
 ) -> None:
     faults = [Fault(call=1, calls=1000, verb="head", error=error)]  # type: ignore[arg-type]
@@ -321,7 +321,7 @@ def test_an_object_that_was_sent_and_cannot_be_looked_at_is_an_unknown_outcome(
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["put", "upload"])
-def test_an_object_that_was_sent_is_not_sent_again_because_a_look_failed(
+def test_sent_object_is_not_sent_again_after_a_failed_verification(
     new_offloader: Callable[..., LedgerOffloader], store: FaultyStore, large: bool
 ) -> None:
     faults = [Fault(call=1, calls=2, verb="head", error=StoreUnavailable)]
@@ -340,7 +340,7 @@ def test_an_object_that_was_sent_is_not_sent_again_because_a_look_failed(
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", ["begin_upload", "upload_part", "complete_upload", "put"])
 @pytest.mark.parametrize("error", [StoreUnavailable, AccessDenied])
-def test_a_refused_call_fails_the_segment_frees_its_bytes_and_leaves_no_upload(
+def test_refused_call_fails_the_segment_and_frees_its_bytes_and_upload(
     new_offloader: Callable[..., LedgerOffloader], store: FaultyStore, verb: str, error: type[Exception]
 ) -> None:
     store.set_faults([Fault(call=1, calls=1000, verb=verb, error=error)])  # type: ignore[arg-type]
@@ -356,7 +356,7 @@ def test_a_refused_call_fails_the_segment_frees_its_bytes_and_leaves_no_upload(
         handle.offer_entry(Entry(1, 1200, b""))
 
 
-def test_a_completion_whose_reply_was_lost_is_looked_up(
+def test_completion_with_a_lost_response_is_verified(
     new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
 ) -> None:
     store.set_faults([Fault(call=1, verb="complete_upload", after=True, error=OutcomeUnknown)])
@@ -367,7 +367,7 @@ def test_a_completion_whose_reply_was_lost_is_looked_up(
     assert len(read_back(store, UUID_A)) == 1200
 
 
-def test_a_completion_that_did_not_happen_is_sent_again_after_looking(
+def test_completion_that_did_not_happen_is_repeated_after_verification(
     new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
 ) -> None:
     store.set_faults([Fault(call=1, verb="complete_upload", error=OutcomeUnknown)])
@@ -380,7 +380,7 @@ def test_a_completion_that_did_not_happen_is_sent_again_after_looking(
     assert len(read_back(store, UUID_A)) == 1200
 
 
-def test_a_single_put_whose_reply_was_lost_is_looked_up(
+def test_single_put_with_a_lost_response_is_verified(
     new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
 ) -> None:
     store.set_faults([Fault(call=1, verb="put", but="-index", after=True, error=OutcomeUnknown)])
@@ -392,7 +392,7 @@ def test_a_single_put_whose_reply_was_lost_is_looked_up(
     assert len(read_back(store, UUID_A)) == 10
 
 
-def test_the_index_does_not_wait_for_the_data_nor_the_result_for_one_of_them_alone(
+def test_data_and_index_are_completed_concurrently(
     new_offloader: Callable[..., LedgerOffloader],
 ) -> None:
     """Each of the two requests at a segment's end waits until the other was sent."""
@@ -435,7 +435,7 @@ def test_an_index_of_other_bytes_is_never_replaced(
     assert store.get(index_key(STREAM, UUID_A))[0] == b"somebody else's"
 
 
-def test_objects_say_whose_they_are(new_offloader: Callable[..., LedgerOffloader], store: FaultyStore) -> None:
+def test_objects_have_ownership_metadata(new_offloader: Callable[..., LedgerOffloader], store: FaultyStore) -> None:
     handle = new_offloader().streaming_offload(UUID_A, {}, stream=STREAM, incarnation=UUID(int=5), epoch=3)
     handle.offer_batch(batch(1, 0, 10))
     finish(handle)
@@ -447,7 +447,9 @@ def test_objects_say_whose_they_are(new_offloader: Callable[..., LedgerOffloader
         assert metadata["s3managedledgeroffloaderformatversion"] == "1"
 
 
-def test_compressed_segments_say_so(new_offloader: Callable[..., LedgerOffloader], store: FaultyStore) -> None:
+def test_compressed_segments_have_format_version_2(
+    new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
+) -> None:
     handle = new_offloader(small(codec="zstd")).streaming_offload(UUID_A, {}, stream=STREAM)
     handle.offer_batch(batch(1, 0, 500))
     finish(handle)
@@ -464,7 +466,7 @@ def test_compressed_segments_say_so(new_offloader: Callable[..., LedgerOffloader
     singles=st.booleans(),
     stop=st.booleans(),
 )
-def test_the_count_of_held_bytes_is_exact_whatever_is_offered(
+def test_held_bytes_are_counted_exactly_for_any_offers(
     sizes: list[int], cuts: list[int], limit: int, singles: bool, stop: bool
 ) -> None:
     store = MemoryStore(f"handle-{next(_names)}", "", SystemClock())
@@ -502,7 +504,7 @@ def test_the_count_of_held_bytes_is_exact_whatever_is_offered(
 def test_small_offers_wait_for_each_other_and_are_encoded_together(
     new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
 ) -> None:
-    """A turn of a worker for each of them would cost the one who appends more than the append."""
+    """Waking a worker for each of them would cost the appender more than the append."""
     turns: list[int] = []
 
     class Counting(Workers):
@@ -520,7 +522,7 @@ def test_small_offers_wait_for_each_other_and_are_encoded_together(
     assert [entry.entry_id for entry in read_back(store, UUID_A)] == list(range(500))
 
 
-def test_what_waits_in_too_many_pieces_is_encoded_whatever_its_size(
+def test_too_many_pending_pieces_are_encoded_whatever_their_size(
     new_offloader: Callable[..., LedgerOffloader],
 ) -> None:
     buffer = StreamQuota(64 * MIB)
@@ -550,10 +552,10 @@ class CountedMemory(BlockMemory):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_what_is_done_holds_no_entries_though_somebody_still_holds_it(
+def test_finished_handle_holds_no_entries_while_it_is_referenced(
     new_offloader: Callable[..., LedgerOffloader], store: FaultyStore, monkeypatch: pytest.MonkeyPatch, fails: bool
 ) -> None:
-    """Handles are parts of cycles: what they held would stay until those are collected, whatever memory was granted."""
+    """Handles are parts of reference cycles: their entries would stay in memory until those are collected."""
     block_bytes = 128 * 1024
     memory = CountedMemory(block_bytes, 64 * block_bytes)
     monkeypatch.setattr("offloader.write.offloader.BlockMemory", lambda *_: memory)

@@ -1,4 +1,4 @@
-"""A stream whose later ledgers were offloaded first: the older ones come in front, and nothing goes back meanwhile."""
+"""A stream whose later ledgers were offloaded first: older ones are added in front, and the end never moves back."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _LaterOnly(MemoryLedgers):
         return super().ledgers() if self.shows_all else super().ledgers()[1:]
 
 
-def test_history_in_front_is_offloaded_and_nothing_that_was_promised_goes_back() -> None:
+def test_history_in_front_is_offloaded_and_promised_segments_stay() -> None:
     clock = ManualClock()
     store = FaultyStore(MemoryStore(f"front-{next(_names)}", "", clock))
     ledgers = _LaterOnly(STREAM, clock)

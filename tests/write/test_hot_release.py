@@ -1,4 +1,4 @@
-"""The hot copy of a ledger goes when every entry of it is provably in the cold tier, after the lag, and not before."""
+"""The hot copy of a ledger is deleted after the lag, once every entry of it is provably in the cold tier."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made.database.close()
 
 
-def test_closed_ledgers_go_after_the_lag_and_stay_until_then(bench: Bench) -> None:
+def test_closed_ledgers_are_deleted_after_the_lag_only(bench: Bench) -> None:
     bench.backfill()
     bench.pass_minutes(LAG_MINUTES - 0.01)
     assert bench.release().deleted == []
@@ -85,7 +85,7 @@ def test_closed_ledgers_go_after_the_lag_and_stay_until_then(bench: Bench) -> No
     assert bench.release().deleted == []
 
 
-def test_a_ledger_with_one_entry_that_is_not_offloaded_stays(bench: Bench) -> None:
+def test_ledger_with_an_entry_not_offloaded_stays(bench: Bench) -> None:
     bench.backfill(Position(3, bench.source.ledgers()[2].last_entry_id - 1))
     bench.pass_minutes(60)
     assert bench.release().deleted == [1, 2]
@@ -123,7 +123,7 @@ def _shorter(store: MemoryStore, data: str, index: str) -> None:
 
 
 @pytest.mark.parametrize(("damage", "error"), [(_missing, ObjectMissing), (_shorter, ObjectChanged)])
-def test_a_ledger_whose_objects_are_not_as_recorded_stays(
+def test_ledger_with_damaged_objects_stays(
     bench: Bench, damage: Callable[[MemoryStore, str, str], None], error: type[Exception]
 ) -> None:
     bench.backfill()
@@ -158,7 +158,7 @@ class Failing(Hiding):
     store: MemoryStore
 
 
-def test_it_is_recorded_first_and_a_deletion_that_failed_is_made_later(bench: Bench) -> None:
+def test_release_is_recorded_first_and_a_failed_deletion_retried(bench: Bench) -> None:
     bench.backfill()
     bench.pass_minutes(60)
     failing = Failing(bench.source, 0)
@@ -177,7 +177,7 @@ def test_nothing_is_deleted_while_the_record_is_in_doubt(bench: Bench) -> None:
     assert bench.ledgers() == [1, 2, 3, 4, 5]
 
 
-def test_it_happens_by_itself_and_costs_no_request_while_nothing_is_old_enough(bench: Bench) -> None:
+def test_release_runs_by_itself_and_sends_no_request_before_the_lag(bench: Bench) -> None:
     bench.backfill()
     release = bench.offloader.history.hot_release(bench.source, STREAM)
     before = len(bench.store.calls)
@@ -198,7 +198,7 @@ def test_a_negative_lag_means_never(bench: Bench) -> None:
     assert release.look() == ReleasedLedgers()
 
 
-def test_one_cause_that_keeps_all_ledgers_is_said_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_common_cause_for_keeping_all_ledgers_is_logged_once(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     class FullDisk:
         """The hot tier, that can't write to delete."""
 
@@ -226,7 +226,7 @@ def test_one_cause_that_keeps_all_ledgers_is_said_once(bench: Bench, caplog: pyt
 
 
 @pytest.mark.parametrize("priority", ["tiered-storage-first", "bookkeeper-first"])
-def test_a_reader_moves_over_without_an_error_when_the_hot_copy_goes(bench: Bench, priority: str) -> None:
+def test_reader_switches_tiers_without_an_error_when_the_hot_copy_is_deleted(bench: Bench, priority: str) -> None:
     settings = ReadSettings(read_priority=priority, batch_bytes=300)
     with open_reader(bench.memory, STREAM, source=bench.source, settings=settings) as reader:
         scan = reader.scan()
@@ -238,7 +238,7 @@ def test_a_reader_moves_over_without_an_error_when_the_hot_copy_goes(bench: Benc
     assert [(entry.position, entry.payload) for entry in found] == bench.expected
 
 
-def test_the_read_priority_says_which_tier_is_asked_for_what_both_have(bench: Bench) -> None:
+def test_read_priority_selects_the_tier_of_entries_in_both(bench: Bench) -> None:
     bench.backfill()
     for priority, cold in (("bookkeeper-first", False), ("tiered-storage-first", True)):
         before = len(bench.store.calls)

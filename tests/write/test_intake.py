@@ -1,4 +1,4 @@
-"""What waits for the encoder: taken in turns, in order, counted to the byte."""
+"""Pending entries of the encoder: order, and counts to the byte."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = st.lists(
 
 @settings(deadline=None)
 @given(STEPS, st.integers(1, 5000))
-def test_turns_give_every_entry_once_in_order_and_every_byte(
+def test_takes_return_every_entry_once_in_order_and_count_every_byte(
     steps: list[tuple[str, int]], joined_bytes_min: int
 ) -> None:
     intake = PendingEntries("segment", None, {"entry_bytes_max": 1000})

@@ -1,4 +1,4 @@
-"""kill -9 at named points, in a process of its own: what was appended is offloaded by the next process, once."""
+"""kill -9 at named points, in a separate process: the next process offloads every appended entry once."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_killed_writer_loses_and_repeats_nothing(tmp_path: Path, verb: str, ke
         pytest.param(f"{RECORDS_BEFORE + 4:020d}.json", id="replace"),
     ],
 )
-def test_a_killed_rollback_leaves_everything_readable_once_and_the_next_one_goes_on(
+def test_killed_rollback_keeps_every_entry_readable_once_and_the_next_continues(
     tmp_path: Path, key_part: str, when: str
 ) -> None:
     writer = written_stream(tmp_path)
@@ -94,7 +94,7 @@ HISTORY_POINTS = [
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(("verb", "key_part"), HISTORY_POINTS)
-def test_a_killed_run_over_history_goes_on_and_sends_nothing_again_that_was_offloaded(
+def test_killed_backfill_continues_and_resends_no_offloaded_segment(
     tmp_path: Path, verb: str, key_part: str, when: str
 ) -> None:
     command = [sys.executable, "-m", "tests.write.killed_writer", str(tmp_path), verb, key_part, when, "history"]

@@ -13,7 +13,7 @@ import pytest
 
 from formats.entries import EntryBatch, Position
 from formats.keys import parse_object_key
-from formats.manifest import Failed, Gap, decode_record
+from formats.manifest import Failed, Gap, LedgersDeleted, decode_record
 from offloader.errors import Corrupt, Fenced, InvalidCall, StoreUnavailable, Unsupported
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
@@ -62,7 +62,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     made.database.close()
 
 
-def test_each_closed_ledger_becomes_one_pair_of_objects_and_the_open_one_waits(bench: Bench) -> None:
+def test_each_closed_ledger_becomes_one_object_pair_and_the_open_one_waits(bench: Bench) -> None:
     bench.append(700)
     closed = [info for info in bench.source.ledgers() if info.closed and info.entries]
     assert len(closed) == 3
@@ -82,7 +82,39 @@ def test_each_closed_ledger_becomes_one_pair_of_objects_and_the_open_one_waits(b
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
-def test_a_large_ledger_goes_up_in_parts(tmp_path: Path) -> None:
+def test_the_plan_is_shown_although_the_gaps_of_the_stream_cant_be_told(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object, **__: object) -> None:
+        raise Corrupt("the source lists entries in a gap")
+
+    bench.append(700)
+    monkeypatch.setattr("offloader.write.backfill_service.find_gaps", refused)
+    shown: list[int] = []
+
+    with pytest.raises(Corrupt, match="in a gap"):
+        bench.offloader.history.ledgers(bench.source, STREAM, on_plan=lambda plan: shown.append(len(plan.segments)))
+
+    assert shown == [3]
+
+
+def test_deleted_ledger_is_skipped_and_later_ones_become_readable(bench: Bench) -> None:
+    bench.append(700)
+    deleted = 2
+    log = ManifestLog(bench.memory, STREAM, clock=SystemClock())
+    log.load(create=True)
+    log.commit_as_maintainer([LedgersDeleted((deleted,))])
+    closed = [info for info in bench.source.ledgers() if info.closed and info.entries]
+
+    end = bench.offload()
+
+    state = load_manifest(bench.memory, STREAM)
+    assert end == state.committed_end() == Position(closed[-1].ledger_id, closed[-1].last_entry_id)
+    assert [s.v1_ledger_id for s in state.offloaded()] == [1, 3]
+
+
+@pytest.mark.slow
+def test_large_ledger_is_uploaded_in_parts(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.database = EmbeddedLedgers(str(tmp_path / "large.db"))
     bench.source = bench.database.open_stream(STREAM)
@@ -114,7 +146,7 @@ def test_open_and_empty_ledgers_are_refused(bench: Bench) -> None:
         (lambda info: replace(info, entries=info.entries - 1), "but at 0 the source gives"),
     ],
 )
-def test_a_ledger_that_is_not_what_it_claims_is_not_reported_as_offloaded(
+def test_ledger_differing_from_its_recorded_facts_is_not_reported_as_offloaded(
     bench: Bench, claim: Callable[[LedgerInfo], LedgerInfo], shown: str
 ) -> None:
     """Pulsar reports success on a truncated object and later deletes the source."""
@@ -130,7 +162,7 @@ def test_a_ledger_that_is_not_what_it_claims_is_not_reported_as_offloaded(
 
 
 @pytest.mark.parametrize("size", [0, 1, 4999, 5001])
-def test_a_wrong_recorded_size_neither_truncates_nor_prevents(bench: Bench, size: int) -> None:
+def test_wrong_recorded_size_neither_truncates_nor_fails(bench: Bench, size: int) -> None:
     bench.append(50)
     bench.source.close_ledger()
     info = next(info for info in bench.source.ledgers() if info.closed and info.entries)
@@ -163,7 +195,7 @@ def test_a_failed_attempt_is_recorded_and_the_next_one_has_another_name(bench: B
     assert stored_entries(bench.memory, STREAM) == [item for item in bench.expected if item[0] <= end]
 
 
-def test_an_attempt_whose_data_is_there_is_adopted_and_no_byte_sent_again(bench: Bench) -> None:
+def test_complete_data_object_of_a_failed_attempt_is_adopted_without_resending(bench: Bench) -> None:
     bench.append(300)
     bench.store.set_faults([Fault(call=1, verb="put", key_part="-ledger-1-index", error=StoreUnavailable)])
     with pytest.raises(StoreUnavailable):
@@ -186,9 +218,7 @@ def _ledger(ledger_id: int, size: int = 100, *, closed: bool = True, closed_ms: 
     ("threshold_bytes", "due"),
     [(-1, []), (0, [1, 2, 3]), (250, [1, 2]), (249, [1, 2, 3]), (350, [1]), (349, [1, 2]), (450, []), (449, [1])],
 )
-def test_the_tail_above_the_size_threshold_is_due_oldest_first_equal_is_not_above(
-    threshold_bytes: int, due: list[int]
-) -> None:
+def test_oldest_ledgers_above_the_size_threshold_are_due(threshold_bytes: int, due: list[int]) -> None:
     """The open ledger's bytes belong to the tail; it itself is never due."""
     ledgers = [_ledger(1), _ledger(2), _ledger(3), _ledger(4, 150, closed=False)]
     found = due_ledgers(ledgers, now_ms=0, threshold_bytes=threshold_bytes, threshold_seconds=-1)
@@ -208,7 +238,7 @@ def test_a_closed_ledger_of_empty_payloads_is_due_as_soon_as_it_is_closed() -> N
     assert due_ledgers([_ledger(1, 0)], now_ms=0, threshold_bytes=0, threshold_seconds=-1) == [_ledger(1, 0)]
 
 
-def test_a_failing_ledger_does_not_stop_the_others_and_its_error_is_reported(bench: Bench) -> None:
+def test_failing_ledger_is_reported_and_does_not_stop_the_others(bench: Bench) -> None:
     bench.append(700)
     first = bench.source.ledgers()[0]
     bench.store.set_faults([Fault(call=1, verb="put", key_part="-ledger-1", error=StoreUnavailable)])
@@ -219,7 +249,7 @@ def test_a_failing_ledger_does_not_stop_the_others_and_its_error_is_reported(ben
     state = load_manifest(bench.memory, STREAM)
     assert [segment.v1_ledger_id for segment in state.offloaded()] == [2, 3]
     assert state.committed_end() is None, "nothing is readable in order before the first ledger is there"
-    assert bench.source.released_position() is None, "the source hears of nothing that lies behind a hole"
+    assert bench.source.released_position() is None, "no position behind a gap is released to the source"
 
     bench.store.set_faults([])
     assert bench.offload() == bench.source.released_position() == Position(3, first.last_entry_id)
@@ -242,7 +272,7 @@ class Trimming:
         return self._inner.read(start, max_bytes)
 
 
-def test_a_ledger_that_is_trimmed_while_it_is_read_is_no_error_of_the_run(bench: Bench) -> None:
+def test_ledger_trimmed_during_its_read_is_no_error_of_the_run(bench: Bench) -> None:
     bench.append(700)
     trimming = Trimming(bench.source, 2)
 
@@ -266,7 +296,7 @@ class Holed(Trimming):
         return batch.slice(0, 10) if start.entry_id < 10 else batch.slice(21 - start.entry_id, len(batch))
 
 
-def test_a_ledger_with_a_gap_is_refused_by_name_and_the_others_go(bench: Bench) -> None:
+def test_ledger_with_a_gap_is_refused_by_name_and_others_are_offloaded(bench: Bench) -> None:
     bench.append(700)
     result = bench.offloader.history.ledgers(Holed(bench.source, 2), STREAM)
 
@@ -287,8 +317,8 @@ def test_a_ledger_with_a_recorded_gap_is_refused_by_name(bench: Bench) -> None:
     assert [segment.v1_ledger_id for segment in load_manifest(bench.memory, STREAM).offloaded()] == [1, 3]
 
 
-def test_an_attempt_that_is_not_the_current_one_any_more_is_not_recorded_as_complete(bench: Bench) -> None:
-    """Between upload and record another writer takes the stream: the record is refused, whatever was uploaded."""
+def test_attempt_of_a_fenced_writer_is_not_recorded_as_complete(bench: Bench) -> None:
+    """Between upload and record another writer takes the stream: the record is refused."""
     bench.append(300)
 
     class Usurped(Trimming):
@@ -305,7 +335,7 @@ def test_an_attempt_that_is_not_the_current_one_any_more_is_not_recorded_as_comp
     assert len(state.assigned()) == 1
 
 
-def test_a_living_owner_is_not_disturbed_unless_that_is_asked_for(bench: Bench) -> None:
+def test_living_owner_is_fenced_only_on_request(bench: Bench) -> None:
     bench.append(300)
     ManifestLog(bench.memory, STREAM, clock=SystemClock()).open_epoch()
     with pytest.raises(Fenced, match="--take-over"):

@@ -1,21 +1,29 @@
-"""The ledger method by itself: when a ledger is closed, when it is old, and not before."""
+"""Automatic offloading by the ledger method: when a ledger is closed, when it is old, and not before."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 
 import pytest
 
 from offloader.errors import StoreUnavailable
+from offloader.ledgers.base import LedgerInfo
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.log import list_streams, load_manifest
-from offloader.settings import Settings
+from offloader.runtime.clock import SystemClock
+from offloader.runtime.workers import Workers
+from offloader.settings import OffloadSettings, Settings
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
-from tests.support.waiting import eventually
+from offloader.write.backfill import HistoryResult
+from offloader.write.ledger_method import LedgerTrigger
+from tests.support.waiting import PATIENCE_S, eventually
 
 STREAM = "public/default/persistent/orders"
 _names = count()
@@ -49,7 +57,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         topic.close(drain=False)
 
 
-def test_a_ledger_goes_as_soon_as_it_is_closed(bench: Bench) -> None:
+def test_ledger_is_offloaded_as_soon_as_it_is_closed(bench: Bench) -> None:
     topic = bench.open()
     topic.append_batch([b"x" * 100] * 25)
     eventually(lambda: bench.offloaded() == [1, 2])
@@ -57,7 +65,7 @@ def test_a_ledger_goes_as_soon_as_it_is_closed(bench: Bench) -> None:
     eventually(lambda: bench.offloaded() == [1, 2, 3])
 
 
-def test_above_the_size_threshold_the_oldest_go(bench: Bench) -> None:
+def test_oldest_ledgers_above_the_size_threshold_are_offloaded(bench: Bench) -> None:
     topic = bench.open(offload_threshold_bytes=2500)
     topic.append_batch([b"x" * 100] * 45)
     eventually(lambda: bench.offloaded() == [1, 2])
@@ -65,7 +73,7 @@ def test_above_the_size_threshold_the_oldest_go(bench: Bench) -> None:
     eventually(lambda: bench.offloaded() == [1, 2, 3])
 
 
-def test_at_the_age_threshold_it_goes_without_an_append_and_costs_no_request_before(bench: Bench) -> None:
+def test_ledger_is_offloaded_at_its_age_without_an_append_or_earlier_requests(bench: Bench) -> None:
     topic = bench.open(offload_threshold_bytes=-1, offload_threshold_seconds=600)
     before = len(bench.store.calls)
     topic.append_batch([b"x"] * 25)
@@ -85,7 +93,7 @@ def test_with_both_thresholds_off_only_the_command_offloads(bench: Bench) -> Non
     assert bench.offloaded() == [1, 2]
 
 
-def test_a_ledger_that_failed_is_tried_again_after_a_while(bench: Bench) -> None:
+def test_failed_ledger_is_retried_after_a_while(bench: Bench) -> None:
     bench.store.set_faults([Fault(call=1, verb="put", key_part="-ledger-1", error=StoreUnavailable)])
     topic = bench.open()
     topic.append_batch([b"x"] * 25)
@@ -97,3 +105,36 @@ def test_a_ledger_that_failed_is_tried_again_after_a_while(bench: Bench) -> None
     eventually(is_whole_a_minute_later)
     puts = [key for verb, key in bench.store.calls if verb == "put" and key.endswith("-ledger-1")]
     assert len(puts) == len(set(puts)) == 2, "each attempt has its own name"
+
+
+def test_no_run_begins_once_a_stopped_trigger_was_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the late run fences whatever offloads the stream next."""
+    listed, go_on = threading.Event(), threading.Event()
+    list_ledgers = EmbeddedStream.ledgers
+
+    def held(stream: EmbeddedStream) -> list[LedgerInfo]:
+        found = list_ledgers(stream)
+        listed.set()
+        assert go_on.wait(PATIENCE_S)
+        return found
+
+    runs: list[int] = []
+
+    def run(**_: int) -> HistoryResult:
+        runs.append(1)
+        return HistoryResult(committed=None)
+
+    with closing(EmbeddedLedgers(str(tmp_path / "ledgers.db"))) as database:
+        source = database.open_stream(STREAM)
+        source.append([b"x"])
+        source.close_ledger()
+        monkeypatch.setattr(EmbeddedStream, "ledgers", held)
+        workers = Workers(1, SystemClock())
+        trigger = LedgerTrigger(source, run, settings=OffloadSettings(), workers=workers, clock=SystemClock())
+        trigger.start()
+        assert listed.wait(PATIENCE_S)
+        trigger.stop()
+        trigger.wait()
+        go_on.set()
+        workers.close()
+    assert runs == []

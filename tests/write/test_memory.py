@@ -1,4 +1,4 @@
-"""The process's memory: exact, first come first served, and never full with nothing moving."""
+"""The process's memory budget: exact, first come first served, and free of deadlocks."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ TestBudget = BudgetMachine.TestCase
 TestBudget.settings = settings(max_examples=100, stateful_step_count=30, deadline=None, derandomize=True)
 
 
-def test_who_waits_goes_first_whatever_the_others_ask_for() -> None:
+def test_waiting_stream_is_granted_memory_before_later_requests() -> None:
     woken: list[str] = []
     budget = MemoryBudget(100 * KIB)
     busy = StreamQuota(200 * KIB, budget, wake=lambda: woken.append("busy"))
@@ -113,29 +113,29 @@ def test_who_waits_goes_first_whatever_the_others_ask_for() -> None:
     assert other.take(40 * KIB)
 
 
-def test_pressure_is_told_when_somebody_has_to_wait_and_the_fullest_are_asked_first() -> None:
+def test_waiting_stream_causes_pressure_and_the_fullest_streams_flush_first() -> None:
     asked: list[str] = []
     told: list[bool] = []
     budget = MemoryBudget(64 * KIB, on_pressure=lambda: told.append(True))
 
-    def relieve(name: str, size: int) -> int:
+    def request_flush(name: str, size: int) -> int:
         asked.append(name)
         return size
 
-    small = StreamQuota(64 * KIB, budget, relieve=lambda: relieve("small", 10 * KIB))
-    large = StreamQuota(64 * KIB, budget, relieve=lambda: relieve("large", 50 * KIB))
+    small = StreamQuota(64 * KIB, budget, request_flush=lambda: request_flush("small", 10 * KIB))
+    large = StreamQuota(64 * KIB, budget, request_flush=lambda: request_flush("large", 50 * KIB))
     late = StreamQuota(64 * KIB, budget)
     assert small.take(10 * KIB)
     assert large.take(50 * KIB)
-    assert budget.relieve() == 0, "nobody waits"
+    assert budget.request_flush() == 0, "nobody waits"
     assert not late.wait_for_room(20 * KIB)
     assert told
 
-    assert budget.relieve() == 50 * KIB
+    assert budget.request_flush() == 50 * KIB
     assert asked == ["large"]
 
 
-def test_a_stream_that_stops_gives_everything_back() -> None:
+def test_stopped_stream_returns_all_its_memory() -> None:
     budget = MemoryBudget(64 * KIB)
     buffer = StreamQuota(64 * KIB, budget)
     assert buffer.take(50 * KIB)
@@ -197,8 +197,8 @@ def worlds() -> Iterator[list[World]]:
 
 
 @pytest.mark.slow
-def test_two_thousand_streams_with_half_a_block_each_all_get_on(worlds: list[World]) -> None:
-    """Half a block of 2,000 streams is 4 MiB; the budget is one: whoever waits gets a turn, nobody is left out."""
+def test_two_thousand_streams_with_half_a_block_each_make_progress(worlds: list[World]) -> None:
+    """Half a block of 2,000 streams is 4 MiB; the budget is one: every waiting stream gets memory in time."""
     world = World(2000, 1, offload_memory_bytes_max=1024 * KIB)
     worlds.append(world)
     for source in world.ledgers.values():
@@ -223,7 +223,7 @@ def test_two_thousand_streams_with_half_a_block_each_all_get_on(worlds: list[Wor
     buffer_kib=st.sampled_from([64, 200]),
     refused=st.sampled_from([0, 0, 30, 150]),
 )
-def test_no_arrangement_of_streams_leaves_the_budget_full_and_nothing_moving(
+def test_full_memory_budget_never_deadlocks_streams(
     streams: int, seed: int, budget_kib: int, buffer_kib: int, refused: int
 ) -> None:
     """Also while the store refuses writes for a time: what is held then moves, or is given back and read again."""

@@ -78,7 +78,7 @@ def test_ledgers_of_both_layouts_are_read_by_their_context(bench: Bench) -> None
         handle.close()
 
 
-def test_a_context_says_where_each_segment_of_a_ledger_ends(bench: Bench) -> None:
+def test_context_has_the_end_of_each_segment_of_a_ledger(bench: Bench) -> None:
     bench.append(400)
     stream = bench.offloader.offload_stream(bench.source, STREAM)
     stream.offload()

@@ -1,4 +1,4 @@
-"""Parts of a segment of history are sent while the next ones are made: a few at once, and none after the end."""
+"""Parts of a backfilled segment are uploaded while later ones are built: a bounded number, none after the end."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def new_bench() -> Iterator[Callable[..., Bench]]:
         bench.offloader.close()
 
 
-def test_so_many_parts_go_at_once_and_everything_arrives(new_bench: Callable[..., Bench]) -> None:
+def test_limited_number_of_parts_is_uploaded_at_once_and_all_arrive(new_bench: Callable[..., Bench]) -> None:
     bench = new_bench(3)
     bench.append(400)
     bench.thread.start()
@@ -114,7 +114,7 @@ def test_so_many_parts_go_at_once_and_everything_arrives(new_bench: Callable[...
     assert stored_entries(bench.store.inner, STREAM) == bench.ledgers.appended
 
 
-def test_a_part_that_fails_ends_the_segment_after_the_others_came_to_an_end(new_bench: Callable[..., Bench]) -> None:
+def test_failed_part_ends_the_segment_after_the_other_parts_finished(new_bench: Callable[..., Bench]) -> None:
     """So that nothing arrives for an upload that was aborted."""
     bench = new_bench(3)
     bench.append(400)
@@ -129,7 +129,7 @@ def test_a_part_that_fails_ends_the_segment_after_the_others_came_to_an_end(new_
     assert load_manifest(bench.store.inner, STREAM).offloaded() == []
 
 
-def test_closing_the_offloader_ends_what_waits_for_its_parts(new_bench: Callable[..., Bench]) -> None:
+def test_closing_the_offloader_ends_waiting_part_uploads(new_bench: Callable[..., Bench]) -> None:
     bench = new_bench(2)
     bench.append(400)
     bench.thread.start()

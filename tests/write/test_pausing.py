@@ -1,4 +1,4 @@
-"""A paused stream completes what is on its way, assigns nothing, and goes on exactly where it stopped."""
+"""A paused stream completes its open segment, assigns nothing, and continues exactly where it stopped."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def bench() -> Bench:
     return Bench()
 
 
-def test_what_is_on_its_way_completes_and_nothing_else_is_assigned(bench: Bench) -> None:
+def test_pause_completes_the_open_segment_and_assigns_no_other(bench: Bench) -> None:
     """The writer notices with the record that ends the segment, and takes no entry from there on."""
     bench.append()
     bench.work()
@@ -114,13 +114,13 @@ def test_what_is_on_its_way_completes_and_nothing_else_is_assigned(bench: Bench)
     assert uuids == done, "nothing was sent twice"
 
 
-def test_a_paused_stream_asks_only_while_entries_wait_and_ever_more_rarely(bench: Bench) -> None:
+def test_paused_stream_polls_only_with_entries_waiting_and_ever_more_rarely(bench: Bench) -> None:
     bench.append()
     assert bench.process.stream is not None
     bench.process.stream.request_offload()
     bench.work()
     bench.commit_as_maintainer(Pause(""))
-    bench.process.stream.look_again()
+    bench.process.stream.wake()
     bench.work()
     assert bench.status.mode is Mode.PAUSED
     before = bench.process.store.calls
@@ -143,7 +143,7 @@ def test_a_paused_stream_asks_only_while_entries_wait_and_ever_more_rarely(bench
     assert bench.assigned_while_paused() == 0
 
 
-def test_a_writer_that_starts_over_a_paused_stream_takes_no_epoch(bench: Bench) -> None:
+def test_writer_started_over_a_paused_stream_opens_no_epoch(bench: Bench) -> None:
     bench.append()
     bench.work()
     bench.commit_as_maintainer(Pause(""))
@@ -161,7 +161,7 @@ def test_a_writer_that_starts_over_a_paused_stream_takes_no_epoch(bench: Bench) 
     bench.require_all()
 
 
-def test_a_run_over_the_history_completes_what_it_assigned_and_the_next_one_goes_on() -> None:
+def test_paused_backfill_completes_assigned_segments_and_the_next_continues() -> None:
     bench = Bench(backfill_segments_in_flight_max=2)
     bench.process.die()
     bench.append(200)
@@ -189,7 +189,7 @@ def load_or_none(bench: Bench) -> bool:
         return False
 
 
-def test_by_hand_a_paused_stream_is_refused_by_name_unless_there_is_nothing_to_do(bench: Bench) -> None:
+def test_manual_offload_of_a_paused_stream_is_refused_unless_nothing_is_due(bench: Bench) -> None:
     runs = bench.process.offloader.history
     with pytest.raises(NotFound, match=STREAM):
         runs.pause(STREAM)
@@ -214,7 +214,7 @@ def test_by_hand_a_paused_stream_is_refused_by_name_unless_there_is_nothing_to_d
     assert runs.backfill(bench.world.ledgers, STREAM).errors == [], "nothing to offload is nothing to refuse"
 
 
-def test_who_owns_a_topic_pauses_and_resumes_it_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_owner_pauses_and_resumes_its_stream_at_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = MemoryStore(f"pausing-{next(_names)}", "", SystemClock())
     database = f"sqlite:///{tmp_path}/ledgers.db"
     caplog.set_level(logging.INFO, "offloader.stream")
@@ -242,7 +242,7 @@ def mode_of(topic: object) -> Mode:
     return topic.status().mode  # type: ignore[attr-defined,no-any-return]
 
 
-def test_the_ledger_method_rests_too(tmp_path: Path) -> None:
+def test_ledger_method_is_paused_too(tmp_path: Path) -> None:
     store = MemoryStore(f"pausing-{next(_names)}", "", SystemClock())
     database = f"sqlite:///{tmp_path}/ledgers.db"
     with open_managed_ledger(STREAM, ledgers=database, store=store, settings=made_settings(method="ledger")) as topic:
@@ -284,7 +284,7 @@ def status_of(make: Callable[..., StreamStatus] = StreamStatus, **changes: objec
     return make(**{**fields, **changes})
 
 
-def test_a_paused_stream_is_no_stall_and_has_all_the_time_again_when_it_goes_on() -> None:
+def test_paused_stream_is_no_stall_and_restarts_its_time_when_resumed() -> None:
     dog = Watchdog(no_progress_s=60, segment_age_s=600)
     assert dog.look(0, {"s": status_of()}) == {}
     assert dog.look(10_000, {"s": status_of()}) == {}
@@ -292,7 +292,7 @@ def test_a_paused_stream_is_no_stall_and_has_all_the_time_again_when_it_goes_on(
     assert set(dog.look(10_061, {"s": status_of(mode=Mode.CATCH_UP)})) == {"s"}
 
 
-def test_a_status_says_paused_as_soon_as_the_manifest_does(bench: Bench) -> None:
+def test_status_is_paused_as_soon_as_the_manifest_is(bench: Bench) -> None:
     bench.append()
     bench.work()
     bench.commit_as_maintainer(Pause(""))

@@ -1,4 +1,4 @@
-"""Pulsar topics offloaded through everything that happens to brokers, subscriptions, processes and the store.
+"""Pulsar topics offloaded under faults of brokers, subscriptions, processes and the store.
 
 What is readable in the end is what the broker stored without the gaps that were recorded, in order, once; and nothing
 was acknowledged before it was there.
@@ -61,7 +61,7 @@ class Process:
         self.stream: StreamOffload | None = None
 
     def follow(self) -> bool:
-        """As the service does: starts when it is our turn, stops when it isn't; whether it works."""
+        """As the service does: starts when this process is the leader, stops when it isn't; whether it works."""
         active = self.source.active
         if active and self.stream is None:
             try:
@@ -261,7 +261,7 @@ class World:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_happens_the_cold_tier_has_what_the_broker_had(seed: int) -> None:
+def test_cold_tier_equals_the_brokers_entries_after_any_faults(seed: int) -> None:
     world = World(seed)
     try:
         eventually(lambda: world.processes[0].follow())
@@ -273,7 +273,7 @@ def test_whatever_happens_the_cold_tier_has_what_the_broker_had(seed: int) -> No
         world.close()
 
 
-def test_the_checks_look_at_gaps_acknowledgements_and_owners() -> None:
+def test_checks_cover_gaps_acknowledgements_and_owners() -> None:
     world = World(0)
     try:
         eventually(lambda: world.processes[0].follow())

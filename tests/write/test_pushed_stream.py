@@ -1,4 +1,4 @@
-"""Pushed entries under the offloader: whatever fails in between, each is in the cold tier once and in order."""
+"""Pushed entries under the offloader: after any failure each is in the cold tier once and in order."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def history(broker: Broker, ledgers: int, entries: int) -> Broker:
     return broker
 
 
-def test_what_is_pushed_is_in_the_cold_tier_once_and_nothing_of_it_is_held(
+def test_pushed_entries_are_stored_once_and_release_their_memory(
     store: FaultyStore, start: Callable[..., Sidecar]
 ) -> None:
     broker = history(Broker(), ledgers=4, entries=150)
@@ -139,7 +139,7 @@ def test_what_is_pushed_is_in_the_cold_tier_once_and_nothing_of_it_is_held(
     assert all(known[each] == len(broker.ledgers[each]) - 1 for each in broker.closed)
 
 
-def test_a_failed_segment_is_pushed_again_from_the_committed_end(
+def test_failed_segment_is_requested_again_from_the_committed_end(
     store: FaultyStore, start: Callable[..., Sidecar]
 ) -> None:
     broker = history(Broker(), ledgers=1, entries=100)
@@ -162,9 +162,7 @@ def test_a_failed_segment_is_pushed_again_from_the_committed_end(
     assert sidecar.stream.status().gaps_recorded == 0
 
 
-def test_what_a_broker_pushed_before_it_heard_that_it_has_to_go_back_is_passed_over(
-    store: FaultyStore, start: Callable[..., Sidecar]
-) -> None:
+def test_pushes_sent_before_a_reset_was_received_are_skipped(store: FaultyStore, start: Callable[..., Sidecar]) -> None:
     broker = history(Broker(), ledgers=0, entries=100)
     sidecar = start(store)
     store.set_faults([Fault(call=1, key_part="-index", verb="put", calls=2)])
@@ -179,7 +177,7 @@ def test_what_a_broker_pushed_before_it_heard_that_it_has_to_go_back_is_passed_o
     sidecar.finish(broker)
     broker.append(5)
     missing = broker.next_after(Position(broker.end.ledger_id, 121), 3)  # type: ignore[union-attr]
-    with pytest.raises(OutOfOrder):  # once it knows, a hole is a hole
+    with pytest.raises(OutOfOrder):  # once it knows, a gap is a gap
         sidecar.source.push(missing.batches, missing.ends, within_s=1)
     assert stored_entries(store, STREAM) == broker.entries[:120]
 
@@ -210,7 +208,7 @@ def test_a_full_buffer_holds_the_broker_back_and_a_limit_ends_its_wait(
     assert stored_entries(store, STREAM) == broker.entries
 
 
-def test_a_killed_process_leaves_its_work_to_the_next_one(store: FaultyStore, start: Callable[..., Sidecar]) -> None:
+def test_next_process_completes_the_work_of_a_killed_one(store: FaultyStore, start: Callable[..., Sidecar]) -> None:
     broker = history(Broker(), ledgers=2, entries=100)
     first = start(store)
     first.push_all(broker)
@@ -223,7 +221,7 @@ def test_a_killed_process_leaves_its_work_to_the_next_one(store: FaultyStore, st
     assert stored_entries(store, STREAM) == broker.entries
 
 
-def test_what_was_promised_never_looks_lost_before_the_broker_pushed_it_again(
+def test_assigned_range_is_not_reported_lost_before_the_broker_pushes_it_again(
     store: FaultyStore, start: Callable[..., Sidecar]
 ) -> None:
     """An owner planned up to 3:79 and died; the first push of the next broker session brings a part of that."""
@@ -247,7 +245,7 @@ def test_what_was_promised_never_looks_lost_before_the_broker_pushed_it_again(
     assert load_stream(store, STREAM).gaps == ()
 
 
-def test_a_complete_segment_of_an_earlier_owner_is_adopted_and_its_entries_arent_asked_for(
+def test_complete_segment_of_an_earlier_owner_is_adopted_without_a_push(
     store: FaultyStore, start: Callable[..., Sidecar]
 ) -> None:
     broker = history(Broker(), ledgers=0, entries=100)
@@ -271,7 +269,7 @@ def test_a_complete_segment_of_an_earlier_owner_is_adopted_and_its_entries_arent
     assert stored_entries(store, STREAM) == broker.entries
 
 
-def test_a_stream_that_was_stopped_says_why_to_the_broker(store: FaultyStore, start: Callable[..., Sidecar]) -> None:
+def test_stopped_stream_reports_its_reason_to_the_broker(store: FaultyStore, start: Callable[..., Sidecar]) -> None:
     broker = history(Broker(), ledgers=0, entries=50)
     first = start(store)
     first.push_all(broker)
@@ -293,7 +291,7 @@ def test_a_stream_that_was_stopped_says_why_to_the_broker(store: FaultyStore, st
     eventually(refused)
 
 
-def test_other_readers_are_told_that_entries_are_on_their_way_and_disturb_nobody(
+def test_other_readers_get_a_retryable_error_for_entries_not_yet_pushed(
     store: FaultyStore, start: Callable[..., Sidecar]
 ) -> None:
     broker = history(Broker(size_max=10), ledgers=0, entries=100)
@@ -309,7 +307,7 @@ def test_other_readers_are_told_that_entries_are_on_their_way_and_disturb_nobody
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
-def test_whatever_fails_and_whenever_everything_arrives_once(
+def test_pushed_entries_arrive_once_under_random_faults(
     seed: int, store: FaultyStore, start: Callable[..., Sidecar]
 ) -> None:
     chance = random.Random(seed)

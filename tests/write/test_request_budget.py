@@ -1,4 +1,4 @@
-"""What streams cost: requests of a segment, parts at once, restarts, threads; and that the busy leave others room."""
+"""Cost of streams: requests of a segment, concurrent parts, restarts, threads; and fairness to other streams."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ class World:
         assert all(self.streams[name].status().committed == source.tail for name, source in self.ledgers.items())
 
 
-def test_a_restart_with_many_idle_streams_writes_nothing_and_none_of_them_asks_again() -> None:
+@pytest.mark.slow
+def test_restart_with_many_idle_streams_writes_nothing_and_sets_no_timer() -> None:
     world = World(100, Settings())
     for source in world.ledgers.values():
         source.append([b"x" * 100])
@@ -90,7 +91,7 @@ def test_a_restart_with_many_idle_streams_writes_nothing_and_none_of_them_asks_a
 
 
 @pytest.mark.slow
-def test_streams_have_no_threads_of_their_own() -> None:
+def test_streams_share_the_worker_threads() -> None:
     clock = SystemClock()
     store = MemoryStore(f"budget-{next(_names)}", "", clock)
     threads = threading.active_count()
@@ -108,7 +109,7 @@ def test_streams_have_no_threads_of_their_own() -> None:
     offloader.close()
 
 
-def test_a_segment_costs_its_parts_and_four_requests_more_or_three_in_all_when_it_is_small() -> None:
+def test_segment_costs_its_parts_and_four_requests_or_three_when_small() -> None:
     world = World(1, small_parts(8 * KIB, max_size_per_offload_segment_mbytes=1 / 32))
     [source] = world.ledgers.values()
     for _ in range(40):
@@ -162,7 +163,7 @@ class _Gate(StoreWrapper):
         return call()
 
 
-def test_so_many_parts_of_a_segment_go_at_once_and_no_more() -> None:
+def test_part_uploads_of_a_segment_are_bounded() -> None:
     gate = _Gate(MemoryStore(f"budget-{next(_names)}", "", SystemClock()))
     made = small_parts(8 * KIB, parts_in_flight_max=3, workers_max=8, max_size_per_offload_segment_mbytes=1)
     offloader = LedgerOffloader(gate, made)
@@ -179,8 +180,8 @@ def test_so_many_parts_of_a_segment_go_at_once_and_no_more() -> None:
     offloader.close()
 
 
-def test_a_busy_stream_leaves_room_for_all_others() -> None:
-    """While it writes without a pause into a budget that is full, everybody's first entry is offered soon."""
+def test_busy_stream_leaves_room_for_all_others() -> None:
+    """While it writes without a pause into a full budget, every other stream's first entry is offered soon."""
     world = World(30, Settings.of({"offload": {"block_bytes": KIB, "offload_memory_bytes_max": 256 * KIB}}))
     busy, *others = world.ledgers.values()
     for _ in range(50):

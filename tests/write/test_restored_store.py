@@ -1,4 +1,4 @@
-"""A store that comes back as it was earlier, beside the hot tier that has seen more of it."""
+"""A store restored to an earlier state, beside a hot tier that has seen more of it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_store_restored_from_a_backup_is_named_and_takes_no_entry(tmp_path: Pa
         opened(tmp_path).close()
 
 
-def test_a_store_that_has_all_that_was_seen_is_opened_again_and_again(tmp_path: Path) -> None:
+def test_store_with_all_recorded_commits_can_be_reopened_repeatedly(tmp_path: Path) -> None:
     ends = []
     for word in ("one", "two", "three"):
         with opened(tmp_path) as topic:

@@ -1,4 +1,4 @@
-"""Ledgers out of V2 segments into V1 objects: always readable exactly once, whatever breaks on the way."""
+"""Rewriting ledgers of V2 segments into V1 objects: every entry is readable exactly once after any failure."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_an_old_reader_reads_the_ledger_by_its_context(bench: Bench) -> None:
     assert [entry.payload for entry in handle.read(0, 19)] == [p for at, p in bench.expected if at.ledger_id == 6]
 
 
-def test_again_it_has_nothing_to_do_and_takes_nothing(bench: Bench) -> None:
+def test_second_rollback_has_nothing_to_do_and_opens_no_epoch(bench: Bench) -> None:
     bench.rollback()
     record = load_manifest(bench.memory, STREAM).record_id
     done = bench.rollback()
@@ -146,7 +146,7 @@ def test_again_it_has_nothing_to_do_and_takes_nothing(bench: Bench) -> None:
     assert load_manifest(bench.memory, STREAM).record_id == record
 
 
-def test_what_is_closed_later_is_rewritten_later_with_what_was_left_over(bench: Bench) -> None:
+def test_ledger_closed_later_is_rewritten_with_what_was_left_over(bench: Bench) -> None:
     bench.rollback()
     writer = StreamWriter(bench.memory, STREAM, entries=bench.writer.entries)
     writer.add([batch_of(9, 4, 6)], closes=[9])
@@ -155,8 +155,8 @@ def test_what_is_closed_later_is_rewritten_later_with_what_was_left_over(bench: 
     assert set(map(tuple, bench.layouts().values())) == {(1,)}
 
 
-def test_nothing_that_was_replaced_is_deleted(bench: Bench) -> None:
-    """A reader that pinned the view of before goes on; its segments go after the grace period only."""
+def test_replaced_segments_are_not_deleted_by_the_rollback(bench: Bench) -> None:
+    """A reader that pinned the previous view continues; its segments are deleted only after the grace period."""
     before = open_reader(bench.memory, STREAM)
     keys = {info.key for info in bench.memory.list("").objects if parse_object_key(info.key, STREAM)}
     bench.rollback()
@@ -166,7 +166,7 @@ def test_nothing_that_was_replaced_is_deleted(bench: Bench) -> None:
 
 
 @pytest.mark.slow
-def test_one_group_at_a_time_writes_little_twice() -> None:
+def test_rewriting_by_groups_writes_little_twice() -> None:
     """Ledgers as small as a tenth of a segment: only what borders on another group is written more than once."""
     bench = Bench(settings=Settings.of({"offload": {"max_size_per_offload_segment_mbytes": 0.001}}))
     ledger, first = 1, 0
@@ -189,9 +189,7 @@ def test_one_group_at_a_time_writes_little_twice() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [StoreUnavailable, OutcomeUnknown], ids=lambda error: error.__name__)
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-def test_whatever_call_fails_the_next_run_goes_on_and_every_entry_is_there_once(
-    after: bool, error: type[OffloaderError]
-) -> None:
+def test_rollback_failing_at_any_call_is_continued_by_the_next(after: bool, error: type[OffloaderError]) -> None:
     settings = Settings.of(
         {"offload": {"max_size_per_offload_segment_mbytes": 0.001, "backfill_segments_in_flight_max": 1}}
     )
@@ -234,7 +232,7 @@ def test_a_compressed_stream_becomes_readable_too(bench: Bench) -> None:
         LedgerOffloader(bench.store, Settings.of({"offload": {"codec": "zstd"}})).history.rollback(STREAM)
 
 
-def test_ledgers_with_gaps_are_refused_by_name_and_their_neighbours_are_rewritten() -> None:
+def test_ledgers_with_gaps_are_refused_and_their_neighbours_rewritten() -> None:
     bench = Bench()
     bench.writer.add([batch_of(1, 0, 10), batch_of(2, 0, 4)], closes=[1])
     bench.writer.log.commit([Gap(Position(2, 4), Position(2, 6), "expired")])
@@ -246,7 +244,7 @@ def test_ledgers_with_gaps_are_refused_by_name_and_their_neighbours_are_rewritte
     assert bench.layouts() == {1: {1}, 2: {2}, 3: {1}}
 
 
-def test_why_a_ledger_can_not_be_rewritten(bench: Bench) -> None:
+def test_obstacles_to_rewriting_a_ledger_are_named(bench: Bench) -> None:
     log = ManifestLog(bench.memory, STREAM, clock=SystemClock())
     log.load()
     log.commit_as_maintainer([Truncate(Position(3, 15)), LedgersDeleted((7,)), LedgerClosed(9, 5)])
@@ -266,7 +264,7 @@ def test_why_a_ledger_can_not_be_rewritten(bench: Bench) -> None:
     ]
 
 
-def test_deleting_instead_takes_exactly_the_named_ledgers(bench: Bench) -> None:
+def test_rollback_deletes_exactly_the_named_ledgers(bench: Bench) -> None:
     done = bench.rollback(delete=(4, 9))
     state = load_manifest(bench.memory, STREAM)
     assert done.deleted == [4, 9]
@@ -280,7 +278,7 @@ def test_deleting_instead_takes_exactly_the_named_ledgers(bench: Bench) -> None:
         bench.rollback(delete=(2,))
 
 
-def test_ledgers_of_one_segment_are_deleted_with_it() -> None:
+def test_deleting_all_ledgers_of_a_segment_retires_it() -> None:
     bench = Bench()
     bench.writer.add([batch_of(1, 0, 10), batch_of(2, 0, 4)], closes=[1, 2])
     bench.writer.add([batch_of(3, 0, 10)], closes=[3])
@@ -300,7 +298,7 @@ def test_a_living_owner_keeps_its_stream_and_a_taken_one_is_fenced(bench: Bench)
     bench.require_whole()
 
 
-def test_a_writer_that_takes_the_stream_meanwhile_fences_the_run(bench: Bench) -> None:
+def test_writer_taking_the_stream_fences_the_rollback(bench: Bench) -> None:
     def taken(key: str, body: bytes) -> bytes:
         if "/manifest/" in key and b'"edit":"replace"' in body and not takers:
             takers.append(StreamWriter(bench.memory, STREAM))
@@ -314,7 +312,7 @@ def test_a_writer_that_takes_the_stream_meanwhile_fences_the_run(bench: Bench) -
     bench.require_whole()
 
 
-def test_of_two_runs_at_once_one_goes_on_and_the_other_stops(bench: Bench) -> None:
+def test_one_of_two_concurrent_rollbacks_continues_and_the_other_is_fenced(bench: Bench) -> None:
     def other(key: str, body: bytes) -> bytes:
         if parse_object_key(key, STREAM) is not None and not others:
             with contextlib.closing(LedgerOffloader(bench.memory, bench.settings)) as second:
@@ -329,7 +327,7 @@ def test_of_two_runs_at_once_one_goes_on_and_the_other_stops(bench: Bench) -> No
     bench.require_whole()
 
 
-def test_the_next_writer_of_the_stream_gives_up_what_a_broken_run_promised(tmp_path: Path) -> None:
+def test_next_writer_gives_up_what_an_interrupted_rollback_promised(tmp_path: Path) -> None:
     """Else the objects that it left could never be swept."""
     bench = Bench()
     memory = MemoryStore(f"rollback-{next(_names)}", "", SystemClock())
@@ -352,14 +350,14 @@ def test_the_next_writer_of_the_stream_gives_up_what_a_broken_run_promised(tmp_p
     assert stored_entries(memory, STREAM) == expected
 
 
-def test_a_stream_on_hold_is_left_alone(bench: Bench) -> None:
+def test_held_stream_is_not_rewritten(bench: Bench) -> None:
     bench.writer.log.commit([Hold(True, "court")])
     with pytest.raises(EditRefused, match="on hold"):
         bench.rollback()
     bench.require_whole()
 
 
-def test_a_damaged_segment_keeps_its_ledgers_as_they_are_and_the_others_are_rewritten() -> None:
+def test_damaged_segment_keeps_its_ledgers_and_others_are_rewritten() -> None:
     bench = Bench(settings=Settings.of({"offload": {"max_size_per_offload_segment_mbytes": 0.001}}))
     bench.writer.add([batch_of(1, 0, 300)], closes=[1])
     damaged = bench.writer.add([batch_of(2, 0, 300)], closes=[2])
@@ -377,7 +375,7 @@ def test_a_damaged_segment_keeps_its_ledgers_as_they_are_and_the_others_are_rewr
     assert load_manifest(bench.memory, STREAM).rewrites == ()
 
 
-def test_objects_that_read_otherwise_replace_nothing(bench: Bench) -> None:
+def test_rewritten_objects_that_read_back_wrong_replace_nothing(bench: Bench) -> None:
     """The store confirms the upload and keeps other bytes."""
 
     def damaged(key: str, body: bytes) -> bytes:
@@ -404,7 +402,7 @@ def test_a_manifest_rebuilt_afterwards_holds_every_entry_once(bench: Bench) -> N
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
-def test_the_objects_are_what_an_independent_decoder_reads(bench: Bench) -> None:
+def test_rewritten_objects_are_readable_by_an_independent_decoder(bench: Bench) -> None:
     bench.rollback()
     state = load_manifest(bench.memory, STREAM)
     [segment] = state.offloaded(Position(8, 0), Position(8, 0))
@@ -419,7 +417,7 @@ def test_the_objects_are_what_an_independent_decoder_reads(bench: Bench) -> None
 
 
 def test_a_segment_with_a_hole_inside_is_not_taken_for_a_whole_ledger() -> None:
-    """Others write them: the ids at the ends say 0..9, the count says that two are missing."""
+    """Other writers produce them: the ids at the ends are 0..9, the count shows that two are missing."""
     whole = summary_of(Position(1, 0), Position(1, 9))
     [span] = whole.ledgers
     holed = replace(whole, entries=8, ledgers=(replace(span, entries=8),))
@@ -428,7 +426,7 @@ def test_a_segment_with_a_hole_inside_is_not_taken_for_a_whole_ledger() -> None:
     assert [each.obstacle for each in streamed_ledgers(state)] == ["entries 0..9 aren't offloaded"]
 
 
-def test_a_digest_is_of_the_entries_and_not_of_how_they_come() -> None:
+def test_digest_depends_on_entries_and_not_on_batches() -> None:
     def digest(*batches: EntryBatch) -> bytes:
         made = EntryDigest()
         for each in batches:
@@ -452,8 +450,8 @@ def test_a_plan_of_nothing_is_nothing(bench: Bench) -> None:
     assert next_group(load_manifest(bench.memory, STREAM), [], 1) is None
 
 
-def test_what_retention_takes_meanwhile_is_planned_anew(bench: Bench) -> None:
-    """Ledger 4's entries are marked as deleted, and ledger 3's first segment goes, while the new objects go up."""
+def test_ledgers_deleted_during_a_rollback_are_planned_again(bench: Bench) -> None:
+    """Ledger 4's entries are marked as deleted, and ledger 3's first segment is retired, during the upload."""
 
     def deleting(key: str, body: bytes) -> bytes:
         if parse_object_key(key, STREAM) is not None and not amended:
@@ -474,7 +472,7 @@ def test_what_retention_takes_meanwhile_is_planned_anew(bench: Bench) -> None:
     assert load_manifest(bench.memory, STREAM).rewrites == ()
 
 
-def test_a_ledger_that_becomes_whole_meanwhile_is_left_to_the_next_run(bench: Bench) -> None:
+def test_ledger_completed_during_a_rollback_is_left_to_the_next_run(bench: Bench) -> None:
     def closing(key: str, body: bytes) -> bytes:
         if parse_object_key(key, STREAM) is not None:
             log = ManifestLog(bench.memory, STREAM, clock=SystemClock())
@@ -491,7 +489,7 @@ def test_a_ledger_that_becomes_whole_meanwhile_is_left_to_the_next_run(bench: Be
     bench.require_whole()
 
 
-def test_large_ledgers_go_up_in_parts_to_real_servers(s3_place: Any) -> None:
+def test_large_ledgers_are_uploaded_in_parts_to_real_servers(s3_place: Any) -> None:
     store = s3_place.open()
     writer = StreamWriter(store, STREAM, block_bytes=64 * 1024)
     writer.add([batch_of(1, 0, 700, size=10_000)])
@@ -527,7 +525,7 @@ def streams(draw: st.DrawFn) -> tuple[list[tuple[int, int, int, bool]], set[int]
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(stream=streams(), at=st.integers(1, 60), small=st.booleans(), deleted=st.sets(st.integers(1, 5), max_size=1))
-def test_whatever_the_stream_and_wherever_it_breaks_every_entry_is_there_once(
+def test_random_rollback_with_a_fault_keeps_every_entry_readable_once(
     stream: tuple[list[tuple[int, int, int, bool]], set[int], set[int]], at: int, small: bool, deleted: set[int]
 ) -> None:
     pieces, closed, gaps = stream

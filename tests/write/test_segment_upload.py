@@ -1,4 +1,4 @@
-"""A part that is in flight while its upload is aborted."""
+"""A part in flight while its upload is aborted."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def part(number: int) -> Part:
     return Part(number, 0, Pieces([body]), crc32c(body))
 
 
-def test_a_part_in_flight_aborts_its_upload_again() -> None:
+def test_part_in_flight_aborts_its_aborted_upload_again() -> None:
     store = OvertakenAborts(open_store("memory://upload"))
     upload = SegmentUpload(store, KEY, "index", {}, {})
     upload.send_part(part(1))

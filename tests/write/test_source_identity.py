@@ -1,6 +1,6 @@
-"""A ledger database that isn't the one the manifest knows: nothing of it is taken for what is offloaded already.
+"""A ledger database that isn't the one of the manifest: none of its entries counts as offloaded.
 
-The rules are those of docs/MANIFEST.md, "Which hot tier". The tests go through the interfaces that applications use.
+The rules are those of docs/explanation/manifest.md, "Which hot tier". The tests use the public interfaces.
 """
 
 from __future__ import annotations
@@ -8,15 +8,17 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import closing, redirect_stdout, suppress
+from contextlib import closing, redirect_stderr, redirect_stdout, suppress
 from io import StringIO
 from itertools import count
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 import pytest
 
-from formats.entries import EntryBatch, Position
+from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
+from formats.keys import data_key
 from offloader import errors
 from offloader.cli.main import main
 from offloader.errors import ErrorKind, Fenced, OffloaderError
@@ -31,8 +33,10 @@ from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.store.open import open_store
+from offloader.write.gaps import LOST
 from offloader.write.hot_release import release_hot_ledgers
 from offloader.write.offloader import LedgerOffloader
+from tests.support.streams import build
 
 STREAM = "public/default/persistent/orders"
 _names = count()
@@ -186,7 +190,7 @@ def test_a_second_database_for_the_same_stream_is_refused_by_name(place: Place, 
     assert (error, acknowledged) == ("SourceMismatch", [])
 
 
-def test_a_truncation_at_the_unchanged_head_deletes_no_ledger_of_another_database(place: Place) -> None:
+def test_truncation_at_an_unchanged_head_keeps_ledgers_of_another_database(place: Place) -> None:
     with place.open() as stream:
         old = offloaded(stream, "old")
         stream.close_ledger()
@@ -205,7 +209,7 @@ def test_a_truncation_at_the_unchanged_head_deletes_no_ledger_of_another_databas
     assert lost_entries(place, acknowledged) == []
 
 
-def test_the_refusal_names_what_the_manifest_has_what_the_source_is_and_the_ways_on(place: Place) -> None:
+def test_source_mismatch_names_both_databases_and_the_ways_on(place: Place) -> None:
     with place.open() as stream:
         newest = offloaded(stream, "old")[-1][0]
     place.lose()
@@ -215,7 +219,7 @@ def test_the_refusal_names_what_the_manifest_has_what_the_source_is_and_the_ways
 
     assert type(caught.value).__name__ == "SourceMismatch"
     assert not caught.value.retryable
-    assert caught.value.kind is ErrorKind.REPAIR_DATA
+    assert caught.value.kind is ErrorKind.DATA_CORRUPTION
     assert STREAM in str(caught.value)
     assert str(newest) in str(caught.value)
     for way in ("accept-source", "new_source", "another stream"):
@@ -291,7 +295,7 @@ def test_a_lost_database_is_replaced_by_command_and_what_is_missing_is_named(sto
     assert readable(stored) == payloads(old, new)
 
 
-def test_a_database_is_replaced_by_its_backup_and_positions_are_never_given_twice(stored: StoredPlace) -> None:
+def test_database_replaced_by_its_backup_never_reuses_positions(stored: StoredPlace) -> None:
     with stored.open() as stream:
         early = append(stream, "early")
     stored.copy("ledgers", "backup")
@@ -309,8 +313,8 @@ def test_a_database_is_replaced_by_its_backup_and_positions_are_never_given_twic
     assert stored.accept()["mismatch"] == "", "it is the stream's by now"
 
 
-def test_another_database_with_ledgers_of_the_same_ids_is_left_aside_for_ever(stored: StoredPlace) -> None:
-    """Same ids, same lengths: no fact but the database's identity tells them apart."""
+def test_foreign_database_with_the_same_ledger_ids_is_excluded_for_good(stored: StoredPlace) -> None:
+    """Same ids, same lengths: only the database's identity differs."""
     with stored.open() as stream:
         old = offloaded(stream, "old")
         stream.close_ledger()
@@ -333,7 +337,7 @@ def test_another_database_with_ledgers_of_the_same_ids_is_left_aside_for_ever(st
     assert old[-1][0] < new[0][0]
 
 
-def test_a_restart_a_standby_with_the_same_database_and_a_moved_file_are_the_same_source(stored: StoredPlace) -> None:
+def test_restart_standby_and_moved_database_are_the_same_source(stored: StoredPlace) -> None:
     with stored.open() as stream:
         first = offloaded(stream, "first")
     active = stored.open()
@@ -352,7 +356,7 @@ def test_a_restart_a_standby_with_the_same_database_and_a_moved_file_are_the_sam
 
 
 def test_every_start_gives_ledger_ids_above_all_earlier_ones(place: Place) -> None:
-    """Restored within one start: neither the uuid nor the newest token tells, only that ids are never given again."""
+    """Restored within one start: uuid and token are equal, only ids that are never reused show the difference."""
     with place.open() as stream:
         append(stream, "one", 3)
         place.copy("ledgers", "backup")
@@ -377,7 +381,7 @@ def log_of(place: Place) -> ManifestLog:
     return ManifestLog(place.store, STREAM, clock=SystemClock())
 
 
-def test_a_crash_between_the_token_and_its_record_locks_nobody_out(place: Place) -> None:
+def test_crash_between_token_and_record_blocks_no_later_start(place: Place) -> None:
     """Rule raise-first: the database is ahead of the manifest, never the other way round."""
     with place.open() as stream:
         old = offloaded(stream, "old")
@@ -390,8 +394,8 @@ def test_a_crash_between_the_token_and_its_record_locks_nobody_out(place: Place)
     assert readable(place) == payloads(old, new)
 
 
-def test_an_epoch_that_somebody_opened_meanwhile_is_compared_again(place: Place) -> None:
-    """Rule recheck: a host with a copy of the database comes between the check and the record."""
+def test_identity_is_compared_again_after_a_concurrent_epoch(place: Place) -> None:
+    """Rule recheck: a host with a copy of the database opens an epoch between the check and the record."""
     with place.open() as stream:
         offloaded(stream, "old")
     place.copy("ledgers", "copy")
@@ -412,8 +416,8 @@ def test_an_epoch_that_somebody_opened_meanwhile_is_compared_again(place: Place)
             source.append([b"nobody knows where this is"])
 
 
-def test_a_database_that_ends_before_what_it_had_is_refused_within_one_start(place: Place) -> None:
-    """Rule reach: uuid and token are right, entries are gone."""
+def test_database_ending_before_its_recorded_end_is_refused(place: Place) -> None:
+    """Rule reach: uuid and token are right, entries are missing."""
     with place.open() as stream:
         append(stream, "early", 3)
         place.copy("ledgers", "backup")
@@ -478,7 +482,7 @@ class Anonymous:
 
 
 @pytest.mark.parametrize("is_lost", [False, True], ids=["same", "lost"])
-def test_a_manifest_of_an_earlier_release_is_taken_over_unless_a_fact_contradicts(place: Place, is_lost: bool) -> None:
+def test_manifest_of_an_earlier_release_is_accepted_unless_contradicted(place: Place, is_lost: bool) -> None:
     with closing(EmbeddedLedgers(str(place.folder / "ledgers" / "ledgers.db"))) as database:
         source = database.open_stream(STREAM)
         with closing(LedgerOffloader(place.store)) as offloader:
@@ -512,7 +516,7 @@ class WithoutLedger(Anonymous):
         return super().read(max(start, Position(self._hidden + 1, 0)), max_bytes)
 
 
-def test_a_truncation_takes_no_ledger_with_entries_that_nothing_else_has(place: Place) -> None:
+def test_truncation_keeps_ledgers_whose_entries_exist_nowhere_else(place: Place) -> None:
     """Rule truncate-held: a ledger before the committed end needn't be in the cold tier."""
     with closing(EmbeddedLedgers(str(place.folder / "ledgers" / "ledgers.db"))) as database:
         source = database.open_stream(STREAM)
@@ -537,8 +541,8 @@ def test_a_truncation_takes_no_ledger_with_entries_that_nothing_else_has(place: 
     assert left == [2]
 
 
-def test_entries_that_a_database_lost_become_a_gap_by_command_and_the_stream_goes_on(stored: StoredPlace) -> None:
-    """The file beside the database knows what was acknowledged, though no record of the manifest tells of it."""
+def test_entries_lost_by_a_database_become_a_gap_by_command(stored: StoredPlace) -> None:
+    """The file beside the database has the acknowledged end, which is in no record of the manifest."""
     with stored.open() as stream:
         old = offloaded(stream, "old")
         stream.pause()
@@ -562,3 +566,94 @@ def test_entries_that_a_database_lost_become_a_gap_by_command_and_the_stream_goe
     assert new[0][0] > lost[-1][0]
     assert stored.stored(old[0][0], new[-1][0]) == payloads(old, new)
     assert [gap.last for gap in load_manifest(stored.store, STREAM).gaps] == [lost[-1][0]]
+
+
+def crashed_with_an_open_segment(place: StoredPlace) -> dict[str, list[tuple[Position, bytes]]]:
+    """A stream that was offloaded, then crashed with a segment on its way; the database lost its last entries."""
+    with place.open() as stream:
+        old = offloaded(stream, "old")
+    active = place.open()
+    kept = append(active, "kept", 3)
+    while not load_manifest(place.store, STREAM).assigned():
+        sleep(0.01)
+    place.copy("ledgers", "backup")
+    lost = append(active, "lost", 4)
+    active.close(drain=False)
+    for file in (place.folder / "backup").iterdir():
+        if not file.name.endswith(".acked"):
+            shutil.copy(file, place.folder / "ledgers" / file.name)
+    with pytest.raises(errors.SourceMismatch, match="acknowledged"):
+        place.open()
+    return {"old": old, "kept": kept, "lost": lost}
+
+
+def accept_loss(place: StoredPlace, *options: str) -> dict[str, Any]:
+    database = f"sqlite:///{place.folder}/ledgers/ledgers.db"
+    return command("accept-loss", STREAM, "--store", place.url, "--ledgers", database, *options)
+
+
+def test_accepting_a_loss_records_the_gap_although_a_segment_was_left_open(stored: StoredPlace) -> None:
+    parts = crashed_with_an_open_segment(stored)
+    before = load_manifest(stored.store, STREAM)
+    first, last = parts["lost"][0][0], parts["lost"][-1][0]
+
+    planned = accept_loss(stored, "--dry-run")
+    assert (planned["manifest"], load_manifest(stored.store, STREAM)) == (None, before)
+    done = accept_loss(stored, "--take-over")
+    after = load_manifest(stored.store, STREAM)
+
+    assert [(gap.first, gap.last) for gap in after.gaps] == [(first, last)]
+    assert planned["lost"] == done["lost"]
+    assert done["manifest"]["missing"] == [{"first": str(first), "last": str(last), "reason": LOST}]
+    assert done["manifest"]["failed"] == [str(each.uuid) for each in before.assigned()]
+    assert (done["manifest"]["record"], after.assigned()) == (after.record_id, [])
+    assert accept_loss(stored)["manifest"]["record"] is None, "nothing is left to do"
+    with stored.open() as stream:
+        parts["new"] = offloaded(stream, "new")
+    kept = payloads(parts["old"], parts["kept"], parts["new"])
+    assert stored.stored(parts["old"][0][0], parts["new"][-1][0]) == kept
+
+
+def test_accepting_a_loss_adopts_a_complete_segment_with_the_entries_that_the_database_lost(
+    stored: StoredPlace,
+) -> None:
+    parts = crashed_with_an_open_segment(stored)
+    [segment] = load_manifest(stored.store, STREAM).assigned()
+    held = payloads(parts["kept"], parts["lost"][:2])
+    batch = EntryBatch.build(segment.begin.ledger_id, segment.begin.entry_id, held, [TIME_UNKNOWN_MS] * len(held))
+    stored.store.put(data_key(STREAM, segment.uuid), build([batch], 1024)[1])
+
+    done = accept_loss(stored, "--take-over")["manifest"]
+    with stored.open() as stream:
+        parts["new"] = offloaded(stream, "new")
+
+    assert (done["adopted"], done["failed"]) == ([str(segment.uuid)], [])
+    assert [each["first"] for each in done["missing"]] == [str(parts["lost"][2][0])]
+    expected = payloads(parts["old"]) + held + payloads(parts["new"])
+    assert stored.stored(parts["old"][0][0], parts["new"][-1][0]) == expected
+
+
+def test_accepting_a_loss_leaves_a_running_owner_alone_unless_told_otherwise(stored: StoredPlace) -> None:
+    crashed_with_an_open_segment(stored)
+    before = load_manifest(stored.store, STREAM)
+
+    with redirect_stderr(StringIO()) as printed:
+        database = f"sqlite:///{stored.folder}/ledgers/ledgers.db"
+        code = main(["accept-loss", STREAM, "--store", stored.url, "--ledgers", database])
+
+    assert (code, load_manifest(stored.store, STREAM)) == (5, before)
+    assert "--take-over" in printed.getvalue()
+
+
+def test_accepting_no_loss_leaves_a_running_owner_and_its_segment_alone(stored: StoredPlace) -> None:
+    active = stored.open()
+    append(active, "waiting", 3)
+    while not load_manifest(stored.store, STREAM).assigned():
+        sleep(0.01)
+    before = load_manifest(stored.store, STREAM)
+
+    done = accept_loss(stored, "--take-over")
+
+    assert (done["lost"], done["manifest"]["record"], load_manifest(stored.store, STREAM)) == ([], None, before)
+    active.offload()
+    assert len(load_manifest(stored.store, STREAM).offloaded()) == 1

@@ -1,4 +1,4 @@
-"""History is cut into segments by bytes, and what is offloaded already is left out."""
+"""History is cut into segments by bytes, without the parts that are already offloaded."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from offloader.write.hot_tier import (
     uncovered,
     uncovered_ranges,
 )
+from offloader.write.ledger_method import ledgers_of_method
 
 EMPTY = ManifestState(stream="a/b", incarnation=UUID(int=7))
 
@@ -63,7 +64,7 @@ def held(number: int, begin: Position, end: Position, layout: Layout = Layout.V2
     return [Assign(uuid, int(layout), begin, end, 0, {}), Offloaded(uuid, summary(begin, end, layout), 0)]
 
 
-def test_one_large_ledger_is_cut_into_equal_shares_that_keep_within_the_segment_size() -> None:
+def test_large_ledger_is_cut_into_equal_shares_within_the_segment_size() -> None:
     sizes = LedgerSizeEstimator([ledger(1, 1000, 1000 * (100 - ENTRY_HEADER_BYTES))])
     rest, lengths = span(Position(1, 0), Position(1, 999)), []
     while True:
@@ -82,7 +83,7 @@ def test_small_ledgers_share_a_segment() -> None:
     assert LedgerSizeEstimator(ledgers).cut(whole, 10_000) == whole
 
 
-def test_what_was_read_corrects_the_estimate_for_the_rest_of_the_ledger() -> None:
+def test_bytes_read_so_far_correct_the_estimate_of_the_rest() -> None:
     """The first half of the ledger turned out to hold nearly all of its bytes: the rest is one small segment."""
     info = ledger(1, 200, 100 * 900 + 100 * 10)
     rest = span(Position(1, 100), Position(1, 199))
@@ -102,7 +103,7 @@ def test_a_recorded_size_of_zero_is_replaced_by_what_was_read() -> None:
     st.integers(20, 4000),
     st.data(),
 )
-def test_the_cuts_cover_the_range_once_in_order_and_none_is_above_the_segment_size_by_more_than_an_entry(
+def test_cuts_cover_the_range_in_order_and_exceed_the_size_by_at_most_an_entry(
     drawn: list[tuple[int, int]], segment_bytes: int, data: st.DataObject
 ) -> None:
     ledgers = [ledger(3 * n + 1, entries, size if entries else 0) for n, (entries, size) in enumerate(drawn)]
@@ -123,7 +124,7 @@ def test_the_cuts_cover_the_range_once_in_order_and_none_is_above_the_segment_si
     assert at == stop + 1
 
 
-def test_only_what_no_segment_holds_or_promises_is_left() -> None:
+def test_uncovered_ranges_exclude_held_and_promised_entries() -> None:
     ledgers = [ledger(1, 10, 100), ledger(2, 0, 0), ledger(4, 10, 100), ledger(6, 10, 100, closed=False)]
     whole = span(Position(1, 0), Position(6, 9))
     assert uncovered(EMPTY, ledgers) == [whole]
@@ -139,14 +140,31 @@ def test_only_what_no_segment_holds_or_promises_is_left() -> None:
     assert uncovered(promised, ledgers, given_up={UUID(int=1)}) == [whole]
 
 
-def test_gaps_deleted_ledgers_and_what_lies_before_the_head_are_not_offloaded() -> None:
+def test_gaps_deleted_ledgers_and_entries_before_the_head_are_not_offloaded() -> None:
     ledgers = [ledger(1, 10, 100), ledger(2, 10, 100), ledger(3, 10, 100)]
     gap = state_with(*held(1, Position(1, 0), Position(1, 3)), Gap(Position(1, 4), Position(1, 6), "gone"))
     assert uncovered(gap, ledgers) == [span(Position(1, 7), Position(3, 9))]
     assert uncovered(state_with(LedgersDeleted((1, 2))), ledgers) == [span(Position(3, 0), Position(3, 9))]
+    # No range spans it: the segment would count as holding it, should the deletion be undone.
+    assert uncovered(state_with(LedgersDeleted((2,))), ledgers) == [
+        span(Position(1, 0), Position(1, 9)),
+        span(Position(3, 0), Position(3, 9)),
+    ]
 
 
-def test_runs_are_not_joined_over_a_segment_in_a_ledger_that_the_source_has_no_more() -> None:
+def test_the_ledger_method_skips_a_deleted_ledger_between_two_live_ones() -> None:
+    live = [ledger(1, 10, 100), ledger(3, 10, 100)]
+    for listed in ([*live, ledger(2, 10, 100)], live):
+        in_order = sorted(listed, key=lambda info: info.ledger_id)
+        plan = ledgers_of_method(state_with(LedgersDeleted((2,))), in_order, now_ms=0)
+        assert [(each.layout, each.begin, each.end) for each in plan.segments] == [
+            (Layout.V1, Position(1, 0), Position(1, 9)),
+            (Layout.V1, Position(3, 0), Position(3, 9)),
+        ]
+        assert plan.refused == []
+
+
+def test_ranges_are_not_joined_over_a_segment_of_a_deleted_ledger() -> None:
     ledgers = [ledger(1, 10, 100), ledger(3, 10, 100)]
     covered = [(Position(2, 0), Position(2, 9))]
     assert uncovered_ranges(ledgers, covered) == [
@@ -156,7 +174,7 @@ def test_runs_are_not_joined_over_a_segment_in_a_ledger_that_the_source_has_no_m
 
 
 def test_nothing_before_a_missing_entry_is_called_safe() -> None:
-    """The committed end starts with the first range there is; the source is told less when it has earlier entries."""
+    """The committed end starts with the first range; the source is acknowledged less when it has earlier entries."""
     ledgers = [ledger(1, 10, 100), ledger(2, 10, 100), ledger(3, 10, 100)]
     late = state_with(LedgerClosed(1, 9), *held(1, Position(2, 0), Position(2, 9)))
     assert late.committed_end() == Position(2, 9)

@@ -1,4 +1,4 @@
-"""A stream that is far behind brings its history up several segments at once; then the live segment begins."""
+"""A stream far behind backfills several segments at once; then the live segment begins."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def under_way_max(bench: Bench) -> int:
     return most
 
 
-def test_history_goes_up_several_segments_at_once_and_live_begins_exactly_at_its_end(
+def test_history_is_sent_in_parallel_segments_and_live_begins_at_its_end(
     new_bench: Callable[..., Bench],
 ) -> None:
     bench = new_bench()
@@ -82,7 +82,7 @@ def test_history_goes_up_several_segments_at_once_and_live_begins_exactly_at_its
     eventually(lambda: source.released_position() == bench.expected[-1][0])
 
 
-def test_a_stream_that_is_little_behind_reads_what_is_missing_into_its_live_segment(
+def test_small_backlog_is_read_into_the_live_segment(
     new_bench: Callable[..., Bench],
 ) -> None:
     bench = new_bench()
@@ -92,7 +92,7 @@ def test_a_stream_that_is_little_behind_reads_what_is_missing_into_its_live_segm
     assert all(edit.end is None for edit in edits_of(bench) if isinstance(edit, Assign))
 
 
-def test_a_stream_that_fell_far_behind_while_the_store_was_down_catches_up_in_parallel(
+def test_stream_far_behind_after_an_outage_catches_up_in_parallel(
     new_bench: Callable[..., Bench],
 ) -> None:
     bench = new_bench()
@@ -113,7 +113,7 @@ def test_a_stream_that_fell_far_behind_while_the_store_was_down_catches_up_in_pa
 @pytest.mark.parametrize(
     ("error", "after"), [(StoreUnavailable, False), (OutcomeUnknown, False), (OutcomeUnknown, True)]
 )
-def test_a_crash_at_any_storage_call_resumes_and_sends_nothing_again_that_was_offloaded(
+def test_backfill_killed_at_any_call_resumes_and_resends_no_offloaded_segment(
     new_bench: Callable[..., Bench], error: type[OffloaderError], after: bool
 ) -> None:
     """From call N on the first process reaches nothing any more; in steps that meet every kind of call."""
@@ -164,7 +164,7 @@ class _FirstFails(StoreWrapper):
 
 
 def leave_failed_range(bench: Bench) -> tuple[Position, Position]:
-    """A backfill that couldn't offload one segment while later ones went up; the hole it left."""
+    """A backfill that couldn't offload one segment while later ones went up; the gap it left."""
     source = bench.open()
     bench.append(source, 60)
     offloader = LedgerOffloader(_FirstFails(bench.store), bench.settings, clock=bench.clock)
@@ -172,14 +172,14 @@ def leave_failed_range(bench: Bench) -> tuple[Position, Position]:
     offloader.close()
     assert [type(error) for error in result.errors] == [Corrupt]
     state = load_manifest(bench.memory, STREAM)
-    holes = [segment for segment in state.assigned() if segment.end is not None]
-    assert holes
-    assert any(segment.begin > holes[0].begin for segment in state.offloaded()), "a later range is there"
-    assert holes[0].end is not None
-    return holes[0].begin, holes[0].end
+    gaps = [segment for segment in state.assigned() if segment.end is not None]
+    assert gaps
+    assert any(segment.begin > gaps[0].begin for segment in state.offloaded()), "a later range is there"
+    assert gaps[0].end is not None
+    return gaps[0].begin, gaps[0].end
 
 
-def test_a_historical_range_that_failed_after_later_ones_were_claimed_is_offloaded_anew(
+def test_failed_historical_range_before_later_ones_is_offloaded_again(
     new_bench: Callable[..., Bench],
 ) -> None:
     bench = new_bench()
@@ -196,10 +196,10 @@ def test_a_historical_range_that_failed_after_later_ones_were_claimed_is_offload
     assert state.committed_end() == state.newest_end
 
 
-def test_a_historical_range_that_the_hot_tier_lost_is_a_gap_between_the_ranges_around_it(
+def test_historical_range_lost_by_the_hot_tier_becomes_a_gap(
     new_bench: Callable[..., Bench],
 ) -> None:
-    """What was promised and is nowhere any more: recorded, and the live segment goes on after the newest range."""
+    """The promised range is recorded as a gap, and the live segment continues after the newest range."""
     bench = new_bench(settings=settings(on_gap="record"))
     begin, end = leave_failed_range(bench)
     # Its objects came up whole, so it would be adopted: they are lost too.
@@ -232,7 +232,7 @@ def is_of_assigned(bench: Bench, key: str) -> bool:
     return any(str(segment.uuid) in key for segment in load_manifest(bench.memory, STREAM).assigned())
 
 
-def test_a_ledger_that_was_hot_released_and_deleted_is_no_gap(new_bench: Callable[..., Bench]) -> None:
+def test_hot_released_and_deleted_ledger_is_no_gap(new_bench: Callable[..., Bench]) -> None:
     """Its end is in the manifest: the next ledger follows it, though the hot tier has it no more."""
     bench = new_bench(settings=settings(deletion_lag_minutes=0))
     source = bench.open()
@@ -254,7 +254,7 @@ def test_a_ledger_that_was_hot_released_and_deleted_is_no_gap(new_bench: Callabl
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
-def test_an_earlier_owner_that_is_fenced_in_the_middle_of_its_history_commits_nothing_more(
+def test_owner_fenced_during_its_backfill_commits_nothing_more(
     new_bench: Callable[..., Bench],
 ) -> None:
     bench = new_bench(settings=settings(backfill_segments_in_flight_max=1))

@@ -1,7 +1,7 @@
 """One stream under every interleaving: whatever happens, what is readable is the appended prefix, once and in order.
 
-The world is ``tests.simulation.simulated_world``: no threads, no machine clock. Hypothesis says what happens next, and
-makes a failure as short as it can.
+The world is ``tests.simulation.simulated_world``: no threads, no machine clock. Hypothesis draws the steps and
+shrinks a failure.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class StreamModel(RuleBasedStateMachine):
         self.world.erase()
 
 
-TestStream = StreamModel.TestCase
+TestStream = pytest.mark.slow(StreamModel.TestCase)
 TestStream.settings = settings(max_examples=60, stateful_step_count=25, deadline=None, derandomize=True)
 
 

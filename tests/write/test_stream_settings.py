@@ -1,4 +1,4 @@
-"""Streams of one offloader with settings of their own: sizes, codec, method thresholds, and whom to ask."""
+"""Streams of one offloader with their own settings: sizes, codec, method thresholds, and writer URL."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.waiting import PATIENCE_S
 SMALL = Settings.of({"offload": {"block_bytes": 1024, "max_size_per_offload_segment_mbytes": 1 / 64}})
 
 
-def test_each_stream_has_its_own_segment_size_codec_and_method_and_says_whom_to_ask(tmp_path: Path) -> None:
+def test_each_stream_has_its_own_size_codec_method_and_writer_url(tmp_path: Path) -> None:
     store = MemoryStore("stream-settings", "", SystemClock())
     database = EmbeddedLedgers(f"{tmp_path}/ledgers.db")
     large = replace(SMALL.offload, max_size_per_offload_segment_mbytes=64.0, codec="zstd")

@@ -38,7 +38,7 @@ def new_bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:
         bench.close()
 
 
-def test_what_is_appended_is_readable_once_and_in_order(new_bench: Callable[..., Bench]) -> None:
+def test_appended_entries_are_readable_once_in_order(new_bench: Callable[..., Bench]) -> None:
     bench = new_bench()
     source = bench.open()
     stream = bench.start(source)
@@ -78,7 +78,7 @@ def test_a_stream_without_entries_is_started_and_stopped_without_a_request(new_b
     assert bench.store.calls == []
 
 
-def test_a_new_stream_costs_a_dozen_requests_before_its_first_segment_is_sent(new_bench: Callable[..., Bench]) -> None:
+def test_new_stream_costs_a_dozen_requests_before_its_first_segment(new_bench: Callable[..., Bench]) -> None:
     bench = new_bench()
     source = bench.open()
     stream = bench.start(source)
@@ -120,7 +120,7 @@ def test_a_restarted_idle_stream_reads_its_manifest_and_writes_nothing(new_bench
     assert [key.rpartition("/")[0] + "/" for key in listings] == [manifest], "one listing proves the end"
 
 
-def test_a_restart_goes_on_after_the_committed_end_and_an_idle_one_writes_no_record(
+def test_restart_continues_after_the_committed_end_and_writes_nothing_when_idle(
     new_bench: Callable[..., Bench],
 ) -> None:
     bench = new_bench()
@@ -142,8 +142,8 @@ def test_a_restart_goes_on_after_the_committed_end_and_an_idle_one_writes_no_rec
     assert load_manifest(bench.memory, STREAM).epoch == 2
 
 
-def test_a_commit_and_the_next_assignment_are_one_record() -> None:
-    """Without threads: with them the next segment's first entry may come when the commit is already on its way."""
+def test_commit_and_next_assignment_are_one_record() -> None:
+    """Without threads: with them the next segment's first entry may arrive during the commit."""
     clock = ManualClock()
     workers = SimulatedWorkers(clock, Random(1))
     memory = MemoryStore("one-record", "", clock)
@@ -177,7 +177,7 @@ def test_a_commit_and_the_next_assignment_are_one_record() -> None:
     assert closed == sorted(set(closed)), "each ledger's end is recorded once"
 
 
-def test_the_source_hears_of_the_end_only_after_the_record_is_durable(new_bench: Callable[..., Bench]) -> None:
+def test_source_is_acknowledged_only_after_the_record_is_durable(new_bench: Callable[..., Bench]) -> None:
     bench = new_bench(settings=settings(drain_seconds_max=0.2))
     source = bench.open()
     record = f"{3:020d}.json"  # epoch, assigned, offloaded
@@ -212,7 +212,8 @@ def test_a_segment_closes_at_its_age(new_bench: Callable[..., Bench]) -> None:
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
-def test_a_refused_stream_catches_up_from_the_ledgers_and_is_live_again(new_bench: Callable[..., Bench]) -> None:
+@pytest.mark.slow
+def test_stream_with_a_full_buffer_catches_up_and_is_live_again(new_bench: Callable[..., Bench]) -> None:
     """The store is down while entries are appended: the buffer fills, the writer never waits."""
     bench = new_bench(settings=settings(offload_buffer_bytes_max=64 * KIB))
     source = bench.open()
@@ -268,7 +269,7 @@ def test_a_new_owner_fences_the_old_one_which_deletes_nothing(new_bench: Callabl
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
-def test_an_unfinished_segment_of_the_last_owner_is_given_up_and_offloaded_again(
+def test_unfinished_segment_of_the_last_owner_is_offloaded_again(
     new_bench: Callable[..., Bench],
 ) -> None:
     bench = new_bench(settings=settings(max_size_per_offload_segment_mbytes=100))
@@ -298,7 +299,7 @@ FAULTS = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("error", "after"), FAULTS)
-def test_whichever_storage_call_fails_every_entry_arrives_once(
+def test_any_failing_storage_call_loses_and_repeats_no_entry(
     new_bench: Callable[..., Bench], error: type[OffloaderError], after: bool
 ) -> None:
     """Fails call 1, 2, 3, ... of append -> upload -> commit, until a run has no failure left to hit."""

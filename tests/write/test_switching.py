@@ -1,4 +1,4 @@
-"""Methods are switched in both directions, off and on: nothing is re-sent, nothing lost, no ledger half and half."""
+"""Switching methods in both directions, off and on: nothing is re-sent or lost, and no ledger is mixed."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         topic.close(drain=False)
 
 
-def test_from_streaming_to_the_ledger_method_and_back_while_it_is_appended_to(bench: Bench) -> None:
+def test_switching_between_streaming_and_ledger_method_keeps_every_entry(bench: Bench) -> None:
     topic = bench.open("streaming")
     bench.append(topic, 150)
     topic.set_method("ledger")
@@ -128,7 +128,7 @@ def test_from_streaming_to_the_ledger_method_and_back_while_it_is_appended_to(be
     assert [(entry.position, entry.payload) for entry in entries] == bench.expected
 
 
-def test_off_and_on_again_sends_nothing_twice_and_loses_nothing(bench: Bench) -> None:
+def test_switching_off_and_on_sends_nothing_twice_and_loses_nothing(bench: Bench) -> None:
     topic = bench.open("streaming")
     bench.append(topic, 100)
     topic.set_method("none")
@@ -165,7 +165,7 @@ def test_a_ledger_that_streaming_began_is_completed_as_it_began(bench: Bench) ->
     assert {1} in bench.layouts().values()
 
 
-def test_streaming_first_fills_what_a_failing_ledger_left_open(bench: Bench) -> None:
+def test_streaming_first_offloads_what_a_failing_ledger_left_open(bench: Bench) -> None:
     topic = bench.open("ledger")
     bench.append(topic, 300)
     topic.close_ledger()
@@ -183,7 +183,7 @@ def test_streaming_first_fills_what_a_failing_ledger_left_open(bench: Bench) -> 
     bench.require_whole()
 
 
-def test_streaming_first_fills_what_an_interrupted_backfill_left_open(bench: Bench) -> None:
+def test_streaming_first_offloads_what_an_interrupted_backfill_left_open(bench: Bench) -> None:
     topic = bench.open("none")
     bench.append(topic, 1500)
     bench.store.set_faults([Fault(call=2, verb="put", key_part="-index", error=Corrupt)])
@@ -200,10 +200,8 @@ def test_streaming_first_fills_what_an_interrupted_backfill_left_open(bench: Ben
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [("streaming", "ledger"), ("ledger", "streaming")])
-def test_a_process_that_dies_while_it_switches_loses_and_repeats_nothing(
-    tmp_path: Path, before: str, after: str
-) -> None:
-    """The store is gone from the n-th call of the switch on, for every n; then it is opened by either method."""
+def test_process_killed_during_a_switch_loses_and_repeats_nothing(tmp_path: Path, before: str, after: str) -> None:
+    """The store is unreachable from the n-th call of the switch on, for every n; then it is opened by either method."""
     number = 0
     while True:
         number += 1
@@ -236,7 +234,7 @@ def test_a_process_that_dies_while_it_switches_loses_and_repeats_nothing(
     assert number > 10
 
 
-def test_streaming_begins_when_the_ledger_run_that_is_under_way_is_done(bench: Bench) -> None:
+def test_streaming_begins_after_the_running_ledger_offload(bench: Bench) -> None:
     topic = bench.open("ledger")
     bench.append(topic, 30)
     topic.close_ledger()
@@ -309,9 +307,7 @@ def test_a_method_that_does_not_exist_changes_nothing(bench: Bench) -> None:
         max_size=14,
     )
 )
-def test_whatever_is_switched_when_the_offloaded_part_is_the_streams_beginning(
-    tmp_path: Path, steps: list[str]
-) -> None:
+def test_offloaded_entries_are_a_prefix_of_the_stream_after_any_switches(tmp_path: Path, steps: list[str]) -> None:
     bench = Bench(tmp_path)
     topic = bench.open("streaming")
     for step in steps:

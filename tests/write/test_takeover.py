@@ -1,4 +1,4 @@
-"""What a new owner does with what the last one left: adopt, give up, refuse; and who may take a stream at all."""
+"""A new owner and the segments of the last one: adopt, give up, refuse; and which owner may take a stream."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_complete_data_object_is_adopted_and_not_sent_again(new_bench: Callabl
     assert [edit.uuid for edit in edits if isinstance(edit, Offloaded)] == [left[0].uuid]
 
 
-def test_an_index_that_is_there_is_checked_against_the_data_and_used(new_bench: Callable[..., Bench]) -> None:
+def test_existing_index_is_checked_against_the_data_and_used(new_bench: Callable[..., Bench]) -> None:
     """The owner died before its commit: its own index stays, byte for byte."""
     bench = new_bench(settings=BIG)
     [left] = crash_at(bench, "put", "-index", after=True).assigned()
@@ -120,7 +120,9 @@ def test_an_index_that_is_there_is_checked_against_the_data_and_used(new_bench: 
 
 
 @pytest.mark.parametrize("damage", ["data", "index", "other index"])
-def test_objects_that_arent_whole_are_given_up_and_left_alone(new_bench: Callable[..., Bench], damage: str) -> None:
+def test_damaged_objects_of_the_last_owner_are_given_up_and_left_alone(
+    new_bench: Callable[..., Bench], damage: str
+) -> None:
     bench = new_bench(settings=BIG)
     [left] = crash_at(bench, "put", "-index", after=True).assigned()
     key = data_key(STREAM, left.uuid) if damage == "data" else index_key(STREAM, left.uuid)
@@ -138,7 +140,7 @@ def test_objects_that_arent_whole_are_given_up_and_left_alone(new_bench: Callabl
 
 
 @pytest.mark.slow
-def test_an_unfinished_upload_of_the_last_epoch_is_aborted_and_never_continued(
+def test_unfinished_upload_of_the_last_epoch_is_aborted_and_not_continued(
     new_bench: Callable[..., Bench],
 ) -> None:
     bench = new_bench(settings=BIG)
@@ -153,7 +155,7 @@ def test_an_unfinished_upload_of_the_last_epoch_is_aborted_and_never_continued(
 
 
 def test_an_object_that_its_owner_completes_just_before_the_abort_is_adopted(new_bench: Callable[..., Bench]) -> None:
-    """The complete arrives between the first look and the abort: the second look finds it."""
+    """The upload completes between the first check and the abort: the second check finds it."""
     bench = new_bench(settings=BIG)
     [left] = crash_at(bench, "put", "-index").assigned()
     key = data_key(STREAM, left.uuid)
@@ -177,7 +179,7 @@ def test_an_object_that_its_owner_completes_just_before_the_abort_is_adopted(new
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
-def test_a_stream_whose_owner_is_alive_is_not_taken_without_being_told_to() -> None:
+def test_stream_of_a_living_owner_is_taken_only_on_request() -> None:
     state = ManifestState(stream="s", incarnation=UUID(int=1), epoch=3, time_ms=100_000)
     with pytest.raises(Fenced, match=r"wrote its last record 59 s ago.*--take-over"):
         require_takeable(state, 159_000, 60.0, take_over=False)
@@ -204,7 +206,7 @@ def test_a_command_is_refused_by_a_living_owner_and_changes_nothing(new_bench: C
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
-def test_a_fenced_owner_takes_a_silent_stream_back_and_a_living_one_never(new_bench: Callable[..., Bench]) -> None:
+def test_fenced_owner_takes_back_a_silent_stream_and_never_a_living_one(new_bench: Callable[..., Bench]) -> None:
     """No ping-pong: two owners that both live don't fence each other for ever."""
     clock = ManualClock(waits_pass=False)
     bench = new_bench(clock=clock)
@@ -246,7 +248,7 @@ class _Slow(StoreWrapper):
         return answer
 
 
-def test_how_long_a_look_takes_says_nothing_of_the_owners_silence() -> None:
+def test_duration_of_a_slow_look_does_not_count_as_the_owners_silence() -> None:
     """What it writes while the answer is on its way isn't in that answer."""
     clock = ManualClock()
     memory = MemoryStore("slow-look", "", clock)

@@ -1,5 +1,6 @@
-"""Entries that a source stores and never gives to anybody: recorded as gaps by themselves, whatever the policy; lost
-and unexplained ones by policy, and their ledgers stay in the hot tier."""
+"""Entries that a source stores and never delivers are recorded as gaps under any policy.
+
+Lost and unexplained entries are recorded by policy, and their ledgers stay in the hot tier."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ class MarkedLedgers:
     """
 
     def __init__(self, layout: Layouts, *fates: str) -> None:
-        self._fates = fates or ("holes",)
+        self._fates = fates or ("undelivered",)
         self._ledgers = {7 * number: list(entries) for number, entries in enumerate(layout, 1)}
         self._listeners = Listeners(STREAM)
         self.released: Position | None = None
@@ -94,7 +95,7 @@ class MarkedLedgers:
 
     def doubtful(self) -> list[int]:
         """Closed ledgers of which something was lost, or may be."""
-        return [info.ledger_id for info in self.ledgers() if info.closed and info.not_given != info.holes]
+        return [info.ledger_id for info in self.ledgers() if info.closed and info.not_given != info.undelivered]
 
     def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
         left = [position for position, _ in self.given() if position >= start]
@@ -137,7 +138,7 @@ def batch(run: Sequence[Position]) -> EntryBatch:
 layouts = st.lists(st.lists(st.booleans(), min_size=1, max_size=6), min_size=1, max_size=4)
 
 
-REASONS = {"holes": NOT_DELIVERED, "lost": LOST, "unconfirmed": UNCONFIRMED}
+REASONS = {"undelivered": NOT_DELIVERED, "lost": LOST, "unconfirmed": UNCONFIRMED}
 
 
 def require_whole(store: MemoryStore, source: MarkedLedgers) -> None:
@@ -160,7 +161,7 @@ def require_whole(store: MemoryStore, source: MarkedLedgers) -> None:
 @settings(max_examples=60, deadline=None)
 @given(layout=layouts, segment_bytes=st.sampled_from([60, 10**6]))
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_streaming_goes_around_them(layout: Layouts, segment_bytes: int, when: str) -> None:
+def test_streaming_skips_undelivered_entries(layout: Layouts, segment_bytes: int, when: str) -> None:
     source = MarkedLedgers(layout)
     if not source.given():
         return
@@ -186,7 +187,7 @@ def test_streaming_goes_around_them(layout: Layouts, segment_bytes: int, when: s
 
 @settings(max_examples=40, deadline=None)
 @given(layout=layouts)
-def test_the_ledger_method_takes_whole_ledgers_as_v1_and_the_others_in_pieces(layout: Layouts) -> None:
+def test_ledger_method_writes_complete_ledgers_as_v1_and_others_in_pieces(layout: Layouts) -> None:
     source = MarkedLedgers(layout)
     store = new_store()
     offloader = LedgerOffloader(store, SETTINGS)
@@ -194,7 +195,7 @@ def test_the_ledger_method_takes_whole_ledgers_as_v1_and_the_others_in_pieces(la
     offloader.close()
     assert result.errors == []
     closed = [info for info in source.ledgers() if info.closed]
-    whole = [info.ledger_id for info in closed if not info.holes]
+    whole = [info.ledger_id for info in closed if not info.undelivered]
     assert [s.begin.ledger_id for _, s in result.offloaded if s.layout is Layout.V1] == whole
     given = [each for each in source.given() if any(each[0].ledger_id == info.ledger_id for info in closed)]
     if given:
@@ -207,9 +208,9 @@ def test_the_ledger_method_takes_whole_ledgers_as_v1_and_the_others_in_pieces(la
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize(
     ("fates", "releases"),
-    [(("lost",), False), (("lost",), True), (("unconfirmed",), False), (("holes", "lost", "unconfirmed"), False)],
+    [(("lost",), False), (("lost",), True), (("unconfirmed",), False), (("undelivered", "lost", "unconfirmed"), False)],
 )
-def test_what_a_source_has_lost_is_recorded_where_the_policy_says_so(
+def test_lost_entries_are_recorded_by_policy(
     layout: Layouts, segment_bytes: int, when: str, fates: Sequence[str], releases: bool
 ) -> None:
     source = MarkedLedgers(layout, *fates)
@@ -246,7 +247,7 @@ def test_what_a_source_has_lost_is_recorded_where_the_policy_says_so(
 @pytest.mark.parametrize(
     ("fate", "said"), [("lost", "lost by the source: .*restore the hot tier"), ("unconfirmed", "unconfirmed: .*doctor")]
 )
-def test_what_a_source_has_lost_stops_a_stream_that_is_to_block(when: str, fate: str, said: str) -> None:
+def test_lost_entries_stop_a_stream_with_policy_block(when: str, fate: str, said: str) -> None:
     source = MarkedLedgers([[True, True, False, True], [True]], fate)
     store = new_store()
     offloader = LedgerOffloader(store, SETTINGS)
@@ -266,11 +267,11 @@ def test_what_a_source_has_lost_stops_a_stream_that_is_to_block(when: str, fate:
     assert (state.gaps, released.deleted) == ((), [])
 
 
-def test_what_is_not_said_to_be_undeliverable_is_no_gap() -> None:
-    info = LedgerInfo(ledger_id=3, closed=True, entries=9, size_bytes=0, created_ms=0, holes=((5, 6),))
+def test_only_entries_reported_as_undelivered_are_a_delivery_gap() -> None:
+    info = LedgerInfo(ledger_id=3, closed=True, entries=9, size_bytes=0, created_ms=0, undelivered=((5, 6),))
     assert proven_gap(Position(3, 4), Position(3, 8), [info]) is not None
     assert proven_gap(Position(3, 3), Position(3, 7), [info]) is None
-    after = LedgerInfo(ledger_id=4, closed=False, entries=9, size_bytes=0, created_ms=0, holes=((0, 1),))
+    after = LedgerInfo(ledger_id=4, closed=False, entries=9, size_bytes=0, created_ms=0, undelivered=((0, 1),))
     assert proven_gap(Position(3, 8), Position(4, 2), [replace(info, closed=False), after]) is None
     gap = proven_gap(Position(3, 8), Position(4, 2), [info, after])
     assert gap is not None

@@ -1,0 +1,242 @@
+"""A consumer through the broker over cold history: our plugin beside Pulsar's own offloader and BookKeeper.
+
+    python benchmarks/bench_plugin.py [--mib 64] [--rounds 3] [--delays 0 30] [--json]      # --mib 1024: as documented
+
+Three brokers of one release, each with the same messages (1 KiB, batches of 100): one offloaded by the plugin and a
+sidecar, one by tiered-storage-jcloud, both to one MinIO, and one that keeps them in BookKeeper. In turns, with nothing
+and 30 ms added to each request to MinIO: a Java reader from the first message on, one entry by its id through the admin
+interface and another one of its ledger, and a seek by time. The bookie of the first two has no such ledgers meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from services.pulsar.broker import offload_settings
+from services.pulsar.build import find_place
+from services.servers import Endpoint, running
+from services.slow_proxy import SlowProxy
+
+KIB, MIB = 1024, 1024 * 1024
+MESSAGE_BYTES, BATCH = KIB, 100
+#: Ledgers of each topic.
+LEDGERS = 8
+SINGLES = 8
+SEEKS = 5
+#: Unmeasured rounds, in which Java compiles what the others run.
+WARM_UPS = 2
+TIERS = ("plugin", "jcloud", "bookkeeper")
+FIGURES = ("read, MB/s", "first message, ms", "one entry, ms", "another one, ms", "seek by time, ms")
+#: As a broker runs, not as the tests' rig starts quickly.
+JAVA = ("-Xmx1g", "-XX:MaxDirectMemorySize=1g", "-XX:TieredStopAtLevel=4", "-XX:-UseSerialGC", "-XX:+UseG1GC")
+
+
+@dataclass
+class Tier:
+    """One broker's topic.
+
+    Attributes:
+        times_ms: when its first and last message were sent.
+        ledgers: that are cold: id -> entries.
+        uploads_bytes: that were put into the bucket while the broker offloaded.
+        figures: (what, delay in ms) -> what was measured.
+    """
+
+    name: str
+    world: Any
+    topic: str
+    count: int
+    times_ms: tuple[int, int]
+    ledgers: dict[int, int]
+    uploads_bytes: int
+    figures: dict[tuple[str, float], list[float]] = field(default_factory=dict)
+
+    def add(self, what: str, delay_ms: float, figure: float) -> None:
+        self.figures.setdefault((what, delay_ms), []).append(figure)
+
+
+@contextmanager
+def slow(endpoint: Endpoint) -> Iterator[tuple[str, SlowProxy]]:
+    """A proxy whose delay can be changed; its work is done by the kernel, and nothing else runs here meanwhile."""
+    at = urlsplit(endpoint.url)
+    proxy = SlowProxy((str(at.hostname), int(at.port or 80)), 0.0)
+    thread = threading.Thread(target=proxy.serve, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{proxy.port}", proxy
+    finally:
+        proxy.close()
+        thread.join()
+
+
+def settings_of(name: str, url: str, bucket: str, count: int) -> dict[str, str]:
+    more = {"managedLedgerMaxEntriesPerLedger": str(count // BATCH // LEDGERS), "managedLedgerCacheSizeMB": "64"}
+    if name == "plugin":
+        return more
+    if name == "jcloud":
+        offloaders = {"offloadersDirectory": str(find_place(build=True) / "offloaders")}
+        return {**more, **offload_settings(url, bucket), **offloaders}
+    return {**more, "managedLedgerOffloadDriver": ""}
+
+
+def filled(name: str, world: Any, count: int) -> Tier:
+    """The topic, offloaded where there is something to offload to."""
+    import pulsar
+
+    from tests.plugin.plugin_world import path_of, topic_of
+    from tests.plugin.topic_history import client_of
+
+    topic = topic_of("history")
+    client = client_of(world.service_url)
+    producer = client.create_producer(
+        topic,
+        block_if_queue_full=True,
+        send_timeout_millis=120_000,
+        batching_enabled=True,
+        batching_max_messages=BATCH,
+        batching_max_allowed_size_in_bytes=MIB,
+        batching_max_publish_delay_ms=1000,
+    )
+    dice = random.Random(1)
+    values = [dice.randbytes(MESSAGE_BYTES) for _ in range(1000)]
+    failed: list[object] = []
+    began_ms = int(time.time() * 1000)
+    for number in range(count):
+        producer.send_async(
+            values[number % 1000], lambda result, _: failed.append(result) if result != pulsar.Result.Ok else None
+        )
+    producer.flush()
+    times_ms = (began_ms, int(time.time() * 1000))
+    client.close()
+    if failed:
+        raise RuntimeError(f"{len(failed)} messages weren't stored")
+    uploads_bytes = 0
+    if name == "plugin":
+        world.await_committed(topic)
+    if name != "bookkeeper":
+        before = world.objects()
+        offloaded = world.offload(topic)
+        after = world.objects()
+        uploads_bytes = sum(size for key, size in after.items() if key not in before and "/manifest/" not in key)
+        world.forget(topic, offloaded)
+    found = world.admin("GET", f"{path_of(topic)}/internalStats")["ledgers"]
+    ledgers = {each["ledgerId"]: each["entries"] for each in found if each["entries"]}
+    return Tier(name, world, topic, count, times_ms, ledgers, uploads_bytes)
+
+
+def measure(tier: Tier, delay_ms: float, dice: random.Random) -> None:
+    """One round."""
+    from tests.plugin.plugin_world import eventually_some, path_of
+
+    def load() -> None:
+        """What the broker keeps in memory of the topic is dropped, and the topic is there again."""
+        tier.world.admin("PUT", f"{path_of(tier.topic)}/unload")
+        eventually_some(lambda: tier.world.ledgers(tier.topic))
+
+    load()
+    drained = tier.world.broker.drain(tier.topic, tier.count)
+    if drained.messages != tier.count:
+        raise RuntimeError(f"{tier.name}: {drained.messages} of {tier.count} messages came")
+    tier.add("read, MB/s", delay_ms, drained.size_bytes / 1e6 / (drained.all_ms / 1000))
+    load()
+    tier.add("first message, ms", delay_ms, tier.world.broker.drain(tier.topic, 1).first_ms)
+    for _ in range(SINGLES):
+        load()
+        ledger_id = dice.choice(list(tier.ledgers))
+        for what in ("one entry, ms", "another one, ms"):
+            entry = f"{path_of(tier.topic)}/ledger/{ledger_id}/entry/{dice.randrange(tier.ledgers[ledger_id])}"
+            began = time.perf_counter()
+            tier.world.admin("GET", entry)
+            tier.add(what, delay_ms, (time.perf_counter() - began) * 1000)
+    for _ in range(SEEKS):
+        load()
+        at_ms = dice.randrange(*tier.times_ms)
+        tier.add("seek by time, ms", delay_ms, tier.world.broker.drain(tier.topic, 1, f"time:{at_ms}").first_ms)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, default=64, help="of messages in each topic")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 30.0], help="ms of each request to the store")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args(arguments)
+    with ExitStack() as stack:
+        tiers, proxy = set_up(stack, given.mib)
+        dice = random.Random(2)
+        for tier in WARM_UPS * tiers:
+            measure(tier, -1.0, dice)
+        for number in range(given.rounds):
+            for delay_ms in given.delays:
+                proxy.set_delay(delay_ms / 1000)
+                for tier in dice.sample(tiers, len(tiers)):
+                    measure(tier, delay_ms, dice)
+            print(f"round {number + 1} of {given.rounds}", file=sys.stderr, flush=True)
+        heaps = {tier.name: tier.world.broker.heap_bytes() / MIB for tier in tiers}
+    rows = rows_of(tiers, given.delays, heaps)
+    print(json.dumps(rows) if given.json else table(rows))
+    return 0
+
+
+def set_up(stack: ExitStack, mib: int) -> tuple[list[Tier], SlowProxy]:
+    """The brokers with their topics, and the proxy between them and MinIO."""
+    from tests.plugin.plugin_world import PluginWorld
+
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-plugin-")))
+    endpoint = stack.enter_context(running("minio"))
+    url, proxy = stack.enter_context(slow(endpoint))
+    count, tiers = mib * MIB // MESSAGE_BYTES, []
+    for name in TIERS:
+        world = PluginWorld(
+            folder / name, endpoint, store_endpoint=url, has_sidecar=name == "plugin", java_options=JAVA
+        )
+        world.broker_settings = settings_of(name, url, world.bucket, count)
+        tiers.append(filled(name, stack.enter_context(world), count))
+        print(f"{name}: {mib} MiB in {len(tiers[-1].ledgers)} ledgers", file=sys.stderr, flush=True)
+    return tiers, proxy
+
+
+def rows_of(tiers: Sequence[Tier], delays: Sequence[float], heaps: dict[str, float]) -> list[dict[str, Any]]:
+    """Medians, and the plugin's ratio to the others: above 1 it is better."""
+    rows: list[dict[str, Any]] = []
+    for delay_ms in delays:
+        for what in FIGURES:
+            medians = {tier.name: statistics.median(tier.figures[what, delay_ms]) for tier in tiers}
+            better: Callable[[float, float], float] = (
+                (lambda ours, theirs: ours / theirs) if "MB/s" in what else (lambda ours, theirs: theirs / ours)
+            )
+            ratios = {f"over {name}": better(medians["plugin"], medians[name]) for name in TIERS[1:]}
+            rows.append({"what": what, "delay_ms": delay_ms, **medians, **ratios})
+    rows.append({"what": "heap, MiB", "delay_ms": 0.0, **heaps})
+    rows.append(
+        {"what": "put by the offload, MB", "delay_ms": 0.0} | {tier.name: tier.uploads_bytes / 1e6 for tier in tiers}
+    )
+    return rows
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    names = [*TIERS, *(f"over {name}" for name in TIERS[1:])]
+    lines = [f"{'':24}{'delay, ms':>10}" + "".join(f"{name:>16}" for name in names)]
+    for row in rows:
+        cells = "".join(f"{row[name]:>16.2f}" if name in row else " " * 16 for name in names)
+        lines.append(f"{row['what']:24}{row['delay_ms']:>10.0f}{cells}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,408 @@
+"""A broker has a closed ledger offloaded: waits, comparisons, what readers aren't given, owners and other processes."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from formats.entries import Position
+from formats.frames import FRAMES_BYTES_MAX
+from formats.manifest import Gap, LedgerClosed, LedgersDeleted, Truncate
+from offloader.ledgers.base import LedgerInfo
+from offloader.manifest.boundary import read_boundary
+from offloader.manifest.log import load_manifest
+from offloader.service.http.server import OffloadHttp
+from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
+from offloader.write.gaps import NOT_DELIVERED
+from services.servers import free_port
+from tests.support.broker_frames import frame_entries, frames_of
+from tests.support.broker_requests import STREAM, Broker
+from tests.support.http_process import ORDERS, HttpProcess, ask, exchange, http_process, quoted
+from tests.support.streams import StreamWriter, batch_of
+from tests.support.waiting import PATIENCE_S
+
+_names = itertools.count()
+#: Nothing is committed by itself.
+SLOW: dict[str, Any] = {"offload": {"max_offload_segment_rollover_time_minutes": 60.0}}
+
+
+@pytest.fixture
+def store() -> ObjectStore:
+    return open_store(f"memory://offload-{next(_names)}")
+
+
+def facts(info: LedgerInfo, **changed: Any) -> dict[str, Any]:
+    """A ledger as its broker knows it."""
+    found = {"last": info.last_entry_id, "length": info.size_bytes, "entries": info.entries}
+    return {**found, "created_ms": info.created_ms, "wait_seconds": 25, **changed}
+
+
+def closed_ledger(process: HttpProcess, entries: int = 10) -> LedgerInfo:
+    """A further ledger of the process's stream, closed and not offloaded yet."""
+    source = process.sources[ORDERS]
+    source.close_ledger()
+    source.append([b"entry %d" % number for number in range(entries)])
+    closed: LedgerInfo = source.close_ledger()
+    return closed
+
+
+@contextmanager
+def owner(folder: Path, store: ObjectStore | None = None, **sections: Any) -> Iterator[tuple[OffloadHttp, HttpProcess]]:
+    """A process that offloads a stream, and whose address is in the manifest."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    given = {**SLOW, **sections, "http": {"listen": f"127.0.0.1:{port}"}}
+    with http_process(folder, given, store=store, writer_url=url) as found:
+        yield found
+
+
+def test_offload_waits_for_the_commit_of_the_ledger(tmp_path: Path) -> None:
+    with http_process(tmp_path, SLOW) as (http, process):
+        broker = Broker(http.url, ORDERS)
+        info = closed_ledger(process)
+        assert broker.offload(info.ledger_id, **facts(info, wait_seconds=0)).json() == {
+            "committed": False,
+            "missing": [],
+        }
+        answer = broker.offload(info.ledger_id, **facts(info))
+        assert (answer.status, answer.json()) == (200, {"committed": True, "missing": []})
+        assert load_manifest(process.store, ORDERS).committed_end() == Position(info.ledger_id, info.last_entry_id)
+        assert [payload for _, payload in broker.whole(info.ledger_id)] == [b"entry %d" % each for each in range(10)]
+        again = broker.offload(info.ledger_id, **facts(info, wait_seconds=0))
+        assert again.json()["committed"] is True
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"length": 1}, "exposingBrokerEntryMetadataToClientEnabled"),
+        ({"last": 8, "entries": 9}, "another cluster"),
+        ({"entries": 9}, "another cluster"),
+    ],
+)
+def test_ledger_that_differs_is_refused_and_both_sides_are_named(
+    tmp_path: Path, changed: dict[str, int], why: str
+) -> None:
+    with http_process(tmp_path, SLOW) as (http, process):
+        broker = Broker(http.url, ORDERS)
+        info = closed_ledger(process)
+        assert broker.offload(info.ledger_id, **facts(info)).json()["committed"]
+        answer = broker.offload(info.ledger_id, **facts(info, **changed))
+        found = answer.json()
+        assert (answer.status, found["kind"], found["retryable"]) == (409, "source_mismatch", False)
+        assert why in found["hint"]
+        assert str(next(iter(changed.values()))) in found["detail"]
+
+
+def test_end_of_a_ledger_is_recorded_as_the_broker_knows_it(store: ObjectStore, tmp_path: Path) -> None:
+    StreamWriter(store, STREAM).add([batch_of(7, 0, 10)])
+    asked = {"last": 9, "length": 200, "entries": 10, "created_ms": 5000}
+    with http_process(tmp_path, streams=(), store=store) as (http, _):
+        broker = Broker(http.url)
+        assert broker.plan(7).status == 503
+        assert broker.offload(7, **asked).json()["committed"]
+        assert broker.plan(7).json()["last"] == 9
+        other = broker.offload(7, **{**asked, "created_ms": 5001})
+        assert (other.status, other.json()["kind"]) == (409, "source_mismatch")
+        assert broker.offload(7, **{**asked, "created_ms": None}).json()["committed"]
+    assert load_manifest(store, STREAM).closed_ledgers[7] == 9
+
+
+def test_ledger_with_a_missing_object_is_not_called_committed(store: ObjectStore, tmp_path: Path) -> None:
+    """The broker deletes its own copy because of that answer."""
+    writer = StreamWriter(store, STREAM)
+    writer.add([batch_of(7, 0, 10)], closes=[7])
+    (segment,) = load_manifest(store, STREAM).segments.in_order()
+    asked = {"last": 9, "length": 200, "entries": 10, "created_ms": None, "wait_seconds": 0}
+    with http_process(tmp_path, streams=(), store=store) as (http, _):
+        broker = Broker(http.url)
+        assert broker.offload(7, **asked).json()["committed"]
+        store.delete([segment.object_keys(STREAM)[0]])
+        answer = broker.offload(7, **asked)
+        assert (answer.status // 100, "committed" in answer.json()) == (5, False)
+        assert str(segment.uuid) in answer.json()["detail"]
+
+
+def test_committed_means_that_a_lost_record_would_be_noticed(store: ObjectStore, tmp_path: Path) -> None:
+    StreamWriter(store, STREAM).add([batch_of(7, 0, 10)], closes=[7])
+    with http_process(tmp_path, streams=(), store=store) as (http, _):
+        asked = {"last": 9, "length": 200, "entries": 10, "created_ms": None, "wait_seconds": 0}
+        assert Broker(http.url).offload(7, **asked).json()["committed"]
+    state = load_manifest(store, STREAM)
+    assert read_boundary(store, STREAM, state.incarnation).boundary.newest_id == state.record_id
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"last": -1}, {"length": -1}, {"entries": 0}, {"wait_seconds": 26}, {"wait_seconds": -1}, {"uuid": "no"},
+        {"last": "9"}, {"more": 1}, {"last": 2**63},
+    ],
+)  # fmt: skip
+def test_wrong_offload_requests_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    with http_process(tmp_path) as (http, _):
+        asked = {"last": 9, "length": 100, "entries": 10, **wrong}
+        answer = Broker(http.url, ORDERS).offload(7, **asked)
+    assert (answer.status, answer.json()["kind"]) == (400, "invalid_request")
+
+
+def test_unknown_stream_and_deleted_ledger(store: ObjectStore, tmp_path: Path) -> None:
+    writer = StreamWriter(store, STREAM)
+    for ledger_id in (7, 8, 9):
+        writer.add([batch_of(ledger_id, 0, 10)], closes=(ledger_id,))
+    writer.log.commit([LedgersDeleted((7,)), Truncate(Position(9, 0))])
+    asked = {"last": 9, "length": 200, "entries": 10}
+    with http_process(tmp_path, streams=(), store=store) as (http, _):
+        for ledger_id in (7, 8):
+            answer = Broker(http.url).offload(ledger_id, **asked)
+            assert (answer.status, answer.json()["kind"]) == (410, "trimmed")
+        answer = Broker(http.url, "no/such/persistent/stream").offload(7, **asked, wait_seconds=5)
+        assert (answer.status, answer.json()["kind"]) == (404, "not_found")
+
+
+def with_gaps(store: ObjectStore) -> StreamWriter:
+    """A ledger of which readers aren't given the first two entries, one in the middle and the last."""
+    writer = StreamWriter(store, STREAM)
+    for gap, entries in (((0, 1), (2, 10)), ((12, 12), (13, 10)), ((23, 23), None)):
+        writer.log.commit([Gap(Position(7, gap[0]), Position(7, gap[1]), NOT_DELIVERED)])
+        if entries is not None:
+            writer.add([batch_of(7, *entries)])
+    writer.log.commit([LedgerClosed(7, 23)])
+    return writer
+
+
+MARKERS = [(each, b"marker %d" % each) for each in (0, 1, 12, 23)]
+LENGTH = 20 * 20 + sum(len(payload) for _, payload in MARKERS)
+
+
+def test_broker_sends_what_readers_are_not_given(store: ObjectStore, tmp_path: Path) -> None:
+    writer = with_gaps(store)
+    asked = {"last": 23, "length": LENGTH, "entries": 24}
+    with http_process(tmp_path, streams=(), store=store) as (http, _):
+        broker = Broker(http.url)
+        answer = broker.offload(7, **asked)
+        assert answer.json() == {"committed": False, "missing": [[0, 1], [12, 12], [23, 23]]}
+        assert broker.fill(7, 0, 12, MARKERS[:3]).json() == {"stored": 3}
+        assert broker.fill(7, 0, 12, MARKERS[:3]).json() == {"stored": 3}
+        assert broker.offload(7, **asked).json() == {"committed": False, "missing": [[23, 23]]}
+        assert broker.fill(7, 23, 23, MARKERS[3:]).json() == {"stored": 1}
+        assert broker.offload(7, **asked).json() == {"committed": True, "missing": []}
+        wanted = sorted([*MARKERS, *((each.entry_id, each.payload) for each in writer.entries)])
+        assert broker.whole(7) == wanted
+        assert frame_entries(broker.entries(7, 1, 13).body) == wanted[1:14]
+        wrong = broker.offload(7, **{**asked, "length": LENGTH - 1})
+        assert (wrong.status, wrong.json()["kind"]) == (409, "source_mismatch")
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "body"),
+    [
+        (0, 12, b""),
+        (0, 12, frames_of(MARKERS[:3])[:-1]),
+        (0, 12, frames_of(MARKERS[:3])[:-12]),
+        (0, 12, frames_of(MARKERS[:3])[:-1] + b"\0"),
+        (0, 12, frames_of(MARKERS[:2])),
+        (0, 12, frames_of(MARKERS[1:3])),
+        (0, 12, frames_of(MARKERS)),
+        (0, 13, frames_of([*MARKERS[:3], (13, b"x")])),
+        (0, 12, frames_of(MARKERS[2::-1])),
+        (12, 0, frames_of(MARKERS[:3])),
+        (-1, 12, frames_of(MARKERS[:3])),
+        (0, 2**63, frames_of(MARKERS)),
+    ],
+)
+def test_wrong_frames_store_nothing(store: ObjectStore, tmp_path: Path, first: int, last: int, body: bytes) -> None:
+    with_gaps(store)
+    with http_process(tmp_path, streams=(), store=store) as (http, _):
+        answer = Broker(http.url).fill(7, first, last, body)
+        assert (answer.status, answer.json()["kind"]) == (400, "invalid_request")
+    assert load_manifest(store, STREAM).fills == ()
+
+
+def test_other_bytes_for_stored_entries_are_refused(store: ObjectStore, tmp_path: Path) -> None:
+    with_gaps(store)
+    with http_process(tmp_path, streams=(), store=store) as (http, _):
+        broker = Broker(http.url)
+        assert broker.fill(7, 0, 1, MARKERS[:2]).status == 200
+        answer = broker.fill(7, 0, 1, [(0, b"marker 0"), (1, b"another")])
+        assert (answer.status, answer.json()["kind"]) == (409, "source_mismatch")
+
+
+def test_long_body_is_taken_for_missing_entries_only(store: ObjectStore, tmp_path: Path) -> None:
+    with_gaps(store)
+    with http_process(tmp_path, {"http": {"idle_seconds_max": 1}}, streams=(), store=store) as (http, _):
+        broker = Broker(http.url)
+        large = [(0, bytes(4_000_000)), (1, bytes(4_000_000))]
+        assert broker.fill(7, 0, 1, large).json() == {"stored": 2}
+        for path, most in (("missing?first=12&last=12", FRAMES_BYTES_MAX), ("offload", 64 * 1024)):
+            head = f"{'PUT' if most == FRAMES_BYTES_MAX else 'POST'} /v1/streams/{quoted(STREAM)}/ledgers/7/{path}"
+            told = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {most + 1}\r\n"
+            assert exchange(http, f"{head} HTTP/1.1\r\n{told}\r\n".encode()).startswith(b"HTTP/1.1 413 ")
+        assert frame_entries(broker.entries(7, 0, 1).body) == large
+
+
+def test_delete_is_a_hint(store: ObjectStore, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    writer = StreamWriter(store, STREAM)
+    writer.add([batch_of(7, 0, 10)], closes=(7,))
+    uuid = "6b8f6c1e-0000-4000-8000-000000000001"
+    with caplog.at_level("INFO", "offloader"), http_process(tmp_path, streams=(), store=store) as (http, _):
+        broker = Broker(http.url)
+        answer = broker.delete(7, f"?uuid={uuid}")
+        assert (answer.status, answer.json()) == (202, {})
+        assert broker.delete(99).status == 202
+        assert broker.plan(7).status == 200
+        assert "offloader_broker_delete_requests_total 2.0" in ask(f"{http.url}/metrics").body.decode().splitlines()
+    assert uuid in caplog.text
+
+
+def test_other_process_passes_the_request_on_where_the_host_is_allowed(tmp_path: Path) -> None:
+    with owner(tmp_path) as (_, process):
+        info = closed_ledger(process)
+        allowed: dict[str, Any] = {"access": {"owner_hosts": ["127.0.0.1"]}}
+        with http_process(tmp_path, allowed, streams=(), store=process.store) as (other, _):
+            answer = Broker(other.url, ORDERS).offload(info.ledger_id, **facts(info))
+            assert (answer.status, answer.json()) == (200, {"committed": True, "missing": []})
+            again = Broker(other.url, ORDERS).offload(info.ledger_id, **facts(info, length=1))
+            assert (again.status, again.json()["kind"]) == (409, "source_mismatch")
+
+
+def test_other_process_names_the_owner_where_the_host_is_not_allowed(tmp_path: Path) -> None:
+    with owner(tmp_path) as (http, process), http_process(tmp_path, streams=(), store=process.store) as (other, _):
+        info = closed_ledger(process)
+        answer = Broker(other.url, ORDERS).offload(info.ledger_id, **facts(info))
+        found = answer.json()
+        assert (answer.status, found["kind"], found["owner"]) == (421, "not_owner", http.url)
+        assert http.url in found["detail"]
+        assert "access.owner_hosts" in found["hint"]
+        # What is committed already is answered by every process.
+        assert Broker(http.url, ORDERS).offload(info.ledger_id, **facts(info)).json()["committed"]
+        assert Broker(other.url, ORDERS).offload(info.ledger_id, **facts(info)).json()["committed"]
+
+
+def test_request_is_passed_on_once(tmp_path: Path) -> None:
+    """The manifest names a process that doesn't offload the stream any more, as its successor's may."""
+    allowed: dict[str, Any] = {"access": {"owner_hosts": ["127.0.0.1"]}}
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with http_process(tmp_path, SLOW, writer_url=url) as (_, process):
+        info = closed_ledger(process)
+        listen = {**allowed, "http": {"listen": f"127.0.0.1:{port}"}}
+        with http_process(tmp_path, listen, streams=(), store=process.store) as (named, _):
+            answer = Broker(named.url, ORDERS).offload(info.ledger_id, **facts(info))
+            assert (answer.status, answer.json()["kind"], answer.json()["owner"]) == (421, "not_owner", url)
+
+
+def test_owner_that_has_ended_is_asked_again_later(tmp_path: Path) -> None:
+    allowed: dict[str, Any] = {"access": {"owner_hosts": ["127.0.0.1"]}}
+    with http_process(tmp_path, SLOW, writer_url=f"http://127.0.0.1:{free_port()}") as (_, process):
+        info = closed_ledger(process)
+        with http_process(tmp_path, allowed, streams=(), store=process.store) as (other, _):
+            answer = Broker(other.url, ORDERS).offload(info.ledger_id, **facts(info))
+            assert (answer.status, answer.json()["kind"], answer.json()["retryable"]) == (503, "retry_later", True)
+
+
+def test_brokers_own_token_is_passed_on_and_no_other(tmp_path: Path) -> None:
+    environ = {"BROKER": "broker-token-0123456789", "OFFLOADER_TOKEN": "admin-token-0123456789"}
+    access: dict[str, Any] = {
+        "access": {"broker_tokens": ["env:BROKER"], "owner_hosts": ["127.0.0.1"], "tokens_without_tls": True}
+    }
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    sections: dict[str, Any] = {**SLOW, **access, "http": {"listen": f"127.0.0.1:{port}"}}
+    with (
+        http_process(tmp_path, sections, writer_url=url, environ=environ) as (_, process),
+        http_process(tmp_path, access, streams=(), store=process.store, environ=environ) as (other, _),
+    ):
+        info = closed_ledger(process)
+        known = Broker(other.url, ORDERS, token=environ["BROKER"])
+        assert known.offload(info.ledger_id, **facts(info)).json()["committed"]
+        assert Broker(other.url, ORDERS).offload(info.ledger_id, **facts(info)).status == 401
+
+
+def test_process_that_only_reads_never_writes(tmp_path: Path) -> None:
+    with owner(tmp_path) as (http, process):
+        first, info = closed_ledger(process), closed_ledger(process)
+        assert Broker(http.url, ORDERS).offload(first.ledger_id, **facts(first)).json()["committed"]
+        kept: dict[str, Any] = {"streams": (), "store": process.store, "read_only": True}
+        with http_process(tmp_path, **kept) as (reader, _):
+            broker = Broker(reader.url, ORDERS)
+            assert len(broker.whole(first.ledger_id)) == first.entries
+            answer = broker.offload(info.ledger_id, **facts(info))
+            assert (answer.status, answer.json()["kind"], answer.json()["owner"]) == (421, "not_owner", http.url)
+            answer = broker.fill(first.ledger_id, 0, 0, [(0, b"x")])
+            assert (answer.status, answer.json()["kind"], answer.json()["owner"]) == (421, "not_owner", http.url)
+            assert broker.delete(first.ledger_id).status == 202
+
+
+def test_two_hundred_topics_wait_at_once_and_nobody_else(tmp_path: Path) -> None:
+    sections: dict[str, Any] = {
+        "offload": {"max_offload_segment_rollover_time_minutes": 60.0},
+        "http": {"client_connections_max": 256},
+    }
+    with http_process(tmp_path, sections) as (http, process):
+        broker = Broker(http.url, ORDERS)
+        source = process.sources[ORDERS]
+        settled = closed_ledger(process)
+        assert broker.offload(settled.ledger_id, **facts(settled)).json()["committed"]
+        source.append([b"open"])
+        info = source.ledgers()[-1]
+        answered = []
+        begun = threading.Barrier(201)
+
+        def wait() -> None:
+            begun.wait(PATIENCE_S)
+            # More entries than there are: it waits as long as it may.
+            asked = {"last": info.entries + 5, "length": 1, "entries": info.entries + 6, "wait_seconds": 4}
+            answered.append(broker.offload(info.ledger_id, **asked).json())
+
+        with ThreadPoolExecutor(200) as threads:
+            waiting = [threads.submit(wait) for _ in range(200)]
+            begun.wait(PATIENCE_S)
+            while not all(each.done() for each in waiting):
+                assert ask(f"{http.url}/v1/streams/{quoted(ORDERS)}").status == 200
+                assert broker.plan(settled.ledger_id).status == 200
+                assert ask(f"{http.url}/healthz").status == 200
+        assert answered == [{"committed": False, "missing": []}] * 200
+
+
+class HangingControl:
+    """Commands of a stream whose offload takes as long as the test says."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+
+    def complete(self, name: str, until: Position, *, timeout_s: float) -> None:
+        self.over.wait(PATIENCE_S)
+
+
+def test_offload_that_takes_longer_than_asked_is_answered_in_time(store: ObjectStore, tmp_path: Path) -> None:
+    StreamWriter(store, STREAM).add([batch_of(7, 0, 10)])
+    control = HangingControl()
+    asked = {"last": 19, "length": 400, "entries": 20, "wait_seconds": 0.1}
+    with http_process(tmp_path, streams=(), store=store, control=control) as (http, _):
+        try:
+            answer = Broker(http.url).offload(7, **asked)
+            assert (answer.status, answer.json()) == (200, {"committed": False, "missing": []})
+        finally:
+            control.over.set()
+
+
+def test_more_waits_than_allowed_are_asked_to_come_again(tmp_path: Path) -> None:
+    sections: dict[str, Any] = {**SLOW, "broker": {"waits_max": 1}}
+    with http_process(tmp_path, sections) as (http, process), ThreadPoolExecutor(2) as threads:
+        broker = Broker(http.url, ORDERS)
+        [info] = process.sources[ORDERS].ledgers()
+        asked = {"last": info.entries + 5, "length": 1, "entries": info.entries + 6, "wait_seconds": 3}
+        answers = list(threads.map(lambda _: broker.offload(info.ledger_id, **asked), range(2)))
+        assert sorted(each.status for each in answers) == [200, 503]
+        [refused] = [each for each in answers if each.status == 503]
+        assert refused.headers["retry-after"] == "1"
+        assert refused.json()["retryable"] is True
