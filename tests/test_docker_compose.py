@@ -73,7 +73,7 @@ def test_broker_with_the_plugin_has_the_settings_of_the_tests_broker() -> None:
     services: dict[str, Any] = yaml.safe_load((FILE.parent / "deploy" / "compose-plugin.yml").read_text())["services"]
     broker, sidecar = services["broker"], services["sidecar"]
     given = {name.removeprefix("PULSAR_PREFIX_"): value for name, value in broker["environment"].items()}
-    wanted = plugin_settings("http://sidecar:8750", 0, 0)
+    wanted = plugin_settings(Path("plugin.nar"), "http://sidecar:8750", 0, 0)
     own = {"brokerServicePort", "webServicePort", "offloadersDirectory"}
     assert {name: value for name, value in wanted.items() if name not in own}.items() <= given.items()
     mounted = {to: FILE.parent / here for here, to, _ in (each.split(":") for each in broker["volumes"])}

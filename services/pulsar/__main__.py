@@ -16,6 +16,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from services.broker_plugin import built_nar
 from services.pulsar.broker import Broker, Refused, offload_settings, plugin_settings, running_broker
 from services.pulsar.build import DEFAULT, RELEASES
 from services.servers import BUCKET, Unavailable, make_bucket, running
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] = ()) -> int:
             keys = {"ACCESS_KEY_ID": endpoint.access_key, "ACCESS_KEY_SECRET": endpoint.secret_key}
             if given.plugin:
                 bucket, says = BUCKET, f"with the plugin, which asks {given.sidecar}"
-                settings = plugin_settings(given.sidecar, given.port, given.admin_port)
+                settings = plugin_settings(built_nar(), given.sidecar, given.port, given.admin_port)
             else:
                 bucket, says = PULSARS_BUCKET, f"offloads to s3://{PULSARS_BUCKET}"
                 settings = offload_settings(endpoint.url, bucket)

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from services.broker_plugin import built_nar
 from services.pulsar.asked import AskedProcess, Refused
 from services.pulsar.build import DEFAULT, SOURCES, find_place
 
@@ -126,20 +125,18 @@ def offload_settings(endpoint_url: str, bucket: str) -> dict[str, str]:
     }
 
 
-def plugin_settings(sidecar_url: str, port: int, admin_port: int) -> dict[str, str]:
+def plugin_settings(nar: Path, sidecar_url: str, port: int, admin_port: int) -> dict[str, str]:
     """Makes a broker offload through our plugin, as soon as a ledger is closed, and then give up its own copy.
 
     Args:
+        nar: the plugin (``services.broker_plugin.built_nar``).
         sidecar_url: of the first process that the plugin asks.
         port, admin_port: of the broker, which must be the same after a restart.
-
-    Raises:
-        Unavailable: the plugin can't be built.
     """
     return {
         "brokerServicePort": str(port),
         "webServicePort": str(admin_port),
-        "offloadersDirectory": str(built_nar().parent),
+        "offloadersDirectory": str(nar.parent),
         "managedLedgerOffloadDriver": "offloader",
         "managedLedgerOffloadServiceEndpoint": sidecar_url,
         "managedLedgerOffloadAutoTriggerSizeThresholdBytes": "0",

@@ -21,6 +21,7 @@ import boto3
 from offloader.errors import NotFound
 from offloader.manifest.log import load_manifest
 from offloader.store.open import open_store
+from services.broker_plugin import built_nar
 from services.pulsar.broker import Broker, Refused, plugin_settings, start_broker
 from services.pulsar.build import DEFAULT
 from services.servers import Endpoint, free_port, make_bucket
@@ -157,7 +158,7 @@ class PluginWorld:
 
     def settings_of_broker(self) -> dict[str, str]:
         return {
-            **plugin_settings(self.url_of(self.endpoints[0]), self.ports["binary"], self.ports["admin"]),
+            **plugin_settings(built_nar(), self.url_of(self.endpoints[0]), self.ports["binary"], self.ports["admin"]),
             # Only when a test asks for it, or the sidecar.
             "managedLedgerOffloadAutoTriggerSizeThresholdBytes": "-1",
             "managedLedgerMaxEntriesPerLedger": str(LEDGER_ENTRIES),

@@ -212,6 +212,7 @@ def config(folder: Path, port: int, *, listen: bool = True) -> Path:
     return path
 
 
+@pytest.mark.process
 def test_read_only_processes_serve_ledgers_and_change_nothing(tmp_path: Path) -> None:
     writer = StreamWriter(open_store(f"file://{tmp_path}/store"), STREAM)
     writer.add([batch_of(7, 0, 100)], closes=(7,))
@@ -242,6 +243,7 @@ def test_read_only_processes_serve_ledgers_and_change_nothing(tmp_path: Path) ->
     assert {path: path.stat().st_mtime_ns for path in sorted((tmp_path / "store").rglob("*"))} == before
 
 
+@pytest.mark.process
 def test_read_only_process_that_listens_nowhere_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidCall, match="listens nowhere"):
         require_sound(Settings.of({"serve": {"store": "memory://x"}}), read_only=True)
