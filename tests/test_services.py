@@ -164,7 +164,7 @@ def test_a_broker_that_cannot_be_had_is_named_with_the_reason(missing: str, tmp_
         found.stderr
         == {
             "java": "there is no Java to run the broker with: install Java 17 or newer\n",
-            "mvn": "there is no Maven to build the Pulsar 4.0.7 broker with: install Maven 3.8 or newer\n",
+            "mvn": "there is no Maven to build the Pulsar broker with: install Maven 3.8 or newer\n",
         }[missing]
     )
 

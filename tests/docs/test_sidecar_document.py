@@ -46,8 +46,8 @@ class Shell:
             assert words[:3] == ["offloader", "serve", "--config"]
             self._background = self._stack.enter_context(Serving(Path(words[3]), wait=False))
             lines = self._background.lines
-            # It is typed by a person: its first words are there by then.
-            eventually(lambda: any("serving" in str(line) for line in lines))
+            # A person types the next command later: the stream is opened by then.
+            eventually(lambda: any("serving" in str(line) for line in lines) and any(Path("store").rglob("*.json")))
             return []
         if command == "kill %1":
             assert self._background is not None

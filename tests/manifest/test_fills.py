@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import cast
 from uuid import UUID
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from formats import manifest
 from formats.checkpoint import decode_checkpoint
 from formats.entries import Position
 from formats.errors import UnsupportedVersion
@@ -205,7 +205,8 @@ def test_an_earlier_release_refuses_what_names_a_fill(monkeypatch: pytest.Monkey
     state = applied(one_ledger(), fill(50, 7, 20, 20, 1))
     record = Record(2, EMPTY.incarnation, 0, Writer("w", "", "00"), 5, (*state.fills,), state.totals())
     body = encode_record(record)
-    monkeypatch.delitem(cast("dict[str, type[Edit]]", EDIT_KINDS), "gap_filled")
+    known = {name: kind for name, kind in EDIT_KINDS.items() if name != "gap_filled"}
+    monkeypatch.setattr(manifest, "EDIT_KINDS", known)
     with pytest.raises(UnsupportedVersion, match=r"unknown edit, written by a later release.*gap_filled"):
         decode_record(body)
 

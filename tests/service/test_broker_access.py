@@ -230,10 +230,10 @@ def test_read_only_processes_serve_ledgers_and_change_nothing(tmp_path: Path) ->
             for port in ports:
                 broker = Broker(f"http://127.0.0.1:{port}")
                 assert broker.whole(7) == wanted
-                assert broker.offload(7, last=99, length=2000, entries=100).json()["committed"]
-                assert (
-                    broker.offload(8, last=99, length=2000, entries=100, wait_seconds=5).json()["kind"] == "not_owner"
-                )
+                # The broker deletes its copy when it hears that a ledger is committed: who can't make sure passes on.
+                for ledger in (7, 8):
+                    answer = broker.offload(ledger, last=99, length=2000, entries=100, wait_seconds=5)
+                    assert answer.json()["kind"] == "not_owner"
                 ready = ask(f"http://127.0.0.1:{port}/readyz")
                 assert (ready.status, ready.json()["ready"]) == (200, True)
         pause = ask(f"http://127.0.0.1:{ports[0]}/v1/streams/{quoted(STREAM)}/pause", method="POST", body={})
