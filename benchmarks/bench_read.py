@@ -44,9 +44,9 @@ from offloader.read.fetch import BlockRun, Fetcher, SegmentObjects, block_runs
 from offloader.read.reader import Reader, open_reader
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Pairs, ReadSettings
-from offloader.store.attempts import requests_of
 from offloader.store.base import ByteRange, ObjectStore
 from offloader.store.open import open_store
+from offloader.store.wrappers import requests_of
 from services.servers import make_bucket, server
 from services.slow_proxy import slowed
 

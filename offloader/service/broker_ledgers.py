@@ -39,17 +39,19 @@ from offloader.manifest.state import EditRefused, ManifestState
 from offloader.owner_client import CA_VARIABLE, HOSTS_VARIABLE, TOKEN_VARIABLE, NotOwner, OwnerClient, OwnerUnreachable
 from offloader.parallel_map import at_once
 from offloader.read.cache import Cache
-from offloader.read.cold import objects_of
+from offloader.read.cold import objects_of, read_fill
 from offloader.read.fetch import Fetcher
-from offloader.read.fills import read_fill
-from offloader.read.ledger_plan import CHUNK_BYTES, NO_OBJECT, Chunk, ledger_chunks
-from offloader.read.ledger_standing import (
+from offloader.read.ledger_plan import (
+    CHUNK_BYTES,
+    NO_OBJECT,
     BrokerFacts,
+    Chunk,
     LedgerIncomplete,
     LedgerMismatch,
     LedgerStanding,
     LedgerTrimmed,
     fill_runs,
+    ledger_chunks,
     ledger_standing,
     require_same_ledger,
     require_same_uuid,

@@ -27,8 +27,8 @@ from offloader.settings import ReadSettings
 from offloader.spark.options import US_PER_MS, Predicate, SourceOptions
 from offloader.spark.planning import SegmentSlice, wanted_blocks
 from offloader.spark.schema import Needs, Projection
-from offloader.store.attempts import VerbCount, requests_of
 from offloader.store.base import ObjectStore
+from offloader.store.wrappers import VerbCount, requests_of
 
 _log = logging.getLogger("offloader.spark")
 

@@ -23,19 +23,20 @@ from offloader.runtime.workers import SerialTask, Workers
 from offloader.settings import OffloadSettings
 from offloader.store.base import ObjectStore
 from offloader.store.rate_limit import Priority, working_at
-from offloader.write.gaps import allowed_gaps, find_gaps, require_recording
 from offloader.write.hot_tier import (
     HistoryRange,
     LedgerSizeEstimator,
     acknowledged_end,
+    allowed_gaps,
+    find_gaps,
     is_left_out,
+    require_recording,
     uncovered,
     without_gaps,
 )
-from offloader.write.ledger_objects import READ_BYTES, LedgerPiece, SourceLedger, write_segment
 from offloader.write.quota import MemoryBudget, part_bytes_for, segment_bytes_max
-from offloader.write.segment_queue import Commits
-from offloader.write.upload import upload_of
+from offloader.write.stream_state import Commits
+from offloader.write.upload import READ_BYTES, LedgerPiece, SourceLedger, upload_of, write_segment
 
 
 @dataclass(frozen=True, slots=True)

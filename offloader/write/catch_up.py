@@ -21,11 +21,9 @@ from offloader.write.backfill import (
     start_of_history,
 )
 from offloader.write.epoch import Ownership
-from offloader.write.gaps import blocked_at, gap_before, require_recording
-from offloader.write.hot_tier import CATCH_UP_READ_BYTES, read_next
+from offloader.write.hot_tier import CATCH_UP_READ_BYTES, blocked_at, gap_before, read_next, require_recording
 from offloader.write.quota import segment_bytes_max
-from offloader.write.segment_queue import Commits
-from offloader.write.status import Mode, StreamState, lag_between
+from offloader.write.stream_state import Commits, Mode, StreamState, lag_between
 
 #: Reads per task in the worker pool, so that a stream far behind leaves room for others.
 CATCH_UP_READS_PER_STEP = 8

@@ -18,7 +18,7 @@ from offloader.errors import InvalidCall, LimitReached, SourceMismatch, Trimmed
 from offloader.manifest.fills import Run, fills_in, gap_runs, is_gone, is_settled, runs_of, without
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import EditRefused, ManifestState, newest_of
-from offloader.read.fills import read_fill
+from offloader.read.cold import read_fill
 from offloader.store.base import CREATE
 
 #: Plans of one call, while other writers change the manifest.

@@ -25,15 +25,24 @@ from offloader.manifest.checked_source import checked
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import EditRefused, ManifestState, StreamPaused
 from offloader.runtime.workers import Backoff, SerialTask, Timer, Workers
-from offloader.store.attempts import recorder_of
+from offloader.store.wrappers import recorder_of
 from offloader.write.backfill import HistoryTools
 from offloader.write.catch_up import CatchUp, StreamBackfill
 from offloader.write.epoch import Ownership
 from offloader.write.hot_tier import CATCH_UP_READ_BYTES
 from offloader.write.quota import StreamQuota
 from offloader.write.segment import OffloadHandle
-from offloader.write.segment_queue import Commits, SegmentQueue, WritingSegment
-from offloader.write.status import Lag, Mode, Progress, StreamState, StreamStatus, lag_of
+from offloader.write.stream_state import (
+    Commits,
+    Lag,
+    Mode,
+    Progress,
+    SegmentQueue,
+    StreamState,
+    StreamStatus,
+    WritingSegment,
+    lag_of,
+)
 
 _log = logging.getLogger("offloader.stream")
 

@@ -30,18 +30,16 @@ from offloader.runtime.clock import Clock, SystemClock
 from offloader.runtime.workers import SerialTask, Workers
 from offloader.settings import OffloadSettings, Settings
 from offloader.settings.layered import SettingsFile
-from offloader.store.attempts import recorder_of, require_limits
 from offloader.store.base import ObjectStore
+from offloader.store.wrappers import recorder_of, require_limits
 from offloader.telemetry.recorder import NO_TELEMETRY
 from offloader.write.backfill import BackfillPlan, HistoryResult, HistoryTools, upload_order
-from offloader.write.backfill_service import BackfillService
-from offloader.write.ledger_method import LedgerMethodPlan, LedgerTrigger
-from offloader.write.ledger_objects import LedgerHandle, offload_ledger
+from offloader.write.backfill_service import BackfillService, LedgerMethodPlan, LedgerTrigger
 from offloader.write.machine import StreamOffload
 from offloader.write.quota import MemoryBudget, StreamQuota
 from offloader.write.segment import OffloadHandle, OffloadResult
-from offloader.write.status import StreamStatus
-from offloader.write.upload import upload_of
+from offloader.write.stream_state import StreamStatus
+from offloader.write.upload import LedgerHandle, offload_ledger, upload_of
 
 #: Runs of the ledger method at once, whole process; others wait.
 LEDGER_RUNS_MAX = 2

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from offloader.read.prefetch import GROWTH, PrefetchWindow, ReaderThreads
+from offloader.read.fetch import GROWTH, PrefetchWindow, ReaderThreads
 from offloader.read.reader import Reader, open_reader
 from offloader.settings import ReadSettings
 from offloader.store import open_store

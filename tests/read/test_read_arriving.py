@@ -20,8 +20,7 @@ from offloader.read.reader import open_reader
 from offloader.settings import ReadSettings, StoreSettings
 from offloader.store import open_store
 from offloader.store.base import ByteRange, ObjectInfo, ObjectStore, Sink
-from offloader.store.retrying import RetryingStore
-from offloader.store.wrappers import Request, StoreWrapper
+from offloader.store.wrappers import Request, RetryingStore, StoreWrapper
 from offloader.testing.manual_clock import ManualClock
 from tests.support.streams import StreamWriter, batch_of, random_batch
 

@@ -18,7 +18,6 @@ from formats.entries import EntryBatch, Position
 from formats.errors import FormatError
 from offloader.errors import Corrupt, Fenced, InvalidCall, LimitReached, StoreUnavailable, Unsupported
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener
-from offloader.ledgers.sqlite.acked import AckedSlot
 from offloader.ledgers.sqlite.chunks import (
     Chunk,
     cut_chunks,
@@ -29,7 +28,7 @@ from offloader.ledgers.sqlite.chunks import (
     must_roll,
     room,
 )
-from offloader.ledgers.sqlite.database import Database
+from offloader.ledgers.sqlite.database import AckedSlot, Database
 from offloader.ledgers.tail_buffer import Listeners, ListenerSubscription, part_to_read
 from offloader.runtime.clock import Clock
 from offloader.settings import LedgerSettings
