@@ -18,7 +18,7 @@ from offloader.manifest.log import ManifestLog
 from offloader.manifest.source_identity import closed_edit
 from offloader.manifest.state import ManifestState, StreamPaused
 from offloader.runtime.clock import Clock
-from offloader.runtime.workers import SerialTask, Timer, Workers
+from offloader.runtime.workers import SerialTask, Workers
 from offloader.settings import ManifestSettings, OffloadSettings
 from offloader.store.base import ObjectStore
 from offloader.store.wrappers import recorder_of
@@ -145,7 +145,7 @@ _log = logging.getLogger("offloader.ledgers")
 LOOK_S = 60.0
 
 
-class LedgerTrigger:
+class LedgerTrigger(Poller):
     """Runs the ledger method after each ledger that is closed, and once a minute.
 
     Args:
@@ -164,12 +164,10 @@ class LedgerTrigger:
         workers: Workers,
         clock: Clock,
     ) -> None:
-        self._source, self._run, self._settings = source, run, settings
-        self._workers, self._clock = workers, clock
+        super().__init__(workers)
+        self._source, self._run, self._settings, self._clock = source, run, settings, clock
         self._task = SerialTask(workers, self._look)
-        self._one_run, self._lock = threading.Lock(), threading.Lock()
-        self._stopped = False
-        self._timer: Timer | None = None
+        self._one_run = threading.Lock()
         self._subscription: Subscription | None = None
         self._committed: Position | None = None
         #: Why it stopped by itself: another writer took the stream, or the hot tier isn't the stream's.
@@ -182,10 +180,7 @@ class LedgerTrigger:
 
     def stop(self) -> None:
         """Stop polling: no run begins by itself after this and ``wait``; the offloader stops a running one."""
-        with self._lock:
-            self._stopped = True
-            if self._timer is not None:
-                self._timer.cancel()
+        super().stop()
         if self._subscription is not None:
             self._subscription.cancel()
 
@@ -204,12 +199,9 @@ class LedgerTrigger:
             return self._ran(0, OFF)
 
     def _look(self) -> None:
-        with self._lock:
-            if self._stopped:
-                return
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._workers.call_after(LOOK_S, self._task.schedule)
+        if self._stopped:
+            return
+        self._call_after(LOOK_S, self._task.schedule)
         try:
             done = -1 if self._committed is None else self._committed.ledger_id
             left = [info for info in self._source.ledgers() if info.ledger_id > done]

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 from math import ceil
 from typing import Protocol
 from uuid import UUID
@@ -19,7 +17,7 @@ from formats.checksum import crc32c
 from formats.entries import EntryBatch, Position
 from formats.extension import Codec
 from formats.keys import Testimony, data_key, index_key, object_metadata
-from formats.segment import FinishedSegment, Layout, Part, SegmentBuilder, SegmentSummary
+from formats.segment import Layout, Part, SegmentBuilder, SegmentSummary
 from offloader.errors import (
     Closed,
     Corrupt,
@@ -33,7 +31,6 @@ from offloader.errors import (
     Unsupported,
 )
 from offloader.ledgers.base import LedgerInfo, LedgerSource
-from offloader.runtime.workers import Workers
 from offloader.settings import OffloadSettings
 from offloader.store.base import CREATE, OVERWRITE, ObjectInfo, ObjectStore, PartInfo
 from offloader.write.hot_tier import facts_of
@@ -231,150 +228,6 @@ def upload_of(
     )
     keys = data_key(stream, uuid, ledger_id), index_key(stream, uuid, ledger_id)
     return SegmentUpload(store, *keys, data, index, testimony)
-
-
-#: Parts made ahead of a connection. Making one takes a fraction of the time to send it; more would need memory that the
-#: system has to clear first, and evict the next block from the processor's cache.
-READY_PARTS_MAX = 2
-
-
-@dataclass(slots=True, eq=False)
-class PartUploader:
-    """Sends the parts of an ``OffloadHandle``. Methods marked so are called under its lock, the rest without.
-
-    Args:
-        lock: of the stream's segments and their buffer.
-        parts_in_flight_max: parts sent in parallel.
-        begun: whether the segment is assigned; else ``begin`` marks it.
-        on_change: called under the lock when ``unsent_bytes`` changed.
-        on_room: called by a worker when a part is acknowledged.
-        on_sent: called by a worker when both objects are in the store.
-        on_failure: called by a worker with the error when they won't be.
-
-    Attributes:
-        unsent_bytes: of parts that aren't acknowledged.
-        finished: the segment, when no more parts follow.
-    """
-
-    upload: SegmentUpload
-    workers: Workers
-    lock: AbstractContextManager[object]
-    parts_in_flight_max: int
-    begun: bool
-    on_change: Callable[[], None]
-    on_room: Callable[[], None]
-    on_sent: Callable[[SegmentSummary], None]
-    on_failure: Callable[[BaseException], None]
-    unsent_bytes: int = field(default=0, init=False)
-    finished: FinishedSegment | None = field(default=None, init=False)
-    _dropped: bool = field(default=False, init=False)
-    _ready: deque[Part] = field(default_factory=deque, init=False)
-    _in_flight: int = field(default=0, init=False)
-    _parts_made: int = field(default=0, init=False)
-    _multipart: bool = field(default=False, init=False)
-    _index_begun: bool = field(default=False, init=False)
-    _completion_begun: bool = field(default=False, init=False)
-    _objects_missing: int = field(default=2, init=False)
-
-    @property
-    def is_moving(self) -> bool:
-        """Whether parts are in flight or about to be; under the lock."""
-        return self.begun and bool(self._ready or self._in_flight)
-
-    @property
-    def is_ahead(self) -> bool:
-        """Whether enough parts wait for a connection; under the lock."""
-        return len(self._ready) >= READY_PARTS_MAX
-
-    def add(self, parts: Sequence[Part]) -> None:
-        """Take the next parts; under the lock."""
-        self._ready.extend(parts)
-        self._parts_made += len(parts)
-        self.unsent_bytes += sum(part.size_bytes for part in parts)
-        self.on_change()
-
-    def finish(self, finished: FinishedSegment) -> None:
-        """Take the last parts and the index; under the lock."""
-        # Without the parts: each is freed after its request, even while other threads still refer to the segment.
-        self.finished = replace(finished, parts=[])
-        self.add(finished.parts)
-
-    def drop(self) -> None:
-        """Drop unsent parts and stop reporting; under the lock."""
-        self._dropped = True
-        self._ready.clear()
-        self.unsent_bytes = 0
-
-    def begin(self) -> None:
-        """The segment is recorded as assigned: send what is ready."""
-        with self.lock:
-            self.begun = True
-        self.launch()
-
-    def launch(self) -> None:
-        """Start what may start now: parts up to the limit, the index, the completion after the last part."""
-        start: list[Part] = []
-        with self.lock:
-            if self._dropped or not self.begun:
-                return
-            while self._ready and self._in_flight < self.parts_in_flight_max:
-                start.append(self._ready.popleft())
-                self._in_flight += 1
-            finished = self.finished
-            send_index = finished is not None and not self._index_begun
-            complete = finished is not None and not self._ready and not self._in_flight and not self._completion_begun
-            self._index_begun |= send_index
-            self._completion_begun |= complete
-            # A segment below one part is a single PUT; a full first part isn't while more entries may follow.
-            whole = finished is not None and self._parts_made == 1 and not self._multipart
-            if start and not whole:
-                self._multipart = True
-        for part in start:
-            self.workers.submit(partial(self._send, part, whole))
-        if finished is not None and send_index:
-            self.workers.submit(lambda: self._store(finished, self._send_index))
-        if finished is not None and complete:
-            self.workers.submit(lambda: self._store(finished, self._complete))
-
-    def _send(self, part: Part, whole: bool) -> None:
-        try:
-            if whole:
-                self.upload.send_whole(part)
-            else:
-                self.upload.send_part(part)
-        except BaseException as error:
-            self.on_failure(error)
-            return
-        finally:
-            with self.lock:
-                self._in_flight -= 1
-                if not self._dropped:
-                    self.unsent_bytes -= part.size_bytes
-                    self.on_change()
-        self.launch()
-        self.on_room()
-
-    def _send_index(self, finished: FinishedSegment) -> None:
-        if not self._dropped:  # else it would only be one more object to sweep
-            self.upload.send_index(finished.index)
-
-    def _complete(self, finished: FinishedSegment) -> None:
-        if self._multipart:
-            self.upload.complete()
-        self.upload.verify_length(finished.summary.data_bytes)
-
-    def _store(self, finished: FinishedSegment, send: Callable[[FinishedSegment], None]) -> None:
-        """Finish one of the two objects with ``send``, and report the segment after the second."""
-        try:
-            send(finished)
-        except BaseException as error:
-            self.on_failure(error)
-            return
-        with self.lock:
-            self._objects_missing -= 1
-            sent = not self._objects_missing and not self._dropped
-        if sent:
-            self.on_sent(finished.summary)
 
 
 @dataclass(slots=True, eq=False)
