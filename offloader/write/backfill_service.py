@@ -34,7 +34,7 @@ from offloader.write.backfill import (
     start_of_history,
 )
 from offloader.write.epoch import Ownership
-from offloader.write.hot_release import CommitAck, HotRelease
+from offloader.write.hot_release import CommitAck, HotRelease, Poller
 from offloader.write.hot_tier import (
     NOT_GIVEN,
     HistoryRange,
