@@ -39,8 +39,7 @@ from formats.keys import data_key, index_key, new_segment_uuid
 from formats.manifest import Assign, LedgerClosed, Offloaded
 from formats.segment import SegmentBuilder
 from offloader.manifest.log import ManifestLog
-from offloader.read.cache import Cache
-from offloader.read.fetch import BlockRun, Fetcher, SegmentObjects, block_runs
+from offloader.read.fetch import BlockRun, Cache, Fetcher, SegmentObjects, block_runs
 from offloader.read.reader import Reader, open_reader
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Pairs, ReadSettings

@@ -410,7 +410,7 @@ class RetryingStore(StoreWrapper):
 
     Idempotent reads and writes are repeated. If a conditional put is refused after an earlier attempt of the same call
     had an unknown outcome, the object is read back: equal bytes prove that the earlier attempt succeeded. A completion
-    of unknown outcome is repeated only while the upload exists.
+    of unknown outcome is repeated only while the upload exists. Not to be stacked on another retrying layer.
     """
 
     def __init__(

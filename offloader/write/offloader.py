@@ -25,7 +25,7 @@ from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_table import AT_ROOT, is_at_root
 from offloader.manifest.state import EditRefused, ManifestState, StreamPaused
 from offloader.monitor import Observation
-from offloader.read.ledger_handle import ReadHandle, read_offloaded
+from offloader.read.reader import ReadHandle, read_offloaded
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.runtime.workers import SerialTask, Workers
 from offloader.settings import OffloadSettings, Settings
@@ -227,7 +227,7 @@ class LedgerOffloader:
             driver_metadata: where the objects were written; empty, or this store's own.
             stream: decides the keys; empty: Pulsar's own layout, objects at the store's root.
 
-        Raises: as ``offloader.read.ledger_handle.read_offloaded``.
+        Raises: as ``offloader.read.reader.read_offloaded``.
         """
         return read_offloaded(
             self.store, ledger_id, context, driver_metadata, stream=stream, settings=self.settings.read

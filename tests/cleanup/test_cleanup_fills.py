@@ -29,7 +29,7 @@ from offloader.settings import ManifestSettings, Settings
 from offloader.store.base import OVERWRITE, DeleteFailure
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
-from offloader.write.gap_fill import fill_gaps, missing_runs
+from offloader.write.backfill_service import fill_gaps, missing_runs
 from offloader.write.hot_tier import NOT_DELIVERED
 from tests.support.streams import StreamWriter, batch_of
 

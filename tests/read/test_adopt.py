@@ -20,8 +20,7 @@ from offloader.errors import InvalidCall, OutcomeUnknown, StoreUnavailable
 from offloader.ledgers.pulsar.topics import TopicLedger, TopicLedgers
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.state import offload_context
-from offloader.read.ledger_handle import read_offloaded
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_reader, read_offloaded
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store

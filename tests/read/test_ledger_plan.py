@@ -39,9 +39,9 @@ from offloader.read.ledger_plan import (
     split_large,
 )
 from offloader.settings import ReadSettings
-from offloader.store import open_store
 from offloader.store.base import ByteRange
-from offloader.write.gap_fill import fill_gaps
+from offloader.store.open import open_store
+from offloader.write.backfill_service import fill_gaps
 from offloader.write.hot_tier import NOT_DELIVERED
 from tests.support.broker_frames import block_entries
 from tests.support.streams import StreamWriter, batch_of

@@ -22,7 +22,7 @@ from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from offloader.store.wrappers import requests_of
-from offloader.write.gap_fill import fill_gaps
+from offloader.write.backfill_service import fill_gaps
 from offloader.write.hot_tier import NOT_DELIVERED
 from tests.conftest import S3Place
 from tests.support.broker_frames import frame_entries, read_range

@@ -36,7 +36,7 @@ from offloader.store.memory import MemoryStore
 from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
-from offloader.write.gap_fill import fill_gaps, missing_runs
+from offloader.write.backfill_service import fill_gaps, missing_runs
 from offloader.write.hot_tier import NOT_DELIVERED
 from tests.support.streams import StreamWriter, batch_of
 

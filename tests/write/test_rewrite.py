@@ -26,8 +26,7 @@ from offloader.manifest.apply import apply_edits
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.rebuild import rebuild_manifest
 from offloader.manifest.state import EditRefused, ManifestState, offload_context
-from offloader.read.ledger_handle import read_offloaded
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_reader, read_offloaded
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.base import OVERWRITE, Body, ObjectInfo, PutMode

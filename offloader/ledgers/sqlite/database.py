@@ -517,7 +517,13 @@ def decode_slot(data: bytes) -> AckedEnd | None:
 
 
 class AckedFile:
-    """All slots of one database's file. Slots are created inside a write transaction of the database, one at a time."""
+    """The acknowledged end of each stream, in a file beside the ledger database: an array of 64-byte slots.
+
+    SQLite's write-ahead log ends at the first damaged frame, so a database alone can't detect that it lost acknowledged
+    entries. This file is written after each commit, in place and without its own fsync: it survives a killed process,
+    and after a power cut it can only be too low. Each slot has the database's uuid, so that a recreated or moved
+    database isn't mistaken for the one that acknowledged. Slots are created inside a write transaction, one at a time.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
