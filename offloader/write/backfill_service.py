@@ -38,7 +38,7 @@ from offloader.manifest.source_identity import closed_edit
 from offloader.manifest.state import EditRefused, ManifestState, StreamPaused, newest_of
 from offloader.read.cold import read_fill
 from offloader.runtime.clock import Clock
-from offloader.runtime.workers import SerialTask, Workers
+from offloader.runtime.workers import SerialTask, Timer, Workers
 from offloader.settings import ManifestSettings, OffloadSettings
 from offloader.store.base import CREATE, ObjectStore
 from offloader.store.wrappers import recorder_of
@@ -54,7 +54,7 @@ from offloader.write.backfill import (
     start_of_history,
 )
 from offloader.write.epoch import Ownership
-from offloader.write.hot_release import CommitAck, HotRelease, Poller
+from offloader.write.hot_release import CommitAck, HotRelease
 from offloader.write.hot_tier import (
     NOT_GIVEN,
     HistoryRange,
@@ -323,7 +323,7 @@ _log = logging.getLogger("offloader.ledgers")
 LOOK_S = 60.0
 
 
-class LedgerTrigger(Poller):
+class LedgerTrigger:
     """Runs the ledger method after each ledger that is closed, and once a minute.
 
     Args:
@@ -342,10 +342,12 @@ class LedgerTrigger(Poller):
         workers: Workers,
         clock: Clock,
     ) -> None:
-        super().__init__(workers)
-        self._source, self._run, self._settings, self._clock = source, run, settings, clock
+        self._source, self._run, self._settings = source, run, settings
+        self._workers, self._clock = workers, clock
         self._task = SerialTask(workers, self._look)
-        self._one_run = threading.Lock()
+        self._one_run, self._lock = threading.Lock(), threading.Lock()
+        self._stopped = False
+        self._timer: Timer | None = None
         self._subscription: Subscription | None = None
         self._committed: Position | None = None
         #: Why it stopped by itself: another writer took the stream, or the hot tier isn't the stream's.
@@ -358,7 +360,10 @@ class LedgerTrigger(Poller):
 
     def stop(self) -> None:
         """Stop polling: no run begins by itself after this and ``wait``; the offloader stops a running one."""
-        super().stop()
+        with self._lock:
+            self._stopped = True
+            if self._timer is not None:
+                self._timer.cancel()
         if self._subscription is not None:
             self._subscription.cancel()
 
@@ -377,9 +382,12 @@ class LedgerTrigger(Poller):
             return self._ran(0, OFF)
 
     def _look(self) -> None:
-        if self._stopped:
-            return
-        self._call_after(LOOK_S, self._task.schedule)
+        with self._lock:
+            if self._stopped:
+                return
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._workers.call_after(LOOK_S, self._task.schedule)
         try:
             done = -1 if self._committed is None else self._committed.ledger_id
             left = [info for info in self._source.ledgers() if info.ledger_id > done]

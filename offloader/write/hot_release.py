@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from formats.entries import Position
@@ -155,31 +155,7 @@ def _is_confirmed(log: ManifestLog, state: ManifestState, info: LedgerInfo, done
     return True
 
 
-class Poller:
-    """Calls itself after a delay, again and again, until it is stopped."""
-
-    def __init__(self, workers: Workers) -> None:
-        self._workers, self._lock = workers, threading.Lock()
-        self._timer: Timer | None = None
-        self._stopped = False
-
-    def stop(self) -> None:
-        """No poll begins by itself after this returns."""
-        with self._lock:
-            self._stopped = True
-            if self._timer is not None:
-                self._timer.cancel()
-
-    def _call_after(self, seconds: float, poll: Callable[[], object]) -> None:
-        """Replace the timer, unless this was stopped."""
-        with self._lock:
-            if self._timer is not None:
-                self._timer.cancel()
-            if not self._stopped:
-                self._timer = self._workers.call_after(seconds, poll)
-
-
-class HotRelease(Poller):
+class HotRelease:
     """Polls a stream and deletes releasable hot copies. Without candidates it sends no request.
 
     Args:
@@ -198,14 +174,25 @@ class HotRelease(Poller):
         workers: Workers,
         clock: Clock,
     ) -> None:
-        super().__init__(workers)
-        self._source, self._log, self._with_gaps, self._clock = source, log, with_gaps, clock
+        self._source, self._log, self._with_gaps, self._workers, self._clock = source, log, with_gaps, workers, clock
         self._lag_ms = int(lag_minutes * _MS_PER_MINUTE) if lag_minutes >= 0 else -1
+        self._lock = threading.Lock()
+        self._timer: Timer | None = None
         self._stopped = self._lag_ms < 0
 
     def start(self) -> None:
         """Start polling, after a delay."""
-        self._call_after(min(max(self._lag_ms / 4000, LOOK_S_MIN), LOOK_S_MAX), self._tick)
+        with self._lock:
+            if not self._stopped:
+                wait_s = min(max(self._lag_ms / 4000, LOOK_S_MIN), LOOK_S_MAX)
+                self._timer = self._workers.call_after(wait_s, self._tick)
+
+    def stop(self) -> None:
+        """Stop polling; no poll begins after this returns."""
+        with self._lock:
+            self._stopped = True
+            if self._timer is not None:
+                self._timer.cancel()
 
     def look(self) -> ReleasedLedgers:
         """Poll now; raises like ``release_hot_ledgers``."""
@@ -273,7 +260,7 @@ def acknowledgeable(
     return (Position(earlier[-1].ledger_id, earlier[-1].last_entry_id) if earlier else None), why
 
 
-class CommitAck(Poller):
+class CommitAck:
     """Acknowledges after each commit. Takes no ownership, and deletes nothing.
 
     Args:
@@ -291,10 +278,13 @@ class CommitAck(Poller):
         with_gaps: bool,
         workers: Workers,
     ) -> None:
-        super().__init__(workers)
         self._source, self._listed, self._log, self._with_gaps = checked(source, log), listed, log, with_gaps
+        self._workers = workers
         self._task = SerialTask(workers, self._tick)
         self._backoff = Backoff(workers, RETRY_S_MAX, self._task.schedule)
+        self._lock = threading.Lock()
+        self._timer: Timer | None = None
+        self._stopped = False
         # Used by the task only.
         self._acknowledged: Position | None = None
         self._said = ""
@@ -303,6 +293,13 @@ class CommitAck(Poller):
         """Acknowledge soon, then after each commit."""
         self._listed.watch_releases(self._task.schedule)
         self._look_again()
+
+    def stop(self) -> None:
+        """No acknowledgement begins after this returns."""
+        with self._lock:
+            self._stopped = True
+            if self._timer is not None:
+                self._timer.cancel()
 
     def look(self) -> Corrupt | None:
         """Acknowledge now what is committed; returns what holds the rest back.
@@ -325,7 +322,9 @@ class CommitAck(Poller):
 
     def _look_again(self) -> None:
         self._task.schedule()
-        self._call_after(LOOK_S, self._look_again)
+        with self._lock:
+            if not self._stopped:
+                self._timer = self._workers.call_after(LOOK_S, self._look_again)
 
     def _tick(self) -> None:
         if self._stopped or self._backoff.waiting:
