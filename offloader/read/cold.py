@@ -269,7 +269,6 @@ def read_fill(store: ObjectStore, stream: str, fill: GapFilled) -> EntryBatch:
 
 
 def _missing(store: ObjectStore, stream: str, fill: GapFilled, where: str) -> OffloaderError:
-    """Error for a missing fill, by the newest manifest."""
     try:
         state = load_manifest(store, stream)
     except NotFound:

@@ -54,21 +54,16 @@ class Cache:
     """
 
     def __init__(self, bytes_max: int) -> None:
-        self._bytes_max = bytes_max
+        self.bytes_max = bytes_max
         self._lock = threading.Lock()
         self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._loading: dict[Hashable, Future[Any]] = {}
         self._held_bytes = 0
 
-    @property
-    def bytes_max(self) -> int:
-        """Most bytes held."""
-        return self._bytes_max
-
     def grow(self, bytes_max: int) -> None:
         """Raise the bound to ``bytes_max`` if that is more."""
         with self._lock:
-            self._bytes_max = max(self._bytes_max, bytes_max)
+            self.bytes_max = max(self.bytes_max, bytes_max)
 
     def peek(self, key: Hashable) -> Any | None:
         """The value if cached; doesn't count as use."""
@@ -142,10 +137,10 @@ class Cache:
         with self._lock:
             for key in mine:
                 del self._loading[key]
-                if sizes[key] <= self._bytes_max:
+                if sizes[key] <= self.bytes_max:
                     self._values[key] = (loaded[key], sizes[key])
                     self._held_bytes += sizes[key]
-            while self._held_bytes > self._bytes_max:
+            while self._held_bytes > self.bytes_max:
                 _, (_, gone) = self._values.popitem(last=False)
                 self._held_bytes -= gone
         for key, future in mine.items():
@@ -688,7 +683,6 @@ class Fetcher:
             )
 
     def _decode(self, run: BlockRun, number: int, data: Bytes) -> EntryBatch:
-        """Decode a block's entries from its position in the object's bytes."""
         offset, length = _extent(run, number)
         try:
             return run.segment_map.decode(

@@ -233,7 +233,6 @@ def require_inside(
 
 
 def _first_of(source: LedgerSource, head: Position | None) -> Position | None:
-    """The first entry at or after the start position."""
     start = Position(0, 0) if head is None else head
     found = (info for info in source.ledgers() if Position(info.ledger_id, info.last_entry_id) >= start)
     return next((max(start, Position(info.ledger_id, 0)) for info in found if info.entries), None)

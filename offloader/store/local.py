@@ -101,7 +101,6 @@ def locked(path: Path, timeout_s: float, clock: Clock) -> Iterator[None]:
 
 
 def _could_lock(descriptor: int) -> bool:
-    """Lock the open file, unless another one holds the lock."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -618,7 +617,6 @@ class LocalStore(checks.CheckedStore):
             raise PreconditionFailed(f"{self.url}: {key} exists already")
 
     def _publish(self, key: str, temporary: Path, metadata: Mapping[str, str], crc: int, mode: PutMode) -> ObjectInfo:
-        """Make the complete, synced file ``temporary`` the object ``key``."""
         if mode.create_only:
             created = self._files.create(key, temporary, metadata, crc)
             if created is None:
@@ -723,7 +721,6 @@ class LocalStore(checks.CheckedStore):
                 return part
 
     def _parts(self, upload_id: str) -> list[PartInfo]:
-        """Existing parts by number."""
         matches = filter(None, map(_PART.match, names_in(self._uploads / upload_id)))
         return [PartInfo(int(m[1]), f'"{m[4]}"', int(m[2], 16), int(m[3], 16)) for m in matches]
 

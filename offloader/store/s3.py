@@ -252,7 +252,6 @@ class Download:
         self._finish()
 
     def _finish(self) -> None:
-        """Finish a complete body."""
         room, self._room = self._room, _Whole(0)
         if not isinstance(room, _Whole):
             size_bytes = int(self._answer["ContentRange"].rpartition("/")[2])
@@ -424,7 +423,6 @@ def _ended_at_the_door(cause: BaseException) -> bool:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The exception's causes and wrapped exceptions."""
     waiting: list[object] = [error]
     seen: set[int] = set()
     while waiting:
@@ -484,7 +482,6 @@ class S3Store(checks.CheckedStore):
 
     @contextlib.contextmanager
     def _translated(self, what: str, *, writes: bool) -> Iterator[None]:
-        """Translate the SDK's exceptions into ours."""
         where = f"{self.url}: {what} failed"
         try:
             yield

@@ -271,7 +271,6 @@ class _Descriptions(JSONFileLoader):  # type: ignore[misc]  # the SDK has no typ
 
 
 def _needed(operations: Mapping[str, Any], shapes: Mapping[str, Any]) -> set[str]:
-    """Names of the shapes that operations use."""
     needed: set[str] = set()
     waiting: list[Any] = list(operations.values())
     while waiting:

@@ -176,7 +176,6 @@ def _groups(state: ManifestState, ledger_id: int, wanted: list[Run]) -> Iterator
 
 
 def _require_same(log: ManifestLog, state: ManifestState, batch: EntryBatch) -> None:
-    """Requires that entries which a fill has already are the same."""
     if not len(batch):
         return
     for fill in fills_in(state.fills, batch.ledger_id, batch.first.entry_id, batch.last.entry_id):
@@ -194,7 +193,6 @@ def _require_same(log: ManifestLog, state: ManifestState, batch: EntryBatch) -> 
 
 
 def _stored(log: ManifestLog, state: ManifestState, batch: EntryBatch, entropy: Callable[[int], bytes]) -> GapFilled:
-    """Puts the object of a fill; returns the edit that names it."""
     from offloader import __version__
 
     uuid = new_segment_uuid(state.incarnation, int.from_bytes(entropy(8), "big"))

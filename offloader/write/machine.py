@@ -550,7 +550,6 @@ class StreamOffload:
         self._tools.workers.call_after(self._tools.settings.takeover_after_seconds, self._look_at_owner)
 
     def _look_at_owner(self) -> None:
-        """Take a lost stream back when its owner is inactive."""
         if not self._watching:
             return
         try:

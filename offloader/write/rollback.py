@@ -359,7 +359,6 @@ class LedgerRewrite:
         return self._result
 
     def _take(self) -> None:
-        """Open an epoch and record the new method."""
         tools, state = self._tools, self._log.state
         require_takeable(state, tools.clock.now_ms(), tools.settings.takeover_after_seconds, take_over=self._take_over)
         self._log.open_epoch()
@@ -373,7 +372,6 @@ class LedgerRewrite:
             self._commit(edits)
 
     def _rewrite(self, wanted: list[int]) -> dict[int, OffloaderError]:
-        """Rewrite group after group; returns the failed ledgers with reasons."""
         failed: dict[int, OffloaderError] = {}
         replans = 0
         bytes_max = GROUP_SEGMENTS * segment_bytes_max(self._tools.settings)
@@ -437,7 +435,6 @@ class LedgerRewrite:
                 self._on_progress(each.summary)
 
     def _retire_deleted(self) -> None:
-        """Retire segments with only deleted ledgers."""
         state = self._log.state
         gone = [
             segment.uuid

@@ -529,7 +529,6 @@ class EmbeddedStream:
     def _write(
         self, connection: sqlite3.Connection, row: StreamRow, given: EntryBatch
     ) -> tuple[list[EntryBatch], list[LedgerInfo]]:
-        """Writes entries to the open ledger and the next ones; returns the batches and closed ledgers."""
         now_ms = self._clock.now_ms()
         written: list[EntryBatch] = []
         closed: list[LedgerInfo] = []
