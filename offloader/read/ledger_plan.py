@@ -26,7 +26,7 @@ from formats.segment_map import LedgerSpan, SegmentMap
 from offloader.errors import NotFound, SourceMismatch, StoreUnavailable, Trimmed
 from offloader.manifest.fills import Run, count_of, fills_in, gap_runs, without
 from offloader.manifest.ledger_table import ENTRY_ID_MAX
-from offloader.manifest.segment_table import SegmentSlice, is_at_root
+from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.state import ManifestState, SegmentRecord
 
 #: Ranges that an error lists.
@@ -96,7 +96,8 @@ def ledger_standing(state: ManifestState, ledger_id: int, *, last: int | None = 
     _require_kept(state, ledger_id)
     fact = state.ledgers.get(ledger_id)
     is_closed = fact.last_entry_id != LAST_UNKNOWN
-    held = [(each, span) for each in _records(state, ledger_id) if (span := span_of(each, ledger_id)) is not None]
+    records = state.offloaded(Position(ledger_id, 0), Position(ledger_id, ENTRY_ID_MAX))
+    held = [(each, span) for each in records if (span := span_of(each, ledger_id)) is not None]
     spans = [span for _, span in held]
     gaps = gap_runs(state.gaps, ledger_id, 0, ENTRY_ID_MAX)
     fills = tuple(fills_in(state.fills, ledger_id, 0, ENTRY_ID_MAX))
@@ -126,10 +127,6 @@ def ledger_standing(state: ManifestState, ledger_id: int, *, last: int | None = 
         payload_bytes=payload_bytes,
         created_ms=None if fact.created_ms == FACT_UNKNOWN else fact.created_ms,
     )
-
-
-def _records(state: ManifestState, ledger_id: int) -> SegmentSlice:
-    return state.offloaded(Position(ledger_id, 0), Position(ledger_id, ENTRY_ID_MAX))
 
 
 def _readable(state: ManifestState, spans: Sequence[LedgerSpan]) -> list[Run]:

@@ -269,17 +269,15 @@ class OverlayStore(StoreWrapper):
         return self.notes if "/" in key else self.inner
 
     def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
-        if request.verb in _CHANGING:
-            self._require_note(request.key)
-        return call()
-
-    def _require_note(self, key: str) -> None:
-        """Refuse segments: they would be in the directory while the manifest records the bucket."""
-        if "/" in key and not key.startswith("_") and not RESERVED_LEVELS & set(key.split("/")):
+        key = request.key
+        is_note = "/" not in key or key.startswith("_") or RESERVED_LEVELS & set(key.split("/"))
+        # Segments would be in the directory while the manifest records the bucket.
+        if request.verb in _CHANGING and not is_note:
             raise Unsupported(
                 f"{self.url}: {key} refused: a catalogue has no place for entries",
                 hint="to offload more entries beside Pulsar's adopt without --read-only",
             )
+        return call()
 
     def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
         foreign = [key for key in keys if "/" not in key]

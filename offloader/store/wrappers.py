@@ -293,21 +293,18 @@ class AttemptStore(StoreWrapper):
                 self.limiter.slow_down(turn)
             raise
         finally:
-            self._end(number, request, errors, received)
+            sent = request.size_bytes if request.traffic is Traffic.UPLOAD else 0
+            with self._lock:
+                del self._open[number]
+                old = self._counts.get(request.verb, VerbCount())
+                self._counts[request.verb] = VerbCount(
+                    old.requests + 1, old.errors + errors, old.bytes_sent + sent, old.bytes_received + received
+                )
         if request.verb == "get":
             self.limiter.settle(turn, received)
         if self.recorder is not NO_TELEMETRY:
             self._record(request, stream, self._clock.monotonic_s() - started_s, received, answer)
         return answer
-
-    def _end(self, number: int, request: Request, errors: int, received: int) -> None:
-        sent = request.size_bytes if request.traffic is Traffic.UPLOAD else 0
-        with self._lock:
-            del self._open[number]
-            old = self._counts.get(request.verb, VerbCount())
-            self._counts[request.verb] = VerbCount(
-                old.requests + 1, old.errors + errors, old.bytes_sent + sent, old.bytes_received + received
-            )
 
     def _record(self, request: Request, stream: str, taken_s: float, received: int, answer: object) -> None:
         histogram = histogram_of(request)

@@ -180,7 +180,15 @@ class CatchUp:
         failed = {edit.uuid for edit in given_up}
         start = start_of_history(self._log.state, ledgers, self._tools.settings, given_up=failed, seen=seen)
         if self._is_worth_a_run(start):
-            self._begin_run(start)
+            self._run = run = BackfillJob(
+                *(self._tools, self._source, self._log, start.plan),
+                commits=self._commits,
+                first_edits=[*given_up, *start.ends, *start.gaps],
+                on_progress=self._progressed,
+                on_first_record=lambda: self._recorded(len(start.gaps)),
+            )
+            self._outcome = outcome = run.start()
+            outcome.add_done_callback(lambda _: self._schedule())
             return False
         if start.blocked is not None:
             raise blocked_at(self._log.stream, start.blocked)
@@ -194,17 +202,6 @@ class CatchUp:
         if newest is not None and start.plan.begin is not None and start.plan.begin <= newest:
             return True  # a live segment follows the newest promise, so the missing part before it can't become one
         return self._is_much(start.plan.wire_bytes)
-
-    def _begin_run(self, start: HistoryStart) -> None:
-        self._run = run = BackfillJob(
-            *(self._tools, self._source, self._log, start.plan),
-            commits=self._commits,
-            first_edits=[*self._ownership.given_up, *start.ends, *start.gaps],
-            on_progress=self._progressed,
-            on_first_record=lambda: self._recorded(len(start.gaps)),
-        )
-        self._outcome = outcome = run.start()
-        outcome.add_done_callback(lambda _: self._schedule())
 
     def _progressed(self, summary: SegmentSummary) -> None:
         with self._shared.changed:

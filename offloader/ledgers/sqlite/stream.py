@@ -397,7 +397,11 @@ class EmbeddedStream:
                     self._database.require_room(connection, given.payload_bytes)
                 batches, closed = self._write(connection, row, given) if len(given) else ([], [])
                 if notes:
-                    self._write_notes(connection, notes)
+                    connection.executemany(
+                        "INSERT INTO notes (stream_id, key, value) VALUES (?, ?, ?) "
+                        "ON CONFLICT (stream_id, key) DO UPDATE SET value = excluded.value",
+                        [(self._stream_id, key, bytes(value)) for key, value in notes.items()],
+                    )
             if batches and self._acked is not None:
                 self._acked.write(batches[-1].last)
             self._listeners.tell_all(batches, closed)
@@ -569,13 +573,6 @@ class EmbeddedStream:
             (grown.entries, grown.size_bytes, now_ms if full else None, grown.ledger_id),
         )
         return replace(grown, closed=True, closed_ms=now_ms) if full else grown
-
-    def _write_notes(self, connection: sqlite3.Connection, notes: Mapping[str, bytes]) -> None:
-        connection.executemany(
-            "INSERT INTO notes (stream_id, key, value) VALUES (?, ?, ?) "
-            "ON CONFLICT (stream_id, key) DO UPDATE SET value = excluded.value",
-            [(self._stream_id, key, bytes(value)) for key, value in notes.items()],
-        )
 
     # -- checks and queries
 
