@@ -31,11 +31,11 @@ from formats.entries import Position
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import load_manifest
 from offloader.settings import Settings
-from offloader.store.attempts import requests_of
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
-from offloader.write.ledger_objects import READ_BYTES
+from offloader.store.wrappers import requests_of
 from offloader.write.offloader import LedgerOffloader
+from offloader.write.upload import READ_BYTES
 
 MIB = 1024 * 1024
 ROUNDS = 3

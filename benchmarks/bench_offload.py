@@ -34,9 +34,9 @@ from formats.entries import ENTRY_HEADER_BYTES
 from offloader.manifest.log import load_manifest
 from offloader.runtime.process_tuning import THREAD_SWITCH_S
 from offloader.settings import Settings
-from offloader.store.attempts import requests_of
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
+from offloader.store.wrappers import requests_of
 from offloader.write.offloader import LedgerOffloader
 
 #: Longest wait for a stream to be open, and the wait for the record that assigns its first segment.

@@ -39,14 +39,13 @@ from formats.keys import data_key, index_key, new_segment_uuid
 from formats.manifest import Assign, LedgerClosed, Offloaded
 from formats.segment import SegmentBuilder
 from offloader.manifest.log import ManifestLog
-from offloader.read.cache import Cache
-from offloader.read.fetch import BlockRun, Fetcher, SegmentObjects, block_runs
+from offloader.read.fetch import BlockRun, Cache, Fetcher, SegmentObjects, block_runs
 from offloader.read.reader import Reader, open_reader
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Pairs, ReadSettings
-from offloader.store.attempts import requests_of
 from offloader.store.base import ByteRange, ObjectStore
 from offloader.store.open import open_store
+from offloader.store.wrappers import requests_of
 from services.servers import make_bucket, server
 from services.slow_proxy import slowed
 

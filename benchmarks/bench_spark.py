@@ -42,9 +42,9 @@ from offloader.spark.options import SourceOptions
 from offloader.spark.planning import plan_slices
 from offloader.spark.schema import Needs
 from offloader.spark.session import local_session
-from offloader.store.attempts import requests_of
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
+from offloader.store.wrappers import requests_of
 
 CORES = 2
 WARMING_ROUNDS = 2

@@ -32,12 +32,12 @@ from offloader.settings import LedgerSettings, Settings
 from offloader.settings.layered import settings_for
 from offloader.store.base import ObjectStore
 from offloader.store.probe import require_conditional_puts
-from offloader.store.retrying import require_store_settings
+from offloader.store.wrappers import require_store_settings
 from offloader.stream_names import require_stream_name
 from offloader.write.epoch import open_source
 from offloader.write.hot_release import HotRelease
 from offloader.write.offloader import LedgerOffloader, MethodOffload
-from offloader.write.status import StreamStatus
+from offloader.write.stream_state import StreamStatus
 
 
 def open_managed_ledger(

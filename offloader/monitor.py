@@ -17,11 +17,11 @@ from offloader.errors import AccessDenied, Corrupt, NotFound, OffloaderError
 from offloader.manifest.state import ManifestState
 from offloader.runtime.clock import Clock
 from offloader.settings import Settings
-from offloader.store.attempts import limits_of, open_requests_of, stream_of
 from offloader.store.base import ObjectStore
 from offloader.store.rate_limit import LimitStatus
+from offloader.store.wrappers import limits_of, open_requests_of, stream_of
 from offloader.telemetry.recorder import NO_TELEMETRY, Reading, Recorder
-from offloader.write.status import Lag, Mode, StreamStatus
+from offloader.write.stream_state import Lag, Mode, StreamStatus
 
 
 @dataclass(frozen=True, slots=True)

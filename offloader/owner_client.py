@@ -27,7 +27,7 @@ from offloader.errors import (
     StoreUnavailable,
 )
 from offloader.manifest.state import ManifestState
-from offloader.read.ledger_standing import LedgerMismatch, LedgerTrimmed
+from offloader.read.ledger_plan import LedgerMismatch, LedgerTrimmed
 from offloader.read.reader import load_stream
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import Settings

@@ -72,11 +72,7 @@ TESTING = "offloader.testing"
 #: Foreign package -> the modules (or packages, ending in a dot) that may import it.
 ONLY_IN = {
     "boto3": {"offloader.store.s3_client"},
-    "botocore": {
-        "offloader.store.s3",
-        "offloader.store.s3_client",
-        "offloader.store.s3_body",
-    },
+    "botocore": {"offloader.store.s3", "offloader.store.s3_client"},
     "s3transfer": set[str](),
     "adlfs": {"offloader.store.clouds.azure"},
     "aiohttp": {"offloader.store.clouds.base", "offloader.store.clouds.gcs"},

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
 from offloader.ledgers.base import LedgerInfo
-from offloader.write.status import Lag, Progress, lag_between
+from offloader.write.stream_state import Lag, Progress, lag_between
 
 
 def ledger(ledger_id: int, entries: int, *, entry_bytes: int = 10) -> LedgerInfo:

@@ -21,8 +21,8 @@ from offloader.monitor import stream_document
 from offloader.runtime.clock import SystemClock
 from offloader.runtime.logs import JsonLines, PlainLines, log_to
 from offloader.settings import StoreSettings
-from offloader.store import open_store
 from offloader.store.memory import MemoryStore
+from offloader.store.open import open_store
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.write.offloader import LedgerOffloader
 from tests.support.waiting import eventually

@@ -14,17 +14,16 @@ from offloader.errors import Fenced, OutcomeUnknown, StoreUnavailable, Throttled
 from offloader.read.reader import open_reader
 from offloader.runtime.clock import SystemClock
 from offloader.settings import LedgerSettings, LimitSettings, Settings, StoreSettings, TelemetrySettings
-from offloader.store.attempts import histogram_of, requests_of, stream_of
 from offloader.store.base import Body, ObjectInfo, ObjectStore, StoreOptions
 from offloader.store.memory import MemoryStore
 from offloader.store.open import stack
 from offloader.store.rate_limit import Limiter, Traffic
-from offloader.store.wrappers import Request
+from offloader.store.wrappers import Request, histogram_of, requests_of, stream_of
 from offloader.telemetry.prometheus import Metrics
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.status import Mode
+from offloader.write.stream_state import Mode
 from tests.support.metrics import exposed
 from tests.support.waiting import eventually
 from tests.write.streaming_bench import STREAM, Bench, settings

@@ -44,7 +44,7 @@ RENAMED = {
     "Seats": "ProducerSessions",
     "SecondLook": "SkippedEntries",
     "SegmentOrder": "SegmentJob",
-    "SegmentSending": "PartUploader",
+    "SegmentSending": "OffloadHandle",
     "ServedStream": "StreamSupervisor",
     "Settling": "StreamOffload",
     "Standing": "FailoverSubscription",

@@ -26,7 +26,7 @@ from offloader.telemetry.prometheus import Metrics
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.machine import StreamOffload
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.status import Lag, Mode, StreamStatus
+from offloader.write.stream_state import Lag, Mode, StreamStatus
 from tests.support.metrics import exposed, of_namespace
 from tests.support.waiting import eventually
 

@@ -32,10 +32,10 @@ from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
-from offloader.write.ledger_objects import SourceLedger
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.quota import StreamQuota
 from offloader.write.segment import OffloadHandle
+from offloader.write.upload import SourceLedger
 from tests.support.streams import StreamWriter, batch_of
 
 KIB, MIB = 1024, 1024 * 1024

@@ -8,7 +8,7 @@ import pytest
 
 from formats.entries import Position
 from offloader.monitor import Watchdog
-from offloader.write.status import Mode, StreamStatus
+from offloader.write.stream_state import Mode, StreamStatus
 
 
 def status(**given: Any) -> StreamStatus:

@@ -24,7 +24,7 @@ from offloader.manifest.rebuild import FoundSegment, choose_segments
 from offloader.manifest.segment_table import AT_ROOT, SegmentRecord
 from offloader.manifest.state import EditRefused, ManifestState
 from offloader.read import fetch as plan
-from offloader.read.prefetch import ReaderThreads
+from offloader.read.fetch import ReaderThreads
 from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectStore
 

@@ -22,10 +22,10 @@ from offloader.errors import BucketMissing, ErrorKind, InvalidCall, NotFound
 from offloader.ledgers.pulsar.admin import CONNECTIONS_MAX, AdminClient
 from offloader.ledgers.pulsar.topics import TopicLedgers, ledgers_of_topics
 from offloader.ledgers.pulsar.transport import open_security
-from offloader.read.prefetch import ReaderThreads
+from offloader.read.fetch import ReaderThreads
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore, StoreOptions
-from offloader.store.overlay import SCHEME, ObjectsPlace, create_catalogue
+from offloader.store.open import SCHEME, ObjectsPlace, create_catalogue
 from offloader.store.probe import require_conditional_puts
 
 TOKEN_VARIABLE = "OFFLOADER_ADMIN_TOKEN"  # noqa: S105 - the name of it

@@ -21,7 +21,7 @@ from offloader.demo.input import FORMATS
 from offloader.demo.run import STREAM, DemoRequest, DemoResult, Observer, Progress, run_demo
 from offloader.runtime.clock import SystemClock
 from offloader.spark.demo_query import ScanResult, snippet
-from offloader.store.attempts import VerbCount
+from offloader.store.wrappers import VerbCount
 
 #: Progress lines of a run with piped output.
 _LINES = 10

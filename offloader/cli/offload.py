@@ -33,8 +33,8 @@ from offloader.read.reader import load_stream
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.write.backfill import BackfillPlan, HistoryResult
+from offloader.write.backfill_service import LedgerMethodPlan
 from offloader.write.hot_tier import LedgerSizeEstimator, position_leaving
-from offloader.write.ledger_method import LedgerMethodPlan
 from offloader.write.offloader import LedgerOffloader, manual_method, offload_manually
 
 _PLANNED = [Column("layout", "LAYOUT"), *ENDS, Column("bytes", "ABOUT", bytes_text, right=True)]

@@ -26,10 +26,10 @@ from offloader.plot import Span, StreamTimeline, draw
 from offloader.read.reader import open_reader
 from offloader.runtime.clock import Clock
 from offloader.settings import Settings
-from offloader.store.attempts import VerbCount, requests_of
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
-from offloader.write.status import Mode
+from offloader.store.wrappers import VerbCount, requests_of
+from offloader.write.stream_state import Mode
 
 if TYPE_CHECKING:
     from offloader.spark.demo_query import ScanResult

@@ -45,9 +45,8 @@ from offloader.manifest.fills import gap_runs, runs_of
 from offloader.manifest.load import check_checkpoints, load_manifest_view
 from offloader.manifest.lost_records import Survivors, Unnamed, newest_ms, survivors_of, unnamed_objects
 from offloader.manifest.state import ManifestState, SegmentRecord
-from offloader.read.cold import objects_of
+from offloader.read.cold import objects_of, read_fill
 from offloader.read.fetch import BlockRun, Fetcher, SegmentObjects, block_runs
-from offloader.read.fills import read_fill
 from offloader.store.base import ObjectStore
 
 

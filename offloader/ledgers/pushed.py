@@ -138,7 +138,6 @@ def _require_ascending(stream: str, before: Position | None, batch: EntryBatch) 
 
 
 def _rest_of_ledger(stream: str, at: Position, batch: EntryBatch, told: Mapping[int, int]) -> EntryBatch:
-    """The entries after ``at``, of the same ledger."""
     if told.get(at.ledger_id, batch.last.entry_id) < batch.last.entry_id:
         raise InvalidCall(
             f"stream {stream}: {batch.last} was pushed, and ledger {at.ledger_id} ends at entry {told[at.ledger_id]}",

@@ -1,14 +1,18 @@
-"""Plan, fetch and verify the indexes and blocks that hold a range of entries."""
+"""Plan, fetch in parallel, cache and verify the indexes and blocks that hold a range of entries."""
 
 from __future__ import annotations
 
 import itertools
+import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Executor
+from collections import OrderedDict, deque
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
+from typing import Any, TypeVar
 from uuid import UUID
 
 import numpy as np
@@ -33,11 +37,242 @@ from offloader.errors import (
 from offloader.manifest.log import load_manifest
 from offloader.manifest.segment_table import SegmentSlice, is_at_root
 from offloader.manifest.state import ManifestState, SegmentRecord, SegmentStatus
-from offloader.read.cache import Cache
-from offloader.read.prefetch import ReaderThreads
 from offloader.settings import ReadSettings
-from offloader.store.attempts import recorder_of
 from offloader.store.base import ByteRange, ObjectStore
+from offloader.store.wrappers import recorder_of
+
+_K = TypeVar("_K", bound=Hashable)
+
+
+class Cache:
+    """LRU cache of single reads, bounded in bytes. Thread-safe; readers may share it.
+
+    Concurrent misses of one key share one load. Loaders run outside the lock.
+
+    Args:
+        bytes_max: most bytes held; a larger value is returned but not kept.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self._lock = threading.Lock()
+        self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._loading: dict[Hashable, Future[Any]] = {}
+        self._held_bytes = 0
+
+    def grow(self, bytes_max: int) -> None:
+        """Raise the bound to ``bytes_max`` if that is more."""
+        with self._lock:
+            self.bytes_max = max(self.bytes_max, bytes_max)
+
+    def peek(self, key: Hashable) -> Any | None:
+        """The value if cached; doesn't count as use."""
+        with self._lock:
+            held = self._values.get(key)
+        return None if held is None else held[0]
+
+    def hit(self, key: Hashable) -> Any | None:
+        """The value if cached, which counts as use; ``None``: call ``get``."""
+        with self._lock:
+            held = self._values.get(key)
+            if held is None:
+                return None
+            self._values.move_to_end(key)
+        return held[0]
+
+    def get_many(
+        self, keys: Iterable[_K], load: Callable[[list[_K]], Mapping[_K, Any]], size_bytes: Callable[[Any], int]
+    ) -> dict[_K, Any]:
+        """The values of ``keys``.
+
+        Args:
+            keys: distinct keys.
+            load: receives the keys that are neither cached nor being loaded, in order, and returns all of their values.
+                Called at most once, outside the lock, in this thread. Doesn't use this cache.
+            size_bytes: accounted size of a value.
+
+        Raises:
+            any error of ``load``, here or in another thread that was loading a key.
+        """
+        found: dict[_K, Any] = {}
+        mine: dict[_K, Future[Any]] = {}
+        others: dict[_K, Future[Any]] = {}
+        with self._lock:
+            for key in keys:
+                held = self._values.get(key)
+                if held is not None:
+                    self._values.move_to_end(key)
+                    found[key] = held[0]
+                elif key in self._loading:
+                    others[key] = self._loading[key]
+                else:
+                    mine[key] = self._loading[key] = Future()
+        if mine:
+            found.update(self._load(mine, load, size_bytes))
+        # Settle own keys before waiting for others', so two calls can't deadlock.
+        for key, future in others.items():
+            found[key] = future.result()
+        return found
+
+    def get(self, key: Hashable, load: Callable[[], Any], size_bytes: Callable[[Any], int]) -> Any:
+        """The value of one key; see ``get_many``."""
+        return self.get_many([key], lambda _: {key: load()}, size_bytes)[key]
+
+    def _load(
+        self,
+        mine: Mapping[_K, Future[Any]],
+        load: Callable[[list[_K]], Mapping[_K, Any]],
+        size_bytes: Callable[[Any], int],
+    ) -> Mapping[_K, Any]:
+        try:
+            loaded = load(list(mine))
+            sizes = {key: size_bytes(loaded[key]) for key in mine}
+        except BaseException as error:
+            with self._lock:
+                for key in mine:
+                    del self._loading[key]
+            for future in mine.values():
+                future.set_exception(error)
+            raise
+        with self._lock:
+            for key in mine:
+                del self._loading[key]
+                if sizes[key] <= self.bytes_max:
+                    self._values[key] = (loaded[key], sizes[key])
+                    self._held_bytes += sizes[key]
+            while self._held_bytes > self.bytes_max:
+                _, (_, gone) = self._values.popitem(last=False)
+                self._held_bytes -= gone
+        for key, future in mine.items():
+            future.set_result(loaded[key])
+        return loaded
+
+
+_PROCESS_CACHE = Cache(0)
+
+
+def process_cache(bytes_max: int) -> Cache:
+    """Shared default cache of this process's readers.
+
+    Blocks and indexes are immutable under their keys, so readers of any stream and any manifest version may share them.
+
+    Args:
+        bytes_max: the caller's limit; the bound is the largest one requested so far. 0: a private cache that keeps
+            nothing.
+    """
+    if bytes_max == 0:
+        return Cache(0)
+    _PROCESS_CACHE.grow(bytes_max)
+    return _PROCESS_CACHE
+
+
+#: Growth of the window whenever the consumer waits. A request takes about as long alone as beside others, so each step
+#: takes effect a whole request later: few large steps.
+GROWTH = 4
+
+_T = TypeVar("_T")
+
+
+class PrefetchWindow:
+    """Number of tasks to run ahead of the consumer: starts small, grows while the consumer waits, shrinks when it
+    doesn't. Pure.
+
+    A consumer that reads once costs one extra task, not ``tasks_max``; once it waits again, four run ahead.
+    """
+
+    def __init__(self, tasks_max: int) -> None:
+        self._tasks_max = tasks_max
+        self._unwaited = 0
+        self.tasks = 1
+
+    def asked(self, *, waits: bool) -> None:
+        """Record a request for another result that ``waits`` or finds it ready."""
+        if waits:
+            self._unwaited = 0
+            self.tasks = min(self.tasks * GROWTH, self._tasks_max)
+            return
+        self._unwaited += 1
+        # Tasks started together end together: shrink only after two rounds without a wait.
+        if self._unwaited > 2 * (self.tasks + 1):
+            self._unwaited = 0
+            self.tasks = max(self.tasks - 1, 1)
+
+
+class ReaderThreads:
+    """Bounded thread pool of one reader.
+
+    Own threads start with the first parallel read in progress and end with the last one: an idle reader holds none, and
+    needs no closing.
+
+    Args:
+        in_flight_max: tasks that run at once, over all users of this object.
+        executor: a pool to use instead of own threads; it stays the caller's, and its size is the bound.
+    """
+
+    def __init__(self, in_flight_max: int, executor: Executor | None = None) -> None:
+        self.in_flight_max = in_flight_max
+        self._given = executor
+        self._lock = threading.Lock()
+        self._own: ThreadPoolExecutor | None = None
+        self._users = 0
+
+    def in_order(self, tasks: Iterable[Callable[[], _T]]) -> Generator[_T, None, None]:
+        """Run ``tasks`` in parallel and yield their results in order.
+
+        ``tasks`` is read lazily in the consumer's thread, ahead of the yielded result by ``PrefetchWindow``:
+        ``in_flight_max`` + 1 results at most are held. An error raised by ``tasks`` itself follows all results of the
+        tasks before it. Closing the generator cancels unstarted tasks and waits for running ones.
+        """
+        pending: deque[Future[_T]] = deque()
+        source = iter(tasks)
+        ahead = PrefetchWindow(self.in_flight_max)
+        failure: Exception | None = None
+        exhausted = False
+        with self._threads() as executor:
+            try:
+                while True:
+                    if pending:
+                        ahead.asked(waits=not pending[0].done())
+                    while not exhausted and len(pending) <= ahead.tasks:
+                        try:
+                            pending.append(executor.submit(next(source)))
+                        except StopIteration:
+                            exhausted = True
+                        except Exception as error:
+                            exhausted, failure = True, error
+                    if not pending:
+                        break
+                    yield pending.popleft().result()
+                if failure is not None:
+                    raise failure
+            finally:
+                for future in pending:
+                    future.cancel()
+                wait(pending)
+                if isinstance(source, Generator):
+                    source.close()
+
+    @contextmanager
+    def _threads(self) -> Iterator[Executor]:
+        if self._given is not None:
+            yield self._given
+            return
+        with self._lock:
+            if self._own is None:
+                self._own = ThreadPoolExecutor(self.in_flight_max, thread_name_prefix="offloader-read")
+            self._users += 1
+            executor = self._own
+        try:
+            yield executor
+        finally:
+            with self._lock:
+                self._users -= 1
+                last = self._users == 0
+                if last:
+                    self._own = None
+            if last:
+                # No task runs any more: idle threads end without a wait.
+                executor.shutdown(wait=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -448,7 +683,6 @@ class Fetcher:
             )
 
     def _decode(self, run: BlockRun, number: int, data: Bytes) -> EntryBatch:
-        """Decode a block's entries from its position in the object's bytes."""
         offset, length = _extent(run, number)
         try:
             return run.segment_map.decode(

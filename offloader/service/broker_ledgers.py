@@ -38,18 +38,19 @@ from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.state import EditRefused, ManifestState
 from offloader.owner_client import CA_VARIABLE, HOSTS_VARIABLE, TOKEN_VARIABLE, NotOwner, OwnerClient, OwnerUnreachable
 from offloader.parallel_map import at_once
-from offloader.read.cache import Cache
-from offloader.read.cold import objects_of
-from offloader.read.fetch import Fetcher
-from offloader.read.fills import read_fill
-from offloader.read.ledger_plan import CHUNK_BYTES, NO_OBJECT, Chunk, ledger_chunks
-from offloader.read.ledger_standing import (
+from offloader.read.cold import objects_of, read_fill
+from offloader.read.fetch import Cache, Fetcher
+from offloader.read.ledger_plan import (
+    CHUNK_BYTES,
+    NO_OBJECT,
     BrokerFacts,
+    Chunk,
     LedgerIncomplete,
     LedgerMismatch,
     LedgerStanding,
     LedgerTrimmed,
     fill_runs,
+    ledger_chunks,
     ledger_standing,
     require_same_ledger,
     require_same_uuid,
@@ -62,7 +63,7 @@ from offloader.service.manifest_views import ManifestViews, View
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.telemetry.recorder import Recorder
-from offloader.write.gap_fill import fill_gaps
+from offloader.write.backfill_service import fill_gaps
 from offloader.write.upload import verify_objects
 
 _log = logging.getLogger("offloader.service.broker")

@@ -18,7 +18,7 @@ from formats.keys import catalog_key
 from offloader.errors import AccessDenied, OffloaderError, StoreUnavailable, Throttled
 from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectStore
-from offloader.store.retrying import with_short_retries
+from offloader.store.wrappers import with_short_retries
 
 _HOLDER_BYTES_MAX = 1000
 

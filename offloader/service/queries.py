@@ -33,7 +33,7 @@ from offloader.runtime.clock import Clock
 from offloader.service.process import ServingProcess
 from offloader.service.streams import ProviderProblem
 from offloader.store.base import ObjectStore
-from offloader.store.retrying import with_short_retries
+from offloader.store.wrappers import with_short_retries
 from offloader.telemetry.recorder import namespace_of
 
 _Item = TypeVar("_Item")

@@ -29,12 +29,11 @@ from offloader.runtime.workers import SerialTask, Workers
 from offloader.settings import Settings
 from offloader.settings.layered import SettingsFile
 from offloader.stream_names import name_clash, require_stream_name
-from offloader.write.commit_ack import CommitAck
-from offloader.write.hot_release import HotRelease
-from offloader.write.ledger_method import LedgerTrigger
+from offloader.write.backfill_service import LedgerTrigger
+from offloader.write.hot_release import CommitAck, HotRelease
 from offloader.write.machine import StreamOffload
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.status import Mode, StreamStatus
+from offloader.write.stream_state import Mode, StreamStatus
 
 _log = logging.getLogger("offloader.service")
 

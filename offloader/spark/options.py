@@ -19,8 +19,8 @@ from offloader.errors import InvalidCall, Unsupported
 from offloader.read.cold import NOT_MOVED
 from offloader.read.reader import time_ms_of
 from offloader.settings import LimitSettings, Pairs, StoreSettings
-from offloader.store import open_store
 from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 
 #: Reads an option, given its name and its text.
 _Parser = Callable[[str, str], Any]

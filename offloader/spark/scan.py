@@ -20,15 +20,14 @@ from formats.pulsar.messages import BadEntry, MessageOptions
 from formats.segment_map import SegmentMap
 from offloader.errors import Corrupt, ObjectChanged, ObjectMissing, OffloaderError, Trimmed
 from offloader.read import fetch as plan
-from offloader.read.cache import Cache
-from offloader.read.fetch import Fetcher
+from offloader.read.fetch import Cache, Fetcher
 from offloader.read.reader import decode_messages, published_between
 from offloader.settings import ReadSettings
 from offloader.spark.options import US_PER_MS, Predicate, SourceOptions
 from offloader.spark.planning import SegmentSlice, wanted_blocks
 from offloader.spark.schema import Needs, Projection
-from offloader.store.attempts import VerbCount, requests_of
 from offloader.store.base import ObjectStore
+from offloader.store.wrappers import VerbCount, requests_of
 
 _log = logging.getLogger("offloader.spark")
 

@@ -1,37 +1,39 @@
 """Open stores: implementation by URL scheme, wrapped for limits, counts and retries.
 
-Imports no SDK: an implementation's module is imported when a URL of its scheme is opened.
+Imports no SDK: an implementation's module is imported when a URL of its scheme is opened. A catalogue is an overlay: a
+read-only store of foreign objects, with our own records in a local directory.
 """
 
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
-from typing import cast
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar, cast
 
-from offloader.errors import InvalidCall, Unsupported, install_hint
+from formats.keys import RESERVED_LEVELS
+from offloader.errors import Corrupt, InvalidCall, NotFound, Unsupported, install_hint
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import LimitSettings, StoreSettings
-from offloader.store.attempts import AttemptStore
-from offloader.store.base import ObjectStore, StoreOptions, require_place_only, without_secrets
+from offloader.store.base import CREATE, DeleteFailure, ObjectStore, StoreOptions, require_place_only, without_secrets
 from offloader.store.rate_limit import Limiter
-from offloader.store.retrying import RetryingStore
-from offloader.store.wrappers import ReadOnlyStore
+from offloader.store.wrappers import AttemptStore, ReadOnlyStore, Request, RetryingStore, StoreWrapper
 from offloader.telemetry.recorder import NO_TELEMETRY, Recorder
 
 _MODULES = {
     "abfs": "offloader.store.clouds.azure",
     "abfss": "offloader.store.clouds.azure",
     "az": "offloader.store.clouds.azure",
-    "catalogue": "offloader.store.overlay",
     "memory": "offloader.store.memory",
     "file": "offloader.store.local",
     "gcs": "offloader.store.clouds.gcs",
     "gs": "offloader.store.clouds.gcs",
     "s3": "offloader.store.s3",
 }
-_CATALOGUE = "catalogue://"
 _OTHER_MODULE = "offloader.store.fsspec"
+#: Scheme of a catalogue.
+SCHEME = "catalogue"
 #: Schemes whose packages come with an extra.
 _EXTRAS = {"abfs": "azure", "abfss": "azure", "az": "azure", "gcs": "gcs", "gs": "gcs"}
 
@@ -53,11 +55,11 @@ def open_store(
 ) -> ObjectStore:
     """Open the object store at ``url``; calls on it are rate-limited, measured and retried (``stack``).
 
-    Every *attempt* is counted, not only the call: see ``offloader.store.attempts.requests_of``.
+    Every *attempt* is counted, not only the call: see ``offloader.store.wrappers.requests_of``.
 
     Args:
         url: ``s3://bucket/root``, ``gs://bucket/root``, ``az://container/root``, ``file:///directory``,
-            ``memory://name``, ``catalogue:///directory`` (foreign objects, see ``offloader.store.overlay``), or any URL
+            ``memory://name``, ``catalogue:///directory`` (foreign objects, see ``OverlayStore``), or any URL
             that fsspec supports (for reading).
         endpoint_url: the S3 server when it isn't AWS; default: the environment (``AWS_ENDPOINT_URL``).
         region: default: the environment's, else ``us-east-1``.
@@ -77,7 +79,7 @@ def open_store(
         AccessDenied: the local directory can't be created or written.
         Unsupported: a package that the scheme needs isn't installed.
     """
-    module = _module_of(url)
+    open_url = _opener_of(url)
     if settings is not None and not read_only:
         _require_meant_for(url, settings)
     clock = clock or SystemClock()
@@ -94,7 +96,7 @@ def open_store(
         limiter=Limiter(limits, clock) if isinstance(limits, LimitSettings) else limits,
         recorder=recorder,
     )
-    return stack(_opened(module, url, options), options)
+    return stack(open_url(url, options), options)
 
 
 def open_raw(url: str, options: StoreOptions) -> ObjectStore:
@@ -103,13 +105,7 @@ def open_raw(url: str, options: StoreOptions) -> ObjectStore:
     Raises:
         InvalidCall, Unsupported: as ``open_store``.
     """
-    return _opened(_module_of(url), url, options)
-
-
-def _opened(module: ModuleType, url: str, options: StoreOptions) -> ObjectStore:
-    if url.startswith(_CATALOGUE):
-        return cast(ObjectStore, module.open_url(url, options, open_raw))
-    return cast(ObjectStore, module.open_url(url, options))
+    return _opener_of(url)(url, options)
 
 
 def stack(raw: ObjectStore, options: StoreOptions) -> ObjectStore:
@@ -130,18 +126,20 @@ def _require_meant_for(url: str, settings: StoreSettings) -> None:
             )
 
 
-def _module_of(url: str) -> ModuleType:
-    """The module whose ``open_url(url, options)`` opens ``url``."""
+def _opener_of(url: str) -> Callable[[str, StoreOptions], ObjectStore]:
+    """What opens ``url`` without wrappers: the ``open_url`` of the scheme's module."""
     scheme, separator, _ = url.partition("://")
     if not separator or not scheme:
         raise InvalidCall(
             f"{without_secrets(url)!r} is not a store's URL",
             hint="give s3://bucket/root, file:///directory or memory://name",
         )
-    if scheme in _MODULES:
+    if scheme in (*_MODULES, SCHEME):
         require_place_only(url)
+    if scheme == SCHEME:
+        return _open_catalogue
     try:
-        return importlib.import_module(_MODULES.get(scheme, _OTHER_MODULE))
+        module = importlib.import_module(_MODULES.get(scheme, _OTHER_MODULE))
     except ImportError as error:
         extra = _EXTRAS.get(scheme)
         if extra is None:
@@ -149,3 +147,143 @@ def _module_of(url: str) -> ModuleType:
         raise Unsupported(
             f"stores at {scheme}:// need packages that aren't installed: {error}", hint=install_hint(extra)
         ) from error
+    return cast("Callable[[str, StoreOptions], ObjectStore]", module.open_url)
+
+
+#: No stream's keys begin with ``_``.
+_PLACE_KEY = "_objects/place.json"
+_FORMAT = 1
+#: Verbs that begin or replace an object.
+_CHANGING = ("put", "begin_upload", "delete_if_match")
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectsPlace:
+    """Location of a catalogue's objects: arguments of ``open_store``, no secrets."""
+
+    url: str
+    endpoint_url: str = ""
+    region: str = ""
+
+
+def create_catalogue(url: str, place: ObjectsPlace, options: StoreOptions) -> None:
+    """Make the directory of ``url`` a catalogue of the objects at ``place``. Idempotent.
+
+    Raises:
+        InvalidCall: it is a catalogue of other objects, or ``place`` is a catalogue itself.
+    """
+    if place.url.startswith(f"{SCHEME}:"):
+        raise InvalidCall(f"{place.url} is a catalogue itself", hint="name the store that has the objects")
+    notes = _open_notes(url, replace(options, read_only=False))
+    try:
+        existing = _read_place(notes, url)
+        if existing is None:
+            body = json.dumps(
+                {"format": _FORMAT, "url": place.url, "endpoint_url": place.endpoint_url, "region": place.region}
+            )
+            notes.put(_PLACE_KEY, body.encode(), mode=CREATE)
+        elif existing != place:
+            raise InvalidCall(
+                f"{url} is a catalogue of {existing.url}{_at(existing)}, not of {place.url}{_at(place)}",
+                hint="choose another directory, or remove that one: nothing but notes is in it",
+            )
+    finally:
+        notes.close()
+
+
+def _open_catalogue(url: str, options: StoreOptions) -> ObjectStore:
+    """Open the store that a catalogue describes. An endpoint or region in ``options`` overrides the recorded one.
+
+    ``NotFound``: no catalogue. ``Corrupt``: its description is damaged.
+    """
+    notes = _open_notes(url, options)
+    place = _read_place(notes, url)
+    if place is None:
+        raise NotFound(f"{url} is no catalogue", hint="`offloader adopt --read-only DIRECTORY` makes one")
+    of_objects = replace(
+        options,
+        endpoint_url=options.endpoint_url or place.endpoint_url or None,
+        region=options.region or place.region or None,
+        read_only=True,
+    )
+    objects = ReadOnlyStore(
+        open_raw(place.url, of_objects),
+        reason="it belongs to another program",
+        hint="only the catalogue can be written; to record in the store itself adopt without --read-only",
+    )
+    return OverlayStore(url, notes, objects)
+
+
+def _open_notes(url: str, options: StoreOptions) -> ObjectStore:
+    scheme, _, path = url.partition("://")
+    if scheme != SCHEME or not path.startswith("/"):
+        raise InvalidCall(f"{url} names no catalogue", hint=f"give {SCHEME}:///directory (three slashes)")
+    return open_raw(f"file://{path}", options)
+
+
+def _read_place(notes: ObjectStore, url: str) -> ObjectsPlace | None:
+    try:
+        body = notes.get(_PLACE_KEY)[0]
+    except NotFound:
+        return None
+    try:
+        note = json.loads(body)
+        if note["format"] != _FORMAT:
+            raise ValueError(f"format {note['format']}")
+        return ObjectsPlace(str(note["url"]), str(note["endpoint_url"]), str(note["region"]))
+    except (ValueError, KeyError, TypeError, RecursionError) as cause:
+        raise Corrupt(
+            f"{url}: the note that says where the objects are is damaged ({cause})",
+            hint="remove the directory and adopt again: nothing but notes is in it",
+        ) from cause
+
+
+def _at(place: ObjectsPlace) -> str:
+    return f" at {place.endpoint_url}" if place.endpoint_url else ""
+
+
+class OverlayStore(StoreWrapper):
+    """See ``ObjectStore``. For ``list``, a prefix with a folder lists records, any other one objects.
+
+    Args:
+        url: of the catalogue.
+        notes: has every key with a folder.
+        objects: has the others; must refuse writes.
+    """
+
+    def __init__(self, url: str, notes: ObjectStore, objects: ObjectStore) -> None:
+        super().__init__(objects)
+        self._url = url
+        self.notes = notes
+
+    def __repr__(self) -> str:
+        return f"OverlayStore({self.url!r}, {self.inner!r})"
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    def _of(self, key: str) -> ObjectStore:
+        return self.notes if "/" in key else self.inner
+
+    def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
+        key = request.key
+        is_note = "/" not in key or key.startswith("_") or RESERVED_LEVELS & set(key.split("/"))
+        # Segments would be in the directory while the manifest records the bucket.
+        if request.verb in _CHANGING and not is_note:
+            raise Unsupported(
+                f"{self.url}: {key} refused: a catalogue has no place for entries",
+                hint="to offload more entries beside Pulsar's adopt without --read-only",
+            )
+        return call()
+
+    def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
+        foreign = [key for key in keys if "/" not in key]
+        # The inner store raises: it is read-only.
+        return self.inner.delete(foreign) if foreign else self.notes.delete(keys)
+
+    def close(self) -> None:
+        self.notes.close()
+        super().close()

@@ -14,9 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from offloader.errors import OffloaderError, PreconditionFailed, Unsupported
-from offloader.store.attempts import AttemptStore
 from offloader.store.base import CREATE, OVERWRITE, IfMatch, ObjectStore, PutMode
-from offloader.store.wrappers import layer_of
+from offloader.store.wrappers import AttemptStore, layer_of
 
 #: Prefix of scratch keys below the store's root: no stream's name begins like this.
 PROBE_PREFIX = "_probe/"

@@ -206,10 +206,6 @@ class RequestScheduler:
         name = "the pace that the store bears" if bucket.name == "pace" else f"limits.{bucket.name}"
         return f"{name} = {bucket.rate_per_s:g}"
 
-    def withdraw(self, turn: Ticket) -> None:
-        """Remove a request from the queue."""
-        self.waiting = [other for other in self.waiting if other is not turn]
-
     def settle(self, turn: Ticket, moved_bytes: int) -> None:
         """Correct the estimated amount by what was moved."""
         for bucket, amount in self._needs(turn, None):
@@ -316,7 +312,7 @@ class Limiter:
                     # Under the lock: the admitting thread sets the event after this.
                     turn.event.clear()
                     if left_s <= 0 or closing.is_set():
-                        self._turns.withdraw(turn)
+                        self._turns.waiting.remove(turn)
                         self._wake_all()
             for other in going:
                 other.event.set()

@@ -37,7 +37,7 @@ from offloader.errors import (
     Throttled,
     Unsupported,
 )
-from offloader.store.base import ByteRange, DeleteFailure, ObjectInfo, PartInfo, StoreOptions
+from offloader.store.base import ByteRange, ObjectInfo, PartInfo, StoreOptions
 
 _CREDENTIALS = "check the credentials: environment, profile, or access_key and secret_key"
 _PERMISSION = "check the credentials and the bucket's policy"
@@ -168,30 +168,6 @@ def received(
     return body, object_info(key, size_bytes, answer)
 
 
-def listed_object(root_length: int, found: Mapping[str, Any]) -> ObjectInfo:
-    """Object description from a listing; the key loses its first ``root_length`` letters."""
-    return ObjectInfo(found["Key"][root_length:], found["Size"], found["ETag"], time_ms(found["LastModified"]))
-
-
-def completed_parts(parts: Sequence[PartInfo]) -> list[dict[str, object]]:
-    """The parts of a completion, with checksums: servers require those declared by the upload."""
-    return [
-        {"PartNumber": part.number, "ETag": part.etag, "ChecksumCRC32C": encoded_crc32c(part.crc32c)} for part in parts
-    ]
-
-
-def delete_failures(root_length: int, errors: Sequence[Mapping[str, str]]) -> list[DeleteFailure]:
-    """Keys that a delete reports as failed; a missing key counts as removed."""
-    failures = []
-    for error in errors:
-        code = error.get("Code", "")
-        kind, _ = meaning_of(code, 200, writes=True)
-        if kind is not NotFound:
-            retryable = issubclass(kind, StoreUnavailable | OutcomeUnknown)
-            failures.append(DeleteFailure(error["Key"][root_length:], f"{code}: {error.get('Message', '')}", retryable))
-    return failures
-
-
 def is_aws(endpoint_url: str) -> bool:
     """Whether the endpoint is Amazon's own."""
     host = urlsplit(endpoint_url).hostname or ""
@@ -295,7 +271,6 @@ class _Descriptions(JSONFileLoader):  # type: ignore[misc]  # the SDK has no typ
 
 
 def _needed(operations: Mapping[str, Any], shapes: Mapping[str, Any]) -> set[str]:
-    """Names of the shapes that operations use."""
     needed: set[str] = set()
     waiting: list[Any] = list(operations.values())
     while waiting:

@@ -1,12 +1,36 @@
-"""Base of store wrappers, which passes every request through one method, and the read-only store."""
+"""Wrappers around a store: each passes every request through one method. Read-only, attempts, retries.
+
+``open_store`` puts ``AttemptStore`` *under* ``RetryingStore``, so each attempt waits for the rate limits and counts.
+One call of a verb is one request there, even where an implementation sends several (a delete of more than a thousand
+keys, the ``head`` after a lost completion).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import random
+import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from offloader.errors import Unsupported
+from formats.errors import FormatError
+from formats.keys import decode_stream, record_number
+from offloader.errors import (
+    InvalidCall,
+    NotFound,
+    OffloaderError,
+    OutcomeUnknown,
+    Overloaded,
+    PreconditionFailed,
+    StoreUnavailable,
+    Throttled,
+    Unsupported,
+)
+from offloader.runtime.clock import Clock, SystemClock
+from offloader.settings import LimitSettings, StoreSettings
 from offloader.store.base import (
     OVERWRITE,
     Body,
@@ -20,7 +44,8 @@ from offloader.store.base import (
     Sink,
     UploadInfo,
 )
-from offloader.store.rate_limit import Traffic
+from offloader.store.rate_limit import Limiter, LimitStatus, Traffic, throttled_s
+from offloader.telemetry.recorder import NO_TELEMETRY, Recorder
 
 _Answer = TypeVar("_Answer")
 _Layer = TypeVar("_Layer")
@@ -170,3 +195,404 @@ class ReadOnlyStore(StoreWrapper):
         what = f"{request.keys} keys" if request.verb == "delete" else request.key
         action = "deletion" if request.traffic is Traffic.DELETE else "write"
         raise Unsupported(f"{self.url}: {action} of {what} refused: {self._reason}", hint=self._hint)
+
+
+_CATALOG = "_catalog/"
+_MANIFEST = "/manifest/"
+_INDEX = "-index"
+#: For names of errors: ``StoreUnavailable`` is counted as ``store_unavailable``.
+_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+
+
+@dataclass(frozen=True, slots=True)
+class VerbCount:
+    """Request counts of one verb. ``errors`` of the ``requests`` raised. ``bytes_sent`` counts bodies of all attempts,
+    ``bytes_received`` those of ``get`` responses."""
+
+    requests: int = 0
+    errors: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """A request sent ``seconds`` ago, without a response yet."""
+
+    verb: str
+    key: str
+    seconds: float
+
+
+class AttemptStore(StoreWrapper):
+    """Limits, counts and measures each request of ``inner``. The wait for the limits isn't measured.
+
+    Bytes sent count against the limits at once; bytes received count as requested and are corrected by the response.
+
+    Args:
+        limiter: shared by all stores that share one rate limit.
+
+    Attributes:
+        keeps_conditions: whether a probe found that the store honours conditional writes. Later probes are short then.
+    """
+
+    def __init__(
+        self, inner: ObjectStore, limiter: Limiter, *, recorder: Recorder = NO_TELEMETRY, clock: Clock | None = None
+    ) -> None:
+        super().__init__(inner)
+        self.limiter = limiter
+        self.recorder = recorder
+        self.keeps_conditions = False
+        self._clock = clock or SystemClock()
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._counts: dict[str, VerbCount] = {}
+        self._numbers = itertools.count()
+        self._open: dict[int, tuple[Request, float]] = {}
+
+    def requests(self) -> Mapping[str, VerbCount]:
+        """Counts so far by verb, as a snapshot. Open requests aren't counted."""
+        with self._lock:
+            return dict(self._counts)
+
+    def open_requests(self) -> Sequence[OpenRequest]:
+        """Requests without a response, the oldest first."""
+        with self._lock:
+            # Dictionaries keep insertion order, which is the order of sending.
+            found = list(self._open.values())
+        now_s = self._clock.monotonic_s()
+        return [OpenRequest(request.verb, request.key, now_s - sent_s) for request, sent_s in found]
+
+    def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
+        before_s = throttled_s()
+        try:
+            what = f"{request.verb} {request.key} in {self.url}"
+            turn = self.limiter.acquire(request.traffic, request.size_bytes, self._closing, what=what)
+        finally:
+            if throttled_s() > before_s:
+                self.recorder.add("throttled_seconds_total", throttled_s() - before_s)
+        stream = "" if self.recorder is NO_TELEMETRY else stream_of(request.key)
+        self.recorder.add("requests_total", stream=stream, label=request.verb)
+        if request.traffic is Traffic.UPLOAD:
+            self.recorder.add("uploaded_bytes_total", request.size_bytes, stream=stream)
+        with self._lock:
+            number, started_s = next(self._numbers), self._clock.monotonic_s()
+            self._open[number] = request, started_s
+        errors = 1
+        received = 0
+        try:
+            answer = call()
+            received = body_bytes(request, answer)
+            errors = 0
+        except OffloaderError as error:
+            self.recorder.add(
+                "request_errors_total", stream=stream, label=_CAPITAL.sub("_", type(error).__name__).lower()
+            )
+            if isinstance(error, Throttled | Overloaded):
+                self.recorder.add("throttles_total", stream=stream)
+                self.limiter.slow_down(turn)
+            raise
+        finally:
+            sent = request.size_bytes if request.traffic is Traffic.UPLOAD else 0
+            with self._lock:
+                del self._open[number]
+                old = self._counts.get(request.verb, VerbCount())
+                self._counts[request.verb] = VerbCount(
+                    old.requests + 1, old.errors + errors, old.bytes_sent + sent, old.bytes_received + received
+                )
+        if request.verb == "get":
+            self.limiter.settle(turn, received)
+        if self.recorder is not NO_TELEMETRY:
+            self._record(request, stream, self._clock.monotonic_s() - started_s, received, answer)
+        return answer
+
+    def _record(self, request: Request, stream: str, taken_s: float, received: int, answer: object) -> None:
+        histogram = histogram_of(request)
+        if histogram:
+            self.recorder.observe(histogram, taken_s, stream=stream)
+        if request.verb == "get":
+            self.recorder.add("downloaded_bytes_total", received, stream=stream)
+        if request.verb == "delete" and isinstance(answer, list | tuple):
+            self.recorder.add("deleted_objects_total", request.keys - len(answer), stream=stream)
+
+    def close(self) -> None:
+        self._closing.set()
+        self.limiter.wake()
+        super().close()
+
+
+def requests_of(store: ObjectStore) -> Mapping[str, VerbCount]:
+    """Requests by verb of a store that ``open_store`` opened; empty for one that doesn't count."""
+    layer = layer_of(store, AttemptStore)
+    return {} if layer is None else layer.requests()
+
+
+def open_requests_of(store: ObjectStore) -> Sequence[OpenRequest]:
+    """Requests of such a store without a response, the oldest first."""
+    layer = layer_of(store, AttemptStore)
+    return [] if layer is None else layer.open_requests()
+
+
+def recorder_of(store: ObjectStore) -> Recorder:
+    """The recorder for measurements of such a store and of its callers."""
+    layer = layer_of(store, AttemptStore)
+    return NO_TELEMETRY if layer is None else layer.recorder
+
+
+def limits_of(store: ObjectStore) -> LimitStatus | None:
+    """Current state of the store's rate limits, ``None`` for a store without."""
+    layer = layer_of(store, AttemptStore)
+    return None if layer is None else layer.limiter.status()
+
+
+def require_limits(store: ObjectStore, limits: LimitSettings) -> None:
+    """Refuse limits that the store, opened with others, wouldn't obey."""
+    layer = layer_of(store, AttemptStore)
+    if limits != LimitSettings() and (layer is None or layer.limiter.settings != limits):
+        raise InvalidCall(
+            f"the settings limits have no effect on {store.url}: it was opened with others",
+            hint="open it with open_store(..., limits=settings.limits)",
+        )
+
+
+def stream_of(key: str) -> str:
+    """The stream that owns the object or prefix; empty if none or unknown."""
+    encoded = key.removeprefix(_CATALOG).rstrip("/") if key.startswith(_CATALOG) else key.split(_MANIFEST)[0]
+    if encoded == key:
+        encoded = key.rpartition("/")[0]
+    try:
+        return decode_stream(encoded) if encoded else ""
+    except FormatError:
+        return ""
+
+
+def histogram_of(request: Request) -> str:
+    """The histogram of a request; empty for listings, heads, deletes and manifest requests."""
+    if request.key.startswith(_CATALOG):
+        return ""
+    if request.traffic is Traffic.UPLOAD:
+        if _MANIFEST in request.key:
+            return "commit_seconds" if record_number(request.key) is not None else ""
+        return "index_seconds" if request.key.endswith(_INDEX) else "upload_seconds"
+    if request.verb != "get" or _MANIFEST in request.key:
+        return ""
+    return "index_read_seconds" if request.key.endswith(_INDEX) else "read_seconds"
+
+
+#: Nothing was changed: every verb may be repeated.
+_UNCHANGED = (StoreUnavailable,)
+#: A repeat is harmless even if the first attempt took effect.
+_HARMLESS = (StoreUnavailable, OutcomeUnknown)
+
+
+#: For a store that serves an interactive caller.
+_IMPATIENT_RETRIES_MAX = 1
+_IMPATIENT_TOTAL_S_MAX = 2.0
+
+
+class _SomeLeft(StoreUnavailable):
+    """A delete succeeded partly, and some keys are worth another attempt."""
+
+
+def retry_delay_s(settings: StoreSettings, attempt: int, fraction: float) -> float:
+    """Wait before attempt ``attempt`` + 1 (``attempt`` from 1) with full jitter: ``fraction`` (0..1, drawn by the
+    caller) of a ceiling that doubles from ``retry_delay_first_s`` to ``retry_delay_max_s``. Jitter spreads the retries
+    of clients that were refused together."""
+    ceiling = min(settings.retry_delay_max_s, settings.retry_delay_first_s * 2.0 ** min(attempt - 1, 60))
+    return ceiling * fraction
+
+
+class RetryingStore(StoreWrapper):
+    """Retries calls on ``inner``, up to ``1 + retries_max`` attempts within ``retry_total_s``.
+
+    Idempotent reads and writes are repeated. If a conditional put is refused after an earlier attempt of the same call
+    had an unknown outcome, the object is read back: equal bytes prove that the earlier attempt succeeded. A completion
+    of unknown outcome is repeated only while the upload exists. Not to be stacked on another retrying layer.
+    """
+
+    def __init__(
+        self,
+        inner: ObjectStore,
+        settings: StoreSettings,
+        clock: Clock,
+        randomness: random.Random | None = None,
+        recorder: Recorder = NO_TELEMETRY,
+    ) -> None:
+        super().__init__(inner)
+        self.settings, self.clock = settings, clock
+        self._random = randomness or random.Random()  # noqa: S311 - jitter, not a secret
+        self.recorder = recorder
+        self._closing = threading.Event()
+
+    def _repeat(self, call: Callable[[], _Answer], kinds: tuple[type[OffloaderError], ...]) -> _Answer:
+        started_s = self._spent_s()
+        attempt = 1
+        while True:
+            try:
+                return call()
+            except kinds as error:
+                if not self._wait_for_next(attempt, started_s):
+                    error.add_note(f"gave up after attempt {attempt}")
+                    raise
+            attempt += 1
+            self.recorder.add("retries_total")
+
+    def _wait_for_next(self, attempt: int, started_s: float) -> bool:
+        """Wait before the next attempt. False when the budget is spent or the store is closing."""
+        if attempt > self.settings.retries_max:
+            return False
+        delay_s = retry_delay_s(self.settings, attempt, self._random.random())
+        if self._spent_s() - started_s + delay_s > self.settings.retry_total_s:
+            return False
+        return not self.clock.wait(self._closing, delay_s)
+
+    def _spent_s(self) -> float:
+        """Elapsed time without rate-limit waits, which don't count against the retry budget."""
+        return self.clock.monotonic_s() - throttled_s()
+
+    def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:  # noqa: ARG002 - all are alike
+        """Make the call and repeat it: harmless for the verbs that aren't overridden below. A lost response to
+        ``begin_upload`` leaves an upload without parts, which the reconciler finds."""
+        return self._repeat(call, _HARMLESS)
+
+    def put(
+        self,
+        key: str,
+        body: Body,
+        *,
+        mode: PutMode = OVERWRITE,
+        metadata: Mapping[str, str] | None = None,
+        crc32c: int | None = None,
+    ) -> ObjectInfo:
+        unknown: OutcomeUnknown | None = None
+
+        def attempt() -> ObjectInfo:
+            nonlocal unknown
+            try:
+                return self.inner.put(key, body, mode=mode, metadata=metadata, crc32c=crc32c)
+            except OutcomeUnknown as error:
+                unknown = error
+                raise
+            except PreconditionFailed as refused:
+                if unknown is None:
+                    raise
+                return self._own_earlier_put(key, body, mode, refused, unknown)
+            except OffloaderError as error:
+                # This attempt changed nothing, but an earlier one may have: the caller needs that error.
+                if unknown is None:
+                    raise
+                raise unknown from error
+
+        return self._repeat(attempt, _HARMLESS)
+
+    def _own_earlier_put(
+        self, key: str, body: Body, mode: PutMode, refused: PreconditionFailed, unknown: OutcomeUnknown
+    ) -> ObjectInfo:
+        """Whether an earlier attempt wrote the object. Equal bytes: it did. Other bytes under a created key: another
+        writer's. Other bytes where an ETag was replaced: unknown, as our write may have been replaced since."""
+        try:
+            there, info = self.inner.get(key)
+        except NotFound as gone:
+            raise OutcomeUnknown(unknown.message, hint=f"{key} was refused as existing and then not found") from gone
+        except StoreUnavailable as error:
+            raise unknown from error
+        if there == body:
+            return info
+        if mode.create_only:
+            raise refused
+        raise unknown from refused
+
+    def delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:
+        """Retry keys that failed for a transient reason. Returns the remaining failures."""
+        left = keys
+        lasting: list[DeleteFailure] = []
+        passing: list[DeleteFailure] = []
+
+        def attempt() -> None:
+            nonlocal left
+            # After an unknown outcome all keys are retried: a missing key counts as removed.
+            failures = self.inner.delete(left)
+            lasting.extend(failure for failure in failures if not failure.retryable)
+            passing[:] = [failure for failure in failures if failure.retryable]
+            left = [failure.key for failure in passing]
+            if left:
+                raise _SomeLeft(f"{self.url}: {len(left)} keys not removed")
+
+        with contextlib.suppress(_SomeLeft):
+            self._repeat(attempt, _HARMLESS)
+        return [*lasting, *passing]
+
+    def delete_if_match(self, key: str, etag: str) -> None:
+        """A single attempt: a repeat could meet another writer's object."""
+        self.inner.delete_if_match(key, etag)
+
+    def complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
+        unknown: OutcomeUnknown | None = None
+
+        def attempt() -> ObjectInfo:
+            nonlocal unknown
+            try:
+                return self.inner.complete_upload(key, upload_id, parts)
+            except OutcomeUnknown as error:
+                unknown = error
+                self._check_upload_is_there(key, upload_id, unknown)
+                raise StoreUnavailable(unknown.message, hint=unknown.hint) from unknown
+            except StoreUnavailable:
+                raise
+            except OffloaderError as error:
+                # An earlier attempt may have used up the parts: the caller needs that error.
+                if unknown is None:
+                    raise
+                raise unknown from error
+
+        try:
+            return self._repeat(attempt, _UNCHANGED)
+        except StoreUnavailable as error:
+            if unknown is None:
+                raise
+            raise unknown from error
+
+    def _check_upload_is_there(self, key: str, upload_id: str, unknown: OutcomeUnknown) -> None:
+        """Return only while the upload is open: a retry is useful then, even though a completion already sent may still
+        take effect."""
+        try:
+            self.inner.list_parts(key, upload_id)
+        except OffloaderError as error:
+            raise unknown from error
+
+    def close(self) -> None:
+        self._closing.set()
+        super().close()
+
+
+def require_store_settings(store: ObjectStore, settings: StoreSettings) -> None:
+    """Refuse settings that the store, opened with others, wouldn't obey.
+
+    ``single_writer`` isn't compared: the writers check it.
+
+    Raises:
+        InvalidCall: ``settings`` aren't the defaults, and the store was opened with others.
+    """
+    wanted = replace(settings, single_writer=False)
+    layer = layer_of(store, RetryingStore)
+    if wanted != StoreSettings() and (layer is None or replace(layer.settings, single_writer=False) != wanted):
+        raise InvalidCall(
+            f"the settings store have no effect on {store.url}: it was opened with others",
+            hint="open it with open_store(..., settings=settings.store)",
+        )
+
+
+def with_short_retries(store: ObjectStore) -> ObjectStore:
+    """The same store with at most one retry, for callers that poll. Limits, counts and connections stay those of
+    ``store``, which the caller has to close itself.
+
+    A store that ``open_store`` didn't open for writing is returned unchanged.
+    """
+    if not isinstance(store, RetryingStore):
+        return store
+    settings = replace(
+        store.settings,
+        retries_max=min(store.settings.retries_max, _IMPATIENT_RETRIES_MAX),
+        retry_total_s=min(store.settings.retry_total_s, _IMPATIENT_TOTAL_S_MAX),
+    )
+    return RetryingStore(store.inner, settings, store.clock, recorder=store.recorder)

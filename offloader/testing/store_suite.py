@@ -419,6 +419,11 @@ class StoreSuite:
             store.upload_part(key, upload_id, number, _part_body(number, self.part_bytes_min)) for number in numbers
         ]
 
+    def _begun(self, store: ObjectStore, key: str, numbers: list[int]) -> tuple[str, list[PartInfo]]:
+        """A new upload with parts of these numbers."""
+        upload_id = store.begin_upload(key)
+        return upload_id, self._upload(store, key, upload_id, numbers)
+
     def test_a_part_may_lie_in_several_pieces(self, store: ObjectStore) -> None:
         upload_id = store.begin_upload("m/k")
         body = _part_body(1, self.part_bytes_min)
@@ -446,16 +451,14 @@ class StoreSuite:
         assert (info.etag, info.key) == (head.etag, "m/k")
 
     def test_part_numbers_may_have_gaps_and_repeats(self, store: ObjectStore) -> None:
-        upload_id = store.begin_upload("k")
-        self._upload(store, "k", upload_id, [2])
+        upload_id, _ = self._begun(store, "k", [2])
         first, last = self._upload(store, "k", upload_id, [2, 10_000])
         store.complete_upload("k", upload_id, [first, last])
         expected = _part_body(2, self.part_bytes_min) + _part_body(10_000, self.part_bytes_min)
         assert self.raw_get(store, "k") == expected
 
     def test_unfinished_uploads_and_their_parts_are_listed(self, store: ObjectStore) -> None:
-        upload_id = store.begin_upload("m/k")
-        parts = self._upload(store, "m/k", upload_id, [1, 2])
+        upload_id, parts = self._begun(store, "m/k", [1, 2])
         prefixes = ["m/k", "m/", ""] if self.uploads_by_prefix else ["m/k"]
         for prefix in prefixes:
             (upload,) = store.list_uploads(prefix)
@@ -472,8 +475,7 @@ class StoreSuite:
         store.abort_upload("m/k", upload_id)
 
     def test_an_aborted_upload_is_gone(self, store: ObjectStore) -> None:
-        upload_id = store.begin_upload("k")
-        parts = self._upload(store, "k", upload_id, [1])
+        upload_id, parts = self._begun(store, "k", [1])
         store.abort_upload("k", upload_id)
         store.abort_upload("k", upload_id)
         assert list(store.list_uploads("k")) == []
@@ -483,8 +485,7 @@ class StoreSuite:
         assert self.raw_get(store, "k") is None
 
     def test_completing_twice_is_proven_or_unknown_and_harmless(self, store: ObjectStore) -> None:
-        upload_id = store.begin_upload("k")
-        parts = self._upload(store, "k", upload_id, [1, 2])
+        upload_id, parts = self._begun(store, "k", [1, 2])
         done = store.complete_upload("k", upload_id, parts)
         with contextlib.suppress(OutcomeUnknown):
             again = store.complete_upload("k", upload_id, parts)
@@ -493,16 +494,14 @@ class StoreSuite:
 
     def test_an_upload_that_never_was_does_not_pass_for_complete(self, store: ObjectStore) -> None:
         """versitygw answers 200 to any completion of an existing key."""
-        upload_id = store.begin_upload("k")
-        parts = self._upload(store, "k", upload_id, [1, 2])
+        upload_id, parts = self._begun(store, "k", [1, 2])
         done = store.complete_upload("k", upload_id, parts)
         for other in (parts[:1], [parts[1]]):
             _fails(OffloaderError, store.complete_upload, "k", upload_id, other)
         assert store.head("k").etag == done.etag
 
     def test_a_completion_with_a_wrong_part_changes_nothing(self, store: ObjectStore) -> None:
-        upload_id = store.begin_upload("k")
-        (part,) = self._upload(store, "k", upload_id, [1])
+        upload_id, (part,) = self._begun(store, "k", [1])
         wrong = PartInfo(2, part.etag, part.size_bytes, part.crc32c)
         _fails((InvalidCall, OutcomeUnknown), store.complete_upload, "k", upload_id, [part, wrong])
         assert self.raw_get(store, "k") is None
@@ -510,8 +509,7 @@ class StoreSuite:
         assert self.raw_get(store, "k") == _part_body(1, self.part_bytes_min)
 
     def test_completions_and_parts_that_make_no_sense_are_refused(self, store: ObjectStore) -> None:
-        upload_id = store.begin_upload("k")
-        first, second = self._upload(store, "k", upload_id, [1, 2])
+        upload_id, (first, second) = self._begun(store, "k", [1, 2])
         for parts in ([], [second, first], [first, first]):
             _fails(InvalidCall, store.complete_upload, "k", upload_id, parts)
         for number in (0, -1, 10_001):
@@ -535,8 +533,7 @@ class StoreSuite:
 
     def test_an_upload_replaces_what_is_there(self, store: ObjectStore) -> None:
         self.raw_put(store, "k", b"old")
-        upload_id = store.begin_upload("k")
-        parts = self._upload(store, "k", upload_id, [1])
+        upload_id, parts = self._begun(store, "k", [1])
         assert self.raw_get(store, "k") == b"old"
         store.complete_upload("k", upload_id, parts)
         assert self.raw_get(store, "k") == _part_body(1, self.part_bytes_min)

@@ -23,19 +23,20 @@ from offloader.runtime.workers import SerialTask, Workers
 from offloader.settings import OffloadSettings
 from offloader.store.base import ObjectStore
 from offloader.store.rate_limit import Priority, working_at
-from offloader.write.gaps import allowed_gaps, find_gaps, require_recording
 from offloader.write.hot_tier import (
     HistoryRange,
     LedgerSizeEstimator,
     acknowledged_end,
+    allowed_gaps,
+    find_gaps,
     is_left_out,
+    require_recording,
     uncovered,
     without_gaps,
 )
-from offloader.write.ledger_objects import READ_BYTES, LedgerPiece, SourceLedger, write_segment
 from offloader.write.quota import MemoryBudget, part_bytes_for, segment_bytes_max
-from offloader.write.segment_queue import Commits
-from offloader.write.upload import upload_of
+from offloader.write.stream_state import Commits
+from offloader.write.upload import READ_BYTES, LedgerPiece, SourceLedger, upload_of, write_segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,6 @@ def _v1_ledger_id(planned: PlannedSegment) -> int | None:
 
 
 def _needed(planned: PlannedSegment) -> set[int]:
-    """Ledgers with its entries."""
     return {planned.begin.ledger_id, planned.end.ledger_id, *planned.ledger_ids}
 
 
@@ -539,8 +539,11 @@ class BackfillJob:
         self._propose()
         edits = [*self._first_edits, *(Failed(a.uuid, str(a.outcome.exception())) for a in given_up)]
         edits += self._closed_edits([a.planned.end for a in (*self._proposed, *(a for a, _ in settled))])
-        edits += [self._assign(attempt) for attempt in self._proposed]
-        edits += [Offloaded(attempt.uuid, summary, self._tools.clock.now_ms()) for attempt, summary in settled]
+        now_ms, driver = self._tools.clock.now_ms(), self._tools.driver
+        for each in self._proposed:
+            planned = each.planned
+            edits.append(Assign(each.uuid, int(planned.layout), planned.begin, planned.end, now_ms, driver))
+        edits += [Offloaded(attempt.uuid, summary, now_ms) for attempt, summary in settled]
         if edits:
             self._commits.commit(edits, lambda state: self._committed(state, arrived, settled, given_up))
             closed = [edit.ledger_id for edit in edits if isinstance(edit, LedgerClosed)]
@@ -661,10 +664,6 @@ class BackfillJob:
             _log.warning("stream %s: the failed attempt %s is left to the sweeper: %s", stream, uuid, error)
 
     # -- helpers
-
-    def _assign(self, attempt: _Attempt) -> Assign:
-        planned, now_ms = attempt.planned, self._tools.clock.now_ms()
-        return Assign(attempt.uuid, int(planned.layout), planned.begin, planned.end, now_ms, self._tools.driver)
 
     def _closed_edits(self, ends: list[Position]) -> list[Edit]:
         """The source's facts, missing in the manifest, about the ledgers of these segments."""

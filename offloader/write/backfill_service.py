@@ -1,23 +1,47 @@
-"""Backfills and ledger-method runs over a stream's existing entries."""
+"""Backfills, ledger-method runs (PIP-17) and fills of gaps over a stream's existing entries."""
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from uuid import UUID
 
-from formats.entries import Position
-from formats.manifest import Failed, Gap, Pause, Resume, SetMethod
-from formats.segment import SegmentSummary
-from offloader.errors import Closed, Fenced, NotFound, Unsupported
-from offloader.ledgers.base import LedgerInfo, LedgerSource, listed_source
+import numpy as np
+
+from formats.checkpoint import LAST_UNKNOWN
+from formats.checksum import crc32c
+from formats.entries import EntryBatch, Position
+from formats.errors import FormatError
+from formats.frames import encode_fill
+from formats.keys import fill_key, new_segment_uuid, object_metadata
+from formats.manifest import Failed, Gap, GapFilled, Pause, Resume, SetMethod
+from formats.segment import Layout, SegmentSummary
+from offloader.errors import (
+    Closed,
+    Fenced,
+    InvalidCall,
+    LimitReached,
+    NotFound,
+    OffloaderError,
+    SourceMismatch,
+    Trimmed,
+    Unsupported,
+)
+from offloader.ledgers.base import LedgerInfo, LedgerSource, Subscription, listed_source
 from offloader.manifest.checked_source import checked
+from offloader.manifest.fills import Run, fills_in, gap_runs, is_gone, is_settled, runs_of, without
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.source_identity import closed_edit
-from offloader.manifest.state import ManifestState, StreamPaused
-from offloader.settings import ManifestSettings
-from offloader.store.attempts import recorder_of
-from offloader.store.base import ObjectStore
+from offloader.manifest.state import EditRefused, ManifestState, StreamPaused, newest_of
+from offloader.read.cold import read_fill
+from offloader.runtime.clock import Clock
+from offloader.runtime.workers import SerialTask, Timer, Workers
+from offloader.settings import ManifestSettings, OffloadSettings
+from offloader.store.base import CREATE, ObjectStore
+from offloader.store.wrappers import recorder_of
 from offloader.write.backfill import (
     BackfillJob,
     BackfillPlan,
@@ -29,14 +53,366 @@ from offloader.write.backfill import (
     plan_of_history,
     start_of_history,
 )
-from offloader.write.commit_ack import CommitAck
 from offloader.write.epoch import Ownership
-from offloader.write.gaps import allowed_gaps, blocked_at, find_gaps
-from offloader.write.hot_release import HotRelease
-from offloader.write.hot_tier import is_left_out
-from offloader.write.ledger_method import OFF, LedgerMethodPlan, ledgers_of_method
+from offloader.write.hot_release import CommitAck, HotRelease
+from offloader.write.hot_tier import (
+    NOT_GIVEN,
+    HistoryRange,
+    allowed_gaps,
+    blocked_at,
+    cut_at_ledger_ends,
+    find_gaps,
+    is_left_out,
+    partly_offloaded,
+    uncovered,
+)
 from offloader.write.rollback import LedgerRewrite, RewriteResult
-from offloader.write.segment_queue import Commits
+from offloader.write.stream_state import Commits
+
+#: Plans of one call, while other writers change the manifest.
+ATTEMPTS_MAX = 5
+
+
+def missing_runs(state: ManifestState, ledger_id: int, last: int) -> list[Run]:
+    """Runs of entries of a ledger, up to ``last``, that are recorded as gaps and that no fill holds."""
+    return _unfilled(state, ledger_id, 0, last)
+
+
+def _unfilled(state: ManifestState, ledger_id: int, first: int, last: int) -> list[Run]:
+    filled = [(each.first.entry_id, each.last.entry_id) for each in fills_in(state.fills, ledger_id, first, last)]
+    return without(gap_runs(state.gaps, ledger_id, first, last), filled)
+
+
+def fill_gaps(
+    log: ManifestLog,
+    batch: EntryBatch,
+    first: int,
+    last: int,
+    *,
+    entropy: Callable[[int], bytes] = os.urandom,
+) -> int:
+    """Stores the missing entries from ``first`` to ``last`` of the batch's ledger, and records them.
+
+    Idempotent: entries that are stored already may come again, if their bytes are the same.
+
+    Args:
+        log: of the stream; need not own it.
+        batch: every entry in this range that is in a recorded gap and in no fill, and none that is in no gap.
+
+    Returns:
+        the number of entries, all of them stored when it returns.
+
+    Raises:
+        InvalidCall: the batch has other entries.
+        LimitReached: it is too large for one object.
+        SourceMismatch: an entry that is stored already has other bytes.
+        Trimmed: the ledger is deleted from the stream.
+        EditRefused: the stream was deleted, or others changed the manifest every time.
+        OutcomeUnknown, StoreUnavailable: nothing, or all of it is recorded: call it again.
+    """
+    for attempt in range(1, ATTEMPTS_MAX + 1):
+        state = log.load()
+        state.check(state.incarnation, None)
+        parts = list(_parts(state, batch, first, last))
+        _require_same(log, state, batch)
+        if not parts:
+            return len(batch)
+        # An object that a refused record leaves is unnamed: the orphan search deletes it.
+        edits = [_stored(log, state, part, entropy) for part in parts]
+        try:
+            log.commit_as_maintainer(edits)
+        except EditRefused:
+            if attempt == ATTEMPTS_MAX:
+                raise
+        else:
+            return len(batch)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _parts(state: ManifestState, batch: EntryBatch, first: int, last: int) -> Iterator[EntryBatch]:
+    """The entries that no fill has, one batch for each object; checks that they are the missing ones."""
+    ledger_id = batch.ledger_id
+    where = f"stream {state.stream}, ledger {ledger_id}"
+    fact = state.ledgers.get(ledger_id)
+    if is_gone(ledger_id, fact, state.head):
+        raise Trimmed(f"{where}: it is deleted from the stream", first_available=state.first_position())
+    given = runs_of(batch.entry_ids)
+    if given and not first <= given[0][0] <= given[-1][1] <= last:
+        raise InvalidCall(f"{where}: entries {given[0][0]} to {given[-1][1]} came for {first} to {last}")
+    end = fact.last_entry_id
+    if given and end != LAST_UNKNOWN and given[-1][1] > end:
+        raise InvalidCall(f"{where}: entry {given[-1][1]} came, the ledger ends at {end}")
+    others = without(given, gap_runs(state.gaps, ledger_id, first, last))
+    if others:
+        raise InvalidCall(
+            f"{where}: entry {others[0][0]} came, which is in no recorded gap", hint="send what is missing"
+        )
+    wanted = _unfilled(state, ledger_id, first, last)
+    absent = without(wanted, given)
+    if absent:
+        raise InvalidCall(f"{where}: entry {absent[0][0]} is missing and didn't come", hint="send what is missing")
+    for group in _groups(state, ledger_id, wanted):
+        yield batch.between(Position(ledger_id, group[0][0]), Position(ledger_id, group[-1][1]))
+
+
+def _groups(state: ManifestState, ledger_id: int, wanted: list[Run]) -> Iterator[list[Run]]:
+    """Missing runs that one fill may hold: no other fill lies between them, and nothing that isn't offloaded yet."""
+
+    def joins(low: int, high: int) -> bool:
+        is_filled = bool(fills_in(state.fills, ledger_id, low, high))
+        return not is_filled and is_settled(state.segments, state.gaps, ledger_id, low, high)
+
+    if wanted and joins(wanted[0][0], wanted[-1][1]):
+        yield wanted
+        return
+    group: list[Run] = []
+    for run in wanted:
+        if group and not joins(group[-1][1] + 1, run[0] - 1):
+            yield group
+            group = []
+        group.append(run)
+    if group:
+        yield group
+
+
+def _require_same(log: ManifestLog, state: ManifestState, batch: EntryBatch) -> None:
+    if not len(batch):
+        return
+    for fill in fills_in(state.fills, batch.ledger_id, batch.first.entry_id, batch.last.entry_id):
+        given = batch.between(fill.first, fill.last)
+        if not len(given):
+            continue
+        stored = read_fill(log.store, state.stream, fill)
+        _, own, its = np.intersect1d(given.entry_ids, stored.entry_ids, assume_unique=True, return_indices=True)
+        if not given.payloads.take(own).equals(stored.payloads.take(its)):
+            raise SourceMismatch(
+                f"stream {state.stream}: entries at {fill.first}..{fill.last} came with other bytes than those that "
+                f"fill {fill.uuid} has",
+                hint="another cluster's ledger has this number, or the broker's entry was damaged",
+            )
+
+
+def _stored(log: ManifestLog, state: ManifestState, batch: EntryBatch, entropy: Callable[[int], bytes]) -> GapFilled:
+    from offloader import __version__
+
+    uuid = new_segment_uuid(state.incarnation, int.from_bytes(entropy(8), "big"))
+    try:
+        body = encode_fill(batch)
+    except FormatError as error:
+        raise LimitReached(f"stream {state.stream}: {error}", hint="send fewer entries at once") from error
+    checksum = 0
+    for view in body.views:
+        checksum = crc32c(view, checksum)
+    testimony = newest_of(state.assigning, state.owner.nonce)
+    metadata = object_metadata(
+        role="fill",
+        stream=state.stream,
+        format_version=1,
+        software_version=__version__,
+        incarnation=state.incarnation,
+        epoch=state.epoch,
+        testimony=testimony,
+    )
+    log.store.put(fill_key(state.stream, uuid), body, mode=CREATE, metadata=metadata, crc32c=checksum)
+    return GapFilled(
+        uuid=uuid,
+        first=batch.first,
+        last=batch.last,
+        entries=len(batch),
+        payload_bytes=batch.payload_bytes,
+        object_bytes=len(body),
+        crc32c=checksum,
+    )
+
+
+#: A disabled threshold.
+OFF = -1
+
+
+def due_ledgers(
+    ledgers: Sequence[LedgerInfo], *, now_ms: int, threshold_bytes: int, threshold_seconds: int
+) -> list[LedgerInfo]:
+    """Ledgers due now, the oldest first.
+
+    A ledger is due when it and everything newer hold more than ``threshold_bytes`` bytes (walking from the newest to
+    the oldest), or when it was closed ``threshold_seconds`` ago or earlier. 0: as soon as it is closed; negative: off.
+    Every ledger older than a due one is due too: clocks that move back leave no gap before offloaded ledgers.
+
+    Args:
+        ledgers: not offloaded yet, ascending, including the open one: its bytes count.
+        now_ms: ms since 1970 UTC.
+    """
+    due: list[LedgerInfo] = []
+    tail_bytes = 0
+    for info in reversed(ledgers):
+        tail_bytes += info.size_bytes
+        if not info.closed or not info.entries:
+            continue
+        large = threshold_bytes == 0 or 0 < threshold_bytes < tail_bytes
+        age_s = (now_ms - (info.closed_ms or 0)) / 1000
+        old = threshold_seconds == 0 or 0 < threshold_seconds <= age_s
+        if large or old or due:
+            due.append(info)
+    return due[::-1]
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerMethodPlan:
+    """Actions of the ledger method now.
+
+    Attributes:
+        segments: the oldest first.
+        refused: due ledgers with a recorded gap, which no V1 object can express.
+    """
+
+    segments: list[PlannedSegment]
+    refused: list[LedgerInfo]
+
+
+def ledgers_of_method(
+    state: ManifestState,
+    ledgers: Sequence[LedgerInfo],
+    *,
+    now_ms: int,
+    threshold_bytes: int = 0,
+    threshold_seconds: int = OFF,
+    given_up: Collection[UUID] = (),
+    last: Position | None = None,
+) -> LedgerMethodPlan:
+    """Plan the ledger method's uploads.
+
+    A ledger that streaming began stays in V2: its rest becomes a V2 segment once it is closed, whatever the thresholds.
+    A ledger with unreadable entries becomes V2 segments too, around them.
+
+    Args:
+        ledgers: the hot tier's, ascending.
+        now_ms: ms since 1970 UTC.
+        threshold_bytes, threshold_seconds: as for ``due_ledgers``; the defaults make every closed ledger due.
+        given_up: segments that don't count.
+        last: only segments that end there or before.
+    """
+    missing: dict[int, list[HistoryRange]] = {}
+    for each in cut_at_ledger_ends(uncovered(state, ledgers, given_up=given_up), ledgers):
+        missing.setdefault(each.begin.ledger_id, []).append(each)
+    infos = {info.ledger_id: info for info in ledgers}
+    begun = {ledger_id for ledger_id in missing if partly_offloaded(state, infos[ledger_id], given_up)}
+    untouched = [infos[ledger_id] for ledger_id in missing if ledger_id not in begun]
+    due = due_ledgers(untouched, now_ms=now_ms, threshold_bytes=threshold_bytes, threshold_seconds=threshold_seconds)
+    whole = {info.ledger_id: HistoryRange.of_ledger(info) for info in due}
+    gapped = {ledger_id for ledger_id, entries in whole.items() if missing[ledger_id] != [entries]}
+    in_v1 = [each for ledger_id, each in whole.items() if ledger_id not in gapped]
+    not_given = {gap.first.ledger_id for gap in state.gaps if gap.reason in NOT_GIVEN}
+    in_pieces = {ledger_id for ledger_id in gapped if infos[ledger_id].not_given or ledger_id in not_given}
+    refused = [info for info in due if info.ledger_id in gapped - in_pieces]
+    rests = {ledger_id for ledger_id in begun if infos[ledger_id].closed}
+    in_v2 = [each for ledger_id in in_pieces | rests for each in missing[ledger_id]]
+    planned = [
+        PlannedSegment(layout, each.begin, each.end)
+        for layout, ranges in ((Layout.V1, in_v1), (Layout.V2, in_v2))
+        for each in ranges
+        if last is None or each.end <= last
+    ]
+    return LedgerMethodPlan(sorted(planned, key=lambda each: each.begin), refused)
+
+
+_log = logging.getLogger("offloader.ledgers")
+
+#: Poll interval: how late a ledger's age is noticed, and when a failed ledger is retried.
+LOOK_S = 60.0
+
+
+class LedgerTrigger:
+    """Runs the ledger method after each ledger that is closed, and once a minute.
+
+    Args:
+        source: the hot tier, of the appending process.
+        run: offloads what is due, for ``threshold_bytes`` and ``threshold_seconds``.
+        settings: the thresholds.
+        workers: not those that upload: a run waits for these.
+    """
+
+    def __init__(
+        self,
+        source: LedgerSource,
+        run: Callable[..., HistoryResult],
+        *,
+        settings: OffloadSettings,
+        workers: Workers,
+        clock: Clock,
+    ) -> None:
+        self._source, self._run, self._settings = source, run, settings
+        self._workers, self._clock = workers, clock
+        self._task = SerialTask(workers, self._look)
+        self._one_run, self._lock = threading.Lock(), threading.Lock()
+        self._stopped = False
+        self._timer: Timer | None = None
+        self._subscription: Subscription | None = None
+        self._committed: Position | None = None
+        #: Why it stopped by itself: another writer took the stream, or the hot tier isn't the stream's.
+        self.stopped_by: Fenced | SourceMismatch | None = None
+
+    def start(self) -> None:
+        """Start polling."""
+        self._subscription = self._source.subscribe(None, lambda _: self._task.schedule())
+        self._task.schedule()
+
+    def stop(self) -> None:
+        """Stop polling: no run begins by itself after this and ``wait``; the offloader stops a running one."""
+        with self._lock:
+            self._stopped = True
+            if self._timer is not None:
+                self._timer.cancel()
+        if self._subscription is not None:
+            self._subscription.cancel()
+
+    def wake(self) -> None:
+        """Poll soon: the stream may have been resumed."""
+        self._task.schedule()
+
+    def wait(self) -> None:
+        """Wait for the current run, if any."""
+        with self._one_run:
+            return
+
+    def offload(self) -> HistoryResult:
+        """Offload every closed ledger now, whatever the thresholds, after the current run."""
+        with self._one_run:
+            return self._ran(0, OFF)
+
+    def _look(self) -> None:
+        with self._lock:
+            if self._stopped:
+                return
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._workers.call_after(LOOK_S, self._task.schedule)
+        try:
+            done = -1 if self._committed is None else self._committed.ledger_id
+            left = [info for info in self._source.ledgers() if info.ledger_id > done]
+            limits = {
+                "threshold_bytes": self._settings.offload_threshold_bytes,
+                "threshold_seconds": self._settings.offload_threshold_seconds,
+            }
+            if not due_ledgers(left, now_ms=self._clock.now_ms(), **limits):
+                return
+            with self._one_run:
+                if self._stopped:  # while another run was waited for
+                    return
+                for error in self._ran(**limits).errors:
+                    _log.warning("offloading closed ledgers: %s; again in %g s", error, LOOK_S)
+        except (Fenced, SourceMismatch) as error:
+            _log.warning("%s; the ledger method stops here", error)
+            self.stopped_by = error
+            self.stop()
+        except StreamPaused as error:
+            _log.info("offloading closed ledgers: %s; looks again in %g s", error, LOOK_S)
+        except OffloaderError as error:
+            _log.warning("offloading closed ledgers: %s; again in %g s", error, LOOK_S)
+
+    def _ran(self, threshold_bytes: int, threshold_seconds: int) -> HistoryResult:
+        result = self._run(threshold_bytes=threshold_bytes, threshold_seconds=threshold_seconds)
+        self._committed = result.committed
+        return result
 
 
 class BackfillService:

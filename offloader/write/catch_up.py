@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 
 from formats.entries import ENTRY_HEADER_BYTES, Position
-from formats.manifest import Failed, Gap, SetMethod
+from formats.manifest import Gap, SetMethod
 from formats.segment import SegmentSummary
 from offloader.errors import StoreUnavailable
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import ManifestState, StreamPaused
+from offloader.runtime.workers import Backoff
 from offloader.write.backfill import (
     BackfillJob,
     HistoryResult,
@@ -21,26 +22,31 @@ from offloader.write.backfill import (
     start_of_history,
 )
 from offloader.write.epoch import Ownership
-from offloader.write.gaps import blocked_at, gap_before, require_recording
-from offloader.write.hot_tier import CATCH_UP_READ_BYTES, read_next
+from offloader.write.hot_tier import CATCH_UP_READ_BYTES, blocked_at, gap_before, read_next, require_recording
 from offloader.write.quota import segment_bytes_max
-from offloader.write.segment_queue import Commits
-from offloader.write.status import Mode, StreamState, lag_between
+from offloader.write.stream_state import Commits, Mode, StreamState, lag_between
 
 #: Reads per task in the worker pool, so that a stream far behind leaves room for others.
 CATCH_UP_READS_PER_STEP = 8
 
 
+#: A stream this many segments behind is backfilled in parallel; below that it reads sequentially itself.
+BEHIND_SEGMENTS_MIN = 3
+
+
 class CatchUp:
-    """Catch-up reads of a stream. Used by its steps, one at a time.
+    """Offloads what is in the hot tier already, by reads or, far behind, by a run over the history.
+
+    Used by the stream's steps, one at a time; ``stop`` is thread-safe.
 
     Args:
-        on_gap: the setting.
+        commits: of the same log, shared with the steps.
         schedule: makes another step.
 
     Attributes:
         gap: a proven, unrecorded gap.
         is_yielding: reads have stopped: a run over the history continues where offering stops.
+        due: whether older entries may be missing, or many wait; set after a start, a takeover, a failure, a resume.
     """
 
     def __init__(
@@ -48,17 +54,21 @@ class CatchUp:
         shared: StreamState,
         source: LedgerSource,
         log: ManifestLog,
+        tools: HistoryTools,
         commits: Commits,
         ownership: Ownership,
+        backoff: Backoff,
         *,
-        on_gap: str,
         schedule: Callable[[], None],
     ) -> None:
-        self._shared, self._source, self._log, self._commits, self._ownership = shared, source, log, commits, ownership
-        self._on_gap, self._schedule = on_gap, schedule
+        self._shared, self._source, self._log, self._tools = shared, source, log, tools
+        self._commits, self._ownership, self._backoff, self._schedule = commits, ownership, backoff, schedule
         self.gap: Gap | None = None
         self._gap_after: Position | None = None
         self.is_yielding = False
+        self.due = True
+        self._run: BackfillJob | None = None
+        self._outcome: Future[HistoryResult] | None = None
 
     @property
     def is_at_end(self) -> bool:
@@ -115,7 +125,7 @@ class CatchUp:
         if self.gap is None:
             self._schedule()
             return
-        require_recording(self._shared.stream, gap, self._on_gap)
+        require_recording(self._shared.stream, gap, self._tools.settings.on_gap)
         self._commits.first(gap, self._ownership.given_up, closed, self._passed)
 
     def _passed(self, state: ManifestState) -> None:
@@ -128,42 +138,7 @@ class CatchUp:
             self._shared.advance(state)
         self._schedule()
 
-
-#: A stream this many segments behind is backfilled in parallel; below that it reads sequentially itself.
-BEHIND_SEGMENTS_MIN = 3
-
-
-class StreamBackfill:
-    """Backfill of a live stream. Used by its steps, one at a time; ``stop`` is thread-safe.
-
-    Args:
-        commits: of the same log, shared with the steps.
-        seen: see ``find_gaps``: since the stream was started.
-        schedule: makes a step when a run ended.
-        on_progress: called with each segment that is in the manifest.
-        on_gap: called with each gap that is in the manifest.
-
-    Attributes:
-        due: whether older entries may be missing, or many wait; set after a start, a takeover, a failure, a resume.
-    """
-
-    def __init__(
-        self,
-        source: LedgerSource,
-        log: ManifestLog,
-        tools: HistoryTools,
-        commits: Commits,
-        *,
-        seen: Callable[[], Mapping[int, int | None]],
-        schedule: Callable[[], None],
-        on_progress: Callable[[SegmentSummary], None],
-        on_gap: Callable[[Gap], None],
-    ) -> None:
-        self._source, self._log, self._tools, self._commits = source, log, tools, commits
-        self._seen, self._schedule, self._on_progress, self._on_gap = seen, schedule, on_progress, on_gap
-        self.due = True
-        self._run: BackfillJob | None = None
-        self._outcome: Future[HistoryResult] | None = None
+    # -- runs over the history
 
     @property
     def is_running(self) -> bool:
@@ -185,11 +160,8 @@ class StreamBackfill:
         if run is not None:
             run.stop()
 
-    def is_done(self, given_up: list[Failed]) -> bool:
+    def is_done(self) -> bool:
         """Whether everything older is in the cold tier or recorded as a gap; else start a run.
-
-        Args:
-            given_up: the next record's edits about failed segments; reduced to the remaining ones.
 
         Raises:
             Corrupt: a gap, and the policy is to block; or the source doesn't return entries it lists.
@@ -200,14 +172,23 @@ class StreamBackfill:
             return True
         if self._log.state.method != "streaming":
             self._commits.commit([SetMethod("streaming")], lambda _: None)
+        given_up = self._ownership.given_up
         given_up += interrupted(self._log, given_up)
-        start = start_of_history(
-            *(self._log.state, self._source.ledgers(), self._tools.settings),
-            given_up={edit.uuid for edit in given_up},
-            seen=self._seen(),
-        )
+        ledgers = self._source.ledgers()
+        with self._shared.lock:
+            seen = {**dict.fromkeys(self._shared.heard), **self._shared.queue.closed_ledgers()}
+        failed = {edit.uuid for edit in given_up}
+        start = start_of_history(self._log.state, ledgers, self._tools.settings, given_up=failed, seen=seen)
         if self._is_worth_a_run(start):
-            self._begin_run(start, given_up)
+            self._run = run = BackfillJob(
+                *(self._tools, self._source, self._log, start.plan),
+                commits=self._commits,
+                first_edits=[*given_up, *start.ends, *start.gaps],
+                on_progress=self._progressed,
+                on_first_record=lambda: self._recorded(len(start.gaps)),
+            )
+            self._outcome = outcome = run.start()
+            outcome.add_done_callback(lambda _: self._schedule())
             return False
         if start.blocked is not None:
             raise blocked_at(self._log.stream, start.blocked)
@@ -222,21 +203,18 @@ class StreamBackfill:
             return True  # a live segment follows the newest promise, so the missing part before it can't become one
         return self._is_much(start.plan.wire_bytes)
 
-    def _begin_run(self, start: HistoryStart, given_up: list[Failed]) -> None:
-        self._run = run = BackfillJob(
-            *(self._tools, self._source, self._log, start.plan),
-            commits=self._commits,
-            first_edits=[*given_up, *start.ends, *start.gaps],
-            on_progress=self._on_progress,
-            on_first_record=lambda: self._recorded(given_up, start.gaps),
-        )
-        self._outcome = outcome = run.start()
-        outcome.add_done_callback(lambda _: self._schedule())
+    def _progressed(self, summary: SegmentSummary) -> None:
+        with self._shared.changed:
+            self._shared.progress.committed(summary, self._tools.clock.now_ms())
+            self._shared.advance(self._log.state)
+        self._backoff.reset()
 
-    def _recorded(self, given_up: list[Failed], gaps: Sequence[Gap]) -> None:
-        given_up.clear()
-        for gap in gaps:
-            self._on_gap(gap)
+    def _recorded(self, gaps: int) -> None:
+        self._ownership.given_up.clear()
+        if gaps:
+            with self._shared.changed:
+                self._shared.gaps_recorded += gaps
+                self._shared.advance(self._log.state)
 
     def _end_run(self) -> None:
         """Process the result of the last run; raises its error."""

@@ -37,10 +37,16 @@ from offloader.manifest.state import ManifestState, SegmentRecord, follows, requ
 from offloader.runtime.clock import Clock
 from offloader.settings import OffloadSettings
 from offloader.store.base import CREATE, ByteRange, ObjectStore
-from offloader.write.gaps import FoundGaps, find_gaps
-from offloader.write.hot_tier import acknowledged_end, cut_at_ledger_ends, facts_of, uncovered_ranges
+from offloader.write.hot_tier import (
+    FoundGaps,
+    acknowledged_end,
+    cut_at_ledger_ends,
+    facts_of,
+    find_gaps,
+    uncovered_ranges,
+)
 from offloader.write.quota import part_bytes_for
-from offloader.write.segment_queue import Commits
+from offloader.write.stream_state import Commits
 from offloader.write.upload import abort_uploads, upload_of
 
 #: Bytes of one GET while a leftover data object is checked: with one block, the memory of the check.

@@ -1,9 +1,11 @@
-"""Reads of the hot tier, and its entries not covered by the manifest."""
+"""Reads of the hot tier, its entries that the manifest doesn't cover, and gaps: found, and recorded by policy."""
 
 from __future__ import annotations
 
+import logging
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import merge
 from itertools import islice, takewhile
 from math import ceil
@@ -13,8 +15,9 @@ from uuid import UUID
 import numpy as np
 
 from formats.entries import ENTRY_HEADER_BYTES, EntryBatch, Position
-from formats.manifest import Gap
+from formats.manifest import Gap, LedgerClosed
 from formats.segment import LedgerFacts, LedgerSpan
+from offloader.errors import Corrupt
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.ledger_table import ENTRY_ID_MAX
 from offloader.manifest.state import ManifestState, SegmentRecord
@@ -331,3 +334,379 @@ def _add(found: list[HistoryRange], begin: Position, end: Position, *, joins: bo
         found[-1] = HistoryRange(found[-1].begin, end)
     else:
         found.append(HistoryRange(begin, end))
+
+
+#: Reason of the gap before a start position that moved while the stream wasn't offloaded: no source can fill it.
+BEFORE_HEAD = "truncated while the stream wasn't offloaded"
+#: Reason of a gap in the middle of a source: entries that are never readable.
+NOT_DELIVERED = "not delivered: the source stores them and gives them to nobody (markers, aborted transactions)"
+#: Reason of a gap where a source lists entries that it has lost itself.
+LOST = "lost by the source: it lists them, and can't give them to anybody any more"
+#: Reason of a gap where a source lists entries, returns them to no reader and gives no reason.
+UNCONFIRMED = "unconfirmed: the source lists them, gives them to nobody, and doesn't say that they are harmless"
+#: Gaps where a ledger is listed and acknowledged entries are lost, or may be.
+DOUBTFUL = (LOST, UNCONFIRMED)
+#: Gaps where a ledger is listed.
+NOT_GIVEN = (NOT_DELIVERED, *DOUBTFUL)
+#: Gaps without loss, at which no policy blocks.
+HARMLESS = (BEFORE_HEAD, NOT_DELIVERED)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundGaps:
+    """Records needed to make the manifest contiguous.
+
+    Attributes:
+        gaps: in the stream's order.
+        ends: of ledgers, as the source knows or knew them, where the next range follows without a gap.
+    """
+
+    gaps: list[Gap]
+    ends: list[LedgerClosed]
+
+
+def why_not_given(info: LedgerInfo, run: tuple[int, int]) -> str:
+    """Reason of the gap for one of a ledger's runs ``not_given``."""
+    if run in info.lost:
+        return LOST
+    return UNCONFIRMED if run in info.unconfirmed else NOT_DELIVERED
+
+
+def find_gaps(
+    state: ManifestState,
+    ledgers: Sequence[LedgerInfo],
+    *,
+    last: Position | None = None,
+    given_up: Collection[UUID] = (),
+    seen: Mapping[int, int | None] | None = None,
+) -> FoundGaps:
+    """Find what has to be recorded so that everything up to ``last`` can be committed.
+
+    A gap lies between two ranges that are covered or still in the hot tier, where the source reports entries as
+    unreadable, or where a promised range is in neither any more. The length of a lost ledger is unknown: a gap extends
+    to the next entry.
+
+    Args:
+        state: the manifest; everything not given up counts as covered.
+        ledgers: the hot tier's, ascending, read after ``state``.
+        last: ignore gaps that begin after it.
+        given_up: segments that don't count; their ranges were promised.
+        seen: ledgers that had entries once -> the last one, ``None``: not known; they may not be listed any more.
+
+    Raises:
+        Corrupt: the source lists entries in a gap: nothing is decided.
+    """
+    ends = _LedgerEnds(state, ledgers, seen or {})
+    reached = state.prefix_end()
+    promised = ends.first_promised() if reached is None else None
+    claims = _claims(state, given_up)
+    found: list[Gap] = []
+
+    def add(first: Position | None, end: Position) -> None:
+        if first is not None and first <= end:
+            found.extend(_split_at_head(state, ledgers, first, end))
+
+    unrecorded = _gap_not_given(state, ledgers, given_up)
+    for item in _present(state, ledgers, last, given_up, list(unrecorded)):
+        before = item.begin.previous()
+        if reached is None:
+            add(promised, before)
+        elif not ends.follow(reached, item.begin):
+            add(reached.next(), before)
+        elif (claim := bisect_right(claims, reached)) < len(claims):
+            # No fact about that ledger, but it existed when the range was assigned.
+            add(max(reached.next(), Position(claims[claim].ledger_id, 0)), before)
+        if item in unrecorded:
+            found.append(Gap(item.begin, item.end, unrecorded[item]))
+        reached = item.end if reached is None else max(reached, item.end)
+    newest = state.newest_end
+    if newest is not None and (last is None or newest <= last) and (reached is None or reached < newest):
+        add(promised if reached is None else reached.next(), newest)
+    return FoundGaps([gap for gap in found if last is None or gap.first <= last], ends.unrecorded)
+
+
+class _LedgerEnds:
+    """Ledger ends known to the manifest or the source."""
+
+    def __init__(self, state: ManifestState, ledgers: Iterable[LedgerInfo], seen: Mapping[int, int | None]) -> None:
+        self._state = state
+        self._recorded = state.closed_ledgers
+        self._listed = {**seen, **{info.ledger_id: info.last_entry_id for info in ledgers if info.closed}}
+        self.unrecorded: list[LedgerClosed] = []
+        self._filled = sorted(
+            each for each, end in self._listed.items() if end != -1 and each not in state.deleted_ledgers
+        )
+
+    def follow(self, end: Position, begin: Position) -> bool:
+        """As ``offloader.manifest.state.follows``, without a walk over all ledgers.
+
+        A known ledger end counts although the hot copy is deleted: it was released, or trimmed after offloading.
+        """
+        if begin.ledger_id == end.ledger_id:
+            return begin.entry_id == end.entry_id + 1
+        listed = self._listed.get(end.ledger_id)
+        recorded = self._recorded.get(end.ledger_id)
+        if begin.entry_id != 0 or end.entry_id not in (recorded, listed):
+            return False
+        between = bisect_left(self._filled, begin.ledger_id) - bisect_right(self._filled, end.ledger_id)
+        if between or self._recorded.has_entries_between(end.ledger_id, begin.ledger_id):
+            return False
+        if recorded is None:
+            self.unrecorded.append(LedgerClosed(end.ledger_id, end.entry_id))
+        return True
+
+    def first_promised(self) -> Position | None:
+        """Original begin of the stream, deleted or not: its first range, or the first ledger with entries."""
+        state = self._state
+        begins = [segment.begin for segment in state.segments.in_order()[:1]] + [gap.first for gap in state.gaps[:1]]
+        gone = state.deleted_ledgers
+        filled = [each for each, last in self._recorded.items() if last >= 0 and each not in gone] + self._filled[:1]
+        begins += [Position(each, 0) for each in filled]
+        return min(begins, default=None)
+
+
+def _gap_not_given(
+    state: ManifestState, ledgers: Sequence[LedgerInfo], given_up: Collection[UUID]
+) -> dict[HistoryRange, str]:
+    """Permanently unreadable entries that nothing in the manifest covers yet, in the stream's order, with reasons.
+
+    A source joins runs side by side, so part of a run may be recorded, or offloaded before it became unreadable.
+    """
+    prefix = state.prefix_end()
+    low = max(each for each in (state.head, None if prefix is None else prefix.next(), Position(-1, 0)) if each)
+    segments = ((each.begin, each.end) for each in state.segments.in_order(low) if each.uuid not in given_up)
+    covered = merge(segments, ((gap.first, gap.last) for gap in state.gaps), key=itemgetter(0))
+    interval = next(covered, None)
+    found: dict[HistoryRange, str] = {}
+    for info in ledgers:
+        for first, last in info.not_given if info.ledger_id not in state.deleted_ledgers else ():
+            reason = why_not_given(info, (first, last))
+            begin, end = max(low, Position(info.ledger_id, first)), Position(info.ledger_id, last)
+            while begin <= end:
+                while interval is not None and interval[1] is not None and interval[1] < begin:
+                    interval = next(covered, None)
+                if interval is None or interval[0] > end:
+                    found[HistoryRange(begin, end)] = reason
+                    break
+                if interval[0] > begin:
+                    found[HistoryRange(begin, interval[0].previous())] = reason
+                if interval[1] is None:
+                    return found
+                begin = interval[1].next()
+    return found
+
+
+def _present(
+    state: ManifestState,
+    ledgers: Sequence[LedgerInfo],
+    last: Position | None,
+    given_up: Collection[UUID],
+    not_given: Sequence[HistoryRange],
+) -> Iterator[HistoryRange]:
+    """Covered ranges after the prefix, runs of entries in the hot tier, and unreadable ones, by their begins."""
+    prefix = state.prefix_end()
+    first = None if prefix is None else prefix.next()
+    covered = (
+        HistoryRange(segment.begin, segment.end)
+        for segment in state.segments.in_order(first)
+        if segment.end is not None and segment.uuid not in given_up
+    )
+    gaps = (HistoryRange(gap.first, gap.last) for gap in state.gaps if first is None or gap.first >= first)
+    hot = uncovered(state, ledgers, last=last, given_up=given_up)
+    runs = (run for run in cut_at_ledger_ends(hot, ledgers) if first is None or run.begin >= first)
+    together = merge(covered, gaps, runs, not_given, key=lambda each: each.begin)
+    return together if last is None else takewhile(lambda each: each.begin <= last, together)
+
+
+def _claims(state: ManifestState, given_up: Collection[UUID]) -> list[Position]:
+    """Positions that existed once, from the ranges given up and the newest promise, ascending."""
+    left = [segment for segment in state.assigned() if segment.uuid in given_up]
+    newest = _newest_promised(state)
+    ends = {each.end for each in left if each.end is not None} | ({newest} if newest is not None else set())
+    return sorted({each.begin for each in left} | ends)
+
+
+def _newest_promised(state: ManifestState) -> Position | None:
+    """The newest end of any range, of a failed one too: nothing else may know that its entries existed, and no live
+    segment can follow it unless its ledger's end is recorded or a gap covers it."""
+    newest = state.newest_end
+    return None if newest is None or newest.ledger_id in state.deleted_ledgers else newest
+
+
+def _split_at_head(state: ManifestState, ledgers: Sequence[LedgerInfo], first: Position, end: Position) -> list[Gap]:
+    found: list[Gap] = []
+    head = state.head
+    if head is not None and first < head:
+        before = min(end, head.previous())
+        found.append(Gap(first, before, BEFORE_HEAD))
+        first = head
+    if first <= end:
+        _require_absent(state, ledgers, first, end)
+        reason = f"the hot tier has nothing from {first} to {end}: its ledgers were deleted before they were offloaded"
+        found.append(Gap(first, end, reason))
+    return found
+
+
+def _require_absent(state: ManifestState, ledgers: Sequence[LedgerInfo], first: Position, end: Position) -> None:
+    for info in ledgers:
+        begins, ends = Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)
+        may_grow = info.ledger_id == first.ledger_id and not info.closed
+        if info.ledger_id not in state.deleted_ledgers and (may_grow or first <= ends >= begins <= end):
+            raise Corrupt(
+                f"stream {state.stream}: {first} up to {end} isn't offloaded, and ledger {info.ledger_id} is still "
+                "listed there",
+                hint="nothing was committed beyond the gap: repair the hot tier",
+            )
+
+
+_log = logging.getLogger("offloader.stream")
+
+
+def proven_gap(after: Position, begin: Position, ledgers: Iterable[LedgerInfo]) -> Gap | None:
+    """The gap between the last offered entry and the next existing one, ``None`` when it isn't proven.
+
+    Entries are lost for good when the source's own list, read *after* the gap was seen, has no ledger that could hold
+    them, or marks them as unreadable. Other listed entries that it doesn't return are its error, not a gap.
+
+    Args:
+        after: the newest entry offered.
+        begin: the entry that the source gives next.
+        ledgers: all that exist, read after ``begin`` was seen.
+    """
+    known = {info.ledger_id: info for info in ledgers}
+    own, missed = known.get(after.ledger_id), _first_listed_between(after, begin, known)
+    if missed is not None:
+        gap = _not_given(known[missed.ledger_id], missed)
+        if gap is None or (own is not None and not own.closed and missed.ledger_id > after.ledger_id):
+            return None
+        if own is not None:
+            return gap
+        begin = missed  # the unreadable run there is a separate gap
+    if begin.ledger_id <= after.ledger_id or begin.entry_id != 0 or not _reaches(known, begin.ledger_id):
+        return None
+    if own is not None and not own.closed:
+        return None
+    # The ledgers' lengths are unknown by now: the gap extends to the beginning of the next one.
+    first = after.next()
+    reason = (
+        f"the hot tier has nothing between {after} and {begin}: its ledgers were deleted before they were offloaded"
+    )
+    return Gap(first, Position(begin.ledger_id, -1), reason)
+
+
+def _reaches(known: Mapping[int, LedgerInfo], ledger_id: int) -> bool:
+    """Whether a list is complete up to a ledger with returned entries. A list that begins after it is, too: the stream
+    was truncated meanwhile up to there. An empty one proves nothing."""
+    return ledger_id in known or (bool(known) and ledger_id < min(known))
+
+
+def _first_listed_between(after: Position, begin: Position, known: Mapping[int, LedgerInfo]) -> Position | None:
+    """The first entry that a source lists between two positions."""
+    for ledger_id in sorted(each for each in known if after.ledger_id <= each <= begin.ledger_id):
+        first = after.entry_id + 1 if ledger_id == after.ledger_id else 0
+        end = begin.entry_id if ledger_id == begin.ledger_id else known[ledger_id].entries
+        if first < end:
+            return Position(ledger_id, first)
+    return None
+
+
+def _not_given(info: LedgerInfo, position: Position) -> Gap | None:
+    """From ``position`` to the end of the unreadable run that holds it."""
+    for first, last in info.not_given:
+        if first <= position.entry_id <= last:
+            return Gap(position, Position(info.ledger_id, last), why_not_given(info, (first, last)))
+    return None
+
+
+def gap_before(
+    stream: str,
+    read: HotRead,
+    offered: Position | None,
+    state: ManifestState,
+    seen: Mapping[int, int],
+    *,
+    is_next: bool,
+) -> Gap | None:
+    """The proven gap before a read, ``None`` when the read begins with the expected entry.
+
+    It ends where the manifest or the hot tier has entries.
+
+    Args:
+        stream: its name, for the error.
+        read: the next entries of the source.
+        offered: the newest entry offered, ``None``: none yet. Then the first entry ever seen is the stream's first.
+        state: the manifest. A range assigned in it is still promised, as its first entry was seen, and so is the newest
+            end of any range. The stream can't continue after it without a recorded gap, whatever else is known of its
+            ledger.
+        seen: closed ledgers that this stream saw: id -> last entry id (-1: empty).
+        is_next: whether it comes right after ``offered``, as far as ledgers are known.
+
+    Raises:
+        Corrupt: the gap isn't proven; the source doesn't return entries it lists.
+    """
+    begin, after = read.batch.first, offered
+    if offered is None or is_next:
+        awaited = [segment.begin for segment in state.assigned() if offered is None or segment.begin > offered]
+        newest = _newest_promised(state)
+        if offered is not None and newest is not None and newest > offered:
+            awaited.append(max(offered.next(), Position(newest.ledger_id, 0)))
+        if offered is None:
+            awaited += [Position(ledger_id, 0) for ledger_id, last in seen.items() if last >= 0]
+        first = min(awaited, default=begin)
+        if begin <= first:
+            return None
+        after = first.previous()
+    assert after is not None
+    gap = proven_gap(after, begin, read.ledgers)
+    if gap is None:
+        raise Corrupt(
+            f"stream {stream}: the hot tier goes on at {begin} after {after}: entries are gone that it still lists",
+            hint="nothing was committed beyond the gap: repair the hot tier",
+        )
+    there = next(iter(state.offloaded(gap.first, gap.last)), None)
+    return gap if there is None else replace(gap, last=there.begin.previous())
+
+
+def allowed_gaps(lost: Sequence[Gap], policy: str) -> tuple[list[Gap], Gap | None]:
+    """The leading gaps that may be recorded, and the first one that the policy blocks at.
+
+    Args:
+        lost: proven, in the stream's order.
+        policy: the setting ``on_gap``.
+    """
+    for number, gap in enumerate(lost):
+        if policy == "block" and gap.reason not in HARMLESS:
+            return list(lost[:number]), gap
+    return list(lost), None
+
+
+def blocked_at(stream: str, gap: Gap) -> Corrupt:
+    """Error with which a stream stops at a gap that isn't to be recorded."""
+    remedy = "restore the hot tier"
+    if gap.reason == UNCONFIRMED:
+        remedy = "let the source confirm them (doctor names the missing permission) and start again"
+    return Corrupt(
+        f"stream {stream}: entries {gap.first} up to {_end_of(gap)} are gone: {gap.reason}",
+        hint=f"nothing was committed beyond them: {remedy}, or set on_gap = record to go on without",
+    )
+
+
+def require_recording(stream: str, gap: Gap, policy: str) -> None:
+    """Log a gap before it is recorded: an error if entries were lost, a warning if they may be.
+
+    Args:
+        policy: the setting ``on_gap``.
+
+    Raises:
+        Corrupt: the policy is to block.
+    """
+    if policy == "block" and gap.reason not in HARMLESS:
+        raise blocked_at(stream, gap)
+    level = logging.INFO if gap.reason in HARMLESS else logging.ERROR
+    if gap.reason == UNCONFIRMED:
+        level = logging.WARNING
+    _log.log(level, "stream %s: recording a gap from %s up to %s: %s", stream, gap.first, _end_of(gap), gap.reason)
+
+
+def _end_of(gap: Gap) -> str:
+    return f"{gap.last.ledger_id}:0" if gap.last.entry_id < 0 else str(gap.last)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from formats.entries import EntryBatch, Position
-from formats.manifest import Failed, Gap
+from formats.manifest import Failed
 from formats.segment import SegmentSummary
 from offloader.errors import (
     AccessDenied,
@@ -24,16 +24,25 @@ from offloader.ledgers.base import LedgerInfo, LedgerSource, Subscription
 from offloader.manifest.checked_source import checked
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import EditRefused, ManifestState, StreamPaused
-from offloader.runtime.workers import Backoff, SerialTask, Timer, Workers
-from offloader.store.attempts import recorder_of
+from offloader.runtime.workers import Backoff, SerialTask, Timer
+from offloader.store.wrappers import recorder_of
 from offloader.write.backfill import HistoryTools
-from offloader.write.catch_up import CatchUp, StreamBackfill
+from offloader.write.catch_up import CatchUp
 from offloader.write.epoch import Ownership
 from offloader.write.hot_tier import CATCH_UP_READ_BYTES
 from offloader.write.quota import StreamQuota
 from offloader.write.segment import OffloadHandle
-from offloader.write.segment_queue import Commits, SegmentQueue, WritingSegment
-from offloader.write.status import Lag, Mode, Progress, StreamState, StreamStatus, lag_of
+from offloader.write.stream_state import (
+    Commits,
+    Lag,
+    Mode,
+    Progress,
+    SegmentQueue,
+    StreamState,
+    StreamStatus,
+    WritingSegment,
+    lag_of,
+)
 
 _log = logging.getLogger("offloader.stream")
 
@@ -41,82 +50,6 @@ _log = logging.getLogger("offloader.stream")
 LOOK_FIRST_S = 5.0
 #: Longest poll interval. A poll is three requests.
 LOOK_MAX_S = 60.0
-
-
-class Pausing:
-    """Pause state of a stream. Used by its steps, one at a time; ``wake`` is thread-safe.
-
-    Args:
-        schedule: makes another step.
-    """
-
-    def __init__(
-        self, shared: StreamState, log: ManifestLog, workers: Workers, *, schedule: Callable[[], None]
-    ) -> None:
-        self._shared, self._log, self._workers, self._schedule = shared, log, workers, schedule
-        self._looking, self._delay_s = 0, LOOK_FIRST_S
-        self._timer: Timer | None = None
-
-    def wake(self) -> None:
-        """Reload the manifest in the next step."""
-        with self._shared.lock:
-            self._shared.wakes_asked += 1
-        self._schedule()
-
-    def is_on(self) -> bool:
-        """Whether the stream is paused by the last loaded manifest: every commit and every ``wake`` reloads it.
-
-        Raises: errors of loading a manifest.
-        """
-        self._looking = self._shared.wakes_asked
-        if self._looking != self._shared.looks_done:
-            try:
-                self._log.load()
-            except NotFound:
-                return False  # nothing of it was ever offloaded
-        return self._log.is_loaded and self._log.state.paused
-
-    def rest(self) -> None:
-        """Drop unassigned segments: the hot tier has their entries."""
-        shared = self._shared
-        with shared.changed:
-            if shared.mode is Mode.STOPPED:
-                return
-            begins, shared.mode = shared.mode is not Mode.PAUSED, Mode.PAUSED
-            dropped = shared.queue.keep_assigned(self._log.state.committed_end())
-            if shared.is_behind and self._timer is None:
-                self._timer = self._workers.call_after(self._delay_s, self._look)
-            shared.is_watched = self._timer is not None
-            shared.looks_done = self._looking
-            shared.changed.notify_all()
-        if begins:
-            _log.info("stream %s is paused", shared.stream)
-        for segment in dropped:
-            segment.handle.abandon(Closed("the stream is paused"), abort=True)
-        shared.buffer.stop_waiting()
-
-    def end(self) -> bool:
-        """Resume reading where the stream stopped. Returns whether it was paused with no segment in progress."""
-        shared = self._shared
-        with shared.changed:
-            shared.looks_done = self._looking
-            if shared.mode is not Mode.PAUSED:
-                return False
-            shared.mode, shared.is_watched = Mode.CATCH_UP, False
-            timer, self._timer, self._delay_s = self._timer, None, LOOK_FIRST_S
-            shared.changed.notify_all()
-        if timer is not None:
-            timer.cancel()
-        _log.info("stream %s is resumed", shared.stream)
-        return shared.queue.first is None
-
-    def _look(self) -> None:
-        with self._shared.lock:
-            self._timer = None
-            self._delay_s = min(2 * self._delay_s, LOOK_MAX_S)
-        self.wake()
-
-
 #: Permanent errors: waiting callers of an offload get them at once. The stream itself keeps retrying.
 _HOPELESS = (AccessDenied, BucketMissing)
 #: Longest sleep of a waiting caller between reads of the clock.
@@ -161,22 +94,17 @@ class StreamOffload:
         self._backoff = Backoff(workers, settings.retry_seconds_max, schedule)
         # Whether the stream was lost and its owner is polled; under the shared lock.
         self._watching = False
+        # Polls of a paused stream, and the number of requested ones that the last reload answered.
+        self._pause_timer: Timer | None = None
+        self._pause_delay_s, self._looking = LOOK_FIRST_S, 0
 
         # Accessed by steps only.
         self._commits = commits = Commits(log, source, tools.driver, clock)
         self._ownership = ownership = Ownership(log, source, settings, clock, take_over=take_over)
-        self._pausing = Pausing(self._shared, log, workers, schedule=schedule)
-        self._older = StreamBackfill(
-            *(source, log, tools, commits),
-            seen=self._seen_ledgers,
-            schedule=schedule,
-            on_progress=self._older_came,
-            on_gap=self._gap_passed,
-        )
         self._catch_up = CatchUp(
-            *(self._shared, source, log, commits, ownership), on_gap=settings.on_gap, schedule=schedule
+            *(self._shared, source, log, tools, commits, ownership, self._backoff), schedule=schedule
         )
-        self._moves = (self._not_paused, self._owned, self._older_is_there, self._segments)
+        self._moves = (self._not_paused, self._owned, self._older_is_offloaded, self._segments)
 
     @property
     def stream(self) -> str:
@@ -286,7 +214,9 @@ class StreamOffload:
     def wake(self) -> None:
         """Reload the manifest soon, for a caller that paused or resumed the stream in this process. A change by another
         process is noticed with the next record or, if paused with waiting entries, by polling."""
-        self._pausing.wake()
+        with self._shared.lock:
+            self._shared.wakes_asked += 1
+        self._step_task.schedule()
 
     def forget(self) -> None:
         """Unsubscribe without releasing anything, which simulates a crash of the process."""
@@ -348,7 +278,7 @@ class StreamOffload:
         with self._shared.lock:
             if self._shared.mode is Mode.STOPPED or self._backoff.waiting:
                 return
-        if self._older.is_running:
+        if self._catch_up.is_running:
             return  # it is committing now, and its end makes a step
         try:
             self._commits.finish()
@@ -375,14 +305,64 @@ class StreamOffload:
 
     def _not_paused(self) -> bool:
         """Pause the stream if requested; after a resume check for missing entries."""
-        if not self._pausing.is_on():
-            if self._pausing.end():
-                self._older.due = True
+        if not self._is_pause_recorded():
+            self._resume()
             return True
-        self._pausing.rest()
+        self._rest()
         self._settle_first()
         self._close_due(at_end=True)
         return False
+
+    def _is_pause_recorded(self) -> bool:
+        """Whether the last loaded manifest has a pause: every commit and every ``wake`` reloads it."""
+        self._looking = self._shared.wakes_asked
+        if self._looking != self._shared.looks_done:
+            try:
+                self._log.load()
+            except NotFound:
+                return False  # nothing of it was ever offloaded
+        return self._log.is_loaded and self._log.state.paused
+
+    def _rest(self) -> None:
+        """Drop unassigned segments: the hot tier has their entries."""
+        shared = self._shared
+        with shared.changed:
+            if shared.mode is Mode.STOPPED:
+                return
+            begins, shared.mode = shared.mode is not Mode.PAUSED, Mode.PAUSED
+            dropped = shared.queue.keep_assigned(self._log.state.committed_end())
+            if shared.is_behind and self._pause_timer is None:
+                self._pause_timer = self._tools.workers.call_after(self._pause_delay_s, self._look_for_resume)
+            shared.is_watched = self._pause_timer is not None
+            shared.looks_done = self._looking
+            shared.changed.notify_all()
+        if begins:
+            _log.info("stream %s is paused", shared.stream)
+        for segment in dropped:
+            segment.handle.abandon(Closed("the stream is paused"), abort=True)
+        shared.buffer.stop_waiting()
+
+    def _resume(self) -> None:
+        """If the stream was paused, go on reading where it stopped."""
+        shared = self._shared
+        with shared.changed:
+            shared.looks_done = self._looking
+            if shared.mode is not Mode.PAUSED:
+                return
+            shared.mode, shared.is_watched = Mode.CATCH_UP, False
+            timer, self._pause_timer, self._pause_delay_s = self._pause_timer, None, LOOK_FIRST_S
+            shared.changed.notify_all()
+        if timer is not None:
+            timer.cancel()
+        _log.info("stream %s is resumed", shared.stream)
+        if shared.queue.first is None:
+            self._catch_up.due = True
+
+    def _look_for_resume(self) -> None:
+        with self._shared.lock:
+            self._pause_timer = None
+            self._pause_delay_s = min(2 * self._pause_delay_s, LOOK_MAX_S)
+        self.wake()
 
     def _owned(self) -> bool:
         """Open an epoch when there is something to offload, and settle the last owner's unfinished segments."""
@@ -399,18 +379,18 @@ class StreamOffload:
                 shared.mode = Mode.LIVE
                 return False
         if state.paused:
-            self._pausing.rest()
+            self._rest()
             return False
         self._ownership.take(self._commits)
-        self._older.due = True
+        self._catch_up.due = True
         return True
 
-    def _older_is_there(self) -> bool:
-        if not self._older.due:
+    def _older_is_offloaded(self) -> bool:
+        if not self._catch_up.due:
             return True
         # Memory granted to the stream would be idle during a run, and the run may need it.
         self._shared.buffer.stop_waiting()
-        if not self._older.is_done(self._ownership.given_up):
+        if not self._catch_up.is_done():
             return False
         with self._shared.changed:
             end = self._shared.queue.go_on_after_committed(self._log.state)
@@ -419,26 +399,11 @@ class StreamOffload:
             self._shared.advance(self._log.state)
         return True
 
-    def _seen_ledgers(self) -> dict[int, int | None]:
-        with self._shared.lock:
-            return {**dict.fromkeys(self._shared.heard), **self._shared.queue.closed_ledgers()}
-
-    def _older_came(self, summary: SegmentSummary) -> None:
-        with self._shared.changed:
-            self._shared.progress.committed(summary, self._tools.clock.now_ms())
-            self._shared.advance(self._log.state)
-        self._backoff.reset()
-
-    def _gap_passed(self, _: Gap) -> None:
-        with self._shared.changed:
-            self._shared.gaps_recorded += 1
-            self._shared.advance(self._log.state)
-
     def _segments(self) -> bool:
         self._settle_first()
         if self._catch_up.is_yielding and self._shared.queue.first is None:
             self._catch_up.is_yielding = False
-            self._older.due = True
+            self._catch_up.due = True
             self._step_task.schedule()
             return False
         self._catch_up.read()
@@ -488,7 +453,7 @@ class StreamOffload:
         self._backoff.reset()
         with shared.lock:
             catches_up, offered = shared.mode is Mode.CATCH_UP, shared.queue.offered
-        if catches_up and self._older.is_far_behind(offered):
+        if catches_up and self._catch_up.is_far_behind(offered):
             self._catch_up.is_yielding = True
 
     def _restart(self, segment: WritingSegment, error: BaseException) -> None:
@@ -502,7 +467,7 @@ class StreamOffload:
             self._ownership.given_up.append(Failed(segment.handle.uuid, str(error)))
         for other in segments:
             other.handle.abandon(Closed("the segment before it failed"), abort=True)
-        self._older.due = True
+        self._catch_up.due = True
         raise StoreUnavailable(
             f"stream {self._shared.stream}: segment {segment.handle.uuid} failed: {error}"
         ) from error
@@ -585,7 +550,6 @@ class StreamOffload:
         self._tools.workers.call_after(self._tools.settings.takeover_after_seconds, self._look_at_owner)
 
     def _look_at_owner(self) -> None:
-        """Take a lost stream back when its owner is inactive."""
         if not self._watching:
             return
         try:
@@ -611,7 +575,7 @@ class StreamOffload:
             if isinstance(error, Fenced):
                 self._shared.progress.tell("fenced_total")
             _log.error("stream %s stopped: %s", self._log.stream, error)
-        self._older.stop()
+        self._catch_up.stop()
         for segment in segments:
             segment.handle.abandon(error, abort=abort)
         self._shared.buffer.stop_waiting()

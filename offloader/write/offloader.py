@@ -25,23 +25,21 @@ from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_table import AT_ROOT, is_at_root
 from offloader.manifest.state import EditRefused, ManifestState, StreamPaused
 from offloader.monitor import Observation
-from offloader.read.ledger_handle import ReadHandle, read_offloaded
+from offloader.read.reader import ReadHandle, read_offloaded
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.runtime.workers import SerialTask, Workers
 from offloader.settings import OffloadSettings, Settings
 from offloader.settings.layered import SettingsFile
-from offloader.store.attempts import recorder_of, require_limits
 from offloader.store.base import ObjectStore
+from offloader.store.wrappers import recorder_of, require_limits
 from offloader.telemetry.recorder import NO_TELEMETRY
 from offloader.write.backfill import BackfillPlan, HistoryResult, HistoryTools, upload_order
-from offloader.write.backfill_service import BackfillService
-from offloader.write.ledger_method import LedgerMethodPlan, LedgerTrigger
-from offloader.write.ledger_objects import LedgerHandle, offload_ledger
+from offloader.write.backfill_service import BackfillService, LedgerMethodPlan, LedgerTrigger
 from offloader.write.machine import StreamOffload
 from offloader.write.quota import MemoryBudget, StreamQuota
 from offloader.write.segment import OffloadHandle, OffloadResult
-from offloader.write.status import StreamStatus
-from offloader.write.upload import upload_of
+from offloader.write.stream_state import StreamStatus
+from offloader.write.upload import LedgerHandle, offload_ledger, upload_of
 
 #: Runs of the ledger method at once, whole process; others wait.
 LEDGER_RUNS_MAX = 2
@@ -229,7 +227,7 @@ class LedgerOffloader:
             driver_metadata: where the objects were written; empty, or this store's own.
             stream: decides the keys; empty: Pulsar's own layout, objects at the store's root.
 
-        Raises: as ``offloader.read.ledger_handle.read_offloaded``.
+        Raises: as ``offloader.read.reader.read_offloaded``.
         """
         return read_offloaded(
             self.store, ledger_id, context, driver_metadata, stream=stream, settings=self.settings.read

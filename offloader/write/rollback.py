@@ -7,35 +7,104 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import blake2b
 from typing import TypeVar
 from uuid import UUID
 
-from formats.entries import Position
+import numpy as np
+
+from formats.entries import EntryBatch, Position
+from formats.errors import FormatError
 from formats.manifest import Edit, Failed, LedgersDeleted, Replace, Retire, Rewrite, Rewritten, SetMethod
+from formats.metadata.messages import PulsarLedger
 from formats.segment import Layout, LedgerSpan, SegmentSummary
 from offloader.errors import Corrupt, ErrorKind, InvalidCall, OffloaderError
+from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.state import EditRefused, ManifestState, SegmentRecord, require_takeable
+from offloader.read.cold import objects_of
 from offloader.read.fetch import Fetcher
-from offloader.read.prefetch import ReaderThreads as Parallel
+from offloader.read.fetch import ReaderThreads as Parallel
 from offloader.read.reader import Reader
 from offloader.settings import ReadSettings
-from offloader.store.attempts import recorder_of
 from offloader.store.rate_limit import Priority, working_at
+from offloader.store.wrappers import recorder_of
 from offloader.write.backfill import HistoryTools, PlannedSegment
-from offloader.write.ledger_objects import (
+from offloader.write.quota import segment_bytes_max
+from offloader.write.stream_state import announce
+from offloader.write.upload import (
     READ_BYTES,
-    ColdLedger,
-    EntryDigest,
     LedgerPiece,
-    ledger_info,
+    upload_of,
     write_segment,
 )
-from offloader.write.quota import segment_bytes_max
-from offloader.write.segment_queue import announce
-from offloader.write.upload import upload_of
+
+
+class EntryDigest:
+    """Digest of entries, independent of batch boundaries: ids, lengths, publish times and payloads."""
+
+    def __init__(self) -> None:
+        self._digests = [blake2b() for _ in range(4)]
+
+    def add(self, batch: EntryBatch) -> None:
+        columns = (batch.entry_ids, batch.lengths, batch.publish_times_ms)
+        payloads = batch.data[int(batch.offsets[0]) : int(batch.offsets[-1])]
+        pieces = (*(np.ascontiguousarray(column, dtype="<i8").data for column in columns), payloads)
+        for digest, piece in zip(self._digests, pieces, strict=True):
+            digest.update(piece)
+
+    def value(self) -> bytes:
+        return b"".join(each.digest() for each in self._digests)
+
+
+class ColdLedger:
+    """Entries of one ledger as readers get them (``LedgerHandle``), read once, from ``begin`` to ``end``.
+
+    Attributes:
+        info: the ledger.
+        digest: of the entries read so far.
+    """
+
+    def __init__(self, reader: Reader, begin: Position, end: Position, info: LedgerInfo) -> None:
+        self.info = info
+        self.digest = EntryDigest()
+        self._batches = reader.scan(begin, end, READ_BYTES)
+
+    def read(self, first_entry_id: int, max_bytes: int) -> EntryBatch | None:  # noqa: ARG002 - the scan's own size
+        batch = next(self._batches, None)
+        if batch is not None:
+            assert batch.first.entry_id >= first_entry_id, "a scan goes forward"
+            self.digest.add(batch)
+        return batch
+
+
+def ledger_info(fetcher: Fetcher, state: ManifestState, segment: SegmentRecord, ledger_id: int) -> LedgerInfo:
+    """Facts about a ledger from the manifest and the index of its last segment.
+
+    Raises:
+        Corrupt, ObjectMissing, ObjectChanged: the index is damaged.
+    """
+    objects = objects_of(state.stream, segment, fetcher.store, fetcher.settings.relocate)
+    segment_map = fetcher.index(objects)
+    known = PulsarLedger(ledger_id=ledger_id)
+    if segment_map.layout is Layout.V2:
+        [metadata] = [each.metadata for each in segment_map.ledgers if each.ledger_id == ledger_id]
+        try:
+            known = PulsarLedger.decode(metadata)
+        except FormatError as error:
+            raise Corrupt(f"{objects.index_key}: {error}") from error
+    last = state.closed_ledgers.get(ledger_id)
+    return LedgerInfo(
+        ledger_id=ledger_id,
+        closed=last is not None,
+        entries=0 if last is None else last + 1,
+        size_bytes=known.size_bytes or 0,
+        created_ms=0,
+        closed_ms=known.closed_ms,
+    )
+
 
 #: Segments that one group replaces.
 GROUP_SEGMENTS_MAX = 256
@@ -290,7 +359,6 @@ class LedgerRewrite:
         return self._result
 
     def _take(self) -> None:
-        """Open an epoch and record the new method."""
         tools, state = self._tools, self._log.state
         require_takeable(state, tools.clock.now_ms(), tools.settings.takeover_after_seconds, take_over=self._take_over)
         self._log.open_epoch()
@@ -304,7 +372,6 @@ class LedgerRewrite:
             self._commit(edits)
 
     def _rewrite(self, wanted: list[int]) -> dict[int, OffloaderError]:
-        """Rewrite group after group; returns the failed ledgers with reasons."""
         failed: dict[int, OffloaderError] = {}
         replans = 0
         bytes_max = GROUP_SEGMENTS * segment_bytes_max(self._tools.settings)
@@ -368,7 +435,6 @@ class LedgerRewrite:
                 self._on_progress(each.summary)
 
     def _retire_deleted(self) -> None:
-        """Retire segments with only deleted ledgers."""
         state = self._log.state
         gone = [
             segment.uuid

@@ -6,7 +6,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeAlias
 from uuid import UUID
@@ -14,13 +14,13 @@ from uuid import UUID
 from formats.block_memory import BlockMemory
 from formats.entries import ENTRY_HEADER_BYTES, Entry, EntryBatch, Position
 from formats.extension import Codec
-from formats.segment import Layout, LedgerFacts, SegmentBuilder, SegmentSummary
+from formats.segment import FinishedSegment, Layout, LedgerFacts, Part, SegmentBuilder, SegmentSummary
 from offloader.errors import Closed, InvalidCall, LimitReached, OffloaderError
 from offloader.manifest.state import follows
 from offloader.runtime.workers import SerialTask, Workers
 from offloader.settings import OffloadSettings
 from offloader.write.quota import StreamQuota, part_bytes_for
-from offloader.write.upload import PartUploader, SegmentUpload
+from offloader.write.upload import SegmentUpload
 
 #: Pending entries: a batch, or single entries, of one ledger or several.
 Piece: TypeAlias = EntryBatch | list[Entry]
@@ -29,6 +29,9 @@ Piece: TypeAlias = EntryBatch | list[Entry]
 SINGLES_MAX = 2048
 #: Pending batches that are encoded whatever their size.
 PIECES_MAX = 64
+#: Parts made ahead of a connection. Making one takes a fraction of the time to send it; more would need memory that the
+#: system has to clear first, and evict the next block from the processor's cache.
+READY_PARTS_MAX = 2
 #: Pending batches are joined up to this length.
 JOINED_BYTES_MIN = 1024 * 1024
 
@@ -215,7 +218,7 @@ class OffloadHandle:
         on_change: Callable[[], None] = lambda: None,
         memory: BlockMemory | None = None,
     ) -> None:
-        self.uuid, self._upload, self._buffer = uuid, upload, buffer
+        self.uuid, self._upload, self._workers, self._buffer = uuid, upload, workers, buffer
         self._settings, self._on_change = settings, on_change
         self._new_builder = partial(
             SegmentBuilder,
@@ -239,15 +242,14 @@ class OffloadHandle:
         self._intake = PendingEntries(str(uuid), after, limits)
         self._single_wire_max = min(limits.values()) + ENTRY_HEADER_BYTES
         self._encoding_bytes = self._builder_bytes = self._counted_bytes = 0
-        self._sending = PartUploader(
-            *(upload, workers, self._lock),
-            parts_in_flight_max=settings.parts_in_flight_max,
-            begun=sending,
-            on_change=self._count,
-            on_room=self._part_left,
-            on_sent=lambda summary: self._resolve(OffloadResult(uuid, summary)),
-            on_failure=lambda error: self._fail(error, abort=True),
-        )
+        # Parts, under the lock: those that wait for a connection, and the bytes of those that aren't acknowledged.
+        self._assigned = sending
+        self._ready: deque[Part] = deque()
+        self._unsent_bytes = self._parts_in_flight = self._parts_made = 0
+        self._multipart = self._index_begun = self._completion_begun = False
+        self._objects_missing = 2
+        #: The segment, when no more parts follow.
+        self._finished: FinishedSegment | None = None
 
     def __repr__(self) -> str:
         state = "open" if self._open else "failed" if self._failure else "done" if self._result.done() else "closing"
@@ -276,9 +278,9 @@ class OffloadHandle:
     def can_drain(self) -> bool:
         """Whether held bytes will be flushed without another offer: parts are being sent or made."""
         with self._lock:
-            if not self._sending.begun:
+            if not self._assigned:
                 return False
-            moving = not self._open or self._sending.is_moving or bool(self._encoding_bytes)
+            moving = not self._open or self._is_moving() or bool(self._encoding_bytes)
             return moving or self._intake.is_worth_a_turn(self._settings.block_bytes)
 
     @property
@@ -286,7 +288,7 @@ class OffloadHandle:
         """Whether some held bytes are being sent, or will be without another event, and so are freed eventually. Bytes
         that are only being encoded may stay."""
         with self._lock:
-            return self._sending.is_moving or (not self._open and self._held() > 0)
+            return self._is_moving() or (not self._open and self._held() > 0)
 
     def can_offer(self, size: int) -> bool:
         """Whether an entry of ``size`` payload bytes would be taken now."""
@@ -374,7 +376,9 @@ class OffloadHandle:
 
     def start_sending(self) -> None:
         """Allow sending: the segment is recorded as assigned now."""
-        self._sending.begin()
+        with self._lock:
+            self._assigned = True
+        self._launch()
 
     def close(self) -> bool:
         """Refuse further entries and complete the segment. True if the handle was still open."""
@@ -399,14 +403,14 @@ class OffloadHandle:
         self._intake.check(first, size_max)
 
     def _held(self) -> int:
-        return self._intake.waiting_bytes + self._encoding_bytes + self._builder_bytes + self._sending.unsent_bytes
+        return self._intake.waiting_bytes + self._encoding_bytes + self._builder_bytes + self._unsent_bytes
 
     def _count(self) -> None:
         """Report this segment's held bytes to the stream's buffer; under the lock, after any change.
 
         Pending entries were counted when they were offered and aren't part of ``_counted_bytes``.
         """
-        held = self._encoding_bytes + self._builder_bytes + self._sending.unsent_bytes
+        held = self._encoding_bytes + self._builder_bytes + self._unsent_bytes
         self._buffer.adjust(held - self._counted_bytes)
         self._counted_bytes = held
 
@@ -420,8 +424,8 @@ class OffloadHandle:
                         return
                     self._encoding_bytes = 0
                     self._builder_bytes = builder.held_bytes
-                    self._sending.add(parts)
-                self._sending.launch()
+                    self._add(parts)
+                self._launch()
             self._finish_if_closed()
             # Encoded bytes may stay in an unfinished part: a waiter for room has to know that.
             self._on_change()
@@ -432,7 +436,7 @@ class OffloadHandle:
     def _next_pieces(self) -> list[Piece]:
         with self._lock:
             # Parts that wait for a connection block the encoder, so that bytes wait unencoded, small and in one place.
-            if self._failure is not None or self._sending.is_ahead:
+            if self._failure is not None or len(self._ready) >= READY_PARTS_MAX:
                 return []
             pieces, self._encoding_bytes = self._intake.take()
             # Counted already: it moves from pending to encoding.
@@ -441,7 +445,7 @@ class OffloadHandle:
 
     def _finish_if_closed(self) -> None:
         with self._lock:
-            if self._open or self._intake.waiting_bytes or self._failure or self._sending.finished:
+            if self._open or self._intake.waiting_bytes or self._failure or self._finished:
                 return
         if self._intake.first is None:
             self._resolve(OffloadResult(self.uuid, None))
@@ -451,12 +455,90 @@ class OffloadHandle:
             if self._failure is not None:
                 return
             self._builder_bytes = 0
-            self._sending.finish(finished)
-        self._sending.launch()
+            # Without the parts: each is freed after its request, even while other threads still refer to the segment.
+            self._finished = replace(finished, parts=[])
+            self._add(finished.parts)
+        self._launch()
 
-    def _part_left(self) -> None:
+    # -- sending
+
+    def _is_moving(self) -> bool:
+        """Whether parts are in flight or about to be; under the lock."""
+        return self._assigned and bool(self._ready or self._parts_in_flight)
+
+    def _add(self, parts: Sequence[Part]) -> None:
+        """Take the next parts; under the lock."""
+        self._ready.extend(parts)
+        self._parts_made += len(parts)
+        self._unsent_bytes += sum(part.size_bytes for part in parts)
+        self._count()
+
+    def _launch(self) -> None:
+        """Start what may start now: parts up to the limit, the index, the completion after the last part."""
+        start: list[Part] = []
+        with self._lock:
+            if self._failure is not None or not self._assigned:
+                return
+            while self._ready and self._parts_in_flight < self._settings.parts_in_flight_max:
+                start.append(self._ready.popleft())
+                self._parts_in_flight += 1
+            finished = self._finished
+            send_index = finished is not None and not self._index_begun
+            all_sent = finished is not None and not self._ready and not self._parts_in_flight
+            complete = all_sent and not self._completion_begun
+            self._index_begun |= send_index
+            self._completion_begun |= complete
+            # A segment below one part is a single PUT; a full first part isn't while more entries may follow.
+            whole = finished is not None and self._parts_made == 1 and not self._multipart
+            if start and not whole:
+                self._multipart = True
+        for part in start:
+            self._workers.submit(partial(self._send, part, whole))
+        if finished is not None and send_index:
+            self._workers.submit(partial(self._store, finished, self._send_index))
+        if finished is not None and complete:
+            self._workers.submit(partial(self._store, finished, self._complete))
+
+    def _send(self, part: Part, whole: bool) -> None:
+        try:
+            if whole:
+                self._upload.send_whole(part)
+            else:
+                self._upload.send_part(part)
+        except BaseException as error:
+            self._fail(error, abort=True)
+            return
+        finally:
+            with self._lock:
+                self._parts_in_flight -= 1
+                if self._failure is None:
+                    self._unsent_bytes -= part.size_bytes
+                    self._count()
+        self._launch()
         self._encode_task.schedule()
         self._on_change()
+
+    def _send_index(self, finished: FinishedSegment) -> None:
+        if self._failure is None:  # else it would only be one more object to sweep
+            self._upload.send_index(finished.index)
+
+    def _complete(self, finished: FinishedSegment) -> None:
+        if self._multipart:
+            self._upload.complete()
+        self._upload.verify_length(finished.summary.data_bytes)
+
+    def _store(self, finished: FinishedSegment, send: Callable[[FinishedSegment], None]) -> None:
+        """Finish one of the two objects with ``send``, and report the segment after the second."""
+        try:
+            send(finished)
+        except BaseException as error:
+            self._fail(error, abort=True)
+            return
+        with self._lock:
+            self._objects_missing -= 1
+            sent = not self._objects_missing and self._failure is None
+        if sent:
+            self._resolve(OffloadResult(self.uuid, finished.summary))
 
     def _resolve(self, result: OffloadResult) -> None:
         with self._lock:
@@ -473,10 +555,10 @@ class OffloadHandle:
             self._settled, self._open, self._failure = True, False, error
             self._buffer.adjust(-self._intake.waiting_bytes)
             self._intake.clear()
-            self._sending.drop()
+            self._ready.clear()
             # Release the open block and part: they are no longer counted.
             self._builder = self._new_builder()
-            self._encoding_bytes = self._builder_bytes = 0
+            self._encoding_bytes = self._builder_bytes = self._unsent_bytes = 0
             self._count()
         try:
             if abort:

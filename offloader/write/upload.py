@@ -1,31 +1,40 @@
-"""Upload one data object and its index: parts, completion, verification."""
+"""Upload one data object and its index: parts, completion, verification; and write ranges of ledgers as such a pair."""
 
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
+from math import ceil
+from typing import Protocol
 from uuid import UUID
 
+import numpy as np
+
 from formats.checksum import crc32c
+from formats.entries import EntryBatch, Position
+from formats.extension import Codec
 from formats.keys import Testimony, data_key, index_key, object_metadata
-from formats.segment import FinishedSegment, Layout, Part, SegmentSummary
+from formats.segment import Layout, Part, SegmentBuilder, SegmentSummary
 from offloader.errors import (
     Closed,
     Corrupt,
+    InvalidCall,
     NotFound,
     ObjectChanged,
     ObjectMissing,
     OffloaderError,
     OutcomeUnknown,
     PreconditionFailed,
+    Unsupported,
 )
-from offloader.runtime.workers import Workers
+from offloader.ledgers.base import LedgerInfo, LedgerSource
+from offloader.settings import OffloadSettings
 from offloader.store.base import CREATE, OVERWRITE, ObjectInfo, ObjectStore, PartInfo
+from offloader.write.hot_tier import facts_of
+from offloader.write.quota import part_bytes_for
 
 #: Completion requests of one upload, each after a check that found neither the object nor a reason to stop.
 COMPLETE_ATTEMPTS_MAX = 4
@@ -221,150 +230,6 @@ def upload_of(
     return SegmentUpload(store, *keys, data, index, testimony)
 
 
-#: Parts made ahead of a connection. Making one takes a fraction of the time to send it; more would need memory that the
-#: system has to clear first, and evict the next block from the processor's cache.
-READY_PARTS_MAX = 2
-
-
-@dataclass(slots=True, eq=False)
-class PartUploader:
-    """Sends the parts of an ``OffloadHandle``. Methods marked so are called under its lock, the rest without.
-
-    Args:
-        lock: of the stream's segments and their buffer.
-        parts_in_flight_max: parts sent in parallel.
-        begun: whether the segment is assigned; else ``begin`` marks it.
-        on_change: called under the lock when ``unsent_bytes`` changed.
-        on_room: called by a worker when a part is acknowledged.
-        on_sent: called by a worker when both objects are in the store.
-        on_failure: called by a worker with the error when they won't be.
-
-    Attributes:
-        unsent_bytes: of parts that aren't acknowledged.
-        finished: the segment, when no more parts follow.
-    """
-
-    upload: SegmentUpload
-    workers: Workers
-    lock: AbstractContextManager[object]
-    parts_in_flight_max: int
-    begun: bool
-    on_change: Callable[[], None]
-    on_room: Callable[[], None]
-    on_sent: Callable[[SegmentSummary], None]
-    on_failure: Callable[[BaseException], None]
-    unsent_bytes: int = field(default=0, init=False)
-    finished: FinishedSegment | None = field(default=None, init=False)
-    _dropped: bool = field(default=False, init=False)
-    _ready: deque[Part] = field(default_factory=deque, init=False)
-    _in_flight: int = field(default=0, init=False)
-    _parts_made: int = field(default=0, init=False)
-    _multipart: bool = field(default=False, init=False)
-    _index_begun: bool = field(default=False, init=False)
-    _completion_begun: bool = field(default=False, init=False)
-    _objects_missing: int = field(default=2, init=False)
-
-    @property
-    def is_moving(self) -> bool:
-        """Whether parts are in flight or about to be; under the lock."""
-        return self.begun and bool(self._ready or self._in_flight)
-
-    @property
-    def is_ahead(self) -> bool:
-        """Whether enough parts wait for a connection; under the lock."""
-        return len(self._ready) >= READY_PARTS_MAX
-
-    def add(self, parts: Sequence[Part]) -> None:
-        """Take the next parts; under the lock."""
-        self._ready.extend(parts)
-        self._parts_made += len(parts)
-        self.unsent_bytes += sum(part.size_bytes for part in parts)
-        self.on_change()
-
-    def finish(self, finished: FinishedSegment) -> None:
-        """Take the last parts and the index; under the lock."""
-        # Without the parts: each is freed after its request, even while other threads still refer to the segment.
-        self.finished = replace(finished, parts=[])
-        self.add(finished.parts)
-
-    def drop(self) -> None:
-        """Drop unsent parts and stop reporting; under the lock."""
-        self._dropped = True
-        self._ready.clear()
-        self.unsent_bytes = 0
-
-    def begin(self) -> None:
-        """The segment is recorded as assigned: send what is ready."""
-        with self.lock:
-            self.begun = True
-        self.launch()
-
-    def launch(self) -> None:
-        """Start what may start now: parts up to the limit, the index, the completion after the last part."""
-        start: list[Part] = []
-        with self.lock:
-            if self._dropped or not self.begun:
-                return
-            while self._ready and self._in_flight < self.parts_in_flight_max:
-                start.append(self._ready.popleft())
-                self._in_flight += 1
-            finished = self.finished
-            send_index = finished is not None and not self._index_begun
-            complete = finished is not None and not self._ready and not self._in_flight and not self._completion_begun
-            self._index_begun |= send_index
-            self._completion_begun |= complete
-            # A segment below one part is a single PUT; a full first part isn't while more entries may follow.
-            whole = finished is not None and self._parts_made == 1 and not self._multipart
-            if start and not whole:
-                self._multipart = True
-        for part in start:
-            self.workers.submit(partial(self._send, part, whole))
-        if finished is not None and send_index:
-            self.workers.submit(lambda: self._store(finished, self._send_index))
-        if finished is not None and complete:
-            self.workers.submit(lambda: self._store(finished, self._complete))
-
-    def _send(self, part: Part, whole: bool) -> None:
-        try:
-            if whole:
-                self.upload.send_whole(part)
-            else:
-                self.upload.send_part(part)
-        except BaseException as error:
-            self.on_failure(error)
-            return
-        finally:
-            with self.lock:
-                self._in_flight -= 1
-                if not self._dropped:
-                    self.unsent_bytes -= part.size_bytes
-                    self.on_change()
-        self.launch()
-        self.on_room()
-
-    def _send_index(self, finished: FinishedSegment) -> None:
-        if not self._dropped:  # else it would only be one more object to sweep
-            self.upload.send_index(finished.index)
-
-    def _complete(self, finished: FinishedSegment) -> None:
-        if self._multipart:
-            self.upload.complete()
-        self.upload.verify_length(finished.summary.data_bytes)
-
-    def _store(self, finished: FinishedSegment, send: Callable[[FinishedSegment], None]) -> None:
-        """Finish one of the two objects with ``send``, and report the segment after the second."""
-        try:
-            send(finished)
-        except BaseException as error:
-            self.on_failure(error)
-            return
-        with self.lock:
-            self._objects_missing -= 1
-            sent = not self._objects_missing and not self._dropped
-        if sent:
-            self.on_sent(finished.summary)
-
-
 @dataclass(slots=True, eq=False)
 class BoundedUploader:
     """Sends parts for the one thread that makes them.
@@ -445,3 +310,156 @@ def verify_objects(
         if found != size_bytes:
             raise ObjectChanged(f"{key} in {store.url} has {found} bytes, {size_bytes} were recorded")
     return keys
+
+
+#: Payload bytes of one read from the hot tier.
+READ_BYTES = 4 * 1024 * 1024
+#: Minimum of a read: the rest of a piece may have entries larger than the ledger's mean.
+READ_BYTES_MIN = 64 * 1024
+
+
+class LedgerHandle(Protocol):
+    """A ledger of the hot tier, opened for reading."""
+
+    @property
+    def info(self) -> LedgerInfo:
+        """The source's facts about it."""
+
+    def read(self, first_entry_id: int, max_bytes: int) -> EntryBatch | None:
+        """Entries from ``first_entry_id`` on, at least one, about ``max_bytes`` of payload; ``None`` at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLedger:
+    """A ledger of a ``LedgerSource``."""
+
+    source: LedgerSource
+    info: LedgerInfo
+
+    def read(self, first_entry_id: int, max_bytes: int) -> EntryBatch | None:
+        batch = self.source.read(Position(self.info.ledger_id, first_entry_id), max_bytes)
+        return batch if batch is not None and batch.ledger_id == self.info.ledger_id else None
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerPiece:
+    """Entries ``first_entry_id`` .. ``last_entry_id`` of one ledger."""
+
+    ledger: LedgerHandle
+    first_entry_id: int
+    last_entry_id: int
+
+
+def offload_ledger(ledger: LedgerHandle, upload: SegmentUpload, settings: OffloadSettings) -> SegmentSummary:
+    """Read the whole ledger and upload it; both objects are in the store and verified when this returns.
+
+    The ledger's recorded size isn't trusted (Pulsar has closed ledgers with a recorded length of 0): entries are
+    counted.
+
+    Raises:
+        InvalidCall: the ledger is open or empty; ``Unsupported``: it has a gap.
+        Corrupt: the source returned fewer, more or other entries than the ledger has; the store keeps at most the
+            remains of an aborted upload.
+    """
+    info = ledger.info
+    if not info.closed or info.entries == 0:
+        state = "open" if not info.closed else "empty"
+        raise InvalidCall(f"ledger {info.ledger_id} is {state} and can't be offloaded", hint="close it first")
+    return write_segment([LedgerPiece(ledger, 0, info.last_entry_id)], Layout.V1, upload, settings)
+
+
+def write_segment(
+    pieces: Sequence[LedgerPiece],
+    layout: Layout,
+    upload: SegmentUpload,
+    settings: OffloadSettings,
+    *,
+    is_stopped: Callable[[], bool] = lambda: False,
+    parts_max: int = 1,
+    send_aside: Callable[[Callable[[], object]], object] | None = None,
+) -> SegmentSummary:
+    """Read the pieces and upload them as one segment; both objects are verified when this returns.
+
+    Args:
+        pieces: in order, not empty.
+        is_stopped: called before each read; when True the upload is aborted.
+        parts_max, send_aside: as for ``BoundedUploader``.
+
+    Raises:
+        Unsupported: a ledger has a gap.
+        Corrupt: the source returned other entries than the pieces.
+        Closed: ``is_stopped`` returned True.
+    """
+    builder = SegmentBuilder(
+        layout=layout,
+        block_bytes=settings.block_bytes,
+        part_bytes=part_bytes_for(settings),
+        codec=Codec[settings.codec.upper()],
+    )
+    ahead = BoundedUploader(upload, parts_max, send_aside)
+    multipart = False
+    try:
+        for piece in pieces:
+            for batch in _batches(piece):
+                if is_stopped():
+                    raise Closed(f"the upload of {upload.data_key} was stopped")
+                for part in builder.append(batch):
+                    multipart = True
+                    ahead.send(part)
+        finished = builder.finish({piece.ledger.info.ledger_id: facts_of(piece.ledger.info) for piece in pieces})
+        _require_whole(pieces, finished.summary)
+        multipart = multipart or len(finished.parts) > 1
+        for part in finished.parts:
+            (ahead.send if multipart else upload.send_whole)(part)
+        if multipart:
+            ahead.finish()
+            upload.complete()
+        upload.verify_length(finished.summary.data_bytes)
+        upload.send_index(finished.index)
+    except BaseException:
+        ahead.wait()
+        upload.abort()
+        raise
+    return finished.summary
+
+
+def _batches(piece: LedgerPiece) -> Iterator[EntryBatch]:
+    """Exactly the entries of a piece, without a gap, or an error."""
+    info, expected = piece.ledger.info, piece.first_entry_id
+    # At most a full read, and little more than the known size of the rest.
+    mean_bytes = 1.02 * info.size_bytes / info.entries if info.size_bytes and info.entries else READ_BYTES
+    while expected <= piece.last_entry_id:
+        left = piece.last_entry_id - expected + 1
+        batch = piece.ledger.read(expected, min(READ_BYTES, max(READ_BYTES_MIN, ceil(mean_bytes * left))))
+        # An open ledger may have grown since it was listed; a closed one never does.
+        beyond = batch is not None and info.closed and batch.last.entry_id >= info.entries
+        if batch is None or beyond or batch.first.entry_id < expected:
+            found = "nothing" if batch is None else f"{batch.first}..{batch.last}"
+            raise Corrupt(
+                f"ledger {info.ledger_id} has {info.entries} entries, but at {expected} the source gives {found}"
+            )
+        _require_no_gap(batch, expected)
+        batch = batch.slice(0, min(len(batch), left))
+        yield batch
+        expected += len(batch)
+
+
+def _require_no_gap(batch: EntryBatch, expected: int) -> None:
+    missing = expected if batch.first.entry_id > expected else None
+    if missing is None and batch.last.entry_id - batch.first.entry_id != len(batch) - 1:
+        missing = int(batch.entry_ids[np.flatnonzero(np.diff(batch.entry_ids) != 1)[0]]) + 1
+    if missing is not None:
+        raise Unsupported(
+            f"ledger {batch.ledger_id} has a gap at entry {missing} and can't be offloaded as a whole",
+            hint="only the streaming method records gaps",
+        )
+
+
+def _require_whole(pieces: Sequence[LedgerPiece], summary: SegmentSummary) -> None:
+    begin = Position(pieces[0].ledger.info.ledger_id, pieces[0].first_entry_id)
+    end = Position(pieces[-1].ledger.info.ledger_id, pieces[-1].last_entry_id)
+    entries = sum(piece.last_entry_id - piece.first_entry_id + 1 for piece in pieces)
+    if (summary.begin, summary.end, summary.entries) != (begin, end, entries):
+        raise Corrupt(
+            f"{summary.begin}..{summary.end} ({summary.entries} entries) went up, {begin}..{end} ({entries}) was asked"
+        )

@@ -23,14 +23,14 @@ from offloader.manifest.deletion_clock import TIME_KEY
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.rebuild import FILLED, Rebuild, rebuild_manifest
 from offloader.manifest.state import ManifestState, newest_of
-from offloader.read.fills import read_fill
+from offloader.read.cold import read_fill
 from offloader.retention.truncate import truncate_stream
 from offloader.settings import ManifestSettings, Settings
 from offloader.store.base import OVERWRITE, DeleteFailure
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
-from offloader.write.gap_fill import fill_gaps, missing_runs
-from offloader.write.gaps import NOT_DELIVERED
+from offloader.write.backfill_service import fill_gaps, missing_runs
+from offloader.write.hot_tier import NOT_DELIVERED
 from tests.support.streams import StreamWriter, batch_of
 
 STREAM = "public/default/persistent/orders"

@@ -15,7 +15,7 @@ from formats.manifest import Hold
 from offloader.errors import InvalidCall, OffloaderError, OutcomeUnknown, StoreUnavailable
 from offloader.gc.sweep import undo_retirements
 from offloader.manifest.state import EditRefused
-from offloader.read.cache import Cache
+from offloader.read.fetch import Cache
 from offloader.read.reader import Reader, open_reader
 from offloader.retention.truncate import truncate_stream
 from offloader.testing.faulty_store import Fault

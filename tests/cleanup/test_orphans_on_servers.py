@@ -10,8 +10,8 @@ import pytest
 from offloader.gc.orphans import Outcome
 from offloader.manifest.deletion_clock import store_time_ms
 from offloader.runtime.clock import SystemClock
-from offloader.store import open_store
 from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from offloader.store.probe import PROBE_PREFIX, finds_uploads_by_prefix
 from tests.cleanup.left_behind import Bucket
 from tests.support.waiting import eventually

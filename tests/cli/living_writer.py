@@ -10,7 +10,7 @@ import sys
 
 from offloader.errors import OffloaderError
 from offloader.managed_ledger import open_managed_ledger
-from offloader.store import open_store
+from offloader.store.open import open_store
 from tests.support.waiting import PATIENCE_S, eventually
 
 

@@ -11,8 +11,8 @@ from offloader.cli.main import main
 from offloader.manifest.leases import take_lease
 from offloader.manifest.log import load_manifest
 from offloader.runtime.clock import SystemClock
-from offloader.store import open_store
 from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.support.streams import StreamWriter, batch_of
 

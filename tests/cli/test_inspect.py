@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from offloader.store import open_store
+from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.support.streams import StreamWriter, batch_of
 

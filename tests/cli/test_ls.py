@@ -11,8 +11,8 @@ import pytest
 from formats.entries import Position
 from formats.keys import record_key
 from formats.manifest import Truncate
-from offloader.store import open_store
 from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.support.streams import StreamWriter, batch_of
 

@@ -14,7 +14,7 @@ from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import ManifestLog, list_streams, load_manifest
 from offloader.runtime.clock import SystemClock
 from offloader.settings import LedgerSettings
-from offloader.store import open_store
+from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.support.readback import stored_entries
 from tests.support.waiting import PATIENCE_S

@@ -11,7 +11,7 @@ from formats.keys import new_segment_uuid
 from formats.manifest import Assign, Pause, StreamDeleted
 from offloader.manifest.load import kept_records
 from offloader.manifest.log import load_manifest
-from offloader.store import open_store
+from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.support.streams import StreamWriter, batch_of
 

@@ -11,7 +11,7 @@ import pytest
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
 from formats.manifest import Truncate
 from offloader.cli.main import main
-from offloader.store import open_store
+from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.support.streams import BASE_MS, StreamWriter, batch_of
 

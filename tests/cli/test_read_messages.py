@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from formats.entries import EntryBatch
-from offloader.store import open_store
+from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.formats.pulsar_entries import Sent, batch_entry, entry_of, metadata_of, recorded, single_entry
 from tests.support.streams import BASE_MS, StreamWriter, batch_of

@@ -9,8 +9,8 @@ import pytest
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.retention.cuts import Cut
 from offloader.retention.group_service import open_reader_groups
-from offloader.store import open_store
 from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.support.streams import StreamWriter, batch_of
 

@@ -11,7 +11,7 @@ from formats.manifest import Hold
 from formats.segment import Layout
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.runtime.clock import SystemClock
-from offloader.store import open_store
+from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.support.readback import stored_entries
 from tests.support.streams import StreamWriter, batch_of

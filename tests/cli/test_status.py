@@ -26,7 +26,7 @@ from offloader.cli.status import watch
 from offloader.errors import Corrupt, StoreUnavailable
 from offloader.managed_ledger import open_managed_ledger
 from offloader.settings import Settings
-from offloader.store import open_store
+from offloader.store.open import open_store
 from offloader.testing.manual_clock import ManualClock
 from tests.cli.reading_verbs import Offloader
 from tests.support.ctrl_c import heed_ctrl_c

@@ -12,8 +12,8 @@ from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import load_manifest
 from offloader.settings import Settings
-from offloader.store import open_store
 from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.support.streams import StreamWriter, batch_of
 

@@ -16,8 +16,8 @@ from formats.entries import Position
 from formats.manifest import Assign
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.runtime.clock import SystemClock
-from offloader.store import open_store
 from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.support.streams import StreamWriter, batch_of
 

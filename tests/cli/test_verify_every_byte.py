@@ -10,7 +10,7 @@ import pytest
 from formats.manifest import LedgerClosed
 from offloader.cli.options import StoreArguments
 from offloader.cli.verify import run
-from offloader.store import open_store
+from offloader.store.open import open_store
 from tests.support.streams import StreamWriter, batch_of
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from formats.entries import EntryBatch
 from formats.pulsar.messages import COLUMNS, ENTRY_COLUMNS
 from offloader.spark.options import SourceOptions
 from offloader.spark.schema import ddl
-from offloader.store import open_store
+from offloader.store.open import open_store
 from tests.formats.pulsar_entries import recorded
 from tests.support.streams import StreamWriter
 

@@ -19,7 +19,7 @@ from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.spark.options import _OPTIONS, _STREAM_ONLY, CONTENTS, SourceOptions
 from offloader.spark.schema import ddl
 from offloader.spark.session import require_java
-from offloader.store import open_store
+from offloader.store.open import open_store
 from tests.formats.pulsar_entries import Sent, batch_entry
 from tests.support.streams import StreamWriter
 from tests.support.waiting import PATIENCE_S

@@ -14,7 +14,7 @@ import pytest
 
 from offloader.spark.options import SourceOptions
 from offloader.spark.stream import decode_offsets
-from offloader.store import open_store
+from offloader.store.open import open_store
 from tests.support.streams import StreamWriter, batch_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,7 +14,7 @@ from formats.documents import Decisions, Records, Subscribers, document_key, gro
 from offloader.retention import reader_groups, subscribers
 from offloader.retention import reader_groups as group_checkpoints
 from offloader.retention import state as recorded_state
-from offloader.store import open_store
+from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.support.streams import StreamWriter, batch_of
 

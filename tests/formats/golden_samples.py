@@ -106,8 +106,7 @@ from offloader.replay import Progress, ProgressFile
 from offloader.settings import LedgerSettings
 from offloader.spark.stream import StreamOffset, decode_offsets, encode_offsets
 from offloader.store.base import StoreOptions
-from offloader.store.open import open_store
-from offloader.store.overlay import ObjectsPlace, create_catalogue
+from offloader.store.open import ObjectsPlace, create_catalogue, open_store
 from offloader.testing.manual_clock import ManualClock
 
 __all__ = ["KINDS", "Kind", "write_ledgers"]
@@ -595,7 +594,7 @@ KINDS: Iterable[Kind] = (
     Kind("fill", 1, "formats.frames.FILL_VERSION", fills, lambda _, d: bytes(encode_fill(decode_fill(d)))),
     Kind("ledgers", 2, "offloader.ledgers.sqlite.database._SCHEMA_VERSION", database, _database_again),
     Kind("replay", 1, "offloader.replay._VERSION", progress, lambda _, d: _progress_again(d)),
-    Kind("catalogue", 1, "offloader.store.overlay._FORMAT", catalogue, lambda _, d: _catalogue_again(d)),
+    Kind("catalogue", 1, "offloader.store.open._FORMAT", catalogue, lambda _, d: _catalogue_again(d)),
     Kind(
         "offsets",
         1,

@@ -20,7 +20,7 @@ from offloader.ledgers.pulsar.topics import stream_of_topic
 from offloader.manifest.log import load_manifest
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
-from offloader.write.gaps import LOST, NOT_DELIVERED
+from offloader.write.hot_tier import LOST, NOT_DELIVERED
 from services.pulsar.broker import Broker
 from tests.interop.broker_topics import command, topic_of
 from tests.interop.pulsar_offloading import OffloadingProcess

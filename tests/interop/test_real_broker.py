@@ -32,8 +32,7 @@ from offloader.read.reader import Reader, open_reader
 from offloader.runtime.clock import SystemClock
 from offloader.settings import ManifestSettings, OffloadSettings, Settings
 from offloader.store.base import ObjectStore, StoreOptions
-from offloader.store.open import open_store
-from offloader.store.overlay import ObjectsPlace, create_catalogue
+from offloader.store.open import ObjectsPlace, create_catalogue, open_store
 from offloader.write.offloader import LedgerOffloader
 from services.pulsar.asked import Refused
 from services.pulsar.broker import Broker, offload_settings, running_broker

@@ -16,7 +16,7 @@ import pytest
 from formats.entries import Position
 from offloader.errors import ErrorKind, SourceMismatch
 from offloader.ledgers.base import LedgerInfo, LostRange
-from offloader.ledgers.sqlite.acked import SLOT_BYTES, AckedEnd, AckedFile, AckedSlot, digest_of
+from offloader.ledgers.sqlite.database import SLOT_BYTES, AckedEnd, AckedFile, AckedSlot, digest_of
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.settings import LedgerSettings
 from tests.ledgers.ledger_cases import payloads_of, read_all

@@ -16,9 +16,9 @@ from formats.manifest import Truncate
 from offloader.cli.main import main
 from offloader.manifest.leases import lift_global_hold, set_global_hold
 from offloader.manifest.log import load_manifest
-from offloader.store import open_store
 from offloader.store.base import OVERWRITE, ObjectInfo, ObjectStore
 from offloader.store.local import LocalStore
+from offloader.store.open import open_store
 from tests.support.streams import StreamWriter, batch_of
 
 STREAM = "public/default/persistent/orders"

@@ -27,8 +27,7 @@ from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.settings import StoreSettings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
-from offloader.store.retrying import RetryingStore
-from offloader.store.wrappers import Request, StoreWrapper
+from offloader.store.wrappers import Request, RetryingStore, StoreWrapper
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from tests.support.schedule import Fate, Schedule

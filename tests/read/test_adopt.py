@@ -20,12 +20,11 @@ from offloader.errors import InvalidCall, OutcomeUnknown, StoreUnavailable
 from offloader.ledgers.pulsar.topics import TopicLedger, TopicLedgers
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.state import offload_context
-from offloader.read.ledger_handle import read_offloaded
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_reader, read_offloaded
 from offloader.runtime.clock import SystemClock
-from offloader.store.attempts import requests_of
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
+from offloader.store.wrappers import requests_of
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.write.offloader import LedgerOffloader
 from tests.support.golden_bucket import GOLDEN_STREAM, golden_cases, golden_digest, put_golden

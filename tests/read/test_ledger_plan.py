@@ -20,23 +20,29 @@ from formats.segment import Layout
 from offloader.errors import NotFound
 from offloader.manifest.segment_table import AT_ROOT
 from offloader.read.fetch import Fetcher, SegmentObjects
-from offloader.read.ledger_plan import CHUNK_BYTES, NO_OBJECT, Chunk, Parts, chunks_of, ledger_chunks, split_large
-from offloader.read.ledger_standing import (
+from offloader.read.ledger_plan import (
+    CHUNK_BYTES,
+    NO_OBJECT,
     BrokerFacts,
+    Chunk,
     LedgerIncomplete,
     LedgerMismatch,
     LedgerStanding,
     LedgerTrimmed,
+    Parts,
+    chunks_of,
+    ledger_chunks,
     ledger_standing,
     require_same_ledger,
     require_same_uuid,
     require_whole,
+    split_large,
 )
 from offloader.settings import ReadSettings
-from offloader.store import open_store
 from offloader.store.base import ByteRange
-from offloader.write.gap_fill import fill_gaps
-from offloader.write.gaps import NOT_DELIVERED
+from offloader.store.open import open_store
+from offloader.write.backfill_service import fill_gaps
+from offloader.write.hot_tier import NOT_DELIVERED
 from tests.support.broker_frames import block_entries
 from tests.support.streams import StreamWriter, batch_of
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from offloader.read.prefetch import GROWTH, PrefetchWindow, ReaderThreads
+from offloader.read.fetch import GROWTH, PrefetchWindow, ReaderThreads
 from offloader.read.reader import Reader, open_reader
 from offloader.settings import ReadSettings
-from offloader.store import open_store
 from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from offloader.store.wrappers import Request, StoreWrapper
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import PATIENCE_S, eventually

@@ -18,10 +18,9 @@ from offloader.errors import Corrupt, LimitReached, ObjectChanged, StoreUnavaila
 from offloader.read.fetch import ArrivingBlocks, BlockRun, Fetcher, SegmentObjects, block_runs
 from offloader.read.reader import open_reader
 from offloader.settings import ReadSettings, StoreSettings
-from offloader.store import open_store
 from offloader.store.base import ByteRange, ObjectInfo, ObjectStore, Sink
-from offloader.store.retrying import RetryingStore
-from offloader.store.wrappers import Request, StoreWrapper
+from offloader.store.open import open_store
+from offloader.store.wrappers import Request, RetryingStore, StoreWrapper
 from offloader.testing.manual_clock import ManualClock
 from tests.support.streams import StreamWriter, batch_of, random_batch
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from offloader.read.cache import Cache
+from offloader.read.fetch import Cache
 from tests.support.waiting import PATIENCE_S
 
 

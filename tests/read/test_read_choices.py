@@ -12,11 +12,11 @@ from formats.entries import Position
 from offloader.errors import InvalidCall, NotFound, ObjectMissing, StoreUnavailable, Unsupported
 from offloader.manifest.leases import leases_of, take_lease
 from offloader.manifest.log import load_manifest
-from offloader.read.cache import Cache, process_cache
+from offloader.read.fetch import Cache, process_cache
 from offloader.read.reader import open_reader
 from offloader.settings import Settings
-from offloader.store import open_store
 from offloader.store.memory import MemoryStore
+from offloader.store.open import open_store
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from tests.support.streams import StreamWriter, batch_of

@@ -24,12 +24,11 @@ from offloader.errors import (
     Trimmed,
     Unsupported,
 )
-from offloader.read.cache import Cache
-from offloader.read.fetch import Fetcher, SegmentObjects, block_runs
+from offloader.read.fetch import Cache, Fetcher, SegmentObjects, block_runs
 from offloader.read.reader import open_reader
 from offloader.settings import ReadSettings, StoreSettings
-from offloader.store import open_store
 from offloader.store.base import ByteRange, ObjectInfo, ObjectStore
+from offloader.store.open import open_store
 from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.support.streams import StreamWriter, batch_of, build
 from tests.support.waiting import PATIENCE_S

@@ -11,9 +11,9 @@ import pytest
 from formats.entries import Position
 from formats.manifest import Truncate
 from offloader.errors import Trimmed
-from offloader.read.cache import Cache
+from offloader.read.fetch import Cache
 from offloader.read.reader import WAIT_S_MAX, WAIT_S_MIN, follow, open_reader
-from offloader.store import open_store
+from offloader.store.open import open_store
 from offloader.testing.manual_clock import ManualClock
 from tests.support.streams import StreamWriter, batch_of
 

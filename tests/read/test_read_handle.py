@@ -17,10 +17,10 @@ from formats.keys import data_key, index_key
 from formats.metadata.messages import OffloadContext, OffloadSegment
 from formats.segment import Layout
 from offloader.errors import BeyondEnd, Closed, Corrupt, InvalidCall, NotFound, ObjectMissing
-from offloader.read.ledger_handle import ReadHandle, read_offloaded
+from offloader.read.reader import ReadHandle, read_offloaded
 from offloader.settings import ReadSettings
-from offloader.store import open_store
 from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from tests.support.streams import batch_of, build
 
 GOLDEN = Path(__file__).resolve().parents[1] / "formats" / "golden"

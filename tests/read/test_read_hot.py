@@ -15,7 +15,7 @@ from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.read.reader import Reader, open_reader
 from offloader.settings import LedgerSettings, ReadSettings
-from offloader.store import open_store
+from offloader.store.open import open_store
 from tests.support.streams import BASE_MS, StreamWriter
 
 names = itertools.count()

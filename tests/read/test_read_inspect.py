@@ -29,8 +29,8 @@ from offloader.errors import NotFound
 from offloader.inspect.inspect import inspect_object
 from offloader.manifest.checkpoint import checkpoint_now
 from offloader.settings import ReadSettings
-from offloader.store import open_store
 from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from tests.support.streams import StreamWriter, batch_of
 
 GOLDEN = Path(__file__).resolve().parents[1] / "formats" / "golden"

@@ -12,7 +12,7 @@ from formats.manifest import Gap
 from offloader.errors import NotFound
 from offloader.inspect.inspect import timeline_of
 from offloader.plot import Span
-from offloader.store import open_store
+from offloader.store.open import open_store
 from tests.support.streams import BASE_MS, StreamWriter, batch_of
 
 names = itertools.count()

@@ -17,8 +17,8 @@ from offloader.inspect.verify import Damage, Finding, check_order, check_segment
 from offloader.manifest.log import load_manifest
 from offloader.read.fetch import Fetcher
 from offloader.settings import ReadSettings
-from offloader.store import open_store
 from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.support.streams import StreamWriter, batch_of
 

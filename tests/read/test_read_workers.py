@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from offloader.read.prefetch import ReaderThreads
+from offloader.read.fetch import ReaderThreads
 from tests.support.waiting import PATIENCE_S
 
 

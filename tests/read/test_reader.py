@@ -19,8 +19,8 @@ from formats.segment import Codec, Layout
 from offloader.errors import BeyondEnd, Closed, InvalidCall, NotFound, Trimmed
 from offloader.read.reader import Reader, open_reader
 from offloader.settings import ReadSettings
-from offloader.store import open_store
 from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from offloader.testing.faulty_store import FaultyStore
 from tests.support.streams import BASE_MS, StreamWriter, batch_of, random_batch
 from tests.support.waiting import PATIENCE_S

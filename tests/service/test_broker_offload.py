@@ -21,7 +21,7 @@ from offloader.manifest.log import load_manifest
 from offloader.service.http.server import OffloadHttp
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
-from offloader.write.gaps import NOT_DELIVERED
+from offloader.write.hot_tier import NOT_DELIVERED
 from services.servers import free_port
 from tests.support.broker_frames import frame_entries, frames_of
 from tests.support.broker_requests import STREAM, Broker

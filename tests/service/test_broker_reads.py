@@ -19,11 +19,11 @@ from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_table import AT_ROOT
 from offloader.read.ledger_plan import CHUNK_BYTES
 from offloader.runtime.clock import SystemClock
-from offloader.store.attempts import requests_of
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
-from offloader.write.gap_fill import fill_gaps
-from offloader.write.gaps import NOT_DELIVERED
+from offloader.store.wrappers import requests_of
+from offloader.write.backfill_service import fill_gaps
+from offloader.write.hot_tier import NOT_DELIVERED
 from tests.conftest import S3Place
 from tests.support.broker_frames import frame_entries, read_range
 from tests.support.broker_requests import STREAM, Broker

@@ -12,10 +12,10 @@ from formats.manifest import StreamDeleted
 from offloader.errors import NotFound
 from offloader.gc.delete_stream import remove_stream
 from offloader.service.manifest_views import ManifestViews
-from offloader.store.attempts import requests_of
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.store.open import open_store
+from offloader.store.wrappers import requests_of
 from offloader.testing.manual_clock import ManualClock
 from tests.support.streams import StreamWriter, batch_of
 

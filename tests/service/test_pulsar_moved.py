@@ -16,7 +16,7 @@ from offloader.runtime.clock import SystemClock
 from offloader.service.bootstrap import Assembled
 from offloader.service.http.server import OffloadHttp
 from offloader.settings import Settings
-from offloader.write.gaps import NOT_DELIVERED
+from offloader.write.hot_tier import NOT_DELIVERED
 from tests.formats.pulsar_entries import Sent, single_entry
 from tests.support.http_process import Answer, ask, quoted
 from tests.support.pulsar_cluster import Cluster, S, fake_cluster, whats

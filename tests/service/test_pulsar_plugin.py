@@ -14,7 +14,7 @@ from offloader.ledgers.pulsar.source import SINCE_PROPERTY
 from offloader.manifest.log import load_manifest
 from offloader.retention.cycle import RetentionCycle
 from offloader.service.bootstrap import Assembled
-from offloader.write.gaps import LOST
+from offloader.write.hot_tier import LOST
 from tests.support.pulsar_cluster import Cluster, S, fake_cluster, whats
 from tests.support.pulsar_topics import FakeTopic
 from tests.support.waiting import eventually

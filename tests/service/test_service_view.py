@@ -14,7 +14,7 @@ from offloader.service.process import ServingProcess
 from offloader.service.queries import ONE_AGE_S_MAX, ROW_AGE_S_MAX, ServiceView
 from offloader.settings import StoreSettings
 from offloader.store.open import open_store
-from offloader.store.retrying import RetryingStore
+from offloader.store.wrappers import RetryingStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from tests.support.http_process import ORDERS, PAYMENTS, HttpProcess, http_process

@@ -14,7 +14,7 @@ from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.write.machine import StreamOffload
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.status import Mode
+from offloader.write.stream_state import Mode
 from tests.simulation.simulated_store import SimulatedStore
 from tests.simulation.simulated_workers import SimulatedWorkers
 

@@ -21,7 +21,7 @@ from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
-from offloader.write.status import Mode
+from offloader.write.stream_state import Mode
 from tests.simulation.simulated_process import SimulatedProcess
 from tests.simulation.simulated_store import FaultModel, FaultPlan, SimulatedStore
 from tests.simulation.simulation_checks import loaded, what_is_unaccounted, what_is_unreadable

@@ -12,7 +12,7 @@ import pytest
 from formats.entries import EntryBatch, Position
 from formats.segment import Codec, Layout
 from offloader.spark import local_session
-from offloader.store import open_store
+from offloader.store.open import open_store
 from tests.support.quick import needs
 from tests.support.streams import BASE_MS, StreamWriter, batch_of, random_batch
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from offloader.store import open_store
+from offloader.store.open import open_store
 from tests.spark.reading import load
 from tests.support.streams import StreamWriter, batch_of
 

@@ -28,8 +28,8 @@ from offloader.manifest.log import ManifestLog, list_streams, load_manifest
 from offloader.runtime.clock import SystemClock
 from offloader.settings.layered import SettingsFile
 from offloader.spark.jobs import Backfilled, backfill
-from offloader.store import open_store
 from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.spark.hot_tier import HotTier, LosingLedgers, MisbehavingLedgers, another_database, edits_of, settings_of
 from tests.spark.victim import Victim

@@ -20,7 +20,7 @@ from formats.segment import SegmentMap
 from offloader.errors import Corrupt, InvalidCall, OffloaderError, OutcomeUnknown, Trimmed, Unsupported
 from offloader.spark.jobs import export
 from offloader.spark.jobs.export import ExportedRange, ExportLog, PlannedRange, planned_ranges
-from offloader.store import open_store
+from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.formats.pulsar_entries import Sent, batch_entry, entry_of, metadata_of
 from tests.spark.reading import entries_in

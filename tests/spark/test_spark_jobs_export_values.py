@@ -11,7 +11,7 @@ import pytest
 from formats.entries import EntryBatch
 from offloader.errors import Corrupt, ErrorKind, InvalidCall, OffloaderError
 from offloader.spark.jobs import AvroValues, JsonValues, export
-from offloader.store import open_store
+from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.formats.pulsar_entries import Sent, batch_entry, entry_of, metadata_of, single_entry
 from tests.spark.test_avro_values import NEW, OLD, encoded, version

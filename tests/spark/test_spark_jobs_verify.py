@@ -15,7 +15,7 @@ from offloader.spark.jobs import verify
 from offloader.spark.jobs.verify import FINDINGS_PER_SEGMENT_MAX, SegmentTask, bounded, packed
 from offloader.spark.options import SourceOptions
 from offloader.spark.session import translated
-from offloader.store import open_store
+from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.support.streams import StreamWriter, batch_of, random_batch
 

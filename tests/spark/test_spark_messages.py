@@ -9,7 +9,7 @@ import pytest
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch
 from formats.pulsar.messages import COLUMNS, messages
-from offloader.store import open_store
+from offloader.store.open import open_store
 from tests.formats.pulsar_entries import Sent, batch_entry, entry_of, metadata_of, recorded, single_entry
 from tests.spark.reading import load
 from tests.support.streams import BASE_MS, StreamWriter, batch_of

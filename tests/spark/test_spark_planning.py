@@ -16,8 +16,8 @@ from offloader.spark.planning import INDEXES_READ_MAX, SegmentSlice, plan_slices
 from offloader.spark.scan import BATCH_BYTES_MAX, BATCH_ROWS_MAX, read_slices
 from offloader.spark.schema import Needs, Projection
 from offloader.spark.source import OffloaderReader
-from offloader.store import open_store
 from offloader.store.base import ByteRange, ObjectInfo, ObjectStore
+from offloader.store.open import open_store
 from offloader.testing.faulty_store import FaultyStore
 from tests.support.streams import StreamWriter, batch_of
 

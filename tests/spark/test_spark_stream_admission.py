@@ -25,7 +25,7 @@ from offloader.spark.stream import (
     encode_offsets,
     is_lost,
 )
-from offloader.store import open_store
+from offloader.store.open import open_store
 from tests.support.streams import StreamWriter, batch_of, random_batch
 
 INCARNATION = UUID(int=7)

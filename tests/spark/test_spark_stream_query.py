@@ -13,7 +13,7 @@ import pytest
 
 from formats.entries import EntryBatch, Position
 from formats.manifest import Retire, Truncate
-from offloader.store import open_store
+from offloader.store.open import open_store
 from tests.formats.pulsar_entries import Sent, batch_entry, single_entry
 from tests.spark.victim import Victim
 from tests.support.streams import StreamWriter, batch_of

@@ -15,7 +15,7 @@ from formats.manifest import Purged, Retire, StreamDeleted, Truncate
 from offloader.errors import BeyondEnd, InvalidCall, NotFound, Trimmed
 from offloader.spark.options import SourceOptions
 from offloader.spark.stream import POLL_SECONDS, StreamingReader
-from offloader.store import open_store
+from offloader.store.open import open_store
 from offloader.testing.faulty_store import FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from tests.support.streams import BASE_MS, StreamWriter, batch_of

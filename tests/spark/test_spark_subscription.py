@@ -18,9 +18,9 @@ from offloader.retention.subscribers import open_retention
 from offloader.spark.options import SourceOptions
 from offloader.spark.stream import StreamingReader
 from offloader.spark.subscription import RETRY_S, Subscription
-from offloader.store import open_store
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
+from offloader.store.open import open_store
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from tests.spark.test_spark_stream_query import stream_into_parquet

@@ -8,8 +8,7 @@ import pytest
 
 from offloader.errors import BucketMissing, Corrupt, InvalidCall, NotFound, Unsupported
 from offloader.store.base import CREATE, ObjectStore, StoreOptions
-from offloader.store.open import open_store
-from offloader.store.overlay import ObjectsPlace, create_catalogue
+from offloader.store.open import ObjectsPlace, create_catalogue, open_store
 
 
 @pytest.fixture

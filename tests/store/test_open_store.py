@@ -17,11 +17,11 @@ from fsspec.implementations.local import LocalFileSystem
 from formats.entries import Pieces, views_of
 from offloader.errors import InvalidCall, NotFound, OffloaderError, StoreUnavailable, Unsupported
 from offloader.settings import StoreSettings
-from offloader.store.attempts import requests_of
 from offloader.store.base import CREATE, OVERWRITE, ByteRange, IfMatch, PutMode, StoreOptions
 from offloader.store.open import open_store
 from offloader.store.probe import CREATES, ETAGS, probe_conditional_puts, require_conditional_puts
-from offloader.store.s3_body import BodyReader, sendable
+from offloader.store.s3 import BodyReader, sendable
+from offloader.store.wrappers import requests_of
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.store_suite import all_keys
 from tests.support.misbehaving_servers import silent_server

@@ -20,12 +20,11 @@ from offloader.errors import (
     Throttled,
 )
 from offloader.settings import LimitSettings, StoreSettings
-from offloader.store.attempts import AttemptStore, VerbCount, requests_of
 from offloader.store.base import CREATE, IfMatch, ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.store.open import open_store
 from offloader.store.rate_limit import Limiter
-from offloader.store.retrying import RetryingStore, retry_delay_s
+from offloader.store.wrappers import AttemptStore, RetryingStore, VerbCount, requests_of, retry_delay_s
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 

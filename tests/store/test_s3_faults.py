@@ -27,10 +27,10 @@ from offloader.errors import (
     Unsupported,
 )
 from offloader.settings import StoreSettings
-from offloader.store.attempts import requests_of
 from offloader.store.base import CREATE, ByteRange, IfMatch, ObjectStore, PartInfo
 from offloader.store.open import open_store
 from offloader.store.s3_client import composite_crc32c, composite_etag, meaning_of
+from offloader.store.wrappers import requests_of
 from tests.support.misbehaving_servers import Answer, LosingProxy, ScriptedServer, silent_server, slow_server
 
 KEYS: dict[str, Any] = {"access_key": "offloader", "secret_key": "wJalrXUtnFEMI-very-secret"}

@@ -13,12 +13,11 @@ import pytest
 
 from offloader.errors import InvalidCall, StoreUnavailable, Throttled
 from offloader.settings import LimitSettings, Settings, StoreSettings
-from offloader.store.attempts import AttemptStore, limits_of
 from offloader.store.base import Body, ByteRange, ObjectInfo, ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.store.open import open_store
 from offloader.store.rate_limit import Limiter, Priority, working_at
-from offloader.store.retrying import RetryingStore
+from offloader.store.wrappers import AttemptStore, RetryingStore, limits_of
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.offloader import LedgerOffloader

@@ -17,10 +17,10 @@ import pytest
 
 from offloader.errors import OffloaderError, OutcomeUnknown, PreconditionFailed, StoreUnavailable, Throttled
 from offloader.settings import LimitSettings, StoreSettings
-from offloader.store.attempts import limits_of
 from offloader.store.base import CREATE, ObjectStore, PartInfo
 from offloader.store.clouds.gcs import DELETES_AT_ONCE_MAX
 from offloader.store.open import open_store
+from offloader.store.wrappers import limits_of
 from tests.support.holding_proxy import HoldingProxy
 from tests.support.misbehaving_servers import Answer, ScriptedServer
 from tests.support.waiting import PATIENCE_S

@@ -30,7 +30,7 @@ def speed_up() -> None:
 def make() -> None:
     """Does what most tests of Spark do, in a JVM that writes down the classes it loaded when it ends."""
     from offloader.spark import local_session
-    from offloader.store import open_store
+    from offloader.store.open import open_store
     from tests.support.streams import StreamWriter, batch_of
 
     with tempfile.TemporaryDirectory(dir=ARCHIVE.parent) as folder:

@@ -25,11 +25,10 @@ from offloader.manifest.checked_source import CheckedSource
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.runtime.clock import SystemClock
 from offloader.settings import LimitSettings, Settings
-from offloader.store.attempts import AttemptStore
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.store.rate_limit import Limiter, Priority, Ticket, Traffic, current_priority
-from offloader.store.wrappers import Request, StoreWrapper
+from offloader.store.wrappers import AttemptStore, Request, StoreWrapper
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.offloader import LedgerOffloader

@@ -17,8 +17,8 @@ from offloader.manifest.state import ManifestState
 from offloader.runtime.workers import Workers
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
-from offloader.write.commit_ack import CommitAck, acknowledgeable
-from offloader.write.gaps import LOST, NOT_DELIVERED, UNCONFIRMED
+from offloader.write.hot_release import CommitAck, acknowledgeable
+from offloader.write.hot_tier import LOST, NOT_DELIVERED, UNCONFIRMED
 from tests.support.streams import StreamWriter, batch_of
 
 

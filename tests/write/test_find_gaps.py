@@ -27,8 +27,7 @@ from offloader.manifest.apply import apply_edits
 from offloader.manifest.state import EditRefused, ManifestState
 from offloader.settings import OffloadSettings
 from offloader.write.backfill import start_of_history
-from offloader.write.gaps import BEFORE_HEAD, LOST, UNCONFIRMED, find_gaps, gap_before
-from offloader.write.hot_tier import HotRead
+from offloader.write.hot_tier import BEFORE_HEAD, LOST, UNCONFIRMED, HotRead, find_gaps, gap_before
 from tests.support.manifests import DRIVER, summary_of, uuid_of
 
 

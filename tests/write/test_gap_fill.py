@@ -28,7 +28,7 @@ from offloader.errors import (
 from offloader.manifest.load import load_manifest
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import EditRefused
-from offloader.read.fills import read_fill
+from offloader.read.cold import read_fill
 from offloader.read.reader import open_reader
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
@@ -36,8 +36,8 @@ from offloader.store.memory import MemoryStore
 from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
-from offloader.write.gap_fill import fill_gaps, missing_runs
-from offloader.write.gaps import NOT_DELIVERED
+from offloader.write.backfill_service import fill_gaps, missing_runs
+from offloader.write.hot_tier import NOT_DELIVERED
 from tests.support.streams import StreamWriter, batch_of
 
 _names = count()

@@ -16,7 +16,7 @@ from offloader.ledgers.sqlite.embedded import EmbeddedStream
 from offloader.manifest.log import load_manifest
 from offloader.settings import Settings
 from offloader.testing.faulty_store import Fault, FaultyStore
-from offloader.write.gaps import proven_gap
+from offloader.write.hot_tier import proven_gap
 from offloader.write.offloader import LedgerOffloader
 from tests.simulation.simulated_world import World
 from tests.support.readback import stored_entries

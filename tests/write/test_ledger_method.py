@@ -22,9 +22,9 @@ from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
-from offloader.write.ledger_method import due_ledgers
-from offloader.write.ledger_objects import SourceLedger
+from offloader.write.backfill_service import due_ledgers
 from offloader.write.offloader import LedgerOffloader
+from offloader.write.upload import SourceLedger
 from tests.support.presence import there
 from tests.support.readback import stored_entries, unaccounted_keys
 from tests.support.waiting import PATIENCE_S

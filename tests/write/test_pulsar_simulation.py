@@ -22,10 +22,10 @@ from offloader.runtime.clock import SystemClock
 from offloader.settings import OffloadSettings, Settings
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
-from offloader.write.gaps import NOT_DELIVERED
+from offloader.write.hot_tier import NOT_DELIVERED
 from offloader.write.machine import StreamOffload
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.status import Mode
+from offloader.write.stream_state import Mode
 from tests.formats.pulsar_entries import Sent, single_entry
 from tests.ledgers.pulsar_bench import NAME, PulsarBench
 from tests.support.readback import stored_entries

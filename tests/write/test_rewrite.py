@@ -26,16 +26,14 @@ from offloader.manifest.apply import apply_edits
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.rebuild import rebuild_manifest
 from offloader.manifest.state import EditRefused, ManifestState, offload_context
-from offloader.read.ledger_handle import read_offloaded
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_reader, read_offloaded
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.base import OVERWRITE, Body, ObjectInfo, PutMode
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
-from offloader.write.ledger_objects import EntryDigest
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.rollback import RewriteResult, next_group, streamed_ledgers
+from offloader.write.rollback import EntryDigest, RewriteResult, next_group, streamed_ledgers
 from tests.support.manifests import summary_of
 from tests.support.readback import stored_entries
 from tests.support.streams import StreamWriter, batch_of

@@ -16,7 +16,7 @@ from offloader.store.memory import MemoryStore
 from offloader.write.offloader import LedgerOffloader
 from offloader.write.quota import StreamQuota
 from offloader.write.segment import OffloadHandle
-from offloader.write.segment_queue import SegmentQueue
+from offloader.write.stream_state import SegmentQueue
 
 SETTINGS = Settings()
 

@@ -11,8 +11,8 @@ from formats.checksum import crc32c
 from formats.entries import Pieces
 from formats.segment import Part
 from offloader.errors import Closed
-from offloader.store import open_store
 from offloader.store.base import Body, ObjectStore, PartInfo
+from offloader.store.open import open_store
 from offloader.store.wrappers import Request, StoreWrapper
 from offloader.write.upload import SegmentUpload
 

@@ -33,8 +33,8 @@ from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.store.open import open_store
-from offloader.write.gaps import LOST
 from offloader.write.hot_release import release_hot_ledgers
+from offloader.write.hot_tier import LOST
 from offloader.write.offloader import LedgerOffloader
 from tests.support.streams import build
 

@@ -14,6 +14,7 @@ from formats.segment import Layout, LedgerSpan, SegmentSummary
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.state import ManifestState
+from offloader.write.backfill_service import ledgers_of_method
 from offloader.write.hot_tier import (
     HistoryRange,
     LedgerSizeEstimator,
@@ -23,7 +24,6 @@ from offloader.write.hot_tier import (
     uncovered,
     uncovered_ranges,
 )
-from offloader.write.ledger_method import ledgers_of_method
 
 EMPTY = ManifestState(stream="a/b", incarnation=UUID(int=7))
 

@@ -19,7 +19,7 @@ from offloader.testing.faulty_store import Fault
 from offloader.write.catch_up import BEHIND_SEGMENTS_MIN
 from offloader.write.machine import StreamOffload
 from offloader.write.offloader import LedgerOffloader
-from offloader.write.status import Mode, StreamStatus
+from offloader.write.stream_state import Mode, StreamStatus
 from tests.support.readback import stored_entries
 from tests.support.waiting import eventually
 from tests.write.streaming_bench import STREAM, Bench, settings

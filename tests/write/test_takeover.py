@@ -22,7 +22,7 @@ from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.write.epoch import Ownership
-from offloader.write.status import Mode
+from offloader.write.stream_state import Mode
 from tests.support.readback import stored_entries, unaccounted_keys
 from tests.support.waiting import eventually
 from tests.write.streaming_bench import STREAM, Bench, settings

@@ -22,7 +22,7 @@ from offloader.manifest.log import load_manifest
 from offloader.runtime.clock import SystemClock
 from offloader.settings import OffloadSettings, Settings
 from offloader.store.memory import MemoryStore
-from offloader.write.gaps import LOST, NOT_DELIVERED, UNCONFIRMED, proven_gap
+from offloader.write.hot_tier import LOST, NOT_DELIVERED, UNCONFIRMED, proven_gap
 from offloader.write.offloader import LedgerOffloader
 from tests.support.readback import stored_entries
 

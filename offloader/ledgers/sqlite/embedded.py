@@ -13,9 +13,17 @@ from formats.entries import EntryBatch, Position
 from formats.keys import levels_above
 from offloader.errors import InvalidCall, NotFound, SourceMismatch
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener, LostRange, Subscription, newest_listed
-from offloader.ledgers.sqlite.acked import AckedEnd, AckedFile, AckedSlot
 from offloader.ledgers.sqlite.chunks import ENTRY_BYTES_MAX
-from offloader.ledgers.sqlite.database import BUSY_TIMEOUT_S, Database, check_entries, check_links, database_path
+from offloader.ledgers.sqlite.database import (
+    BUSY_TIMEOUT_S,
+    AckedEnd,
+    AckedFile,
+    AckedSlot,
+    Database,
+    check_entries,
+    check_links,
+    database_path,
+)
 from offloader.ledgers.sqlite.stream import (
     LEDGER_ID_MAX,
     NOTE_BYTES_MAX,

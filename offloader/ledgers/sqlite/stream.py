@@ -18,7 +18,6 @@ from formats.entries import EntryBatch, Position
 from formats.errors import FormatError
 from offloader.errors import Corrupt, Fenced, InvalidCall, LimitReached, StoreUnavailable, Unsupported
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener
-from offloader.ledgers.sqlite.acked import AckedSlot
 from offloader.ledgers.sqlite.chunks import (
     Chunk,
     cut_chunks,
@@ -29,7 +28,7 @@ from offloader.ledgers.sqlite.chunks import (
     must_roll,
     room,
 )
-from offloader.ledgers.sqlite.database import Database
+from offloader.ledgers.sqlite.database import AckedSlot, Database
 from offloader.ledgers.tail_buffer import Listeners, ListenerSubscription, part_to_read
 from offloader.runtime.clock import Clock
 from offloader.settings import LedgerSettings
@@ -398,7 +397,11 @@ class EmbeddedStream:
                     self._database.require_room(connection, given.payload_bytes)
                 batches, closed = self._write(connection, row, given) if len(given) else ([], [])
                 if notes:
-                    self._write_notes(connection, notes)
+                    connection.executemany(
+                        "INSERT INTO notes (stream_id, key, value) VALUES (?, ?, ?) "
+                        "ON CONFLICT (stream_id, key) DO UPDATE SET value = excluded.value",
+                        [(self._stream_id, key, bytes(value)) for key, value in notes.items()],
+                    )
             if batches and self._acked is not None:
                 self._acked.write(batches[-1].last)
             self._listeners.tell_all(batches, closed)
@@ -530,7 +533,6 @@ class EmbeddedStream:
     def _write(
         self, connection: sqlite3.Connection, row: StreamRow, given: EntryBatch
     ) -> tuple[list[EntryBatch], list[LedgerInfo]]:
-        """Writes entries to the open ledger and the next ones; returns the batches and closed ledgers."""
         now_ms = self._clock.now_ms()
         written: list[EntryBatch] = []
         closed: list[LedgerInfo] = []
@@ -571,13 +573,6 @@ class EmbeddedStream:
             (grown.entries, grown.size_bytes, now_ms if full else None, grown.ledger_id),
         )
         return replace(grown, closed=True, closed_ms=now_ms) if full else grown
-
-    def _write_notes(self, connection: sqlite3.Connection, notes: Mapping[str, bytes]) -> None:
-        connection.executemany(
-            "INSERT INTO notes (stream_id, key, value) VALUES (?, ?, ?) "
-            "ON CONFLICT (stream_id, key) DO UPDATE SET value = excluded.value",
-            [(self._stream_id, key, bytes(value)) for key, value in notes.items()],
-        )
 
     # -- checks and queries
 

@@ -40,7 +40,7 @@ from offloader.service.streams import ServedStreams, StreamSupervisor
 from offloader.settings import FlightSettings, ReadSettings, Settings
 from offloader.store.base import ObjectStore
 from offloader.stream_names import require_stream_name
-from offloader.write.status import Mode
+from offloader.write.stream_state import Mode
 
 
 class Proof:

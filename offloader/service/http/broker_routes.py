@@ -20,7 +20,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from formats.entries import Buffer, byte_array
 from offloader.errors import InvalidCall, OffloaderError
 from offloader.owner_client import FORWARDED
-from offloader.read.ledger_standing import BrokerFacts
+from offloader.read.ledger_plan import BrokerFacts
 from offloader.service.broker_ledgers import BrokerCaller, BrokerLedgers
 from offloader.service.http.dependencies import Known, StreamName
 from offloader.service.http.problems import PROBLEM_JSON

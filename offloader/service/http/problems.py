@@ -22,7 +22,7 @@ from offloader.errors import (
 )
 from offloader.manifest.state import StreamPaused
 from offloader.owner_client import NotOwner
-from offloader.read.ledger_standing import LedgerMismatch, LedgerTrimmed
+from offloader.read.ledger_plan import LedgerMismatch, LedgerTrimmed
 from offloader.service.auth import NotAllowed, NotAuthenticated
 
 #: Media type of every error.

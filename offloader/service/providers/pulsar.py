@@ -33,7 +33,7 @@ from offloader.service.host import StoreReach
 from offloader.service.streams import ProviderProblem, ServedStreams, StreamSupervisor, error_of, stream_problems
 from offloader.settings import PulsarSettings, Settings
 from offloader.store.base import ObjectStore
-from offloader.write.status import Mode
+from offloader.write.stream_state import Mode
 
 _log = logging.getLogger("offloader.service")
 

@@ -327,7 +327,6 @@ async def _in_slices(pieces: Sequence[Buffer]) -> AsyncIterator[Buffer]:
 
 
 def _described(key: str, headers: Mapping[str, str]) -> ObjectInfo:
-    """Object description from the headers of a HEAD or GET."""
     sums = dict(each.strip().partition("=")[::2] for each in headers.get("x-goog-hash", "").split(","))
     size_bytes = int(headers.get("content-range", "/" + headers.get("content-length", "0")).rpartition("/")[2])
     return ObjectInfo(
