@@ -1,4 +1,4 @@
-"""Fills: objects with the entries of recorded gaps, their rules, and runs of entry ids. Does no I/O."""
+"""Fills, which are objects with the entries of recorded gaps, and runs of entry ids. Does no I/O."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from formats.checkpoint import DELETED, LAST_UNKNOWN
 from formats.entries import Position
 from formats.manifest import Gap, GapFilled
-from offloader.manifest.ledger_table import ENTRY_ID_MAX, LedgerFact
+from offloader.manifest.ledger_table import LedgerFact
 from offloader.manifest.segment_table import SegmentStatus, SegmentTable, first_missing
-from offloader.manifest.state import RecordBuilder
 
 #: First and last entry id, both included.
 Run = tuple[int, int]
@@ -108,57 +107,3 @@ def is_gone(ledger_id: int, fact: LedgerFact, head: Position | None) -> bool:
     if fact.flags & DELETED or head is None or head.ledger_id < ledger_id:
         return bool(fact.flags & DELETED)
     return head.ledger_id > ledger_id or LAST_UNKNOWN != fact.last_entry_id < head.entry_id
-
-
-class FillRules(RecordBuilder):
-    """Precondition and effect of ``gap_filled``, and when a fill leaves the manifest."""
-
-    def gap_filled(self, edit: GapFilled) -> None:
-        """Names a fill.
-
-        Raises:
-            EditRefused: it isn't of one ledger of the stream, overlaps another fill, doesn't hold just the entries of
-                gaps in its range, or something in this range isn't offloaded yet.
-        """
-        self.require_new(edit, edit.uuid)
-        ledger_id, first, last = edit.first.ledger_id, edit.first.entry_id, edit.last.entry_id
-        if edit.last.ledger_id != ledger_id or last < first:
-            raise self.refused(edit, f"{edit.first}..{edit.last} isn't a part of one ledger")
-        fact = self.fact(ledger_id)
-        if is_gone(ledger_id, fact, self.now("head")):
-            raise self.refused(edit, f"ledger {ledger_id} is deleted from the stream")
-        if fact.last_entry_id != LAST_UNKNOWN and last > fact.last_entry_id:
-            raise self.refused(edit, f"ledger {ledger_id} ends at {fact.last_entry_id}")
-        fills: tuple[GapFilled, ...] = self.now("fills")
-        other = next(iter(fills_in(fills, ledger_id, first, last)), None)
-        if other is not None:
-            raise self.refused(
-                edit, f"{edit.first}..{edit.last} overlaps fill {other.uuid} {other.first}..{other.last}"
-            )
-        gaps: tuple[Gap, ...] = self.now("gaps")
-        runs = gap_runs(gaps, ledger_id, first, last)
-        if not runs or (runs[0][0], runs[-1][1], count_of(runs)) != (first, last, edit.entries):
-            raise self.refused(
-                edit,
-                f"{edit.entries} entries from {edit.first} to {edit.last}, the gaps there have {count_of(runs)}"
-                + (f" from {runs[0][0]} to {runs[-1][1]}" if runs else ""),
-            )
-        if not is_settled(self.segments.table(), gaps, ledger_id, first, last):
-            raise self.refused(edit, f"not everything between {edit.first} and {edit.last} is offloaded or a gap")
-        self.changes["fills"] = tuple(sorted([*fills, edit], key=attrgetter("first")))
-
-    def drop_fills(self) -> None:
-        """Removes the fills that nobody can need any more, after segments have left.
-
-        Until the objects of the last segment of its ledger may be deleted, a restored stream would need a fill again.
-        """
-        fills: tuple[GapFilled, ...] = self.now("fills")
-        kept = tuple(each for each in fills if not self._is_over(each))
-        if len(kept) < len(fills):
-            self.changes["fills"] = kept
-
-    def _is_over(self, fill: GapFilled) -> bool:
-        ledger_id = fill.first.ledger_id
-        if not is_gone(ledger_id, self.fact(ledger_id), self.now("head")):
-            return False
-        return self.segments.overlapping(Position(ledger_id, 0), Position(ledger_id, ENTRY_ID_MAX)) is None

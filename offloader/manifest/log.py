@@ -36,20 +36,20 @@ from offloader.errors import (
     StoreUnavailable,
     Throttled,
 )
-from offloader.ledgers.base import IdentifiedSource
+from offloader.ledgers.base import IdentifiedSource, LedgerSource
 from offloader.manifest.apply import apply_edits, are_applied, fold, is_applied
 from offloader.manifest.boundary import create_boundary, name_record, read_boundary, require_never_begun
 from offloader.manifest.catalog import create_entry, list_streams, read_entry, require_entry
 from offloader.manifest.checkpoint import Shortening, checkpoint_now
 from offloader.manifest.load import LoadedManifest, load_manifest, refreshed
-from offloader.manifest.source_identity import Accept, OwnersSource, own_edits
+from offloader.manifest.source_identity import Accept, CheckedSource, OwnersSource, own_edits
 from offloader.manifest.state import EditRefused, ManifestState, newest_of
 from offloader.runtime.clock import Clock
 from offloader.settings import ManifestSettings
 from offloader.store.base import CREATE, ObjectStore
 from offloader.stream_names import require_stream_name
 
-__all__ = ["ManifestLog", "NotWritten", "list_streams", "load_manifest", "put_record", "stands_there"]
+__all__ = ["ManifestLog", "NotWritten", "checked", "list_streams", "load_manifest", "put_record", "stands_there"]
 
 #: Repeats of a record whose outcome is unknown, in one commit.
 UNKNOWN_REPEATS_MAX = 5
@@ -446,3 +446,8 @@ class ManifestLog:
                 elif name_record(self.store, self.state, stored):
                     return self.state
             raise StoreUnavailable(f"stream {self.stream}: its boundary changed {CONFLICTS_MAX} times meanwhile")
+
+
+def checked(source: LedgerSource, log: ManifestLog) -> CheckedSource:
+    """A stream's source, compared with the view of ``log``."""
+    return CheckedSource(source, lambda: log.state if log.is_loaded else None)

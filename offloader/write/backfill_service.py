@@ -11,8 +11,7 @@ from formats.manifest import Failed, Gap, Pause, Resume, SetMethod
 from formats.segment import SegmentSummary
 from offloader.errors import Closed, Fenced, NotFound, Unsupported
 from offloader.ledgers.base import LedgerInfo, LedgerSource, listed_source
-from offloader.manifest.checked_source import checked
-from offloader.manifest.log import ManifestLog
+from offloader.manifest.log import ManifestLog, checked
 from offloader.manifest.source_identity import closed_edit
 from offloader.manifest.state import ManifestState, StreamPaused
 from offloader.settings import ManifestSettings

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from formats.entries import Position
 from offloader.errors import Corrupt, Fenced, NotFound, OffloaderError
 from offloader.ledgers.base import LedgerInfo, LedgerSource, ListedSource
-from offloader.manifest.checked_source import checked
-from offloader.manifest.log import ManifestLog
+from offloader.manifest.log import ManifestLog, checked
 from offloader.manifest.state import ManifestState
 from offloader.runtime.workers import Backoff, SerialTask, Timer, Workers
 from offloader.write.gaps import DOUBTFUL
