@@ -161,7 +161,7 @@ def _objects(store: ObjectStore, state: ManifestState) -> Iterator[tuple[str, in
     for info in listed(store, prefix):
         if not info.key.startswith(f"{prefix}manifest/") and not _is_of_others(info.key, state):
             yield info.key, info.size_bytes, _is_ours(info.key, state)
-    for segment in state.segments.values():
+    for segment in state.segments.in_order():
         if segment.owned and segment.summary is not None and is_at_root(segment.driver):
             sizes = segment.summary.data_bytes, segment.summary.index_bytes
             for key, size_bytes in zip(segment.object_keys(state.stream), sizes, strict=True):

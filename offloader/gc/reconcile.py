@@ -12,8 +12,8 @@ from uuid import UUID
 
 from formats.documents import (
     GLOBAL_HOLD_KEY,
+    GROUP_PREFIX,
     group_of_key,
-    group_prefix,
     intent_key,
     lease_key,
     lease_uuid,
@@ -22,8 +22,8 @@ from formats.documents import (
 )
 from formats.errors import FormatError
 from formats.keys import (
+    CATALOG_PREFIX,
     RESERVED_LEVELS,
-    catalog_prefix,
     data_key,
     decode_stream,
     encode_stream,
@@ -571,13 +571,13 @@ def _folders_below(streams: Iterable[str]) -> Callable[[str], bool]:
 
 def _place_outside(info: ObjectInfo) -> Place | None:
     """Kind of a key below no stream, where this project writes such keys."""
-    if info.key.startswith(catalog_prefix()):
+    if info.key.startswith(CATALOG_PREFIX):
         with suppress(FormatError):
             stream_of_catalog_key(info.key)
             return Place.CATALOGUE
         return None
     # A reader group. A deleted one keeps its generation, so groups leave no garbage.
-    if info.key.startswith(group_prefix()) and group_of_key(info.key) is not None:
+    if info.key.startswith(GROUP_PREFIX) and group_of_key(info.key) is not None:
         return Place.RETENTION
     return Place.STORE if info.key == GLOBAL_HOLD_KEY else None
 

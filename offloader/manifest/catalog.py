@@ -9,7 +9,7 @@ from contextlib import suppress
 from uuid import UUID
 
 from formats.errors import FormatError
-from formats.keys import catalog_key, catalog_prefix, levels_above, stream_of_catalog_key, stream_prefix
+from formats.keys import CATALOG_PREFIX, catalog_key, levels_above, stream_of_catalog_key, stream_prefix
 from formats.manifest import CatalogEntry
 from offloader.errors import Corrupt, NotFound, PreconditionFailed, StoreUnavailable, Unsupported
 from offloader.manifest.boundary import (
@@ -153,7 +153,7 @@ def list_streams(store: ObjectStore, *, prefix: str = "", released: bool = False
     Args:
         released: also names of deleted streams, whose entries are tombstones.
     """
-    found = _streams_below(store, catalog_prefix(), released=released)
+    found = _streams_below(store, CATALOG_PREFIX, released=released)
     return sorted(name for name in found if name.startswith(prefix))
 
 

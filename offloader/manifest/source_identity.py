@@ -1,4 +1,4 @@
-"""Compares a hot tier with the one that the manifest knows, at each listing (docs/explanation/manifest.md, "Which hot tier")."""
+"""Compares a hot tier with the one that the manifest knows (docs/explanation/manifest.md, "Which hot tier")."""
 
 from __future__ import annotations
 

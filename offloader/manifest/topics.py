@@ -9,9 +9,10 @@ its own. Its entry and its last truncation lie under keys that all its incarnati
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeVar
 from uuid import UUID
 
 from formats.documents import (
@@ -26,13 +27,14 @@ from formats.documents import (
 from formats.errors import FormatError
 from formats.keys import catalog_key, manifest_prefix, stream_of_catalog_key
 from offloader.errors import Corrupt, InvalidCall, Unsupported
-from offloader.manifest.boundary import decoded, delete_keys, listed
+from offloader.manifest.boundary import REBUILD, decoded, delete_keys, listed
 from offloader.manifest.catalog import is_released, is_void_size, let_go, read_entry, read_shared, remove_void
 from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectInfo, ObjectStore
 
 #: Partitions of one topic.
 PARTITIONS_MAX = 10_000
+_Value = TypeVar("_Value")
 _PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,8})")
 
 
@@ -70,20 +72,21 @@ def read_topic_entry(store: ObjectStore, topic: str) -> tuple[TopicEntry | None,
     Raises:
         Corrupt, Unsupported: it can't be read.
     """
-    data, info = read_shared(store, topic_key(topic))
-    if not data:
-        return None, info
-    what, hint = f"{topic_key(topic)} in {store.url}", "put an earlier version of this object back"
-    return decoded(data, topic_key(topic), TopicEntry.decode, what, hint=hint), info
+    key, hint = topic_key(topic), "put an earlier version of this object back"
+    return _read(store, key, TopicEntry.decode, f"{key} in {store.url}", hint)
 
 
 def read_intent(store: ObjectStore, topic: str) -> tuple[TruncationIntent | None, ObjectInfo | None]:
     """A topic's last truncation; as ``read_topic_entry``."""
-    data, info = read_shared(store, intent_key(topic))
-    if not data:
-        return None, info
     what = f"the truncation under way of {topic}, {intent_key(topic)},"
-    return decoded(data, intent_key(topic), TruncationIntent.decode, what), info
+    return _read(store, intent_key(topic), TruncationIntent.decode, what, REBUILD)
+
+
+def _read(
+    store: ObjectStore, key: str, decode: Callable[..., _Value], what: str, hint: str
+) -> tuple[_Value | None, ObjectInfo | None]:
+    data, info = read_shared(store, key)
+    return decoded(data, key, decode, what, hint=hint) if data else None, info
 
 
 def forget_documents(store: ObjectStore, name: str, incarnation: UUID) -> None:

@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.block import BLOCK_HEADER_BYTES, Layout
-from formats.block_checksums import CRC_UNKNOWN, block_checksums
 from formats.entries import ENTRY_HEADER_BYTES, Position
 from formats.extension import Codec
 from formats.manifest import GapFilled
-from formats.segment_map import SegmentMap
+from formats.segment_map import CRC_UNKNOWN, SegmentMap, block_checksums
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.ledger_standing import LedgerIncomplete, LedgerStanding, fill_runs, span_of
 
