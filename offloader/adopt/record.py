@@ -177,8 +177,7 @@ def _one_per_uuid(segments: Iterable[FoundSegment], left: list[LeftOut]) -> list
 
 def _missing(topic: TopicLedgers, adopted: Sequence[FoundSegment], state: ManifestState) -> list[TopicLedger]:
     held: dict[int, int] = {}
-    recorded = [record.summary for record in state.offloaded() if record.summary is not None]
-    for summary in [*recorded, *(segment.summary for segment in adopted)]:
+    for summary in [*(each.content for each in state.offloaded()), *(each.summary for each in adopted)]:
         for span in summary.ledgers:
             held[span.ledger_id] = held.get(span.ledger_id, 0) + span.entries
     return [ledger for ledger in topic.ledgers[:-1] if held.get(ledger.ledger_id, 0) < ledger.entries]
@@ -424,9 +423,8 @@ def _taken(log: ManifestLog, foreign: Sequence[SegmentRecord]) -> ManifestState:
     state = log.state
     for start in range(0, len(foreign), RECORD_EDITS_MAX):
         some = foreign[start : start + RECORD_EDITS_MAX]
-        edits: list[Edit] = [Release(tuple(record.uuid for record in some))]
-        edits += [Adopt(record.uuid, record.summary, record.driver, True) for record in some if record.summary]
-        state = log.commit_as_maintainer(edits)
+        taken = (Adopt(record.uuid, record.content, record.driver, True) for record in some)
+        state = log.commit_as_maintainer([Release(tuple(record.uuid for record in some)), *taken])
     return state
 
 

@@ -185,8 +185,7 @@ def check_segment(fetcher: Fetcher, stream: str, record: SegmentRecord, *, deep:
     """
     found: list[Finding] = []
     objects = objects_of(stream, record, fetcher.store, fetcher.settings.relocate)
-    summary = record.summary
-    assert summary is not None, "offloaded segments have one"
+    summary = record.content
     try:
         try:
             _check_data_object(fetcher, objects, summary)
@@ -251,7 +250,18 @@ def check_fills(store: ObjectStore, state: ManifestState, *, deep: bool) -> Iter
         key = fill_key(state.stream, fill.uuid)
         try:
             if deep:
-                yield from _fill_contradictions(state, fill, read_fill(store, state.stream, fill))
+                batch = read_fill(store, state.stream, fill)
+                gaps = gap_runs(state.gaps, fill.first.ledger_id, fill.first.entry_id, fill.last.entry_id)
+                if runs_of(batch.entry_ids) != gaps:
+                    yield Finding(
+                        stream=state.stream,
+                        problem=Damage.CONTRADICTION,
+                        segment=fill.uuid,
+                        key=key,
+                        message=f"stream {state.stream}, object {key}: it doesn't hold just the entries of the gaps "
+                        f"from {fill.first} to {fill.last}",
+                        advice="report it; readers aren't given these entries",
+                    )
             else:
                 _check_fill_object(store, state.stream, fill)
         except Trimmed:  # its ledger was deleted since the manifest was loaded
@@ -273,21 +283,6 @@ def _check_fill_object(store: ObjectStore, stream: str, fill: GapFilled) -> None
         raise ObjectChanged(
             f"{where} in {store.url}: expected {fill.object_bytes} bytes, CRC-32C {fill.crc32c:08x}, found {found}",
             hint="the object was replaced: restore it from a copy",
-        )
-
-
-def _fill_contradictions(state: ManifestState, fill: GapFilled, batch: EntryBatch) -> Iterator[Finding]:
-    gaps = gap_runs(state.gaps, fill.first.ledger_id, fill.first.entry_id, fill.last.entry_id)
-    if runs_of(batch.entry_ids) != gaps:
-        key = fill_key(state.stream, fill.uuid)
-        yield Finding(
-            stream=state.stream,
-            problem=Damage.CONTRADICTION,
-            segment=fill.uuid,
-            key=key,
-            message=f"stream {state.stream}, object {key}: it doesn't hold just the entries of the gaps from "
-            f"{fill.first} to {fill.last}",
-            advice="report it; readers aren't given these entries",
         )
 
 

@@ -136,6 +136,15 @@ def leases_of(store: ObjectStore, stream: str) -> Sequence[LeaseInfo]:
     return found
 
 
+def live_readers(store: ObjectStore, stream: str, now_ms: int) -> dict[UUID, str]:
+    """Holders of the leases that haven't expired at ``now_ms``, by the earlier clock; unreadable ones don't expire."""
+    return {
+        lease.uuid: lease.reader or f"the unreadable lease {lease.uuid}"
+        for lease in leases_of(store, stream)
+        if lease.ends_ms is None or lease.ends_ms >= now_ms
+    }
+
+
 def user_at_host() -> str:
     """This process's user and machine, for display."""
     with suppress(OSError, KeyError):

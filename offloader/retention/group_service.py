@@ -272,7 +272,7 @@ class ReaderGroups:
     def _expiring(self, outcome: GroupOutcome) -> GroupOutcome:
         """Drop checkpoints behind the streams' start positions, once one is complete, as the proposal specifies."""
         group = outcome.group
-        if not any(row.kept and reader_groups.is_complete(row) for row in group.checkpoints):
+        if not any(row.kept and not row.waiting for row in group.checkpoints):
             return outcome
         heads = {}
         for stream in group.streams:

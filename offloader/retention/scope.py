@@ -101,7 +101,13 @@ def find_scope(
             )
         only = {0: Partition(name, own.incarnation)}
         return Scope(name=name, incarnation=own.incarnation, partitions=only, is_topic=False)
-    partitions = _partitions(store, name)
+    streams = partition_streams(store, name)
+    entries = at_once(lambda stream: read_entry(store, stream), streams.values())
+    partitions = {
+        number: Partition(stream, entry.incarnation)
+        for (number, stream), entry in zip(streams.items(), entries, strict=True)
+        if entry is not None
+    }
     if not partitions:
         similar = difflib.get_close_matches(name, list_streams(store), n=SUGGESTIONS_MAX)
         hint = f"did you mean {' or '.join(similar)}?" if similar else "`offloader ls` lists the streams"
@@ -131,16 +137,6 @@ def find_scope(
             forget_documents(store, name, gone)
         return replace(scope, incarnation=wanted.incarnation)
     raise StoreUnavailable(f"the retention entry of topic {name} changes all the time")
-
-
-def _partitions(store: ObjectStore, topic: str) -> Mapping[int, Partition]:
-    streams = partition_streams(store, topic)
-    entries = at_once(lambda stream: read_entry(store, stream), streams.values())
-    return {
-        number: Partition(stream, entry.incarnation)
-        for (number, stream), entry in zip(streams.items(), entries, strict=True)
-        if entry is not None
-    }
 
 
 #: The hot tier of a stream, by its name; ``None``: unavailable, the stream then ends at its committed end.
