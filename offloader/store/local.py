@@ -26,7 +26,7 @@ from offloader.errors import (
     StoreUnavailable,
 )
 from offloader.runtime.clock import Clock
-from offloader.runtime.directories import make_directories, sync_directory
+from offloader.runtime.system import make_directories, sync_directory
 from offloader.settings import StoreSettings
 from offloader.store import checks
 from offloader.store.base import (

@@ -29,7 +29,7 @@ from offloader.errors import (
     Unsupported,
 )
 from offloader.runtime.clock import Clock
-from offloader.runtime.directories import RACES_MAX, make_directories, sync_directory, sync_name
+from offloader.runtime.system import RACES_MAX, make_directories, sync_directory, sync_name
 from offloader.store.base import Body, ByteRange, PartInfo, Sink
 
 _LOCK_POLL_S = 0.002

@@ -18,7 +18,7 @@ from formats.entries import EntryBatch, Position
 from formats.keys import data_key, index_key, new_segment_uuid, parse_object_key
 from formats.pulsar.messages import messages
 from formats.segment_map import SegmentMap
-from offloader.adopt.record import adopt
+from offloader.adopt import adopt
 from offloader.errors import NotFound
 from offloader.gc.orphans import Outcome
 from offloader.gc.reconcile import StoreReconciliation

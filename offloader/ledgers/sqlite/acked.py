@@ -21,7 +21,7 @@ from uuid import UUID
 
 from formats.checksum import crc32c
 from formats.entries import Position
-from offloader.runtime.directories import sync_name
+from offloader.runtime.system import sync_name
 
 _log = logging.getLogger(__name__)
 
