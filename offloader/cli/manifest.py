@@ -16,11 +16,11 @@ from offloader.cli.output import ENDS, Column, bytes_text, print_result, print_r
 from offloader.errors import ErrorKind, InvalidCall
 from offloader.manifest.catalog import is_released, read_entry, require_entry
 from offloader.manifest.compaction import plan_checkpoint
-from offloader.manifest.leases import require_no_global_hold
 from offloader.manifest.load import LoadedManifest, kept_records, load_manifest_view
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.lost_records import Range, missing_ranges
 from offloader.manifest.maintenance import expire_records, sweep_dead_incarnations
+from offloader.manifest.protection import require_no_global_hold
 from offloader.manifest.rebuild import Rebuild, rebuild_manifest
 from offloader.manifest.state import ManifestState
 from offloader.read.reader import time_text

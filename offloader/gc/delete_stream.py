@@ -15,10 +15,9 @@ from offloader.errors import InvalidCall, NotFound, StoreUnavailable
 from offloader.gc.reconcile import uploads_of_deleted
 from offloader.manifest.boundary import DELETE_KEYS_MAX, delete_keys, listed
 from offloader.manifest.catalog import read_entry, require_entry
-from offloader.manifest.deletion_clock import DeletionClock
-from offloader.manifest.leases import live_readers, require_no_global_hold
 from offloader.manifest.load import load_manifest
 from offloader.manifest.maintenance import StreamDeletion, delete_stream
+from offloader.manifest.protection import DeletionClock, live_readers, require_no_global_hold
 from offloader.manifest.segment_table import SegmentRecord, is_at_root
 from offloader.manifest.state import ManifestState
 from offloader.runtime.clock import Clock

@@ -17,8 +17,8 @@ from formats.entries import Position
 from formats.keys import record_key
 from offloader.errors import NotFound
 from offloader.manifest.boundary import decoded, delete_keys, list_manifest, listed, read_record
-from offloader.manifest.leases import live_readers
 from offloader.manifest.ledger_table import ENTRY_ID_MAX
+from offloader.manifest.protection import live_readers
 from offloader.manifest.segment_table import SegmentRecord, SegmentSlice
 from offloader.manifest.state import ManifestState
 from offloader.store.base import ObjectStore

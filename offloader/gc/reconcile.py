@@ -55,11 +55,10 @@ from offloader.manifest.boundary import (
     read_record,
 )
 from offloader.manifest.catalog import forget_name, is_released, list_streams, read_entry, unused_void
-from offloader.manifest.deletion_clock import TIME_KEY, age_limit_ms, time_for_deletion_ms
-from offloader.manifest.leases import global_hold, leases_of
 from offloader.manifest.live_uuids import LiveUuids, load_live_uuids, refreshed_live_uuids
 from offloader.manifest.load import kept_records
 from offloader.manifest.maintenance import sweep_dead_incarnations, sweep_late_writes
+from offloader.manifest.protection import TIME_KEY, age_limit_ms, global_hold, leases_of, time_for_deletion_ms
 from offloader.manifest.topics import (
     forget_topic,
     is_topic_unused,

@@ -25,10 +25,9 @@ from offloader.manifest.boundary import (
 )
 from offloader.manifest.catalog import forget_name, is_released, read_entry, release_entry, require_entry
 from offloader.manifest.checkpoint import checkpoint_now
-from offloader.manifest.deletion_clock import age_limit_ms, time_for_deletion_ms
-from offloader.manifest.leases import require_no_global_hold
 from offloader.manifest.load import load_manifest_view
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.protection import age_limit_ms, require_no_global_hold, time_for_deletion_ms
 from offloader.manifest.state import EditRefused, ManifestState
 from offloader.runtime.clock import Clock
 from offloader.settings import ManifestSettings

@@ -16,8 +16,8 @@ from offloader.errors import Fenced, InvalidCall, NotFound, OffloaderError, Prec
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.catalog import mode_of_new, not_listed, read_entry, require_entry
-from offloader.manifest.leases import require_no_global_hold
 from offloader.manifest.log import ManifestLog, checked
+from offloader.manifest.protection import require_no_global_hold
 from offloader.manifest.source_identity import closed_edit, first_not_held
 from offloader.manifest.state import EditRefused, ManifestState, follows, require_takeable
 from offloader.manifest.topics import partition_of, read_intent

@@ -27,7 +27,7 @@ from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.topics import TopicLedgers
-from offloader.manifest.deletion_clock import store_time_ms
+from offloader.manifest.protection import store_time_ms
 from offloader.read.reader import Reader, open_reader
 from offloader.runtime.clock import SystemClock
 from offloader.settings import ManifestSettings, OffloadSettings, Settings

@@ -15,9 +15,9 @@ from formats.keys import data_key
 from offloader.errors import NotFound
 from offloader.manifest.boundary import listed
 from offloader.manifest.catalog import read_entry
-from offloader.manifest.deletion_clock import TIME_KEY
 from offloader.manifest.load import load_manifest_view, refreshed
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.protection import TIME_KEY
 from offloader.manifest.state import ManifestState
 from offloader.settings import Settings
 from offloader.store.base import ObjectInfo, ObjectStore, UploadInfo

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from formats.documents import lease_key
 from offloader.errors import NotFound
 from offloader.manifest.catalog import read_entry
-from offloader.manifest.leases import take_lease
 from offloader.manifest.load import load_manifest_view
+from offloader.manifest.protection import take_lease
 from offloader.manifest.state import ManifestState
 from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectStore
