@@ -54,19 +54,23 @@ from offloader.manifest.boundary import (
     listed,
     read_record,
 )
-from offloader.manifest.catalog import forget_name, is_released, list_streams, read_entry, unused_void
+from offloader.manifest.catalog import (
+    forget_name,
+    forget_topic,
+    is_released,
+    is_topic_unused,
+    list_streams,
+    partition_streams,
+    read_entry,
+    release_intent,
+    release_topic,
+    topic_state,
+    unused_void,
+)
 from offloader.manifest.live_uuids import LiveUuids, load_live_uuids, refreshed_live_uuids
 from offloader.manifest.load import kept_records
 from offloader.manifest.maintenance import sweep_dead_incarnations, sweep_late_writes
 from offloader.manifest.protection import TIME_KEY, age_limit_ms, global_hold, leases_of, time_for_deletion_ms
-from offloader.manifest.topics import (
-    forget_topic,
-    is_topic_unused,
-    partition_streams,
-    release_intent,
-    release_topic,
-    topic_state,
-)
 from offloader.runtime.clock import Clock
 from offloader.settings import ManifestSettings
 from offloader.store.base import DeleteFailure, ListPage, ObjectInfo, ObjectStore, UploadInfo

@@ -41,7 +41,7 @@ from offloader.manifest.boundary import (
     read_boundary,
 )
 from offloader.manifest.catalog import read_entry
-from offloader.manifest.fills import gap_runs, runs_of
+from offloader.manifest.ledger_table import gap_runs, runs_of
 from offloader.manifest.load import check_checkpoints, load_manifest_view
 from offloader.manifest.lost_records import Survivors, Unnamed, newest_ms, survivors_of, unnamed_objects
 from offloader.manifest.state import ManifestState, SegmentRecord

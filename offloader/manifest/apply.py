@@ -51,8 +51,17 @@ from formats.manifest import (
     Truncate,
     UndoRetire,
 )
-from offloader.manifest.fills import count_of, fills_in, gap_runs, is_gone, is_settled
-from offloader.manifest.ledger_table import ENTRY_ID_MAX, LedgerFact, LedgerTable, follows
+from offloader.manifest.ledger_table import (
+    ENTRY_ID_MAX,
+    LedgerFact,
+    LedgerTable,
+    count_of,
+    fills_in,
+    follows,
+    gap_runs,
+    is_gone,
+    is_settled,
+)
 from offloader.manifest.segment_table import (
     SegmentDraft,
     SegmentRecord,

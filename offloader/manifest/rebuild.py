@@ -41,7 +41,7 @@ from offloader.manifest.boundary import (
     put_given_up,
 )
 from offloader.manifest.catalog import read_entry, replace_entry
-from offloader.manifest.fills import Run, gap_runs, runs_of
+from offloader.manifest.ledger_table import Run, gap_runs, runs_of
 from offloader.manifest.load import load_manifest_view
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.lost_records import Range, Survivors, missing_ranges, survivors_of, unnamed_objects

@@ -11,8 +11,7 @@ from formats.entries import Position
 from formats.manifest import FACT_UNKNOWN, GapFilled
 from formats.segment_map import LedgerSpan
 from offloader.errors import NotFound, SourceMismatch, StoreUnavailable, Trimmed
-from offloader.manifest.fills import Run, count_of, fills_in, gap_runs, without
-from offloader.manifest.ledger_table import ENTRY_ID_MAX
+from offloader.manifest.ledger_table import ENTRY_ID_MAX, Run, count_of, fills_in, gap_runs, without
 from offloader.manifest.segment_table import SegmentSlice, is_at_root
 from offloader.manifest.state import ManifestState, SegmentRecord
 

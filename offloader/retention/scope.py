@@ -15,10 +15,18 @@ from formats.errors import FormatError
 from offloader.errors import InvalidCall, NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.boundary import unreadable
-from offloader.manifest.catalog import list_streams, mode_of_new, read_entry
+from offloader.manifest.catalog import (
+    doubtful_rows,
+    forget_documents,
+    list_streams,
+    mode_of_new,
+    partition_of,
+    partition_streams,
+    read_entry,
+    read_topic_entry,
+)
 from offloader.manifest.load import load_manifest_view, refreshed
 from offloader.manifest.state import ManifestState
-from offloader.manifest.topics import doubtful_rows, forget_documents, partition_of, partition_streams, read_topic_entry
 from offloader.parallel_map import at_once
 from offloader.retention.cuts import Known, PartitionEntries
 from offloader.runtime.clock import Clock

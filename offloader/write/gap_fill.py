@@ -15,7 +15,7 @@ from formats.frames import encode_fill
 from formats.keys import fill_key, new_segment_uuid, object_metadata
 from formats.manifest import GapFilled
 from offloader.errors import InvalidCall, LimitReached, SourceMismatch, Trimmed
-from offloader.manifest.fills import Run, fills_in, gap_runs, is_gone, is_settled, runs_of, without
+from offloader.manifest.ledger_table import Run, fills_in, gap_runs, is_gone, is_settled, runs_of, without
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import EditRefused, ManifestState, newest_of
 from offloader.read.fills import read_fill

@@ -13,10 +13,9 @@ from typing import TypeVar
 
 from formats.documents import TruncationIntent, intent_key
 from formats.entries import Position
-from offloader.manifest.catalog import read_entry
+from offloader.manifest.catalog import read_entry, read_intent
 from offloader.manifest.load import load_manifest_view, refreshed
 from offloader.manifest.state import ManifestState
-from offloader.manifest.topics import read_intent
 from offloader.settings import Settings
 from offloader.store.base import ObjectInfo, ObjectStore, UploadInfo
 from offloader.store.memory import MemoryStore
