@@ -22,7 +22,6 @@ from offloader.manifest.lost_records import Range, missing_ranges
 from offloader.manifest.maintenance import expire_records, sweep_dead_incarnations
 from offloader.manifest.protection import require_no_global_hold
 from offloader.manifest.rebuild import Rebuild, rebuild_manifest
-from offloader.manifest.state import ManifestState
 from offloader.read.reader import time_text
 from offloader.runtime.clock import SystemClock
 from offloader.settings import ManifestSettings
@@ -137,8 +136,7 @@ _LABELS = {"time_ms": "time", "payload_bytes": "payload", "object_bytes": "objec
 
 
 def _load(store: ObjectStore, stream: str) -> LoadedManifest:
-    state = ManifestState(stream=stream, incarnation=require_entry(store, stream).incarnation)
-    return load_manifest_view(store, state)
+    return load_manifest_view(store, stream, require_entry(store, stream).incarnation)
 
 
 def _facts(loaded: LoadedManifest) -> Mapping[str, object]:

@@ -480,8 +480,7 @@ def _lost_record_told(store: ObjectStore, state: ManifestState, unnamed: Unnamed
     """Damage reported by an unnamed object; ``None``: none, or its record was written since ``state`` was loaded."""
     if not unnamed.tells_of_loss or unnamed.testimony is None:
         return None
-    empty = ManifestState(stream=state.stream, incarnation=state.incarnation)
-    newer = load_manifest_view(store, empty).state
+    newer = load_manifest_view(store, state.stream, state.incarnation).state
     if not any(each.tells_of_loss for each in unnamed_objects(store, newer, [unnamed.info])):
         return None
     what = (

@@ -123,8 +123,7 @@ def expire_history(
     entry = None if settings.history_days_min < 0 else read_entry(store, stream)
     if entry is None:
         return None
-    empty = ManifestState(stream=stream, incarnation=entry.incarnation)
-    state = load_manifest_view(store, empty, requests_max=settings.record_requests_max).state
+    state = load_manifest_view(store, stream, entry.incarnation, requests_max=settings.record_requests_max).state
     if state.held or state.stream_deleted:
         return None
     age_hours = max(settings.orphan_age_hours_min, settings.history_days_min * 24)

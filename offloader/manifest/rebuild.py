@@ -554,7 +554,7 @@ def _attached(store: ObjectStore, stream: str, incarnation: UUID, clock: Clock, 
 
 def _readable(store: ObjectStore, stream: str, incarnation: UUID) -> ManifestState | None:
     with suppress(Corrupt):
-        return load_manifest_view(store, ManifestState(stream=stream, incarnation=incarnation)).state
+        return load_manifest_view(store, stream, incarnation).state
     return None
 
 

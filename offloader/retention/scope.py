@@ -208,8 +208,7 @@ class LoadedPartitions(Mapping[int, PartitionEntries]):
         partition = self._scope.partitions[number]
         view = self._views.get(partition.stream)
         if view is None or view.incarnation != partition.incarnation:
-            empty = ManifestState(stream=partition.stream, incarnation=partition.incarnation)
-            view = load_manifest_view(self._store, empty).state
+            view = load_manifest_view(self._store, partition.stream, partition.incarnation).state
         else:
             view = refreshed(self._store, view).state
         if view.stream_deleted:

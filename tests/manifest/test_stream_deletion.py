@@ -206,7 +206,7 @@ def test_view_read_during_a_deletion_is_never_partial() -> None:
 
     incarnation = log.state.incarnation
     store = _Interrupted(bench.memory, record_key(STREAM, incarnation, 2), delete)
-    state = load_manifest_view(store, ManifestState(stream=STREAM, incarnation=incarnation)).state
+    state = load_manifest_view(store, STREAM, incarnation).state
     assert (state.record_id, list(state.segments.values())) == (0, []), "records that are left count for nothing"
 
 

@@ -210,8 +210,7 @@ class MaintainedWorld(World):
             return self.view
         if self.view is not None and self.view.incarnation == entry.incarnation:
             return refreshed(self.store, self.view, requests_max=1).state
-        empty = ManifestState(stream=STREAM, incarnation=entry.incarnation)
-        return load_manifest_view(self.store, empty, requests_max=1).state
+        return load_manifest_view(self.store, STREAM, entry.incarnation, requests_max=1).state
 
     def _check_head(self, by: str, before: Position | None, head: Position | None) -> None:
         if head == before:

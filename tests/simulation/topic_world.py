@@ -242,8 +242,7 @@ class TopicWorld:
             return each.view
         if each.view is not None and each.view.incarnation == entry.incarnation:
             return refreshed(self.store, each.view, requests_max=1).state
-        empty = ManifestState(stream=each.stream, incarnation=entry.incarnation)
-        return load_manifest_view(self.store, empty, requests_max=1).state
+        return load_manifest_view(self.store, each.stream, entry.incarnation, requests_max=1).state
 
     # -- rest
 
