@@ -22,6 +22,7 @@ from formats.segment_map import SegmentMap
 from offloader.errors import Corrupt, InvalidCall, LimitReached, NotFound, Unsupported
 from offloader.ledgers.pulsar.topics import TopicLedger, TopicLedgers, stream_of_managed_ledger
 from offloader.manifest.apply import apply_edits
+from offloader.manifest.boundary import listed
 from offloader.manifest.load import load_manifest
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.rebuild import FoundSegment, choose_segments, read_segment
@@ -84,54 +85,6 @@ class Found:
         self.count += 1
         if len(self.examples) < EXAMPLES_MAX:
             self.examples.append(key)
-
-
-class Listing:
-    """One listing of a store's root.
-
-    Attributes:
-        foreign: objects at the root that are neither data nor index.
-        unfinished: data objects without an index, or the reverse: a failed or running offload.
-    """
-
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
-        self.objects = 0
-        self.foreign = Found()
-        self.unfinished = Found()
-
-    def pairs(self) -> Iterator[ObjectPair]:
-        """Pairs, as soon as both halves are listed. Keys in folders aren't Pulsar's.
-
-        Raises:
-            LimitReached: more than ``PENDING_MAX`` halves wait for the other one.
-        """
-        waiting: dict[tuple[UUID, int | None], ObjectInfo] = {}
-        after: str | None = ""
-        while after is not None:
-            page = self._store.list("", after=after)
-            for info in page.objects:
-                self.objects += 1
-                parsed = parse_object_key(info.key, "")
-                if parsed is None or parsed.is_fill:
-                    if "/" not in info.key:
-                        self.foreign.add(info.key)
-                    continue
-                name = parsed.uuid, parsed.ledger_id
-                other = waiting.pop(name, None)
-                if other is not None:
-                    data, index = (other, info) if parsed.is_index else (info, other)
-                    yield ObjectPair(parsed.uuid, parsed.ledger_id, data, index)
-                    continue
-                waiting[name] = info
-                if len(waiting) > PENDING_MAX:
-                    raise LimitReached(
-                        f"{self._store.url}: {len(waiting)} objects whose data or index isn't there",
-                        hint="is this really where Pulsar's offloader writes?",
-                    )
-            after = page.next_after
-        for info in waiting.values():
-            self.unfinished.add(info.key)
 
 
 def read_attempt(store: ObjectStore, pair: ObjectPair, *, deep: bool) -> Attempt:
@@ -567,7 +520,8 @@ class Adoption:
     Attributes:
         problems: what isn't adopted; at most ``PROBLEMS_MAX``.
         problems_count: all of them.
-        foreign, unfinished: see ``Listing``.
+        foreign: objects at the root that are neither data nor index.
+        unfinished: data objects without an index, or the reverse: a failed or running offload.
         unmatched: complete attempts of an unknown topic.
     """
 
@@ -620,17 +574,15 @@ def adopt(
     by_stream = _by_stream(topics)
     by_ledger = {ledger.ledger_id: topic.managed_ledger for topic in topics for ledger in topic.ledgers}
     found = AttemptTable()
-    listing = Listing(store)
     workers = ReaderThreads(requests_in_flight)
-    tasks = (partial(_read, store, pair, deep) for pair in listing.pairs())
+    tasks = (partial(_read, store, pair, deep) for pair in _pairs(store, done))
     for count, result in enumerate(workers.in_order(tasks), 1):
         if isinstance(result, AdoptionProblem):
             done.problem(result.what, result.why)
         elif not cluster or result.cluster == cluster:
             found.add(_named(result, by_ledger))
         if count % 100 == 0:
-            on_progress(AdoptionProgress(listing.objects, count))
-    done.objects, done.foreign, done.unfinished = listing.objects, listing.foreign, listing.unfinished
+            on_progress(AdoptionProgress(done.objects, count))
     owners = _owners(found, done)
     names = [name for name in sorted(owners) if not streams or any(fnmatchcase(name, pattern) for pattern in streams)]
     record = partial(_adopted, store, clock, take_ownership, dry_run)
@@ -640,7 +592,7 @@ def adopt(
             done.problem(each.what, each.why)
         else:
             done.streams.append(each)
-        on_progress(AdoptionProgress(listing.objects, found.count, count, len(names)))
+        on_progress(AdoptionProgress(done.objects, found.count, count, len(names)))
     return done
 
 
@@ -651,6 +603,36 @@ def _read(store: ObjectStore, pair: ObjectPair, deep: bool) -> Attempt | Adoptio
         return AdoptionProblem(pair.data.key, str(error))
     except NotFound:
         return AdoptionProblem(pair.data.key, "it was deleted while it was looked at")
+
+
+def _pairs(store: ObjectStore, done: Adoption) -> Iterator[ObjectPair]:
+    """Pairs at the store's root, as soon as both halves are listed; counts in ``done`` what is listed.
+
+    Raises:
+        LimitReached: more than ``PENDING_MAX`` halves wait for the other one.
+    """
+    waiting: dict[tuple[UUID, int | None], ObjectInfo] = {}
+    for info in listed(store, ""):
+        done.objects += 1
+        parsed = parse_object_key(info.key, "")
+        if parsed is None or parsed.is_fill:
+            if "/" not in info.key:  # keys in folders aren't Pulsar's
+                done.foreign.add(info.key)
+            continue
+        name = parsed.uuid, parsed.ledger_id
+        other = waiting.pop(name, None)
+        if other is not None:
+            data, index = (other, info) if parsed.is_index else (info, other)
+            yield ObjectPair(parsed.uuid, parsed.ledger_id, data, index)
+            continue
+        waiting[name] = info
+        if len(waiting) > PENDING_MAX:
+            raise LimitReached(
+                f"{store.url}: {len(waiting)} objects whose data or index isn't there",
+                hint="is this really where Pulsar's offloader writes?",
+            )
+    for info in waiting.values():
+        done.unfinished.add(info.key)
 
 
 def _by_stream(topics: Sequence[TopicLedgers]) -> dict[str, TopicLedgers]:
