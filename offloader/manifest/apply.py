@@ -279,11 +279,11 @@ class RecordBuilder:
         if self.segments.get(uuid) is not None or uuid in aside:
             raise self.refused(edit, f"segment {uuid} exists already")
 
-    def segment(self, edit: Edit, uuid: UUID, *statuses: SegmentStatus) -> SegmentRecord:
+    def segment(self, edit: Edit, uuid: UUID, status: SegmentStatus) -> SegmentRecord:
         found = self.segments.get(uuid)
-        if found is None or found.status not in statuses:
-            wanted = " or ".join(status.value for status in statuses)
-            raise self.refused(edit, f"segment {uuid} is {found.status.value if found else 'unknown'}, not {wanted}")
+        if found is None or found.status is not status:
+            is_now = found.status.value if found else "unknown"
+            raise self.refused(edit, f"segment {uuid} is {is_now}, not {status.value}")
         return found
 
     def require_free(self, edit: Edit, begin: Position, end: Position | None, *, but: UUID | None = None) -> None:
