@@ -570,8 +570,11 @@ def adopt(
         InvalidCall: one topic is given twice with different ledgers.
         OffloaderError: the store is unreachable. Records written until then stay; run it again.
     """
+    by_stream: dict[str, TopicLedgers] = {}
+    for topic in topics:
+        if by_stream.setdefault(topic.stream, topic) != topic:
+            raise InvalidCall(f"the ledgers of topic {topic.topic} are given twice, and differ")
     done = Adoption()
-    by_stream = _by_stream(topics)
     by_ledger = {ledger.ledger_id: topic.managed_ledger for topic in topics for ledger in topic.ledgers}
     found = AttemptTable()
     workers = ReaderThreads(requests_in_flight)
@@ -633,14 +636,6 @@ def _pairs(store: ObjectStore, done: Adoption) -> Iterator[ObjectPair]:
             )
     for info in waiting.values():
         done.unfinished.add(info.key)
-
-
-def _by_stream(topics: Sequence[TopicLedgers]) -> dict[str, TopicLedgers]:
-    found: dict[str, TopicLedgers] = {}
-    for topic in topics:
-        if found.setdefault(topic.stream, topic) != topic:
-            raise InvalidCall(f"the ledgers of topic {topic.topic} are given twice, and differ")
-    return found
 
 
 def _named(attempt: Attempt, by_ledger: Mapping[int, str]) -> Attempt:

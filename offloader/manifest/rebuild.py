@@ -439,7 +439,6 @@ def _missing(
 
 
 def _joined(ranges: Iterable[Range]) -> list[Range]:
-    """Merges overlapping ranges."""
     found: list[Range] = []
     for first, last in sorted(ranges):
         if found and first <= found[-1][1]:
