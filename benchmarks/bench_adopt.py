@@ -20,7 +20,7 @@ from uuid import UUID
 
 from formats.metadata.messages import BookKeeperLedger
 from formats.segment_map import SegmentMap
-from offloader.adopt.record import adopt
+from offloader.adopt import adopt
 from offloader.errors import NotFound
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ByteRange, ListPage, ObjectInfo, ObjectStore, PartInfo, UploadInfo

@@ -35,7 +35,7 @@ import pyarrow as pa
 
 from benchmarks.s3_rig import BUCKET, MIB, rig
 from offloader.managed_ledger import open_managed_ledger
-from offloader.runtime.process_tuning import THREAD_SWITCH_S
+from offloader.runtime.system import THREAD_SWITCH_S
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store

@@ -29,7 +29,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from offloader.runtime.process_tuning import keep_heap_small
+from offloader.runtime.system import keep_heap_small
 
 if "--serve" in sys.argv:
     keep_heap_small()  # as `offloader serve` does, before Arrow is loaded

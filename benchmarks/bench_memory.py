@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.endless_ledger import EndlessLedger
 from benchmarks.s3_rig import BUCKET, MIB, rig
-from offloader.runtime.process_tuning import ALLOCATOR
+from offloader.runtime.system import ALLOCATOR
 from offloader.settings import Settings
 from offloader.store.open import open_store
 from offloader.write.offloader import LedgerOffloader

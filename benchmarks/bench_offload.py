@@ -32,7 +32,7 @@ from benchmarks.s3_rig import BUCKET, MIB, Cost, Rig, bare_uploads, measured, me
 from formats.checksum import crc32c
 from formats.entries import ENTRY_HEADER_BYTES
 from offloader.manifest.log import load_manifest
-from offloader.runtime.process_tuning import THREAD_SWITCH_S
+from offloader.runtime.system import THREAD_SWITCH_S
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store

@@ -20,8 +20,6 @@ _STRETCH_BYTES = 8 * 1024 * 1024
 
 
 class _Buffer(NamedTuple):
-    """One buffer, and its place in its mapping."""
-
     data: Bytes
     stretch: mmap.mmap
     offset: int
@@ -96,5 +94,4 @@ class _Loan:
 
 
 def _paged(size_bytes: int) -> int:
-    """Rounds up to whole pages."""
     return -(-size_bytes // mmap.PAGESIZE) * mmap.PAGESIZE

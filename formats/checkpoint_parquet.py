@@ -251,8 +251,6 @@ def require_sizes(data: bytes, limits: ColumnLimits) -> int:
 
 
 class _Sizes:
-    """Sizes of one file."""
-
     def __init__(self, data: bytes, limits: ColumnLimits) -> None:
         self._data, self._limits = data, limits
         if len(data) < len(_MAGIC) + _TAIL_BYTES:

@@ -183,7 +183,8 @@ def intent_key(topic: str) -> str:
 
 #: Nonces of earlier changes kept in a document: a writer whose response was lost finds its own among them.
 NONCES_KEPT = 128
-_GROUPS = "_groups/"
+#: Prefix of the keys of all reader groups: no stream's name can begin like this.
+GROUP_PREFIX = "_groups/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,17 +437,12 @@ def topic_key(topic: str) -> str:
     return f"{retention_prefix(topic)}topic"
 
 
-def group_prefix() -> str:
-    """Prefix of the keys of all reader groups: no stream's name can begin like this."""
-    return _GROUPS
-
-
 def group_key(name: str) -> str:
     """Key of a reader group."""
-    return f"{_GROUPS}{quote(name, safe='')}"
+    return f"{GROUP_PREFIX}{quote(name, safe='')}"
 
 
 def group_of_key(key: str) -> str | None:
     """The group of a key; ``None`` for any other key."""
-    name = unquote(key.removeprefix(_GROUPS))
+    name = unquote(key.removeprefix(GROUP_PREFIX))
     return name if group_key(name) == key else None

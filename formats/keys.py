@@ -179,7 +179,8 @@ def _lower(metadata: Mapping[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in metadata.items()}
 
 
-_CATALOG = "_catalog/"
+#: Prefix of all catalogue keys.
+CATALOG_PREFIX = "_catalog/"
 _UUID = r"([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})"
 _OBJECT = re.compile(rf"{_UUID}(?:(?:-ledger-([0-9]{{1,19}}))?(-index)?|(-fill))")
 _RECORD = re.compile(r"([0-9]{20})\.json")
@@ -241,21 +242,16 @@ def parse_object_key(key: str, stream: str) -> ObjectKey | None:
     return ObjectKey(stream, UUID(match[1]), ledger_id, match[3] is not None, match[4] is not None)
 
 
-def catalog_prefix() -> str:
-    """Prefix of all catalogue keys."""
-    return _CATALOG
-
-
 def catalog_key(stream: str) -> str:
     """Key of the tiny object that names a stream and its incarnation."""
-    return f"{_CATALOG}{encode_stream(stream)}"
+    return f"{CATALOG_PREFIX}{encode_stream(stream)}"
 
 
 def stream_of_catalog_key(key: str) -> str:
     """The stream of a catalogue key; ``Inconsistent`` for any other key."""
-    if not key.startswith(_CATALOG):
-        raise Inconsistent("not a catalogue key", expected=f"{_CATALOG}...", found=ascii(key))
-    return decode_stream(key[len(_CATALOG) :])
+    if not key.startswith(CATALOG_PREFIX):
+        raise Inconsistent("not a catalogue key", expected=f"{CATALOG_PREFIX}...", found=ascii(key))
+    return decode_stream(key[len(CATALOG_PREFIX) :])
 
 
 def manifest_prefix(stream: str, incarnation: UUID) -> str:

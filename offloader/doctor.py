@@ -34,10 +34,9 @@ from offloader.ledgers.pulsar.source import PulsarCluster
 from offloader.ledgers.pulsar.topics import EntryFate, policy_warnings
 from offloader.ledgers.sqlite.database import database_path
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
-from offloader.manifest.checked_source import CheckedSource
-from offloader.manifest.deletion_clock import time_for_deletion_ms
-from offloader.manifest.leases import global_hold
 from offloader.manifest.log import list_streams
+from offloader.manifest.protection import global_hold, time_for_deletion_ms
+from offloader.manifest.source_identity import CheckedSource
 from offloader.manifest.state import ManifestState
 from offloader.read.reader import load_stream
 from offloader.runtime.clock import Clock

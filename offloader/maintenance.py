@@ -14,9 +14,8 @@ from offloader.gc.orphans import Garbage, Outcome
 from offloader.gc.reconcile import StoreReconciliation
 from offloader.gc.sweep import CleanupReport, cleanup_all
 from offloader.manifest.catalog import list_streams
-from offloader.manifest.deletion_clock import DeletionClock
-from offloader.manifest.leases import require_no_global_hold
 from offloader.manifest.maintenance import expire_history
+from offloader.manifest.protection import DeletionClock, require_no_global_hold
 from offloader.retention.cycle import JITTER, RETRY, RETRY_S_MIN, HotStreams, RetentionCycle, RetentionService
 from offloader.retention.scope import SourceOf, no_source
 from offloader.runtime.clock import Clock

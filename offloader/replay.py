@@ -24,7 +24,7 @@ from offloader.ledgers.pulsar.producer import Producer, ProducerLimits
 from offloader.ledgers.pulsar.protocol import NameTaken
 from offloader.read.reader import Reader
 from offloader.runtime.clock import Clock
-from offloader.runtime.directories import sync_name
+from offloader.runtime.system import sync_name
 
 #: 268 million entries of a ledger; brokers close one after 50,000, or after ten minutes if that is later.
 _ENTRY_BITS = 28

@@ -22,7 +22,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from offloader.runtime import process_tuning
+from offloader.runtime import system
 from services.binaries import find_binary
 from services.broker_plugin import built_nar
 from services.chromium import find_chromium
@@ -49,7 +49,7 @@ OTHERS = ("pulsar", "plugin", "chromium", "toxiproxy")
 CLOUDS = ("fake-gcs", "azurite")
 BUCKET = "offloader-tests"
 #: Variables that a command sets for its own process.
-_ALLOCATOR = (*process_tuning.ALLOCATOR, "ARROW_DEFAULT_MEMORY_POOL")
+_ALLOCATOR = (*system.ALLOCATOR, "ARROW_DEFAULT_MEMORY_POOL")
 
 # How long an example takes says something about the machine, nothing about the code: benchmarks measure that.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -170,7 +170,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if unknown:
         raise pytest.UsageError(f"OFFLOADER_REQUIRE_SERVICES: no such server: {', '.join(unknown)}")
     # Of this process it can't be taken back after a command.
-    process_tuning.HEAP = ()  # type: ignore[assignment]
+    system.HEAP = ()  # type: ignore[assignment]
     speed_up()
     use_memory_for_files()
     if hasattr(config, "workerinput"):

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.process
 
 PROGRAM = """
 import ctypes
-from offloader.runtime.process_tuning import keep_heap_small
+from offloader.runtime.system import keep_heap_small
 class Heap(ctypes.Structure):
     names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
     _fields_ = [(name, ctypes.c_size_t) for name in names.split()]

@@ -15,8 +15,8 @@ from offloader.gc.reconcile import StoreReconciliation
 from offloader.gc.sweep import cleanup_all
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.boundary import listed
-from offloader.manifest.deletion_clock import TIME_KEY
 from offloader.manifest.log import load_manifest
+from offloader.manifest.protection import TIME_KEY
 from offloader.read.reader import open_reader
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.subscribers import open_retention

@@ -18,8 +18,8 @@ from formats.keys import data_key, index_key, manifest_prefix, new_segment_uuid
 from formats.manifest import Hold
 from offloader.errors import StoreUnavailable
 from offloader.maintenance import CLEANUP, FIRST_S_MAX, JOBS_AT_ONCE_MAX, ORPHANS, Maintenance
-from offloader.manifest.leases import DeletionStopped, lift_global_hold, set_global_hold
 from offloader.manifest.log import load_manifest
+from offloader.manifest.protection import DeletionStopped, lift_global_hold, set_global_hold
 from offloader.retention.cycle import JITTER, RETRY
 from offloader.retention.subscribers import open_retention
 from offloader.runtime.workers import Workers

@@ -16,7 +16,7 @@ from benchmarks.peers.entries import Entries
 from formats.entries import Position
 from offloader.manifest.log import load_manifest
 from offloader.read.reader import Reader, open_reader
-from offloader.runtime.process_tuning import THREAD_SWITCH_S
+from offloader.runtime.system import THREAD_SWITCH_S
 from offloader.settings import ReadSettings
 from offloader.store.open import open_store
 from offloader.write.machine import StreamOffload

@@ -193,8 +193,6 @@ def decompress_payload(codec: int, data: bytes, size: int, limit: int) -> bytes:
         raise LimitExceeded("payload's decompressed size", expected=f"at most {limit} bytes", found=size)
     try:
         plain = decompress(data, size)
-    except FormatError:
-        raise
     except (OSError, ValueError, lz4.block.LZ4BlockError, zlib.error, pa.ArrowException) as cause:
         raise Inconsistent(
             "compressed payload", expected=f"{size} bytes of {codec_name(codec)}", found=str(cause)

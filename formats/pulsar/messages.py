@@ -601,7 +601,6 @@ class MessageDecoder:
             yield whole._replace(first=begin, rows=rows, error=reason, more_bytes=whole.more_bytes + rows * repeated)
 
     def _batch_count(self, frame: Frame, entry_bytes: int) -> int:
-        """The number of messages in a batch, if plausible."""
         options, metadata = self._options, frame.metadata
         count = int(metadata.num_messages_in_batch)
         stored = entry_bytes - frame.payload_start

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from offloader.adopt.record import REQUESTS_IN_FLIGHT, Adoption, AdoptionProgress, adopt, release
+from offloader.adopt import REQUESTS_IN_FLIGHT, Adoption, AdoptionProgress, adopt, release
 from offloader.cli.options import Json, StoreArguments, argument, open_chosen_store, option
 from offloader.cli.output import ENDS, Column, TransientLine, bytes_text, counted, json_line, print_result, print_rows
 from offloader.errors import BucketMissing, ErrorKind, InvalidCall, NotFound

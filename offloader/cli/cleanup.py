@@ -20,8 +20,8 @@ from offloader.gc.plan import CleanupPlan
 from offloader.gc.reconcile import Reconciliation, StoreReconciliation, Tally
 from offloader.gc.sweep import CleanupReport, cleanup_all, cleanup_stream, read_batches, undo_retirements
 from offloader.manifest.catalog import list_streams
-from offloader.manifest.leases import global_hold, lift_global_hold, set_global_hold, set_hold, user_at_host
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.protection import global_hold, lift_global_hold, set_global_hold, set_hold, user_at_host
 from offloader.read.reader import time_text
 from offloader.runtime.clock import SystemClock
 

@@ -15,9 +15,8 @@ from offloader.cli.options import ConfigArguments, DryRun, Json, StreamOrTopic
 from offloader.cli.output import bytes_text, counted, print_result
 from offloader.errors import InvalidCall
 from offloader.gc.delete_stream import StreamRemoval, removal_of, remove_stream
-from offloader.manifest.catalog import read_entry
-from offloader.manifest.deletion_clock import time_for_deletion_ms
-from offloader.manifest.topics import release_topics_of
+from offloader.manifest.catalog import read_entry, release_topics_of
+from offloader.manifest.protection import time_for_deletion_ms
 from offloader.retention.scope import find_scope
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore

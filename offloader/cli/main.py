@@ -23,7 +23,7 @@ from typer.main import get_command
 
 import offloader
 from offloader.cli.errors import EXIT_BROKEN_PIPE, EXIT_INTERRUPTED, report
-from offloader.runtime import process_tuning as own_process
+from offloader.runtime import system as own_process
 
 #: Verb -> its line in ``offloader --help``, in the order of the help.
 VERBS = {

@@ -16,13 +16,12 @@ from offloader.cli.output import ENDS, Column, bytes_text, print_result, print_r
 from offloader.errors import ErrorKind, InvalidCall
 from offloader.manifest.catalog import is_released, read_entry, require_entry
 from offloader.manifest.compaction import plan_checkpoint
-from offloader.manifest.leases import require_no_global_hold
 from offloader.manifest.load import LoadedManifest, kept_records, load_manifest_view
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.lost_records import Range, missing_ranges
 from offloader.manifest.maintenance import expire_records, sweep_dead_incarnations
+from offloader.manifest.protection import require_no_global_hold
 from offloader.manifest.rebuild import Rebuild, rebuild_manifest
-from offloader.manifest.state import ManifestState
 from offloader.read.reader import time_text
 from offloader.runtime.clock import SystemClock
 from offloader.settings import ManifestSettings
@@ -137,8 +136,7 @@ _LABELS = {"time_ms": "time", "payload_bytes": "payload", "object_bytes": "objec
 
 
 def _load(store: ObjectStore, stream: str) -> LoadedManifest:
-    state = ManifestState(stream=stream, incarnation=require_entry(store, stream).incarnation)
-    return load_manifest_view(store, state)
+    return load_manifest_view(store, stream, require_entry(store, stream).incarnation)
 
 
 def _facts(loaded: LoadedManifest) -> Mapping[str, object]:

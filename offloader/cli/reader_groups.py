@@ -12,7 +12,7 @@ from formats.documents import GroupState
 from offloader.cli.options import ConfigArguments, Json, argument, option
 from offloader.cli.output import Column, print_result, print_rows
 from offloader.retention.group_service import GroupOutcome, open_reader_groups
-from offloader.retention.reader_groups import GroupConfig, RetentionType, config_of, is_complete
+from offloader.retention.reader_groups import GroupConfig, RetentionType, config_of
 
 Group = Annotated[str, argument("The reader group's name.", metavar="GROUP")]
 
@@ -78,7 +78,7 @@ def _row(group: GroupState) -> Mapping[str, object]:
         "streams": group.streams,
         "readers": group.readers,
         "checkpoints": [
-            {"name": row.name, "kept": row.kept, "complete": is_complete(row), "behind": row.behind}
+            {"name": row.name, "kept": row.kept, "complete": not row.waiting, "behind": row.behind}
             for row in group.checkpoints
         ],
         "published": {

@@ -34,7 +34,7 @@ from offloader.errors import InvalidCall, NotFound
 from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.topics import stream_of_topic
 from offloader.ledgers.pulsar.transport import security_of
-from offloader.manifest.topics import partition_streams
+from offloader.manifest.catalog import partition_streams
 from offloader.read.reader import load_stream, open_reader
 from offloader.replay import (
     Progress,

@@ -25,8 +25,8 @@ from offloader.cli.options import (
 from offloader.cli.output import bytes_text, counted, print_result
 from offloader.errors import InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.ledgers.base import LedgerSource
-from offloader.manifest.leases import user_at_host
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.protection import user_at_host
 from offloader.owner_client import OwnerUnreachable, ask_owner
 from offloader.read.reader import load_stream
 from offloader.retention.broker import ListedOf

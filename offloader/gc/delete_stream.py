@@ -15,10 +15,9 @@ from offloader.errors import InvalidCall, NotFound, StoreUnavailable
 from offloader.gc.reconcile import uploads_of_deleted
 from offloader.manifest.boundary import DELETE_KEYS_MAX, delete_keys, listed
 from offloader.manifest.catalog import read_entry, require_entry
-from offloader.manifest.deletion_clock import DeletionClock
-from offloader.manifest.leases import leases_of, require_no_global_hold
 from offloader.manifest.load import load_manifest
 from offloader.manifest.maintenance import StreamDeletion, delete_stream
+from offloader.manifest.protection import DeletionClock, live_readers, require_no_global_hold
 from offloader.manifest.segment_table import SegmentRecord, is_at_root
 from offloader.manifest.state import ManifestState
 from offloader.runtime.clock import Clock
@@ -56,7 +55,9 @@ class StreamRemoval:
 def removal_of(store: ObjectStore, stream: str, *, now_ms: int) -> StreamRemoval:
     """What deleting a stream would remove. Writes nothing. Raises ``NotFound``: no such stream."""
     state = load_manifest(store, stream)
-    found = StreamRemoval(stream=stream, adopted=_adopted(state), readers=_readers(store, stream, now_ms))
+    found = StreamRemoval(
+        stream=stream, adopted=_adopted(state), readers=sorted(live_readers(store, stream, now_ms).values())
+    )
     for key, size_bytes, ours in _objects(store, state):
         if ours:
             found.objects += 1
@@ -94,7 +95,7 @@ def remove_stream(
     times = deletion_clock or DeletionClock(store, clock, skew_ms_max=settings.clock_skew_seconds_max * 1000)
     now_ms = times.now_ms()
     require_entry(store, stream)
-    done = StreamRemoval(stream=stream, readers=_readers(store, stream, now_ms))
+    done = StreamRemoval(stream=stream, readers=sorted(live_readers(store, stream, now_ms).values()))
     if done.readers and not ignore_leases:
         raise InvalidCall(
             f"stream {stream} is being read by {', '.join(done.readers)}",
@@ -161,7 +162,7 @@ def _objects(store: ObjectStore, state: ManifestState) -> Iterator[tuple[str, in
     for info in listed(store, prefix):
         if not info.key.startswith(f"{prefix}manifest/") and not _is_of_others(info.key, state):
             yield info.key, info.size_bytes, _is_ours(info.key, state)
-    for segment in state.segments.values():
+    for segment in state.segments.in_order():
         if segment.owned and segment.summary is not None and is_at_root(segment.driver):
             sizes = segment.summary.data_bytes, segment.summary.index_bytes
             for key, size_bytes in zip(segment.object_keys(state.stream), sizes, strict=True):
@@ -212,11 +213,6 @@ def _ours_of(uploads: Iterable[UploadInfo], state: ManifestState) -> Iterator[Up
         if ours and upload.upload_id not in seen:
             seen.add(upload.upload_id)
             yield upload
-
-
-def _readers(store: ObjectStore, stream: str, now_ms: int) -> list[str]:
-    found = leases_of(store, stream)
-    return sorted(each.reader or str(each.uuid) for each in found if each.ends_ms is None or each.ends_ms >= now_ms)
 
 
 def _adopted(state: ManifestState) -> int:

@@ -22,11 +22,10 @@ from formats.documents import (
 from formats.keys import Testimony, is_segment_uuid_of, object_testimony, parse_object_key, stream_prefix
 from offloader.errors import NotFound
 from offloader.manifest.boundary import REBUILD, LostRecords, is_manifest_object
-from offloader.manifest.catalog import is_void_size
+from offloader.manifest.catalog import TopicState, is_void_size
 from offloader.manifest.live_uuids import LiveUuids, Words
 from offloader.manifest.lost_records import newest_ms
 from offloader.manifest.state import tells_of_loss
-from offloader.manifest.topics import TopicState
 from offloader.store.base import ObjectInfo, ObjectStore, UploadInfo
 
 

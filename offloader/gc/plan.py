@@ -17,8 +17,8 @@ from formats.entries import Position
 from formats.keys import record_key
 from offloader.errors import NotFound
 from offloader.manifest.boundary import decoded, delete_keys, list_manifest, listed, read_record
-from offloader.manifest.leases import leases_of
 from offloader.manifest.ledger_table import ENTRY_ID_MAX
+from offloader.manifest.protection import live_readers
 from offloader.manifest.segment_table import SegmentRecord, SegmentSlice
 from offloader.manifest.state import ManifestState
 from offloader.store.base import ObjectStore
@@ -290,7 +290,7 @@ def retired_facts(
             found[group.record_id] = RetiredFacts(retired_ms)
             break
         # One listing suffices: all these records were durable before it.
-        live = _live(store, state, now_ms) if live is None else live
+        live = live_readers(store, state.stream, now_ms) if live is None else live
         found[group.record_id] = RetiredFacts(retired_ms, _awaited(store, state, group.record_id, live, notes=notes))
     return found
 
@@ -300,7 +300,7 @@ def note_readers(store: ObjectStore, state: ManifestState, retire_records: Seque
 
     Without this list, all readers at the end of the grace period are waited for, including later ones.
     """
-    if retire_records and (live := _live(store, state, now_ms)):
+    if retire_records and (live := live_readers(store, state.stream, now_ms)):
         for number in retire_records:
             _write(store, state, number, live)
 
@@ -325,15 +325,6 @@ def _retired_ms(store: ObjectStore, state: ManifestState, record_id: int) -> int
     checkpoints = list_manifest(store, state.stream, state.incarnation).checkpoints
     later = [number for number in checkpoints if number >= record_id]
     return checkpoints[min(later)].modified_ms if later else None
-
-
-def _live(store: ObjectStore, state: ManifestState, now_ms: int) -> dict[UUID, str]:
-    """Leases that haven't expired by the earlier clock; an unreadable one doesn't expire."""
-    return {
-        lease.uuid: lease.reader or f"the unreadable lease {lease.uuid}"
-        for lease in leases_of(store, state.stream)
-        if lease.ends_ms is None or lease.ends_ms >= now_ms
-    }
 
 
 def _awaited(

@@ -12,8 +12,8 @@ from uuid import UUID
 
 from formats.documents import (
     GLOBAL_HOLD_KEY,
+    GROUP_PREFIX,
     group_of_key,
-    group_prefix,
     intent_key,
     lease_key,
     lease_uuid,
@@ -22,8 +22,8 @@ from formats.documents import (
 )
 from formats.errors import FormatError
 from formats.keys import (
+    CATALOG_PREFIX,
     RESERVED_LEVELS,
-    catalog_prefix,
     data_key,
     decode_stream,
     encode_stream,
@@ -54,20 +54,23 @@ from offloader.manifest.boundary import (
     listed,
     read_record,
 )
-from offloader.manifest.catalog import forget_name, is_released, list_streams, read_entry, unused_void
-from offloader.manifest.deletion_clock import TIME_KEY, age_limit_ms, time_for_deletion_ms
-from offloader.manifest.leases import global_hold, leases_of
-from offloader.manifest.live_uuids import LiveUuids, load_live_uuids, refreshed_live_uuids
-from offloader.manifest.load import kept_records
-from offloader.manifest.maintenance import sweep_dead_incarnations, sweep_late_writes
-from offloader.manifest.topics import (
+from offloader.manifest.catalog import (
+    forget_name,
     forget_topic,
+    is_released,
     is_topic_unused,
+    list_streams,
     partition_streams,
+    read_entry,
     release_intent,
     release_topic,
     topic_state,
+    unused_void,
 )
+from offloader.manifest.live_uuids import LiveUuids, load_live_uuids, refreshed_live_uuids
+from offloader.manifest.load import kept_records
+from offloader.manifest.maintenance import sweep_dead_incarnations, sweep_late_writes
+from offloader.manifest.protection import TIME_KEY, age_limit_ms, global_hold, leases_of, time_for_deletion_ms
 from offloader.runtime.clock import Clock
 from offloader.settings import ManifestSettings
 from offloader.store.base import DeleteFailure, ListPage, ObjectInfo, ObjectStore, UploadInfo
@@ -571,13 +574,13 @@ def _folders_below(streams: Iterable[str]) -> Callable[[str], bool]:
 
 def _place_outside(info: ObjectInfo) -> Place | None:
     """Kind of a key below no stream, where this project writes such keys."""
-    if info.key.startswith(catalog_prefix()):
+    if info.key.startswith(CATALOG_PREFIX):
         with suppress(FormatError):
             stream_of_catalog_key(info.key)
             return Place.CATALOGUE
         return None
     # A reader group. A deleted one keeps its generation, so groups leave no garbage.
-    if info.key.startswith(group_prefix()) and group_of_key(info.key) is not None:
+    if info.key.startswith(GROUP_PREFIX) and group_of_key(info.key) is not None:
         return Place.RETENTION
     return Place.STORE if info.key == GLOBAL_HOLD_KEY else None
 

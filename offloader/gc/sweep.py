@@ -31,14 +31,19 @@ from offloader.gc.plan import (
 )
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.boundary import decoded, delete_keys, listed
-from offloader.manifest.catalog import forget_name, list_streams
-from offloader.manifest.deletion_clock import MS_PER_HOUR, DeletionClock, age_limit_ms
-from offloader.manifest.leases import DeletionStopped, require_no_global_hold, user_at_host
+from offloader.manifest.catalog import forget_name, list_streams, release_topics_of
 from offloader.manifest.load import kept_records
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.protection import (
+    MS_PER_HOUR,
+    DeletionClock,
+    DeletionStopped,
+    age_limit_ms,
+    require_no_global_hold,
+    user_at_host,
+)
 from offloader.manifest.segment_table import SegmentRecord
 from offloader.manifest.state import EditRefused, ManifestState, follows
-from offloader.manifest.topics import release_topics_of
 from offloader.runtime.clock import Clock
 from offloader.settings import CleanupSettings, Settings
 from offloader.store.base import ObjectStore

@@ -196,8 +196,7 @@ def timeline_of(state: ManifestState) -> StreamTimeline:
     begins = []
     events = 0
     for number, record in enumerate(readable_segments(state), 1):
-        summary = record.summary
-        assert summary is not None, "readable segments are complete"
+        summary = record.content
         begins.append((record.begin, events))
         timeline.append((events, summary.publish_time_min_ms))
         at = events

@@ -41,7 +41,7 @@ from offloader.manifest.boundary import (
     read_boundary,
 )
 from offloader.manifest.catalog import read_entry
-from offloader.manifest.fills import gap_runs, runs_of
+from offloader.manifest.ledger_table import gap_runs, runs_of
 from offloader.manifest.load import check_checkpoints, load_manifest_view
 from offloader.manifest.lost_records import Survivors, Unnamed, newest_ms, survivors_of, unnamed_objects
 from offloader.manifest.state import ManifestState, SegmentRecord
@@ -184,8 +184,7 @@ def check_segment(fetcher: Fetcher, stream: str, record: SegmentRecord, *, deep:
     """
     found: list[Finding] = []
     objects = objects_of(stream, record, fetcher.store, fetcher.settings.relocate)
-    summary = record.summary
-    assert summary is not None, "offloaded segments have one"
+    summary = record.content
     try:
         try:
             _check_data_object(fetcher, objects, summary)
@@ -250,7 +249,18 @@ def check_fills(store: ObjectStore, state: ManifestState, *, deep: bool) -> Iter
         key = fill_key(state.stream, fill.uuid)
         try:
             if deep:
-                yield from _fill_contradictions(state, fill, read_fill(store, state.stream, fill))
+                batch = read_fill(store, state.stream, fill)
+                gaps = gap_runs(state.gaps, fill.first.ledger_id, fill.first.entry_id, fill.last.entry_id)
+                if runs_of(batch.entry_ids) != gaps:
+                    yield Finding(
+                        stream=state.stream,
+                        problem=Damage.CONTRADICTION,
+                        segment=fill.uuid,
+                        key=key,
+                        message=f"stream {state.stream}, object {key}: it doesn't hold just the entries of the gaps "
+                        f"from {fill.first} to {fill.last}",
+                        advice="report it; readers aren't given these entries",
+                    )
             else:
                 _check_fill_object(store, state.stream, fill)
         except Trimmed:  # its ledger was deleted since the manifest was loaded
@@ -272,21 +282,6 @@ def _check_fill_object(store: ObjectStore, stream: str, fill: GapFilled) -> None
         raise ObjectChanged(
             f"{where} in {store.url}: expected {fill.object_bytes} bytes, CRC-32C {fill.crc32c:08x}, found {found}",
             hint="the object was replaced: restore it from a copy",
-        )
-
-
-def _fill_contradictions(state: ManifestState, fill: GapFilled, batch: EntryBatch) -> Iterator[Finding]:
-    gaps = gap_runs(state.gaps, fill.first.ledger_id, fill.first.entry_id, fill.last.entry_id)
-    if runs_of(batch.entry_ids) != gaps:
-        key = fill_key(state.stream, fill.uuid)
-        yield Finding(
-            stream=state.stream,
-            problem=Damage.CONTRADICTION,
-            segment=fill.uuid,
-            key=key,
-            message=f"stream {state.stream}, object {key}: it doesn't hold just the entries of the gaps from "
-            f"{fill.first} to {fill.last}",
-            advice="report it; readers aren't given these entries",
         )
 
 
@@ -484,8 +479,7 @@ def _lost_record_told(store: ObjectStore, state: ManifestState, unnamed: Unnamed
     """Damage reported by an unnamed object; ``None``: none, or its record was written since ``state`` was loaded."""
     if not unnamed.tells_of_loss or unnamed.testimony is None:
         return None
-    empty = ManifestState(stream=state.stream, incarnation=state.incarnation)
-    newer = load_manifest_view(store, empty).state
+    newer = load_manifest_view(store, state.stream, state.incarnation).state
     if not any(each.tells_of_loss for each in unnamed_objects(store, newer, [unnamed.info])):
         return None
     what = (

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 from uuid import UUID
 
@@ -48,11 +51,36 @@ from formats.manifest import (
     Truncate,
     UndoRetire,
 )
-from offloader.manifest.fills import FillRules
-from offloader.manifest.ledger_table import follows
-from offloader.manifest.replacing import ReplacingRules
-from offloader.manifest.segment_table import SegmentRecord, SegmentStatus, assigned_record
-from offloader.manifest.state import EditRefused, ManifestState, StreamPaused, View, assigning_after, first_of
+from offloader.manifest.ledger_table import (
+    ENTRY_ID_MAX,
+    LedgerFact,
+    LedgerTable,
+    count_of,
+    fills_in,
+    follows,
+    gap_runs,
+    is_gone,
+    is_settled,
+)
+from offloader.manifest.segment_table import (
+    SegmentDraft,
+    SegmentRecord,
+    SegmentStatus,
+    SegmentTable,
+    assigned_record,
+    first_missing,
+    is_at_root,
+)
+from offloader.manifest.state import (
+    EditRefused,
+    ManifestState,
+    StreamPaused,
+    View,
+    assigning_after,
+    committed_end_from,
+    first_begin,
+    first_of,
+)
 
 
 def is_applied(state: ManifestState, record: Record) -> bool:
@@ -132,7 +160,7 @@ def fold(state: ManifestState, record: Record) -> ManifestState:
             written, so in a manifest this means damage.
     """
     require_follows(state, record)
-    draft = _Rules(state, record.record_id)
+    draft = RecordBuilder(state, record.record_id)
     for edit in record.edits:
         draft.apply(edit)
     if draft.now("epoch") != state.epoch:
@@ -177,14 +205,159 @@ def apply_edits(state: ManifestState, edits: Iterable[Edit], *, record_id: int) 
     Raises:
         EditRefused: an edit isn't allowed; which one and why.
     """
-    draft = _Rules(state, record_id)
+    draft = RecordBuilder(state, record_id)
     for edit in edits:
         draft.apply(edit)
     return draft.state()
 
 
-class _Rules(ReplacingRules, FillRules):
-    """Precondition and effect of each edit, in the method of its kind."""
+#: First entry, last entry, number of entries and payload bytes of one run of entries.
+_Run = tuple[int, int, int, int]
+
+
+def _text(runs: list[_Run] | None) -> str:
+    return ", ".join(f"{first}..{last} ({count} entries, {size} bytes)" for first, last, count, size in runs or []) or (
+        "nothing"
+    )
+
+
+class RecordBuilder:
+    """A mutable copy of a view, for building one record: precondition and effect of each edit in its kind's method."""
+
+    def __init__(self, state: ManifestState, record_id: int) -> None:
+        self.base = state
+        self.record_id = record_id
+        self.segments = SegmentDraft(state.segments)
+        self.facts: dict[int, LedgerFact] = {}
+        self.sums = state.sums
+        self.earliest: Position | None = None
+        self.changes: dict[str, Any] = {}
+
+    def state(self) -> ManifestState:
+        segments, ledgers = self.segments.table(), self.ledgers()
+        committed, committed_from = self._committed(segments, ledgers)
+        return replace(
+            self.base,
+            record_id=self.record_id,
+            segments=segments,
+            ledgers=ledgers,
+            sums=self.sums,
+            committed=committed,
+            committed_from=committed_from,
+            **self.changes,
+        )
+
+    def _committed(self, segments: SegmentTable, ledgers: LedgerTable) -> tuple[Position | None, Position | None]:
+        """The committed end, and where its run begins unless that is with the first range."""
+        base, gaps, head = self.base, self.now("gaps"), self.now("head")
+        committed, begin = committed_end_from(base.committed, segments, gaps, ledgers), base.committed_from
+        if base.committed is not None and begin is None and self.earliest is not None:
+            # The committed end never goes back: a range in front of it doesn't count until the two meet.
+            first = first_begin(base.segments, base.gaps)
+            start = base.committed if first is None else min(first, base.committed)
+            begin = start if self.earliest < start else None
+        if begin is None or committed is None or (head is not None and head >= begin):
+            return committed, None
+        first = first_begin(segments, gaps)
+        if first is None or first >= begin:
+            return committed, None
+        prefix = committed_end_from(None, segments, gaps, ledgers)
+        return (committed, begin) if prefix is None or prefix < committed else (prefix, None)
+
+    def now(self, name: str) -> Any:
+        return self.changes.get(name, getattr(self.base, name))
+
+    def ledgers(self) -> LedgerTable:
+        return self.base.ledgers.changed(self.facts) if self.facts else self.base.ledgers
+
+    def refused(self, edit: Edit, why: str) -> EditRefused:
+        return EditRefused(f"stream {self.base.stream}: {edit.kind} in record {self.record_id}: {why}")
+
+    def require_new(self, edit: Edit, uuid: UUID) -> None:
+        """Requires an unused uuid: unique over ranges, fills, rewrites, and objects that await deletion."""
+        aside = (each.uuid for name in ("fills", "rewrites", "replaced") for each in self.now(name))
+        if self.segments.get(uuid) is not None or uuid in aside:
+            raise self.refused(edit, f"segment {uuid} exists already")
+
+    def segment(self, edit: Edit, uuid: UUID, status: SegmentStatus) -> SegmentRecord:
+        found = self.segments.get(uuid)
+        if found is None or found.status is not status:
+            is_now = found.status.value if found else "unknown"
+            raise self.refused(edit, f"segment {uuid} is {is_now}, not {status.value}")
+        return found
+
+    def require_free(self, edit: Edit, begin: Position, end: Position | None, *, but: UUID | None = None) -> None:
+        """Requires that ranges don't overlap; a live one (no end yet) claims everything after its begin."""
+        if end is not None and end < begin:
+            raise self.refused(edit, f"{begin}..{end} ends before it begins")
+        other = self.segments.overlapping(begin, end, but=but)
+        if other is not None:
+            raise self.refused(
+                edit, f"{begin}..{end or ''} overlaps segment {other.uuid} {other.begin}..{other.end or ''}"
+            )
+        gaps: tuple[Gap, ...] = self.now("gaps")
+        at = len(gaps) if end is None else bisect_right(gaps, end, key=first_of)
+        if at and gaps[at - 1].last >= begin:
+            raise self.refused(edit, f"{begin}..{end or ''} overlaps the gap {gaps[at - 1].first}..{gaps[at - 1].last}")
+
+    def require_after_head(self, edit: Edit, end: Position | None) -> None:
+        """Requires a range after the head: one before it would begin a prefix that can't be continued."""
+        head = self.now("head")
+        if head is not None and end is not None and end < head:
+            raise self.refused(edit, f"{end} lies before the head {head}")
+
+    def claim(self, begin: Position, end: Position | None) -> None:
+        """Adds a new range."""
+        self.earliest = begin if self.earliest is None else min(self.earliest, begin)
+        self.reach(end)
+
+    def reach(self, end: Position | None) -> None:
+        newest = self.now("newest_end")
+        if end is not None and (newest is None or end > newest):
+            self.changes["newest_end"] = end
+
+    def put_counted(self, record: SegmentRecord) -> None:
+        self.sums = self.sums.plus(record, 1)
+        self.segments.put(record)
+
+    def drop_counted(self, record: SegmentRecord) -> None:
+        self.sums = self.sums.plus(record, -1)
+        self.segments.drop(record.uuid)
+
+    def promised(self, edit: Assign | Rewrite) -> AssignedSegment:
+        """The segment in flight that an edit assigns."""
+        return AssignedSegment(
+            uuid=edit.uuid,
+            epoch=self.now("epoch"),
+            layout=edit.layout,
+            begin=edit.begin,
+            end=edit.end,
+            assigned_ms=edit.assigned_ms,
+            driver=edit.driver,
+        )
+
+    def is_gone(self, record: SegmentRecord) -> bool:
+        """Whether all ledgers of an offloaded segment are marked as deleted."""
+        return all(self.fact(span.ledger_id).flags & DELETED for span in record.spans)
+
+    def fact(self, ledger_id: int) -> LedgerFact:
+        found = self.facts.get(ledger_id)
+        return self.base.ledgers.get(ledger_id) if found is None else found
+
+    def mark(self, ledger_ids: Iterable[int], flag: int) -> None:
+        for ledger_id in ledger_ids:
+            fact = self.fact(ledger_id)
+            self.facts[ledger_id] = fact._replace(flags=fact.flags | flag)
+
+    def first_not_held(self, ledger_id: int, last_entry_id: int) -> Position | None:
+        """The first entry of a ledger that only its hot copy may have."""
+        if self.fact(ledger_id).flags & DELETED:
+            return None
+        begin, last = Position(ledger_id, 0), Position(ledger_id, last_entry_id)
+        wanted = max(begin, self.now("head") or begin)
+        held = [(s.begin, s.end) for s in self.segments.table().offloaded(wanted, last) if s.end]
+        held += [(gap.first, gap.last) for gap in self.now("gaps")]
+        return first_missing(held, wanted, last)
 
     def apply(self, edit: Edit) -> None:
         if self.now("stream_deleted"):
@@ -407,3 +580,203 @@ class _Rules(ReplacingRules, FillRules):
 
     def stream_deleted(self, _edit: StreamDeleted) -> None:
         self.changes["stream_deleted"] = True
+
+    def gap_filled(self, edit: GapFilled) -> None:
+        """Names a fill.
+
+        Raises:
+            EditRefused: it isn't of one ledger of the stream, overlaps another fill, doesn't hold just the entries of
+                gaps in its range, or something in this range isn't offloaded yet.
+        """
+        self.require_new(edit, edit.uuid)
+        ledger_id, first, last = edit.first.ledger_id, edit.first.entry_id, edit.last.entry_id
+        if edit.last.ledger_id != ledger_id or last < first:
+            raise self.refused(edit, f"{edit.first}..{edit.last} isn't a part of one ledger")
+        fact = self.fact(ledger_id)
+        if is_gone(ledger_id, fact, self.now("head")):
+            raise self.refused(edit, f"ledger {ledger_id} is deleted from the stream")
+        if fact.last_entry_id != LAST_UNKNOWN and last > fact.last_entry_id:
+            raise self.refused(edit, f"ledger {ledger_id} ends at {fact.last_entry_id}")
+        fills: tuple[GapFilled, ...] = self.now("fills")
+        other = next(iter(fills_in(fills, ledger_id, first, last)), None)
+        if other is not None:
+            raise self.refused(
+                edit, f"{edit.first}..{edit.last} overlaps fill {other.uuid} {other.first}..{other.last}"
+            )
+        gaps: tuple[Gap, ...] = self.now("gaps")
+        runs = gap_runs(gaps, ledger_id, first, last)
+        if not runs or (runs[0][0], runs[-1][1], count_of(runs)) != (first, last, edit.entries):
+            raise self.refused(
+                edit,
+                f"{edit.entries} entries from {edit.first} to {edit.last}, the gaps there have {count_of(runs)}"
+                + (f" from {runs[0][0]} to {runs[-1][1]}" if runs else ""),
+            )
+        if not is_settled(self.segments.table(), gaps, ledger_id, first, last):
+            raise self.refused(edit, f"not everything between {edit.first} and {edit.last} is offloaded or a gap")
+        self.changes["fills"] = tuple(sorted([*fills, edit], key=attrgetter("first")))
+
+    def drop_fills(self) -> None:
+        """Removes the fills that nobody can need any more, after segments have left.
+
+        Until the objects of the last segment of its ledger may be deleted, a restored stream would need a fill again.
+        """
+        fills: tuple[GapFilled, ...] = self.now("fills")
+        kept = tuple(each for each in fills if not self._is_over(each))
+        if len(kept) < len(fills):
+            self.changes["fills"] = kept
+
+    def _is_over(self, fill: GapFilled) -> bool:
+        ledger_id = fill.first.ledger_id
+        if not is_gone(ledger_id, self.fact(ledger_id), self.now("head")):
+            return False
+        return self.segments.overlapping(Position(ledger_id, 0), Position(ledger_id, ENTRY_ID_MAX)) is None
+
+    def rewrite(self, edit: Rewrite) -> None:
+        """Adds a segment in flight; its range stays with the segments that hold it."""
+        self.require_new(edit, edit.uuid)
+        # Within a ledger, so that the neighbours follow each other by the same facts as before.
+        if edit.begin.ledger_id != edit.end.ledger_id or edit.end < edit.begin:
+            raise self.refused(edit, f"{edit.begin}..{edit.end} isn't a part of one ledger")
+        self.changes["rewrites"] = (*self.now("rewrites"), self.promised(edit))
+
+    def drop_promise(self, uuid: UUID) -> bool:
+        """Removes a segment in flight; False if there was none of that name."""
+        rewrites = self.now("rewrites")
+        self.changes["rewrites"] = tuple(each for each in rewrites if each.uuid != uuid)
+        return len(self.changes["rewrites"]) < len(rewrites)
+
+    def replace(self, edit: Replace) -> None:
+        """Replaces old segments by new ones that hold the same entries; ledgers marked as deleted may be left out."""
+        old = [self.segment(edit, uuid, SegmentStatus.OFFLOADED) for uuid in edit.uuids]
+        # Objects at the store's root, where Pulsar puts its own, aren't ours either: deletable ones are found by name.
+        foreign = next((each.uuid for each in old if not each.owned or is_at_root(each.driver)), None)
+        if foreign is not None:
+            raise self.refused(edit, f"segment {foreign} isn't ours")
+        promised = {each.uuid: each for each in self.now("rewrites")}
+        new = [self._record(edit, each, promised.get(each.uuid)) for each in edit.by]
+        self._require_same_entries(edit, old, new)
+        self._require_known_borders(edit, old, new)
+        replaced = list(self.now("replaced"))
+        for each in old:
+            self.drop_counted(each)
+            replaced.append(
+                ReplacedSegment(
+                    uuid=each.uuid,
+                    ledger_id=each.v1_ledger_id,
+                    retire_record=self.record_id,
+                    object_bytes=each.object_bytes,
+                )
+            )
+        self.changes["replaced"] = tuple(replaced)
+        for record in new:
+            self.require_free(edit, record.begin, record.end)
+            self.drop_promise(record.uuid)
+            self.put_counted(record)
+
+    def _record(self, edit: Replace, each: Rewritten, promised: AssignedSegment | None) -> SegmentRecord:
+        summary = each.summary
+        if promised is None:
+            raise self.refused(edit, f"segment {each.uuid} wasn't promised, or has failed")
+        found = int(summary.layout), summary.begin, summary.end
+        if found != (promised.layout, promised.begin, promised.end):
+            raise self.refused(
+                edit, f"{each.uuid} holds {summary.begin}..{summary.end}, promised was {promised.begin}..{promised.end}"
+            )
+        if summary.layout == 1:
+            last = self.fact(summary.begin.ledger_id).last_entry_id
+            if summary.begin.entry_id != 0 or summary.end.entry_id != last or summary.entries != last + 1:
+                raise self.refused(edit, f"V1 segment {each.uuid} isn't the whole of a closed ledger")
+        return SegmentRecord(
+            uuid=each.uuid,
+            status=SegmentStatus.OFFLOADED,
+            epoch=promised.epoch,
+            layout=promised.layout,
+            begin=promised.begin,
+            end=summary.end,
+            assigned_ms=promised.assigned_ms,
+            offloaded_ms=edit.offloaded_ms,
+            driver=promised.driver,
+            summary=summary,
+        )
+
+    def _require_same_entries(self, edit: Replace, old: Iterable[SegmentRecord], new: Iterable[SegmentRecord]) -> None:
+        before, after = self._runs(old), self._runs(new)
+        if before != after:
+            wrong = min(ledger_id for ledger_id in before | after if before.get(ledger_id) != after.get(ledger_id))
+            held, found = _text(before.get(wrong)), _text(after.get(wrong))
+            raise self.refused(edit, f"of ledger {wrong} the new segments hold {found}, the old ones {held}")
+
+    def _runs(self, records: Iterable[SegmentRecord]) -> dict[int, list[_Run]]:
+        """Ledger -> runs of consecutive entries, without entries deleted from the stream."""
+        found: dict[int, list[_Run]] = {}
+        for record in sorted(records, key=lambda each: each.begin):
+            for span in record.spans:
+                if self.fact(span.ledger_id).flags & DELETED:
+                    continue
+                runs = found.setdefault(span.ledger_id, [])
+                run = (span.first_entry_id, span.last_entry_id, span.entries, span.payload_bytes)
+                if runs and runs[-1][1] + 1 == run[0]:
+                    run = (runs[-1][0], run[1], runs[-1][2] + run[2], runs[-1][3] + run[3])
+                    runs.pop()
+                runs.append(run)
+        return found
+
+    def _require_known_borders(self, edit: Replace, old: Iterable[SegmentRecord], new: Iterable[SegmentRecord]) -> None:
+        """Requires known ledger ends where new segments meet at a ledger change within an old one."""
+        inside = {
+            (Position(one.ledger_id, one.last_entry_id), Position(two.ledger_id, two.first_entry_id))
+            for each in old
+            for one, two in pairwise(each.spans)
+        }
+        closed = self.ledgers().closed
+        for one, two in pairwise(sorted(new, key=lambda each: each.begin)):
+            assert one.end is not None
+            if (one.end, two.begin) in inside and not follows(one.end, two.begin, closed):
+                raise self.refused(edit, f"ledger {one.end.ledger_id} isn't known to end at {one.end.entry_id}")
+
+    def restore(self, edit: Restore) -> None:
+        """Moves the head back, and unmarks deleted ledgers.
+
+        Raises:
+            EditRefused: the head would advance, or no offloaded segment and no gap would hold something between.
+        """
+        head: Position | None = self.now("head")
+        for ledger_id in edit.ledger_ids:
+            fact = self.fact(ledger_id)
+            self.facts[ledger_id] = fact._replace(flags=fact.flags & ~DELETED)
+        if edit.head is not None:
+            if head is None or edit.head > head:
+                raise self.refused(edit, f"{edit.head} isn't before the head {head or '(none)'}")
+            self._require_chain(edit, edit.head, head)
+            self.changes["head"] = edit.head
+        for ledger_id in edit.ledger_ids:
+            last = self.fact(ledger_id).last_entry_id
+            if last == LAST_UNKNOWN:
+                raise self.refused(edit, f"ledger {ledger_id} isn't known to be closed")
+            missing = self.first_not_held(ledger_id, last)
+            if missing is not None:
+                raise self.refused(edit, f"entry {missing} isn't in any offloaded segment")
+
+    def _require_chain(self, edit: Restore, first: Position, head: Position) -> None:
+        """Requires consecutive ranges from ``first`` to the head."""
+        if first == head:
+            return
+        closed = self.ledgers().closed
+        before = head.previous()
+        ranges = [(gap.first, gap.last) for gap in self.now("gaps")]
+        for segment in self.segments.table().in_order(first, before):
+            if segment.status is not SegmentStatus.OFFLOADED or segment.end is None:
+                raise self.refused(edit, f"segment {segment.uuid} at {segment.begin} is {segment.status.value}")
+            if segment.spans and self.is_gone(segment):
+                # A concurrent truncation: with the marks cleanup would retire it again, after the head.
+                raise self.refused(edit, f"ledger {segment.spans[0].ledger_id} is still marked as gone from the stream")
+            ranges.append((segment.begin, segment.end))
+        reached: Position | None = None
+        for begin, end in sorted(ranges):
+            if end < first or begin > before:
+                continue
+            if begin > first if reached is None else not follows(reached, begin, closed):
+                break
+            reached = end
+        if reached is None or not (reached >= before or follows(reached, head, closed)):
+            raise self.refused(edit, f"nothing holds what comes after {reached or first}: the head stays at {head}")

@@ -15,7 +15,7 @@ from offloader.errors import LimitReached, NotFound, OffloaderError, Preconditio
 from offloader.manifest.apply import fold
 from offloader.manifest.boundary import StoredBoundary, decoded, naming, raise_boundary, read_boundary
 from offloader.manifest.compaction import RUN_ROWS_MIN, CheckpointPlan, compacted, plan_checkpoint
-from offloader.manifest.load import RECORD_REQUESTS_MAX, LoadedManifest, refreshed
+from offloader.manifest.load import RECORD_REQUESTS_MAX, LoadedManifest, load_manifest_view
 from offloader.manifest.state import ManifestState
 from offloader.settings import ManifestSettings
 from offloader.store.base import CREATE, IfMatch, ObjectStore
@@ -45,8 +45,7 @@ def checkpoint_now(
         if stored.boundary.checkpoint_id >= state.record_id:
             return LoadedManifest(state, stored)
         if stored.boundary.checkpoint_id != state.checkpoint_id:
-            empty = ManifestState(stream=state.stream, incarnation=state.incarnation)
-            state, found = refreshed(store, empty, requests_max=requests_max)
+            state, found = load_manifest_view(store, state.stream, state.incarnation, requests_max=requests_max)
             if found is None:
                 raise NotFound(f"stream {state.stream} was deleted")
             continue

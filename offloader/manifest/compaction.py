@@ -19,7 +19,7 @@ from formats.checkpoint import (
 )
 from formats.checkpoint_parquet import SegmentColumns, encode_columns
 from formats.checksum import crc32c
-from offloader.manifest.ledger_table import LedgerFact, LedgerTable, SealedLedgers
+from offloader.manifest.ledger_table import LedgerFact, LedgerTable, SealedLedgers, runs_of
 from offloader.manifest.segment_table import (
     NO_ROWS,
     Rows,
@@ -202,12 +202,7 @@ def _live(part: SealedSegments) -> SegmentColumns:
 
 def _with_dead(part: SealedSegments) -> RunRef:
     assert part.run is not None
-    if not len(part.dead):
-        return replace(part.run, dead=())
-    breaks = np.flatnonzero(np.diff(part.dead) != 1) + 1
-    starts = part.dead[np.concatenate([[0], breaks])]
-    stops = part.dead[np.concatenate([breaks - 1, [len(part.dead) - 1]])] + 1
-    return replace(part.run, dead=tuple(map(RowRange, starts.tolist(), stops.tolist())))
+    return replace(part.run, dead=tuple(RowRange(first, last + 1) for first, last in runs_of(part.dead)))
 
 
 def _rows_of(run: RunRef) -> Rows:

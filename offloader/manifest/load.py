@@ -226,20 +226,20 @@ def load_manifest(store: ObjectStore, stream: str) -> ManifestState:
         StoreUnavailable: the store doesn't respond.
     """
     incarnation = require_entry(store, stream).incarnation
-    return load_manifest_view(store, ManifestState(stream=stream, incarnation=incarnation)).state
+    return load_manifest_view(store, stream, incarnation).state
 
 
 def load_manifest_view(
-    store: ObjectStore, empty: ManifestState, *, requests_max: int = RECORD_REQUESTS_MAX
+    store: ObjectStore, stream: str, incarnation: UUID, *, requests_max: int = RECORD_REQUESTS_MAX
 ) -> LoadedManifest:
-    """The newest view of the incarnation in ``empty``, loaded from its newest checkpoint.
+    """The newest view of an incarnation, loaded from its newest checkpoint.
 
     Requests: boundary, checkpoint, its runs, the records since (two missing ones end them), boundary.
 
     Args:
         requests_max: concurrent GETs of records; 1: sequential, on this thread.
     """
-    return LoadedManifest(*load_view(store, empty.stream, empty.incarnation, _WHOLE, requests_max=requests_max))
+    return LoadedManifest(*load_view(store, stream, incarnation, _WHOLE, requests_max=requests_max))
 
 
 def refreshed(store: ObjectStore, state: ManifestState, *, requests_max: int = RECORD_REQUESTS_MAX) -> LoadedManifest:

@@ -36,70 +36,23 @@ from offloader.errors import (
     StoreUnavailable,
     Throttled,
 )
-from offloader.ledgers.base import IdentifiedSource
+from offloader.ledgers.base import IdentifiedSource, LedgerSource
 from offloader.manifest.apply import apply_edits, are_applied, fold, is_applied
 from offloader.manifest.boundary import create_boundary, name_record, read_boundary, require_never_begun
 from offloader.manifest.catalog import create_entry, list_streams, read_entry, require_entry
 from offloader.manifest.checkpoint import Shortening, checkpoint_now
 from offloader.manifest.load import LoadedManifest, load_manifest, refreshed
-from offloader.manifest.source_identity import Accept, OwnersSource, own_edits
+from offloader.manifest.source_identity import Accept, CheckedSource, OwnersSource, own_edits
 from offloader.manifest.state import EditRefused, ManifestState, newest_of
 from offloader.runtime.clock import Clock
 from offloader.settings import ManifestSettings
 from offloader.store.base import CREATE, ObjectStore
 from offloader.stream_names import require_stream_name
 
-__all__ = ["ManifestLog", "NotWritten", "list_streams", "load_manifest", "put_record", "stands_there"]
+__all__ = ["ManifestLog", "checked", "list_streams", "load_manifest"]
 
 #: Repeats of a record whose outcome is unknown, in one commit.
 UNKNOWN_REPEATS_MAX = 5
-
-
-class NotWritten(Exception):
-    """The store refused a record without writing it, with ``error``."""
-
-    def __init__(self, error: OffloaderError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-def put_record(store: ObjectStore, key: str, body: bytes, *, repeated: bool) -> bool:
-    """Creates the record ``body`` under ``key``; False if another one is there.
-
-    Args:
-        repeated: an earlier call sent the same bytes and may have written them.
-
-    Raises:
-        NotWritten: it was refused, and isn't there.
-        OffloaderError: any other error: it may be there, or appear later.
-    """
-    for attempt in range(UNKNOWN_REPEATS_MAX + 1):
-        try:
-            store.put(key, body, mode=CREATE)
-            return True
-        except PreconditionFailed:
-            return stands_there(store, key, body)
-        except OutcomeUnknown:
-            # Neither building another record nor trusting a 404 is safe: the PUT may still land.
-            if attempt == UNKNOWN_REPEATS_MAX:
-                raise
-            repeated = True
-        except OffloaderError as error:
-            # A refusal may be wrong: from a store with conflicting requests, or a gateway that sent it twice.
-            if not isinstance(error, Throttled):
-                with suppress(OffloaderError):
-                    return store.get(key)[0] == body
-            if isinstance(error, NotFound) or repeated:
-                raise  # not a refusal of a PUT: the outcome stays unknown
-            raise NotWritten(error) from error
-    raise AssertionError("the last repeat raises")
-
-
-def stands_there(store: ObjectStore, key: str, body: bytes) -> bool:
-    """Whether the record under ``key`` is this one."""
-    with suppress(NotFound):
-        return store.get(key)[0] == body
-    return False  # it was there and is deleted: the boundary has passed it
 
 
 #: Records of other writers that one commit yields to before it fails.
@@ -365,16 +318,13 @@ class ManifestLog:
         self._in_doubt = (record, body)
         key = record_key(self.stream, record.incarnation, record.record_id)
         try:
-            is_written = put_record(self.store, key, body, repeated=repeated)
+            is_written = self._put(key, body, repeated=repeated)
             is_ours = self._confirm(record) if is_written else self._look_for(record)
             if is_ours and self._source is not None:
                 self._source.committed(self.state)
             return is_ours
         except OutcomeUnknown:
             raise
-        except NotWritten as refused:
-            self._in_doubt = None
-            raise refused.error from None
         except OffloaderError as error:
             if self._in_doubt is None:
                 raise
@@ -383,6 +333,35 @@ class ManifestLog:
             raise OutcomeUnknown(
                 f"stream {self.stream}: record {record.record_id} may be committed: {error.message}", hint=error.hint
             ) from error
+
+    def _put(self, key: str, body: bytes, *, repeated: bool) -> bool:
+        """Creates the record ``body`` under ``key``; False if another one is there. A refused one isn't in doubt."""
+        for attempt in range(UNKNOWN_REPEATS_MAX + 1):
+            try:
+                self.store.put(key, body, mode=CREATE)
+                return True
+            except PreconditionFailed:
+                return self._stands(key, body)
+            except OutcomeUnknown:
+                # Neither building another record nor trusting a 404 is safe: the PUT may still land.
+                if attempt == UNKNOWN_REPEATS_MAX:
+                    raise
+                repeated = True
+            except OffloaderError as error:
+                # A refusal may be wrong: from a store with conflicting requests, or a gateway that sent it twice.
+                if not isinstance(error, Throttled):
+                    with suppress(OffloaderError):
+                        return self.store.get(key)[0] == body
+                if not repeated and not isinstance(error, NotFound):  # which is no refusal of a PUT
+                    self._in_doubt = None
+                raise
+        raise AssertionError("the last repeat raises")
+
+    def _stands(self, key: str, body: bytes) -> bool:
+        """Whether the record under ``key`` is this one."""
+        with suppress(NotFound):
+            return self.store.get(key)[0] == body
+        return False  # it was there and is deleted: the boundary has passed it
 
     def _confirm(self, record: Record) -> bool:
         """Reads the boundary after creating a record: one below it isn't committed, because its number was deleted."""
@@ -420,7 +399,7 @@ class ManifestLog:
         kept = boundary.boundary
         if record.record_id >= kept.first_kept_id:
             key = record_key(self.stream, record.incarnation, record.record_id)
-            stands = self.state.record_id >= record.record_id and stands_there(self.store, key, encode_record(record))
+            stands = self.state.record_id >= record.record_id and self._stands(key, encode_record(record))
             # A checkpoint may hold another record of that number, which was lost.
             return stands and (record.record_id > kept.checkpoint_id or is_applied(self.state, record))
         return is_applied(self.state, record)
@@ -446,3 +425,8 @@ class ManifestLog:
                 elif name_record(self.store, self.state, stored):
                     return self.state
             raise StoreUnavailable(f"stream {self.stream}: its boundary changed {CONFLICTS_MAX} times meanwhile")
+
+
+def checked(source: LedgerSource, log: ManifestLog) -> CheckedSource:
+    """A stream's source, compared with the view of ``log``."""
+    return CheckedSource(source, lambda: log.state if log.is_loaded else None)

@@ -25,10 +25,9 @@ from offloader.manifest.boundary import (
 )
 from offloader.manifest.catalog import forget_name, is_released, read_entry, release_entry, require_entry
 from offloader.manifest.checkpoint import checkpoint_now
-from offloader.manifest.deletion_clock import age_limit_ms, time_for_deletion_ms
-from offloader.manifest.leases import require_no_global_hold
 from offloader.manifest.load import load_manifest_view
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.protection import age_limit_ms, require_no_global_hold, time_for_deletion_ms
 from offloader.manifest.state import EditRefused, ManifestState
 from offloader.runtime.clock import Clock
 from offloader.settings import ManifestSettings
@@ -124,8 +123,7 @@ def expire_history(
     entry = None if settings.history_days_min < 0 else read_entry(store, stream)
     if entry is None:
         return None
-    empty = ManifestState(stream=stream, incarnation=entry.incarnation)
-    state = load_manifest_view(store, empty, requests_max=settings.record_requests_max).state
+    state = load_manifest_view(store, stream, entry.incarnation, requests_max=settings.record_requests_max).state
     if state.held or state.stream_deleted:
         return None
     age_hours = max(settings.orphan_age_hours_min, settings.history_days_min * 24)

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from formats.block import BLOCK_HEADER_BYTES, Layout, decode_block_header
 from formats.checksum import crc32c
-from formats.entries import TIME_UNKNOWN_MS, Position
+from formats.entries import Position
 from formats.errors import FormatError, Inconsistent
 from formats.frames import FILL_BYTES_MAX, decode_fill
 from formats.keys import (
@@ -29,8 +29,8 @@ from formats.keys import (
 )
 from formats.manifest import Adopt, CatalogEntry, Edit, Gap, GapFilled, LedgerClosed, Truncate
 from formats.metadata.messages import PulsarLedger
-from formats.segment import LedgerSpan, SegmentRecovery, SegmentSummary
-from formats.segment_map import SegmentMap
+from formats.segment import SegmentRecovery, SegmentSummary
+from formats.segment_map import SegmentMap, SegmentOutline
 from offloader.errors import Corrupt, InvalidCall, NotFound, PreconditionFailed, StoreUnavailable
 from offloader.manifest.boundary import (
     GIVEN_UP_ID,
@@ -41,7 +41,7 @@ from offloader.manifest.boundary import (
     put_given_up,
 )
 from offloader.manifest.catalog import read_entry, replace_entry
-from offloader.manifest.fills import Run, gap_runs, runs_of
+from offloader.manifest.ledger_table import Run, gap_runs, runs_of
 from offloader.manifest.load import load_manifest_view
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.lost_records import Range, Survivors, missing_ranges, survivors_of, unnamed_objects
@@ -190,7 +190,7 @@ def _facts(
 
 def _of_plain(store: ObjectStore, key: str, info: ObjectInfo, segment_map: SegmentMap) -> SegmentSummary:
     """The summary of an object in Pulsar's own layout: decodes its blocks, the only source of its content."""
-    spans: dict[int, LedgerSpan] = {}
+    outline = SegmentOutline(segment_map.layout, info.size_bytes, extension=False)
     blocks, checksum = segment_map.blocks, 0
     for number in range(len(blocks)):
         offset = int(blocks.offset[number])
@@ -201,32 +201,17 @@ def _of_plain(store: ObjectStore, key: str, info: ObjectInfo, segment_map: Segme
             number, body, block_bytes_max=_BLOCK_BYTES_MAX, decompressed_bytes_max=_BLOCK_BYTES_MAX
         )
         if len(batch):
-            span = spans.get(batch.ledger_id)
-            spans[batch.ledger_id] = LedgerSpan(
-                batch.ledger_id,
-                batch.first.entry_id if span is None else span.first_entry_id,
-                batch.last.entry_id,
-                len(batch) + (0 if span is None else span.entries),
-                batch.payload_bytes + (0 if span is None else span.payload_bytes),
-            )
-    found = sorted(spans.values(), key=lambda span: span.ledger_id)
+            outline.add_entries(batch)
+    found = sorted(outline.spans.values(), key=lambda span: span.ledger_id)
     if not found or blocks.offset[0] != 0:
         raise Inconsistent("data object", object_name=key, expected="entries from its beginning on", found="none")
-    return SegmentSummary(
+    return SegmentSummary.of_spans(
+        found,
         layout=segment_map.layout,
-        begin=Position(found[0].ledger_id, found[0].first_entry_id),
-        end=Position(found[-1].ledger_id, found[-1].last_entry_id),
         data_bytes=info.size_bytes,
-        index_bytes=0,
         data_crc32c=checksum if info.crc32c is None else info.crc32c,
-        index_crc32c=0,
-        entries=sum(span.entries for span in found),
-        payload_bytes=sum(span.payload_bytes for span in found),
-        publish_time_min_ms=TIME_UNKNOWN_MS,
-        publish_time_max_ms=TIME_UNKNOWN_MS,
         blocks=len(blocks),
         compressed=False,
-        ledgers=tuple(found),
     )
 
 
@@ -454,7 +439,6 @@ def _missing(
 
 
 def _joined(ranges: Iterable[Range]) -> list[Range]:
-    """Merges overlapping ranges."""
     found: list[Range] = []
     for first, last in sorted(ranges):
         if found and first <= found[-1][1]:
@@ -569,7 +553,7 @@ def _attached(store: ObjectStore, stream: str, incarnation: UUID, clock: Clock, 
 
 def _readable(store: ObjectStore, stream: str, incarnation: UUID) -> ManifestState | None:
     with suppress(Corrupt):
-        return load_manifest_view(store, ManifestState(stream=stream, incarnation=incarnation)).state
+        return load_manifest_view(store, stream, incarnation).state
     return None
 
 

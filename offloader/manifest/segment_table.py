@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, fields, replace
 from enum import Enum
 from operator import itemgetter
@@ -514,9 +514,6 @@ class SegmentTable(Mapping[UUID, SegmentRecord]):
     def __iter__(self) -> Iterator[UUID]:
         return (record.uuid for record in self.in_order())
 
-    def values(self) -> ValuesView[SegmentRecord]:
-        return _Values(self)
-
     def in_order(self, first: Position | None = None, last: Position | None = None) -> SegmentSlice:
         """Segments with a position in ``first`` .. ``last``, in the stream's order, whatever their status."""
         rows = [part.live_rows(*part.bounds(first, last)) for part in self.sealed]
@@ -549,15 +546,6 @@ class SegmentTable(Mapping[UUID, SegmentRecord]):
         stop = len(self.order) if last is None else bisect_right(self.order, last, key=itemgetter(0))
         found = (self.tail[uuid] for _, uuid in self.order[:stop])
         return [r for r in found if first is None or r.end is None or r.end >= first]
-
-
-class _Values(ValuesView[SegmentRecord]):
-    """Records in the stream's order, without a lookup for each."""
-
-    _mapping: SegmentTable
-
-    def __iter__(self) -> Iterator[SegmentRecord]:
-        return iter(self._mapping.in_order())
 
 
 def first_missing(held: Iterable[tuple[Position, Position]], wanted: Position, last: Position) -> Position | None:

@@ -17,15 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.block import BLOCK_HEADER_BYTES, Layout
-from formats.block_checksums import CRC_UNKNOWN, block_checksums
 from formats.checkpoint import LAST_UNKNOWN
 from formats.entries import ENTRY_HEADER_BYTES, Position
 from formats.extension import Codec
 from formats.manifest import FACT_UNKNOWN, GapFilled
-from formats.segment_map import LedgerSpan, SegmentMap
+from formats.segment_map import CRC_UNKNOWN, LedgerSpan, SegmentMap, block_checksums
 from offloader.errors import NotFound, SourceMismatch, StoreUnavailable, Trimmed
-from offloader.manifest.fills import Run, count_of, fills_in, gap_runs, without
-from offloader.manifest.ledger_table import ENTRY_ID_MAX
+from offloader.manifest.ledger_table import ENTRY_ID_MAX, Run, count_of, fills_in, gap_runs, without
 from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.state import ManifestState, SegmentRecord
 

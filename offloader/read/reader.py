@@ -37,9 +37,9 @@ from offloader.errors import (
     Unsupported,
 )
 from offloader.ledgers.base import LedgerSource, newest, newest_listed
-from offloader.manifest.leases import HeldLease, take_lease
 from offloader.manifest.load import load_manifest_view_at
 from offloader.manifest.log import list_streams, load_manifest
+from offloader.manifest.protection import HeldLease, take_lease
 from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read import fetch as plan

@@ -15,11 +15,9 @@ from formats.manifest import SetMethod
 from offloader.errors import NotFound, OffloaderError, StoreUnavailable
 from offloader.ledgers.base import BrokerLedgers
 from offloader.ledgers.pulsar.topics import topic_of_stream
-from offloader.manifest.catalog import list_streams, read_entry
-from offloader.manifest.deletion_clock import DeletionClock
-from offloader.manifest.leases import user_at_host
+from offloader.manifest.catalog import list_streams, partition_of, read_entry
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.topics import partition_of
+from offloader.manifest.protection import DeletionClock, user_at_host
 from offloader.parallel_map import at_once
 from offloader.retention.broker import BrokerView, ListedOf, broker_view, listed_by_source
 from offloader.retention.cuts import Cut, OwnCuts, cut_at, partition_segment

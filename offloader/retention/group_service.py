@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from formats.documents import GroupState, StreamCutRow, ToDoRow, group_key, group_of_key, group_prefix
+from formats.documents import GROUP_PREFIX, GroupState, StreamCutRow, ToDoRow, group_key, group_of_key
 from offloader.errors import InvalidCall, LimitReached, NotFound, OffloaderError
 from offloader.manifest.boundary import listed
 from offloader.retention import reader_groups
@@ -66,7 +66,7 @@ class ReaderGroups:
 
     def names(self) -> list[str]:
         """Existing groups, sorted."""
-        names = [group_of_key(info.key) for info in listed(self._documents.store, group_prefix())]
+        names = [group_of_key(info.key) for info in listed(self._documents.store, GROUP_PREFIX)]
         return sorted(name for name in names if name is not None and not self._read(name).deleted)
 
     def get(self, name: str) -> GroupState:
@@ -272,7 +272,7 @@ class ReaderGroups:
     def _expiring(self, outcome: GroupOutcome) -> GroupOutcome:
         """Drop checkpoints behind the streams' start positions, once one is complete, as the proposal specifies."""
         group = outcome.group
-        if not any(row.kept and reader_groups.is_complete(row) for row in group.checkpoints):
+        if not any(row.kept and not row.waiting for row in group.checkpoints):
             return outcome
         heads = {}
         for stream in group.streams:

@@ -388,11 +388,6 @@ def expired(group: GroupState, heads: Mapping[str, Cut]) -> GroupState:
     return group if len(rows) == len(group.checkpoints) else replace(group, checkpoints=rows)
 
 
-def is_complete(row: CheckpointRow) -> bool:
-    """Whether every reader has recorded its position at a checkpoint."""
-    return not row.waiting
-
-
 def _publishing_passed(group: GroupState) -> GroupState:
     """Automatic retention: publish the newest checkpoint passed by every reader, drop unkept ones up to it."""
     done = [row for row in group.checkpoints if not (row.waiting or row.behind or row.released)]

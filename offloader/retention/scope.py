@@ -15,10 +15,18 @@ from formats.errors import FormatError
 from offloader.errors import InvalidCall, NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.boundary import unreadable
-from offloader.manifest.catalog import list_streams, mode_of_new, read_entry
+from offloader.manifest.catalog import (
+    doubtful_rows,
+    forget_documents,
+    list_streams,
+    mode_of_new,
+    partition_of,
+    partition_streams,
+    read_entry,
+    read_topic_entry,
+)
 from offloader.manifest.load import load_manifest_view, refreshed
 from offloader.manifest.state import ManifestState
-from offloader.manifest.topics import doubtful_rows, forget_documents, partition_of, partition_streams, read_topic_entry
 from offloader.parallel_map import at_once
 from offloader.retention.cuts import Known, PartitionEntries
 from offloader.runtime.clock import Clock
@@ -101,7 +109,13 @@ def find_scope(
             )
         only = {0: Partition(name, own.incarnation)}
         return Scope(name=name, incarnation=own.incarnation, partitions=only, is_topic=False)
-    partitions = _partitions(store, name)
+    streams = partition_streams(store, name)
+    entries = at_once(lambda stream: read_entry(store, stream), streams.values())
+    partitions = {
+        number: Partition(stream, entry.incarnation)
+        for (number, stream), entry in zip(streams.items(), entries, strict=True)
+        if entry is not None
+    }
     if not partitions:
         similar = difflib.get_close_matches(name, list_streams(store), n=SUGGESTIONS_MAX)
         hint = f"did you mean {' or '.join(similar)}?" if similar else "`offloader ls` lists the streams"
@@ -131,16 +145,6 @@ def find_scope(
             forget_documents(store, name, gone)
         return replace(scope, incarnation=wanted.incarnation)
     raise StoreUnavailable(f"the retention entry of topic {name} changes all the time")
-
-
-def _partitions(store: ObjectStore, topic: str) -> Mapping[int, Partition]:
-    streams = partition_streams(store, topic)
-    entries = at_once(lambda stream: read_entry(store, stream), streams.values())
-    return {
-        number: Partition(stream, entry.incarnation)
-        for (number, stream), entry in zip(streams.items(), entries, strict=True)
-        if entry is not None
-    }
 
 
 #: The hot tier of a stream, by its name; ``None``: unavailable, the stream then ends at its committed end.
@@ -204,8 +208,7 @@ class LoadedPartitions(Mapping[int, PartitionEntries]):
         partition = self._scope.partitions[number]
         view = self._views.get(partition.stream)
         if view is None or view.incarnation != partition.incarnation:
-            empty = ManifestState(stream=partition.stream, incarnation=partition.incarnation)
-            view = load_manifest_view(self._store, empty).state
+            view = load_manifest_view(self._store, partition.stream, partition.incarnation).state
         else:
             view = refreshed(self._store, view).state
         if view.stream_deleted:

@@ -15,13 +15,11 @@ from formats.manifest import Edit, Failed, Gap, LedgerClosed, LedgersDeleted, Se
 from offloader.errors import Fenced, InvalidCall, NotFound, OffloaderError, PreconditionFailed, StoreUnavailable
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.apply import apply_edits
-from offloader.manifest.catalog import mode_of_new, not_listed, read_entry, require_entry
-from offloader.manifest.checked_source import checked
-from offloader.manifest.leases import require_no_global_hold
-from offloader.manifest.log import ManifestLog
+from offloader.manifest.catalog import mode_of_new, not_listed, partition_of, read_entry, read_intent, require_entry
+from offloader.manifest.log import ManifestLog, checked
+from offloader.manifest.protection import require_no_global_hold
 from offloader.manifest.source_identity import closed_edit, first_not_held
 from offloader.manifest.state import EditRefused, ManifestState, follows, require_takeable
-from offloader.manifest.topics import partition_of, read_intent
 from offloader.retention.scope import SourceOf, no_source
 from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectInfo, ObjectStore

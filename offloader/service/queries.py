@@ -18,8 +18,8 @@ from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.gc.reconcile import Reconciliation
 from offloader.gc.sweep import cleanup_stream
 from offloader.inspect.inspect import segment_row, timeline_of
-from offloader.manifest.leases import global_hold
 from offloader.manifest.log import list_streams
+from offloader.manifest.protection import global_hold
 from offloader.manifest.segment_table import SegmentRecord
 from offloader.monitor import manifest_document, with_manifest
 from offloader.parallel_map import at_once

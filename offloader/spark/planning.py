@@ -15,8 +15,8 @@ from formats.entries import TIME_UNKNOWN_MS, Position
 from formats.segment import SegmentSummary
 from formats.segment_map import SegmentMap
 from offloader.errors import InvalidCall, NotFound, OffloaderError
-from offloader.manifest.leases import take_lease
 from offloader.manifest.log import list_streams
+from offloader.manifest.protection import take_lease
 from offloader.manifest.state import ManifestState
 from offloader.parallel_map import at_once
 from offloader.read import fetch as plan

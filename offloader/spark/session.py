@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from offloader import errors
 from offloader.errors import ExecutorLost, OffloaderError, Unsupported, install_hint
-from offloader.runtime.process_tuning import THREAD_SWITCH_S
+from offloader.runtime.system import THREAD_SWITCH_S
 from offloader.spark import register
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ from offloader.errors import (
     Unsupported,
 )
 from offloader.runtime.clock import Clock
-from offloader.runtime.directories import RACES_MAX, make_directories, sync_directory, sync_name
+from offloader.runtime.system import RACES_MAX, make_directories, sync_directory, sync_name
 from offloader.settings import StoreSettings
 from offloader.store import checks
 from offloader.store.base import (

@@ -44,8 +44,6 @@ _REFUSED = "label_sets_refused_total"
 
 @dataclass(slots=True)
 class _Series:
-    """One label set of one counter or histogram."""
-
     child: Counter | Histogram
     used_s: float
 

@@ -31,9 +31,8 @@ from offloader.errors import (
     Unsupported,
 )
 from offloader.ledgers.base import LedgerInfo, LedgerSource, Subscription, listed_source
-from offloader.manifest.checked_source import checked
-from offloader.manifest.fills import Run, fills_in, gap_runs, is_gone, is_settled, runs_of, without
-from offloader.manifest.log import ManifestLog
+from offloader.manifest.ledger_table import Run, fills_in, gap_runs, is_gone, is_settled, runs_of, without
+from offloader.manifest.log import ManifestLog, checked
 from offloader.manifest.source_identity import closed_edit
 from offloader.manifest.state import EditRefused, ManifestState, StreamPaused, newest_of
 from offloader.read.cold import read_fill

@@ -22,8 +22,7 @@ from offloader.errors import InvalidCall, NotFound, PreconditionFailed, SourceMi
 from offloader.ledgers.base import IdentifiedSource, LedgerInfo, LedgerSource, identified
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.catalog import read_entry
-from offloader.manifest.checked_source import checked
-from offloader.manifest.log import ManifestLog
+from offloader.manifest.log import ManifestLog, checked
 from offloader.manifest.segment_table import SegmentStatus
 from offloader.manifest.source_identity import (
     compare_source,

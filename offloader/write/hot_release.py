@@ -12,8 +12,7 @@ from formats.entries import Position
 from formats.manifest import Edit, Gap, HotReleased
 from offloader.errors import Corrupt, Fenced, NotFound, OffloaderError
 from offloader.ledgers.base import LedgerInfo, LedgerSource, ListedSource, identified
-from offloader.manifest.checked_source import checked
-from offloader.manifest.log import ManifestLog
+from offloader.manifest.log import ManifestLog, checked
 from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.source_identity import closed_edit
 from offloader.manifest.state import ManifestState, SegmentRecord

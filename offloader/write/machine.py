@@ -21,8 +21,7 @@ from offloader.errors import (
     StoreUnavailable,
 )
 from offloader.ledgers.base import LedgerInfo, LedgerSource, Subscription
-from offloader.manifest.checked_source import checked
-from offloader.manifest.log import ManifestLog
+from offloader.manifest.log import ManifestLog, checked
 from offloader.manifest.state import EditRefused, ManifestState, StreamPaused
 from offloader.runtime.workers import Backoff, SerialTask, Timer
 from offloader.store.wrappers import recorder_of

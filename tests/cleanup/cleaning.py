@@ -6,8 +6,8 @@ from itertools import count
 
 from formats.entries import Position
 from offloader.gc.sweep import CleanupReport, cleanup_stream
-from offloader.manifest.deletion_clock import TIME_KEY
 from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.manifest.protection import TIME_KEY
 from offloader.manifest.state import ManifestState
 from offloader.retention.truncate import truncate_stream
 from offloader.settings import Settings

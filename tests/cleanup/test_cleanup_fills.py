@@ -19,8 +19,8 @@ from offloader.gc.reconcile import Reconciliation
 from offloader.gc.sweep import cleanup_all, cleanup_stream, read_batches, undo_retirements
 from offloader.inspect.verify import check_fills, describe_damage, find_unexpected
 from offloader.manifest.boundary import LostRecords, listed
-from offloader.manifest.deletion_clock import TIME_KEY
 from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.manifest.protection import TIME_KEY
 from offloader.manifest.rebuild import FILLED, Rebuild, rebuild_manifest
 from offloader.manifest.state import ManifestState, newest_of
 from offloader.read.cold import read_fill

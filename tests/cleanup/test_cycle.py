@@ -15,8 +15,14 @@ from formats.manifest import Adopt, Hold, LedgersDeleted
 from offloader.errors import NotFound, OffloaderError, OutcomeUnknown, StoreUnavailable, Trimmed
 from offloader.gc.plan import Action, CleanupPlan
 from offloader.gc.sweep import LargeDelete, cleanup_all, cleanup_stream, read_batches
-from offloader.manifest.deletion_clock import ClockSkew, DeletionClock
-from offloader.manifest.leases import DeletionStopped, lift_global_hold, set_global_hold, take_lease
+from offloader.manifest.protection import (
+    ClockSkew,
+    DeletionClock,
+    DeletionStopped,
+    lift_global_hold,
+    set_global_hold,
+    take_lease,
+)
 from offloader.manifest.segment_table import AT_ROOT
 from offloader.manifest.state import SegmentStatus
 from offloader.read.reader import open_reader

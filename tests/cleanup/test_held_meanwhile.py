@@ -14,7 +14,7 @@ from formats.manifest import Hold, LedgersDeleted, Purged, Release, Retire, Stre
 from offloader.errors import OffloaderError
 from offloader.gc.delete_stream import remove_stream
 from offloader.gc.sweep import cleanup_stream
-from offloader.manifest.leases import set_hold
+from offloader.manifest.protection import set_hold
 from offloader.retention.cycle import RetentionCycle
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore

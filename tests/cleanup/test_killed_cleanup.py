@@ -23,9 +23,8 @@ from offloader.errors import StoreUnavailable
 from offloader.gc.sweep import undo_retirements
 from offloader.manifest.boundary import listed
 from offloader.manifest.catalog import list_streams
-from offloader.manifest.deletion_clock import TIME_KEY
-from offloader.manifest.leases import take_lease
 from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.manifest.protection import TIME_KEY, take_lease
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store

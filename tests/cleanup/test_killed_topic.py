@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from offloader.manifest.boundary import listed
+from offloader.manifest.catalog import read_intent
 from offloader.manifest.log import load_manifest
-from offloader.manifest.topics import read_intent
 from offloader.retention.subscribers import open_retention
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore

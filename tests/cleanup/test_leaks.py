@@ -20,10 +20,10 @@ from offloader.gc.reconcile import Reconciliation, StoreReconciliation
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.boundary import listed
 from offloader.manifest.catalog import list_streams
-from offloader.manifest.deletion_clock import store_time_ms
 from offloader.manifest.load import kept_records
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.maintenance import delete_stream
+from offloader.manifest.protection import store_time_ms
 from offloader.manifest.state import ManifestState
 from offloader.runtime.clock import SystemClock
 from offloader.settings import ManifestSettings

@@ -23,8 +23,8 @@ from offloader.gc.orphans import (
     classify_page,
     classify_upload,
 )
+from offloader.manifest.catalog import TopicState
 from offloader.manifest.live_uuids import LiveUuids
-from offloader.manifest.topics import TopicState
 from offloader.store.base import ObjectInfo, UploadInfo
 
 STREAM = "s/a"

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from offloader.gc.orphans import Outcome
-from offloader.manifest.deletion_clock import store_time_ms
+from offloader.manifest.protection import store_time_ms
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store

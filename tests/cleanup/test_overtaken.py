@@ -18,8 +18,8 @@ from offloader.gc.plan import CleanupPlan
 from offloader.gc.reconcile import Reconciliation
 from offloader.gc.sweep import CleanupReport, cleanup_stream
 from offloader.manifest.catalog import VOID
-from offloader.manifest.leases import set_global_hold, set_hold
 from offloader.manifest.maintenance import delete_stream
+from offloader.manifest.protection import set_global_hold, set_hold
 from offloader.manifest.state import EditRefused
 from offloader.settings import ManifestSettings
 from offloader.store.wrappers import Request, StoreWrapper

@@ -20,10 +20,9 @@ from offloader.gc.orphans import Outcome, Place, Reason
 from offloader.gc.reconcile import Reconciliation
 from offloader.manifest.boundary import LostRecords
 from offloader.manifest.catalog import create_entry
-from offloader.manifest.deletion_clock import ClockSkew
-from offloader.manifest.leases import lift_global_hold, set_global_hold
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.maintenance import delete_stream
+from offloader.manifest.protection import ClockSkew, lift_global_hold, set_global_hold
 from offloader.manifest.rebuild import rebuild_manifest
 from offloader.manifest.state import ManifestState
 from offloader.settings import ManifestSettings

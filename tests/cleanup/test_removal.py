@@ -20,10 +20,9 @@ from offloader.gc.delete_stream import removal_of, remove_stream
 from offloader.gc.sweep import cleanup_all, cleanup_stream
 from offloader.manifest.boundary import listed
 from offloader.manifest.checkpoint import checkpoint_now
-from offloader.manifest.deletion_clock import TIME_KEY, ClockSkew
-from offloader.manifest.leases import DeletionStopped, set_global_hold, take_lease
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.maintenance import expire_records
+from offloader.manifest.protection import TIME_KEY, ClockSkew, DeletionStopped, set_global_hold, take_lease
 from offloader.manifest.state import EditRefused
 from offloader.retention.truncate import truncate_stream
 from offloader.runtime.clock import SystemClock

@@ -26,9 +26,8 @@ from offloader.gc.orphans import Garbage, Outcome, Place, Reason
 from offloader.gc.reconcile import StoreReconciliation
 from offloader.gc.sweep import cleanup_all
 from offloader.manifest.boundary import listed
-from offloader.manifest.deletion_clock import TIME_KEY
-from offloader.manifest.leases import take_lease
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.protection import TIME_KEY, take_lease
 from offloader.retention.group_service import open_reader_groups
 from offloader.retention.reader_groups import GroupConfig, RetentionType
 from offloader.retention.subscribers import open_retention

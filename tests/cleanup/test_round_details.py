@@ -20,8 +20,8 @@ from offloader.gc.sweep import SEGMENTS_PER_RECORD_MAX, cleanup_all, cleanup_str
 from offloader.manifest.boundary import DELETE_KEYS_MAX
 from offloader.manifest.catalog import VOID
 from offloader.manifest.checkpoint import checkpoint_now
-from offloader.manifest.leases import DeletionStopped, set_global_hold, take_lease
 from offloader.manifest.maintenance import expire_records
+from offloader.manifest.protection import DeletionStopped, set_global_hold, take_lease
 from offloader.manifest.segment_table import AT_ROOT
 from offloader.settings import Settings
 from offloader.store.rate_limit import Priority, current_priority

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from offloader.gc.sweep import CleanupReport, cleanup_stream
-from offloader.manifest.deletion_clock import DeletionClock
+from offloader.manifest.protection import DeletionClock
 from offloader.testing.manual_clock import ManualClock
 from tests.cleanup.cleaning import STREAM, Bench
 

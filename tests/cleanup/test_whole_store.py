@@ -14,9 +14,9 @@ from offloader.gc.orphans import Garbage, Outcome, Place
 from offloader.gc.reconcile import StoreReconciliation
 from offloader.manifest.boundary import create_boundary, listed
 from offloader.manifest.catalog import forget_name, release_entry
-from offloader.manifest.leases import lift_global_hold, set_global_hold, take_lease
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.maintenance import delete_stream
+from offloader.manifest.protection import lift_global_hold, set_global_hold, take_lease
 from offloader.settings import ManifestSettings
 from offloader.store.base import OVERWRITE
 from offloader.testing.faulty_store import Fault

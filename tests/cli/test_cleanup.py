@@ -8,8 +8,8 @@ import pytest
 
 from formats.entries import Position
 from offloader.cli.main import main
-from offloader.manifest.leases import take_lease
 from offloader.manifest.log import load_manifest
+from offloader.manifest.protection import take_lease
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from formats.keys import data_key, index_key, manifest_prefix, new_segment_uuid
-from offloader.manifest.leases import set_global_hold
+from offloader.manifest.protection import set_global_hold
 from offloader.store.base import OVERWRITE, ObjectStore
 from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader

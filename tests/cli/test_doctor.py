@@ -15,8 +15,8 @@ from offloader.doctor import Finding, Outcome, check_store, fine, run_checks, st
 from offloader.errors import AccessDenied, ErrorKind, StoreUnavailable, Unsupported
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import open_managed_ledger
-from offloader.manifest.leases import set_global_hold, set_hold
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.protection import set_global_hold, set_hold
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.base import DeleteFailure, ObjectStore

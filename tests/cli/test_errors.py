@@ -157,7 +157,7 @@ import sys
 before = sys.getswitchinterval()
 import offloader.managed_ledger
 from offloader.cli.main import main
-from offloader.runtime.process_tuning import THREAD_SWITCH_S
+from offloader.runtime.system import THREAD_SWITCH_S
 assert sys.getswitchinterval() == before
 code = main(["--version"])
 assert abs(sys.getswitchinterval() - THREAD_SWITCH_S) < 1e-6 < before
@@ -174,7 +174,7 @@ def test_command_with_a_budget_sets_allocator_purge_delay_before_arrow_loads() -
     program = """
 import os, sys
 from offloader.cli.main import main
-from offloader.runtime.process_tuning import ALLOCATOR
+from offloader.runtime.system import ALLOCATOR
 assert "pyarrow" not in sys.modules
 main([*sys.argv[1:], "--help"])
 print({name: os.environ.get(name) for name in ALLOCATOR})

@@ -7,11 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from formats.block_checksums import CRC_UNKNOWN, block_checksums
 from formats.checksum import crc32c, crc32c_combine, crc32c_combine_many
 from formats.extension import Codec
 from formats.segment import Layout
-from formats.segment_map import SegmentMap
+from formats.segment_map import CRC_UNKNOWN, SegmentMap, block_checksums
 from tests.formats.segments import batch, build
 
 

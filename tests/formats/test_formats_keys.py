@@ -109,7 +109,7 @@ def test_manifest_keys() -> None:
     assert keys.record_key("t/n", INCARNATION, 42) == folder + "00000000000000000042.json"
     assert keys.checkpoint_key("t/n", INCARNATION, 40) == folder + "00000000000000000040.checkpoint.parquet"
     assert keys.boundary_key("t/n", INCARNATION) == folder + "boundary"
-    assert keys.catalog_prefix() == "_catalog/"
+    assert keys.CATALOG_PREFIX == "_catalog/"
     assert keys.record_number(keys.record_key("t/n", INCARNATION, 42)) == 42
     for key in (folder + "boundary", keys.checkpoint_key("t/n", INCARNATION, 40), folder + "42.json"):
         assert keys.record_number(key) is None

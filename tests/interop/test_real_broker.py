@@ -18,7 +18,7 @@ from formats.entries import EntryBatch, Position
 from formats.keys import data_key, index_key, new_segment_uuid, parse_object_key
 from formats.pulsar.messages import messages
 from formats.segment_map import SegmentMap
-from offloader.adopt.record import adopt
+from offloader.adopt import adopt
 from offloader.errors import NotFound
 from offloader.gc.orphans import Outcome
 from offloader.gc.reconcile import StoreReconciliation
@@ -27,7 +27,7 @@ from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.topics import TopicLedgers
-from offloader.manifest.deletion_clock import store_time_ms
+from offloader.manifest.protection import store_time_ms
 from offloader.read.reader import Reader, open_reader
 from offloader.runtime.clock import SystemClock
 from offloader.settings import ManifestSettings, OffloadSettings, Settings

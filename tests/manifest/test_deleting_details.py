@@ -8,9 +8,9 @@ import pytest
 
 from offloader.errors import OffloaderError
 from offloader.manifest.checkpoint import checkpoint_now
-from offloader.manifest.leases import DeletionStopped, set_global_hold
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.maintenance import delete_stream, expire_records
+from offloader.manifest.protection import DeletionStopped, set_global_hold
 from offloader.manifest.state import ManifestState
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore

@@ -39,7 +39,7 @@ from formats.manifest import (
 )
 from offloader.manifest.apply import apply_edits, fold
 from offloader.manifest.compaction import plan_checkpoint, restored
-from offloader.manifest.fills import count_of, fills_in, gap_runs, joined, runs_of, without
+from offloader.manifest.ledger_table import count_of, fills_in, gap_runs, joined, runs_of, without
 from offloader.manifest.state import EditRefused, ManifestState, SegmentStatus
 from tests.support.manifests import DRIVER, summary_of, uuid_of
 

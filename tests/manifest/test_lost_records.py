@@ -32,9 +32,9 @@ from offloader.errors import Corrupt, OffloaderError
 from offloader.gc.plan import retired_groups
 from offloader.gc.reconcile import Reconciliation
 from offloader.gc.sweep import Sweeper, cleanup_stream, undo_retirements
-from offloader.manifest.leases import set_hold
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.maintenance import expire_records
+from offloader.manifest.protection import set_hold
 from offloader.manifest.rebuild import Rebuild, rebuild_manifest
 from offloader.read.reader import open_reader
 from offloader.retention.truncate import truncate_stream

@@ -14,8 +14,8 @@ from formats.entries import Position
 from formats.keys import index_key, manifest_prefix, record_key
 from formats.manifest import Truncate
 from offloader.cli.main import main
-from offloader.manifest.leases import lift_global_hold, set_global_hold
 from offloader.manifest.log import load_manifest
+from offloader.manifest.protection import lift_global_hold, set_global_hold
 from offloader.store.base import OVERWRITE, ObjectInfo, ObjectStore
 from offloader.store.local import LocalStore
 from offloader.store.open import open_store

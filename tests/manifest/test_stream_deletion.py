@@ -16,11 +16,17 @@ from formats.manifest import Assign, Hold, LedgerClosed
 from offloader.errors import Fenced, InvalidCall, NotFound, OutcomeUnknown, StoreUnavailable
 from offloader.manifest.boundary import FIRST_BOUNDARY, read_boundary
 from offloader.manifest.catalog import forget_name, is_released
-from offloader.manifest.deletion_clock import TIME_KEY, ClockSkew, time_for_deletion_ms
-from offloader.manifest.leases import DeletionStopped, lift_global_hold, set_global_hold
 from offloader.manifest.load import load_manifest_view
 from offloader.manifest.log import ManifestLog, list_streams, load_manifest
 from offloader.manifest.maintenance import DeadIncarnation, StreamDeletion, delete_stream, sweep_dead_incarnations
+from offloader.manifest.protection import (
+    TIME_KEY,
+    ClockSkew,
+    DeletionStopped,
+    lift_global_hold,
+    set_global_hold,
+    time_for_deletion_ms,
+)
 from offloader.manifest.state import EditRefused, ManifestState
 from offloader.store.base import Body, ObjectInfo, ObjectStore
 from offloader.store.memory import MemoryStore
@@ -200,7 +206,7 @@ def test_view_read_during_a_deletion_is_never_partial() -> None:
 
     incarnation = log.state.incarnation
     store = _Interrupted(bench.memory, record_key(STREAM, incarnation, 2), delete)
-    state = load_manifest_view(store, ManifestState(stream=STREAM, incarnation=incarnation)).state
+    state = load_manifest_view(store, STREAM, incarnation).state
     assert (state.record_id, list(state.segments.values())) == (0, []), "records that are left count for nothing"
 
 

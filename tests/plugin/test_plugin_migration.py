@@ -8,7 +8,7 @@ from typing import Any
 import pulsar
 import pytest
 
-from offloader.adopt.record import adopt
+from offloader.adopt import adopt
 from offloader.runtime.clock import SystemClock
 from services.pulsar.broker import offload_settings
 from services.pulsar.build import find_place

@@ -14,8 +14,7 @@ from formats.entries import Position
 from formats.index import decode_index, encode_index
 from formats.metadata.messages import BookKeeperLedger
 from formats.segment import Layout
-from offloader.adopt.find import ends_with_entry
-from offloader.adopt.record import Adoption, adopt, release
+from offloader.adopt import Adoption, adopt, ends_with_entry, release
 from offloader.errors import InvalidCall, OutcomeUnknown, StoreUnavailable
 from offloader.ledgers.pulsar.topics import TopicLedger, TopicLedgers
 from offloader.manifest.log import ManifestLog, load_manifest
@@ -474,7 +473,7 @@ def test_adoption_interrupted_at_any_call_continues_and_hides_nothing(
     after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One segment in a record, history in front of a stream that has entries; the process dies at call n."""
-    monkeypatch.setattr("offloader.adopt.record.RECORD_EDITS_MAX", 1)
+    monkeypatch.setattr("offloader.adopt.RECORD_EDITS_MAX", 1)
     small = [case for case in CASES.values() if case["count"] < 100]
     call = 0
     stopped = True

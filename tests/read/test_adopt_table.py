@@ -7,7 +7,7 @@ from uuid import UUID
 
 from formats.entries import Position
 from formats.segment import Layout, LedgerSpan, SegmentSummary
-from offloader.adopt.find import Attempt, AttemptOwner, AttemptTable
+from offloader.adopt import Attempt, AttemptOwner, AttemptTable
 from offloader.manifest.rebuild import FoundSegment
 
 

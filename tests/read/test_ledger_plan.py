@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from formats.block_checksums import CRC_UNKNOWN
 from formats.entries import EntryBatch, Position
 from formats.extension import Codec
 from formats.manifest import Gap, LedgerClosed, LedgersDeleted, StreamDeleted, Truncate
 from formats.segment import Layout
+from formats.segment_map import CRC_UNKNOWN
 from offloader.errors import NotFound
 from offloader.manifest.segment_table import AT_ROOT
 from offloader.read.fetch import Fetcher, SegmentObjects

@@ -10,8 +10,8 @@ import pytest
 from formats.documents import lease_prefix
 from formats.entries import Position
 from offloader.errors import InvalidCall, NotFound, ObjectMissing, StoreUnavailable, Unsupported
-from offloader.manifest.leases import leases_of, take_lease
 from offloader.manifest.log import load_manifest
+from offloader.manifest.protection import leases_of, take_lease
 from offloader.read.fetch import Cache, process_cache
 from offloader.read.reader import open_reader
 from offloader.settings import Settings

@@ -13,8 +13,8 @@ from offloader.errors import NotFound, OffloaderError
 from offloader.gc.delete_stream import remove_stream
 from offloader.gc.sweep import cleanup_stream
 from offloader.ledgers.base import LedgerInfo
-from offloader.manifest.deletion_clock import ClockSkew
 from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.manifest.protection import ClockSkew
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.state import BoundKind
 from offloader.retention.subscribers import open_retention

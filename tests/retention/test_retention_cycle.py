@@ -9,9 +9,9 @@ import pytest
 from formats.entries import Position
 from formats.manifest import Hold
 from offloader.errors import Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable
-from offloader.manifest.deletion_clock import ClockSkew
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.maintenance import delete_stream
+from offloader.manifest.protection import ClockSkew
 from offloader.read.reader import open_reader
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.state import OverrideReason, Rule, read_decisions

@@ -12,9 +12,9 @@ from formats.documents import Subscribers, document_key
 from formats.entries import Position
 from formats.manifest import Hold
 from offloader.errors import InvalidCall, StoreUnavailable
-from offloader.manifest.leases import set_global_hold
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.maintenance import delete_stream
+from offloader.manifest.protection import set_global_hold
 from offloader.retention.cycle import (
     DISCOVERY_S_MAX,
     JITTER,

@@ -31,9 +31,9 @@ from offloader.errors import (
     Unsupported,
 )
 from offloader.ledgers.base import LedgerSource
+from offloader.manifest.catalog import forget_documents, release_topic
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.maintenance import delete_stream
-from offloader.manifest.topics import forget_documents, release_topic
 from offloader.retention.scope import CONFLICTS_MAX, UNKNOWN_REPEATS_MAX, DocumentStore, find_scope
 from offloader.retention.subscribers import Activity, PublishStatus, StreamRetention, open_retention
 from offloader.store.base import Body, IfMatch, ObjectInfo, ObjectStore

@@ -15,9 +15,9 @@ from formats.entries import Position
 from formats.manifest import Assign, Failed
 from offloader.errors import Fenced, InvalidCall, OutcomeUnknown, StoreUnavailable
 from offloader.gc.delete_stream import remove_stream
+from offloader.manifest.catalog import release_intent
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.state import EditRefused
-from offloader.manifest.topics import release_intent
 from offloader.retention.truncate import resume_topic_truncation, truncate_topic
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore

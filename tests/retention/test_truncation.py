@@ -17,9 +17,9 @@ from formats.manifest import Assign, Gap, Hold, LedgerClosed, LedgersDeleted, Se
 from offloader.errors import Fenced, InvalidCall, NotFound, OutcomeUnknown, StoreUnavailable, Trimmed
 from offloader.ledgers.base import LedgerInfo
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
-from offloader.manifest.leases import DeletionStopped, lift_global_hold, set_global_hold
 from offloader.manifest.load import kept_records
 from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.manifest.protection import DeletionStopped, lift_global_hold, set_global_hold
 from offloader.manifest.state import EditRefused
 from offloader.read.reader import open_reader
 from offloader.retention.truncate import TRUNCATED, Truncation, truncate_stream

@@ -15,8 +15,8 @@ from offloader.errors import OffloaderError
 from offloader.gc.delete_stream import remove_stream
 from offloader.gc.reconcile import Reconciliation, StoreReconciliation
 from offloader.gc.sweep import cleanup_all, cleanup_stream, undo_retirements
-from offloader.manifest.leases import lift_global_hold, set_global_hold
 from offloader.manifest.maintenance import expire_records
+from offloader.manifest.protection import lift_global_hold, set_global_hold
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.scope import DocumentStore
 from offloader.retention.subscribers import CutLike, StreamRetention

@@ -13,7 +13,7 @@ from formats.entries import Position
 from offloader.errors import NotFound, OffloaderError
 from offloader.manifest.boundary import listed
 from offloader.manifest.catalog import is_released, read_entry
-from offloader.manifest.leases import lift_global_hold
+from offloader.manifest.protection import lift_global_hold
 from offloader.retention.policy import Policy, policy_of
 from offloader.retention.state import read_decisions
 from tests.simulation.maintained_acts import MaintainedActs

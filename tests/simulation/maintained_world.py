@@ -15,9 +15,9 @@ from formats.keys import data_key
 from offloader.errors import NotFound
 from offloader.manifest.boundary import listed
 from offloader.manifest.catalog import read_entry
-from offloader.manifest.deletion_clock import TIME_KEY
 from offloader.manifest.load import load_manifest_view, refreshed
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.protection import TIME_KEY
 from offloader.manifest.state import ManifestState
 from offloader.settings import Settings
 from offloader.store.base import ObjectInfo, ObjectStore, UploadInfo
@@ -210,8 +210,7 @@ class MaintainedWorld(World):
             return self.view
         if self.view is not None and self.view.incarnation == entry.incarnation:
             return refreshed(self.store, self.view, requests_max=1).state
-        empty = ManifestState(stream=STREAM, incarnation=entry.incarnation)
-        return load_manifest_view(self.store, empty, requests_max=1).state
+        return load_manifest_view(self.store, STREAM, entry.incarnation, requests_max=1).state
 
     def _check_head(self, by: str, before: Position | None, head: Position | None) -> None:
         if head == before:

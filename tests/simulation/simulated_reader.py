@@ -11,9 +11,8 @@ from collections.abc import Callable
 from formats.documents import lease_key
 from offloader.errors import NotFound
 from offloader.manifest.catalog import read_entry
-from offloader.manifest.leases import take_lease
 from offloader.manifest.load import load_manifest_view
-from offloader.manifest.state import ManifestState
+from offloader.manifest.protection import take_lease
 from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectStore
 
@@ -48,8 +47,7 @@ class SimulatedReader:
         if entry is None:
             raise NotFound(f"stream {stream} is gone")
         self.incarnation = entry.incarnation
-        empty = ManifestState(stream=stream, incarnation=entry.incarnation)
-        state = load_manifest_view(store, empty, requests_max=1).state
+        state = load_manifest_view(store, stream, entry.incarnation, requests_max=1).state
         self.planned = [key for segment in state.offloaded() for key in segment.object_keys(stream)]
 
     def is_protected(self, bucket: ObjectStore) -> bool:

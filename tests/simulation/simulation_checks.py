@@ -32,8 +32,7 @@ def loaded(store: ObjectStore, stream: str) -> ManifestState | None:
     entry = read_entry(store, stream)
     if entry is None:
         return None
-    empty = ManifestState(stream=stream, incarnation=entry.incarnation)
-    return load_manifest_view(store, empty, requests_max=1).state
+    return load_manifest_view(store, stream, entry.incarnation, requests_max=1).state
 
 
 def stored_entries(store: ObjectStore, state: ManifestState) -> list[tuple[Position, bytes]]:

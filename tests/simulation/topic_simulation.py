@@ -12,7 +12,7 @@ from random import Random
 from formats.entries import Position
 from offloader.errors import OffloaderError
 from offloader.manifest.boundary import listed
-from offloader.manifest.topics import read_intent
+from offloader.manifest.catalog import read_intent
 from offloader.retention.cuts import partition_segment
 from offloader.retention.policy import Policy, PolicyKind, policy_of
 from offloader.retention.state import read_decisions

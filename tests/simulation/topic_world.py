@@ -13,10 +13,9 @@ from typing import TypeVar
 
 from formats.documents import TruncationIntent, intent_key
 from formats.entries import Position
-from offloader.manifest.catalog import read_entry
+from offloader.manifest.catalog import read_entry, read_intent
 from offloader.manifest.load import load_manifest_view, refreshed
 from offloader.manifest.state import ManifestState
-from offloader.manifest.topics import read_intent
 from offloader.settings import Settings
 from offloader.store.base import ObjectInfo, ObjectStore, UploadInfo
 from offloader.store.memory import MemoryStore
@@ -243,8 +242,7 @@ class TopicWorld:
             return each.view
         if each.view is not None and each.view.incarnation == entry.incarnation:
             return refreshed(self.store, each.view, requests_max=1).state
-        empty = ManifestState(stream=each.stream, incarnation=entry.incarnation)
-        return load_manifest_view(self.store, empty, requests_max=1).state
+        return load_manifest_view(self.store, each.stream, entry.incarnation, requests_max=1).state
 
     # -- rest
 

@@ -29,7 +29,7 @@ import boto3
 
 from formats.entries import Position
 from offloader.read.reader import open_reader
-from offloader.runtime.process_tuning import ALLOCATOR
+from offloader.runtime.system import ALLOCATOR
 from offloader.store.open import open_store
 from services.servers import Endpoint, free_port, make_bucket, running
 from tests.soak.soak_flatness import Limit, Series, Verdict, ratio, verdict_of

@@ -27,7 +27,7 @@ import pyarrow.flight as fl
 from formats.entries import Position
 from offloader.errors import NotFound, StoreUnavailable, Trimmed
 from offloader.read.reader import open_reader
-from offloader.runtime.process_tuning import set_up
+from offloader.runtime.system import set_up
 from offloader.store.open import open_store
 from tests.support.flight_door import APPEND_SCHEMA, Producer
 

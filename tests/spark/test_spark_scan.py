@@ -15,7 +15,7 @@ import pytest
 from formats.entries import Position
 from formats.manifest import Retire, Truncate
 from formats.segment import SegmentMap
-from offloader.manifest.leases import leases_of
+from offloader.manifest.protection import leases_of
 from offloader.store.open import open_store
 from tests.spark.reading import entries_in, load
 from tests.support.streams import BASE_MS, StreamWriter, batch_of

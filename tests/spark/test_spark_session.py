@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from offloader.errors import Unsupported
-from offloader.runtime.process_tuning import THREAD_SWITCH_S
+from offloader.runtime.system import THREAD_SWITCH_S
 from offloader.spark.session import find_java, require_java, work_begins
 from tests.spark.reading import load
 

@@ -21,8 +21,8 @@ from formats.segment import SegmentSummary
 from offloader.errors import Corrupt, Fenced, OutcomeUnknown, StoreUnavailable
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
-from offloader.manifest.checked_source import CheckedSource
 from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.manifest.source_identity import CheckedSource
 from offloader.runtime.clock import SystemClock
 from offloader.settings import LimitSettings, Settings
 from offloader.store.base import ObjectStore

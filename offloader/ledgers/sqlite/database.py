@@ -32,7 +32,7 @@ from offloader.errors import (
     Unsupported,
 )
 from offloader.runtime.clock import Clock
-from offloader.runtime.directories import make_directories, sync_name
+from offloader.runtime.system import make_directories, sync_name
 
 #: Application id ("offl"), which distinguishes the file from other programs' databases.
 _APPLICATION_ID = 0x6F66666C
