@@ -192,7 +192,7 @@ def _metadata_facts(group: IndexGroup, layout: Layout) -> Mapping[str, object]:
     facts = {
         each.name: getattr(ledger, each.name)
         for each in dataclasses.fields(ledger)
-        if each.name not in ("blocks", "custom", "context", "ledger_id")
+        if each.name not in ("message", "blocks", "custom", "context", "ledger_id")
     }
     custom = sorted(getattr(ledger, "custom", {}))
     known = {name: value for name, value in facts.items() if value is not None}

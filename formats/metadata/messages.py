@@ -1,6 +1,7 @@
 """Ledger metadata as values: Pulsar's LedgerInfo and OffloadContext, BookKeeper's LedgerMetadataFormat.
 
-The only user of the generated protobuf code. Decoding ignores unknown fields: nothing decoded is encoded again.
+The only user of the generated protobuf code. A value keeps the message it was decoded from, so encoding preserves
+unknown fields.
 """
 
 from __future__ import annotations
@@ -52,12 +53,14 @@ def _text(value: str | bytes) -> str:
 
 
 def _set(message: Any, values: Mapping[str, int | bytes | None]) -> None:
-    """Sets the fields that have a value."""
+    """Sets the fields that have a value and clears those that are ``None``."""
     for name, value in values.items():
-        if isinstance(value, int) and value not in _INT64:
-            raise Inconsistent(f"ledger metadata field {name}", expected="a 64-bit number", found=value)
-        if value is not None:
+        if value is None:
+            message.ClearField(name)
+        elif isinstance(value, bytes) or value in _INT64:
             setattr(message, name, value)
+        else:
+            raise Inconsistent(f"ledger metadata field {name}", expected="a 64-bit number", found=value)
 
 
 def _get(message: Any, name: str) -> Any:
@@ -75,6 +78,7 @@ class PulsarLedger:
         context: where Pulsar offloaded the ledger to, if present.
         blocks: our index extension for the group, see ``formats.extension``.
         index_crc32c: our checksum of the whole index.
+        message: the protobuf message this was decoded from, empty for a new one.
     """
 
     ledger_id: int
@@ -84,6 +88,7 @@ class PulsarLedger:
     context: OffloadContext | None = None
     blocks: bytes | None = field(default=None, repr=False)
     index_crc32c: int | None = None
+    message: bytes = field(default=b"", repr=False)
 
     @classmethod
     def decode(cls, data: bytes) -> PulsarLedger:
@@ -98,28 +103,32 @@ class PulsarLedger:
             context=context,
             blocks=_get(message, "offloaderBlocks"),
             index_crc32c=_get(message, "offloaderIndexCrc32c"),
+            message=data,
         )
 
     def encode(self) -> bytes:
         """The message, fields in the order of their numbers."""
-        message = _PULSAR.LedgerInfo()
+        message = parse_message(_PULSAR.LedgerInfo, self.message) if self.message else _PULSAR.LedgerInfo()
         fields = {"entries": self.entries, "size": self.size_bytes, "timestamp": self.closed_ms}
         own = {"offloaderBlocks": self.blocks, "offloaderIndexCrc32c": self.index_crc32c}
         _set(message, {"ledgerId": self.ledger_id, **fields, **own})
-        if self.context is not None:
+        if self.context is None:
+            message.ClearField("offloadContext")
+        else:
             message.offloadContext.CopyFrom(self.context.to_message())
         return bytes(message.SerializeToString(deterministic=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BookKeeperLedger:
-    """BookKeeper's ``LedgerMetadataFormat``: the metadata of a V1 index, without a password that may be in it.
+    """BookKeeper's ``LedgerMetadataFormat``: the metadata of a V1 index. A password in it is never written.
 
     Attributes:
         length_bytes: payload bytes of the ledger.
         last_entry_id: its last entry; ``None`` when absent.
         created_ms: ms since 1970 UTC; ``None`` when absent.
         custom: custom metadata, key -> value, in order.
+        message: the protobuf message this was decoded from, empty for a new one.
     """
 
     length_bytes: int
@@ -127,6 +136,7 @@ class BookKeeperLedger:
     closed: bool = True
     created_ms: int | None = None
     custom: Mapping[str, bytes] = field(default_factory=dict)
+    message: bytes = field(default=b"", repr=False)
 
     @classmethod
     def decode(cls, data: bytes) -> BookKeeperLedger:
@@ -138,15 +148,22 @@ class BookKeeperLedger:
             closed=message.state == _CLOSED,
             created_ms=_get(message, "ctime"),
             custom={_text(pair.key): pair.value for pair in message.customMetadata},
+            message=data,
         )
 
     def encode(self) -> bytes:
-        """The message, fields in the order of their numbers, with quorum 1, ensemble 1, CRC-32C."""
-        message = _BOOKKEEPER.LedgerMetadataFormat()
-        message.quorumSize = message.ensembleSize = message.ackQuorumSize = 1
-        message.digestType = _DIGEST_CRC32C
-        message.state = _CLOSED if self.closed else _OPEN
+        """The message, fields in the order of their numbers; a new one has quorum 1, ensemble 1, CRC-32C."""
+        if self.message:
+            message = parse_message(_BOOKKEEPER.LedgerMetadataFormat, self.message)
+        else:
+            message = _BOOKKEEPER.LedgerMetadataFormat()
+            message.quorumSize = message.ensembleSize = message.ackQuorumSize = 1
+            message.digestType = _DIGEST_CRC32C
         _set(message, {"length": self.length_bytes, "lastEntryId": self.last_entry_id, "ctime": self.created_ms})
+        if (message.state == _CLOSED) != self.closed or not message.HasField("state"):
+            message.state = _CLOSED if self.closed else _OPEN
+        message.ClearField("password")
+        del message.customMetadata[:]
         for key, value in self.custom.items():
             message.customMetadata.add(key=key, value=value)
         return bytes(message.SerializeToString(deterministic=True))
@@ -176,6 +193,7 @@ class OffloadContext:
     driver_name: str = ""
     driver_metadata: Mapping[str, str] = field(default_factory=dict)
     segments: tuple[OffloadSegment, ...] = ()
+    message: bytes = field(default=b"", repr=False)
 
     @classmethod
     def decode(cls, data: bytes) -> OffloadContext:
@@ -197,20 +215,22 @@ class OffloadContext:
             driver_name=_text(message.driverMetadata.name),
             driver_metadata=_properties(message.driverMetadata.properties),
             segments=tuple(_segment(segment) for segment in message.offloadSegment),
+            message=bytes(message.SerializePartialToString()),
         )
 
     def to_message(self) -> Any:
         """As the generated class."""
-        message = _PULSAR.OffloadContext()
-        flags = {"complete": self.complete or None, "bookkeeperDeleted": self.bookkeeper_deleted or None}
-        _set(message, {**_halves(self.uuid), "timestamp": self.timestamp_ms, **flags})
+        message = parse_message(_PULSAR.OffloadContext, self.message)
+        _set_uuid(message, self.uuid)
+        _set(message, {"timestamp": self.timestamp_ms})
+        _set_flag(message, "complete", self.complete)
+        _set_flag(message, "bookkeeperDeleted", self.bookkeeper_deleted)
         _set_driver(message, self.driver_name, self.driver_metadata)
+        kept = list(message.offloadSegment)
+        message.ClearField("offloadSegment")
         for segment in self.segments:
-            added = message.offloadSegment.add()
-            times = {"assignedTimestamp": segment.assigned_ms, "offloadedTimestamp": segment.offloaded_ms}
-            flags = {"complete": segment.complete or None}
-            _set(added, {**_halves(segment.uuid), **times, **flags, "endEntryId": segment.end_entry_id})
-            _set_driver(added, segment.driver_name, segment.driver_metadata)
+            known = next((each for each in kept if _uuid(each) == segment.uuid), None)
+            _fill_segment(message.offloadSegment.add(), segment, known)
         return message
 
 
@@ -226,11 +246,29 @@ def _segment(message: Any) -> OffloadSegment:
     )
 
 
+def _fill_segment(message: Any, segment: OffloadSegment, known: Any) -> None:
+    if known is not None:
+        message.CopyFrom(known)
+    _set_uuid(message, segment.uuid)
+    times = {"assignedTimestamp": segment.assigned_ms, "offloadedTimestamp": segment.offloaded_ms}
+    _set(message, {**times, "endEntryId": segment.end_entry_id})
+    _set_flag(message, "complete", segment.complete)
+    _set_driver(message, segment.driver_name, segment.driver_metadata)
+
+
+def _set_flag(message: Any, name: str, value: bool) -> None:
+    if value or message.HasField(name):
+        setattr(message, name, value)
+
+
 def _set_driver(message: Any, name: str, properties: Mapping[str, str]) -> None:
     if name or properties:
         message.driverMetadata.name = name
-    for key, value in properties.items():
-        message.driverMetadata.properties.add(key=key, value=value)
+        del message.driverMetadata.properties[:]
+        for key, value in properties.items():
+            message.driverMetadata.properties.add(key=key, value=value)
+    else:
+        message.ClearField("driverMetadata")
 
 
 def _properties(pairs: Iterable[Any]) -> dict[str, str]:
@@ -243,9 +281,7 @@ def _uuid(message: Any) -> UUID | None:
     return UUID(int=(message.uidMsb % 2**64) << 64 | message.uidLsb % 2**64)
 
 
-def _halves(uuid: UUID | None) -> dict[str, int]:
-    """The fields of a uuid: its halves as signed numbers."""
-    if uuid is None:
-        return {}
-    high, low = (half - 2**64 if half >= 2**63 else half for half in (uuid.int >> 64, uuid.int & 2**64 - 1))
-    return {"uidMsb": high, "uidLsb": low}
+def _set_uuid(message: Any, uuid: UUID | None) -> None:
+    halves = (None, None) if uuid is None else (uuid.int >> 64, uuid.int & 2**64 - 1)
+    signed = [None if half is None else half - 2**64 if half >= 2**63 else half for half in halves]
+    _set(message, {"uidMsb": signed[0], "uidLsb": signed[1]})

@@ -1,4 +1,4 @@
-"""Ledger metadata: Pulsar's and BookKeeper's messages, byte for byte."""
+"""Ledger metadata: Pulsar's and BookKeeper's messages, byte for byte, including unknown fields."""
 
 from __future__ import annotations
 
@@ -48,9 +48,21 @@ def test_minimal_bookkeeper_ledger_bytes() -> None:
 
 
 @pytest.mark.parametrize("kind", [PulsarLedger, BookKeeperLedger])
-def test_unknown_fields_are_ignored(kind: type[PulsarLedger | BookKeeperLedger]) -> None:
+def test_unknown_fields_are_kept(kind: type[PulsarLedger | BookKeeperLedger]) -> None:
     new = PulsarLedger(ledger_id=1) if kind is PulsarLedger else BookKeeperLedger(length_bytes=1)
-    assert kind.decode(new.encode() + UNKNOWN) == new
+    data = new.encode() + UNKNOWN
+    assert kind.decode(data).encode() == data
+
+
+def test_unknown_fields_of_a_context_and_its_segments_are_kept() -> None:
+    segment = OffloadSegment(uuid=NEGATIVE, complete=True, assigned_ms=1, offloaded_ms=2, end_entry_id=3)
+    inner = OffloadContext(segments=(segment,)).encode()
+    # The unknown field goes into the segment: tag 0x3a, length, content.
+    assert inner[0] == 0x3A
+    changed = bytes([0x3A, inner[1] + len(UNKNOWN)]) + inner[2:] + UNKNOWN + UNKNOWN
+    decoded = OffloadContext.decode(changed)
+    assert decoded.segments == (segment,)
+    assert decoded.encode() == changed
 
 
 def test_a_password_is_never_written() -> None:
