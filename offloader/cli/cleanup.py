@@ -97,7 +97,7 @@ def hold(
     """
     if bool(stream) == everything:
         raise InvalidCall("a hold is on one stream or on everything", hint="name a STREAM, or say --all")
-    opened = given.open(given.settings(stream), read_only=False)
+    _, opened = given.prepared(stream, read_only=False)
     clock, changed = SystemClock(), True
     if stream:
         changed = set_hold(opened, stream, on=not off, reason=reason, clock=clock)
@@ -268,7 +268,7 @@ def _round(stream: str, given: ConfigArguments, prefix: str, *, yes: bool, dry_r
     if stream and prefix:
         raise InvalidCall("--prefix is for all streams", hint="leave out the stream's name")
     clock = SystemClock()
-    opened = given.open(given.settings(stream), read_only=dry_run)
+    settings, opened = given.prepared(stream, read_only=dry_run)
     stop = global_hold(opened) if dry_run else None
     if stop is not None and not as_json:
         print(f"all deletion is stopped by {stop.by}: {stop.reason}: nothing of this happens")
@@ -277,7 +277,6 @@ def _round(stream: str, given: ConfigArguments, prefix: str, *, yes: bool, dry_r
         print_rows(_plan_rows(planned), _PLAN_COLUMNS, as_json=as_json)
 
     if stream:
-        settings = given.settings(stream)
         reports: Iterable[CleanupReport] = [
             cleanup_stream(
                 *(opened, stream), clock=clock, settings=settings, allow_large=yes, dry_run=dry_run, on_plan=show
@@ -386,8 +385,7 @@ def undo(
         uuids = [UUID(text) for text in segment or []]
     except ValueError as cause:
         raise InvalidCall(f"--segment: {cause}", hint="`offloader cleanup plan STREAM` lists them") from cause
-    settings = given.settings(stream)
-    opened = given.open(settings, read_only=dry_run)
+    settings, opened = given.prepared(stream, read_only=dry_run)
     log = ManifestLog(opened, stream, clock=SystemClock(), settings=settings.manifest)
     head = position_of(to, option="--to") if to else None
     done = undo_retirements(log, segments=uuids, head=head, dry_run=dry_run)

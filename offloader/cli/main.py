@@ -57,9 +57,12 @@ VERBS = {
 
 #: Verbs that share a module -> the module and the function.
 _SHARED = {
-    "accept-loss": ("acceptance", "accept_loss"),
-    "accept-source": ("acceptance", "accept_source"),
-    "resume": ("pause", "resume"),
+    "accept-loss": ("streams", "accept_loss"),
+    "accept-source": ("streams", "accept_source"),
+    "delete-stream": ("streams", "delete_stream"),
+    "ls": ("segments", "list_stored"),
+    "pause": ("streams", "pause"),
+    "resume": ("streams", "resume"),
 }
 #: Verbs whose own process holds no entries up to a budget: they read from the store, or Spark's workers do, which
 #: inherit the allocator's settings.

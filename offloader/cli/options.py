@@ -172,6 +172,11 @@ class ConfigArguments(StoreArguments):
         """The settings of a stream, by default those of the process."""
         return self.settings_of()(stream)
 
+    def prepared(self, stream: str = "", *, read_only: bool = True) -> tuple[Settings, ObjectStore]:
+        """The settings of a stream, and the store by them. Raises as ``open`` and ``read_settings_file``."""
+        settings = self.settings(stream)
+        return settings, self.open(settings, read_only=read_only)
+
     def settings_of(self) -> Callable[[str], Settings]:
         """A function from a stream's name to its settings; reads the file once."""
         return self.file().settings_of if self.config else lambda _: Settings()

@@ -119,8 +119,7 @@ def run(
     deduplicates; elsewhere at most one entry does, and it is said.
     """
     asked = AskedRange.of(start, end, from_time, to_time, end_options=("--until", "--to-time"))
-    settings = given.settings(stream)
-    opened = given.open(settings)
+    settings, opened = given.prepared(stream)
     limits = ReplayLimits(messages_per_s=rate, bytes_per_s=mbytes_rate * 1e6)
     with _client(settings.pulsar, service_url, token_file, ca_file) as client:
         stream_of_topic(to)  # raises for an invalid name

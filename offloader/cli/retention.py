@@ -9,16 +9,22 @@ from typing import Annotated, Any
 
 import typer
 
-from offloader.cli.broker_lists import opening_lists
 from offloader.cli.options import Json, LedgerArguments, StreamOrTopic, argument, opening_sources
 from offloader.cli.output import Column, bytes_text, print_result, print_rows
 from offloader.errors import NotFound, OffloaderError
+from offloader.ledgers.base import BrokerLedgers, LedgerSource
+from offloader.ledgers.pulsar.admin import AdminClient
+from offloader.ledgers.pulsar.source import listed_by_broker
+from offloader.ledgers.pulsar.topics import topic_of_stream
+from offloader.ledgers.pulsar.transport import security_of
 from offloader.read.reader import time_text
+from offloader.retention.broker import ListedOf
 from offloader.retention.cycle import CycleOutcome, RetentionCycle, retained_streams
 from offloader.retention.explain import explain, outcome_facts
 from offloader.retention.state import read_decisions
 from offloader.retention.subscribers import open_retention
 from offloader.runtime.clock import SystemClock
+from offloader.settings import PulsarSettings
 from offloader.settings.layered import SettingsFile
 
 Streams = Annotated[list[str] | None, argument("Streams, or partitioned topics.", metavar="[STREAM]...", shown="all")]
@@ -65,6 +71,27 @@ def explain_stream(
     print_result(outcome_facts(outcome, done=False), explain(outcome), as_json=json)
     if outcome.policy is None and not file.name and not json:
         print("\nno settings file was named: --config FILE says which policies there are", file=sys.stderr)
+
+
+@contextmanager
+def opening_lists(pulsar: PulsarSettings, source_of: Callable[[str], LedgerSource | None]) -> Iterator[ListedOf]:
+    """What brokers with our plugin list of a stream, from their admin interface; ``None`` for other streams.
+
+    Args:
+        source_of: a stream that has another hot tier has no broker.
+    """
+    if not pulsar.broker_plugin:
+        yield lambda _: None
+        return
+    with AdminClient(pulsar.admin_url, security=security_of(pulsar), hosts=pulsar.admin_hosts) as admin:
+
+        def listed_of(stream: str) -> BrokerLedgers | None:
+            topic = topic_of_stream(stream)
+            if topic is None or source_of(stream) is not None:
+                return None
+            return listed_by_broker(admin, topic, pulsar)
+
+        yield listed_of
 
 
 @contextmanager

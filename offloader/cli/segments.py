@@ -1,8 +1,8 @@
-"""``offloader segments STREAM``: lists a stream's segments."""
+"""``offloader ls`` and ``offloader segments STREAM``: lists the streams of a store, and a stream's segments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 from uuid import UUID
@@ -10,15 +10,61 @@ from uuid import UUID
 import typer
 
 from formats.segment import SegmentSummary
-from offloader.cli.options import Json, StoreArguments, Stream
+from offloader.cli.errors import failure_of
+from offloader.cli.options import Json, StoreArguments, Stream, argument
 from offloader.cli.output import AMOUNTS, ENDS, Column, bytes_text, print_result, print_rows
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCall, OffloaderError
 from offloader.inspect.inspect import segment_row, timeline_of
+from offloader.manifest.log import list_streams, load_manifest
 from offloader.manifest.state import ManifestState
 from offloader.plot import draw
+from offloader.read.fetch import readable_segments, whole_range
 from offloader.read.reader import load_stream, time_text
 from offloader.store.base import ObjectStore
 from offloader.write.upload import verify_objects
+
+_STREAM_COLUMNS = [Column("stream", "STREAM"), Column("segments", "SEGMENTS", right=True), *AMOUNTS, *ENDS]
+
+
+def list_stored(
+    given: StoreArguments,
+    prefix: Annotated[str, argument("Only streams whose name begins like this.")] = "",
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Most streams shown; 0 = all.")] = 0,
+    json: Json = False,
+) -> int:
+    """List the streams of a store: what each has in the cold tier."""
+    opened = given.open()
+    names = list_streams(opened, prefix=prefix)[: limit or None]
+    codes: list[int] = []
+    rows = _stream_rows(opened, names, codes)
+    print_rows(rows, _STREAM_COLUMNS, as_json=json, empty=f"no streams in {opened.url}")
+    return max(codes, default=0)
+
+
+def _stream_rows(store: ObjectStore, names: list[str], codes: list[int]) -> Iterator[Mapping[str, object]]:
+    """A row for each stream; a damaged one has its error, and its exit code is added to ``codes``."""
+    for name in names:
+        try:
+            state = load_manifest(store, name)
+            ends = whole_range(state)
+            sums = readable_segments(state).sums()
+            yield {
+                "stream": name,
+                "segments": sums.segments,
+                "entries": sums.entries,
+                "payload_bytes": sums.payload_bytes,
+                "object_bytes": sums.object_bytes,
+                "first": ends[0] if ends else None,
+                "last": ends[1] if ends else None,
+            }
+        except OffloaderError as error:
+            if error.retryable:
+                raise  # the store is unreachable, for every other stream too
+            failure = failure_of(error)
+            codes.append(failure.exit_code)
+            broken = f"{name} ({failure.message})"
+            yield {"stream": broken, "payload_bytes": 0, "object_bytes": 0, "error": failure.error}
+
 
 #: Suffixes of plot files.
 PICTURES = (".svg", ".png")

@@ -150,7 +150,7 @@ def cut_text(cut: Cut | None) -> str:
 
 @contextmanager
 def _retention(stream: str, given: ConfigArguments, *, ledgers: str, read_only: bool) -> Iterator[StreamRetention]:
-    opened = given.open(given.settings(stream), read_only=read_only)
+    _, opened = given.prepared(stream, read_only=read_only)
     with opening_sources(ledgers) as source_of:
         yield open_retention(opened, stream, source_of=source_of)
 

@@ -12,7 +12,6 @@ from typing import Annotated
 import typer
 
 from formats.entries import Position
-from offloader.cli.broker_lists import opening_lists
 from offloader.cli.options import (
     DryRun,
     Json,
@@ -23,6 +22,7 @@ from offloader.cli.options import (
     partition_position_of,
 )
 from offloader.cli.output import bytes_text, counted, print_result
+from offloader.cli.retention import opening_lists
 from offloader.errors import InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.leases import user_at_host
@@ -69,8 +69,7 @@ def run(
     `offloader cleanup undo` takes it back. Nothing moves the head past what is offloaded, except --force: a process
     that offloads the stream and can be reached is asked first to complete what comes before the position.
     """
-    settings = given.settings(stream)
-    opened = given.open(settings, read_only=dry_run)
+    settings, opened = given.prepared(stream, read_only=dry_run)
     hint = "PARTITION=LEDGER:ENTRY"
     wanted = [partition_position_of(text, option="--before", hint=hint) for text in before]
     with ExitStack() as stack:
