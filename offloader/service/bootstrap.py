@@ -46,12 +46,15 @@ def require_sound(settings: Settings, *, read_only: bool = False) -> None:
     serve = settings.serve
     found: list[OffloaderError] = []
     if not serve.store:
-        found.append(no_store())
+        hint = 'set serve.store = "s3://BUCKET/ROOT" in the settings file'
+        found.append(InvalidCall("no store is named", hint=hint))
     has_streams = serve.ledgers or settings.pulsar.topics or settings.flight.listen
     if read_only and not settings.http.listen:
-        found.append(nothing_to_answer())
+        text = "with --read-only the process does nothing but answer over HTTP, and it listens nowhere"
+        found.append(InvalidCall(text, hint='set http.listen = "ADDRESS:PORT"'))
     if not read_only and not (has_streams or serve.maintenance):
-        found.append(nothing_to_do())
+        hint = "set serve.ledgers, pulsar.topics, flight.listen, or serve.maintenance = true"
+        found.append(InvalidCall("there is nothing to do: no feed of streams, and no maintenance", hint=hint))
     checks: list[Callable[[], object]] = [
         lambda: TopicPatterns.of(settings.pulsar.topics, settings.pulsar.exclude),
         *([lambda: database_path(serve.ledgers)] if serve.ledgers else []),
@@ -101,27 +104,6 @@ def _guarded(settings: Settings, credentials: Credentials, has_tls: bool) -> Ite
         yield setting, address, guard_for(address, credentials, settings.access, has_tls=has_tls, setting=setting)
 
 
-def no_store() -> InvalidCall:
-    """The error for a missing store."""
-    return InvalidCall("no store is named", hint='set serve.store = "s3://BUCKET/ROOT" in the settings file')
-
-
-def nothing_to_do() -> InvalidCall:
-    """The error for settings with neither streams nor maintenance."""
-    return InvalidCall(
-        "there is nothing to do: no feed of streams, and no maintenance",
-        hint="set serve.ledgers, pulsar.topics, flight.listen, or serve.maintenance = true",
-    )
-
-
-def nothing_to_answer() -> InvalidCall:
-    """The error for a process that only reads and doesn't listen."""
-    return InvalidCall(
-        "with --read-only the process does nothing but answer over HTTP, and it listens nowhere",
-        hint='set http.listen = "ADDRESS:PORT"',
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Assembled:
     """A process that isn't started, and the parts of its providers and listeners.
@@ -156,27 +138,25 @@ def assemble(
     """Makes a process, not started.
 
     Args:
+        file: the settings, which ``require_sound`` accepts.
         recent: log handler for recent errors; the caller adds it to the logger.
         store: instead of ``serve.store``; without a recorder it isn't measured.
         feeds: instead of the settings' providers.
         read_only: it only answers over HTTP: it has no streams and no maintenance, and writes nothing.
 
     Raises:
-        InvalidCall: no store, or nothing to do; an unsafe listener.
+        InvalidCall: an unsafe listener.
         Unsupported: the store lets two writers create one object, and ``store.single_writer`` isn't set.
         OffloaderError: the store can't be used.
     """
     settings = file.settings_of("")
-    serve = settings.serve
     metrics = Metrics(settings.telemetry, clock)
-    if read_only and not settings.http.listen:
-        raise nothing_to_answer()
     store = store or _open_store(settings, clock, metrics, read_only=read_only)
     credentials = open_credentials(settings.access)
     offloader = _offloader(store, settings, clock, read_only=read_only)
     streams = ServedStreams(offloader, file, clock)
     upkeep = None
-    if serve.maintenance and not read_only:
+    if settings.serve.maintenance and not read_only:
         upkeep = Maintenance(
             store,
             clock=clock,
@@ -198,10 +178,7 @@ def assemble(
         environ=os.environ,
     )
     made = Assembled(process, view, control, ledgers, metrics, settings, store, clock, credentials)
-    providers = [] if read_only else (feeds or providers_of)(made)
-    if not providers and not serve.maintenance and not read_only:
-        raise nothing_to_do()
-    for feed in providers:
+    for feed in [] if read_only else (feeds or providers_of)(made):
         process.add_feed(feed)
     if settings.http.listen:
         process.add_door(_http(made))
@@ -220,8 +197,6 @@ def _offloader(store: ObjectStore, settings: Settings, clock: Clock, *, read_onl
 
 def _open_store(settings: Settings, clock: Clock, metrics: Metrics, *, read_only: bool) -> ObjectStore:
     serve = settings.serve
-    if not serve.store:
-        raise no_store()
     return open_store(
         serve.store,
         endpoint_url=serve.endpoint_url or None,

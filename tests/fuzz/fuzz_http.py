@@ -26,10 +26,9 @@ from offloader.runtime.clock import SystemClock
 from offloader.service.auth import Credentials, Guard, Role
 from offloader.service.broker_ledgers import BrokerLedgers
 from offloader.service.commands import ServiceControl
-from offloader.service.dashboard.routes import page_files
 from offloader.service.http.broker_routes import BrokerThreads
 from offloader.service.http.middleware import Gate
-from offloader.service.http.routes import DESCRIPTION, make_application
+from offloader.service.http.routes import DESCRIPTION, make_application, page_files
 from offloader.service.http.schemas import write_cursor
 from offloader.service.http.server import Connection
 from offloader.service.listen import parse_listen
