@@ -16,7 +16,7 @@ from offloader.ledgers.base import LedgerSource
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.read.reader import Reader, time_ms_of
 from offloader.settings import LimitSettings, Settings, StoreSettings
-from offloader.settings.amounts import DURATION, SIZE
+from offloader.settings.fields import DURATION, SIZE
 from offloader.settings.layered import SettingsFile, read_settings_file
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store

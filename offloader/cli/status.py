@@ -25,7 +25,7 @@ from offloader.monitor import manifest_document, read_status_file, with_manifest
 from offloader.read.reader import load_stream, time_text
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import Settings, TelemetrySettings
-from offloader.settings.keys import key_of, shown
+from offloader.settings.layered import key_of, shown
 from offloader.store.base import ObjectStore
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from offloader.runtime.workers import SerialTask, Workers
 from offloader.service.auth import Credentials
 from offloader.service.host import RecentErrors
 from offloader.service.streams import ProviderProblem, ServedStreams, StreamProvider, error_of
-from offloader.settings.keys import key_of
-from offloader.settings.layered import PROCESS_SECTIONS, PROCESS_SETTINGS, SettingsFile, conflicts
+from offloader.settings.layered import PROCESS_SECTIONS, PROCESS_SETTINGS, SettingsFile, conflicts, key_of
 from offloader.telemetry.recorder import Reading
 from offloader.write.offloader import LedgerOffloader
 

@@ -1,16 +1,71 @@
-"""Layered settings (process, namespace, topic) from a TOML file, with each value's source."""
+"""Layered settings (process, namespace, topic) from a TOML file, with each value's source.
+
+A setting is named by its section and attribute, ``offload.block_bytes``; a key is what the file has,
+``offload.block_size``: a current one, an alias of PIP-76, or one of earlier releases.
+"""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from offloader.errors import InvalidCall, NotFound
 from offloader.settings import Settings
-from offloader.settings.keys import ALIASES, FIELDS, OLD, SETTINGS, STREAMING, key_of, shown, value_of, value_of_alias
+from offloader.settings.fields import from_file, in_file
+from offloader.settings.fields import problem as problem_of
+from offloader.settings.values import REPLACED
+
+#: PIP-76's switch, an alias of ``offload.method``.
+STREAMING = "streaming_offload"
+#: Every setting.
+FIELDS: Mapping[str, Field[Any]] = {
+    f"{section.name}.{each.name}": each
+    for section in fields(Settings)
+    for each in fields(getattr(Settings(), section.name))
+}
+
+
+def key_of(name: str) -> str:
+    """The key of a setting."""
+    found = FIELDS.get(name)
+    return name if found is None or "key" not in found.metadata else f"{name.partition('.')[0]}.{found.metadata['key']}"
+
+
+#: Key -> setting.
+SETTINGS: Mapping[str, str] = {key_of(name): name for name in FIELDS}
+#: PIP-76's and Pulsar's names, with numbers in the setting's unit.
+ALIASES = frozenset(name for name, each in FIELDS.items() if each.metadata.get("is_alias"))
+#: Keys of earlier releases, with numbers in the unit that their names end in -> setting.
+OLD: Mapping[str, str] = {
+    **{name: name for name in FIELDS if key_of(name) != name and name not in ALIASES},
+    **REPLACED,
+}
+
+
+def shown(name: str, value: Any) -> Any:
+    """A setting's value as a settings file has it: amounts as texts."""
+    return in_file(FIELDS[name].metadata, value)
+
+
+def value_of(name: str, value: object) -> Any:
+    """A setting's value from its form in a settings file; raises ``ValueError`` that says why it is none."""
+    found = FIELDS[name]
+    return value_of_alias(name, from_file(found.metadata, found.default, value))
+
+
+def value_of_alias(name: str, value: object) -> Any:
+    """The same from a number in the setting's unit, as aliases and keys of earlier releases have it. Raises
+    ``ValueError``: it isn't one, or out of bounds."""
+    found = FIELDS[name]
+    wrong = problem_of(found.metadata, found.default, value)
+    if wrong:
+        raise ValueError(wrong)
+    default: Any = found.default
+    return default.__class__(value)
+
 
 _METHOD = "offload.method"
 _SECTIONS = tuple(each.name for each in fields(Settings))

@@ -14,8 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from offloader.errors import AccessDenied, InvalidCall, NotFound
-from offloader.settings.keys import FIELDS, OLD, key_of, shown, value_of_alias
-from offloader.settings.layered import is_old, parse_settings, parse_toml, raw_layers
+from offloader.settings.layered import (
+    FIELDS,
+    OLD,
+    is_old,
+    key_of,
+    parse_settings,
+    parse_toml,
+    raw_layers,
+    shown,
+    value_of_alias,
+)
 
 _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _PART = re.compile(r"""[ \t]*("(?:[^"\\]|\\.)*"|'[^']*'|[A-Za-z0-9_-]+)[ \t]*""")

@@ -10,8 +10,7 @@ from typing import Any
 
 from offloader.settings import Pairs, Settings
 from offloader.settings.fields import allowed
-from offloader.settings.keys import ALIASES, key_of, shown
-from offloader.settings.layered import METHOD_OF, PROCESS_SECTIONS, PROCESS_SETTINGS
+from offloader.settings.layered import ALIASES, METHOD_OF, PROCESS_SECTIONS, PROCESS_SETTINGS, key_of, shown
 
 _WIDTH = 100
 _HEAD = """\
