@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 from uuid import UUID
@@ -12,18 +12,33 @@ import typer
 
 from formats.documents import DeletedSegment, DeletionRecord
 from offloader.cli.errors import failure_of
-from offloader.cli.options import ConfigArguments, DryRun, Json, StoreArguments, Stream, argument, option, position_of
+from offloader.cli.options import (
+    ConfigArguments,
+    DryRun,
+    Json,
+    StoreArguments,
+    Stream,
+    StreamOrTopic,
+    argument,
+    option,
+    position_of,
+)
 from offloader.cli.output import ENDS, Column, bytes_text, counted, print_result, print_rows
 from offloader.errors import ErrorKind, InvalidCall, NotFound, OffloaderError
+from offloader.gc.delete_stream import StreamRemoval, removal_of, remove_stream
 from offloader.gc.orphans import Garbage, Outcome, Place
 from offloader.gc.plan import CleanupPlan
 from offloader.gc.reconcile import Reconciliation, StoreReconciliation, Tally
 from offloader.gc.sweep import CleanupReport, cleanup_all, cleanup_stream, read_batches, undo_retirements
-from offloader.manifest.catalog import list_streams
+from offloader.manifest.catalog import list_streams, read_entry
+from offloader.manifest.deletion_clock import time_for_deletion_ms
 from offloader.manifest.leases import global_hold, lift_global_hold, set_global_hold, set_hold, user_at_host
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.topics import release_topics_of
 from offloader.read.reader import time_text
+from offloader.retention.scope import find_scope
 from offloader.runtime.clock import SystemClock
+from offloader.store.base import ObjectStore
 
 _AUDIT_COLUMNS = [
     Column("stream", "STREAM"),
@@ -412,3 +427,81 @@ ACTIONS: Mapping[str, Callable[..., Any]] = {
     "hold": hold,
     "audit": audit,
 }
+
+
+def delete_stream(
+    stream: StreamOrTopic,
+    given: ConfigArguments,
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    ignore_leases: Annotated[
+        bool, typer.Option("--ignore-leases", help="Also while a reader holds a lease on it.")
+    ] = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Delete a stream: all its segments, unfinished uploads, what is remembered of it, and its manifest.
+
+    There is no undo. Writers stop at their next record. A tombstone stays for orphan_age_min, so that one that
+    stalled notices; call this again then, or let `offloader cleanup run` finish it. The hot tier isn't touched.
+    """
+    clock, streams = SystemClock(), [stream]
+    settings, opened = given.prepared(stream, read_only=dry_run)
+    if read_entry(opened, stream) is None:
+        streams = [each.stream for each in find_scope(opened, stream).partitions.values()]
+    planned = [removal_of(opened, each, now_ms=clock.now_ms()) for each in streams]
+    if dry_run:
+        _print_removed(planned, as_json=json)
+        return
+    if not yes:
+        _ask(planned, opened)
+    done = [
+        remove_stream(opened, each, clock=clock, settings=settings.manifest, ignore_leases=ignore_leases)
+        for each in streams
+    ]
+    now_ms = time_for_deletion_ms(opened, clock, skew_ms_max=settings.manifest.clock_skew_seconds_max * 1000)
+    release_topics_of(opened, streams, clock=clock, now_ms=now_ms)
+    _print_removed(done, as_json=json)
+
+
+def _ask(planned: Sequence[StreamRemoval], store: ObjectStore) -> None:
+    what = f"{planned[0].stream}" if len(planned) == 1 else f"{len(planned)} streams, {planned[0].stream} ..."
+    size_bytes = sum(each.object_bytes for each in planned)
+    if not sys.stdin.isatty():
+        raise InvalidCall(
+            f"deleting {what} ({bytes_text(size_bytes)}) from {store.url} can't be undone",
+            hint="look at it with --dry-run, then say --yes",
+        )
+    if not typer.confirm(f"Delete {what}, {bytes_text(size_bytes)}, from {store.url}, for good?", err=True):
+        raise InvalidCall("nothing was deleted", hint="say --yes to be sure")
+
+
+def _print_removed(found: Sequence[StreamRemoval], *, as_json: bool) -> None:
+    for each in found:
+        facts = {
+            "stream": each.stream,
+            "dry_run": each.deletion is None,
+            "objects": each.objects,
+            "object_bytes": each.object_bytes,
+            "uploads": each.uploads,
+            "readers": each.readers,
+            "adopted_segments_kept": each.adopted,
+            "foreign": each.foreign,
+            "finished": each.deletion is not None and each.deletion.is_finished,
+        }
+        print_result(facts, _removal_lines(each), as_json=as_json)
+
+
+def _removal_lines(each: StreamRemoval) -> Iterator[str]:
+    verb = "would delete" if each.deletion is None else "deleted"
+    yield (
+        f"{each.stream}: {verb} {counted(each.objects, 'object')}, {bytes_text(each.object_bytes)}, and "
+        f"{counted(each.uploads, 'unfinished upload')}"
+    )
+    for key in each.foreign:
+        yield f"not ours, stays: {key}"
+    if each.readers:
+        yield f"read by {', '.join(each.readers)}"
+    if each.adopted:
+        yield f"the objects of {counted(each.adopted, 'adopted segment')} stay: they aren't ours"
+    if each.deletion is not None and not each.deletion.is_finished:
+        yield f"{each.stream}: its tombstone goes with a later `offloader cleanup run`, or this command again"

@@ -11,8 +11,7 @@ import typer
 
 from offloader.cli.options import DryRun, Json, LedgerArguments, TakeOver, argument, option
 from offloader.cli.output import json_line, print_result
-from offloader.cli.segments import stored_rows, stored_totals, totals_text
-from offloader.cli.verify import print_finding, print_totals
+from offloader.cli.reading import print_finding, print_totals, stored_rows, stored_totals, totals_text
 from offloader.errors import ErrorKind, InvalidCall
 from offloader.spark.schema import AvroValues, JsonValues, Values
 from offloader.store.base import ObjectStore
