@@ -58,6 +58,7 @@ VERBS = {
 _PLACES = {
     "accept-loss": ("offload", "accept_loss"),
     "accept-source": ("offload", "accept_source"),
+    "adopt": ("pulsar", "adopt_ledgers"),
     "cleanup": ("cleanup", "ACTIONS"),
     "config": ("config", "ACTIONS"),
     "delete-stream": ("cleanup", "delete_stream"),
@@ -68,6 +69,7 @@ _PLACES = {
     "pause": ("offload", "pause"),
     "read": ("reading", "read"),
     "reader-groups": ("retention", "READER_GROUPS"),
+    "replay": ("pulsar", "replay"),
     "resume": ("offload", "resume"),
     "retention": ("retention", "RETENTION"),
     "rollback": ("offload", "ROLLBACK"),
