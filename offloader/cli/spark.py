@@ -13,7 +13,7 @@ from offloader.cli.options import DryRun, Json, LedgerArguments, TakeOver, argum
 from offloader.cli.output import json_line, print_result
 from offloader.cli.reading import print_finding, print_totals, stored_rows, stored_totals, totals_text
 from offloader.errors import ErrorKind, InvalidCall
-from offloader.spark.schema import AvroValues, JsonValues, Values
+from offloader.spark.options import AvroValues, JsonValues, Values
 from offloader.store.base import ObjectStore
 
 if TYPE_CHECKING:

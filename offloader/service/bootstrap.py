@@ -13,16 +13,22 @@ from offloader.ledgers.pulsar.discovery import TopicPatterns
 from offloader.ledgers.sqlite.database import database_path
 from offloader.maintenance import Maintenance
 from offloader.runtime.clock import Clock
-from offloader.service.auth import Credentials, Guard, guard_for, open_credentials
+from offloader.service.auth import (
+    Credentials,
+    Guard,
+    ListenAddress,
+    guard_for,
+    open_credentials,
+    parse_listen,
+    server_tls,
+)
 from offloader.service.broker_ledgers import BrokerLedgers
-from offloader.service.commands import ServiceControl
 from offloader.service.host import RecentErrors
-from offloader.service.listen import ListenAddress, parse_listen, server_tls
 from offloader.service.process import HttpListener, ServingProcess
 from offloader.service.providers.embedded import EmbeddedProvider
 from offloader.service.providers.flight import FlightProvider
 from offloader.service.providers.pulsar import PulsarProvider
-from offloader.service.queries import ServiceView
+from offloader.service.queries import ServiceControl, ServiceView
 from offloader.service.streams import ServedStreams, StreamProvider
 from offloader.settings import Settings
 from offloader.settings.layered import SettingsFile

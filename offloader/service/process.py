@@ -124,7 +124,7 @@ class HttpListener(Protocol):
 class ServingProcess:
     """Made once, started once, stopped once. Thread-safe.
 
-    Serves ``offloader.service.queries`` and ``offloader.service.commands``.
+    Serves ``offloader.service.queries`` and ``offloader.service.queries``.
 
     Args:
         offloader: writes to the store, which the maker of the process opens and closes.

@@ -25,8 +25,7 @@ from offloader.read.fetch import Fetcher, SegmentObjects
 from offloader.read.reader import load_manifest_at, load_stream, require_inside
 from offloader.runtime.clock import SystemClock
 from offloader.settings import ReadSettings
-from offloader.spark.options import Predicate, SourceOptions, block_mask, matches_value
-from offloader.spark.schema import Needs
+from offloader.spark.options import Needs, Predicate, SourceOptions, block_mask, matches_value
 from offloader.store.base import ObjectStore
 
 #: Indexes that planning reads. Further segments are split by their number of blocks alone, and pruned by the tasks.

@@ -24,9 +24,8 @@ from offloader.read.cache import Cache
 from offloader.read.fetch import Fetcher
 from offloader.read.reader import decode_messages, published_between
 from offloader.settings import ReadSettings
-from offloader.spark.options import US_PER_MS, Predicate, SourceOptions
+from offloader.spark.options import US_PER_MS, Needs, Predicate, Projection, SourceOptions
 from offloader.spark.planning import SegmentSlice, wanted_blocks
-from offloader.spark.schema import Needs, Projection
 from offloader.store.attempts import VerbCount, requests_of
 from offloader.store.base import ObjectStore
 

@@ -11,10 +11,9 @@ import pytest
 
 from formats.entries import EntryBatch
 from formats.segment import SegmentMap
-from offloader.spark.options import SourceOptions
+from offloader.spark.options import Needs, Projection, SourceOptions
 from offloader.spark.planning import INDEXES_READ_MAX, SegmentSlice, plan_slices
 from offloader.spark.scan import BATCH_BYTES_MAX, BATCH_ROWS_MAX, read_slices
-from offloader.spark.schema import Needs, Projection
 from offloader.spark.source import OffloaderReader
 from offloader.store import open_store
 from offloader.store.base import ByteRange, ObjectInfo, ObjectStore

@@ -23,7 +23,6 @@ from offloader.read.reader import Reader, load_stream, open_reader
 from offloader.retention.truncate import truncate_stream
 from offloader.runtime.clock import Clock
 from offloader.service.auth import OPERATION_OF_ACTION, Caller
-from offloader.service.commands import ServiceControl
 from offloader.service.flight.messages import (
     Answer,
     BatchNote,
@@ -42,6 +41,7 @@ from offloader.service.flight.sessions import (
     ProducerSessions,
     Proof,
 )
+from offloader.service.queries import ServiceControl
 from offloader.settings import FlightSettings, ReadSettings
 from offloader.store.base import ObjectStore
 

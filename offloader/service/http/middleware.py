@@ -18,9 +18,8 @@ from urllib.parse import urlsplit
 
 from formats.frames import FRAMES_BYTES_MAX
 from offloader.runtime.clock import Clock
-from offloader.service.auth import OPERATIONS, Caller, Guard, NotAuthenticated
+from offloader.service.auth import OPERATIONS, Caller, Guard, ListenAddress, NotAuthenticated
 from offloader.service.http.problems import BUG, PROBLEM_JSON, problem_document, problem_headers, problem_of
-from offloader.service.listen import ListenAddress
 from offloader.settings import BrokerSettings, HttpSettings
 from offloader.telemetry.recorder import Recorder
 

@@ -20,7 +20,6 @@ from offloader.errors import OffloaderError
 from offloader.service import dashboard
 from offloader.service.auth import Role
 from offloader.service.broker_ledgers import BrokerLedgers
-from offloader.service.commands import ServiceControl
 from offloader.service.http.broker_routes import BrokerThreads, broker_routes
 from offloader.service.http.problems import BUG, PROBLEM_JSON, problem_document, problem_headers, problem_of
 from offloader.service.http.schemas import (
@@ -52,7 +51,7 @@ from offloader.service.http.schemas import (
     shown,
     write_cursor,
 )
-from offloader.service.queries import LIMIT_MAX, Page, ServiceView, StreamOrder
+from offloader.service.queries import LIMIT_MAX, Page, ServiceControl, ServiceView, StreamOrder
 from offloader.telemetry.prometheus import CONTENT_TYPE
 
 #: Share of the response deadline that a command may wait.

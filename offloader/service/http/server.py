@@ -27,15 +27,13 @@ from uvicorn.server import ServerState
 
 from offloader.errors import InvalidCall
 from offloader.runtime.clock import Clock
-from offloader.service.auth import Credentials, guard_for
+from offloader.service.auth import Credentials, ListenAddress, certificate_names, guard_for, parse_listen, server_tls
 from offloader.service.broker_ledgers import BrokerLedgers
-from offloader.service.commands import ServiceControl
 from offloader.service.http.broker_routes import BrokerThreads
 from offloader.service.http.middleware import CERTIFICATE_NAMES, PROBES_MAX, Gate
 from offloader.service.http.problems import PROBLEM_JSON, problem_document
 from offloader.service.http.routes import make_application, page_files
-from offloader.service.listen import ListenAddress, certificate_names, parse_listen, server_tls
-from offloader.service.queries import ServiceView
+from offloader.service.queries import ServiceControl, ServiceView
 from offloader.settings import HttpSettings, Settings
 from offloader.telemetry.recorder import NO_TELEMETRY, Recorder
 

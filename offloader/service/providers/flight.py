@@ -18,12 +18,20 @@ import pyarrow.flight as fl
 from offloader.errors import InvalidCall, StoreUnavailable
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.runtime.clock import Clock
-from offloader.service.auth import OPERATION_OF_ACTION, Caller, Credentials, Guard, guard_for
-from offloader.service.commands import ServiceControl
+from offloader.service.auth import (
+    OPERATION_OF_ACTION,
+    Caller,
+    Credentials,
+    Guard,
+    ListenAddress,
+    guard_for,
+    parse_listen,
+    server_tls,
+)
 from offloader.service.flight.handlers import ACTIONS, ENTRY_SCHEMA, Actions, Gets, take_batches
 from offloader.service.flight.messages import get_request, put_request, refusal, refusing
 from offloader.service.flight.sessions import FEED, ProducerSessions
-from offloader.service.listen import ListenAddress, parse_listen, server_tls
+from offloader.service.queries import ServiceControl
 from offloader.service.streams import ProviderProblem, ServedStreams
 from offloader.settings import AccessSettings, FlightSettings, Settings
 from offloader.store.base import ObjectStore
