@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -97,26 +98,13 @@ def read_slices(
             else:
                 yield from _merged(_entry_batches(rows, projection.schema))
     finally:
-        _log.info("%s", task.done.said(len(slices), before.get("get", VerbCount()), requests_of(store)))
-
-
-@dataclass(slots=True)
-class _Done:
-    """Statistics of a task. ``skipped`` pieces were damaged or missing, ``ruled_out`` blocks can't hold wanted rows."""
-
-    rows: int = 0
-    payload_bytes: int = 0
-    blocks: int = 0
-    ruled_out: int = 0
-    skipped: int = 0
-
-    def said(self, slices: int, before: VerbCount, now: Mapping[str, VerbCount]) -> str:
-        gets = now.get("get", VerbCount())
-        return (
-            f"read {slices} slices: {self.rows} rows with payload columns of {self.payload_bytes} bytes"
-            f" out of {gets.bytes_received - before.bytes_received} bytes"
-            f" in {gets.requests - before.requests} GETs ({gets.errors - before.errors} failed);"
-            f" {self.blocks} blocks read, {self.ruled_out} ruled out, {self.skipped} damaged or missing pieces left out"
+        then, gets, done = before.get("get", VerbCount()), requests_of(store).get("get", VerbCount()), task.done
+        _log.info(
+            f"read {len(slices)} slices: {done['rows']} rows with payload columns of {done['payload_bytes']} bytes"
+            f" out of {gets.bytes_received - then.bytes_received} bytes"
+            f" in {gets.requests - then.requests} GETs ({gets.errors - then.errors} failed);"
+            f" {done['blocks']} blocks read, {done['ruled_out']} ruled out,"
+            f" {done['skipped']} damaged or missing pieces left out"
         )
 
 
@@ -131,7 +119,8 @@ class _Task:
         self._needs = max(projection.needs, Needs.ENTRY_TABLES if bounded else Needs.INDEXES)
         self._fetcher = fetcher
         self._lock = threading.Lock()
-        self.done = _Done()
+        #: Statistics: skipped pieces were damaged or missing, blocks that are ruled out can't hold wanted rows.
+        self.done = Counter[str]()
 
     def rows(self, slices: Sequence[SegmentSlice]) -> Generator[_Rows, None, None]:
         """The rows, one piece per block; prefetches across slices."""
@@ -146,8 +135,8 @@ class _Task:
         with closing(maps), closing(workers.in_order(steps)) as results:
             for pieces in results:
                 for rows in pieces:
-                    self.done.rows += len(rows.entry_ids)
-                    self.done.payload_bytes += 0 if rows.payloads is None else rows.payloads.nbytes
+                    self.done["rows"] += len(rows.entry_ids)
+                    self.done["payload_bytes"] += 0 if rows.payloads is None else rows.payloads.nbytes
                     yield rows
 
     def _index(self, piece: SegmentSlice) -> SegmentMap | None:
@@ -164,8 +153,8 @@ class _Task:
         for start, stop in piece.blocks:
             own[start:stop] = True
         numbers = numbers[own[numbers]]
-        self.done.blocks += len(numbers)
-        self.done.ruled_out += int(own.sum()) - len(numbers)
+        self.done["blocks"] += len(numbers)
+        self.done["ruled_out"] += int(own.sum()) - len(numbers)
         if not segment_map.has_extension or self._needs is Needs.PAYLOADS:
             request_bytes = self._fetcher.settings.request_bytes
             for run in plan.block_runs(piece.objects, segment_map, numbers, request_bytes):
@@ -196,7 +185,7 @@ class _Task:
         if not corrupt and not missing:
             raise error
         with self._lock:
-            self.done.skipped += 1
+            self.done["skipped"] += 1
         _log.warning("left out: %s", error)
 
     def _bounded(self, piece: SegmentSlice, step: Callable[[], list[_Rows]]) -> list[_Rows]:

@@ -50,11 +50,6 @@ _OF_SUMMARY = ("entries", "payload_bytes", "data_bytes", "index_bytes", "blocks"
 _Row = Mapping[str, object]
 
 
-def _segments(state: ManifestState, _: ObjectStore, __: ReadSettings) -> Iterator[_Row]:
-    """All segments, by position, including assigned and retired ones."""
-    return (segment_row(state.stream, record) for record in state.segments.in_order())
-
-
 def segment_row(stream: str, record: SegmentRecord) -> _Row:
     """One segment; ``None`` for values unknown before it is offloaded. Times in microseconds since 1970 UTC."""
     summary, end = record.summary, record.end
@@ -138,7 +133,8 @@ def _anomalies(state: ManifestState, store: ObjectStore, settings: ReadSettings)
 
 #: content -> the rows of one stream.
 DRIVER_CONTENTS: Mapping[str, Callable[[ManifestState, ObjectStore, ReadSettings], Iterator[_Row]]] = {
-    "segments": _segments,
+    # By position, including assigned and retired ones.
+    "segments": lambda state, *_: (segment_row(state.stream, record) for record in state.segments.in_order()),
     "ledgers": _ledgers,
     "manifest": _records,
     "anomalies": _anomalies,

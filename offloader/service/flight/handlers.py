@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.flight as fl
 from numpy.typing import NDArray
 
-from formats.entries import TIME_UNKNOWN_MS, EntryBatch
+from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
 from offloader.errors import InvalidCall, LimitReached, NotFound
 from offloader.ledgers.base import LedgerSource
 from offloader.ledgers.pushed import PushedLedgers
@@ -58,6 +59,16 @@ ACTIONS = {
     "subscribe": 'register a subscriber: {"stream", "subscriber", "start", "generation"}',
     "truncate": 'let a stream begin at a position: {"stream", "before"}',
 }
+_MAYBE_EMPTY = partial(Fields.text, default="")
+#: Fields of each action, and how each is read.
+_FIELDS: Mapping[str, Mapping[str, Callable[[Fields, str], Any]]] = {
+    "status": {"stream": _MAYBE_EMPTY},
+    "offload": {"stream": Fields.text, "until": _MAYBE_EMPTY, "timeout_s": partial(Fields.seconds, default=60.0)},
+    "close-ledger": {"stream": Fields.text},
+    "publish": {"stream": Fields.text, "subscriber": Fields.text, "at": Fields.any, "generation": Fields.whole},
+    "subscribe": {"stream": Fields.text, "subscriber": Fields.text, "start": Fields.any, "generation": Fields.whole},
+    "truncate": {"stream": Fields.text, "before": Fields.position},
+}
 
 
 class Actions:
@@ -69,7 +80,7 @@ class Actions:
 
     def __init__(self, store: ObjectStore, seats: ProducerSessions, control: ServiceControl, clock: Clock) -> None:
         self._store, self._seats, self._control, self._clock = store, seats, control, clock
-        self._run: dict[str, Callable[[Fields, Caller], dict[str, Any]]] = {
+        self._run: dict[str, Callable[..., dict[str, Any]]] = {
             "status": self._status,
             "offload": self._offload,
             "close-ledger": self._close_ledger,
@@ -89,61 +100,54 @@ class Actions:
         if name not in ACTIONS:
             raise InvalidCall(f"no such action: {ascii(name)[:80]}", hint=f"there are {', '.join(ACTIONS)}")
         operation = OPERATION_OF_ACTION[name]
-        if operation.is_of_subscriber and caller.subscribers:
-            # Only the body names the token's subscriber.
-            caller.may(operation, subscriber=fields_of(body, f"action {name}").text("subscriber"))
-        else:
+        # Only the body names the token's subscriber.
+        is_bound = operation.is_of_subscriber and bool(caller.subscribers)
+        if not is_bound:
             caller.may(operation)
-        return encoded(self._run[name](fields_of(body, f"action {name}"), caller))
-
-    def _status(self, fields: Fields, caller: Caller) -> dict[str, Any]:  # noqa: ARG002 - the others want to know
-        name = fields.text("stream", "")
+        fields = fields_of(body, f"action {name}")
+        given = {field: read(fields, field) for field, read in _FIELDS[name].items()}
         fields.end()
-        if not name:
-            return {"streams": [_document(stream) for stream in self._seats.held()]}
-        return _document(self._there(name))
+        if is_bound:
+            caller.may(operation, subscriber=given["subscriber"])
+        return encoded(self._run[name](caller.name, **given))
 
-    def _offload(self, fields: Fields, caller: Caller) -> dict[str, Any]:
-        name, until = fields.text("stream"), fields.text("until", "")
-        timeout_s = min(fields.seconds("timeout_s", 60.0) or 0.0, OFFLOAD_WAIT_S_MAX)
-        fields.end()
-        return self._control.offload(name, until=until, timeout_s=timeout_s, by=caller.name)
+    def _status(self, _: str, stream: str) -> dict[str, Any]:
+        if not stream:
+            return {"streams": [_document(each) for each in self._seats.held()]}
+        return _document(self._there(stream))
 
-    def _close_ledger(self, fields: Fields, caller: Caller) -> dict[str, Any]:  # noqa: ARG002
-        stream = self._there(fields.text("stream"))
-        fields.end()
-        if not isinstance(stream.source, AppendedLedgers):
+    def _offload(self, by: str, stream: str, until: str, timeout_s: float | None) -> dict[str, Any]:
+        timeout_s = min(timeout_s or 0.0, OFFLOAD_WAIT_S_MAX)
+        return self._control.offload(stream, until=until, timeout_s=timeout_s, by=by)
+
+    def _close_ledger(self, _: str, stream: str) -> dict[str, Any]:
+        source = self._there(stream).source
+        if not isinstance(source, AppendedLedgers):
             raise InvalidCall(
-                f"stream {stream.name} is pushed: its ledgers are the broker's",
+                f"stream {stream} is pushed: its ledgers are the broker's",
                 hint="say how a ledger ends in a batch's metadata",
             )
-        closed = stream.source.close_ledger()
-        return {"stream": stream.name, "closed": None if closed is None else closed.ledger_id}
+        closed = source.close_ledger()
+        return {"stream": stream, "closed": None if closed is None else closed.ledger_id}
 
-    def _publish(self, fields: Fields, caller: Caller) -> dict[str, Any]:
-        name, subscriber = fields.text("stream"), fields.text("subscriber")
-        at, generation = fields.any("at"), fields.whole("generation")
-        fields.end()
-        return self._control.publish(name, subscriber, at, generation=generation, by=caller.name)
+    def _publish(self, by: str, stream: str, subscriber: str, at: object, generation: int | None) -> dict[str, Any]:
+        return self._control.publish(stream, subscriber, at, generation=generation, by=by)
 
-    def _subscribe(self, fields: Fields, caller: Caller) -> dict[str, Any]:
-        name, subscriber = fields.text("stream"), fields.text("subscriber")
-        start, generation = fields.any("start"), fields.whole("generation", 0)
-        fields.end()
-        return self._control.subscribe(name, subscriber, start=start, generation=generation or 0, by=caller.name)
+    def _subscribe(
+        self, by: str, stream: str, subscriber: str, start: object, generation: int | None
+    ) -> dict[str, Any]:
+        return self._control.subscribe(stream, subscriber, start=start, generation=generation or 0, by=by)
 
-    def _truncate(self, fields: Fields, caller: Caller) -> dict[str, Any]:  # noqa: ARG002
-        name, before = fields.text("stream"), fields.position("before")
-        fields.end()
+    def _truncate(self, _: str, stream: str, before: Position | None) -> dict[str, Any]:
         if before is None:
             raise InvalidCall("action truncate: before is missing", hint="the first position that stays")
-        stream = self._seats.find(name)
-        log = ManifestLog(self._store, name, clock=self._clock)
-        method = "streaming" if stream is None else stream.settings.offload.method
+        found = self._seats.find(stream)
+        log = ManifestLog(self._store, stream, clock=self._clock)
+        method = "streaming" if found is None else found.settings.offload.method
         # A pushed stream has no hot tier here whose ledgers could be deleted.
-        done = truncate_stream(log, before, clock=self._clock, source=self._seats.appended(name), method=method)
+        done = truncate_stream(log, before, clock=self._clock, source=self._seats.appended(stream), method=method)
         return {
-            "stream": name,
+            "stream": stream,
             "head": str(done.head),
             "moved": done.moves,
             "ledgers": list(done.ledgers),
