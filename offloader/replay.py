@@ -447,7 +447,6 @@ class Replayer:
         self._found(late.number)
 
     def _found(self, number: int) -> None:
-        """Records what the target already has."""
         is_first = self._result.sent is None
         self._count_stored(number)
         # What an earlier connection sent and the target lacks never arrived.

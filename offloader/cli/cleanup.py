@@ -186,13 +186,7 @@ _ORPHAN_COLUMNS = [
 
 @dataclass(slots=True)
 class _Said:
-    """Sums of the printed lines.
-
-    Attributes:
-        ours_only: foreign things aren't printed.
-        tallies: (outcome, whether it is ours) -> count.
-        exit_code: of the process.
-    """
+    """Sums of the printed lines, by outcome and whether they are ours; with ``ours_only`` no others are printed."""
 
     ours_only: bool
     tallies: dict[tuple[Outcome, bool], Tally] = field(default_factory=dict)
@@ -209,7 +203,6 @@ class _Said:
                 yield each.as_json(now_ms)
 
     def fail(self, stream: str, error: OffloaderError) -> None:
-        """Reports a stream's error; the others continue."""
         failure = failure_of(error)
         self.failures += 1
         self.exit_code = max(self.exit_code, failure.exit_code)

@@ -124,11 +124,7 @@ def _opened(given: LedgerArguments, settings: Settings, stream: str, *, read_onl
 def _asked_owner(
     store: ObjectStore, before: ManifestState, last: Position | None, settings: Settings, *, must: bool
 ) -> HistoryResult | None:
-    """The owner's result; ``None``: it ended, or doesn't offload the stream any more.
-
-    Args:
-        must: only the owner can do it.
-    """
+    """The owner's result; ``None``: it ended, or doesn't offload the stream any more. ``must``: only it can do it."""
     try:
         after = ask_owner(store, before, last, settings)
     except (OwnerUnreachable, NotFound):

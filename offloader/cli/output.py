@@ -214,7 +214,6 @@ class _ProgressLine(ExitStack):
         self.enter_context(self._bar)
 
     def _show(self, done: int, total: int, size: str, line: str) -> None:
-        """Updates the bar, or prints ``line`` instead."""
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=done, total=total, size=size)
         elif self._shown:

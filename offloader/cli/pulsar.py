@@ -409,11 +409,7 @@ class _Pair:
 
 
 def _targets(store: ObjectStore, stream: str, topic: str, client: PulsarClient, asked: AskedRange) -> Sequence[_Pair]:
-    """Streams with their targets.
-
-    Raises:
-        NotFound, InvalidCall: they don't match.
-    """
+    """Streams with their targets; raises ``NotFound`` or ``InvalidCall`` if they don't match."""
     streams = partition_streams(store, stream)
     if not streams:
         load_stream(store, stream)  # names similar ones

@@ -530,11 +530,7 @@ def truncate(
 
 
 def _first_listed(listed_of: ListedOf, streams: Sequence[str]) -> Mapping[str, int]:
-    """The first ledger that brokers with the plugin list of each stream; a stream without such a broker isn't in it.
-
-    Raises:
-        StoreUnavailable: it isn't known.
-    """
+    """The first ledger that brokers with the plugin list of each stream; a stream without such a broker isn't in it."""
     found = {}
     for stream in streams:
         try:
@@ -556,13 +552,7 @@ def _ask_owners(
     store: ObjectStore, stream: str, wanted: Sequence[tuple[int | None, Position]], settings: Settings
 ) -> None:
     """Has the owner, if its address is known and reachable, complete the entries before the start position: they then
-    needn't be given up, nor the stream taken over.
-
-    Raises:
-        StoreUnavailable: not in time; the owner continues.
-        InvalidCall: the owner is done, and entries before the start position still aren't offloaded.
-        OffloaderError: the owner's error, or as ``ask_owner``.
-    """
+    needn't be given up, nor the stream taken over."""
     for number, head in wanted:
         name = stream if number is None else f"{stream}-partition-{number}"
         state = load_stream(store, name, may_be_absent=True)

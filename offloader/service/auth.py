@@ -490,7 +490,6 @@ class Credentials:
         return f"Credentials({self})"
 
     def __str__(self) -> str:
-        """Number of tokens and certificates, as text."""
         certificates = self._certificates.keys() | self._certificate_subscribers.keys() | self._certificate_brokers
         return f"{len(self._known)} tokens, {len(certificates)} certificates"
 

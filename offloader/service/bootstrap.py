@@ -192,7 +192,6 @@ def assemble(
 
 
 def _offloader(store: ObjectStore, settings: Settings, clock: Clock, *, read_only: bool) -> LedgerOffloader:
-    """The offloader of a process, over a store that was found fit for it."""
     problems: Sequence[str] = ()
     if not read_only:
         # Two writers that both "win" would lose entries: check before the first write.

@@ -113,11 +113,9 @@ def _amount(
     may_be_never: bool = False,
     is_alias: bool = False,
 ) -> Any:
-    """A number with a unit.
+    """A number with a unit, of which ``default``, ``low`` and ``high`` are; ``key`` is its name in a settings file.
 
     Args:
-        default, low, high: in ``unit``.
-        key: its name in a settings file.
         may_be_never: the value may be -1, ``"never"`` in a settings file.
         is_alias: a settings file may also name it as the field is called, with a number in ``unit``.
     """

@@ -342,7 +342,6 @@ def _any_stream(scope: str) -> str:
 
 
 def _methods_below(found: SettingsFile, scope: str) -> set[str]:
-    """The methods of the streams in a layer."""
     below = (stream for stream in map(_any_stream, found.layers) if scope in _scopes_of(stream))
     streams = {_any_stream(scope), *below}
     return {found.values_of(stream)["offload.method"].value for stream in streams}
@@ -367,7 +366,6 @@ def _size_conflicts(found: SettingsFile, scope: str) -> Iterator[str]:
 
 
 def _key(scope: str, name: str) -> str:
-    """The key of a setting, with its table."""
     return _place(scope, key_of(name))
 
 

@@ -178,7 +178,6 @@ class _Task:
         return [replace(rows, publish_times_ms=table.publish_times_ms)]
 
     def _skip(self, error: OffloaderError) -> None:
-        """Skips a piece if the options allow it, else raises."""
         corrupt = isinstance(error, (Corrupt, ObjectChanged)) and self._options.skip_corrupt
         missing = isinstance(error, (ObjectMissing, Trimmed)) and self._options.skip_missing
         missing = missing or (isinstance(error, Trimmed) and not self._options.fail_on_data_loss)

@@ -108,7 +108,6 @@ def _ledgers(state: ManifestState, _: ObjectStore, __: ReadSettings) -> Iterator
 
 
 def _records(state: ManifestState, store: ObjectStore, _: ReadSettings) -> Iterator[_Row]:
-    """The manifest's existing records, the oldest first."""
     for record in kept_records(store, state):
         yield {
             "stream": state.stream,
@@ -123,7 +122,6 @@ def _records(state: ManifestState, store: ObjectStore, _: ReadSettings) -> Itera
 
 
 def _anomalies(state: ManifestState, store: ObjectStore, settings: ReadSettings) -> Iterator[_Row]:
-    """Findings of a shallow verify."""
     checks = check_segments(Fetcher(store, settings), state, deep=False)
     found = chain.from_iterable(check.findings for check in checks)
     fills = check_fills(store, state, deep=False)

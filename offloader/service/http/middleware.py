@@ -207,7 +207,6 @@ class Gate:
         await self._work(scope, _replay(body, receive), answer, work)
 
     async def _has_stream(self) -> bool:
-        """Waits a while for a free place among the answers with entries."""
         try:
             async with asyncio.timeout(STREAM_WAIT_S):
                 await self._streams.acquire()
@@ -241,7 +240,6 @@ class Gate:
         return FRAMES_BYTES_MAX if is_frames(head) else self._settings.body_bytes_max
 
     def _too_long(self, head: Head) -> dict[str, Any]:
-        """The problem of a body that is too long."""
         return problem_document(413, f"a body of more than {self._body_bytes_max(head)} bytes")
 
     def _over(self, work: Work, _: asyncio.Future[None]) -> None:
@@ -315,7 +313,6 @@ class _Answer:
         self.pieces += 1
 
     async def problem(self, document: Mapping[str, Any]) -> None:
-        """Responds with a problem."""
         body = json.dumps(document, ensure_ascii=False).encode()
         headers = [(b"content-type", PROBLEM_JSON.encode()), (b"content-length", str(len(body)).encode())]
         headers += [(name.encode(), value.encode()) for name, value in problem_headers(document).items()]

@@ -255,7 +255,6 @@ def _answering(view: ServiceView, what: str, shape: type[BaseModel] | None) -> C
 
 
 def _page(shape: type[_Page], page: Page[_Row], of: tuple[str, ...]) -> _Page:
-    """A page of the list ``of``."""
     next_cursor = write_cursor(page.next_after, *of)
     return shown(shape, {"items": list(page.items), "next_cursor": next_cursor, "total": page.total})
 
@@ -388,7 +387,6 @@ def make_application(
 
 
 def _description(app: FastAPI) -> dict[str, Any]:
-    """OpenAPI, with the authentication schemes."""
     token = {
         "type": "http",
         "scheme": "bearer",

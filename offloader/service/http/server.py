@@ -388,7 +388,6 @@ class OffloadHttp:
             del self._of_client[client]
 
     async def _connect(self, accepted: socket.socket) -> None:
-        """One connection, from its handshake to its end."""
         loop = asyncio.get_running_loop()
         connection = Connection(self._config, self._state, self._settings.http, self._refused)
         timeout_s = self._settings.http.request_seconds_max if self._tls is not None else None

@@ -257,7 +257,6 @@ class StoreOutageFailover:
         )
 
     def _candidates(self, source: PulsarSource) -> int:
-        """Number of subscribed processes."""
         return _consumers(self._admin.stats(source.topic), self._subscription)
 
 

@@ -208,7 +208,6 @@ def _absolute(url: str) -> str:
 
 
 def _named(wanted: Sequence[str], known: Sequence[str], ledgers: str) -> list[str]:
-    """The matching streams of the hot tier, ascending."""
     found: set[str] = set()
     for each in wanted:
         fitting = {each} & set(known)
