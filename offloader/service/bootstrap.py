@@ -23,8 +23,7 @@ from offloader.service.auth import (
     server_tls,
 )
 from offloader.service.broker_ledgers import BrokerLedgers
-from offloader.service.host import RecentErrors
-from offloader.service.process import HttpListener, ServingProcess
+from offloader.service.process import HttpListener, RecentErrors, ServingProcess
 from offloader.service.providers.embedded import EmbeddedProvider
 from offloader.service.providers.flight import FlightProvider
 from offloader.service.providers.pulsar import PulsarProvider

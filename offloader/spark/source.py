@@ -38,8 +38,7 @@ from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.fetch import Fetcher
 from offloader.settings import ReadSettings
 from offloader.spark.options import US_PER_MS, Predicate, SourceOptions, ddl, microseconds, projection
-from offloader.spark.planning import pinned_states, plan_slices
-from offloader.spark.scan import read_slices
+from offloader.spark.scan import pinned_states, plan_slices, read_slices
 from offloader.spark.session import work_begins
 from offloader.spark.stream import StreamingReader
 from offloader.store.base import ObjectStore

@@ -40,8 +40,15 @@ from offloader.retention.subscribers import PublishStatus, StreamRetention, open
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import ReadSettings
 from offloader.spark.options import SourceOptions, projection
-from offloader.spark.planning import StreamRange, index_or_none, is_pattern, load_streams, plan_ranges, streams_named
-from offloader.spark.scan import read_slices
+from offloader.spark.scan import (
+    StreamRange,
+    index_or_none,
+    is_pattern,
+    load_streams,
+    plan_ranges,
+    read_slices,
+    streams_named,
+)
 from offloader.spark.session import work_begins
 from offloader.store.base import ObjectStore
 from offloader.store.probe import require_conditional_puts

@@ -16,7 +16,7 @@ from formats.entries import EntryBatch, Position
 from offloader.runtime.clock import SystemClock
 from offloader.service.bootstrap import Assembled, assemble
 from offloader.service.flight.handlers import ENTRY_SCHEMA
-from offloader.service.host import RecentErrors
+from offloader.service.process import RecentErrors
 from offloader.service.providers.flight import FlightProvider
 from offloader.store.base import ObjectStore
 from tests.ledgers.pushing_broker import Broker

@@ -21,7 +21,7 @@ from offloader.service import dashboard
 from offloader.service.auth import Role
 from offloader.service.broker_ledgers import BrokerLedgers
 from offloader.service.http.broker_routes import BrokerThreads, broker_routes
-from offloader.service.http.problems import BUG, PROBLEM_JSON, problem_document, problem_headers, problem_of
+from offloader.service.http.middleware import BUG, PROBLEM_JSON, problem_document, problem_headers, problem_of
 from offloader.service.http.schemas import (
     CURSOR_CHARS_MAX,
     Applied,

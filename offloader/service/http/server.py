@@ -30,8 +30,7 @@ from offloader.runtime.clock import Clock
 from offloader.service.auth import Credentials, ListenAddress, certificate_names, guard_for, parse_listen, server_tls
 from offloader.service.broker_ledgers import BrokerLedgers
 from offloader.service.http.broker_routes import BrokerThreads
-from offloader.service.http.middleware import CERTIFICATE_NAMES, PROBES_MAX, Gate
-from offloader.service.http.problems import PROBLEM_JSON, problem_document
+from offloader.service.http.middleware import CERTIFICATE_NAMES, PROBES_MAX, PROBLEM_JSON, Gate, problem_document
 from offloader.service.http.routes import make_application, page_files
 from offloader.service.queries import ServiceControl, ServiceView
 from offloader.settings import HttpSettings, Settings

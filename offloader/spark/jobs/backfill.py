@@ -29,7 +29,7 @@ from offloader.settings import LimitSettings, OffloadSettings, Settings, StoreSe
 from offloader.settings.layered import SettingsFile
 from offloader.spark.jobs.verify import STORE_OPTIONS, require_known
 from offloader.spark.options import SourceOptions
-from offloader.spark.planning import is_pattern
+from offloader.spark.scan import is_pattern
 from offloader.spark.session import translated
 from offloader.store.base import ObjectStore
 from offloader.store.probe import require_conditional_puts
