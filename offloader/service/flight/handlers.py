@@ -66,7 +66,12 @@ _FIELDS: Mapping[str, Mapping[str, Callable[[Fields, str], Any]]] = {
     "offload": {"stream": Fields.text, "until": _MAYBE_EMPTY, "timeout_s": partial(Fields.seconds, default=60.0)},
     "close-ledger": {"stream": Fields.text},
     "publish": {"stream": Fields.text, "subscriber": Fields.text, "at": Fields.any, "generation": Fields.whole},
-    "subscribe": {"stream": Fields.text, "subscriber": Fields.text, "start": Fields.any, "generation": Fields.whole},
+    "subscribe": {
+        "stream": Fields.text,
+        "subscriber": Fields.text,
+        "start": Fields.any,
+        "generation": partial(Fields.whole, default=0),
+    },
     "truncate": {"stream": Fields.text, "before": Fields.position},
 }
 
