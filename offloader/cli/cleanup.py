@@ -253,7 +253,7 @@ def plan(given: ConfigArguments, stream: _Stream = "", prefix: _Prefix = "", jso
 
     What is old is told by this machine's clock alone here; a round asks the store's clock too.
     """
-    _round(stream, given, prefix, yes=False, dry_run=True, as_json=json)
+    run(given, stream, prefix, dry_run=True, json=json)
 
 
 def run(
@@ -269,20 +269,16 @@ def run(
     The objects of a segment go only after the manifest has recorded that it is purged. Interrupted, the next round goes
     on. Objects that can't be deleted are tried again by later rounds, for ever.
     """
-    _round(stream, given, prefix, yes=yes, dry_run=dry_run, as_json=json)
-
-
-def _round(stream: str, given: ConfigArguments, prefix: str, *, yes: bool, dry_run: bool, as_json: bool) -> None:
     if stream and prefix:
         raise InvalidCall("--prefix is for all streams", hint="leave out the stream's name")
     clock = SystemClock()
     settings, opened = given.prepared(stream, read_only=dry_run)
     stop = global_hold(opened) if dry_run else None
-    if stop is not None and not as_json:
+    if stop is not None and not json:
         print(f"all deletion is stopped by {stop.by}: {stop.reason}: nothing of this happens")
 
     def show(planned: CleanupPlan) -> None:
-        print_rows(_plan_rows(planned), _PLAN_COLUMNS, as_json=as_json)
+        print_rows(_plan_rows(planned), _PLAN_COLUMNS, as_json=json)
 
     if stream:
         reports: Iterable[CleanupReport] = [
@@ -302,7 +298,7 @@ def _round(stream: str, given: ConfigArguments, prefix: str, *, yes: bool, dry_r
         )
     errors = []
     for report in reports:
-        print_result(_facts(report), _lines(report), as_json=as_json)
+        print_result(_facts(report), _lines(report), as_json=json)
         errors += [] if report.error is None else [report.error]
     if errors:
         raise errors[0]

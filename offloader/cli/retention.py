@@ -62,8 +62,7 @@ def plan(given: LedgerArguments, streams: Streams = None, json: Json = False) ->
 
     The policies are those of the settings file: see `offloader config explain`.
     """
-    with _cycles(given, read_only=True) as (cycle, _):
-        return _print_each(cycle, streams, cycle.plan, json, done=False)
+    return run(given, streams, dry_run=True, json=json)
 
 
 def run(

@@ -64,8 +64,8 @@ class DemoRequest:
 
     @property
     def store_options(self) -> Mapping[str, str]:
-        """The store's options besides its URL, as arguments of ``open_store``."""
-        given = {"endpoint_url": self.endpoint_url, "region": self.region}
+        """The store's options besides its URL, as Spark's data source names them."""
+        given = {"endpointUrl": self.endpoint_url, "region": self.region}
         return {name: value for name, value in given.items() if value}
 
     @property

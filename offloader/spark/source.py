@@ -194,6 +194,8 @@ class PushingReader(OffloaderReader):
 class PlainOffloaderDataSource(DataSource):
     """The data source without filter pushdown: works with all of Spark's settings."""
 
+    pushes_filters = False
+
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
         work_begins()
@@ -209,11 +211,11 @@ class PlainOffloaderDataSource(DataSource):
     def reader(self, schema: StructType) -> OffloaderReader:
         options = SourceOptions.of(self.options)
         options.require_batch()
-        if options.prune_by_filters:
+        if options.prune_by_filters and not self.pushes_filters:
             raise InvalidCall(
                 "option pruneByFilters needs filters that are pushed", hint="call offloader.spark.register(spark) first"
             )
-        return OffloaderReader(options, schema)
+        return (PushingReader if self.pushes_filters else OffloaderReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> StreamingReader:  # noqa: N802 - Spark's name
         return StreamingReader(SourceOptions.of(self.options), schema)
@@ -222,10 +224,7 @@ class PlainOffloaderDataSource(DataSource):
 class OffloaderDataSource(PlainOffloaderDataSource):
     """The data source with filter pushdown; ``offloader.spark.register`` installs it."""
 
-    def reader(self, schema: StructType) -> OffloaderReader:
-        options = SourceOptions.of(self.options)
-        options.require_batch()
-        return PushingReader(options, schema)
+    pushes_filters = True
 
 
 _OPERATIONS: dict[type[Filter], tuple[str, str]] = {
