@@ -23,7 +23,7 @@ from offloader.cli.options import (
     option,
     position_of,
 )
-from offloader.cli.output import ENDS, Column, bytes_text, counted, print_result, print_rows
+from offloader.cli.output import ENDS, Column, bytes_text, counted, duration_text, print_result, print_rows
 from offloader.errors import ErrorKind, InvalidCall, NotFound, OffloaderError
 from offloader.gc.delete_stream import StreamRemoval, removal_of, remove_stream
 from offloader.gc.orphans import Garbage, Outcome, Place
@@ -163,20 +163,11 @@ def orphans(
     return said.exit_code
 
 
-def _age_text(seconds: float) -> str:
-    if seconds < 0:
-        return "in the future"
-    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.0f} s"
-
-
 _ORPHAN_COLUMNS = [
     Column("stream", "STREAM", lambda name: name or "-"),
     Column("key", "KEY"),
     Column("what", "WHAT"),
-    Column("age_s", "AGE", _age_text, right=True),
+    Column("age_s", "AGE", lambda seconds: "in the future" if seconds < 0 else duration_text(seconds), right=True),
     Column("bytes", "BYTES", bytes_text, right=True),
     Column("ours", "OURS", lambda ours: "yes" if ours else "no"),
     Column("reason", "WHY"),
