@@ -47,6 +47,8 @@ from offloader.write.ledger_method import LedgerMethodPlan
 from offloader.write.offloader import LedgerOffloader, manual_method, offload_manually
 from offloader.write.rollback import RewriteResult, StreamedLedger, streamed_ledgers
 
+# -- offload
+
 _PLANNED = [Column("layout", "LAYOUT"), *ENDS, Column("bytes", "ABOUT", bytes_text, right=True)]
 
 
@@ -181,6 +183,8 @@ def _print_result(
     print(f"{totals_text(totals, store)}; committed is {result.committed or 'nothing'}")
 
 
+# -- rollback
+
 #: Ledgers named in an error.
 NAMED_MAX = 10
 
@@ -314,6 +318,9 @@ def _ledgers(ids: Sequence[int]) -> str:
 ROLLBACK: Mapping[str, Callable[..., Any]] = {"plan": plan_rollback, "apply": apply_rollback}
 
 
+# -- pause and resume
+
+
 def pause(
     stream: Stream,
     given: ConfigArguments,
@@ -357,6 +364,9 @@ def _record(
     under_way = f"; {counted(left, 'assigned segment completes', 'assigned segments complete')}" if left else ""
     text = f"{stream} {changed if done else as_it_was}: committed is {end or 'nothing'}{under_way}"
     print_result(facts, text, as_json=as_json)
+
+
+# -- accept-source and accept-loss
 
 
 def accept_source(stream: Stream, given: LedgerArguments, dry_run: DryRun = False, json: Json = False) -> None:

@@ -73,6 +73,8 @@ from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 from offloader.write.upload import verify_objects
 
+# -- ls
+
 _STREAM_COLUMNS = [Column("stream", "STREAM"), Column("segments", "SEGMENTS", right=True), *AMOUNTS, *ENDS]
 
 
@@ -115,6 +117,8 @@ def _stream_rows(store: ObjectStore, names: list[str], codes: list[int]) -> Iter
             broken = f"{name} ({failure.message})"
             yield {"stream": broken, "payload_bytes": 0, "object_bytes": 0, "error": failure.error}
 
+
+# -- segments
 
 #: Suffixes of plot files.
 PICTURES = (".svg", ".png")
@@ -202,6 +206,8 @@ def _stored_row(store: ObjectStore, stream: str, uuid: UUID, summary: SegmentSum
         "index": index,
     }
 
+
+# -- read
 
 _ALL = tuple(COLUMNS)
 #: Known without decompression: the number of messages in an entry.
@@ -325,6 +331,8 @@ def _json_of(entry: Entry) -> str:
     return json_line({"position": entry.position, "publish_time": time, **payload})
 
 
+# -- verify
+
 #: Seconds between two lines of progress.
 PROGRESS_EVERY_S = 1.0
 
@@ -407,6 +415,8 @@ def print_totals(stream: str, record_id: int, totals: CheckTotals, *, deep: bool
     trimmed = f"; retention took {totals.trimmed:,} meanwhile" if totals.trimmed else ""
     print_result(facts, f"{stream}: {looked}: {verdict}{notes}{trimmed}", as_json=as_json)
 
+
+# -- inspect
 
 _ROW_BYTES = 16
 

@@ -54,6 +54,8 @@ from offloader.settings import PulsarSettings, Settings
 from offloader.settings.layered import SettingsFile
 from offloader.store.base import ObjectStore
 
+# -- retention
+
 Streams = Annotated[list[str] | None, argument("Streams, or partitioned topics.", metavar="[STREAM]...", shown="all")]
 
 
@@ -191,6 +193,8 @@ _DECISIONS = [
 #: Action -> its function, in the order of the help.
 RETENTION: Mapping[str, Callable[..., Any]] = {"explain": explain_stream, "plan": plan, "run": run}
 
+
+# -- subscribers
 
 #: Name of the cut at the current end.
 LATEST = "latest"
@@ -341,6 +345,8 @@ SUBSCRIBERS: Mapping[str, Callable[..., Any]] = {
 }
 
 
+# -- reader-groups
+
 Group = Annotated[str, argument("The reader group's name.", metavar="GROUP")]
 
 
@@ -445,6 +451,8 @@ READER_GROUPS: Mapping[str, Callable[..., Any]] = {
     "publish-checkpoint": publish_checkpoint,
 }
 
+
+# -- truncate
 
 Force = Annotated[
     bool,
