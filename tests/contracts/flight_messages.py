@@ -16,8 +16,9 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from offloader.service.auth import OPERATION_OF_ACTION
-from offloader.service.flight import handlers, messages
-from offloader.service.flight.handlers import ACTIONS
+from offloader.service.flight import messages
+from offloader.service.providers import flight
+from offloader.service.providers.flight import ACTIONS
 from offloader.store.open import open_store
 from tests.contracts.shapes import shape_lines
 from tests.support.flight_door import APPEND_SCHEMA, flight_door
@@ -39,10 +40,10 @@ def flight_messages() -> str:
     for name, read in sent.items():
         lines.append(f"{name}: {', '.join(_taken(read))}")
     lines += [f"action {name} ({OPERATION_OF_ACTION[name].who}): {', '.join(_fields_of(name))}" for name in ACTIONS]
-    for mode, needed in handlers._NEEDED.items():
-        marked = (f"{each}{'' if each in needed else '?'}" for each in handlers._KNOWN[mode])
+    for mode, needed in messages._NEEDED.items():
+        marked = (f"{each}{'' if each in needed else '?'}" for each in messages._KNOWN[mode])
         lines.append(f"columns of mode {mode}: {', '.join(marked)}")
-    lines += ["", "# columns of entries", *(f"{each.name}: {each.type}" for each in handlers.ENTRY_SCHEMA)]
+    lines += ["", "# columns of entries", *(f"{each.name}: {each.type}" for each in messages.ENTRY_SCHEMA)]
     for name, values in sorted(_answers().items()):
         lines += ["", f"# answered: {name}", *shape_lines(values)]
     return "\n".join(lines) + "\n"
@@ -50,7 +51,7 @@ def flight_messages() -> str:
 
 def _fields_of(action: str) -> Iterator[str]:
     """Fields of an action, in the order of their names, as the table has them."""
-    for field, read in sorted(handlers._FIELDS[action].items()):
+    for field, read in sorted(flight._FIELDS[action].items()):
         function, given = (read.func, read.keywords) if isinstance(read, partial) else (read, {})
         mark = "" if function.__name__ == "text" and not given else "?"
         default = f" = {given['default']!r}" if given else ""
