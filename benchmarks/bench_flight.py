@@ -41,8 +41,8 @@ import pyarrow.flight as fl
 from formats.entries import Position
 from offloader.runtime.clock import SystemClock
 from offloader.service.bootstrap import Assembled, assemble
-from offloader.service.flight.handlers import ENTRY_SCHEMA
-from offloader.service.host import RecentErrors
+from offloader.service.flight.messages import ENTRY_SCHEMA
+from offloader.service.process import RecentErrors
 from offloader.service.providers.flight import FlightProvider
 from offloader.settings.layered import SettingsFile
 from offloader.store.open import open_store

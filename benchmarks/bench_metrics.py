@@ -24,9 +24,8 @@ from typing import cast
 from offloader.runtime.clock import SystemClock
 from offloader.service.auth import Credentials
 from offloader.service.broker_ledgers import BrokerLedgers
-from offloader.service.commands import ServiceControl
 from offloader.service.http.server import OffloadHttp
-from offloader.service.queries import ServiceView
+from offloader.service.queries import ServiceControl, ServiceView
 from offloader.settings import Settings, TelemetrySettings
 from offloader.store.open import open_store
 from offloader.telemetry.prometheus import Metrics

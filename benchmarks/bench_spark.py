@@ -38,9 +38,8 @@ from pyspark.sql.types import StructType
 from benchmarks import bench_manifest
 from benchmarks.bench_read import opened_store, seconds, write_stream
 from offloader.read.reader import open_reader
-from offloader.spark.options import SourceOptions
-from offloader.spark.planning import plan_slices
-from offloader.spark.schema import Needs
+from offloader.spark.options import Needs, SourceOptions
+from offloader.spark.scan import plan_slices
 from offloader.spark.session import local_session
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store

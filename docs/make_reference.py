@@ -20,9 +20,7 @@ from docs.layers_picture import layers_picture
 from offloader.errors import ErrorKind, OffloaderError
 from offloader.settings import Settings
 from offloader.settings.fields import allowed
-from offloader.settings.keys import ALIASES, key_of, shown
-from offloader.settings.layered import PROCESS_SECTIONS, PROCESS_SETTINGS
-from offloader.settings.sample import sample_settings
+from offloader.settings.layered import ALIASES, PROCESS_SECTIONS, PROCESS_SETTINGS, key_of, sample_settings, shown
 from offloader.telemetry.recorder import METRICS
 
 ROOT = Path(__file__).resolve().parents[1]

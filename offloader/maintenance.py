@@ -46,13 +46,7 @@ class JobRun:
 
 @dataclass(slots=True)
 class _Job:
-    """A periodic job.
-
-    Attributes:
-        period_s: between two runs; 0: never.
-        due_s: the next run, by the monotonic clock.
-        running: held by the run; allows one at a time.
-    """
+    """A periodic job, due at ``due_s`` by the monotonic clock; 0 as the period: never. One run at a time."""
 
     name: str
     period_s: float
@@ -79,11 +73,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """One stream's undeleted objects of purged segments, and batches that were refused.
-
-    Attributes:
-        deletable_segments, deletable_bytes: what cleanup would advance if ``cleanup.delete`` were set.
-    """
+    """One stream's undeleted objects of purged segments, refused batches, and what ``cleanup.delete`` would let go."""
 
     objects: int = 0
     refused: int = 0
@@ -181,7 +171,6 @@ class Maintenance:
         return {job.name: job.latest for job in self._jobs if job.latest is not None}
 
     def _run_due(self, job: _Job) -> float:
-        """Runs a job if it is due, once for concurrent callers; returns the seconds until the next run."""
         with job.running:
             if job.due_s <= self._clock.monotonic_s() and not self._closed:
                 self._run(job)
@@ -311,7 +300,6 @@ class Maintenance:
             raise failures[0]
 
     def _expire_history(self, fail: Callable[[str, OffloaderError], None]) -> None:
-        """Expires manifest history that checkpoints have long covered."""
         kept = list[int]()
         for stream in list_streams(self._store):
             if self._closed:

@@ -381,7 +381,6 @@ class Observation:
         return document
 
     def _store_document(self) -> dict[str, Any] | None:
-        """The process's store: location, unreliable guarantees, and whether it responds."""
         if self._store is None:
             return None
         requests = open_requests_of(self._store)

@@ -185,11 +185,7 @@ class OwnerClient:
         return self._understood(*answer)
 
     def _authorization(self, path: str) -> Mapping[str, str]:
-        """The header with the token, if one is set.
-
-        Raises:
-            AccessDenied: this host may not receive the token.
-        """
+        """The header with the token, if one is set; ``AccessDenied``: this host may not receive it."""
         if not self._token:
             return {}
         if not self._is_trusted:

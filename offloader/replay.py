@@ -222,57 +222,6 @@ class TargetState:
     is_whole: bool
 
 
-class Target:
-    """One topic, or one partition of it."""
-
-    def __init__(self, client: PulsarClient, topic: str, clock: Clock) -> None:
-        self.topic = topic
-        self._client, self._clock = client, clock
-
-    def end(self) -> Position | None:
-        """The newest entry; ``None``: none."""
-        with closing(self._reader(_EARLIEST)) as reader:
-            return reader.last_position()
-
-    def look(self, producer_name: str, start: Position | None) -> TargetState:
-        """A producer's stored entries from ``start`` to the target's current end.
-
-        Args:
-            producer_name: of the entries that count.
-            start: an entry of the target; ``None``: its beginning.
-
-        Raises:
-            StoreUnavailable: it can't be read to its end; nothing is known then.
-            FormatError: an entry is damaged.
-        """
-        begin = start or _EARLIEST
-        with closing(self._reader(begin)) as reader:
-            end = reader.last_position()
-            if end is None or (start is not None and end < start):
-                return TargetState(number=-1, repeated=0, end=end, is_whole=start is None)
-            number, repeated, first, at, silent_s = -1, 0, None, _EARLIEST, 0.0
-            while at < end:
-                before_s = self._clock.monotonic_s()
-                taken = reader.take(_TAKE_S)
-                silent_s = 0.0 if taken else silent_s + max(self._clock.monotonic_s() - before_s, _TAKE_S)
-                if silent_s > SILENCE_S_MAX:
-                    raise StoreUnavailable(
-                        f"{self.topic}: its broker says it has {end}, and sends nothing behind {at}",
-                        hint="try again; nothing was sent",
-                    )
-                for delivery in taken:
-                    first = first or delivery.position
-                    at = delivery.position
-                    metadata = decode_frame(delivery.entry).metadata
-                    if metadata.producer_name == producer_name:
-                        repeated += metadata.sequence_id <= number
-                        number = max(number, metadata.sequence_id)
-            return TargetState(number=number, repeated=repeated, end=end, is_whole=start is None or first == start)
-
-    def _reader(self, start: Position) -> Consumer:
-        return Consumer(self._client, self.topic, _READER, start=start, clock=self._clock)
-
-
 _log = logging.getLogger("offloader.replay")
 
 #: Interval of progress writes.
@@ -350,12 +299,11 @@ class Replayer:
         on_progress: Callable[[ReplayResult], object] = lambda _: None,
     ) -> None:
         self._reader, self._first, self._last = reader, first, last
-        self._client, self._clock = client, clock
+        self._client, self._clock, self._topic = client, clock, wanted.topic
         self._file, self._lease = file, lease
         self._limits = limits or ReplayLimits()
         self._rate = Rate(self._limits.messages_per_s, self._limits.bytes_per_s, clock)
         self._with_transactions, self._on_progress = with_transactions, on_progress
-        self._target = Target(client, wanted.topic, clock)
         self._stopping = threading.Event()
         self._progress, self._result = wanted, ReplayResult()
         self._noted: Progress | None = None
@@ -378,7 +326,7 @@ class Replayer:
         known = self._file.require(self._progress)
         is_new = known is None
         # Before the first send: after a kill, the next run needs the target's position.
-        self._progress = known or replace(self._progress, target=self._target.end())
+        self._progress = known or replace(self._progress, target=self._target_end())
         self._note()
         patient_until_s = self._clock.monotonic_s() + self._limits.retry_s
         while not self._stopping.is_set():
@@ -392,7 +340,7 @@ class Replayer:
                     patient_until_s = self._clock.monotonic_s() + self._limits.retry_s
                 if not error.retryable or self._clock.monotonic_s() >= patient_until_s:
                     raise
-                _log.warning("replay to %s: %s; trying again", self._target.topic, error)
+                _log.warning("replay to %s: %s; trying again", self._topic, error)
             finally:
                 self._note()
             is_new = False
@@ -405,16 +353,16 @@ class Replayer:
         """A producer that locks the topic: a broker admits one producer of a name. The sending producers' names differ
         by start, and their ranges may overlap."""
         try:
-            return Producer(self._client, self._target.topic, self._lease, clock=self._clock)
+            return Producer(self._client, self._topic, self._lease, clock=self._clock)
         except NameTaken as error:
             raise StoreUnavailable(
-                f"another replay of {self._progress.stream} goes to {self._target.topic}: {error.message}",
+                f"another replay of {self._progress.stream} goes to {self._topic}: {error.message}",
                 hint="wait until it has ended; with --label of its own another one runs beside it",
             ) from error
 
     def _produce(self, *, is_new: bool) -> None:
         producer = Producer(
-            self._client, self._target.topic, self._progress.producer, limits=self._limits.producer, clock=self._clock
+            self._client, self._topic, self._progress.producer, limits=self._limits.producer, clock=self._clock
         )
         try:
             if producer.last_sequence_id >= 0:
@@ -429,10 +377,10 @@ class Replayer:
 
     def _settle(self, producer: Producer) -> None:
         """Finds out what an earlier connection stored, including entries in flight when it broke."""
-        seen = self._target.look(producer.name, self._progress.target)
+        seen = self._look(producer.name, self._progress.target)
         if not seen.is_whole and not self._result.target_forgot:
             self._result = replace(self._result, target_forgot=True)
-            _log.warning("replay to %s: the target has deleted what tells where it was", self._target.topic)
+            _log.warning("replay to %s: the target has deleted what tells where it was", self._topic)
         self._found(seen.number)
         with closing(self._entries()) as entries:
             alone = next(entries, None)
@@ -442,12 +390,11 @@ class Replayer:
         self._send_one(producer, *alone)
         producer.flush()
         self._take_receipts(producer)
-        late = self._target.look(producer.name, seen.end)
+        late = self._look(producer.name, seen.end)
         self._result = replace(self._result, twice=self._result.twice + late.repeated)
         self._found(late.number)
 
     def _found(self, number: int) -> None:
-        """Records what the target already has."""
         is_first = self._result.sent is None
         self._count_stored(number)
         # What an earlier connection sent and the target lacks never arrived.
@@ -505,6 +452,42 @@ class Replayer:
                 hint="--with-transactions sends it, as committed: what our own Pulsar source offloaded was",
             )
         return entry
+
+    # --- the target ----------------------------------------------------------------------------------------------
+
+    def _target_end(self) -> Position | None:
+        with closing(self._consumer(_EARLIEST)) as reader:
+            return reader.last_position()
+
+    def _look(self, producer_name: str, start: Position | None) -> TargetState:
+        """A producer's stored entries from ``start``, an entry of the target (``None``: its beginning), to its end now;
+        ``StoreUnavailable``: it can't be read to its end."""
+        begin = start or _EARLIEST
+        with closing(self._consumer(begin)) as reader:
+            end = reader.last_position()
+            if end is None or (start is not None and end < start):
+                return TargetState(number=-1, repeated=0, end=end, is_whole=start is None)
+            number, repeated, first, at, silent_s = -1, 0, None, _EARLIEST, 0.0
+            while at < end:
+                before_s = self._clock.monotonic_s()
+                taken = reader.take(_TAKE_S)
+                silent_s = 0.0 if taken else silent_s + max(self._clock.monotonic_s() - before_s, _TAKE_S)
+                if silent_s > SILENCE_S_MAX:
+                    raise StoreUnavailable(
+                        f"{self._topic}: its broker says it has {end}, and sends nothing behind {at}",
+                        hint="try again; nothing was sent",
+                    )
+                for delivery in taken:
+                    first = first or delivery.position
+                    at = delivery.position
+                    metadata = decode_frame(delivery.entry).metadata
+                    if metadata.producer_name == producer_name:
+                        repeated += metadata.sequence_id <= number
+                        number = max(number, metadata.sequence_id)
+            return TargetState(number=number, repeated=repeated, end=end, is_whole=start is None or first == start)
+
+    def _consumer(self, start: Position) -> Consumer:
+        return Consumer(self._client, self._topic, _READER, start=start, clock=self._clock)
 
     # --- progress ------------------------------------------------------------------------------------------------
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from offloader.errors import AccessDenied, InvalidCall, NotFound
-from offloader.settings.keys import FIELDS, OLD
-from offloader.settings.layered import parse_settings
+from offloader.settings.layered import FIELDS, OLD, parse_settings
 from offloader.settings.migrate import migrate_file, migrate_settings
 from offloader.settings.values import REPLACED
 

@@ -11,9 +11,7 @@ import pytest
 
 from offloader.cli.main import main
 from offloader.settings import Settings
-from offloader.settings.keys import SETTINGS
-from offloader.settings.layered import read_settings_file
-from offloader.settings.sample import sample_settings
+from offloader.settings.layered import SETTINGS, read_settings_file, sample_settings
 
 SAMPLE = Path(__file__).parents[1] / "deploy" / "offloader.toml"
 

@@ -11,9 +11,19 @@ from hypothesis import strategies as st
 
 from offloader.errors import InvalidCall
 from offloader.settings import Settings
-from offloader.settings.amounts import DURATION, SIZE, Quantity
-from offloader.settings.keys import ALIASES, FIELDS, OLD, SETTINGS, key_of, shown, value_of
-from offloader.settings.layered import SettingsFile, parse_settings, read_settings_file
+from offloader.settings.fields import DURATION, SIZE, Quantity
+from offloader.settings.layered import (
+    ALIASES,
+    FIELDS,
+    OLD,
+    SETTINGS,
+    SettingsFile,
+    key_of,
+    parse_settings,
+    read_settings_file,
+    shown,
+    value_of,
+)
 
 AMOUNTS = sorted(name for name, field in FIELDS.items() if "quantity" in field.metadata)
 

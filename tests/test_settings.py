@@ -18,7 +18,6 @@ from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import load_manifest
 from offloader.settings import Settings
-from offloader.settings.keys import key_of, shown
 from offloader.settings.layered import (
     AT_MOST,
     METHOD_OF,
@@ -26,7 +25,9 @@ from offloader.settings.layered import (
     PROCESS_SECTIONS,
     PROCESS_SETTINGS,
     SettingsFile,
+    key_of,
     read_settings_file,
+    shown,
 )
 from offloader.settings.values import REPLACED
 from offloader.store.open import open_store

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 from uuid import UUID
@@ -12,18 +12,40 @@ import typer
 
 from formats.documents import DeletedSegment, DeletionRecord
 from offloader.cli.errors import failure_of
-from offloader.cli.options import ConfigArguments, DryRun, Json, StoreArguments, Stream, argument, option, position_of
-from offloader.cli.output import ENDS, Column, bytes_text, counted, print_result, print_rows
+from offloader.cli.options import (
+    ConfigArguments,
+    DryRun,
+    Json,
+    StoreArguments,
+    Stream,
+    StreamOrTopic,
+    argument,
+    option,
+    position_of,
+)
+from offloader.cli.output import ENDS, Column, bytes_text, counted, duration_text, print_result, print_rows
 from offloader.errors import ErrorKind, InvalidCall, NotFound, OffloaderError
+from offloader.gc.delete_stream import StreamRemoval, removal_of, remove_stream
 from offloader.gc.orphans import Garbage, Outcome, Place
 from offloader.gc.plan import CleanupPlan
 from offloader.gc.reconcile import Reconciliation, StoreReconciliation, Tally
 from offloader.gc.sweep import CleanupReport, cleanup_all, cleanup_stream, read_batches, undo_retirements
-from offloader.manifest.catalog import list_streams
+from offloader.manifest.catalog import list_streams, read_entry, release_topics_of
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.protection import global_hold, lift_global_hold, set_global_hold, set_hold, user_at_host
+from offloader.manifest.protection import (
+    global_hold,
+    lift_global_hold,
+    set_global_hold,
+    set_hold,
+    time_for_deletion_ms,
+    user_at_host,
+)
 from offloader.read.reader import time_text
+from offloader.retention.scope import find_scope
 from offloader.runtime.clock import SystemClock
+from offloader.store.base import ObjectStore
+
+# -- cleanup
 
 _AUDIT_COLUMNS = [
     Column("stream", "STREAM"),
@@ -97,7 +119,7 @@ def hold(
     """
     if bool(stream) == everything:
         raise InvalidCall("a hold is on one stream or on everything", hint="name a STREAM, or say --all")
-    opened = given.open(given.settings(stream), read_only=False)
+    _, opened = given.prepared(stream, read_only=False)
     clock, changed = SystemClock(), True
     if stream:
         changed = set_hold(opened, stream, on=not off, reason=reason, clock=clock)
@@ -148,20 +170,11 @@ def orphans(
     return said.exit_code
 
 
-def _age_text(seconds: float) -> str:
-    if seconds < 0:
-        return "in the future"
-    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.0f} s"
-
-
 _ORPHAN_COLUMNS = [
     Column("stream", "STREAM", lambda name: name or "-"),
     Column("key", "KEY"),
     Column("what", "WHAT"),
-    Column("age_s", "AGE", _age_text, right=True),
+    Column("age_s", "AGE", lambda seconds: "in the future" if seconds < 0 else duration_text(seconds), right=True),
     Column("bytes", "BYTES", bytes_text, right=True),
     Column("ours", "OURS", lambda ours: "yes" if ours else "no"),
     Column("reason", "WHY"),
@@ -171,13 +184,7 @@ _ORPHAN_COLUMNS = [
 
 @dataclass(slots=True)
 class _Said:
-    """Sums of the printed lines.
-
-    Attributes:
-        ours_only: foreign things aren't printed.
-        tallies: (outcome, whether it is ours) -> count.
-        exit_code: of the process.
-    """
+    """Sums of the printed lines, by outcome and whether they are ours; with ``ours_only`` no others are printed."""
 
     ours_only: bool
     tallies: dict[tuple[Outcome, bool], Tally] = field(default_factory=dict)
@@ -194,7 +201,6 @@ class _Said:
                 yield each.as_json(now_ms)
 
     def fail(self, stream: str, error: OffloaderError) -> None:
-        """Reports a stream's error; the others continue."""
         failure = failure_of(error)
         self.failures += 1
         self.exit_code = max(self.exit_code, failure.exit_code)
@@ -245,7 +251,7 @@ def plan(given: ConfigArguments, stream: _Stream = "", prefix: _Prefix = "", jso
 
     What is old is told by this machine's clock alone here; a round asks the store's clock too.
     """
-    _round(stream, given, prefix, yes=False, dry_run=True, as_json=json)
+    run(given, stream, prefix, dry_run=True, json=json)
 
 
 def run(
@@ -261,23 +267,18 @@ def run(
     The objects of a segment go only after the manifest has recorded that it is purged. Interrupted, the next round goes
     on. Objects that can't be deleted are tried again by later rounds, for ever.
     """
-    _round(stream, given, prefix, yes=yes, dry_run=dry_run, as_json=json)
-
-
-def _round(stream: str, given: ConfigArguments, prefix: str, *, yes: bool, dry_run: bool, as_json: bool) -> None:
     if stream and prefix:
         raise InvalidCall("--prefix is for all streams", hint="leave out the stream's name")
     clock = SystemClock()
-    opened = given.open(given.settings(stream), read_only=dry_run)
+    settings, opened = given.prepared(stream, read_only=dry_run)
     stop = global_hold(opened) if dry_run else None
-    if stop is not None and not as_json:
+    if stop is not None and not json:
         print(f"all deletion is stopped by {stop.by}: {stop.reason}: nothing of this happens")
 
     def show(planned: CleanupPlan) -> None:
-        print_rows(_plan_rows(planned), _PLAN_COLUMNS, as_json=as_json)
+        print_rows(_plan_rows(planned), _PLAN_COLUMNS, as_json=json)
 
     if stream:
-        settings = given.settings(stream)
         reports: Iterable[CleanupReport] = [
             cleanup_stream(
                 *(opened, stream), clock=clock, settings=settings, allow_large=yes, dry_run=dry_run, on_plan=show
@@ -295,7 +296,7 @@ def _round(stream: str, given: ConfigArguments, prefix: str, *, yes: bool, dry_r
         )
     errors = []
     for report in reports:
-        print_result(_facts(report), _lines(report), as_json=as_json)
+        print_result(_facts(report), _lines(report), as_json=json)
         errors += [] if report.error is None else [report.error]
     if errors:
         raise errors[0]
@@ -386,8 +387,7 @@ def undo(
         uuids = [UUID(text) for text in segment or []]
     except ValueError as cause:
         raise InvalidCall(f"--segment: {cause}", hint="`offloader cleanup plan STREAM` lists them") from cause
-    settings = given.settings(stream)
-    opened = given.open(settings, read_only=dry_run)
+    settings, opened = given.prepared(stream, read_only=dry_run)
     log = ManifestLog(opened, stream, clock=SystemClock(), settings=settings.manifest)
     head = position_of(to, option="--to") if to else None
     done = undo_retirements(log, segments=uuids, head=head, dry_run=dry_run)
@@ -414,3 +414,84 @@ ACTIONS: Mapping[str, Callable[..., Any]] = {
     "hold": hold,
     "audit": audit,
 }
+
+
+# -- delete-stream
+
+
+def delete_stream(
+    stream: StreamOrTopic,
+    given: ConfigArguments,
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
+    ignore_leases: Annotated[
+        bool, typer.Option("--ignore-leases", help="Also while a reader holds a lease on it.")
+    ] = False,
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Delete a stream: all its segments, unfinished uploads, what is remembered of it, and its manifest.
+
+    There is no undo. Writers stop at their next record. A tombstone stays for orphan_age_min, so that one that
+    stalled notices; call this again then, or let `offloader cleanup run` finish it. The hot tier isn't touched.
+    """
+    clock, streams = SystemClock(), [stream]
+    settings, opened = given.prepared(stream, read_only=dry_run)
+    if read_entry(opened, stream) is None:
+        streams = [each.stream for each in find_scope(opened, stream).partitions.values()]
+    planned = [removal_of(opened, each, now_ms=clock.now_ms()) for each in streams]
+    if dry_run:
+        _print_removed(planned, as_json=json)
+        return
+    if not yes:
+        _ask(planned, opened)
+    done = [
+        remove_stream(opened, each, clock=clock, settings=settings.manifest, ignore_leases=ignore_leases)
+        for each in streams
+    ]
+    now_ms = time_for_deletion_ms(opened, clock, skew_ms_max=settings.manifest.clock_skew_seconds_max * 1000)
+    release_topics_of(opened, streams, clock=clock, now_ms=now_ms)
+    _print_removed(done, as_json=json)
+
+
+def _ask(planned: Sequence[StreamRemoval], store: ObjectStore) -> None:
+    what = f"{planned[0].stream}" if len(planned) == 1 else f"{len(planned)} streams, {planned[0].stream} ..."
+    size_bytes = sum(each.object_bytes for each in planned)
+    if not sys.stdin.isatty():
+        raise InvalidCall(
+            f"deleting {what} ({bytes_text(size_bytes)}) from {store.url} can't be undone",
+            hint="look at it with --dry-run, then say --yes",
+        )
+    if not typer.confirm(f"Delete {what}, {bytes_text(size_bytes)}, from {store.url}, for good?", err=True):
+        raise InvalidCall("nothing was deleted", hint="say --yes to be sure")
+
+
+def _print_removed(found: Sequence[StreamRemoval], *, as_json: bool) -> None:
+    for each in found:
+        facts = {
+            "stream": each.stream,
+            "dry_run": each.deletion is None,
+            "objects": each.objects,
+            "object_bytes": each.object_bytes,
+            "uploads": each.uploads,
+            "readers": each.readers,
+            "adopted_segments_kept": each.adopted,
+            "foreign": each.foreign,
+            "finished": each.deletion is not None and each.deletion.is_finished,
+        }
+        print_result(facts, _removal_lines(each), as_json=as_json)
+
+
+def _removal_lines(each: StreamRemoval) -> Iterator[str]:
+    verb = "would delete" if each.deletion is None else "deleted"
+    yield (
+        f"{each.stream}: {verb} {counted(each.objects, 'object')}, {bytes_text(each.object_bytes)}, and "
+        f"{counted(each.uploads, 'unfinished upload')}"
+    )
+    for key in each.foreign:
+        yield f"not ours, stays: {key}"
+    if each.readers:
+        yield f"read by {', '.join(each.readers)}"
+    if each.adopted:
+        yield f"the objects of {counted(each.adopted, 'adopted segment')} stay: they aren't ours"
+    if each.deletion is not None and not each.deletion.is_finished:
+        yield f"{each.stream}: its tombstone goes with a later `offloader cleanup run`, or this command again"

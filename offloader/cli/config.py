@@ -11,10 +11,8 @@ import typer
 from offloader.cli.options import Config, Json, argument
 from offloader.cli.output import Column, print_result, print_rows
 from offloader.errors import InvalidCall
-from offloader.settings.keys import key_of
-from offloader.settings.layered import SettingsFile, read_settings_file
+from offloader.settings.layered import SettingsFile, key_of, read_settings_file, sample_settings
 from offloader.settings.migrate import migrate_file
-from offloader.settings.sample import sample_settings
 
 
 def _value(value: object) -> str:

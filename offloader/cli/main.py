@@ -2,10 +2,9 @@
 
 ``offloader --help`` imports no verb, and so neither Arrow nor an SDK.
 
-A verb is a module ``offloader.cli.<verb>`` with a function ``run`` whose parameters are typer's options, or dataclasses
-of them (``offloader.cli.options``). It returns ``None`` or an exit code and raises ``offloader.errors``. A verb with
-several actions, each with its own options, has ``ACTIONS`` instead: action -> such a function. This module handles
-``--debug``, which every verb has.
+A verb is a function whose parameters are typer's options, or dataclasses of them (``offloader.cli.options``). It
+returns ``None`` or an exit code and raises ``offloader.errors``. A verb with several actions, each with its own
+options, is a mapping instead: action -> such a function. This module handles ``--debug``, which every verb has.
 """
 
 from __future__ import annotations
@@ -55,11 +54,29 @@ VERBS = {
     "spark": "Backfill, export or verify many streams with Spark.",
 }
 
-#: Verbs that share a module -> the module and the function.
-_SHARED = {
-    "accept-loss": ("acceptance", "accept_loss"),
-    "accept-source": ("acceptance", "accept_source"),
-    "resume": ("pause", "resume"),
+#: Verb -> its module, and there its function or its actions; of others the function ``run`` of the module named so.
+_PLACES = {
+    "accept-loss": ("offload", "accept_loss"),
+    "accept-source": ("offload", "accept_source"),
+    "adopt": ("pulsar", "adopt_ledgers"),
+    "cleanup": ("cleanup", "ACTIONS"),
+    "config": ("config", "ACTIONS"),
+    "delete-stream": ("cleanup", "delete_stream"),
+    "inspect": ("reading", "inspect"),
+    "ls": ("reading", "list_stored"),
+    "manifest": ("manifest", "ACTIONS"),
+    "offload": ("offload", "offload"),
+    "pause": ("offload", "pause"),
+    "read": ("reading", "read"),
+    "reader-groups": ("retention", "READER_GROUPS"),
+    "replay": ("pulsar", "replay"),
+    "resume": ("offload", "resume"),
+    "retention": ("retention", "RETENTION"),
+    "rollback": ("offload", "ROLLBACK"),
+    "segments": ("reading", "segments"),
+    "subscribers": ("retention", "SUBSCRIBERS"),
+    "truncate": ("retention", "truncate"),
+    "verify": ("reading", "verify"),
 }
 #: Verbs whose own process holds no entries up to a budget: they read from the store, or Spark's workers do, which
 #: inherit the allocator's settings.
@@ -112,15 +129,15 @@ def _app(verb: str, verbs: Mapping[str, str], package: str) -> typer.Typer:
     app.callback()(_top)
     for name, text in verbs.items():
         if name == verb:
-            module, function = place_of(name)
-            loaded = importlib.import_module(f"{package}.{module}")
-            if hasattr(loaded, "ACTIONS"):
+            module, attribute = place_of(name)
+            found = getattr(importlib.import_module(f"{package}.{module}"), attribute)
+            if isinstance(found, Mapping):
                 actions = typer.Typer(help=text, no_args_is_help=True)
-                for action, run in loaded.ACTIONS.items():
+                for action, run in found.items():
                     actions.command(action)(_command(run))
                 app.add_typer(actions, name=name)
             else:
-                app.command(name)(_command(getattr(loaded, function)))
+                app.command(name)(_command(found))
         else:
             app.command(name, help=text)(_not_loaded)
     return app
@@ -136,8 +153,8 @@ def _action_first(words: list[str], verb: str, actions: Collection[str]) -> list
 
 
 def place_of(verb: str) -> tuple[str, str]:
-    """The module and the function of a verb."""
-    return _SHARED.get(verb, (verb.replace("-", "_"), "run"))
+    """The module of a verb, and the name of its function or its actions there."""
+    return _PLACES.get(verb, (verb, "run"))
 
 
 def _print_version(given: bool) -> None:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -24,7 +24,6 @@ from offloader.manifest.protection import require_no_global_hold
 from offloader.manifest.rebuild import Rebuild, rebuild_manifest
 from offloader.read.reader import time_text
 from offloader.runtime.clock import SystemClock
-from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectStore
 
 HEAD_FIRST = "first"
@@ -40,7 +39,7 @@ def show(
     json: Json = False,
 ) -> None:
     """Show what a stream's manifest says, in short."""
-    _show(given.open(given.settings(stream), read_only=True), stream, records, as_json=json)
+    _show(given.prepared(stream)[1], stream, records, as_json=json)
 
 
 def rebuild(
@@ -83,16 +82,29 @@ def rebuild(
             "where does the stream begin? No object says what was truncated",
             hint="give --head LEDGER:ENTRY, or --head first when nothing ever was",
         )
-    settings = given.settings(stream)
-    opened = given.open(settings, read_only=dry_run)
+    settings, opened = given.prepared(stream, read_only=dry_run)
     accepted = [_range_of(text) for text in accept_loss or []]
-    return _rebuild(opened, stream, head, closed or [], accepted, settings.manifest, dry_run=dry_run, as_json=json)
+    ends = [position_of(text, option="--closed") for text in closed or []]
+    done = rebuild_manifest(
+        opened,
+        stream,
+        head=None if head == HEAD_FIRST else position_of(head, option="--head"),
+        clock=SystemClock(),
+        closed_ledgers={end.ledger_id: end.entry_id for end in ends},
+        dry_run=dry_run,
+        settings=settings.manifest,
+    )
+    _print_rebuild(done, as_json=json)
+    lost = missing_ranges(done.missing, accepted, None)
+    if lost:
+        names = " ".join(f"--accept-loss {first}..{last}" for first, last in lost)
+        sys.stderr.write(f"offloader: entries are missing; they are gaps from now on. Known and accepted: {names}\n")
+    return ErrorKind.DATA_CORRUPTION.value if lost else 0
 
 
 def checkpoint(stream: Stream, given: ConfigArguments, dry_run: Plan = False, json: Json = False) -> None:
     """Write a checkpoint of a stream's manifest now."""
-    settings = given.settings(stream)
-    opened = given.open(settings, read_only=dry_run)
+    settings, opened = given.prepared(stream, read_only=dry_run)
     if dry_run:
         _print_plan(_load(opened, stream), as_json=json)
         return
@@ -108,9 +120,36 @@ def expire(stream: Stream, given: ConfigArguments, dry_run: Plan = False, json: 
     That is: records, checkpoints and runs that a checkpoint older than orphan_age_min holds, and what dead incarnations
     of the stream left. Never an object of a segment.
     """
-    settings = given.settings(stream)
-    opened = given.open(settings, read_only=dry_run)
-    _expire(opened, stream, settings.manifest, dry_run=dry_run, as_json=json)
+    settings, opened = given.prepared(stream, read_only=dry_run)
+    clock, entry = SystemClock(), read_entry(opened, stream)
+    if entry is None and not is_released(opened, stream):
+        require_entry(opened, stream)
+    if not dry_run:
+        require_no_global_hold(opened)
+    expired = None
+    if entry is not None:
+        # Load first: nothing is deleted from an unreadable manifest.
+        state = _load(opened, stream).state
+        expired = expire_records(opened, state, clock=clock, settings=settings.manifest, dry_run=dry_run)
+    swept = sweep_dead_incarnations(opened, stream, clock=clock, settings=settings.manifest, dry_run=dry_run)
+    unknown = [*(() if expired is None else expired.unknown), *(key for dead in swept.values() for key in dead.unknown)]
+    facts = {
+        "stream": stream,
+        "dry_run": dry_run,
+        "records": 0 if expired is None else expired.records,
+        "checkpoints": 0 if expired is None else expired.checkpoints,
+        "runs": 0 if expired is None else expired.runs,
+        "first_kept_record": None if expired is None else expired.first_kept_id,
+        "dead_incarnations": len(swept),
+        "objects_of_dead_incarnations": sum(dead.objects for dead in swept.values()),
+        "unknown": unknown,
+    }
+    verb = "would delete" if dry_run else "deleted"
+    done = f"{verb} {facts['records']:,} records, {facts['checkpoints']:,} checkpoints and {facts['runs']:,} runs"
+    lines = [f"{done}, and {facts['objects_of_dead_incarnations']:,} objects of {len(swept):,} dead incarnations"]
+    lines += [] if expired is None else [f"records from {expired.first_kept_id:,} on are kept"]
+    lines += [f"unknown, stays: {key}" for key in unknown]
+    print_result(facts, lines, as_json=json)
 
 
 def _show(store: ObjectStore, stream: str, records: int, *, as_json: bool) -> None:
@@ -204,67 +243,6 @@ def _record_rows(store: ObjectStore, loaded: LoadedManifest, count: int) -> Iter
             "writer": record.writer.name,
             "edits": [edit.kind for edit in record.edits],
         }
-
-
-def _rebuild(
-    store: ObjectStore,
-    stream: str,
-    head: str,
-    closed: Sequence[str],
-    accepted: Sequence[Range],
-    settings: ManifestSettings,
-    *,
-    dry_run: bool,
-    as_json: bool,
-) -> int:
-    ends = [position_of(text, option="--closed") for text in closed]
-    done = rebuild_manifest(
-        store,
-        stream,
-        head=None if head == HEAD_FIRST else position_of(head, option="--head"),
-        clock=SystemClock(),
-        closed_ledgers={end.ledger_id: end.entry_id for end in ends},
-        dry_run=dry_run,
-        settings=settings,
-    )
-    _print_rebuild(done, as_json=as_json)
-    lost = missing_ranges(done.missing, accepted, None)
-    if lost:
-        names = " ".join(f"--accept-loss {first}..{last}" for first, last in lost)
-        sys.stderr.write(f"offloader: entries are missing; they are gaps from now on. Known and accepted: {names}\n")
-    return ErrorKind.DATA_CORRUPTION.value if lost else 0
-
-
-def _expire(store: ObjectStore, stream: str, settings: ManifestSettings, *, dry_run: bool, as_json: bool) -> None:
-    clock, entry = SystemClock(), read_entry(store, stream)
-    if entry is None and not is_released(store, stream):
-        require_entry(store, stream)
-    if not dry_run:
-        require_no_global_hold(store)
-    expired = None
-    if entry is not None:
-        # Load first: nothing is deleted from an unreadable manifest.
-        state = _load(store, stream).state
-        expired = expire_records(store, state, clock=clock, settings=settings, dry_run=dry_run)
-    swept = sweep_dead_incarnations(store, stream, clock=clock, settings=settings, dry_run=dry_run)
-    unknown = [*(() if expired is None else expired.unknown), *(key for dead in swept.values() for key in dead.unknown)]
-    facts = {
-        "stream": stream,
-        "dry_run": dry_run,
-        "records": 0 if expired is None else expired.records,
-        "checkpoints": 0 if expired is None else expired.checkpoints,
-        "runs": 0 if expired is None else expired.runs,
-        "first_kept_record": None if expired is None else expired.first_kept_id,
-        "dead_incarnations": len(swept),
-        "objects_of_dead_incarnations": sum(dead.objects for dead in swept.values()),
-        "unknown": unknown,
-    }
-    verb = "would delete" if dry_run else "deleted"
-    done = f"{verb} {facts['records']:,} records, {facts['checkpoints']:,} checkpoints and {facts['runs']:,} runs"
-    lines = [f"{done}, and {facts['objects_of_dead_incarnations']:,} objects of {len(swept):,} dead incarnations"]
-    lines += [] if expired is None else [f"records from {expired.first_kept_id:,} on are kept"]
-    lines += [f"unknown, stays: {key}" for key in unknown]
-    print_result(facts, lines, as_json=as_json)
 
 
 def _print_plan(loaded: LoadedManifest, *, as_json: bool) -> None:

@@ -1,18 +1,22 @@
-"""``offloader offload STREAM``: offloads the rest of an embedded ledger database on request.
+"""Verbs about offloading a stream: offload, rollback, pause, resume, accept-source, accept-loss.
 
-Reports only objects that it has verified in the store.
+Reports only objects that are verified in the store, and a pause only after its record is durable.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Annotated, Any
 
+import typer
+
 from formats.entries import Position
 from offloader.cli.options import (
+    ConfigArguments,
     DryRun,
     Json,
     LedgerArguments,
@@ -23,24 +27,31 @@ from offloader.cli.options import (
     option,
     position_of,
 )
-from offloader.cli.output import ENDS, Column, SegmentProgress, bytes_text, json_line, print_rows
-from offloader.cli.segments import STORED_COLUMNS, stored_rows, stored_totals, totals_text
-from offloader.errors import BucketMissing, NotFound
+from offloader.cli.output import ENDS, Column, SegmentProgress, bytes_text, counted, json_line, print_result, print_rows
+from offloader.cli.reading import STORED_COLUMNS, stored_rows, stored_totals, totals_text
+from offloader.errors import BucketMissing, InvalidCall, NotFound, Unsupported
 from offloader.ledgers.base import LedgerInfo
+from offloader.manifest.catalog import read_entry
+from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import ManifestState
 from offloader.owner_client import OwnerUnreachable, ask_owner
 from offloader.read.reader import load_stream
+from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
+from offloader.write import epoch as accepting
 from offloader.write.backfill import BackfillPlan, HistoryResult
-from offloader.write.backfill_service import LedgerMethodPlan
+from offloader.write.backfill_service import BackfillService, LedgerMethodPlan
 from offloader.write.hot_tier import LedgerSizeEstimator, position_leaving
 from offloader.write.offloader import LedgerOffloader, manual_method, offload_manually
+from offloader.write.rollback import RewriteResult, StreamedLedger, streamed_ledgers
+
+# -- offload
 
 _PLANNED = [Column("layout", "LAYOUT"), *ENDS, Column("bytes", "ABOUT", bytes_text, right=True)]
 
 
-def run(
+def offload(
     stream: Stream,
     given: LedgerArguments,
     until: Annotated[str, option("--until", "Last entry.", metavar="LEDGER:ENTRY", shown="the newest")] = "",
@@ -114,11 +125,7 @@ def _opened(given: LedgerArguments, settings: Settings, stream: str, *, read_onl
 def _asked_owner(
     store: ObjectStore, before: ManifestState, last: Position | None, settings: Settings, *, must: bool
 ) -> HistoryResult | None:
-    """The owner's result; ``None``: it ended, or doesn't offload the stream any more.
-
-    Args:
-        must: only the owner can do it.
-    """
+    """The owner's result; ``None``: it ended, or doesn't offload the stream any more. ``must``: only it can do it."""
     try:
         after = ask_owner(store, before, last, settings)
     except (OwnerUnreachable, NotFound):
@@ -173,3 +180,275 @@ def _print_result(
         return
     print_rows(rows, STORED_COLUMNS)
     print(f"{totals_text(totals, store)}; committed is {result.committed or 'nothing'}")
+
+
+# -- rollback
+
+#: Ledgers named in an error.
+NAMED_MAX = 10
+
+
+_ROLLBACK_COLUMNS = [
+    Column("ledger_id", "LEDGER", str, right=True),
+    Column("segments", "SEGMENTS", right=True),
+    Column("entries", "ENTRIES", right=True),
+    Column("payload_bytes", "PAYLOAD", bytes_text, right=True),
+    Column("becomes", "BECOMES"),
+    Column("obstacle", "WHY"),
+]
+
+
+def plan_rollback(
+    stream: Stream,
+    given: ConfigArguments,
+    _dry_run: Annotated[bool, typer.Option("--dry-run", hidden=True)] = False,
+    _progress: Annotated[bool, typer.Option("--progress", hidden=True)] = False,
+    json: Json = False,
+) -> None:
+    """List the ledgers that a V1 reader can't read.
+
+    Such a reader is from before the streaming method and knows V1 objects only. Also listed: what would become of each
+    ledger. Nothing is written.
+    """
+    _print_rollback_plan(given, stream, (), as_json=json)
+
+
+def apply_rollback(
+    stream: Stream,
+    given: ConfigArguments,
+    delete: Annotated[
+        list[int] | None,
+        option(
+            "--delete",
+            "Delete this ledger from the stream instead of rewriting it. May be repeated; needs --yes.",
+            metavar="LEDGER",
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do delete what --delete names.")] = False,
+    dry_run: DryRun = False,
+    take_over: TakeOver = False,
+    progress: ShowProgress = False,
+    json: Json = False,
+) -> None:
+    """Make a stream's ledgers readable for a V1 reader.
+
+    Such a reader is from before the streaming method and knows V1 objects only. Writes each whole ledger as a V1 object
+    and lets it take the place of its V2 segments, whose objects go after the grace period. Everything stays readable
+    meanwhile. Interrupted, it goes on where it was when it is called again.
+    """
+    chosen = sorted(set(delete or []))
+    if dry_run:
+        _print_rollback_plan(given, stream, chosen, as_json=json)
+        return
+    if chosen and not yes:
+        raise InvalidCall(
+            f"deleting {_ledgers(chosen)} from {stream} loses what only the store has of them",
+            hint="look at it with --dry-run, then say --yes",
+        )
+    settings = given.settings(stream)
+    # Old readers don't support compression.
+    settings = replace(settings, offload=replace(settings.offload, codec="none"))
+    opened = given.open(settings, read_only=False)
+    ledgers = streamed_ledgers(load_stream(opened, stream))
+    with (
+        closing(LedgerOffloader(opened, settings)) as offloader,
+        SegmentProgress(sys.stderr, always=progress, what="ledgers") as shown,
+    ):
+        shown.expect(sum(1 for each in ledgers if not each.obstacle and each.ledger_id not in chosen))
+        result = offloader.history.rollback(stream, delete=chosen, take_over=take_over, on_progress=shown.segment)
+    _print_rollback(opened, stream, result, as_json=json)
+    if result.errors:
+        raise result.errors[0]
+    if result.left:
+        named = ", ".join(f"{each.ledger_id} ({each.obstacle})" for each in result.left[:NAMED_MAX])
+        more = " ..." if len(result.left) > NAMED_MAX else ""
+        raise Unsupported(
+            f"an old reader still can't read {len(result.left)} of the ledgers of {stream}: {named}{more}",
+            hint="close and offload what can be and call this again, or --delete LEDGER --yes what nobody needs",
+        )
+
+
+def _print_rollback_plan(given: ConfigArguments, stream: str, delete: Collection[int], *, as_json: bool) -> None:
+    ledgers = streamed_ledgers(load_stream(given.open(), stream))
+    rows = [{**asdict(each), "becomes": _fate(each, delete)} for each in ledgers]
+    print_rows(
+        rows, _ROLLBACK_COLUMNS, as_json=as_json, empty=f"an old reader can read all that is offloaded of {stream}"
+    )
+
+
+def _fate(ledger: StreamedLedger, delete: Collection[int]) -> str:
+    if ledger.ledger_id in delete:
+        return "deleted"
+    return "as it is" if ledger.obstacle else "V1"
+
+
+def _print_rollback(store: ObjectStore, stream: str, result: RewriteResult, *, as_json: bool) -> None:
+    rows = stored_rows(store, stream, result.rewritten)
+    totals = stored_totals(rows)
+    if as_json:
+        whole = {
+            "stream": stream,
+            "rewritten": rows,
+            **totals,
+            "deleted": result.deleted,
+            "replaced": result.replaced,
+            "retired": result.retired,
+            "left": [asdict(each) for each in result.left],
+        }
+        print(json_line(whole))
+        return
+    if result.deleted:
+        print(f"deleted from the stream: {_ledgers(result.deleted)}")
+    if not rows:
+        if not result.left and not result.deleted:
+            print(f"nothing to rewrite: an old reader can read all that is offloaded of {stream}")
+        return
+    print_rows(rows, STORED_COLUMNS)
+    waiting = counted(result.replaced + result.retired, "segment awaits", "segments await")
+    print(f"{totals_text(totals, store)}; {waiting} deletion after the grace period")
+
+
+def _ledgers(ids: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ids[:NAMED_MAX]))
+    return f"{'ledger' if len(ids) == 1 else 'ledgers'} {shown}{' ...' if len(ids) > NAMED_MAX else ''}"
+
+
+#: Action -> its function, in the order of the help.
+ROLLBACK: Mapping[str, Callable[..., Any]] = {"plan": plan_rollback, "apply": apply_rollback}
+
+
+# -- pause and resume
+
+
+def pause(
+    stream: Stream,
+    given: ConfigArguments,
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for who reads the manifest.")] = "",
+    json: Json = False,
+) -> None:
+    """Stop offloading a stream until it is resumed, in whichever process it runs.
+
+    A segment that is under way completes; whatever comes later stays in the hot tier. A running writer notices with its
+    next record. Appending, reading and retention go on.
+    """
+    _record(stream, given, lambda runs: runs.pause(stream, reason), "is paused", "was paused already", as_json=json)
+
+
+def resume(stream: Stream, given: ConfigArguments, json: Json = False) -> None:
+    """Let a paused stream go on, exactly where it stopped.
+
+    A running writer that has entries waiting looks every minute at the latest; one in the process that resumes it goes
+    on at once.
+    """
+    _record(stream, given, lambda runs: runs.resume(stream), "goes on", "wasn't paused", as_json=json)
+
+
+def _record(
+    stream: str,
+    given: ConfigArguments,
+    change: Callable[[BackfillService], bool],
+    changed: str,
+    as_it_was: str,
+    *,
+    as_json: bool,
+) -> None:
+    # Check that the stream exists before probing the store with a write.
+    load_stream(given.prepared(stream)[1], stream)
+    settings, opened = given.prepared(stream, read_only=False)
+    with closing(LedgerOffloader(opened, settings)) as offloader:
+        done = change(offloader.history)
+    state = load_stream(opened, stream)
+    left, end = len(state.assigned()), state.committed_end()
+    facts = {"stream": stream, "paused": state.paused, "changed": done, "assigned": left, "committed": end}
+    under_way = f"; {counted(left, 'assigned segment completes', 'assigned segments complete')}" if left else ""
+    text = f"{stream} {changed if done else as_it_was}: committed is {end or 'nothing'}{under_way}"
+    print_result(facts, text, as_json=as_json)
+
+
+# -- accept-source and accept-loss
+
+
+def accept_source(stream: Stream, given: LedgerArguments, dry_run: DryRun = False, json: Json = False) -> None:
+    """Make a ledger database the stream's hot tier, whatever its manifest knows of another one.
+
+    For a database that was lost, restored from an older backup, or replaced. Nothing is deleted: complete segments that
+    were on their way are kept, what is missing becomes a gap, and ledgers of the database that contradict the manifest
+    are left aside: never offloaded, released or deleted. Stop the process that appends first. There is no undo.
+    """
+    settings, opened = given.prepared(stream, read_only=dry_run)
+    given.require_ledgers()
+    load_stream(opened, stream)  # require the stream before the database creates it
+    clock = SystemClock()
+    with closing(given.open_ledgers(create=not dry_run)) as database:
+        if not dry_run:
+            database.accept_loss(stream)
+            if stream not in database.streams():
+                database.open_stream(stream, held=True)
+        source = database.view_stream(stream, may_delete=not dry_run)
+        log = ManifestLog(opened, stream, clock=clock, settings=settings.manifest)
+        done = accepting.accept_source(log, source, settings=settings.offload, clock=clock, dry_run=dry_run)
+    nothing = f"ledger database {done.source} is the one that the manifest of {stream} knows: nothing to do"
+    lines = [f"{stream}: {done.why}", *_accepted_lines(done, dry_run=dry_run)] if done.why else [nothing]
+    print_result(_accepted(done, dry_run=dry_run), lines, as_json=json)
+
+
+def accept_loss(
+    stream: Stream, given: LedgerArguments, take_over: TakeOver = False, dry_run: DryRun = False, json: Json = False
+) -> None:
+    """Open a stream again whose ledger database lacks entries that it acknowledged.
+
+    Their positions stay used. What the object store doesn't have of them becomes a gap of the manifest, whatever
+    on_gap says. A segment that is on its way is taken from its writer and kept if it is complete. Restore the database
+    instead if there is a copy that has them. Stop the process that appends first. There is no undo.
+    """
+    given.require_ledgers()
+    settings, opened = given.prepared(stream, read_only=dry_run)
+    clock, recorded = SystemClock(), None
+    with closing(given.open_ledgers()) as database:
+        is_offloaded = read_entry(opened, stream) is not None
+        if not is_offloaded and stream not in database.streams():
+            load_stream(opened, stream)  # raises if the stream is unknown
+        lost = database.accept_loss(stream, dry_run=dry_run)
+        if not dry_run and is_offloaded:
+            log = ManifestLog(opened, stream, clock=clock, settings=settings.manifest)
+            source = database.view_stream(stream, may_delete=True)
+            recorded = accepting.accept_loss(log, source, settings=settings.offload, clock=clock, take_over=take_over)
+    facts = {
+        "stream": stream,
+        "dry_run": dry_run,
+        "lost": [{"first": each.first, "last": each.last, "source": each.source_id} for each in lost],
+        "manifest": None if recorded is None else _accepted(recorded, dry_run=dry_run),
+    }
+    verb = "would be lost" if dry_run else "lost"
+    lines = [f"{verb} from the ledger database: {each.first} up to {each.last}" for each in lost]
+    lines = lines or [f"ledger database {given.ledgers} has everything of {stream} that it acknowledged"]
+    if recorded is not None and recorded.record_id is not None:
+        lines += _accepted_lines(recorded, dry_run=dry_run)
+    print_result(facts, lines, as_json=json)
+
+
+def _accepted(done: accepting.Acceptance, *, dry_run: bool) -> Mapping[str, object]:
+    return {
+        "stream": done.stream,
+        "dry_run": dry_run,
+        "source": done.source,
+        "mismatch": done.why,
+        "missing": [{"first": gap.first, "last": gap.last, "reason": gap.reason} for gap in done.gaps],
+        "aside": done.aside,
+        "adopted": done.adopted,
+        "failed": done.failed,
+        "record": done.record_id,
+    }
+
+
+def _accepted_lines(done: accepting.Acceptance, *, dry_run: bool) -> Sequence[str]:
+    would = "would be " if dry_run else ""
+    lines = [f"missing from now on: {gap.first} up to {gap.last}: {gap.reason}" for gap in done.gaps]
+    lines += [f"ledger {each} {would}left aside: never offloaded, released or deleted" for each in done.aside]
+    lines += [f"segment {each} was complete and is kept" for each in done.adopted]
+    if dry_run:
+        lines += [f"segment {each} is on its way: kept if it is complete, else missing" for each in done.failed]
+        lines.append(f"ledger database {done.source} would be the stream's hot tier")
+    else:
+        lines.append(f"ledger database {done.source} is the stream's hot tier, since record {done.record_id}")
+    return lines

@@ -16,7 +16,7 @@ from offloader.ledgers.base import LedgerSource
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.read.reader import Reader, time_ms_of
 from offloader.settings import LimitSettings, Settings, StoreSettings
-from offloader.settings.amounts import DURATION, SIZE
+from offloader.settings.fields import DURATION, SIZE
 from offloader.settings.layered import SettingsFile, read_settings_file
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
@@ -171,6 +171,11 @@ class ConfigArguments(StoreArguments):
     def settings(self, stream: str = "") -> Settings:
         """The settings of a stream, by default those of the process."""
         return self.settings_of()(stream)
+
+    def prepared(self, stream: str = "", *, read_only: bool = True) -> tuple[Settings, ObjectStore]:
+        """The settings of a stream, and the store by them. Raises as ``open`` and ``read_settings_file``."""
+        settings = self.settings(stream)
+        return settings, self.open(settings, read_only=read_only)
 
     def settings_of(self) -> Callable[[str], Settings]:
         """A function from a stream's name to its settings; reads the file once."""

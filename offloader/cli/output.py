@@ -37,6 +37,14 @@ def bytes_text(count: int) -> str:
     return f"{size:.1f} {_UNITS[unit]}" if unit else f"{count} B"
 
 
+def duration_text(seconds: float) -> str:
+    """``7200`` -> ``"2.0 h"``; up to two of a unit in the next smaller one."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 def counted(count: int, noun: str, plural: str = "") -> str:
     """``2, "segment"`` -> ``"2 segments"``, unless it has another plural."""
     return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
@@ -214,7 +222,6 @@ class _ProgressLine(ExitStack):
         self.enter_context(self._bar)
 
     def _show(self, done: int, total: int, size: str, line: str) -> None:
-        """Updates the bar, or prints ``line`` instead."""
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=done, total=total, size=size)
         elif self._shown:

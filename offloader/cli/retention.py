@@ -1,25 +1,60 @@
-"""``offloader retention ACTION``: what the next cycle decides, and retention cycles."""
+"""Verbs about what of a stream is kept: retention, subscribers, reader-groups, truncate.
+
+Truncating gives up entries that aren't offloaded only with ``--force``.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
 
-from offloader.cli.broker_lists import opening_lists
-from offloader.cli.options import Json, LedgerArguments, StreamOrTopic, argument, opening_sources
-from offloader.cli.output import Column, bytes_text, print_result, print_rows
-from offloader.errors import NotFound, OffloaderError
-from offloader.read.reader import time_text
+from formats.documents import GroupState
+from formats.entries import Position
+from offloader.cli.options import (
+    ConfigArguments,
+    DryRun,
+    Json,
+    LedgerArguments,
+    StreamOrTopic,
+    TakeOver,
+    amount,
+    argument,
+    opening_sources,
+    option,
+    partition_position_of,
+)
+from offloader.cli.output import Column, bytes_text, counted, print_result, print_rows
+from offloader.errors import InvalidCall, NotFound, OffloaderError, StoreUnavailable
+from offloader.ledgers.base import BrokerLedgers, LedgerSource
+from offloader.ledgers.pulsar.admin import AdminClient
+from offloader.ledgers.pulsar.source import listed_by_broker
+from offloader.ledgers.pulsar.topics import topic_of_stream
+from offloader.ledgers.pulsar.transport import security_of
+from offloader.manifest.log import ManifestLog
+from offloader.manifest.protection import user_at_host
+from offloader.owner_client import OwnerUnreachable, ask_owner
+from offloader.read.reader import load_stream, time_text
+from offloader.retention.broker import ListedOf
+from offloader.retention.cuts import Cut
 from offloader.retention.cycle import CycleOutcome, RetentionCycle, retained_streams
 from offloader.retention.explain import explain, outcome_facts
+from offloader.retention.group_service import GroupOutcome, open_reader_groups
+from offloader.retention.reader_groups import GroupConfig, RetentionType, config_of
+from offloader.retention.scope import find_scope
 from offloader.retention.state import read_decisions
-from offloader.retention.subscribers import open_retention
+from offloader.retention.subscribers import StreamRetention, cut_of, open_retention
+from offloader.retention.truncate import Truncation, truncate_stream, truncate_topic
 from offloader.runtime.clock import SystemClock
+from offloader.settings import PulsarSettings, Settings
 from offloader.settings.layered import SettingsFile
+from offloader.store.base import ObjectStore
+
+# -- retention
 
 Streams = Annotated[list[str] | None, argument("Streams, or partitioned topics.", metavar="[STREAM]...", shown="all")]
 
@@ -29,8 +64,7 @@ def plan(given: LedgerArguments, streams: Streams = None, json: Json = False) ->
 
     The policies are those of the settings file: see `offloader config explain`.
     """
-    with _cycles(given, read_only=True) as (cycle, _):
-        return _print_each(cycle, streams, cycle.plan, json, done=False)
+    return run(given, streams, dry_run=True, json=json)
 
 
 def run(
@@ -65,6 +99,27 @@ def explain_stream(
     print_result(outcome_facts(outcome, done=False), explain(outcome), as_json=json)
     if outcome.policy is None and not file.name and not json:
         print("\nno settings file was named: --config FILE says which policies there are", file=sys.stderr)
+
+
+@contextmanager
+def opening_lists(pulsar: PulsarSettings, source_of: Callable[[str], LedgerSource | None]) -> Iterator[ListedOf]:
+    """What brokers with our plugin list of a stream, from their admin interface; ``None`` for other streams.
+
+    Args:
+        source_of: a stream that has another hot tier has no broker.
+    """
+    if not pulsar.broker_plugin:
+        yield lambda _: None
+        return
+    with AdminClient(pulsar.admin_url, security=security_of(pulsar), hosts=pulsar.admin_hosts) as admin:
+
+        def listed_of(stream: str) -> BrokerLedgers | None:
+            topic = topic_of_stream(stream)
+            if topic is None or source_of(stream) is not None:
+                return None
+            return listed_by_broker(admin, topic, pulsar)
+
+        yield listed_of
 
 
 @contextmanager
@@ -136,4 +191,443 @@ _DECISIONS = [
 
 
 #: Action -> its function, in the order of the help.
-ACTIONS: Mapping[str, Callable[..., Any]] = {"explain": explain_stream, "plan": plan, "run": run}
+RETENTION: Mapping[str, Callable[..., Any]] = {"explain": explain_stream, "plan": plan, "run": run}
+
+
+# -- subscribers
+
+#: Name of the cut at the current end.
+LATEST = "latest"
+
+Name = Annotated[str, argument("The subscriber's name.", metavar="SUBSCRIBER")]
+_CUT = "[PARTITION=]LEDGER:ENTRY"
+
+
+def list_subscribers(
+    stream: StreamOrTopic,
+    given: LedgerArguments,
+    timeout: Annotated[
+        float | None,
+        amount(
+            "--timeout", "Silent for longer: timed out. 0 = never.", "seconds", shown="retention.subscriber_timeout"
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """List a stream's subscribers: what each has consumed, how far it is behind, whether it counts."""
+    if timeout is None:
+        timeout = given.settings(stream).retention.subscriber_timeout_minutes * 60
+    with _retention(stream, given, ledgers=given.ledgers, read_only=True) as retention:
+        found = retention.subscribers(timeout_ms=max(1, round(timeout * 1000)) if timeout else None)
+    rows = (each.as_json() for each in found)
+    print_rows(rows, _SUBSCRIBER_COLUMNS, as_json=json, empty=f"stream {stream} has no subscribers")
+
+
+def add_subscriber(
+    stream: StreamOrTopic,
+    name: Name,
+    given: LedgerArguments,
+    generation: Annotated[int, typer.Option("--generation", min=0, help="Of an owner that counts them.")] = 0,
+    start: Annotated[
+        list[str] | None,
+        option("--start", "Where it begins reading, or 'latest'.", metavar=_CUT, shown="the beginning"),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Register a subscriber, or raise the generation of one.
+
+    It holds nothing back until it publishes for the first time, unless the policy protects those who never did.
+    """
+    with _retention(stream, given, ledgers=given.ledgers, read_only=False) as retention:
+        begin = wanted_cut(retention, start, option="--start") if start else None
+        found = retention.add(name, generation=generation, start=begin)
+    text = f"{name} subscribes to {stream}, generation {found.generation}"
+    print_result({"stream": stream, **found.as_json()}, text, as_json=json)
+
+
+def acknowledge(
+    stream: StreamOrTopic,
+    name: Name,
+    at: Annotated[
+        list[str],
+        option(
+            "--at",
+            "Everything before it is consumed: the first entry still needed, or 'latest'. Of a partitioned topic "
+            "once for each partition, by its number.",
+            metavar=_CUT,
+        ),
+    ],
+    given: LedgerArguments,
+    generation: Annotated[int | None, option("--generation", "Refuse unless it has this one.", min=0)] = None,
+    json: Json = False,
+) -> None:
+    """Say what a subscriber has consumed, so that it may go.
+
+    Publishing the same again is fine, and a sign of life. What isn't offloaded yet is known only with --ledgers.
+    """
+    with _retention(stream, given, ledgers=given.ledgers, read_only=False) as retention:
+        found = retention.publish(name, wanted_cut(retention, at, option="--at"), generation=generation)
+    text = f"{name} has consumed {stream} up to {cut_text(found.cut)}"
+    print_result({"stream": stream, **found.as_json()}, text, as_json=json)
+
+
+def remove_subscriber(
+    stream: StreamOrTopic,
+    name: Name,
+    given: ConfigArguments,
+    generation: Annotated[int | None, option("--generation", "Leave it if it has a higher one.", min=0)] = None,
+    json: Json = False,
+) -> None:
+    """Forget a subscriber and what it published: it holds nothing back any more."""
+    with _retention(stream, given, ledgers="", read_only=False) as retention:
+        if name not in retention.registry().subscribers:
+            raise NotFound(
+                f"{name} doesn't subscribe to stream {stream}", hint=f"`offloader subscribers list {stream}`"
+            )
+        removed = retention.remove(name, generation=generation)
+    text = f"{name} stays subscribed to {stream}: its generation is higher than {generation}"
+    if removed:
+        text = f"{name} doesn't subscribe to {stream} any more"
+    print_result({"stream": stream, "subscriber": name, "removed": removed}, text, as_json=json)
+
+
+def wanted_cut(retention: StreamRetention, texts: list[str], *, option: str) -> Cut:
+    """The cut of an option's values: one position, one for each partition, or ``latest``.
+
+    Raises:
+        InvalidCall: invalid values; names the option.
+    """
+    if texts == [LATEST]:
+        return retention.tail()
+    positions: dict[int, Position] = {}
+    for text in texts:
+        number, position = partition_position_of(text, option=option, hint=f"{option} 3=7:12")
+        if (number or 0) in positions:
+            raise InvalidCall(f"{option} names partition {number or 0} twice", hint="give each partition once")
+        positions[number or 0] = position
+    return cut_of(positions)
+
+
+def cut_text(cut: Cut | None) -> str:
+    """``7:12``, or ``0=7:12,3=8:0`` of several partitions."""
+    if cut is None:
+        return "-"
+    parts = {segment.number: offset for segment, offset in cut.offsets.items()}
+    if list(parts) == [0]:
+        return str(parts[0])
+    return ",".join(f"{number}={parts[number]}" for number in sorted(parts)) or "nothing"
+
+
+@contextmanager
+def _retention(stream: str, given: ConfigArguments, *, ledgers: str, read_only: bool) -> Iterator[StreamRetention]:
+    _, opened = given.prepared(stream, read_only=read_only)
+    with opening_sources(ledgers) as source_of:
+        yield open_retention(opened, stream, source_of=source_of)
+
+
+_SUBSCRIBER_COLUMNS = [
+    Column("subscriber", "SUBSCRIBER"),
+    Column("activity", "ACTIVITY"),
+    Column("cut", "CONSUMED UP TO", lambda cut: cut_text(Cut.of(cut)), right=True),
+    Column("lag_entries", "ENTRIES BEHIND", right=True),
+    Column("lag_bytes", "BYTES BEHIND", bytes_text, right=True),
+    Column("active_ms", "LAST HEARD OF", time_text),
+    Column("generation", "GENERATION", right=True),
+]
+
+
+#: Action -> its function, in the order of the help.
+SUBSCRIBERS: Mapping[str, Callable[..., Any]] = {
+    "list": list_subscribers,
+    "add": add_subscriber,
+    "remove": remove_subscriber,
+    "ack": acknowledge,
+}
+
+
+# -- reader-groups
+
+Group = Annotated[str, argument("The reader group's name.", metavar="GROUP")]
+
+
+def list_groups(
+    given: ConfigArguments,
+    group: Annotated[str, argument("Only this one.", metavar="GROUP", shown="all")] = "",
+    json: Json = False,
+) -> None:
+    """List reader groups: what they read, how they publish, which checkpoints they keep, what they owe."""
+    groups = open_reader_groups(given.open(given.settings(), read_only=True))
+    found = [groups.get(name) for name in ([group] if group else groups.names())]
+    print_rows(map(_group_row, found), _GROUP_COLUMNS, as_json=json, empty="there are no reader groups")
+
+
+def set_group(
+    group: Group,
+    stream: Annotated[list[str], option("--stream", "It reads this. May be repeated.", metavar="NAME")],
+    given: ConfigArguments,
+    retention: Annotated[
+        RetentionType,
+        typer.Option("--type", help="none: it holds nothing back; automatic: each passed checkpoint is published."),
+    ] = RetentionType.NONE,
+    json: Json = False,
+) -> None:
+    """Make a reader group, or change what it reads and how it publishes.
+
+    A group that isn't of type none is a subscriber of each of its streams, under its own name.
+    """
+    groups = open_reader_groups(given.open(given.settings(), read_only=False))
+    outcome = groups.create(group, GroupConfig(stream, retention))
+    if outcome.group.streams != tuple(sorted(set(stream))) or outcome.group.retention != retention.value:
+        before = config_of(outcome.group)
+        starts, ends = ({name: each[name] for name in each if name in stream} for each in (before.starts, before.ends))
+        kept = replace(before, streams=stream, retention=retention, starts=starts, ends=ends)
+        outcome = groups.update(group, outcome.group.generation, kept)
+    _print_group(
+        outcome, json, f"{group} reads {', '.join(outcome.group.streams)}; retention {outcome.group.retention}"
+    )
+
+
+def remove_group(group: Group, given: ConfigArguments, json: Json = False) -> None:
+    """Remove a reader group: it subscribes to nothing any more."""
+    groups = open_reader_groups(given.open(given.settings(), read_only=False))
+    _print_group(groups.delete(group), json, f"{group} is gone")
+
+
+def publish_checkpoint(
+    group: Group,
+    checkpoint: Annotated[str, argument("A checkpoint that all readers have reached.")],
+    given: ConfigArguments,
+    json: Json = False,
+) -> None:
+    """Say that a group of type manual has consumed everything before one of its checkpoints."""
+    groups = open_reader_groups(given.open(given.settings(), read_only=False))
+    outcome = groups.update_truncation_checkpoint(group, checkpoint)
+    _print_group(outcome, json, f"{group} has consumed what lies before checkpoint {checkpoint}")
+
+
+def _group_row(group: GroupState) -> Mapping[str, object]:
+    return {
+        "group": group.name,
+        "generation": group.generation,
+        "type": group.retention,
+        "streams": group.streams,
+        "readers": group.readers,
+        "checkpoints": [
+            {"name": row.name, "kept": row.kept, "complete": not row.waiting, "behind": row.behind}
+            for row in group.checkpoints
+        ],
+        "published": {
+            each.stream: {str(row.partition): str(row.position) for row in each.cut} for each in group.published
+        },
+        "owed": [{"action": row.action, "stream": row.stream} for row in group.to_do],
+    }
+
+
+_GROUP_COLUMNS = [
+    Column("group", "GROUP"),
+    Column("type", "TYPE"),
+    Column("streams", "STREAMS", ", ".join),
+    Column("readers", "READERS", lambda readers: str(len(readers)), right=True),
+    Column("checkpoints", "CHECKPOINTS", lambda rows: ", ".join(row["name"] for row in rows) or "-"),
+    Column("owed", "OWED", lambda rows: ", ".join(f"{row['action']} {row['stream']}" for row in rows) or "-"),
+    Column("generation", "GENERATION", right=True),
+]
+
+
+def _print_group(outcome: GroupOutcome, as_json: bool, words: str) -> None:
+    """Prints the result, also a partial one; raises the first error of an unresponsive store."""
+    refused = [{"action": row.action, "stream": row.stream, "why": why} for row, why in outcome.refused]
+    lines = [words, *(f"refused by {each['stream']}: {each['why']}" for each in refused)]
+    print_result({**_group_row(outcome.group), "refused": refused}, lines, as_json=as_json)
+    for _, error in outcome.failed:
+        raise error
+
+
+#: Action -> its function, in the order of the help.
+READER_GROUPS: Mapping[str, Callable[..., Any]] = {
+    "list": list_groups,
+    "set": set_group,
+    "remove": remove_group,
+    "publish-checkpoint": publish_checkpoint,
+}
+
+
+# -- truncate
+
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force",
+        help="Also give up entries that aren't offloaded yet, a gap is recorded; and ledgers that a broker still lists "
+        "and reads from here.",
+    ),
+]
+
+
+def truncate(
+    stream: StreamOrTopic,
+    before: Annotated[
+        list[str],
+        option(
+            "--before",
+            "The first position that stays; of a partitioned topic one for each partition, by its number.",
+            metavar="[PARTITION=]LEDGER:ENTRY",
+        ),
+    ],
+    given: LedgerArguments,
+    force: Force = False,
+    dry_run: DryRun = False,
+    take_over: TakeOver = False,
+    json: Json = False,
+) -> None:
+    """Let a stream begin later: what comes before a position isn't readable any more.
+
+    The new head and the ledgers that are gone are one record of the manifest. Hot ledgers before it are deleted if
+    --ledgers names them. Segments before it are deleted by `offloader cleanup run`, after its grace period; until then
+    `offloader cleanup undo` takes it back. Nothing moves the head past what is offloaded, except --force: a process
+    that offloads the stream and can be reached is asked first to complete what comes before the position.
+    """
+    settings, opened = given.prepared(stream, read_only=dry_run)
+    hint = "PARTITION=LEDGER:ENTRY"
+    wanted = [partition_position_of(text, option="--before", hint=hint) for text in before]
+    with ExitStack() as stack:
+        database = stack.enter_context(closing(given.open_ledgers())) if given.ledgers else None
+
+        def source_of(name: str) -> LedgerSource | None:
+            return None if database is None else database.view_stream(name, may_delete=not dry_run)
+
+        after_s = settings.offload.takeover_after_seconds
+        if force and not (take_over or dry_run):
+            _ask_owners(opened, stream, wanted, settings)
+        names = [stream if number is None else f"{stream}-partition-{number}" for number, _ in wanted]
+        listed = {} if force else _first_listed(stack.enter_context(opening_lists(settings.pulsar, source_of)), names)
+        done: Iterable[Truncation]
+        if len(wanted) == 1 and wanted[0][0] is None:
+            log = ManifestLog(opened, stream, clock=SystemClock(), settings=settings.manifest)
+            done = [
+                truncate_stream(
+                    *(log, wanted[0][1]),
+                    clock=SystemClock(),
+                    source=source_of(stream),
+                    force=force,
+                    take_over=take_over,
+                    takeover_after_s=after_s,
+                    dry_run=dry_run,
+                    method=settings.offload.method,
+                    listed=listed.get(stream),
+                )
+            ]
+        else:
+            heads = _heads(opened, stream, wanted)
+            done = truncate_topic(
+                *(opened, stream, heads),
+                clock=SystemClock(),
+                by=user_at_host(),
+                source_of=source_of,
+                force=force,
+                take_over=take_over,
+                takeover_after_s=after_s,
+                dry_run=dry_run,
+                listed=listed,
+            ).values()
+        for each in done:
+            print_result(
+                _truncation_facts(each, dry_run=dry_run), _truncation_lines(each, dry_run=dry_run), as_json=json
+            )
+
+
+def _first_listed(listed_of: ListedOf, streams: Sequence[str]) -> Mapping[str, int]:
+    """The first ledger that brokers with the plugin list of each stream; a stream without such a broker isn't in it."""
+    found = {}
+    for stream in streams:
+        try:
+            answer = listed_of(stream)
+        except OffloaderError as error:
+            raise StoreUnavailable(
+                f"stream {stream}: it isn't known which ledgers its broker lists: {error.message}",
+                hint="nothing was changed; try again, or --force, which doesn't ask: consumers that come to a ledger "
+                "that is gone stand still there",
+            ) from error
+        if answer is not None and not answer.stored:
+            raise StoreUnavailable(f"stream {stream}: its broker lists no ledger", hint="--force doesn't ask")
+        if answer is not None:
+            found[stream] = answer.stored[0][0]
+    return found
+
+
+def _ask_owners(
+    store: ObjectStore, stream: str, wanted: Sequence[tuple[int | None, Position]], settings: Settings
+) -> None:
+    """Has the owner, if its address is known and reachable, complete the entries before the start position: they then
+    needn't be given up, nor the stream taken over."""
+    for number, head in wanted:
+        name = stream if number is None else f"{stream}-partition-{number}"
+        state = load_stream(store, name, may_be_absent=True)
+        end = state.committed_end()
+        if not state.owner.url or state.method == "none" or (end is not None and head <= end):
+            continue
+        until = head.previous() if head.entry_id else None
+        try:
+            end = ask_owner(store, state, until, settings).committed_end()
+        except (OwnerUnreachable, NotFound):
+            continue  # it ended, or offloads another stream by now
+        except StoreUnavailable as error:
+            raise StoreUnavailable(
+                error.message, hint="try again when it is done, or give up what isn't offloaded with --take-over"
+            ) from error
+        if until is not None and (end is None or end < until):
+            raise InvalidCall(
+                f"{state.owner.url} completed stream {name} up to {end or 'nothing'}, not up to {until}",
+                hint="nothing was given up; --take-over asks nobody",
+            )
+
+
+def _heads(store: ObjectStore, topic: str, wanted: Sequence[tuple[int | None, Position]]) -> Mapping[str, Position]:
+    place = find_scope(store, topic)
+    known = [each.stream for each in place.partitions.values()] if place.is_topic else []
+    heads = {f"{topic}-partition-{number}": head for number, head in wanted if number is not None}
+    unknown = [stream for stream in heads if stream not in known]
+    if len(heads) < len(wanted) or unknown:
+        raise InvalidCall(
+            f"{unknown[0]} isn't in {store.url}" if unknown else "several positions are for several partitions",
+            hint="give PARTITION=LEDGER:ENTRY once for each partition"
+            + (f"; partitions of {topic}: {len(known)}" if known else f"; {topic} has no partitions here"),
+        )
+    return heads
+
+
+def _truncation_facts(done: Truncation, *, dry_run: bool) -> Mapping[str, object]:
+    return {
+        "stream": done.stream,
+        "dry_run": dry_run,
+        "head": done.head,
+        "head_before": done.head_before,
+        "record": done.record_id,
+        "ledgers": done.ledgers,
+        "hot_ledgers": done.hot_ledgers,
+        "hot_kept": [{"ledger_id": ledger_id, "reason": str(error)} for ledger_id, error in done.hot_kept],
+        "segments": done.segments,
+        "entries": done.entries,
+        "object_bytes": done.object_bytes,
+        "gaps": [{"first": gap.first, "last": gap.last} for gap in done.gaps],
+        "failed": done.failed,
+    }
+
+
+def _truncation_lines(done: Truncation, *, dry_run: bool) -> Iterator[str]:
+    if not done.moves and not done.hot_ledgers:
+        yield f"{done.stream} begins at {done.head} already: nothing to do"
+        return
+    verb = "would begin" if dry_run else "begins"
+    yield (
+        f"{done.stream} {verb} at {done.head}; before it: {counted(done.segments, 'segment')}, "
+        f"{done.entries:,} entries, {bytes_text(done.object_bytes)} in the store, which the next cleanup retires"
+    )
+    for gap in done.gaps:
+        yield f"given up, never offloaded: {gap.first} up to {gap.last}"
+    kept = dict(done.hot_kept)
+    gone = [ledger_id for ledger_id in done.hot_ledgers if ledger_id not in kept]
+    if gone:
+        yield f"hot ledgers {'that would go' if dry_run else 'deleted'}: {', '.join(map(str, gone))}"
+    for ledger_id, error in kept.items():
+        yield f"hot ledger {ledger_id} stays for now: {error}"

@@ -8,9 +8,10 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Annotated
@@ -22,8 +23,7 @@ from offloader.errors import InvalidCall, OffloaderError, StoreUnavailable
 from offloader.runtime.clock import SystemClock
 from offloader.runtime.logs import log_to
 from offloader.service.bootstrap import assemble, require_sound
-from offloader.service.host import Notifier, RecentErrors
-from offloader.service.process import ServingProcess
+from offloader.service.process import RecentErrors, ServingProcess
 from offloader.settings.layered import SettingsFile, read_settings_file
 
 _log = logging.getLogger("offloader.service")
@@ -59,6 +59,37 @@ def run(
         print(f"{config}: all settings are good")
         return 0
     return _Service(file, config, read_only=read_only).run()
+
+
+class Notifier:
+    """systemd notifications to the socket in the environment; does nothing without one."""
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        path = environ.get("NOTIFY_SOCKET", "")
+        # A leading @ is the zero byte of an abstract address.
+        self._address = f"\0{path[1:]}" if path.startswith("@") else path
+
+    def ready(self, status: str) -> None:
+        """The service is up; ``status`` is for people."""
+        self._send(f"READY=1\nSTATUS={status}")
+
+    def reloading(self, monotonic_s: float) -> None:
+        """The service reloads its settings; ``ready`` ends that."""
+        self._send(f"RELOADING=1\nMONOTONIC_USEC={int(monotonic_s * 1_000_000)}")
+
+    def stopping(self, status: str) -> None:
+        """The service is stopping."""
+        self._send(f"STOPPING=1\nSTATUS={status}")
+
+    def _send(self, message: str) -> None:
+        if not self._address:
+            return
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            sender.setblocking(False)
+            try:
+                sender.sendto(message.encode(), self._address)
+            except OSError as error:
+                _log.debug("the service manager wasn't told: %s", error)
 
 
 class _Service:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -11,10 +11,9 @@ import typer
 
 from offloader.cli.options import DryRun, Json, LedgerArguments, TakeOver, argument, option
 from offloader.cli.output import json_line, print_result
-from offloader.cli.segments import stored_rows, stored_totals, totals_text
-from offloader.cli.verify import print_finding, print_totals
+from offloader.cli.reading import print_finding, print_totals, stored_rows, stored_totals, totals_text
 from offloader.errors import ErrorKind, InvalidCall
-from offloader.spark.schema import AvroValues, JsonValues, Values
+from offloader.spark.options import AvroValues, JsonValues, Values
 from offloader.store.base import ObjectStore
 
 if TYPE_CHECKING:
@@ -153,12 +152,14 @@ def run(
     exporting = {"to": to, "content": content.value, "dead_letter": dead_letter, "skip_lost": skip_lost}
     backfilling = {"take_over": take_over, "dry_run": dry_run, "segments_at_once": segments_at_once}
     decoding = {"json_values": json_values, "avro_values": avro_values, "avro_version": avro_version}
-    if action is not Action.EXPORT and (to or dead_letter or skip_lost or content is not Content.ENTRIES):
-        raise _not_for(exporting, "exporting", "export")
-    if action is not Action.EXPORT and any(decoding.values()):
-        raise _not_for(decoding, "exporting", "export")
-    if action is not Action.BACKFILL and (take_over or dry_run or segments_at_once is not None):
-        raise _not_for(backfilling, "backfills", "backfill")
+    for is_given, names, what, of in (
+        (to or dead_letter or skip_lost or content is not Content.ENTRIES, exporting, "exporting", Action.EXPORT),
+        (any(decoding.values()), decoding, "exporting", Action.EXPORT),
+        (take_over or dry_run or segments_at_once is not None, backfilling, "backfills", Action.BACKFILL),
+    ):
+        if is_given and action is not of:
+            *most, last = (f"--{name.replace('_', '-')}" for name in names)
+            raise InvalidCall(f"{', '.join(most)} and {last} are for {what}", hint=f"`offloader spark {of.value}`")
     match action:
         case Action.EXPORT:
             if not to:
@@ -202,13 +203,6 @@ def _text_of(name: str) -> str:
         return Path(name).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidCall(f"{name} can't be read: {error}", hint="a file with an Avro schema as JSON") from error
-
-
-def _not_for(names: Iterable[str], what: str, action: str) -> InvalidCall:
-    options = [f"--{name.replace('_', '-')}" for name in names]
-    return InvalidCall(
-        f"{', '.join(options[:-1])} and {options[-1]} are for {what}", hint=f"`offloader spark {action}`"
-    )
 
 
 def _run_job(action: Action, master: str, job: Callable[[Any, Any], _Done]) -> _Done:

@@ -18,14 +18,14 @@ import typer
 
 from offloader.cli.errors import failure_of
 from offloader.cli.options import Json, StoreArguments, amount, argument, option
-from offloader.cli.output import Column, bytes_text, json_line, print_rows
+from offloader.cli.output import Column, bytes_text, duration_text, json_line, print_rows
 from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.manifest.log import list_streams
 from offloader.monitor import manifest_document, read_status_file, with_manifest
 from offloader.read.reader import load_stream, time_text
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import Settings, TelemetrySettings
-from offloader.settings.keys import key_of, shown
+from offloader.settings.layered import key_of, shown
 from offloader.store.base import ObjectStore
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _age_line(document: Mapping[str, Any], status_file: str, now_ms: int) -> tup
     interval_s = telemetry.get("status_interval_s", TelemetrySettings().status_interval_s)
     old = age_s > _INTERVALS_MAX * interval_s
     note = f": OLD, it is due every {interval_s:g} s; the process may have ended" if old else ""
-    return f"{status_file} of process {document.get('pid')}, written {_duration(age_s)} ago{note}", old
+    return f"{status_file} of process {document.get('pid')}, written {duration_text(age_s)} ago{note}", old
 
 
 def limit_rows(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -133,15 +133,7 @@ LIMIT_COLUMNS = [
 
 def trouble_of(row: Mapping[str, Any]) -> str | None:
     """A stream's problem, ``None``: none known."""
-    text: str | None = row.get("stalled") or row.get("last_error")
-    return text
-
-
-def _duration(seconds: float) -> str:
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"
+    return row.get("stalled") or row.get("last_error")
 
 
 def _plain(value: object) -> str:
@@ -189,7 +181,7 @@ def _cells(row: Mapping[str, Any], now_ms: int) -> dict[str, str]:
         "entries": "-" if lag is None else f"{lag['entries']:,}",
         "bytes": "-" if lag is None else bytes_text(lag["bytes"]),
         "buffer": "-" if buffer is None else f"{buffer['bytes'] / max(1, buffer['bytes_max']):.0%}",
-        "progress": "-" if when_ms is None else f"{_duration(max(0, now_ms - when_ms) / 1000)} ago",
+        "progress": "-" if when_ms is None else f"{duration_text(max(0, now_ms - when_ms) / 1000)} ago",
         "committed": _plain(row.get("committed")),
         "tail": _plain(row.get("tail")),
         "offloaded": "-" if offloaded is None else bytes_text(offloaded),
@@ -198,7 +190,7 @@ def _cells(row: Mapping[str, Any], now_ms: int) -> dict[str, str]:
 
 
 def _lag_time(lag: Mapping[str, Any]) -> str:
-    return "?" if lag["seconds"] is None else "0" if not lag["entries"] else _duration(lag["seconds"])
+    return "?" if lag["seconds"] is None else "0" if not lag["entries"] else duration_text(lag["seconds"])
 
 
 #: Columns of texts; the others are right-aligned.

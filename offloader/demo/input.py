@@ -250,7 +250,6 @@ class EventFile:
         raise InvalidCall(f"{self.name} {unit} {number}: {problem}", hint=_UNCHANGED) from cause
 
     def _lines(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-        """Lines with their ends, numbered from 1."""
         number = 0
         while line := file.readline(LINE_BYTES_MAX + 1):
             number += 1

@@ -64,8 +64,8 @@ class DemoRequest:
 
     @property
     def store_options(self) -> Mapping[str, str]:
-        """The store's options besides its URL, as arguments of ``open_store``."""
-        given = {"endpoint_url": self.endpoint_url, "region": self.region}
+        """The store's options besides its URL, as Spark's data source names them."""
+        given = {"endpointUrl": self.endpoint_url, "region": self.region}
         return {name: value for name, value in given.items() if value}
 
     @property
@@ -255,7 +255,6 @@ def run_demo(request: DemoRequest, observer: Observer, clock: Clock) -> DemoResu
 
 
 def _try(result: DemoResult, step: Callable[[], None]) -> None:
-    """Runs an optional step; the others count without it."""
     try:
         step()
     except OffloaderError as error:
@@ -275,11 +274,7 @@ def _require_usable(directory: Path) -> None:
 
 
 def _check_fits(request: DemoRequest, store: ObjectStore, summary: InputSummary) -> tuple[Imported, Position | None]:
-    """How much of this input earlier runs imported and offloaded.
-
-    Raises:
-        InvalidCall: the directory has another input's data; nothing was changed.
-    """
+    """How much of this input earlier runs imported and offloaded; ``InvalidCall`` for another input's data."""
     path, committed = request.ledgers_path, None
     imported = Imported.read(path)
     with suppress(NotFound):
@@ -332,12 +327,6 @@ class _Run:
         self._events_before: dict[int, int] = {}
 
     def report(self, source: Source) -> OffloadReport:
-        """Runs the import.
-
-        Raises:
-            InvalidCall: the input changed since it was read.
-            StoreUnavailable: nothing was committed for ``STALL_S``; run it again to resume.
-        """
         before, started_s = requests_of(self._store), self._clock.monotonic_s()
         count = 0
         with open_managed_ledger(

@@ -13,16 +13,21 @@ from offloader.ledgers.pulsar.discovery import TopicPatterns
 from offloader.ledgers.sqlite.database import database_path
 from offloader.maintenance import Maintenance
 from offloader.runtime.clock import Clock
-from offloader.service.auth import Credentials, Guard, guard_for, open_credentials
+from offloader.service.auth import (
+    Credentials,
+    Guard,
+    ListenAddress,
+    guard_for,
+    open_credentials,
+    parse_listen,
+    server_tls,
+)
 from offloader.service.broker_ledgers import BrokerLedgers
-from offloader.service.commands import ServiceControl
-from offloader.service.host import RecentErrors
-from offloader.service.listen import ListenAddress, parse_listen, server_tls
-from offloader.service.process import HttpListener, ServingProcess
+from offloader.service.process import HttpListener, RecentErrors, ServingProcess
 from offloader.service.providers.embedded import EmbeddedProvider
 from offloader.service.providers.flight import FlightProvider
 from offloader.service.providers.pulsar import PulsarProvider
-from offloader.service.queries import ServiceView
+from offloader.service.queries import ServiceControl, ServiceView
 from offloader.service.streams import ServedStreams, StreamProvider
 from offloader.settings import Settings
 from offloader.settings.layered import SettingsFile
@@ -46,12 +51,15 @@ def require_sound(settings: Settings, *, read_only: bool = False) -> None:
     serve = settings.serve
     found: list[OffloaderError] = []
     if not serve.store:
-        found.append(no_store())
+        hint = 'set serve.store = "s3://BUCKET/ROOT" in the settings file'
+        found.append(InvalidCall("no store is named", hint=hint))
     has_streams = serve.ledgers or settings.pulsar.topics or settings.flight.listen
     if read_only and not settings.http.listen:
-        found.append(nothing_to_answer())
+        text = "with --read-only the process does nothing but answer over HTTP, and it listens nowhere"
+        found.append(InvalidCall(text, hint='set http.listen = "ADDRESS:PORT"'))
     if not read_only and not (has_streams or serve.maintenance):
-        found.append(nothing_to_do())
+        hint = "set serve.ledgers, pulsar.topics, flight.listen, or serve.maintenance = true"
+        found.append(InvalidCall("there is nothing to do: no feed of streams, and no maintenance", hint=hint))
     checks: list[Callable[[], object]] = [
         lambda: TopicPatterns.of(settings.pulsar.topics, settings.pulsar.exclude),
         *([lambda: database_path(serve.ledgers)] if serve.ledgers else []),
@@ -101,27 +109,6 @@ def _guarded(settings: Settings, credentials: Credentials, has_tls: bool) -> Ite
         yield setting, address, guard_for(address, credentials, settings.access, has_tls=has_tls, setting=setting)
 
 
-def no_store() -> InvalidCall:
-    """The error for a missing store."""
-    return InvalidCall("no store is named", hint='set serve.store = "s3://BUCKET/ROOT" in the settings file')
-
-
-def nothing_to_do() -> InvalidCall:
-    """The error for settings with neither streams nor maintenance."""
-    return InvalidCall(
-        "there is nothing to do: no feed of streams, and no maintenance",
-        hint="set serve.ledgers, pulsar.topics, flight.listen, or serve.maintenance = true",
-    )
-
-
-def nothing_to_answer() -> InvalidCall:
-    """The error for a process that only reads and doesn't listen."""
-    return InvalidCall(
-        "with --read-only the process does nothing but answer over HTTP, and it listens nowhere",
-        hint='set http.listen = "ADDRESS:PORT"',
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Assembled:
     """A process that isn't started, and the parts of its providers and listeners.
@@ -156,27 +143,25 @@ def assemble(
     """Makes a process, not started.
 
     Args:
+        file: the settings, which ``require_sound`` accepts.
         recent: log handler for recent errors; the caller adds it to the logger.
         store: instead of ``serve.store``; without a recorder it isn't measured.
         feeds: instead of the settings' providers.
         read_only: it only answers over HTTP: it has no streams and no maintenance, and writes nothing.
 
     Raises:
-        InvalidCall: no store, or nothing to do; an unsafe listener.
+        InvalidCall: an unsafe listener.
         Unsupported: the store lets two writers create one object, and ``store.single_writer`` isn't set.
         OffloaderError: the store can't be used.
     """
     settings = file.settings_of("")
-    serve = settings.serve
     metrics = Metrics(settings.telemetry, clock)
-    if read_only and not settings.http.listen:
-        raise nothing_to_answer()
     store = store or _open_store(settings, clock, metrics, read_only=read_only)
     credentials = open_credentials(settings.access)
     offloader = _offloader(store, settings, clock, read_only=read_only)
     streams = ServedStreams(offloader, file, clock)
     upkeep = None
-    if serve.maintenance and not read_only:
+    if settings.serve.maintenance and not read_only:
         upkeep = Maintenance(
             store,
             clock=clock,
@@ -198,10 +183,7 @@ def assemble(
         environ=os.environ,
     )
     made = Assembled(process, view, control, ledgers, metrics, settings, store, clock, credentials)
-    providers = [] if read_only else (feeds or providers_of)(made)
-    if not providers and not serve.maintenance and not read_only:
-        raise nothing_to_do()
-    for feed in providers:
+    for feed in [] if read_only else (feeds or providers_of)(made):
         process.add_feed(feed)
     if settings.http.listen:
         process.add_door(_http(made))
@@ -209,7 +191,6 @@ def assemble(
 
 
 def _offloader(store: ObjectStore, settings: Settings, clock: Clock, *, read_only: bool) -> LedgerOffloader:
-    """The offloader of a process, over a store that was found fit for it."""
     problems: Sequence[str] = ()
     if not read_only:
         # Two writers that both "win" would lose entries: check before the first write.
@@ -220,8 +201,6 @@ def _offloader(store: ObjectStore, settings: Settings, clock: Clock, *, read_onl
 
 def _open_store(settings: Settings, clock: Clock, metrics: Metrics, *, read_only: bool) -> ObjectStore:
     serve = settings.serve
-    if not serve.store:
-        raise no_store()
     return open_store(
         serve.store,
         endpoint_url=serve.endpoint_url or None,

@@ -58,8 +58,8 @@ from offloader.read.ledger_plan import (
 )
 from offloader.read.reader import open_reader
 from offloader.runtime.clock import Clock
-from offloader.service.commands import ServiceControl
 from offloader.service.manifest_views import ManifestViews, View
+from offloader.service.queries import ServiceControl
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.telemetry.recorder import Recorder

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,10 +16,8 @@ from offloader.maintenance import JOBS_AT_ONCE_MAX, Maintenance
 from offloader.runtime.clock import Clock
 from offloader.runtime.workers import SerialTask, Workers
 from offloader.service.auth import Credentials
-from offloader.service.host import RecentErrors
 from offloader.service.streams import ProviderProblem, ServedStreams, StreamProvider, error_of
-from offloader.settings.keys import key_of
-from offloader.settings.layered import PROCESS_SECTIONS, PROCESS_SETTINGS, SettingsFile, conflicts
+from offloader.settings.layered import PROCESS_SECTIONS, PROCESS_SETTINGS, SettingsFile, conflicts, key_of
 from offloader.telemetry.recorder import Reading
 from offloader.write.offloader import LedgerOffloader
 
@@ -96,6 +96,87 @@ def _place(scope: str, name: str) -> str:
 
 _log = logging.getLogger("offloader.service")
 
+#: Distinct messages kept; above it the least recent is evicted.
+ERRORS_KEPT = 200
+#: Longest text of a message.
+TEXT_CHARS_MAX = 2000
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TroubleSeen:
+    """One message.
+
+    Attributes:
+        first_ms, last_ms: first and last occurrence, ms since 1970 UTC.
+        level: ``warning`` or ``error``.
+        stream: its stream; empty: of the process.
+        event: short name for programs (docs/how-to/observing.md); may be empty.
+        hint: the remedy, if the message has none; may be empty.
+    """
+
+    first_ms: int
+    last_ms: int
+    count: int
+    level: str
+    stream: str
+    event: str
+    message: str
+    hint: str = ""
+
+
+class RecentErrors(logging.Handler):
+    """Log handler for the logger ``offloader``. Thread-safe.
+
+    Args:
+        kept_max: distinct messages kept.
+    """
+
+    def __init__(self, kept_max: int = ERRORS_KEPT) -> None:
+        super().__init__(logging.WARNING)
+        self._kept_max = kept_max
+        self._seen: OrderedDict[tuple[str, str], TroubleSeen] = OrderedDict()
+        self._guard = threading.Lock()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Takes one record; never raises."""
+        try:
+            self._keep(record)
+        except Exception:
+            self.handleError(record)
+
+    def _keep(self, record: logging.LogRecord) -> None:
+        text = record.getMessage()
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            text += f": {error.message if isinstance(error, OffloaderError) else f'{type(error).__name__}: {error}'}"
+        message = " ".join(text.split())[:TEXT_CHARS_MAX]
+        stream = str(getattr(record, "stream", ""))
+        now_ms = int(record.created * 1000)
+        # Numbers vary between repetitions of a message.
+        key = stream, _NUMBER.sub("#", message)
+        with self._guard:
+            before = self._seen.pop(key, None)
+            self._seen[key] = TroubleSeen(
+                first_ms=now_ms if before is None else before.first_ms,
+                last_ms=now_ms,
+                count=1 if before is None else before.count + 1,
+                level=record.levelname.lower(),
+                stream=stream,
+                event=str(getattr(record, "event", "")),
+                message=message,
+                hint=error.hint if isinstance(error, OffloaderError) else "",
+            )
+            while len(self._seen) > self._kept_max:
+                self._seen.popitem(last=False)
+
+    def newest(self, limit: int = ERRORS_KEPT, *, stream: str | None = None) -> list[TroubleSeen]:
+        """The newest first; ``stream``: only of that stream."""
+        with self._guard:
+            found = [each for each in reversed(self._seen.values()) if stream is None or each.stream == stream]
+        return found[:limit]
+
+
 #: Maximum age of the status document in a response.
 DOCUMENT_AGE_S_MAX = 1.0
 #: Maximum wait of a request for a newer one.
@@ -125,7 +206,7 @@ class HttpListener(Protocol):
 class ServingProcess:
     """Made once, started once, stopped once. Thread-safe.
 
-    Serves ``offloader.service.queries`` and ``offloader.service.commands``.
+    Serves ``offloader.service.queries`` and ``offloader.service.queries``.
 
     Args:
         offloader: writes to the store, which the maker of the process opens and closes.

@@ -1,16 +1,73 @@
-"""Layered settings (process, namespace, topic) from a TOML file, with each value's source."""
+"""Layered settings (process, namespace, topic) from a TOML file, with each value's source; and a sample of such a file.
+
+A setting is named by its section and attribute, ``offload.block_bytes``; a key is what the file has,
+``offload.block_size``: a current one, an alias of PIP-76, or one of earlier releases.
+"""
 
 from __future__ import annotations
 
+import json
+import textwrap
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from offloader.errors import InvalidCall, NotFound
-from offloader.settings import Settings
-from offloader.settings.keys import ALIASES, FIELDS, OLD, SETTINGS, STREAMING, key_of, shown, value_of, value_of_alias
+from offloader.settings import Pairs, Settings
+from offloader.settings.fields import allowed, from_file, in_file
+from offloader.settings.fields import problem as problem_of
+from offloader.settings.values import REPLACED
+
+#: PIP-76's switch, an alias of ``offload.method``.
+STREAMING = "streaming_offload"
+#: Every setting.
+FIELDS: Mapping[str, Field[Any]] = {
+    f"{section.name}.{each.name}": each
+    for section in fields(Settings)
+    for each in fields(getattr(Settings(), section.name))
+}
+
+
+def key_of(name: str) -> str:
+    """The key of a setting."""
+    found = FIELDS.get(name)
+    return name if found is None or "key" not in found.metadata else f"{name.partition('.')[0]}.{found.metadata['key']}"
+
+
+#: Key -> setting.
+SETTINGS: Mapping[str, str] = {key_of(name): name for name in FIELDS}
+#: PIP-76's and Pulsar's names, with numbers in the setting's unit.
+ALIASES = frozenset(name for name, each in FIELDS.items() if each.metadata.get("is_alias"))
+#: Keys of earlier releases, with numbers in the unit that their names end in -> setting.
+OLD: Mapping[str, str] = {
+    **{name: name for name in FIELDS if key_of(name) != name and name not in ALIASES},
+    **REPLACED,
+}
+
+
+def shown(name: str, value: Any) -> Any:
+    """A setting's value as a settings file has it: amounts as texts."""
+    return in_file(FIELDS[name].metadata, value)
+
+
+def value_of(name: str, value: object) -> Any:
+    """A setting's value from its form in a settings file; raises ``ValueError`` that says why it is none."""
+    found = FIELDS[name]
+    return value_of_alias(name, from_file(found.metadata, found.default, value))
+
+
+def value_of_alias(name: str, value: object) -> Any:
+    """The same from a number in the setting's unit, as aliases and keys of earlier releases have it. Raises
+    ``ValueError``: it isn't one, or out of bounds."""
+    found = FIELDS[name]
+    wrong = problem_of(found.metadata, found.default, value)
+    if wrong:
+        raise ValueError(wrong)
+    default: Any = found.default
+    return default.__class__(value)
+
 
 _METHOD = "offload.method"
 _SECTIONS = tuple(each.name for each in fields(Settings))
@@ -285,7 +342,6 @@ def _any_stream(scope: str) -> str:
 
 
 def _methods_below(found: SettingsFile, scope: str) -> set[str]:
-    """The methods of the streams in a layer."""
     below = (stream for stream in map(_any_stream, found.layers) if scope in _scopes_of(stream))
     streams = {_any_stream(scope), *below}
     return {found.values_of(stream)["offload.method"].value for stream in streams}
@@ -310,7 +366,6 @@ def _size_conflicts(found: SettingsFile, scope: str) -> Iterator[str]:
 
 
 def _key(scope: str, name: str) -> str:
-    """The key of a setting, with its table."""
     return _place(scope, key_of(name))
 
 
@@ -321,3 +376,71 @@ def _place(scope: str, key: str) -> str:
 
 def _text(value: object) -> str:
     return f"{value:g}" if isinstance(value, int | float) else str(value)
+
+
+_WIDTH = 100
+_HEAD = """\
+# Settings of offloader: for `offloader serve --config FILE`, and for every command that takes --config.
+#
+# Every setting is here with its default: a line that begins with `#name = value` is the default, take the # away to
+# change it. `offloader config check --config FILE` names every mistake, `offloader config explain TOPIC` says what
+# counts for a topic and where it comes from. A running process reads the file again on SIGHUP. A duration is a number
+# and its unit: ms, s, m, h or d; a size likewise: B, KiB, MiB, GiB or TiB.
+"""
+_TAIL = """\
+# --- parts of it for some streams ---------------------------------------------------------------------------------
+# What isn't marked "whole process" can be set for a namespace and for a topic too; the topic counts before the
+# namespace, the namespace before what is above.
+#
+#[namespaces."public/default".offload]
+#codec = "zstd"
+#
+#[topics."public/default/persistent/orders".retention]
+#policy = "time"
+#min_age = "7d"
+"""
+_UNITS = {"s": "seconds", "m": "minutes", "B": "bytes", "MiB": "MiB"}
+#: Settings that a new file has to set.
+_EXAMPLES = {"serve.store": '"s3://BUCKET/ROOT"', "offload.method": '"streaming"'}
+
+
+def sample_settings() -> str:
+    """The text of the file."""
+    # Sections with required settings first.
+    names = sorted((section.name for section in fields(Settings)), key=lambda name: name != "serve")
+    sections = ["\n".join(_section(name, getattr(Settings(), name))) + "\n" for name in names]
+    return "\n".join([_HEAD, *sections, _TAIL])
+
+
+def _section(name: str, values: Any) -> Iterator[str]:
+    words = " ".join((type(values).__doc__ or "").split())
+    whole = " Whole process." if name in PROCESS_SECTIONS else ""
+    yield from _comment(f"{words}{whole}")
+    yield f"[{name}]"
+    for each in fields(values):
+        yield ""
+        yield from _comment(_said(name, each))
+        full = f"{name}.{each.name}"
+        key = key_of(full).partition(".")[2]
+        yield f"{key} = {_EXAMPLES[full]}" if full in _EXAMPLES else f"#{key} = {_toml(shown(full, each.default))}"
+
+
+def _said(section: str, each: Field[Any]) -> str:
+    full = f"{section}.{each.name}"
+    notes = [allowed(each.metadata)]
+    if full in METHOD_OF:
+        notes.append(f"only for the method {METHOD_OF[full]}")
+    if full in ALIASES:
+        notes.append(f"also as a number, {each.name} in {_UNITS[each.metadata['unit']]}")
+    if full in PROCESS_SETTINGS:
+        notes.append("whole process")
+    doc = str(each.metadata["doc"])
+    return f"{doc[0].upper()}{doc[1:]} ({'; '.join(notes)})."
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_long_words=False)
+
+
+def _toml(value: Any) -> str:
+    return "{}" if isinstance(value, Pairs) else json.dumps(value)

@@ -14,8 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from offloader.errors import AccessDenied, InvalidCall, NotFound
-from offloader.settings.keys import FIELDS, OLD, key_of, shown, value_of_alias
-from offloader.settings.layered import is_old, parse_settings, parse_toml, raw_layers
+from offloader.settings.layered import (
+    FIELDS,
+    OLD,
+    is_old,
+    key_of,
+    parse_settings,
+    parse_toml,
+    raw_layers,
+    shown,
+    value_of_alias,
+)
 
 _BLANK = re.compile(r"(?:[ \t\r\n]|#[^\n]*)*")
 _PART = re.compile(r"""[ \t]*("(?:[^"\\]|\\.)*"|'[^']*'|[A-Za-z0-9_-]+)[ \t]*""")
@@ -43,12 +52,9 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """A key and its value in the text.
+    """A key and its value in the text: the key's parts, each with its place, and where the value is.
 
-    Attributes:
-        table: of the header above it, with its inline tables.
-        parts: the key's parts and where each is.
-        value: where the value is.
+    ``table``: of the header above it, with its inline tables.
     """
 
     table: tuple[str, ...]
@@ -211,7 +217,6 @@ def _replace(file: Path, text: str) -> None:
 def _migrated(
     old: Mapping[str, Mapping[str, Any]], problems: list[str], path: str
 ) -> tuple[dict[str, dict[str, Any]], tuple[tuple[str, str], ...]]:
-    """The values that the file has to have afterwards, and what changes."""
     found: dict[str, dict[str, Any]] = {}
     changes: list[tuple[str, str]] = []
     for scope, layer in old.items():
@@ -274,7 +279,6 @@ def _applied(
 
 
 def _verify(text: str, path: str, wanted: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raises ``InvalidCall`` unless the text loads and has exactly the values ``wanted``."""
     try:
         found, _ = raw_layers(tomllib.loads(text))
     except tomllib.TOMLDecodeError:

@@ -16,9 +16,6 @@ FLIGHT_FIELDS = "carrier STRING, month INT, dep_delay DOUBLE"
 #: Bytes of one Spark partition: less than a segment, to show splits inside segments.
 SPLIT_BYTES = 8 * 1024 * 1024
 
-#: ``open_store``'s name -> the data source's option.
-_OPTIONS = {"endpoint_url": "endpointUrl", "region": "region"}
-
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
@@ -35,7 +32,7 @@ def delays_by_carrier_and_month(store_url: str, stream: str, options: Mapping[st
 
     Args:
         store_url, stream: to scan; payloads are flights as JSON.
-        options: further store options (``endpoint_url``, ``region``).
+        options: further ones of the data source (``endpointUrl``, ``region``).
 
     Raises:
         Unsupported: no pyspark, or no Java.
@@ -78,7 +75,7 @@ def entries_by_ledger(store_url: str, stream: str, options: Mapping[str, str]) -
 
 def snippet(store_url: str, stream: str, options: Mapping[str, str], *, flights: bool) -> str:
     """Lines to paste into a Python prompt: the same scan by hand."""
-    extra = "".join(f'\n    .option("{_OPTIONS[name]}", "{value}")' for name, value in options.items())
+    extra = "".join(f'\n    .option("{name}", "{value}")' for name, value in options.items())
     read = f"""from offloader.spark import local_session
 
 spark = local_session()
@@ -102,8 +99,7 @@ def _ask(
 ) -> ScanResult:
     hint = "give the same command again; `offloader read` needs no Spark"
     with translated(f"Spark's scan of {stream}", hint=hint), command_session("offloader demo") as spark:
-        given = {"store": store_url, "stream": stream, "splitBytes": str(SPLIT_BYTES)}
-        given |= {_OPTIONS[name]: value for name, value in options.items()}
+        given = {"store": store_url, "stream": stream, "splitBytes": str(SPLIT_BYTES), **options}
         entries = spark.read.format("offloader").options(**given).load()
         answer = ask(entries)
         rows = tuple(tuple(row) for row in answer.collect())

@@ -37,10 +37,8 @@ from offloader.manifest.load import kept_records
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.fetch import Fetcher
 from offloader.settings import ReadSettings
-from offloader.spark.options import US_PER_MS, Predicate, SourceOptions, microseconds
-from offloader.spark.planning import pinned_states, plan_slices
-from offloader.spark.scan import read_slices
-from offloader.spark.schema import ddl, projection
+from offloader.spark.options import US_PER_MS, Predicate, SourceOptions, ddl, microseconds, projection
+from offloader.spark.scan import pinned_states, plan_slices, read_slices
 from offloader.spark.session import work_begins
 from offloader.spark.stream import StreamingReader
 from offloader.store.base import ObjectStore
@@ -49,11 +47,6 @@ from offloader.store.base import ObjectStore
 _OF_SUMMARY = ("entries", "payload_bytes", "data_bytes", "index_bytes", "blocks", "compressed")
 
 _Row = Mapping[str, object]
-
-
-def _segments(state: ManifestState, _: ObjectStore, __: ReadSettings) -> Iterator[_Row]:
-    """All segments, by position, including assigned and retired ones."""
-    return (segment_row(state.stream, record) for record in state.segments.in_order())
 
 
 def segment_row(stream: str, record: SegmentRecord) -> _Row:
@@ -114,7 +107,6 @@ def _ledgers(state: ManifestState, _: ObjectStore, __: ReadSettings) -> Iterator
 
 
 def _records(state: ManifestState, store: ObjectStore, _: ReadSettings) -> Iterator[_Row]:
-    """The manifest's existing records, the oldest first."""
     for record in kept_records(store, state):
         yield {
             "stream": state.stream,
@@ -129,7 +121,6 @@ def _records(state: ManifestState, store: ObjectStore, _: ReadSettings) -> Itera
 
 
 def _anomalies(state: ManifestState, store: ObjectStore, settings: ReadSettings) -> Iterator[_Row]:
-    """Findings of a shallow verify."""
     checks = check_segments(Fetcher(store, settings), state, deep=False)
     found = chain.from_iterable(check.findings for check in checks)
     fills = check_fills(store, state, deep=False)
@@ -139,7 +130,8 @@ def _anomalies(state: ManifestState, store: ObjectStore, settings: ReadSettings)
 
 #: content -> the rows of one stream.
 DRIVER_CONTENTS: Mapping[str, Callable[[ManifestState, ObjectStore, ReadSettings], Iterator[_Row]]] = {
-    "segments": _segments,
+    # By position, including assigned and retired ones.
+    "segments": lambda state, *_: (segment_row(state.stream, record) for record in state.segments.in_order()),
     "ledgers": _ledgers,
     "manifest": _records,
     "anomalies": _anomalies,
@@ -202,6 +194,8 @@ class PushingReader(OffloaderReader):
 class PlainOffloaderDataSource(DataSource):
     """The data source without filter pushdown: works with all of Spark's settings."""
 
+    pushes_filters = False
+
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
         work_begins()
@@ -217,11 +211,11 @@ class PlainOffloaderDataSource(DataSource):
     def reader(self, schema: StructType) -> OffloaderReader:
         options = SourceOptions.of(self.options)
         options.require_batch()
-        if options.prune_by_filters:
+        if options.prune_by_filters and not self.pushes_filters:
             raise InvalidCall(
                 "option pruneByFilters needs filters that are pushed", hint="call offloader.spark.register(spark) first"
             )
-        return OffloaderReader(options, schema)
+        return (PushingReader if self.pushes_filters else OffloaderReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> StreamingReader:  # noqa: N802 - Spark's name
         return StreamingReader(SourceOptions.of(self.options), schema)
@@ -230,10 +224,7 @@ class PlainOffloaderDataSource(DataSource):
 class OffloaderDataSource(PlainOffloaderDataSource):
     """The data source with filter pushdown; ``offloader.spark.register`` installs it."""
 
-    def reader(self, schema: StructType) -> OffloaderReader:
-        options = SourceOptions.of(self.options)
-        options.require_batch()
-        return PushingReader(options, schema)
+    pushes_filters = True
 
 
 _OPERATIONS: dict[type[Filter], tuple[str, str]] = {

@@ -9,7 +9,7 @@ import pytest
 
 from formats.manifest import LedgerClosed
 from offloader.cli.options import StoreArguments
-from offloader.cli.verify import run
+from offloader.cli.reading import verify
 from offloader.store.open import open_store
 from tests.support.streams import StreamWriter, batch_of
 
@@ -34,7 +34,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     writer.log.checkpoint()
     writer.log.commit([LedgerClosed(5, 9)])
     writer.store.close()
-    assert run([STREAM], StoreArguments(store=f"file://{root}"), deep=True) == 0
+    assert verify([STREAM], StoreArguments(store=f"file://{root}"), deep=True) == 0
     return root
 
 
@@ -72,7 +72,7 @@ def test_a_flipped_bit_in_any_byte_is_damage(root: Path, kind: str) -> None:
                 flipped[at] ^= 1 << at % 8
                 path.write_bytes(flipped)
                 os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-                if run([STREAM], StoreArguments(store=f"file://{root}"), deep=True) != DAMAGED:
+                if verify([STREAM], StoreArguments(store=f"file://{root}"), deep=True) != DAMAGED:
                     missed.append((path.name, at))
         finally:
             path.write_bytes(content)

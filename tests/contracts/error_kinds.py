@@ -11,7 +11,7 @@ import formats
 import offloader
 from formats.errors import FormatError
 from offloader.errors import ErrorKind, OffloaderError
-from offloader.service.http.problems import problem_of
+from offloader.service.http.middleware import problem_of
 
 __all__ = ["error_kinds"]
 

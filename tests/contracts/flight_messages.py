@@ -9,15 +9,16 @@ import tempfile
 import textwrap
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.flight as fl
 
 from offloader.service.auth import OPERATION_OF_ACTION
-from offloader.service.flight import handlers as columns
 from offloader.service.flight import messages
-from offloader.service.flight.handlers import ACTIONS, Actions
+from offloader.service.providers import flight
+from offloader.service.providers.flight import ACTIONS
 from offloader.store.open import open_store
 from tests.contracts.shapes import shape_lines
 from tests.support.flight_door import APPEND_SCHEMA, flight_door
@@ -38,26 +39,23 @@ def flight_messages() -> str:
     lines = ["# sent"]
     for name, read in sent.items():
         lines.append(f"{name}: {', '.join(_taken(read))}")
-    lines += [
-        f"action {name} ({OPERATION_OF_ACTION[name].who}): {', '.join(_taken(_method(name)))}" for name in ACTIONS
-    ]
-    for mode, needed in columns._NEEDED.items():
-        marked = (f"{each}{'' if each in needed else '?'}" for each in columns._KNOWN[mode])
+    lines += [f"action {name} ({OPERATION_OF_ACTION[name].who}): {', '.join(_fields_of(name))}" for name in ACTIONS]
+    for mode, needed in messages._NEEDED.items():
+        marked = (f"{each}{'' if each in needed else '?'}" for each in messages._KNOWN[mode])
         lines.append(f"columns of mode {mode}: {', '.join(marked)}")
-    lines += ["", "# columns of entries", *(f"{each.name}: {each.type}" for each in columns.ENTRY_SCHEMA)]
+    lines += ["", "# columns of entries", *(f"{each.name}: {each.type}" for each in messages.ENTRY_SCHEMA)]
     for name, values in sorted(_answers().items()):
         lines += ["", f"# answered: {name}", *shape_lines(values)]
     return "\n".join(lines) + "\n"
 
 
-def _method(action: str) -> Callable[..., Any]:
-    """What runs an action, as the table of the class says."""
-    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(Actions)))):
-        if isinstance(node, ast.Dict):
-            for key, value in zip(node.keys, node.values, strict=True):
-                if isinstance(key, ast.Constant) and key.value == action and isinstance(value, ast.Attribute):
-                    return getattr(Actions, value.attr)  # type: ignore[no-any-return]
-    raise AssertionError(f"nothing runs the action {action}")
+def _fields_of(action: str) -> Iterator[str]:
+    """Fields of an action, in the order of their names, as the table has them."""
+    for field, read in sorted(flight._FIELDS[action].items()):
+        function, given = (read.func, read.keywords) if isinstance(read, partial) else (read, {})
+        mark = "" if function.__name__ == "text" and not given else "?"
+        default = f" = {given['default']!r}" if given else ""
+        yield f"{field}{mark}: {_TAKES[function.__name__]}{default}"
 
 
 def _taken(function: Callable[..., Any]) -> Iterator[str]:

@@ -8,8 +8,8 @@ from typing import Any, cast
 from fastapi.routing import APIRoute
 
 from offloader.service.auth import OPERATION_OF_ROUTE
-from offloader.service.dashboard.routes import page_files
 from offloader.service.http import routes as application
+from offloader.service.http.routes import page_files
 
 __all__ = ["http_interface"]
 

@@ -14,8 +14,7 @@ import offloader
 from docs.make_reference import type_of
 from offloader.settings import Pairs, Settings
 from offloader.settings.fields import allowed
-from offloader.settings.keys import ALIASES, OLD, key_of, shown
-from offloader.settings.layered import METHOD_OF, PROCESS_SECTIONS, PROCESS_SETTINGS
+from offloader.settings.layered import ALIASES, METHOD_OF, OLD, PROCESS_SECTIONS, PROCESS_SETTINGS, key_of, shown
 
 __all__ = ["setting_keys"]
 

@@ -7,7 +7,6 @@ from dataclasses import fields
 
 from offloader.errors import InvalidCall
 from offloader.spark import options as spark_options
-from offloader.spark import schema as spark_schema
 from offloader.spark.options import CONTENTS, SourceOptions
 from offloader.spark.source import OffloaderDataSource
 
@@ -31,7 +30,7 @@ def spark_source() -> str:
         lines.append(f"{name}: {kind}, {given}, {where}")
     for content in CONTENTS:
         lines.append(f"\n# columns of {content}")
-        for column, (spark_type, arrow_type) in spark_schema._COLUMNS[content].items():
+        for column, (spark_type, arrow_type) in spark_options._COLUMNS[content].items():
             lines.append(f"{column}: {spark_type}, Arrow {arrow_type}")
     return "\n".join(lines) + "\n"
 

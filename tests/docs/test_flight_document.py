@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from offloader.service.auth import OPERATION_OF_ACTION
-from offloader.service.flight.handlers import ACTIONS
+from offloader.service.providers.flight import ACTIONS
 from offloader.settings.layered import parse_settings
 from offloader.store.open import open_store
 from tests.support.flight_door import flight_door

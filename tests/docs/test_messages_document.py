@@ -12,8 +12,7 @@ import pytest
 
 from formats.entries import EntryBatch
 from formats.pulsar.messages import COLUMNS, ENTRY_COLUMNS
-from offloader.spark.options import SourceOptions
-from offloader.spark.schema import ddl
+from offloader.spark.options import SourceOptions, ddl
 from offloader.store.open import open_store
 from tests.formats.pulsar_entries import recorded
 from tests.support.streams import StreamWriter

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from offloader.settings import LimitSettings, TelemetrySettings
-from offloader.settings.keys import SETTINGS, key_of, shown
+from offloader.settings.layered import SETTINGS, key_of, shown
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "how-to" / "observing.md").read_text(encoding="utf-8")

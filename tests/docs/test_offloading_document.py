@@ -17,8 +17,7 @@ from docs.make_reference import type_of
 from offloader.cli.main import main
 from offloader.settings import Settings
 from offloader.settings.fields import allowed
-from offloader.settings.keys import key_of, shown
-from offloader.settings.layered import PROCESS_SECTIONS, PROCESS_SETTINGS
+from offloader.settings.layered import PROCESS_SECTIONS, PROCESS_SETTINGS, key_of, shown
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "how-to" / "offloading.md").read_text(encoding="utf-8")

@@ -12,8 +12,7 @@ import pytest
 from offloader.cli.main import main
 from offloader.ledgers.pulsar.discovery import TopicPatterns
 from offloader.settings import PulsarSettings
-from offloader.settings.keys import SETTINGS, key_of, shown
-from offloader.settings.layered import parse_settings
+from offloader.settings.layered import SETTINGS, key_of, parse_settings, shown
 from offloader.store.open import open_store
 from tests.replay.replaying import entries_of, write_stream
 from tests.support.pulsar_broker import FakeBroker

@@ -10,7 +10,7 @@ import pytest
 
 from offloader.retention.state import Rule
 from offloader.settings import Settings
-from offloader.settings.keys import ALIASES, SETTINGS
+from offloader.settings.layered import ALIASES, SETTINGS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from offloader.cli.main import main
-from offloader.settings.keys import SETTINGS
-from offloader.settings.layered import read_settings_file
+from offloader.settings.layered import SETTINGS, read_settings_file
 from tests.support.serving_processes import Serving
 from tests.support.waiting import eventually
 

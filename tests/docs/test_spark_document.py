@@ -16,8 +16,7 @@ import pytest
 
 from formats.entries import EntryBatch
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
-from offloader.spark.options import _OPTIONS, _STREAM_ONLY, CONTENTS, SourceOptions
-from offloader.spark.schema import ddl
+from offloader.spark.options import _OPTIONS, _STREAM_ONLY, CONTENTS, SourceOptions, ddl
 from offloader.spark.session import require_java
 from offloader.store.open import open_store
 from tests.formats.pulsar_entries import Sent, batch_entry

@@ -24,8 +24,7 @@ from offloader.ledgers.pulsar.topics import EntryFate, policy_warnings, stream_o
 from offloader.ledgers.pulsar.transport import parse_service_url
 from offloader.retention.cuts import Cut
 from offloader.runtime.clock import SystemClock
-from offloader.service.auth import Caller, Credentials, Guard, NotAuthenticated, Role
-from offloader.service.listen import parse_listen
+from offloader.service.auth import Caller, Credentials, Guard, NotAuthenticated, Role, parse_listen
 from tests.fuzz.fuzz_engine import Outcome, Target, attempt
 from tests.fuzz.fuzz_mutation import mutate, mutate_json, mutate_text
 

@@ -23,8 +23,19 @@ import pyarrow.flight as fl
 from formats.entries import EntryBatch, Position
 from offloader.errors import InvalidCall
 from offloader.ledgers.pushed import LedgerEnd, new_pieces
-from offloader.service.flight.handlers import ACTIONS, ENTRY_SCHEMA, pushed_batches, require_columns, sent_payloads
-from offloader.service.flight.messages import batch_note, encoded, fields_of, get_request, put_request, refusing
+from offloader.service.flight.messages import (
+    ENTRY_SCHEMA,
+    batch_note,
+    encoded,
+    fields_of,
+    get_request,
+    pushed_batches,
+    put_request,
+    refusing,
+    require_columns,
+    sent_payloads,
+)
+from offloader.service.providers.flight import ACTIONS
 from offloader.store.open import open_store
 from tests.fuzz.fuzz_engine import Outcome, Target, attempt
 from tests.fuzz.fuzz_mutation import EXTREMES, mutate, mutate_json, mutate_text

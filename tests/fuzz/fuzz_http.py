@@ -23,17 +23,14 @@ from uvicorn.config import Config
 from uvicorn.server import ServerState
 
 from offloader.runtime.clock import SystemClock
-from offloader.service.auth import Credentials, Guard, Role
+from offloader.service.auth import Credentials, Guard, Role, parse_listen
 from offloader.service.broker_ledgers import BrokerLedgers
-from offloader.service.commands import ServiceControl
-from offloader.service.dashboard.routes import page_files
 from offloader.service.http.broker_routes import BrokerThreads
 from offloader.service.http.middleware import Gate
-from offloader.service.http.routes import DESCRIPTION, make_application
+from offloader.service.http.routes import DESCRIPTION, make_application, page_files
 from offloader.service.http.schemas import write_cursor
 from offloader.service.http.server import Connection
-from offloader.service.listen import parse_listen
-from offloader.service.queries import ServiceView
+from offloader.service.queries import ServiceControl, ServiceView
 from tests.fuzz.fuzz_engine import Outcome, Target
 from tests.fuzz.fuzz_mutation import STRANGE, mutate_json, mutate_text
 from tests.support.http_process import ORDERS, PAYMENTS, http_stage, quoted

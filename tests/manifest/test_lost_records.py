@@ -27,7 +27,7 @@ from formats.keys import (
 from formats.manifest import LedgerClosed
 from offloader.cli import manifest as manifest_verb
 from offloader.cli.options import ConfigArguments, StoreArguments
-from offloader.cli.verify import run as verify
+from offloader.cli.reading import verify
 from offloader.errors import Corrupt, OffloaderError
 from offloader.gc.plan import retired_groups
 from offloader.gc.reconcile import Reconciliation

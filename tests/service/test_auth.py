@@ -17,6 +17,7 @@ from offloader.service.auth import (
     Caller,
     Credentials,
     Guard,
+    ListenAddress,
     NotAllowed,
     NotAuthenticated,
     Operation,
@@ -24,8 +25,8 @@ from offloader.service.auth import (
     bearer_token,
     guard_for,
     open_credentials,
+    parse_listen,
 )
-from offloader.service.listen import ListenAddress, parse_listen
 from offloader.settings import AccessSettings, Pairs, Settings
 
 READ, WRITE, ADMIN = (f"{name}-token-0123456789" for name in ("read", "write", "admin"))

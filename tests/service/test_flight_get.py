@@ -15,7 +15,7 @@ import pytest
 from formats.entries import EntryBatch, Position
 from offloader.errors import InvalidCall, StoreUnavailable
 from offloader.runtime.clock import SystemClock
-from offloader.service.listen import parse_listen
+from offloader.service.auth import parse_listen
 from offloader.service.providers.flight import require_free
 from offloader.store.memory import MemoryStore
 from tests.ledgers.pushing_broker import Broker

@@ -15,7 +15,7 @@ from formats.entries import EntryBatch, Position
 from offloader.errors import InvalidCall
 from offloader.manifest.log import load_manifest
 from offloader.runtime.clock import SystemClock
-from offloader.service.flight.handlers import ENTRY_SCHEMA, require_columns
+from offloader.service.flight.messages import ENTRY_SCHEMA, require_columns
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.ledgers.pushing_broker import Broker

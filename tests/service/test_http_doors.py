@@ -16,9 +16,8 @@ import pytest
 
 from offloader.errors import AccessDenied, InvalidCall
 from offloader.runtime.clock import SystemClock
-from offloader.service.auth import open_credentials
+from offloader.service.auth import open_credentials, server_tls
 from offloader.service.http.server import OffloadHttp
-from offloader.service.listen import server_tls
 from offloader.settings import AccessSettings, Pairs
 from offloader.store.memory import MemoryStore
 from services.servers import free_port

@@ -13,8 +13,7 @@ from offloader.errors import InvalidCall
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.log import list_streams, load_manifest
 from offloader.runtime.clock import SystemClock
-from offloader.service.host import ProcessLock
-from offloader.service.providers.embedded import EmbeddedProvider
+from offloader.service.providers.embedded import EmbeddedProvider, ProcessLock
 from offloader.store.memory import MemoryStore
 from tests.support.readback import stored_entries
 from tests.support.served import HeldFeed, serving, settings_file

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from offloader.plot import Span, StreamTimeline
-from offloader.service.dashboard.routes import HEADERS, page_files
+from offloader.service.http.routes import PAGE_HEADERS, page_files
 from offloader.service.queries import BARS_MAX, POINTS_MAX, timeline_document
 from tests.support.http_process import ask, http_process
 
@@ -44,7 +44,7 @@ def test_page_has_no_inline_scripts_or_foreign_sources() -> None:
     for path in page_files():
         assert [each for each in re.findall(r"https?://[^\s\"']+", text(path)) if "www.w3.org" not in each] == []
         assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\(|new Function", text(path))
-    rules = dict(part.strip().partition(" ")[::2] for part in HEADERS["Content-Security-Policy"].split(";"))
+    rules = dict(part.strip().partition(" ")[::2] for part in PAGE_HEADERS["Content-Security-Policy"].split(";"))
     assert rules["default-src"] == "'none'"
     assert {value for name, value in rules.items() if name != "default-src"} <= {"'self'", "'none'"}
 
@@ -79,7 +79,7 @@ def test_guests_get_only_the_page_files(tmp_path: Path) -> None:
             assert (answer.status, answer.body) == (200, file.body)
             found = {name.lower(): value for name, value in answer.headers.items()}
             assert found["content-type"] == file.media_type
-            assert {name: found[name.lower()] for name in HEADERS} == HEADERS
+            assert {name: found[name.lower()] for name in PAGE_HEADERS} == PAGE_HEADERS
             again = ask(http.url + path, headers={"If-None-Match": file.etag})
             assert (again.status, again.body) == (304, b"")
             assert ask(http.url + path, method="HEAD").status == 200

@@ -14,7 +14,7 @@ from offloader.errors import AccessDenied, StoreUnavailable, Throttled
 from offloader.manifest.log import load_manifest
 from offloader.runtime.clock import SystemClock
 from offloader.service.bootstrap import Assembled
-from offloader.service.host import StoreReach
+from offloader.service.providers.pulsar import StoreReach
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloader.errors import AccessDenied, InvalidCall, StoreUnavailable
-from offloader.service.host import ProcessLock, RecentErrors
-from offloader.service.process import ASKED_EACH_TIME, is_live, reloaded
+from offloader.service.process import ASKED_EACH_TIME, RecentErrors, is_live, reloaded
+from offloader.service.providers.embedded import ProcessLock
 from offloader.service.queries import KeptAnswers, StreamOrder, page_of
 from offloader.settings.layered import PROCESS_SECTIONS, SettingsFile, conflicts
 from offloader.testing.manual_clock import ManualClock
@@ -119,7 +119,7 @@ def test_logged_error_has_its_hint_and_no_traceback(recent: RecentErrors) -> Non
 
 HOLDER = """
 import sys, pathlib
-from offloader.service.host import ProcessLock
+from offloader.service.providers.embedded import ProcessLock
 lock = ProcessLock(pathlib.Path(sys.argv[1]))
 print(lock.take(), flush=True)
 sys.stdin.readline()

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats.entries import TIME_UNKNOWN_MS
-from offloader.spark.options import Predicate, SourceOptions, block_mask, matches_value, microseconds
-from offloader.spark.planning import plan_slices
-from offloader.spark.schema import Needs
+from offloader.spark.options import Needs, Predicate, SourceOptions, block_mask, matches_value, microseconds
+from offloader.spark.scan import plan_slices
 from tests.spark.reading import load
 from tests.support.streams import BASE_MS, StreamWriter
 

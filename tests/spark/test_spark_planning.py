@@ -11,10 +11,15 @@ import pytest
 
 from formats.entries import EntryBatch
 from formats.segment import SegmentMap
-from offloader.spark.options import SourceOptions
-from offloader.spark.planning import INDEXES_READ_MAX, SegmentSlice, plan_slices
-from offloader.spark.scan import BATCH_BYTES_MAX, BATCH_ROWS_MAX, read_slices
-from offloader.spark.schema import Needs, Projection
+from offloader.spark.options import Needs, Projection, SourceOptions
+from offloader.spark.scan import (
+    BATCH_BYTES_MAX,
+    BATCH_ROWS_MAX,
+    INDEXES_READ_MAX,
+    SegmentSlice,
+    plan_slices,
+    read_slices,
+)
 from offloader.spark.source import OffloaderReader
 from offloader.store.base import ByteRange, ObjectInfo, ObjectStore
 from offloader.store.open import open_store
@@ -166,7 +171,7 @@ def test_segments_are_cut_by_block_counts_when_there_are_too_many_indexes(
     for number in range(3):
         writer.add([batch_of(1, 300 * number, 300)])
     store = FaultyStore(writer.store)
-    monkeypatch.setattr("offloader.spark.planning.INDEXES_READ_MAX", 2)
+    monkeypatch.setattr("offloader.spark.scan.INDEXES_READ_MAX", 2)
     assert INDEXES_READ_MAX > 2
     partitions = plan_slices(options(writer, split_bytes=4000), (), Needs.PAYLOADS, store)
     assert [key for _, key in store.calls if key.endswith("-index")] == []

@@ -15,7 +15,7 @@ from formats.segment import Layout, SegmentMap
 from offloader.errors import InvalidCall
 from offloader.manifest.state import SegmentRecord
 from offloader.read.fetch import whole_range
-from offloader.spark.planning import StreamRange
+from offloader.spark.scan import StreamRange
 from offloader.spark.stream import (
     Limits,
     StreamOffset,

@@ -16,8 +16,7 @@ from formats.entries import Position
 from offloader.errors import InvalidCall, OutcomeUnknown
 from offloader.retention.subscribers import open_retention
 from offloader.spark.options import SourceOptions
-from offloader.spark.stream import StreamingReader
-from offloader.spark.subscription import RETRY_S, Subscription
+from offloader.spark.stream import RETRY_S, StreamingReader, Subscription
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.store.open import open_store

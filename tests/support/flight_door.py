@@ -15,8 +15,8 @@ import pyarrow.flight as fl
 from formats.entries import EntryBatch, Position
 from offloader.runtime.clock import SystemClock
 from offloader.service.bootstrap import Assembled, assemble
-from offloader.service.flight.handlers import ENTRY_SCHEMA
-from offloader.service.host import RecentErrors
+from offloader.service.flight.messages import ENTRY_SCHEMA
+from offloader.service.process import RecentErrors
 from offloader.service.providers.flight import FlightProvider
 from offloader.store.base import ObjectStore
 from tests.ledgers.pushing_broker import Broker

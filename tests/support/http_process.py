@@ -22,11 +22,9 @@ from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.runtime.clock import SystemClock
 from offloader.service.auth import Credentials, open_credentials
 from offloader.service.broker_ledgers import BrokerLedgers
-from offloader.service.commands import ServiceControl
-from offloader.service.host import RecentErrors
 from offloader.service.http.server import OffloadHttp
-from offloader.service.process import ServingProcess
-from offloader.service.queries import ServiceView
+from offloader.service.process import RecentErrors, ServingProcess
+from offloader.service.queries import ServiceControl, ServiceView
 from offloader.service.streams import ProviderProblem
 from offloader.settings import Settings
 from offloader.settings.layered import SettingsFile

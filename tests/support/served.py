@@ -9,7 +9,7 @@ from typing import Any
 
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.service.bootstrap import Assembled, assemble
-from offloader.service.host import RecentErrors
+from offloader.service.process import RecentErrors
 from offloader.service.streams import ProviderProblem, ServedStreams, StreamProvider
 from offloader.settings.layered import SettingsFile
 from offloader.store.base import ObjectStore

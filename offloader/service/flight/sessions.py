@@ -426,7 +426,6 @@ class ProducerSessions:
             return seat
 
     def _proof(self, stream: FlightStream, request: PutRequest) -> Proof | None:
-        """Raises ``SourceMismatch`` if the producer's log isn't the stored one."""
         if isinstance(stream.source, AppendedLedgers):
             return None
         proof = Proof(stream.source, self._store, stream.settings.read, is_named=request.source is not None)
@@ -545,7 +544,6 @@ class ProducerSessions:
 
 
 def _require_log(request: PutRequest, log: UUID | None) -> None:
-    """Raises ``SourceMismatch`` if the producer names another log than the known one."""
     if request.source is not None and log is not None and request.source != log:
         raise another_log(request.stream, f"it sends log {request.source}", known=log)
 

@@ -22,14 +22,15 @@ from offloader.errors import InvalidCall, OffloaderError
 from offloader.owner_client import FORWARDED
 from offloader.read.ledger_plan import BrokerFacts
 from offloader.service.broker_ledgers import BrokerCaller, BrokerLedgers
-from offloader.service.http.dependencies import Known, StreamName
-from offloader.service.http.problems import PROBLEM_JSON
+from offloader.service.http.middleware import PROBLEM_JSON
 from offloader.service.http.schemas import (
+    Known,
     LedgerFilled,
     LedgerOffloaded,
     LedgerOffloadRequest,
     LedgerPlan,
     ProblemDetails,
+    StreamName,
     shown,
 )
 from offloader.settings import BrokerSettings

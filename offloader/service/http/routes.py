@@ -1,9 +1,12 @@
-"""All routes of the HTTP interface, and their description."""
+"""All routes of the HTTP interface with their description, and the files of the dashboard."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import resources
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
@@ -14,19 +17,18 @@ from starlette.exceptions import HTTPException
 
 from formats.errors import FormatError
 from offloader.errors import OffloaderError
+from offloader.service import dashboard
 from offloader.service.auth import Role
 from offloader.service.broker_ledgers import BrokerLedgers
-from offloader.service.commands import ServiceControl
-from offloader.service.dashboard.routes import page_routes
 from offloader.service.http.broker_routes import BrokerThreads, broker_routes
-from offloader.service.http.dependencies import Known, StreamName, SubscriberName, caller_of, require_allowed
-from offloader.service.http.problems import BUG, PROBLEM_JSON, problem_document, problem_headers, problem_of
+from offloader.service.http.middleware import BUG, PROBLEM_JSON, problem_document, problem_headers, problem_of
 from offloader.service.http.schemas import (
     CURSOR_CHARS_MAX,
     Applied,
     Committed,
     Health,
     Items,
+    Known,
     LedgerRow,
     ListPage,
     OffloadRequest,
@@ -38,14 +40,18 @@ from offloader.service.http.schemas import (
     Ready,
     Removed,
     SegmentRow,
+    StreamName,
     StreamRow,
     SubscribeRequest,
+    SubscriberName,
     SubscriberRow,
+    caller_of,
     place_of,
+    require_allowed,
     shown,
     write_cursor,
 )
-from offloader.service.queries import LIMIT_MAX, Page, ServiceView, StreamOrder
+from offloader.service.queries import LIMIT_MAX, Page, ServiceControl, ServiceView, StreamOrder
 from offloader.telemetry.prometheus import CONTENT_TYPE
 
 #: Share of the response deadline that a command may wait.
@@ -176,6 +182,14 @@ def process_routes(view: ServiceView, exposition: Callable[[], bytes]) -> APIRou
 Cursor = Annotated[str, Query(max_length=CURSOR_CHARS_MAX, description="`next_cursor` of the page before.")]
 _Row = dict[str, Any]
 _Page = TypeVar("_Page", bound=BaseModel)
+#: Queries of ``ServiceView`` about one stream -> the shape of their list (``None``: an object), and what they are.
+_OF_STREAM: Mapping[str, tuple[type[BaseModel] | None, str]] = {
+    "ledgers": (Items[LedgerRow], "The ledgers of its hot tier, if it is offloaded here."),
+    "timeline": (None, "Readable segments against the ledgers in them and publish time, for a picture."),
+    "retention": (None, "What the next decision would be and why, as facts and in words."),
+    "decisions": (Items[_Row], "The recorded decisions, the newest first."),
+    "subscribers": (Items[SubscriberRow], "Who consumes it, how far each is, and whether it holds data back."),
+}
 
 
 def stream_routes(view: ServiceView) -> APIRouter:
@@ -209,30 +223,15 @@ def stream_routes(view: ServiceView) -> APIRouter:
         page = view.segments(name, after=place_of(cursor, *of), limit=limit)
         return _page(ListPage[SegmentRow], page, of)
 
-    @router.get("/{stream}/ledgers", response_model_exclude_unset=True)
-    def ledgers(name: StreamName) -> Items[LedgerRow]:
-        """The ledgers of its hot tier, if it is offloaded here."""
-        return shown(Items[LedgerRow], {"items": view.ledgers(name)})
-
-    @router.get("/{stream}/timeline")
-    def timeline(name: StreamName) -> _Row:
-        """Readable segments against the ledgers in them and publish time, for a picture."""
-        return view.timeline(name)
-
-    @router.get("/{stream}/retention")
-    def retention(name: StreamName) -> _Row:
-        """What the next decision would be and why, as facts and in words."""
-        return view.retention(name)
-
-    @router.get("/{stream}/decisions")
-    def decisions(name: StreamName) -> Items[_Row]:
-        """The recorded decisions, the newest first."""
-        return Items[_Row](items=view.decisions(name))
-
-    @router.get("/{stream}/subscribers", response_model_exclude_unset=True)
-    def subscribers(name: StreamName) -> Items[SubscriberRow]:
-        """Who consumes it, how far each is, and whether it holds data back."""
-        return shown(Items[SubscriberRow], {"items": view.subscribers(name)})
+    for what, (shape, about) in _OF_STREAM.items():
+        router.add_api_route(
+            f"/{{stream}}/{what}",
+            _answering(view, what, shape),
+            name=what,
+            description=about,
+            response_model=shape or _Row,
+            response_model_exclude_unset=True,
+        )
 
     @router.get("/{stream}/cleanup")
     def cleanup(name: StreamName, limit: Limit = 100) -> _Row:
@@ -247,10 +246,85 @@ def stream_routes(view: ServiceView) -> APIRouter:
     return router
 
 
+def _answering(view: ServiceView, what: str, shape: type[BaseModel] | None) -> Callable[..., Any]:
+    def answer(name: StreamName) -> Any:
+        found = getattr(view, what)(name)
+        return found if shape is None else shown(shape, {"items": found})
+
+    return answer
+
+
 def _page(shape: type[_Page], page: Page[_Row], of: tuple[str, ...]) -> _Page:
-    """A page of the list ``of``."""
     next_cursor = write_cursor(page.next_after, *of)
     return shown(shape, {"items": list(page.items), "next_cursor": next_cursor, "total": page.total})
+
+
+_TYPES = {
+    "html": "text/html; charset=utf-8",
+    "css": "text/css; charset=utf-8",
+    "js": "text/javascript; charset=utf-8",
+    "svg": "image/svg+xml",
+}
+#: Headers of the dashboard's files. Only our own scripts, styles, images and addresses, nothing inline, no framing.
+PAGE_HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    # Another release has other files of the same names.
+    "Cache-Control": "no-cache",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """One file.
+
+    Attributes:
+        media_type: for ``Content-Type``.
+        etag: of these bytes, quotation marks included.
+    """
+
+    body: bytes
+    media_type: str
+    etag: str
+
+
+@cache
+def page_files() -> Mapping[str, PageFile]:
+    """Path of a URL -> file: ``/`` is the page itself, the rest lies below ``/dashboard/``. They hold no data, and need
+    no authentication."""
+    found = {}
+    for entry in resources.files(dashboard).iterdir():
+        media_type = _TYPES.get(entry.name.rpartition(".")[2])
+        if media_type is not None:
+            body = entry.read_bytes()
+            path = "/" if entry.name == "index.html" else f"/dashboard/{entry.name}"
+            found[path] = PageFile(body, media_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
+    return found
+
+
+def page_routes() -> APIRouter:
+    """``/`` and its files."""
+    router = APIRouter()
+    for path, file in page_files().items():
+        router.add_api_route(path, _sending(file), methods=["GET", "HEAD"], include_in_schema=False)
+    return router
+
+
+def _sending(file: PageFile) -> Callable[[Request], Response]:
+    headers = {**PAGE_HEADERS, "ETag": file.etag}
+
+    def answer(request: Request) -> Response:
+        if request.headers.get("if-none-match") == file.etag:
+            return Response(status_code=304, headers=headers)
+        return Response(file.body, media_type=file.media_type, headers=headers)
+
+    return answer
 
 
 #: Path of the OpenAPI description.
@@ -313,7 +387,6 @@ def make_application(
 
 
 def _description(app: FastAPI) -> dict[str, Any]:
-    """OpenAPI, with the authentication schemes."""
     token = {
         "type": "http",
         "scheme": "bearer",

@@ -27,16 +27,12 @@ from uvicorn.server import ServerState
 
 from offloader.errors import InvalidCall
 from offloader.runtime.clock import Clock
-from offloader.service.auth import Credentials, guard_for
+from offloader.service.auth import Credentials, ListenAddress, certificate_names, guard_for, parse_listen, server_tls
 from offloader.service.broker_ledgers import BrokerLedgers
-from offloader.service.commands import ServiceControl
-from offloader.service.dashboard.routes import page_files
 from offloader.service.http.broker_routes import BrokerThreads
-from offloader.service.http.middleware import CERTIFICATE_NAMES, PROBES_MAX, Gate
-from offloader.service.http.problems import PROBLEM_JSON, problem_document
-from offloader.service.http.routes import make_application
-from offloader.service.listen import ListenAddress, certificate_names, parse_listen, server_tls
-from offloader.service.queries import ServiceView
+from offloader.service.http.middleware import CERTIFICATE_NAMES, PROBES_MAX, PROBLEM_JSON, Gate, problem_document
+from offloader.service.http.routes import make_application, page_files
+from offloader.service.queries import ServiceControl, ServiceView
 from offloader.settings import HttpSettings, Settings
 from offloader.telemetry.recorder import NO_TELEMETRY, Recorder
 
@@ -391,7 +387,6 @@ class OffloadHttp:
             del self._of_client[client]
 
     async def _connect(self, accepted: socket.socket) -> None:
-        """One connection, from its handshake to its end."""
         loop = asyncio.get_running_loop()
         connection = Connection(self._config, self._state, self._settings.http, self._refused)
         timeout_s = self._settings.http.request_seconds_max if self._tls is not None else None

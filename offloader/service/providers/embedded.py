@@ -2,24 +2,83 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import logging
+import os
+import socket
 import threading
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
-from offloader.errors import Closed, ErrorKind, InvalidCall, OffloaderError
+from offloader.errors import AccessDenied, Closed, ErrorKind, InvalidCall, OffloaderError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, FollowedStream
 from offloader.runtime.clock import Clock
 from offloader.runtime.workers import Workers
-from offloader.service.host import ProcessLock
 from offloader.service.streams import ProviderProblem, ServedStreams, StreamSupervisor, error_of
 
 _log = logging.getLogger("offloader.service")
 
 #: Longest wait after a failed poll.
 RETRY_S_MAX = 30.0
+
+
+_HOLDER_BYTES_MAX = 1000
+
+
+class ProcessLock:
+    """The lock at ``path``; the file is created if missing, and stays.
+
+    The file's content names the holder, for people.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this object holds it."""
+        return self._descriptor is not None
+
+    def take(self) -> bool:
+        """Takes the lock if it is free; doesn't wait. Raises ``AccessDenied``: the file can't be created or opened."""
+        if self._descriptor is not None:
+            return True
+        try:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as cause:
+            raise AccessDenied(
+                f"{self.path}: {cause.strerror}", hint="the process needs to write beside the ledger database"
+            ) from cause
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return False
+        except OSError as cause:
+            os.close(descriptor)
+            raise AccessDenied(f"{self.path} can't be locked: {cause.strerror}", hint="use a local disk") from cause
+        self._descriptor = descriptor
+        with contextlib.suppress(OSError):  # the lock doesn't depend on the text: the disk may be full
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{socket.gethostname()}/{os.getpid()}\n".encode(), 0)
+        return True
+
+    def holder(self) -> str:
+        """The holder, from the file."""
+        try:
+            return self.path.read_bytes()[:_HOLDER_BYTES_MAX].decode("utf-8", "replace").strip()
+        except OSError:
+            return ""
+
+    def give(self) -> None:
+        """Releases the lock, if held."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
 
 class EmbeddedProvider:

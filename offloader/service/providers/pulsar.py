@@ -11,7 +11,8 @@ from functools import partial
 from typing import TypeVar
 
 from formats.entries import Position
-from offloader.errors import Closed, Fenced, NotFound, OffloaderError
+from formats.keys import catalog_key
+from offloader.errors import Closed, Fenced, NotFound, OffloaderError, StoreUnavailable, Throttled
 from offloader.ledgers.base import LedgerSource
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.discovery import Roster, TopicPatterns, partition_number, survey
@@ -29,10 +30,10 @@ from offloader.retention.subscribers import (
 )
 from offloader.runtime.clock import Clock
 from offloader.runtime.workers import Workers
-from offloader.service.host import StoreReach
 from offloader.service.streams import ProviderProblem, ServedStreams, StreamSupervisor, error_of, stream_problems
 from offloader.settings import PulsarSettings, Settings
 from offloader.store.base import ObjectStore
+from offloader.store.wrappers import with_short_retries
 from offloader.write.stream_state import Mode
 
 _log = logging.getLogger("offloader.service")
@@ -181,6 +182,38 @@ def _errors_of(act: Callable[[_Item], object], items: Iterable[_Item]) -> list[O
     return [error for error in found if error is not None]
 
 
+#: The key requested; a NotFound is a response too.
+_KEY = catalog_key("is-anybody-there")
+
+
+class StoreReach:
+    """Reachability of the store, for one thread.
+
+    Attributes:
+        answering_s: seconds for which every check succeeded; 0: the newest one failed.
+        silent_s: seconds for which every check failed; 0: the newest one succeeded.
+    """
+
+    def __init__(self, store: ObjectStore, clock: Clock) -> None:
+        self._store, self._clock = with_short_retries(store), clock
+        self._answers, self._since_s = True, clock.monotonic_s()
+        self.answering_s = self.silent_s = 0.0
+
+    def look(self) -> None:
+        """Sends one request; takes as long as the store's deadlines allow."""
+        asked_s, answers = self._clock.monotonic_s(), True
+        try:
+            self._store.head(_KEY)
+        except OffloaderError as error:
+            answers = isinstance(error, Throttled) or not isinstance(error, StoreUnavailable)
+        now_s = self._clock.monotonic_s()
+        if answers is not self._answers:
+            # A failed request counts from when it was sent, an answered one from its response.
+            self._answers, self._since_s = answers, now_s if answers else asked_s
+        lasts_s = now_s - self._since_s
+        self.answering_s, self.silent_s = (lasts_s, 0.0) if answers else (0.0, lasts_s)
+
+
 class StoreOutageFailover:
     """Hands topics to a standby while the store is unreachable. One check at a time.
 
@@ -257,7 +290,6 @@ class StoreOutageFailover:
         )
 
     def _candidates(self, source: PulsarSource) -> int:
-        """Number of subscribed processes."""
         return _consumers(self._admin.stats(source.topic), self._subscription)
 
 

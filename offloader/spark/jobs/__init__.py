@@ -8,6 +8,6 @@ from __future__ import annotations
 from offloader.spark.jobs.backfill import Backfilled, backfill
 from offloader.spark.jobs.export import Exported, export
 from offloader.spark.jobs.verify import Scrub, verify
-from offloader.spark.schema import AvroValues, JsonValues
+from offloader.spark.options import AvroValues, JsonValues
 
 __all__ = ["AvroValues", "Backfilled", "Exported", "JsonValues", "Scrub", "backfill", "export", "verify"]

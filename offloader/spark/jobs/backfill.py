@@ -29,7 +29,7 @@ from offloader.settings import LimitSettings, OffloadSettings, Settings, StoreSe
 from offloader.settings.layered import SettingsFile
 from offloader.spark.jobs.verify import STORE_OPTIONS, require_known
 from offloader.spark.options import SourceOptions
-from offloader.spark.planning import is_pattern
+from offloader.spark.scan import is_pattern
 from offloader.spark.session import translated
 from offloader.store.base import ObjectStore
 from offloader.store.probe import require_conditional_puts
@@ -208,7 +208,6 @@ def _absolute(url: str) -> str:
 
 
 def _named(wanted: Sequence[str], known: Sequence[str], ledgers: str) -> list[str]:
-    """The matching streams of the hot tier, ascending."""
     found: set[str] = set()
     for each in wanted:
         fitting = {each} & set(known)

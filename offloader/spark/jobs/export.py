@@ -19,8 +19,8 @@ from offloader.read.fetch import readable_segments, segments_between, whole_rang
 from offloader.spark.jobs.values import NEEDED as VALUE_COLUMNS
 from offloader.spark.jobs.values import with_decoded
 from offloader.spark.jobs.verify import PLACE_OPTIONS, pinned_streams, require_known
-from offloader.spark.planning import is_pattern
-from offloader.spark.schema import Values
+from offloader.spark.options import Values
+from offloader.spark.scan import is_pattern
 from offloader.spark.session import translated
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from offloader.errors import InvalidCall, Unsupported, install_hint
-from offloader.spark.schema import AvroValues, JsonValues, Values
+from offloader.spark.options import AvroValues, JsonValues, Values
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

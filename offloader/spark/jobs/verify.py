@@ -20,9 +20,8 @@ from offloader.inspect.verify import (
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.fetch import Fetcher
 from offloader.settings import ReadSettings
-from offloader.spark.options import SourceOptions
-from offloader.spark.planning import pinned_states
-from offloader.spark.schema import ddl
+from offloader.spark.options import SourceOptions, ddl
+from offloader.spark.scan import pinned_states
 from offloader.spark.session import translated
 
 if TYPE_CHECKING:

@@ -1,0 +1,542 @@
+"""Verbs from and to a Pulsar: adopt and replay.
+
+adopt imports ledgers that Pulsar offloaded, in place: it takes no token on the command line, and writes nothing to the
+objects' store with ``--read-only`` or ``--dry-run``. replay sends a stream's messages to a topic, and sends nothing
+before all sources and targets are resolved.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from formats.entries import Position
+from offloader.adopt import REQUESTS_IN_FLIGHT, Adoption, AdoptionProgress, adopt, release
+from offloader.cli.options import (
+    AskedRange,
+    ConfigArguments,
+    DryRun,
+    From,
+    FromTime,
+    Json,
+    ShowProgress,
+    StoreArguments,
+    StreamOrTopic,
+    ToTime,
+    amount,
+    argument,
+    chosen_range,
+    open_chosen_store,
+    option,
+)
+from offloader.cli.output import (
+    ENDS,
+    Column,
+    EntryProgress,
+    TransientLine,
+    bytes_text,
+    counted,
+    json_line,
+    print_result,
+    print_rows,
+)
+from offloader.errors import BucketMissing, ErrorKind, InvalidCall, NotFound
+from offloader.ledgers.pulsar.admin import CONNECTIONS_MAX, AdminClient
+from offloader.ledgers.pulsar.client import PulsarClient
+from offloader.ledgers.pulsar.topics import TopicLedgers, ledgers_of_topics, stream_of_topic
+from offloader.ledgers.pulsar.transport import open_security, security_of
+from offloader.manifest.catalog import partition_streams
+from offloader.read.fetch import ReaderThreads
+from offloader.read.reader import load_stream, open_reader
+from offloader.replay import (
+    Progress,
+    ProgressFile,
+    Replayer,
+    ReplayLimits,
+    ReplayResult,
+    default_folder,
+    lease_name,
+    producer_name,
+)
+from offloader.runtime.clock import SystemClock
+from offloader.settings import PulsarSettings, Settings
+from offloader.store.base import ObjectStore, StoreOptions
+from offloader.store.open import SCHEME, ObjectsPlace, create_catalogue
+from offloader.store.probe import require_conditional_puts
+
+# -- adopt
+
+TOKEN_VARIABLE = "OFFLOADER_ADMIN_TOKEN"  # noqa: S105 - the name of it
+#: Comma-separated hosts that may receive the token after a redirect of the admin interface, with * as a wildcard.
+HOSTS_VARIABLE = "OFFLOADER_ADMIN_HOSTS"
+
+ReadOnly = Annotated[
+    str,
+    option(
+        "--read-only",
+        "Write nothing into the store: keep the catalogue in this directory, to be named as "
+        "--store catalogue:///DIRECTORY from then on.",
+        metavar="DIRECTORY",
+    ),
+]
+InternalStats = Annotated[
+    list[str] | None,
+    option(
+        "--internal-stats",
+        "The same out of a file: what `pulsar-admin topics stats-internal TOPIC` printed.",
+        metavar="[TOPIC=]FILE",
+    ),
+]
+
+
+def adopt_ledgers(
+    given: StoreArguments,
+    streams: Annotated[
+        list[str] | None, argument("Only these streams; * and ? stand for anything.", shown="all")
+    ] = None,
+    read_only: ReadOnly = "",
+    admin_url: Annotated[
+        str,
+        option(
+            "--admin-url",
+            f"Ask this Pulsar which ledgers its topics have; a token in {TOKEN_VARIABLE} is sent along.",
+            metavar="URL",
+        ),
+    ] = "",
+    namespaces: Annotated[
+        list[str] | None, option("--namespace", "Ask for these only.", metavar="TENANT/NAMESPACE", shown="all")
+    ] = None,
+    internal_stats: InternalStats = None,
+    cluster: Annotated[str, option("--cluster", "Only what this Pulsar cluster wrote.", metavar="NAME")] = "",
+    take_ownership: Annotated[
+        bool,
+        typer.Option("--take-ownership", help="From now on our retention may delete the objects. Pulsar must not."),
+    ] = False,
+    release_them: Annotated[
+        bool, typer.Option("--release", help="The other way: the manifests of these streams forget what isn't ours.")
+    ] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Read every entry, not only indexes and last entries.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be recorded.")] = False,
+    parallel: Annotated[
+        int, typer.Option("--parallel", min=1, max=256, help="Objects looked at at once.")
+    ] = REQUESTS_IN_FLIGHT,
+    json: Json = False,
+) -> int:
+    """Take over what a Pulsar offloaded to the store: its ledgers become streams, to be read like any other.
+
+    The objects stay where they are and as they are. May be run again: it adds what is new.
+    """
+    if read_only and take_ownership:
+        raise InvalidCall("--read-only never deletes, --take-ownership is for deleting", hint="leave one of them out")
+    if namespaces and not admin_url:
+        raise InvalidCall("--namespace is for --admin-url", hint="name the streams to adopt instead")
+    if release_them:
+        _release(streams, _opened(given, read_only, dry_run=dry_run), dry_run=dry_run, as_json=json)
+        return 0
+    topics = [*_saved(internal_stats or []), *(_asked(admin_url, namespaces or []) if admin_url else [])]
+    opened = _opened(given, read_only, dry_run=dry_run)
+    if not dry_run:
+        require_conditional_puts(opened)
+    progress = TransientLine(sys.stderr)
+    done = adopt(
+        opened,
+        clock=SystemClock(),
+        topics=topics,
+        streams=streams or [],
+        cluster=cluster,
+        take_ownership=take_ownership,
+        deep=deep,
+        dry_run=dry_run,
+        requests_in_flight=parallel,
+        on_progress=lambda now: progress.show(_progress_text(now)),
+    )
+    progress.clear()
+    _print_adopted(done, dry_run=dry_run, as_json=json)
+    if read_only and not (dry_run or json):
+        print(f"from now on: --store {opened.url}")
+    return ErrorKind.DATA_CORRUPTION.value if done.problems_count else 0
+
+
+def _opened(given: StoreArguments, read_only: str, *, dry_run: bool) -> ObjectStore:
+    if not read_only:
+        return open_chosen_store(given.store, given.endpoint_url, given.region, read_only=dry_run)
+    url = f"{SCHEME}://{Path(read_only).absolute()}"
+    if dry_run:
+        try:
+            return open_chosen_store(url)
+        except (NotFound, BucketMissing):
+            return given.open()
+    given.open().close()  # reports an invalid URL first
+    create_catalogue(url, ObjectsPlace(given.store, given.endpoint_url, given.region), StoreOptions())
+    return open_chosen_store(url, read_only=False)
+
+
+def _release(streams: Sequence[str] | None, store: ObjectStore, *, dry_run: bool, as_json: bool) -> None:
+    if not streams:
+        raise InvalidCall("--release of what?", hint="name the streams")
+    verb = "would release" if dry_run else "released"
+    for stream in streams:
+        count = release(store, stream, clock=SystemClock(), dry_run=dry_run)
+        facts = {"what": "stream", "stream": stream, "released": count, "dry_run": dry_run}
+        print_result(facts, f"{stream}: {verb} {counted(count, 'segment')}; the objects stay", as_json=as_json)
+
+
+def _saved(given: Sequence[str]) -> Iterator[TopicLedgers]:
+    for text in given:
+        # A topic's name and a path may contain a =; an existing file is a path.
+        topic, _, path = ("", "", text) if Path(text).exists() else text.rpartition("=")
+        try:
+            document = json_module.loads(Path(path).read_text(encoding="utf-8"))
+        except OSError as cause:
+            raise NotFound(f"--internal-stats: {path} can't be read: {cause.strerror}") from cause
+        except ValueError as cause:
+            raise InvalidCall(f"--internal-stats: {path} is no JSON: {cause}") from cause
+        yield from ledgers_of_topics(document, topic)
+
+
+def _asked(admin_url: str, namespaces: Sequence[str]) -> list[TopicLedgers]:
+    hosts = [host.strip() for host in os.environ.get(HOSTS_VARIABLE, "").split(",") if host.strip()]
+    with AdminClient(admin_url, security=open_security(token_variable=TOKEN_VARIABLE), hosts=hosts) as client:
+        names = [topic for namespace in namespaces or client.namespaces() for topic in client.topics(namespace)]
+        found = ReaderThreads(CONNECTIONS_MAX).in_order(partial(_ledgers, client, name) for name in names)
+        return [topic for topic in found if topic is not None]
+
+
+def _ledgers(client: AdminClient, topic: str) -> TopicLedgers | None:
+    try:
+        return client.ledgers(topic)
+    except NotFound:
+        return None  # deleted since the listing
+
+
+def _progress_text(now: AdoptionProgress) -> str:
+    streams = f", {now.streams:,} of {now.streams_total:,} streams" if now.streams_total else ""
+    return f"{now.objects:,} objects listed, {now.attempts:,} ledgers looked at{streams}"
+
+
+_ADOPTED_COLUMNS = [
+    Column("stream", "STREAM"),
+    Column("adopted", "ADOPTED", right=True),
+    Column("already", "ALREADY", right=True),
+    Column("left_out", "LEFT OUT", lambda left: f"{len(left):,}", right=True),
+    Column("entries", "ENTRIES", right=True),
+    Column("payload_bytes", "PAYLOAD", bytes_text, right=True),
+    *ENDS,
+]
+
+
+def _print_adopted(done: Adoption, *, dry_run: bool, as_json: bool) -> None:
+    rows = [
+        {
+            "what": "stream",
+            "stream": each.stream,
+            "adopted": len(each.adopted),
+            "already": each.already,
+            "left_out": [{"segment": str(one.segment.uuid), "why": one.why} for one in each.left_out],
+            "entries": each.entries,
+            "payload_bytes": each.payload_bytes,
+            "missing_ledgers": [ledger.ledger_id for ledger in each.missing],
+            "first": each.first,
+            "last": each.last,
+            "unreadable": each.unreadable,
+        }
+        for each in done.streams
+    ]
+    adopted_segments = sum(len(each.adopted) for each in done.streams)
+    summary: Mapping[str, object] = {
+        "what": "summary",
+        "dry_run": dry_run,
+        "objects": done.objects,
+        "streams": len(rows),
+        "adopted": adopted_segments,
+        "already": sum(each.already for each in done.streams),
+        "left_out": sum(len(each.left_out) for each in done.streams),
+        "unmatched": done.unmatched.count,
+        "unmatched_examples": done.unmatched.examples,
+        "unfinished": done.unfinished.count,
+        "unfinished_examples": done.unfinished.examples,
+        "foreign": done.foreign.count,
+        "foreign_examples": done.foreign.examples,
+        "problems": done.problems_count,
+    }
+    print_rows(rows, _ADOPTED_COLUMNS, as_json=as_json, empty="nothing to adopt was found")
+    if as_json:
+        for problem in done.problems:
+            print(json_line({"what": "problem", "object": problem.what, "why": problem.why}))
+    verb = "would adopt" if dry_run else "adopted"
+    adopted, streams = counted(adopted_segments, "segment"), counted(len(rows), "stream")
+    last = f"{verb} {adopted} of {streams}; already there: {summary['already']:,}"
+    print_result(summary, [*_remarks(done), last], as_json=as_json)
+
+
+def _remarks(done: Adoption) -> Iterator[str]:
+    for each in done.streams:
+        for one in each.left_out:
+            yield f"{each.stream}: left out {one.segment.uuid} {one.segment.summary.begin}: {one.why}"
+        missing = [str(ledger.ledger_id) for ledger in each.missing]
+        if missing:
+            yield f"{each.stream}: not in the store: ledgers {', '.join(missing)}"
+        if each.unreadable:
+            yield f"{each.stream}: can be read once they are: {counted(each.unreadable, 'segment')} after that"
+    for problem in done.problems:
+        yield f"not usable: {problem.what}: {problem.why}"
+    for found, which, what in (
+        (done.unmatched, "of unknown topics, which --admin-url or --internal-stats tells", "ledger"),
+        (done.unfinished, "without data or index: an offload that failed or is under way", "object"),
+        (done.foreign, "not Pulsar's", "object"),
+    ):
+        if found.count:
+            yield f"{counted(found.count, what)} {which}, for example {found.examples[0]}"
+
+
+# -- replay
+
+_DOMAIN = "persistent://"
+
+_Target = Annotated[
+    str,
+    option(
+        "--to",
+        "Where to: persistent://tenant/namespace/topic. A partitioned topic's streams go to a topic with as many "
+        "partitions.",
+        metavar="TOPIC",
+    ),
+]
+_ServiceUrl = Annotated[
+    str,
+    option(
+        "--service-url",
+        "The cluster: pulsar://broker:6650 or pulsar+ssl://broker:6651. Its token is taken from "
+        "OFFLOADER_PULSAR_TOKEN.",
+        envvar="OFFLOADER_PULSAR_URL",
+        metavar="URL",
+    ),
+]
+
+
+def replay(
+    stream: StreamOrTopic,
+    to: _Target,
+    given: ConfigArguments,
+    service_url: _ServiceUrl = "",
+    token_file: Annotated[str, option("--token-file", "The token, instead.", metavar="FILE")] = "",
+    ca_file: Annotated[str, option("--ca-file", "Certificate authorities of pulsar+ssl.", metavar="FILE")] = "",
+    start: From = "",
+    end: Annotated[
+        str, option("--until", "Last entry, included.", metavar="LEDGER:ENTRY", shown="the last there is")
+    ] = "",
+    from_time: FromTime = "",
+    to_time: ToTime = "",
+    rate: Annotated[
+        float, option("--rate", "At most so many a second; 0: any.", metavar="MESSAGES", min=0, shown=True)
+    ] = 0,
+    mbytes_rate: Annotated[
+        float, amount("--rate-mbytes", "At most so many a second; 0: any.", "megabytes", shown=True)
+    ] = 0,
+    with_transactions: Annotated[
+        bool,
+        typer.Option(
+            "--with-transactions",
+            help="Send what was sent within transactions too, as committed. What `adopt` found may have been aborted.",
+        ),
+    ] = False,
+    label: Annotated[str, option("--label", "Another replay of the same: sends it once more.", metavar="TEXT")] = "",
+    progress_file: Annotated[
+        str,
+        option(
+            "--progress-file",
+            "Where it is remembered how far the replay is.",
+            metavar="FILE",
+            shown="a file in ~/.local/state/offloader/replay",
+        ),
+    ] = "",
+    dry_run: DryRun = False,
+    progress: ShowProgress = False,
+    json: Json = False,
+) -> None:
+    """Send a stream's messages to a Pulsar topic: with their keys, properties, times, batches and compression.
+
+    The same command again goes on where it ended, however it ended. Nothing arrives twice where the target's broker
+    deduplicates; elsewhere at most one entry does, and it is said.
+    """
+    asked = AskedRange.of(start, end, from_time, to_time, end_options=("--until", "--to-time"))
+    settings, opened = given.prepared(stream)
+    limits = ReplayLimits(messages_per_s=rate, bytes_per_s=mbytes_rate * 1e6)
+    with _client(settings.pulsar, service_url, token_file, ca_file) as client:
+        stream_of_topic(to)  # raises for an invalid name
+        for pair in _targets(opened, stream, _DOMAIN + to.removeprefix(_DOMAIN), client, asked):
+            _run_one(
+                *(opened, settings, client, pair, asked, limits),
+                label=label,
+                progress_file=progress_file,
+                with_transactions=with_transactions,
+                dry_run=dry_run,
+                progress=progress,
+                json=json,
+            )
+
+
+def _client(configured: PulsarSettings, service_url: str, token_file: str, ca_file: str) -> PulsarClient:
+    # A token of the settings file is only for that cluster.
+    known = PulsarSettings() if service_url else configured
+    wanted = replace(
+        known,
+        service_url=service_url or known.service_url,
+        token=f"file:{token_file}" if token_file else known.token,
+        ca_file=ca_file or known.ca_file,
+    )
+    security = security_of(wanted)
+    if not wanted.service_url:
+        raise InvalidCall(
+            "no Pulsar cluster was named",
+            hint="give --service-url URL, or set pulsar.service_url in --config",
+        )
+    return PulsarClient(wanted.service_url, security=security)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pair:
+    """A stream and its target; ``part``: suffix of a partition's progress file, ``.3``."""
+
+    stream: str
+    topic: str
+    part: str = ""
+
+
+def _targets(store: ObjectStore, stream: str, topic: str, client: PulsarClient, asked: AskedRange) -> Sequence[_Pair]:
+    """Streams with their targets; raises ``NotFound`` or ``InvalidCall`` if they don't match."""
+    streams = partition_streams(store, stream)
+    if not streams:
+        load_stream(store, stream)  # names similar ones
+    partitions = client.partitions(topic)
+    if not streams:
+        if partitions:
+            raise InvalidCall(
+                f"{topic} has {partitions} partitions, {stream} is one stream",
+                hint=f"name one of them: --to {topic}-partition-0",
+            )
+        client.connection(topic)  # requires a broker for it
+        return [_Pair(stream, topic)]
+    if partitions <= max(streams):
+        raise NotFound(
+            f"{topic} has {partitions or 'no'} partitions, {stream} has {max(streams) + 1}",
+            hint=f"make the topic with {max(streams) + 1} partitions, or replay one of them: {stream}-partition-0",
+        )
+    if asked.first is not None or asked.last is not None:
+        raise InvalidCall(
+            f"{stream} has {len(streams)} partitions, and a position is of one", hint="--from-time and --to-time"
+        )
+    return [_Pair(each, f"{topic}-partition-{number}", f".{number}") for number, each in sorted(streams.items())]
+
+
+def _run_one(
+    store: ObjectStore,
+    settings: Settings,
+    client: PulsarClient,
+    pair: _Pair,
+    asked: AskedRange,
+    limits: ReplayLimits,
+    *,
+    label: str,
+    progress_file: str,
+    with_transactions: bool,
+    dry_run: bool,
+    progress: bool,
+    json: bool,
+) -> None:
+    state = load_stream(store, pair.stream)
+    name = producer_name(
+        pair.stream, state.incarnation, pair.topic, f"{asked.first or ''}|{asked.from_ms or ''}", label
+    )
+    path = Path(f"{progress_file}{pair.part}") if progress_file else default_folder() / f"{name}.json"
+    file, wanted = ProgressFile(path), Progress(producer=name, stream=pair.stream, topic=pair.topic)
+    with closing(open_reader(store, pair.stream, settings=settings.read, state=state)) as reader:
+        chosen = chosen_range(reader, asked)
+        first, last = chosen or (None, None)
+        first, last = first or reader.first_position, last or reader.last_position
+        if chosen is None or first is None or last is None or first > last:
+            _print_replayed(pair, None, ReplayResult(), 0, json=json, dry_run=dry_run)
+            return
+        known = file.require(wanted)
+        sent = None if known is None else known.sent
+        # The sent entries may be truncated by now.
+        begin = first if sent is None else max(first, sent.next())
+        left = reader.count(begin, last) if begin <= last else 0
+        result = ReplayResult(resumed_after=sent)
+        if not dry_run:
+            with EntryProgress(sys.stderr, left, always=progress) as shown:
+                result = Replayer(
+                    reader,
+                    begin,
+                    last,
+                    client=client,
+                    wanted=wanted,
+                    lease=lease_name(pair.stream, state.incarnation, pair.topic, label),
+                    file=file,
+                    clock=SystemClock(),
+                    limits=limits,
+                    with_transactions=with_transactions,
+                    on_progress=lambda now: shown.at(now.entries, now.size_bytes, now.sent),
+                ).run()
+    _print_replayed(pair, (begin, last), result, left, json=json, dry_run=dry_run)
+
+
+def _print_replayed(
+    pair: _Pair,
+    chosen: tuple[Position, Position] | None,
+    result: ReplayResult,
+    left: int,
+    *,
+    json: bool,
+    dry_run: bool,
+) -> None:
+    first, last = chosen or (None, None)
+    facts = {"stream": pair.stream, "topic": pair.topic, "first": first, "last": last, "to_send": left}
+    if dry_run:
+        facts["would_go_on_after"] = result.resumed_after
+    else:
+        facts |= {
+            "sent": result.sent,
+            "resumed_after": result.resumed_after,
+            "entries": result.entries,
+            "messages": result.messages,
+            "bytes": result.size_bytes,
+            "left_out": result.markers,
+            "twice": result.twice,
+            "deduplicates": result.deduplicates,
+            "target_forgot": result.target_forgot,
+        }
+    print_result(facts, _replayed_lines(pair, chosen, result, left, dry_run=dry_run), as_json=json)
+
+
+def _replayed_lines(
+    pair: _Pair, chosen: tuple[Position, Position] | None, result: ReplayResult, left: int, *, dry_run: bool
+) -> Iterator[str]:
+    where = f"{pair.stream} to {pair.topic}"
+    if chosen is None:
+        yield f"{where}: there is nothing in that range"
+        return
+    found = f"{chosen[0]}..{chosen[1]}, {counted(left, 'entry', 'entries')}"
+    after = "" if result.resumed_after is None else f", an earlier run got to {result.resumed_after}"
+    if dry_run:
+        yield f"{where}: would send {found}{after}"
+    elif not result.entries:
+        yield f"{where}: nothing was left to send{after} (--label sends it once more)"
+    else:
+        sent = f"{counted(result.messages, 'message')} in {result.entries:,} of {left:,} entries"
+        yield f"{where}: sent {sent}, {bytes_text(result.size_bytes)}, {chosen[0]}..{result.sent}{after}"
+        if result.markers:
+            yield f"left out {result.markers:,} entries that the brokers wrote for themselves"
+        if result.twice:
+            yield f"{result.twice:,} entries arrived twice: turn deduplication on to avoid that"
+        if result.target_forgot:
+            yield "the target had deleted what tells where the earlier run got to: about its last second is repeated"

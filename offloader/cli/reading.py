@@ -1,0 +1,482 @@
+"""Verbs that look at what is stored: ls, segments, read, verify, inspect. They change nothing.
+
+Entries and objects are shown with control characters escaped: a terminal obeys none of their bytes.
+"""
+
+from __future__ import annotations
+
+import sys
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+from uuid import UUID
+
+import pyarrow as pa
+import typer
+
+from formats.describe import DescribedBytes
+from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
+from formats.pulsar.messages import COLUMNS, ROWS_MAX, BadEntry, MessageOptions
+from formats.segment import SegmentSummary
+from offloader.cli.errors import failure_of
+from offloader.cli.options import (
+    AskedRange,
+    From,
+    FromTime,
+    Json,
+    StoreArguments,
+    Stream,
+    ToTime,
+    amount,
+    argument,
+    chosen_range,
+    option,
+)
+from offloader.cli.output import (
+    AMOUNTS,
+    ENDS,
+    Column,
+    TransientLine,
+    base64_text,
+    bytes_text,
+    counted,
+    json_line,
+    message_json,
+    message_text,
+    print_result,
+    print_rows,
+    utf8_text,
+)
+from offloader.errors import Corrupt, ErrorKind, InvalidCall, OffloaderError
+from offloader.inspect.inspect import Inspection, inspect_object, segment_row, timeline_of
+from offloader.inspect.verify import (
+    CheckTotals,
+    Finding,
+    check_fills,
+    check_history,
+    check_order,
+    check_segments,
+    describe_damage,
+    find_unexpected,
+)
+from offloader.manifest.log import list_streams, load_manifest
+from offloader.manifest.state import ManifestState
+from offloader.plot import draw
+from offloader.read.fetch import Fetcher, readable_segments, whole_range
+from offloader.read.reader import decode_messages, follow, load_stream, open_reader, time_text
+from offloader.runtime.clock import SystemClock
+from offloader.settings import ReadSettings
+from offloader.store.base import ObjectStore
+from offloader.write.upload import verify_objects
+
+# -- ls
+
+_STREAM_COLUMNS = [Column("stream", "STREAM"), Column("segments", "SEGMENTS", right=True), *AMOUNTS, *ENDS]
+
+
+def list_stored(
+    given: StoreArguments,
+    prefix: Annotated[str, argument("Only streams whose name begins like this.")] = "",
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Most streams shown; 0 = all.")] = 0,
+    json: Json = False,
+) -> int:
+    """List the streams of a store: what each has in the cold tier."""
+    opened = given.open()
+    names = list_streams(opened, prefix=prefix)[: limit or None]
+    codes: list[int] = []
+    rows = _stream_rows(opened, names, codes)
+    print_rows(rows, _STREAM_COLUMNS, as_json=json, empty=f"no streams in {opened.url}")
+    return max(codes, default=0)
+
+
+def _stream_rows(store: ObjectStore, names: list[str], codes: list[int]) -> Iterator[Mapping[str, object]]:
+    """A row for each stream; a damaged one has its error, and its exit code is added to ``codes``."""
+    for name in names:
+        try:
+            state = load_manifest(store, name)
+            ends = whole_range(state)
+            sums = readable_segments(state).sums()
+            yield {
+                "stream": name,
+                "segments": sums.segments,
+                "entries": sums.entries,
+                "payload_bytes": sums.payload_bytes,
+                "object_bytes": sums.object_bytes,
+                "first": ends[0] if ends else None,
+                "last": ends[1] if ends else None,
+            }
+        except OffloaderError as error:
+            if error.retryable:
+                raise  # the store is unreachable, for every other stream too
+            failure = failure_of(error)
+            codes.append(failure.exit_code)
+            broken = f"{name} ({failure.message})"
+            yield {"stream": broken, "payload_bytes": 0, "object_bytes": 0, "error": failure.error}
+
+
+# -- segments
+
+#: Suffixes of plot files.
+PICTURES = (".svg", ".png")
+
+_SEGMENT_COLUMNS = [
+    Column("uuid", "SEGMENT"),
+    Column("layout", "LAYOUT"),
+    Column("status", "STATUS"),
+    *ENDS,
+    Column("ledgers", "LEDGERS", lambda ledgers: ",".join(map(str, ledgers)) or "-"),
+    *AMOUNTS,
+    Column("blocks", "BLOCKS", right=True),
+    Column("publish_time_min_ms", "PUBLISHED FROM", time_text),
+    Column("publish_time_max_ms", "TO", time_text),
+    Column("offloaded_ms", "OFFLOADED", time_text),
+]
+
+
+def segments(
+    stream: Stream,
+    given: StoreArguments,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Most segments shown; 0 = all.")] = 0,
+    plot: Annotated[
+        str,
+        typer.Option("--plot", metavar="FILE", help="Draw ledgers, segments, time into FILE.svg or FILE.png."),
+    ] = "",
+    json: Json = False,
+) -> None:
+    """List a stream's segments in the stream's order: positions, ledgers, sizes, times; with --json the objects too."""
+    opened = given.open()
+    state = load_stream(opened, stream)
+    if plot:
+        _plot(state, Path(plot), as_json=json)
+        return
+    rows = [segment_row(record, stream) for record in state.segments.in_order()][: limit or None]
+    print_rows(rows, _SEGMENT_COLUMNS, as_json=json, empty=f"stream {stream} has no segments")
+
+
+def _plot(state: ManifestState, path: Path, *, as_json: bool) -> None:
+    if path.suffix not in PICTURES:
+        raise InvalidCall(f"--plot {path}: a picture is {' or '.join(PICTURES)}", hint="give the file such a name")
+    draw(timeline_of(state), path)
+    print_result({"stream": state.stream, "picture": str(path)}, f"Picture: {path}", as_json=as_json)
+
+
+STORED_COLUMNS = [Column("uuid", "SEGMENT"), Column("layout", "LAYOUT"), *ENDS, *AMOUNTS]
+
+
+def stored_rows(
+    store: ObjectStore, stream: str, segments: Iterable[tuple[UUID, SegmentSummary]]
+) -> list[Mapping[str, Any]]:
+    """A row for each segment, in the stream's order.
+
+    Raises:
+        ObjectMissing, ObjectChanged: the store differs from the manifest.
+    """
+    return [
+        _stored_row(store, stream, uuid, summary) for uuid, summary in sorted(segments, key=lambda each: each[1].begin)
+    ]
+
+
+def stored_totals(rows: list[Mapping[str, Any]]) -> dict[str, int]:
+    """Sums over the rows; each segment is two objects."""
+    sums = {name: sum(row[name] for row in rows) for name in ("entries", "payload_bytes", "object_bytes")}
+    return {"segments": len(rows), "objects": 2 * len(rows), **sums}
+
+
+def totals_text(totals: Mapping[str, int], store: ObjectStore) -> str:
+    """The same for people."""
+    size = bytes_text(totals["payload_bytes"])
+    return f"{totals['entries']:,} entries, {size}, in {totals['objects']} objects, each checked in {store.url}"
+
+
+def _stored_row(store: ObjectStore, stream: str, uuid: UUID, summary: SegmentSummary) -> Mapping[str, Any]:
+    data, index = verify_objects(store, stream, uuid, summary)
+    return {
+        "uuid": str(uuid),
+        "layout": f"V{int(summary.layout)}",
+        "first": summary.begin,
+        "last": summary.end,
+        "entries": summary.entries,
+        "payload_bytes": summary.payload_bytes,
+        "object_bytes": summary.data_bytes + summary.index_bytes,
+        "data": data,
+        "index": index,
+    }
+
+
+# -- read
+
+_ALL = tuple(COLUMNS)
+#: Known without decompression: the number of messages in an entry.
+_COUNTED = ("batch_index",)
+_REMEDY = "--on-bad-message null prints lines that say what is wrong"
+#: Prefix of a payload that isn't text of one line.
+BASE64_MARK = "base64:"
+
+
+def read(
+    stream: Stream,
+    given: StoreArguments,
+    start: From = "",
+    end: Annotated[
+        str, option("--to", "Last entry, included.", metavar="LEDGER:ENTRY", shown="the last there is")
+    ] = "",
+    from_time: FromTime = "",
+    to_time: ToTime = "",
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Most entries, or messages; 0 = all.")] = 0,
+    following: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what becomes readable, until interrupted.")
+    ] = False,
+    count: Annotated[bool, typer.Option("--count", help="Print only how many there are.")] = False,
+    messages: Annotated[
+        bool, typer.Option("--messages", help="Take the entries for what Pulsar stored, and print their messages.")
+    ] = False,
+    on_bad_message: Annotated[
+        BadEntry,
+        typer.Option("--on-bad-message", help="With --messages: fail, or print a line that says what is wrong."),
+    ] = BadEntry.ERROR,
+    raw: Annotated[bool, typer.Option("--raw", help="Write the payloads' bytes and nothing else.")] = False,
+    json: Json = False,
+) -> None:
+    """Print entries, one per line: UTF-8 text without control characters as it is, anything else as base64:...
+
+    With --json, one object per line: position, publish_time, and payload (text) or payload_base64. With --messages, a
+    line per Pulsar message: id, publish time, key, beginning of the value; with --json too, all that is known of it.
+    """
+    _require_one_shape(count=count, messages=messages, raw=raw, json=json, following=following, ends=end or to_time)
+    asked = AskedRange.of(start, end, from_time, to_time)
+    reader = open_reader(given.open(), stream)
+    wanted = chosen_range(reader, asked)
+    if wanted is None:
+        _print_count(0, json=json) if count else None
+        return
+    first, last = wanted
+    if count and not messages:
+        found = reader.count(first, last)
+        _print_count(min(found, limit) if limit else found, json=json)
+        return
+    batches = follow(reader, first, clock=SystemClock()) if following else reader.scan(first, last)
+    with closing(batches):
+        if not messages:
+            _print_entries(batches, limit, None if raw else _json_of if json else _text_of)
+            return
+        decoded = _messages(batches, stream, limit, on_bad_message, names=_COUNTED if count else _ALL)
+        if count:
+            _print_count(sum(batch.num_rows for batch in decoded), json=json)
+            return
+        line_of = message_json if json else message_text
+        for batch in decoded:
+            sys.stdout.write("".join([line_of(row) + "\n" for row in batch.to_pylist()]))
+            sys.stdout.flush()
+
+
+def _require_one_shape(*, count: bool, messages: bool, raw: bool, json: bool, following: bool, ends: str) -> None:
+    if raw and (messages or json or count):
+        raise InvalidCall("--raw writes payloads only", hint="leave out --messages, --json and --count")
+    if following and (count or ends):
+        raise InvalidCall("--follow has no end", hint="leave out --count, --to and --to-time; --limit ends it")
+
+
+def _print_count(number: int, *, json: bool) -> None:
+    print(json_line({"count": number}) if json else number)
+
+
+def _print_entries(batches: Iterable[EntryBatch], limit: int, line_of: Callable[[Entry], str] | None) -> None:
+    """``line_of``: an entry's line; ``None``: its raw payload, without a line break."""
+    left = limit or sys.maxsize
+    for batch in batches:
+        taken = batch.slice(0, min(left, len(batch)))
+        if line_of is None:
+            sys.stdout.buffer.write(b"".join([entry.payload for entry in taken.entries()]))
+        else:
+            sys.stdout.write("".join([line_of(entry) + "\n" for entry in taken.entries()]))
+        sys.stdout.flush()  # a follower sees each entry at once
+        left -= len(taken)
+        if left <= 0:
+            return
+
+
+def _messages(
+    batches: Iterable[EntryBatch], stream: str, limit: int, bad: BadEntry, *, names: tuple[str, ...]
+) -> Iterator[pa.RecordBatch]:
+    """At most ``limit`` messages (0: all), with these columns."""
+    left = limit or sys.maxsize
+    options = MessageOptions(columns=names, bad_entries=bad, rows_max=min(left, ROWS_MAX))
+    for entries in batches:
+        for batch in decode_messages(entries, options, source=f"stream {stream},", remedy=_REMEDY):
+            yield batch.slice(0, left)
+            left -= batch.num_rows
+            if left <= 0:
+                return
+
+
+def _text_of(entry: Entry) -> str:
+    text = utf8_text(entry.payload)
+    # Line breaks would split an entry, other control characters could control a terminal.
+    if text is None or not (
+        all(sign == "\t" or unicodedata.category(sign) == "Zs" for sign in text if not sign.isprintable())
+    ):
+        return BASE64_MARK + base64_text(entry.payload)
+    return text
+
+
+def _json_of(entry: Entry) -> str:
+    text = utf8_text(entry.payload)
+    known = entry.publish_time_ms != TIME_UNKNOWN_MS
+    payload = {"payload_base64": base64_text(entry.payload)} if text is None else {"payload": text}
+    time = time_text(entry.publish_time_ms) if known else None
+    return json_line({"position": entry.position, "publish_time": time, **payload})
+
+
+# -- verify
+
+#: Seconds between two lines of progress.
+PROGRESS_EVERY_S = 1.0
+
+
+def verify(
+    streams: Annotated[list[str], argument("The streams' names.", metavar="STREAM...")],
+    given: StoreArguments,
+    deep: Annotated[bool, typer.Option("--deep", help="Read and decode every block, not only the indexes.")] = False,
+    json: Json = False,
+) -> int:
+    """Check the objects of streams against their manifests; every finding is a line, damage ends with exit code 6.
+
+    Without --deep: both objects of every segment are there with the recorded length and checksum, and every index adds
+    up to what the manifest says. With it, every byte is read as well, of the manifest too. Objects that no manifest
+    names are notes, unless one tells of a record that is lost.
+    """
+    opened = given.open()
+    damaged = False
+    for stream in streams:
+        damaged |= _verify(opened, stream, deep=deep, as_json=json)
+    return ErrorKind.DATA_CORRUPTION.value if damaged else 0
+
+
+def _verify(store: ObjectStore, stream: str, *, deep: bool, as_json: bool) -> bool:
+    totals = CheckTotals()
+    try:
+        state = load_stream(store, stream)
+    except Corrupt as error:
+        # A damaged manifest: report the details found.
+        for finding in describe_damage(store, stream, error):
+            totals.count([finding])
+            print_finding(finding, as_json=as_json)
+        print_totals(stream, 0, totals, deep=deep, as_json=as_json)
+        return True
+    progress = TransientLine(sys.stderr)
+    for finding in _findings(store, state, totals, progress, deep=deep):
+        totals.count([finding])
+        progress.clear()
+        print_finding(finding, as_json=as_json)
+    progress.clear()
+    print_totals(stream, state.record_id, totals, deep=deep, as_json=as_json)
+    return totals.damage > 0
+
+
+def _findings(
+    store: ObjectStore, state: ManifestState, totals: CheckTotals, progress: TransientLine, *, deep: bool
+) -> Iterator[Finding]:
+    yield from check_order(state)
+    clock, of = SystemClock(), len(state.offloaded())
+    shown_s = clock.monotonic_s()
+    for check in check_segments(Fetcher(store, ReadSettings()), state, deep=deep):
+        totals.add(check)
+        if clock.monotonic_s() - shown_s >= PROGRESS_EVERY_S:
+            shown_s = clock.monotonic_s()
+            progress.show(f"{totals.segments:,} of {of:,} segments, {bytes_text(totals.data_bytes)} read")
+        yield from check.findings
+    yield from check_fills(store, state, deep=deep)
+    if deep:
+        yield from check_history(store, state)
+    yield from find_unexpected(store, state)
+
+
+def print_finding(finding: Finding, *, as_json: bool) -> None:
+    """One finding, on a line."""
+    advice = f" ({finding.advice})" if finding.advice else ""
+    text = f"{finding.problem.value}: {finding.message}{advice}"
+    print(json_line(finding.as_row()) if as_json else text, flush=True)
+
+
+def print_totals(stream: str, record_id: int, totals: CheckTotals, *, deep: bool, as_json: bool) -> None:
+    """A stream's last line: what was checked, and the result."""
+    facts = {"stream": stream, "manifest": record_id, "deep": deep, **asdict(totals), "ok": not totals.damage}
+    looked = counted(totals.segments, "segment")
+    if deep:
+        blocks, entries = counted(totals.blocks, "block"), counted(totals.entries, "entry", "entries")
+        looked = f"{looked}, {blocks}, {entries}, {bytes_text(totals.data_bytes)}"
+    damage = counted(totals.damage, "finding")
+    verdict = "all as the manifest says" if not totals.damage else f"{damage} of damage"
+    notes = f"; {counted(totals.notes, 'note')}" if totals.notes else ""
+    trimmed = f"; retention took {totals.trimmed:,} meanwhile" if totals.trimmed else ""
+    print_result(facts, f"{stream}: {looked}: {verdict}{notes}{trimmed}", as_json=as_json)
+
+
+# -- inspect
+
+_ROW_BYTES = 16
+
+
+def inspect(
+    key: Annotated[str, argument("The object's key, as `offloader segments --json` prints it.", metavar="OBJECT")],
+    given: StoreArguments,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Most pieces shown; 0 = all.")] = 0,
+    hexadecimal: Annotated[bool, typer.Option("--hex", help="Show each piece's first bytes, too.")] = False,
+    hex_bytes: Annotated[
+        int, amount("--hex-bytes", "How many of them.", "bytes", whole=True, low=1, high=65536, shown=True)
+    ] = 128,
+    json: Json = False,
+) -> int:
+    """Show what an object says, piece by piece: data objects, indexes, manifest records, checkpoints.
+
+    Objects that Pulsar wrote are shown, too. Of a damaged object everything before the damage is shown, then where it
+    is and what was expected there; the exit code is 6.
+    """
+    found = inspect_object(given.open(), key)
+    head = {"object": found.key, "kind": found.kind, "size_bytes": found.size_bytes, "metadata": found.metadata}
+    print_result(head, _head_lines(found), as_json=json)
+    damaged = False
+    for piece in islice(found.pieces, limit or None):
+        damaged |= bool(piece.problem)
+        data = found.bytes_of(piece.start, piece.start + min(piece.length, hex_bytes)) if hexadecimal else b""
+        facts = {"start": piece.start, "length": piece.length, "what": piece.what, "facts": piece.facts}
+        facts |= {"problem": piece.problem or None, **({"hex": data.hex()} if hexadecimal else {})}
+        print_result(facts, _piece_lines(piece, data), as_json=json)
+    return ErrorKind.DATA_CORRUPTION.value if damaged else 0
+
+
+def _head_lines(found: Inspection) -> Iterator[str]:
+    yield f"{_printable(found.key)}: {found.kind}, {found.size_bytes:,} bytes"
+    for name, value in sorted(found.metadata.items()):
+        yield f"  {_printable(name)} = {_printable(value)}"
+
+
+def _piece_lines(piece: DescribedBytes, data: bytes) -> Iterator[str]:
+    facts = "  ".join(f"{name}={_value(value)}" for name, value in piece.facts.items())
+    yield f"{piece.start:>12}  {piece.length:>10}  {piece.what:<16}  {facts}".rstrip()
+    if piece.problem:
+        yield f"{'':>12}  damaged: {_printable(piece.problem)}"
+    for line in hex_lines(data, piece.start):
+        yield f"{'':>12}  {line}"
+
+
+def hex_lines(data: bytes, start: int) -> Iterator[str]:
+    """Rows of 16 bytes: offset, hexadecimal, and their printable ASCII."""
+    for at in range(0, len(data), _ROW_BYTES):
+        row = data[at : at + _ROW_BYTES]
+        text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+        yield f"{start + at:08x}  {row.hex(' '):<{3 * _ROW_BYTES - 1}}  {text}"
+
+
+def _value(value: object) -> str:
+    if isinstance(value, Mapping | list | tuple) and not isinstance(value, Position):
+        return _printable(json_line({"": value})[5:-1])
+    return _printable(str(value))
+
+
+def _printable(text: str) -> str:
+    return "".join(sign if sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text)
