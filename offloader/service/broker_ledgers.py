@@ -201,7 +201,7 @@ class BrokerLedgers:
         broker = self._broker(caller)
         self._recorder.add("broker_plan_requests_total", label=broker)
         self._recorder.add("broker_planned_bytes_total", found["length"], label=broker)
-        self._recorder.observe("broker_plan_seconds", self._clock.monotonic_s() - started_s)
+        self._answered("broker_plan_seconds", broker, started_s)
         return found
 
     def entries(
@@ -287,7 +287,12 @@ class BrokerLedgers:
                 self._recorder.add("broker_read_bytes_total", batch.payload_bytes, label=broker)
                 yield batch
         finally:
-            self._recorder.observe("broker_read_seconds", self._clock.monotonic_s() - started_s)
+            self._answered("broker_read_seconds", broker, started_s)
+
+    def _answered(self, histogram: str, broker: str, started_s: float) -> None:
+        seconds = self._clock.monotonic_s() - started_s
+        self._recorder.observe(histogram, seconds)
+        self._recorder.add("broker_answer_seconds_total", seconds, label=broker)
 
     def _with_view(
         self, stream: str, ledger_id: int, work: Callable[[ManifestState, LedgerStanding], _Found]
