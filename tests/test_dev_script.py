@@ -284,7 +284,7 @@ def test_jdk_is_installed_for_tests_of_the_plugin_and_for_nothing_else(machine: 
         assert "apt-get" not in "".join(machine.calls()), words
     assert machine.dev("test", "tests/plugin").returncode == 0
     calls = machine.calls()
-    assert [call for call in calls if "install -qq" in call][0].endswith(" openjdk-17-jdk-headless")
+    assert next(call for call in calls if "install -qq" in call).endswith(" openjdk-17-jdk-headless")
     assert calls[-1].startswith("python -m pytest")
     assert f"JAVA_HOME={machine.folder}/jvm/jdk " in calls[-1]
     machine.dev("chaos", "--plugin")

@@ -1,4 +1,4 @@
-"""Doctor's findings on what a broker's plugin meets: the address that it asks, the token, and ledgers that it would read.
+"""Doctor's findings on what a broker's plugin meets: the address that it asks, the token, ledgers that it would read.
 
 Asks as the plugin does, and reads plans only: nothing is written.
 """
