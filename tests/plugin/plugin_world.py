@@ -28,11 +28,13 @@ from services.servers import Endpoint, free_port, make_bucket
 from tests.support.serving_processes import Serving
 from tests.support.waiting import PATIENCE_S, eventually
 
-__all__ = ["NAMESPACE", "TRIMMED", "PluginWorld", "eventually_some", "path_of", "stream_of", "topic_of"]
+__all__ = ["NAMESPACE", "POLICIES", "TRIMMED", "PluginWorld", "eventually_some", "path_of", "stream_of", "topic_of"]
 
 NAMESPACE = "public/cold"
 #: The broker trims its topics' ledgers as soon as no subscription needs them.
 TRIMMED = "public/trimmed"
+#: Tests set policies of it.
+POLICIES = "public/policies"
 TOKEN = "token-of-the-tests-broker"
 #: Entries of a ledger.
 LEDGER_ENTRIES = 200
@@ -69,6 +71,8 @@ class PluginWorld:
         java_options: of the broker.
         has_sidecar: whether one is started with the broker.
         root: of the store in its bucket; empty: the bucket's own.
+        ledger_entries: of a ledger.
+        patience_s: how long an offload of a whole topic may take.
         store_endpoint: what sidecars, and by their URLs the broker, use to reach the S3 server: a proxy before it.
     """
 
@@ -83,6 +87,8 @@ class PluginWorld:
     java_options: Sequence[str] = ()
     has_sidecar: bool = True
     root: str = "/root"
+    ledger_entries: int = LEDGER_ENTRIES
+    patience_s: float = PATIENCE_S
 
     def __post_init__(self) -> None:
         self.bucket = f"plugin-{free_port()}"
@@ -104,7 +110,7 @@ class PluginWorld:
         make_bucket(self.endpoint, self.bucket)
         try:
             self.start_broker()
-            for namespace in (NAMESPACE, TRIMMED):
+            for namespace in (NAMESPACE, TRIMMED, POLICIES):
                 self.admin("PUT", f"namespaces/{namespace}")
             keep_nothing = {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
             self.admin("POST", f"namespaces/{TRIMMED}/retention", keep_nothing)
@@ -161,10 +167,11 @@ class PluginWorld:
             **plugin_settings(built_nar(), self.url_of(self.endpoints[0]), self.ports["binary"], self.ports["admin"]),
             # Only when a test asks for it, or the sidecar.
             "managedLedgerOffloadAutoTriggerSizeThresholdBytes": "-1",
-            "managedLedgerMaxEntriesPerLedger": str(LEDGER_ENTRIES),
+            "managedLedgerMaxEntriesPerLedger": str(self.ledger_entries),
             # Larger messages are sent in chunks.
             "maxMessageSize": "1048576",
             "transactionCoordinatorEnabled": "true",
+            "backlogQuotaCheckIntervalInSeconds": "1",
             **self.broker_settings,
         }
 
@@ -177,7 +184,9 @@ class PluginWorld:
         }
         config = self.folder / "plugin.properties"
         config.write_text("".join(f"{name} = {value}\n" for name, value in settings.items()))
-        return [f"-Doffloader.plugin.config={config}", *self.java_options]
+        # The broker takes policies of namespaces with drivers that it knows, and with these.
+        extra = "-Dpulsar.extra.offload.drivers=offloader"
+        return [f"-Doffloader.plugin.config={config}", extra, *self.java_options]
 
     @property
     def token_file(self) -> Path:
@@ -215,7 +224,7 @@ class PluginWorld:
             status.update(self.admin("GET", f"{path}/offload"))
             return status["status"] not in ("RUNNING", "NOT_RUN")
 
-        eventually(is_over)
+        eventually(is_over, within_s=self.patience_s)
         assert status["status"] == "SUCCESS", status
         return closed
 
@@ -238,7 +247,7 @@ class PluginWorld:
             self.admin("POST", f"{path_of(topic)}/trim")
             return not any(self.bookie_has(each) for each in ledgers)
 
-        eventually(are_gone)
+        eventually(are_gone, within_s=self.patience_s)
         self.admin("PUT", f"{path_of(topic)}/unload")
 
     def counters(self) -> Mapping[str, int]:
@@ -297,7 +306,7 @@ class PluginWorld:
             [pulsar]
             service_url = "{self.service_url}"
             admin_url = "{self.admin_url}"
-            topics = ["{NAMESPACE}", "{TRIMMED}"]
+            topics = ["{NAMESPACE}", "{TRIMMED}", "{POLICIES}"]
             broker_plugin = true
             follow_broker_trim = true
             discovery_interval = "500ms"
@@ -337,7 +346,7 @@ class PluginWorld:
                 return False
             return bool(str(state.committed_end()) == last)
 
-        eventually(is_committed)
+        eventually(is_committed, within_s=self.patience_s)
 
     # --- the store ---------------------------------------------------------------------------------------------------
 
