@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from services.pulsar.build import DEFAULT, RELEASES
-from tests.plugin.plugin_world import PluginWorld
+from tests.plugin.plugin_world import LEDGER_ENTRIES, PluginWorld
 from tests.support.quick import needs
+from tests.support.waiting import PATIENCE_S
 
 #: What a test's usual time limit is enough for, and the limit above it.
 MESSAGES_QUICK, LONG_S = 10_000, 3_600
@@ -43,8 +44,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @needs("java")
 def world(release: str, servers: Any, tmp_path_factory: pytest.TempPathFactory, count: int) -> Iterator[PluginWorld]:
     """A broker, a sidecar and MinIO; each test has topics of its own."""
-    folder, large = tmp_path_factory.mktemp("plugin"), {}
-    if count > MESSAGES_QUICK:
-        large = {"ledger_entries": count // 40, "patience_s": LONG_S / 2}
-    with PluginWorld(folder, servers["minio"], release=release, **large) as made:
+    is_long = count > MESSAGES_QUICK
+    with PluginWorld(
+        tmp_path_factory.mktemp("plugin"),
+        servers["minio"],
+        release=release,
+        ledger_entries=count // 40 if is_long else LEDGER_ENTRIES,
+        patience_s=LONG_S / 2 if is_long else PATIENCE_S,
+    ) as made:
         yield made

@@ -73,6 +73,7 @@ class PluginWorld:
         root: of the store in its bucket; empty: the bucket's own.
         ledger_entries: of a ledger.
         patience_s: how long an offload of a whole topic may take.
+        environment: of the broker, beside its keys.
         store_endpoint: what sidecars, and by their URLs the broker, use to reach the S3 server: a proxy before it.
     """
 
@@ -89,6 +90,7 @@ class PluginWorld:
     root: str = "/root"
     ledger_entries: int = LEDGER_ENTRIES
     patience_s: float = PATIENCE_S
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.bucket = f"plugin-{free_port()}"
@@ -157,7 +159,11 @@ class PluginWorld:
             self.folder / "broker",
             self.settings_of_broker(),
             # What Pulsar's own offloader takes its keys from.
-            {"ACCESS_KEY_ID": self.endpoint.access_key, "ACCESS_KEY_SECRET": self.endpoint.secret_key},
+            {
+                "ACCESS_KEY_ID": self.endpoint.access_key,
+                "ACCESS_KEY_SECRET": self.endpoint.secret_key,
+                **self.environment,
+            },
             release=self.release,
             java_options=self.options_of_java(),
         )
@@ -195,14 +201,8 @@ class PluginWorld:
 
     def admin(self, method: str, path: str, body: object = None) -> Any:
         """One request to the broker's admin interface; the answer's JSON, or its text."""
-        request = urllib.request.Request(
-            f"{self.admin_url}/admin/v2/{path}",
-            data=None if method == "GET" else b"" if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
-            method=method,
-        )
-        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-            data = answer.read()
+        sent = None if method == "GET" else b"" if body is None else json.dumps(body).encode()
+        data = _asked(f"{self.admin_url}/admin/v2/{path}", method, sent)
         try:
             return json.loads(data)
         except ValueError:
@@ -362,6 +362,19 @@ class PluginWorld:
         with contextlib.closing(client):
             pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket)
             return {each["Key"]: each["Size"] for page in pages for each in page.get("Contents", ())}
+
+
+def _asked(url: str, method: str, body: bytes | None) -> bytes:
+    """The answer of the broker that has the topic: urllib passes on only requests without a body."""
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"}, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            found: bytes = answer.read()
+            return found
+    except urllib.error.HTTPError as error:
+        if error.code != 307:
+            raise
+        return _asked(error.headers["Location"], method, body)
 
 
 def eventually_some(look: Callable[[], _Seen]) -> _Seen:
