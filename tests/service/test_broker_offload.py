@@ -270,6 +270,41 @@ def test_long_body_is_taken_for_missing_entries_only(store: ObjectStore, tmp_pat
         assert frame_entries(broker.entries(7, 0, 1).body) == large
 
 
+def test_entries_in_front_of_the_streams_first_one_are_sent(store: ObjectStore, tmp_path: Path) -> None:
+    """A topic whose first messages were aborted: its stream begins with the first entry that a reader got."""
+    writer = StreamWriter(store, STREAM)
+    writer.add([batch_of(7, 4, 10)], closes=(7,))
+    front = [(each, b"aborted %d" % each) for each in range(4)]
+    asked = {"last": 13, "length": 10 * 20 + sum(len(payload) for _, payload in front), "entries": 14}
+    with http_process(tmp_path, streams=(), store=store) as (http, _):
+        broker = Broker(http.url)
+        assert broker.plan(7).status == 503
+        for _ in range(2):
+            assert broker.offload(7, **asked).json() == {"committed": False, "missing": [[0, 3]]}
+        assert not load_manifest(store, STREAM).gaps, "asking changes nothing"
+        assert broker.fill(7, 0, 3, front[:3]).status == 400
+        assert broker.fill(7, 0, 1, front[:2]).json() == {"stored": 2}
+        assert broker.offload(7, **asked).json()["missing"] == [[2, 3]]
+        assert broker.fill(7, 0, 3, front).json() == {"stored": 4}
+        assert broker.fill(7, 0, 3, front).json() == {"stored": 4}
+        assert broker.offload(7, **asked).json() == {"committed": True, "missing": []}
+        assert broker.whole(7) == [*front, *((each.entry_id, each.payload) for each in writer.entries)]
+    [gap] = load_manifest(store, STREAM).gaps
+    assert (gap.first, gap.last, gap.reason) == (Position(7, 0), Position(7, 3), NOT_DELIVERED)
+    assert load_manifest(store, STREAM).committed_from is None
+    writer.add([batch_of(8, 0, 5)], closes=(8,))  # the owner goes on behind the foreign record
+    assert load_manifest(store, STREAM).committed_end() == Position(8, 4)
+
+
+def test_truncated_front_is_not_asked_for(store: ObjectStore, tmp_path: Path) -> None:
+    writer = StreamWriter(store, STREAM)
+    writer.add([batch_of(7, 4, 10)], closes=(7,))
+    writer.log.commit([Truncate(Position(7, 6))])
+    with http_process(tmp_path, streams=(), store=store) as (http, _):
+        answer = Broker(http.url).offload(7, last=13, length=280, entries=14)
+    assert answer.json() == {"committed": False, "missing": []}
+
+
 def test_overlapping_attempts_and_a_delete_of_the_old_one_first(store: ObjectStore, tmp_path: Path) -> None:
     """As a broker does it after an unload: the old attempt still runs, and is deleted before the new one begins."""
     writer = with_gaps(store)
