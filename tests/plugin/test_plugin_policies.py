@@ -53,6 +53,7 @@ def test_policy_of_a_namespace_may_change_while_its_topics_are_read(
     policy = {
         "managedLedgerOffloadDriver": "offloader",
         "managedLedgerOffloadBucket": "not-used",
+        "offloadersDirectory": world.settings_of_broker()["offloadersDirectory"],
         "managedLedgerOffloadDeletionLagInMillis": 0,
     }
     with pytest.raises(urllib.error.HTTPError) as refused:
@@ -127,7 +128,8 @@ def test_gaps_at_both_ends_and_of_a_whole_ledger_are_filled(
     ledgers = world.offload(topic)
     listed = {each["ledgerId"]: each["entries"] for each in world.admin("GET", internals_of(topic))["ledgers"]}
     assert [listed[each] for each in ledgers] == [LEDGER_ENTRIES, LEDGER_ENTRIES, 30]
-    assert world.counters()["MissingEntries"] == missing + 4 + 2 + LEDGER_ENTRIES
+    # An attempt that an unload left running may have sent the same ones.
+    assert world.counters()["MissingEntries"] >= missing + 4 + 2 + LEDGER_ENTRIES
     world.forget(topic, ledgers)
     before = world.bytes_read()
     consumer = client.subscribe(topic, "new", initial_position=EARLIEST)
