@@ -4,8 +4,9 @@
 
 Three brokers of one release, each with the same messages (1 KiB, batches of 100): one offloaded by the plugin and a
 sidecar, one by tiered-storage-jcloud, both to one MinIO, and one that keeps them in BookKeeper. In turns, with nothing
-and 30 ms added to each request to MinIO: a Java reader from the first message on, one entry by its id through the admin
-interface and another one of its ledger, and a seek by time. The bookie of the first two has no such ledgers meanwhile.
+and 30 ms added to each request to MinIO: a Java reader from the first message on, three of them that begin one after
+the other, one entry by its id through the admin interface and another one of its ledger, and a seek by time. The bookie
+of the first two has no such ledgers meanwhile.
 """
 
 from __future__ import annotations
@@ -41,7 +42,16 @@ SEEKS = 5
 #: Unmeasured rounds, in which Java compiles what the others run.
 WARM_UPS = 2
 TIERS = ("plugin", "jcloud", "bookkeeper")
-FIGURES = ("read, MB/s", "first message, ms", "one entry, ms", "another one, ms", "seek by time, ms")
+FIGURES = (
+    "read, MB/s",
+    "three readers, MB/s",
+    "first message, ms",
+    "one entry, ms",
+    "another one, ms",
+    "seek by time, ms",
+)
+#: That begin one after the other, each when the one before it has a quarter of the messages.
+READERS = 3
 #: As a broker runs, not as the tests' rig starts quickly.
 JAVA = ("-Xmx1g", "-XX:MaxDirectMemorySize=1g", "-XX:TieredStopAtLevel=4", "-XX:-UseSerialGC", "-XX:+UseG1GC")
 
@@ -53,7 +63,7 @@ class Tier:
     Attributes:
         times_ms: when its first and last message were sent.
         ledgers: that are cold: id -> entries.
-        uploads_bytes: that were put into the bucket while the broker offloaded.
+        uploads, uploads_bytes: objects with entries that were put into the bucket while the broker offloaded.
         figures: (what, delay in ms) -> what was measured.
     """
 
@@ -63,6 +73,7 @@ class Tier:
     count: int
     times_ms: tuple[int, int]
     ledgers: dict[int, int]
+    uploads: int
     uploads_bytes: int
     figures: dict[tuple[str, float], list[float]] = field(default_factory=dict)
 
@@ -125,18 +136,18 @@ def filled(name: str, world: Any, count: int) -> Tier:
     client.close()
     if failed:
         raise RuntimeError(f"{len(failed)} messages weren't stored")
-    uploads_bytes = 0
+    uploads: list[int] = []
     if name == "plugin":
         world.await_committed(topic)
     if name != "bookkeeper":
         before = world.objects()
         offloaded = world.offload(topic)
         after = world.objects()
-        uploads_bytes = sum(size for key, size in after.items() if key not in before and "/manifest/" not in key)
+        uploads = [size for key, size in after.items() if key not in before and "/manifest/" not in key]
         world.forget(topic, offloaded)
     found = world.admin("GET", f"{path_of(topic)}/internalStats")["ledgers"]
     ledgers = {each["ledgerId"]: each["entries"] for each in found if each["entries"]}
-    return Tier(name, world, topic, count, times_ms, ledgers, uploads_bytes)
+    return Tier(name, world, topic, count, times_ms, ledgers, len(uploads), sum(uploads))
 
 
 def measure(tier: Tier, delay_ms: float, dice: random.Random) -> None:
@@ -153,6 +164,11 @@ def measure(tier: Tier, delay_ms: float, dice: random.Random) -> None:
     if drained.messages != tier.count:
         raise RuntimeError(f"{tier.name}: {drained.messages} of {tier.count} messages came")
     tier.add("read, MB/s", delay_ms, drained.size_bytes / 1e6 / (drained.all_ms / 1000))
+    load()
+    several = tier.world.broker.staggered(tier.topic, tier.count, READERS)
+    if several["messages"] != READERS * tier.count:
+        raise RuntimeError(f"{tier.name}: {several['messages']} of {READERS} times {tier.count} messages came")
+    tier.add("three readers, MB/s", delay_ms, several["size_bytes"] / 1e6 / (several["all_ms"] / 1000))
     load()
     tier.add("first message, ms", delay_ms, tier.world.broker.drain(tier.topic, 1).first_ms)
     for _ in range(SINGLES):
@@ -223,6 +239,7 @@ def rows_of(tiers: Sequence[Tier], delays: Sequence[float], heaps: dict[str, flo
             ratios = {f"over {name}": better(medians["plugin"], medians[name]) for name in TIERS[1:]}
             rows.append({"what": what, "delay_ms": delay_ms, **medians, **ratios})
     rows.append({"what": "heap, MiB", "delay_ms": 0.0, **heaps})
+    rows.append({"what": "put by the offload, objects", "delay_ms": 0.0} | {tier.name: tier.uploads for tier in tiers})
     rows.append(
         {"what": "put by the offload, MB", "delay_ms": 0.0} | {tier.name: tier.uploads_bytes / 1e6 for tier in tiers}
     )
@@ -231,10 +248,10 @@ def rows_of(tiers: Sequence[Tier], delays: Sequence[float], heaps: dict[str, flo
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     names = [*TIERS, *(f"over {name}" for name in TIERS[1:])]
-    lines = [f"{'':24}{'delay, ms':>10}" + "".join(f"{name:>16}" for name in names)]
+    lines = [f"{'':28}{'delay, ms':>10}" + "".join(f"{name:>16}" for name in names)]
     for row in rows:
         cells = "".join(f"{row[name]:>16.2f}" if name in row else " " * 16 for name in names)
-        lines.append(f"{row['what']:24}{row['delay_ms']:>10.0f}{cells}")
+        lines.append(f"{row['what']:28}{row['delay_ms']:>10.0f}{cells}")
     return "\n".join(lines)
 
 

@@ -152,6 +152,9 @@ class Servers:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--brokers", choices=("one", "all"), default="one", help="releases that have the broker plugin")
+    parser.addoption(
+        "--messages", type=int, default=2_000, help="of a topic that consumers read through the broker plugin"
+    )
     parser.addoption("--quick", action="store_true", help="only tests that start no process and end soon")
 
 

@@ -56,6 +56,8 @@ APT = """#!/bin/bash
 echo "apt-get $*" >> {machine}/calls
 case "$*" in
 *install*jre*) mkdir -p {machine}/jvm/installed/bin && cp {machine}/java17 {machine}/jvm/installed/bin/java ;;
+*install*jdk*) mkdir -p {machine}/jvm/jdk/bin && cp {machine}/java17 {machine}/jvm/jdk/bin/java &&
+    printf '#!/bin/bash\necho javac 17.0.15\n' > {machine}/jvm/jdk/bin/javac && chmod +x {machine}/jvm/jdk/bin/javac ;;
 *install*venv*) rm -f {machine}/no-venv ;;
 esac
 """
@@ -270,6 +272,34 @@ def test_plugin_verb_needs_a_jdk_and_not_only_java(machine: Machine) -> None:
     call = machine.calls()[-1]
     assert call.startswith(f"python -m services.broker_plugin --into there in {machine.checkout}")
     assert f"JAVA_HOME={machine.folder}/jvm/java-17 " in call
+
+
+def test_jdk_is_installed_for_tests_of_the_plugin_and_for_nothing_else(machine: Machine) -> None:
+    machine.java("jvm/java-17/bin/java", "17.0.15")
+    machine.apt("openjdk-17-jdk-headless", root=True)
+    for name, text in (("spark", "pytest.mark.java"), ("plugin", "pytest.mark.java, plugin_world")):
+        machine.write(f"tests/{name}/test_it.py", text, machine.checkout)
+    for words in (["demo"], ["test", "--quick"], ["test", "tests/spark"], ["bench", "formats"]):
+        machine.dev(*words)
+        assert "apt-get" not in "".join(machine.calls()), words
+    assert machine.dev("test", "tests/plugin").returncode == 0
+    calls = machine.calls()
+    assert next(call for call in calls if "install -qq" in call).endswith(" openjdk-17-jdk-headless")
+    assert calls[-1].startswith("python -m pytest")
+    assert f"JAVA_HOME={machine.folder}/jvm/jdk " in calls[-1]
+    machine.dev("chaos", "--plugin")
+    assert "apt-get" not in "".join(machine.calls()), "there is one now"
+
+
+def test_all_tests_run_without_a_jdk_that_cannot_be_installed(machine: Machine) -> None:
+    machine.java("jvm/java-17/bin/java", "17.0.15")
+    done = machine.dev("test")
+    assert done.returncode == 0
+    assert "there is no JDK 17: the broker's plugin isn't tested" in done.stderr
+    for words in (["chaos", "--plugin"], ["bench", "plugin"]):
+        done = machine.dev(*words)
+        assert done.returncode == 2
+        assert "missing: a JDK 17 or newer, which compiles the plugin" in done.stderr
 
 
 def test_servers_to_try_things_out_need_no_more_than_the_demo(machine: Machine) -> None:

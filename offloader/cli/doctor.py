@@ -26,6 +26,7 @@ from offloader.doctor import (
 )
 from offloader.runtime.clock import SystemClock
 from offloader.service.bootstrap import check_access
+from offloader.service.broker_doctor import check_broker_routes
 from offloader.settings.layered import SettingsFile
 
 _COLUMNS = [Column("outcome", "OUTCOME"), Column("check", "CHECK"), Column("what", "FOUND"), Column("hint", "TO DO")]
@@ -84,5 +85,7 @@ def _checks(file: SettingsFile, given: StoreArguments, *, read_only: bool) -> It
     yield "access", check_access(settings)
     if settings.pulsar.topics:
         yield "pulsar", check_pulsar(settings.pulsar, clock)
+        if settings.pulsar.broker_plugin:
+            yield "plugin's way here", check_broker_routes(settings, clock)
     if answer.outcome is Outcome.OK:
         yield "streams", check_streams(opened, file, clock)

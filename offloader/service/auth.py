@@ -159,7 +159,12 @@ def digest_of(token: str) -> bytes:
 
 
 def token_digests(source: str, environ: Mapping[str, str]) -> Sequence[bytes]:
-    """Digests of the tokens of one source, ``file:PATH`` or ``env:NAME``.
+    """Digests of the tokens of one source; raises as ``tokens_of``."""
+    return [digest_of(token) for token in tokens_of(source, environ)]
+
+
+def tokens_of(source: str, environ: Mapping[str, str]) -> Sequence[str]:
+    """The tokens of one source, ``file:PATH`` or ``env:NAME``.
 
     Raises:
         InvalidCall: another kind of source, an empty one, or an invalid token; the message never contains it.
@@ -182,7 +187,7 @@ def token_digests(source: str, environ: Mapping[str, str]) -> Sequence[bytes]:
             raise InvalidCall(f"{which} is shorter than {TOKEN_BYTES_MIN} characters or longer than {TOKEN_BYTES_MAX}")
         if not _TOKEN.fullmatch(token):
             raise InvalidCall(f"{which} has characters that can't stand in a header")
-    return [digest_of(token) for token in tokens]
+    return tokens
 
 
 def _file_text(file: Path) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from uuid import UUID
 from formats.entries import Buffer, EntryBatch, Position
 from formats.errors import FormatError
 from formats.frames import decode_frames, encode_frames
-from formats.manifest import GapFilled, LedgerClosed
+from formats.manifest import Gap, GapFilled, LedgerClosed
 from offloader.errors import (
     AccessDenied,
     BeyondEnd,
@@ -33,9 +33,10 @@ from offloader.errors import (
     StoreUnavailable,
     Trimmed,
 )
+from offloader.manifest.ledger_table import Run, joined, without
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_table import is_at_root
-from offloader.manifest.state import EditRefused, ManifestState
+from offloader.manifest.state import EditRefused, ManifestState, first_begin
 from offloader.owner_client import CA_VARIABLE, HOSTS_VARIABLE, TOKEN_VARIABLE, NotOwner, OwnerClient, OwnerUnreachable
 from offloader.parallel_map import at_once
 from offloader.read.cold import objects_of, read_fill
@@ -64,6 +65,7 @@ from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.telemetry.recorder import Recorder
 from offloader.write.backfill_service import fill_gaps
+from offloader.write.hot_tier import NOT_DELIVERED
 from offloader.write.upload import verify_objects
 
 _log = logging.getLogger("offloader.service.broker")
@@ -202,7 +204,7 @@ class BrokerLedgers:
         broker = self._broker(caller)
         self._recorder.add("broker_plan_requests_total", label=broker)
         self._recorder.add("broker_planned_bytes_total", found["length"], label=broker)
-        self._recorder.observe("broker_plan_seconds", self._clock.monotonic_s() - started_s)
+        self._answered("broker_plan_seconds", broker, started_s)
         return found
 
     def entries(
@@ -288,7 +290,12 @@ class BrokerLedgers:
                 self._recorder.add("broker_read_bytes_total", batch.payload_bytes, label=broker)
                 yield batch
         finally:
-            self._recorder.observe("broker_read_seconds", self._clock.monotonic_s() - started_s)
+            self._answered("broker_read_seconds", broker, started_s)
+
+    def _answered(self, histogram: str, broker: str, started_s: float) -> None:
+        seconds = self._clock.monotonic_s() - started_s
+        self._recorder.observe(histogram, seconds)
+        self._recorder.add("broker_answer_seconds_total", seconds, label=broker)
 
     def _with_view(
         self, stream: str, ledger_id: int, work: Callable[[ManifestState, LedgerStanding], _Found]
@@ -378,8 +385,10 @@ class BrokerLedgers:
         if standing.is_whole and not standing.first:
             is_kept = self._has_end(state, standing, facts) and self._is_kept(state.stream, ledger_id, facts)
             return {"committed": True, "missing": []} if is_kept else None
-        if standing.missing and not standing.holes:
-            return {"committed": False, "missing": [list(run) for run in standing.missing[:MISSING_MAX]]}
+        front = front_run(state, ledger_id)
+        missing = joined([*front, *standing.missing])
+        if missing and not without(standing.holes, front):
+            return {"committed": False, "missing": [list(run) for run in missing[:MISSING_MAX]]}
         return None
 
     def _has_end(self, state: ManifestState, standing: LedgerStanding, facts: BrokerFacts) -> bool:
@@ -499,6 +508,8 @@ class BrokerLedgers:
         except FormatError as error:
             raise InvalidCall(f"{where}: the body is no frames: {error}", hint="send it again") from error
         log = ManifestLog(self._store, stream, clock=self._clock)
+        if len(batch):
+            self._record_front(log, ledger_id, batch.first.entry_id)
         try:
             stored = fill_gaps(log, batch, first, last)
         except SourceMismatch as error:
@@ -507,6 +518,17 @@ class BrokerLedgers:
         extra = {"event": "broker_filled", "stream": stream, "ledger": ledger_id, "entries": stored, "by": caller.name}
         _log.info("%s: a broker sent %d that readers aren't given", where, stored, extra=extra)
         return {"stored": stored}
+
+    def _record_front(self, log: ManifestLog, ledger_id: int, entry_id: int) -> None:
+        """Records the entries in front of a stream's first one as a gap, if the broker sends the first of them.
+
+        A stream begins with the first entry that a reader was given; the broker has shown that it stores those before.
+        """
+        for low, high in front_run(log.load(), ledger_id):
+            if low <= entry_id <= high:
+                gap = Gap(Position(ledger_id, low), Position(ledger_id, high), NOT_DELIVERED)
+                with suppress(EditRefused):  # another request recorded it, or the head moved: the fill finds out
+                    log.commit_as_maintainer([gap])
 
     def attempt_deleted(self, stream: str, ledger_id: int, *, uuid: UUID | None, caller: BrokerCaller) -> None:
         """Takes note that a broker forgets an attempt. All attempts share one copy: nothing is deleted."""
@@ -522,6 +544,18 @@ class BrokerLedgers:
                 return OTHER_BROKER
             self._brokers.add(name)
         return name
+
+
+def front_run(state: ManifestState, ledger_id: int) -> list[Run]:
+    """The ids in front of the stream's first range, in the same ledger; none where something else explains them. Pure.
+
+    Nobody was given them, or the stream would begin with them: markers, or a transaction that was aborted.
+    """
+    first = first_begin(state.segments, state.gaps)
+    if first is None or first.ledger_id != ledger_id or not first.entry_id or state.committed_from is not None:
+        return []
+    is_cut = state.head is not None and state.head > Position(ledger_id, 0)
+    return [] if is_cut or ledger_id in state.deleted_ledgers else [(0, first.entry_id - 1)]
 
 
 def _chunk_document(chunk: Chunk) -> dict[str, Any]:

@@ -149,6 +149,9 @@ _ALL = (
     Metric("broker_plan_requests_total", "counter", "Plans of ledgers that brokers got, by broker.", ("broker",)),
     Metric("broker_planned_bytes_total", "counter", "Payload bytes in these plans, by broker.", ("broker",)),
     Metric("broker_plan_seconds", "histogram", "Time to answer with a plan.", ()),
+    Metric(
+        "broker_answer_seconds_total", "counter", "Time of plans and of answers with entries, by broker.", ("broker",)
+    ),
     Metric("broker_read_requests_total", "counter", "Answers with entries that brokers got, by broker.", ("broker",)),
     Metric("broker_read_bytes_total", "counter", "Payload bytes in these answers, by broker.", ("broker",)),
     Metric("broker_read_seconds", "histogram", "Time of an answer with entries, until the broker has it.", ()),

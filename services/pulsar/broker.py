@@ -17,8 +17,19 @@ from typing import Any, NamedTuple
 from services.pulsar.asked import AskedProcess, Refused
 from services.pulsar.build import DEFAULT, SOURCES, find_place
 
-__all__ = ["Broker", "Drained", "Refused", "offload_settings", "plugin_settings", "running_broker", "start_broker"]
+__all__ = [
+    "ZOOKEEPER",
+    "Broker",
+    "Drained",
+    "Refused",
+    "offload_settings",
+    "plugin_settings",
+    "running_broker",
+    "start_broker",
+]
 
+#: Environment of a broker whose cluster may have further ones.
+ZOOKEEPER = {"PULSAR_STANDALONE_USE_ZOOKEEPER": "1"}
 #: A Java client that reads a large topic.
 DRAIN_TIMEOUT_S = 900.0
 
@@ -47,16 +58,19 @@ class Broker(AskedProcess):
     Attributes:
         service_url: for clients; known when it is ready.
         admin_url: of its REST interface.
+        metadata_url: where further brokers of its cluster find their metadata, if it keeps them in ZooKeeper.
     """
 
     service_url: str
     admin_url: str
+    metadata_url: str
 
     def await_ready(self) -> Any:
         """Returns when it takes clients; raises as any ``AskedProcess``."""
         ready = super().await_ready()
         self.service_url = ready["service_url"]
         self.admin_url = ready["admin_url"]
+        self.metadata_url = ready["metadata_url"]
         return ready
 
     def ledger(self, ledger_id: int) -> Mapping[str, Any]:
@@ -85,6 +99,14 @@ class Broker(AskedProcess):
         """
         found = self.ask(f"drain {topic} {count} {start} {timeout_s:.0f}", timeout_s + 60)
         return Drained(messages=found.pop("count"), last=tuple(found.pop("last")), **found)
+
+    def staggered(self, topic: str, count: int, readers: int, timeout_s: float = DRAIN_TIMEOUT_S) -> Mapping[str, Any]:
+        """What so many Java readers receive together, each of all messages: ``all_ms``, ``messages``, ``size_bytes``.
+
+        One begins when the one before it has received a quarter.
+        """
+        found: Mapping[str, Any] = self.ask(f"staggered {topic} {count} {readers} {timeout_s:.0f}", timeout_s + 60)
+        return found
 
     def beans(self, pattern: str) -> Mapping[str, Mapping[str, Any]]:
         """Attributes of the Java machine's management beans whose names match ``pattern``: numbers and texts."""
@@ -158,7 +180,8 @@ def start_broker(
 
     Args:
         folder: made when it isn't there; what an earlier broker left there is its data.
-        settings: any of Pulsar's and BookKeeper's.
+        settings: any of Pulsar's and BookKeeper's; ``joins`` is the ``metadata_url`` of a cluster's first broker, whose
+            bookie is used.
         environment: added to this process's.
         release: one of ``services.pulsar.build.RELEASES``.
         java_options: of the Java machine, such as system properties of an offloader.

@@ -2,6 +2,7 @@
 
     ./dev chaos --plugin                       # 40 kills
     ./dev chaos --plugin --seed 7 --kills 10
+    ./dev chaos --plugin --silent              # another run: a sidecar that never answers (tests/chaos/silent_run.py)
 
 One world: a broker with the plugin that gives up its own copies as soon as they are offloaded, ``offloader serve``, a
 read server and an S3 server. In each step messages are sent, ledgers are offloaded, readers read from the beginning and
@@ -31,6 +32,7 @@ from urllib.parse import urlsplit
 import pulsar
 
 from services.servers import RunningServer, Unavailable, free_port, start
+from tests.chaos import silent_run
 from tests.plugin.plugin_world import PluginWorld, path_of, topic_of
 from tests.plugin.topic_history import client_of
 from tests.support.waiting import eventually
@@ -305,12 +307,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kills", type=int, default=40)
+    parser.add_argument("--silent", type=int, nargs="?", const=200, default=0, metavar="TOPICS", help="200")
     parser.add_argument("--keep", metavar="FOLDER", default="", help="an empty folder for everything that it writes")
     options = parser.parse_args(arguments)
     if options.kills < 1:
         parser.error("--kills: at least 1, or nothing is tried")
     # Ended in good order, so that no server is left behind
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if options.silent:
+        return _silent(options.silent, options.keep)
     outcome = Outcome()
     try:
         with contextlib.ExitStack() as stack:
@@ -325,6 +330,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(line, flush=True)
     if outcome.problems:
         print(f"again: ./dev chaos --plugin --seed {options.seed} --kills {options.kills}")
+    return 1 if outcome.problems else 0
+
+
+def _silent(topics: int, keep: str) -> int:
+    outcome = silent_run.SilentOutcome(topics)
+    try:
+        with contextlib.ExitStack() as stack:
+            folder = keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="plugin-silent-"))
+            silent_run.run(topics, Path(folder), lambda line: print(line, flush=True), outcome)
+    except Unavailable as error:
+        print(f"chaos: {error}", file=sys.stderr)
+        return 2
+    for line in (*outcome.lines(), *outcome.problems):
+        print(line, flush=True)
     return 1 if outcome.problems else 0
 
 

@@ -28,11 +28,13 @@ from services.servers import Endpoint, free_port, make_bucket
 from tests.support.serving_processes import Serving
 from tests.support.waiting import PATIENCE_S, eventually
 
-__all__ = ["NAMESPACE", "TRIMMED", "PluginWorld", "eventually_some", "path_of", "stream_of", "topic_of"]
+__all__ = ["NAMESPACE", "POLICIES", "TRIMMED", "PluginWorld", "eventually_some", "path_of", "stream_of", "topic_of"]
 
 NAMESPACE = "public/cold"
 #: The broker trims its topics' ledgers as soon as no subscription needs them.
 TRIMMED = "public/trimmed"
+#: Tests set policies of it.
+POLICIES = "public/policies"
 TOKEN = "token-of-the-tests-broker"
 #: Entries of a ledger.
 LEDGER_ENTRIES = 200
@@ -69,6 +71,9 @@ class PluginWorld:
         java_options: of the broker.
         has_sidecar: whether one is started with the broker.
         root: of the store in its bucket; empty: the bucket's own.
+        ledger_entries: of a ledger.
+        patience_s: how long an offload of a whole topic may take.
+        environment: of the broker, beside its keys.
         store_endpoint: what sidecars, and by their URLs the broker, use to reach the S3 server: a proxy before it.
     """
 
@@ -83,6 +88,9 @@ class PluginWorld:
     java_options: Sequence[str] = ()
     has_sidecar: bool = True
     root: str = "/root"
+    ledger_entries: int = LEDGER_ENTRIES
+    patience_s: float = PATIENCE_S
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.bucket = f"plugin-{free_port()}"
@@ -104,7 +112,7 @@ class PluginWorld:
         make_bucket(self.endpoint, self.bucket)
         try:
             self.start_broker()
-            for namespace in (NAMESPACE, TRIMMED):
+            for namespace in (NAMESPACE, TRIMMED, POLICIES):
                 self.admin("PUT", f"namespaces/{namespace}")
             keep_nothing = {"retentionTimeInMinutes": 0, "retentionSizeInMB": 0}
             self.admin("POST", f"namespaces/{TRIMMED}/retention", keep_nothing)
@@ -151,7 +159,11 @@ class PluginWorld:
             self.folder / "broker",
             self.settings_of_broker(),
             # What Pulsar's own offloader takes its keys from.
-            {"ACCESS_KEY_ID": self.endpoint.access_key, "ACCESS_KEY_SECRET": self.endpoint.secret_key},
+            {
+                "ACCESS_KEY_ID": self.endpoint.access_key,
+                "ACCESS_KEY_SECRET": self.endpoint.secret_key,
+                **self.environment,
+            },
             release=self.release,
             java_options=self.options_of_java(),
         )
@@ -161,10 +173,11 @@ class PluginWorld:
             **plugin_settings(built_nar(), self.url_of(self.endpoints[0]), self.ports["binary"], self.ports["admin"]),
             # Only when a test asks for it, or the sidecar.
             "managedLedgerOffloadAutoTriggerSizeThresholdBytes": "-1",
-            "managedLedgerMaxEntriesPerLedger": str(LEDGER_ENTRIES),
+            "managedLedgerMaxEntriesPerLedger": str(self.ledger_entries),
             # Larger messages are sent in chunks.
             "maxMessageSize": "1048576",
             "transactionCoordinatorEnabled": "true",
+            "backlogQuotaCheckIntervalInSeconds": "1",
             **self.broker_settings,
         }
 
@@ -177,7 +190,9 @@ class PluginWorld:
         }
         config = self.folder / "plugin.properties"
         config.write_text("".join(f"{name} = {value}\n" for name, value in settings.items()))
-        return [f"-Doffloader.plugin.config={config}", *self.java_options]
+        # The broker takes policies of namespaces with drivers that it knows, and with these.
+        extra = "-Dpulsar.extra.offload.drivers=offloader"
+        return [f"-Doffloader.plugin.config={config}", extra, *self.java_options]
 
     @property
     def token_file(self) -> Path:
@@ -186,14 +201,8 @@ class PluginWorld:
 
     def admin(self, method: str, path: str, body: object = None) -> Any:
         """One request to the broker's admin interface; the answer's JSON, or its text."""
-        request = urllib.request.Request(
-            f"{self.admin_url}/admin/v2/{path}",
-            data=None if method == "GET" else b"" if body is None else json.dumps(body).encode(),
-            headers={"Content-Type": "application/json"},
-            method=method,
-        )
-        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-            data = answer.read()
+        sent = None if method == "GET" else b"" if body is None else json.dumps(body).encode()
+        data = _asked(f"{self.admin_url}/admin/v2/{path}", method, sent)
         try:
             return json.loads(data)
         except ValueError:
@@ -215,7 +224,7 @@ class PluginWorld:
             status.update(self.admin("GET", f"{path}/offload"))
             return status["status"] not in ("RUNNING", "NOT_RUN")
 
-        eventually(is_over)
+        eventually(is_over, within_s=self.patience_s)
         assert status["status"] == "SUCCESS", status
         return closed
 
@@ -238,7 +247,7 @@ class PluginWorld:
             self.admin("POST", f"{path_of(topic)}/trim")
             return not any(self.bookie_has(each) for each in ledgers)
 
-        eventually(are_gone)
+        eventually(are_gone, within_s=self.patience_s)
         self.admin("PUT", f"{path_of(topic)}/unload")
 
     def counters(self) -> Mapping[str, int]:
@@ -297,7 +306,7 @@ class PluginWorld:
             [pulsar]
             service_url = "{self.service_url}"
             admin_url = "{self.admin_url}"
-            topics = ["{NAMESPACE}", "{TRIMMED}"]
+            topics = ["{NAMESPACE}", "{TRIMMED}", "{POLICIES}"]
             broker_plugin = true
             follow_broker_trim = true
             discovery_interval = "500ms"
@@ -337,7 +346,7 @@ class PluginWorld:
                 return False
             return bool(str(state.committed_end()) == last)
 
-        eventually(is_committed)
+        eventually(is_committed, within_s=self.patience_s)
 
     # --- the store ---------------------------------------------------------------------------------------------------
 
@@ -353,6 +362,19 @@ class PluginWorld:
         with contextlib.closing(client):
             pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket)
             return {each["Key"]: each["Size"] for page in pages for each in page.get("Contents", ())}
+
+
+def _asked(url: str, method: str, body: bytes | None) -> bytes:
+    """The answer of the broker that has the topic: urllib passes on only requests without a body."""
+    request = urllib.request.Request(url, body, {"Content-Type": "application/json"}, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            found: bytes = answer.read()
+            return found
+    except urllib.error.HTTPError as error:
+        if error.code != 307:
+            raise
+        return _asked(error.headers["Location"], method, body)
 
 
 def eventually_some(look: Callable[[], _Seen]) -> _Seen:

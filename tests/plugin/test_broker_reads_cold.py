@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pulsar
 import pytest
@@ -13,8 +14,10 @@ from tests.plugin.topic_history import Message, TopicHistory, checksum, client_o
 
 pytestmark = pytest.mark.java
 
-COUNT = 2_000
-LEDGERS_MIN = 5
+#: Ledgers of a topic of 2,000 messages, and of a long run's.
+LEDGERS_MIN, LEDGERS_MIN_LONG = 5, 20
+#: Messages from which a run is a long one.
+LONG = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +37,16 @@ class Cold:
     before: dict[str, int]
     added: dict[str, int]
 
+    @property
+    def count(self) -> int:
+        return len(self.sent)
+
 
 @pytest.fixture(scope="module")
-def cold(world: PluginWorld, tmp_path_factory: pytest.TempPathFactory) -> Cold:
+def cold(world: PluginWorld, tmp_path_factory: pytest.TempPathFactory, count: int) -> Cold:
     topic = topic_of("everything")
     with TopicHistory(world.broker, topic, tmp_path_factory.mktemp("keys")) as history:
-        history.send_all(COUNT)
+        history.send_all(count)
     return made_cold(world, topic, history.sent)
 
 
@@ -62,7 +69,7 @@ def client(world: PluginWorld) -> Iterator[pulsar.Client]:
 @pytest.fixture
 def from_cold(cold: Cold) -> Iterator[Cold]:
     """The topic, and that the broker got its messages from the plugin while the bookie had none of them."""
-    assert len(cold.ledgers) >= LEDGERS_MIN
+    assert len(cold.ledgers) >= (LEDGERS_MIN if cold.count < LONG else LEDGERS_MIN_LONG)
     assert [each for each in cold.ledgers if cold.world.bookie_has(each)] == []
     # What the broker keeps in memory would answer for the plugin.
     cold.world.admin("PUT", f"{path_of(cold.topic)}/unload")
@@ -85,22 +92,22 @@ def is_data(key: str) -> bool:
 
 def test_new_subscription_receives_every_message_once_in_order(from_cold: Cold, client: pulsar.Client) -> None:
     consumer = client.subscribe(from_cold.topic, "new", initial_position=pulsar.InitialPosition.Earliest)
-    assert plain(receive(consumer, COUNT)) == from_cold.sent
+    assert plain(receive(consumer, from_cold.count)) == from_cold.sent
 
 
 def test_reader_receives_every_message_once_in_order(from_cold: Cold, client: pulsar.Client) -> None:
     reader = client.create_reader(from_cold.topic, pulsar.MessageId.earliest)
-    assert plain(receive(reader, COUNT)) == from_cold.sent
+    assert plain(receive(reader, from_cold.count)) == from_cold.sent
 
 
 def test_java_reader_receives_every_message_once_in_order(from_cold: Cold) -> None:
-    found = from_cold.world.broker.drain(from_cold.topic, COUNT)
-    assert (found.messages, found.crc32) == (COUNT, checksum(from_cold.sent))
+    found = from_cold.world.broker.drain(from_cold.topic, from_cold.count)
+    assert (found.messages, found.crc32) == (from_cold.count, checksum(from_cold.sent))
 
 
 def test_seek_by_id_goes_on_with_that_message(from_cold: Cold, client: pulsar.Client) -> None:
     consumer, messages = whole(from_cold, client, "by id")
-    for place in [3, 1_999, 0, *range(1_950, 100, -231)]:
+    for place in places_in(from_cold):
         consumer.seek(messages[place].message_id())
         assert plain(receive(consumer, 1, and_no_more=False)) == from_cold.sent[place : place + 1]
 
@@ -108,11 +115,16 @@ def test_seek_by_id_goes_on_with_that_message(from_cold: Cold, client: pulsar.Cl
 def test_seek_by_time_goes_on_with_the_first_message_since_then(from_cold: Cold, client: pulsar.Client) -> None:
     consumer, messages = whole(from_cold, client, "by time")
     times_ms = [message.publish_timestamp() for message in messages]
-    for place in [1_999, 0, *range(1_950, 100, -331)]:
+    for place in places_in(from_cold):
         consumer.seek(times_ms[place])
         first = next(number for number, time_ms in enumerate(times_ms) if time_ms >= times_ms[place])
         wanted = from_cold.sent[first : first + 3]
         assert plain(receive(consumer, len(wanted), and_no_more=False)) == wanted
+
+
+def places_in(cold: Cold) -> list[int]:
+    """Numbers of messages, back and forth."""
+    return [3, cold.count - 1, 0, *range(cold.count - 50, 100, -(cold.count // 9))]
 
 
 def whole(cold: Cold, client: pulsar.Client, name: str) -> tuple[pulsar.Consumer, list[pulsar.Message]]:
@@ -120,7 +132,7 @@ def whole(cold: Cold, client: pulsar.Client, name: str) -> tuple[pulsar.Consumer
     consumer = client.subscribe(
         cold.topic, name, initial_position=pulsar.InitialPosition.Earliest, start_message_id_inclusive=True
     )
-    return consumer, receive(consumer, COUNT)
+    return consumer, receive(consumer, cold.count)
 
 
 def test_subscription_is_reset_to_the_first_message(from_cold: Cold, client: pulsar.Client) -> None:
@@ -129,7 +141,47 @@ def test_subscription_is_reset_to_the_first_message(from_cold: Cold, client: pul
     consumer.close()
     from_cold.world.admin("POST", f"{path_of(from_cold.topic)}/subscription/reset/resetcursor/0")
     consumer = client.subscribe(from_cold.topic, "reset", initial_position=pulsar.InitialPosition.Earliest)
-    assert plain(receive(consumer, COUNT)) == from_cold.sent
+    assert plain(receive(consumer, from_cold.count)) == from_cold.sent
+
+
+def test_subscription_is_reset_to_a_message_by_its_id(from_cold: Cold, client: pulsar.Client) -> None:
+    consumer = client.subscribe(from_cold.topic, "reset by id", initial_position=pulsar.InitialPosition.Earliest)
+    messages = receive(consumer, from_cold.count)
+    consumer.close()
+    single = [number for number, message in enumerate(from_cold.sent) if message.value.startswith((b"plain", b"rich"))]
+    for number in (single[0], single[len(single) // 2], single[-1]):
+        at = messages[number].message_id()
+        position = {"ledgerId": at.ledger_id(), "entryId": at.entry_id(), "partitionIndex": -1}
+        from_cold.world.admin("POST", f"{path_of(from_cold.topic)}/subscription/reset%20by%20id/resetcursor", position)
+        consumer = client.subscribe(from_cold.topic, "reset by id")
+        assert plain(receive(consumer, 1, and_no_more=False)) == from_cold.sent[number : number + 1]
+        consumer.close()
+
+
+def test_partitioned_topic_of_every_kind_is_received_once_and_in_the_order_of_each_partition(
+    world: PluginWorld, client: pulsar.Client, count: int, tmp_path: Path
+) -> None:
+    topic, partitions = topic_of("partitioned"), 3
+    world.admin("PUT", f"{path_of(topic)}/partitions", partitions)
+    with TopicHistory(world.broker, topic, tmp_path) as history:
+        history.send_all(count if count >= LONG else 600)
+    for number in range(partitions):
+        each = f"{topic}-partition-{number}"
+        world.await_committed(each)
+        ledgers = world.offload(each)
+        world.forget(each, ledgers)
+        assert ledgers
+        assert len(ledgers) * partitions >= LEDGERS_MIN_LONG or count < LONG
+        assert [ledger for ledger in ledgers if world.bookie_has(ledger)] == []
+    before = world.bytes_read()
+    consumer = client.subscribe(topic, "all", initial_position=pulsar.InitialPosition.Earliest)
+    found = receive(consumer, len(history.sent))
+    assert sorted(plain(found)) == sorted(history.sent)
+    numbered = [(each.message_id().partition(), *each.data().split(b" ", 2)[:2]) for each in found]
+    for number in range(partitions):
+        own = [int(place) for partition, kind, place in numbered if partition == number and kind != b"commit"]
+        assert own == sorted(own)
+    assert world.bytes_read() > before + sum(len(message.value) for message in history.sent) // 4
 
 
 def test_key_shared_consumers_receive_every_key_in_order(from_cold: Cold, client: pulsar.Client) -> None:
@@ -143,7 +195,7 @@ def test_key_shared_consumers_receive_every_key_in_order(from_cold: Cold, client
         for _ in range(2)
     ]
     found: list[Message] = []
-    while len(found) < COUNT:
+    while len(found) < from_cold.count:
         for consumer in consumers:
             found += until_nothing(consumer)
     assert sorted(found) == sorted(from_cold.sent)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos import silent_run
 from tests.chaos.plugin_run import ACTIONS, ROLES, Step, plan, run
 
 pytestmark = pytest.mark.java
@@ -23,3 +24,10 @@ def test_killed_broker_and_sidecar_lose_no_message(tmp_path: Path) -> None:
     assert outcome.problems == []
     assert outcome.kills.total() == len(steps)
     assert outcome.cold_bytes > 0
+
+
+def test_sidecar_that_never_answers_costs_no_thread_and_no_message(tmp_path: Path) -> None:
+    """What it costs in latency is measured by ``./dev chaos --plugin --silent``, where nothing else runs."""
+    outcome = silent_run.run(4, tmp_path)
+    assert [problem for problem in outcome.problems if "of sending" not in problem] == []
+    assert outcome.received == 4 * (silent_run.MESSAGES + silent_run.MORE)

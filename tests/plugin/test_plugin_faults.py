@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,14 +14,16 @@ import boto3
 import pulsar
 import pytest
 
-from tests.plugin.plugin_world import LEDGER_ENTRIES, TOKEN, PluginWorld, path_of, topic_of
+from tests.plugin.plugin_world import LEDGER_ENTRIES, TOKEN, PluginWorld, path_of, stream_of, topic_of
 from tests.plugin.topic_history import Message, TopicHistory, client_of, plain, receive
 from tests.support.quick import needs
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.java
 
 COUNT = 900
+#: The shortest that may be set.
+URL_LIFETIME = "10s"
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +31,13 @@ COUNT = 900
 def faulty(release: str, servers: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PluginWorld]:
     """A broker that asks a read server first, and the sidecar when that doesn't answer."""
     folder = tmp_path_factory.mktemp("faulty")
-    with PluginWorld(folder, servers["minio"], release=release, endpoints=("reader", "sidecar")) as made:
+    with PluginWorld(
+        folder,
+        servers["minio"],
+        release=release,
+        endpoints=("reader", "sidecar"),
+        sidecar_settings=f'[broker]\nurl_lifetime = "{URL_LIFETIME}"',
+    ) as made:
         yield made
 
 
@@ -102,6 +113,8 @@ def test_wrong_token_is_named_and_the_topic_stays_usable(
         sent = sent_to(faulty, topic, tmp_path)
         faulty.ask_to_offload(topic, faulty.ledgers(topic)[-1])
         eventually(lambda: "401" in log_of(faulty, topic))
+        eventually(lambda: faulty.admin("GET", f"{path_of(topic)}/offload")["status"] == "ERROR")
+        assert "401" in faulty.admin("GET", f"{path_of(topic)}/offload")["lastError"]
         assert "token-that-somebody-guessed" not in faulty.broker.log.read_text()
         assert plain(receive(client.create_reader(topic, pulsar.MessageId.earliest), COUNT)) == sent
     finally:
@@ -148,6 +161,37 @@ def test_damaged_object_is_an_error_until_it_is_whole_again(
     put(faulty, whole)
     going_on.join()
     assert found == sent
+
+
+def test_reading_goes_on_after_the_urls_have_expired(
+    faulty: PluginWorld, client: pulsar.Client, tmp_path: Path
+) -> None:
+    topic = topic_of("expired")
+    sent = sent_to(faulty, topic, tmp_path)
+    make_cold(faulty, topic)
+    with_reader(faulty)
+    first = faulty.ledgers(topic)[0]
+    reader = client.create_reader(topic, pulsar.MessageId.earliest, receiver_queue_size=1)
+    found = receive(reader, LEDGER_ENTRIES // 2, and_no_more=False)
+    status, plan = faulty.ask("GET", f"/v1/streams/{stream_of(topic)}/ledgers/{first}", "reader")
+    assert status == 200
+    [url, *_] = json.loads(plan)["objects"]
+    eventually(lambda: status_of(url) == 403)
+    faulty.admin("PUT", f"{path_of(topic)}/unload")
+    # By URLs again, and not only through the sidecar
+    requests = faulty.counters()["PresignedRequests"]
+    found += receive(reader, COUNT - len(found))
+    assert plain(found) == sent
+    assert faulty.counters()["PresignedRequests"] > requests
+    assert "X-Amz-Signature" not in faulty.broker.log.read_text(errors="replace")
+
+
+def status_of(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 def s3_of(world: PluginWorld) -> Any:

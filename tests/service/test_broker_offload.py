@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,26 @@ def test_broker_sends_what_readers_are_not_given(store: ObjectStore, tmp_path: P
         assert (wrong.status, wrong.json()["kind"]) == (409, "source_mismatch")
 
 
+def test_whole_ledger_that_readers_are_not_given_is_sent_and_read(store: ObjectStore, tmp_path: Path) -> None:
+    """One transaction that was aborted fills it: no segment has anything of it."""
+    writer = StreamWriter(store, STREAM)
+    writer.add([batch_of(7, 0, 10)], closes=(7,))
+    writer.log.commit([Gap(Position(8, 0), Position(8, 19), NOT_DELIVERED)])
+    writer.add([batch_of(9, 0, 10)], closes=(9,))
+    aborted = [(each, b"aborted %d" % each) for each in range(20)]
+    asked = {"last": 19, "length": sum(len(payload) for _, payload in aborted), "entries": 20}
+    with http_process(tmp_path, streams=(), store=store) as (http, _):
+        broker = Broker(http.url)
+        assert broker.plan(8).status != 200
+        assert broker.offload(8, **asked).json() == {"committed": False, "missing": [[0, 19]]}
+        assert broker.fill(8, 0, 9, aborted[:10]).json() == {"stored": 10}
+        assert broker.offload(8, **asked).json() == {"committed": False, "missing": [[10, 19]]}
+        assert broker.fill(8, 10, 19, aborted[10:]).json() == {"stored": 10}
+        assert broker.offload(8, **asked).json() == {"committed": True, "missing": []}
+        assert broker.whole(8) == aborted
+        assert [len(broker.whole(each)) for each in (7, 9)] == [10, 10]
+
+
 @pytest.mark.parametrize(
     ("first", "last", "body"),
     [
@@ -247,6 +268,62 @@ def test_long_body_is_taken_for_missing_entries_only(store: ObjectStore, tmp_pat
             told = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {most + 1}\r\n"
             assert exchange(http, f"{head} HTTP/1.1\r\n{told}\r\n".encode()).startswith(b"HTTP/1.1 413 ")
         assert frame_entries(broker.entries(7, 0, 1).body) == large
+
+
+def test_entries_in_front_of_the_streams_first_one_are_sent(store: ObjectStore, tmp_path: Path) -> None:
+    """A topic whose first messages were aborted: its stream begins with the first entry that a reader got."""
+    writer = StreamWriter(store, STREAM)
+    writer.add([batch_of(7, 4, 10)], closes=(7,))
+    front = [(each, b"aborted %d" % each) for each in range(4)]
+    asked = {"last": 13, "length": 10 * 20 + sum(len(payload) for _, payload in front), "entries": 14}
+    with http_process(tmp_path, streams=(), store=store) as (http, _):
+        broker = Broker(http.url)
+        assert broker.plan(7).status == 503
+        for _ in range(2):
+            assert broker.offload(7, **asked).json() == {"committed": False, "missing": [[0, 3]]}
+        assert not load_manifest(store, STREAM).gaps, "asking changes nothing"
+        assert broker.fill(7, 0, 3, front[:3]).status == 400
+        assert broker.fill(7, 0, 1, front[:2]).json() == {"stored": 2}
+        assert broker.offload(7, **asked).json()["missing"] == [[2, 3]]
+        assert broker.fill(7, 0, 3, front).json() == {"stored": 4}
+        assert broker.fill(7, 0, 3, front).json() == {"stored": 4}
+        assert broker.offload(7, **asked).json() == {"committed": True, "missing": []}
+        assert broker.whole(7) == [*front, *((each.entry_id, each.payload) for each in writer.entries)]
+    [gap] = load_manifest(store, STREAM).gaps
+    assert (gap.first, gap.last, gap.reason) == (Position(7, 0), Position(7, 3), NOT_DELIVERED)
+    assert load_manifest(store, STREAM).committed_from is None
+    writer.add([batch_of(8, 0, 5)], closes=(8,))  # the owner goes on behind the foreign record
+    assert load_manifest(store, STREAM).committed_end() == Position(8, 4)
+
+
+def test_truncated_front_is_not_asked_for(store: ObjectStore, tmp_path: Path) -> None:
+    writer = StreamWriter(store, STREAM)
+    writer.add([batch_of(7, 4, 10)], closes=(7,))
+    writer.log.commit([Truncate(Position(7, 6))])
+    with http_process(tmp_path, streams=(), store=store) as (http, _):
+        answer = Broker(http.url).offload(7, last=13, length=280, entries=14)
+    assert answer.json() == {"committed": False, "missing": []}
+
+
+def test_overlapping_attempts_and_a_delete_of_the_old_one_first(store: ObjectStore, tmp_path: Path) -> None:
+    """As a broker does it after an unload: the old attempt still runs, and is deleted before the new one begins."""
+    writer = with_gaps(store)
+    old, new = "6b8f6c1e-0000-4000-8000-000000000001", "6b8f6c1e-0000-4000-8000-000000000002"
+    asked = {"last": 23, "length": LENGTH, "entries": 24}
+    with http_process(tmp_path, streams=(), store=store) as (http, _), ThreadPoolExecutor(4) as threads:
+        broker = Broker(http.url)
+        assert broker.delete(7, f"?uuid={old}").status == 202
+        fills = [threads.submit(broker.fill, 7, 0, 12, MARKERS[:3]) for _ in range(2)]
+        fills += [threads.submit(broker.fill, 7, 0, 23, MARKERS) for _ in range(2)]
+        assert [each.result().status for each in fills] == [200] * 4
+        attempts = [threads.submit(partial(broker.offload, 7, uuid=uuid, **asked)) for uuid in (old, new, old, new)]
+        assert [each.result().json()["committed"] for each in attempts] == [True] * 4
+        assert broker.delete(7, f"?uuid={old}").status == 202
+        wanted = sorted([*MARKERS, *((each.entry_id, each.payload) for each in writer.entries)])
+        for uuid in (new, old):  # all attempts share one copy
+            assert broker.plan(7, f"?uuid={uuid}").status == 200
+        assert broker.whole(7) == wanted
+    assert sum(fill.entries for fill in load_manifest(store, STREAM).fills) == len(MARKERS)
 
 
 def test_delete_is_a_hint(store: ObjectStore, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

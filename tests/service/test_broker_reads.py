@@ -279,6 +279,24 @@ def test_reads_are_counted_for_each_broker(store: ObjectStore, tmp_path: Path) -
     assert 'offloader_broker_read_requests_total{broker="127.0.0.1"} 1.0' in lines
     assert 'offloader_broker_read_bytes_total{broker="127.0.0.1"} 100.0' in lines
     assert {"offloader_broker_plan_seconds_count 1.0", "offloader_broker_read_seconds_count 1.0"} <= set(lines)
+    [took] = [line for line in lines if line.startswith('offloader_broker_answer_seconds_total{broker="127.0.0.1"} ')]
+    assert 0 < float(took.rpartition(" ")[2]) < 60
+
+
+def test_blocks_that_brokers_read_again_are_counted_as_found_in_memory(tmp_path: Path) -> None:
+    with http_process(tmp_path, streams=()) as (http, process):
+        StreamWriter(process.store, STREAM).add([batch_of(7, 0, 10)], codec=Codec.ZSTD, closes=(7,))
+        broker = Broker(http.url)
+        found = [hits_of(http.url)]
+        for _ in range(2):
+            broker.entries(7, 0, 9)
+            found.append(hits_of(http.url))
+    assert found[2] > found[1] >= found[0]
+
+
+def hits_of(url: str) -> float:
+    lines = ask(f"{url}/metrics").body.decode().splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("offloader_cache_hits_total{"))
 
 
 def test_log_has_no_presigned_url(s3_place: S3Place, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -30,11 +30,14 @@ import org.apache.bookkeeper.mledger.LedgerOffloader;
 import org.apache.pulsar.PulsarStandalone;
 import org.apache.pulsar.PulsarStandaloneStarter;
 import org.apache.pulsar.broker.PulsarService;
+import org.apache.pulsar.broker.ServiceConfiguration;
+import org.apache.pulsar.common.configuration.PulsarConfigurationLoader;
 
 /**
  * A Pulsar broker with a bookie of its own, and questions about the bytes in them.
  *
- * <p>Arguments: FOLDER CONFIGURATION [key=value ...]. One line of JSON on standard output says when and where it is ready; every line on
+ * <p>Arguments: FOLDER CONFIGURATION [key=value ...]; with {@code joins=URL} it is a further broker of the cluster whose metadata
+ * are there, without a bookie. Such a cluster's first broker has PULSAR_STANDALONE_USE_ZOOKEEPER=1 in its environment. One line of JSON on standard output says when and where it is ready; every line on
  * standard input is a question that gets one line of JSON. The end of standard input ends it. Logs go to standard error.
  *
  * <ul>
@@ -44,6 +47,7 @@ import org.apache.pulsar.broker.PulsarService;
  *   <li>{@code transaction TOPIC COUNT END}: so many messages in one transaction, which ends by {@code commit}, {@code abort} or, for
  *       the length of the broker's life, not at all ({@code leave})
  *   <li>{@code drain TOPIC COUNT START SECONDS}: what a reader receives, see {@link RealClient#drain}
+ *   <li>{@code staggered TOPIC COUNT READERS SECONDS}: what so many readers receive together, see {@link RealClient#staggered}
  *   <li>{@code beans PATTERN}: attributes of this process's management beans
  *   <li>{@code heap}: bytes that are alive in the heap, after a collection
  *   <li>{@code cold L UUID FIRST LAST}: the entries as the broker's offloader reads them out of the object store
@@ -64,10 +68,19 @@ public final class RealBroker {
         System.setOut(System.err);
         Path folder = Path.of(arguments[0]).toAbsolutePath();
         Files.createDirectories(folder.resolve("nar"));
+        Path configuration = configuration(folder, arguments);
+        String joins = joins(configuration);
+        if (!joins.isEmpty()) {
+            PulsarService service = joined(configuration, joins);
+            answer(service, answers);
+            service.close();
+            Runtime.getRuntime().halt(0);
+        }
         PulsarStandaloneStarter starter = new PulsarStandaloneStarter(new String[] {
-            "--config", configuration(folder, arguments).toString(),
+            "--config", configuration.toString(),
             "--no-functions-worker", "--no-stream-storage",
             "--bookkeeper-port", port(),
+            "--zookeeper-port", port(),
             "--metadata-dir", folder.resolve("metadata").toString(),
             "--bookkeeper-dir", folder.resolve("bookie").toString(),
             "--zookeeper-dir", folder.resolve("zookeeper").toString(),
@@ -80,12 +93,41 @@ public final class RealBroker {
         }
         Field field = PulsarStandalone.class.getDeclaredField("broker");
         field.setAccessible(true);
-        RealBroker broker = new RealBroker((PulsarService) field.get(starter));
-        say(answers, String.format("{\"service_url\":%s,\"admin_url\":%s}",
-            quoted(broker.service.getBrokerServiceUrl()), quoted(broker.service.getWebServiceAddress())));
-        broker.answerAll(answers);
+        answer((PulsarService) field.get(starter), answers);
         starter.close();
         Runtime.getRuntime().halt(0);
+    }
+
+    /** Says where the broker is, and answers until there are no more questions. */
+    private static void answer(PulsarService service, PrintStream answers) throws Exception {
+        say(answers, String.format("{\"service_url\":%s,\"admin_url\":%s,\"metadata_url\":%s}",
+            quoted(service.getBrokerServiceUrl()), quoted(service.getWebServiceAddress()),
+            quoted(String.valueOf(service.getConfiguration().getMetadataStoreUrl()))));
+        new RealBroker(service).answerAll(answers);
+    }
+
+    /** Where the metadata of a cluster are that has a broker already; empty: this one is the first. */
+    private static String joins(Path configuration) throws Exception {
+        Properties properties = new Properties();
+        try (InputStream given = Files.newInputStream(configuration)) {
+            properties.load(given);
+        }
+        return properties.getProperty("joins", "");
+    }
+
+    /** A further broker of a cluster, whose bookie and metadata are in the first one's process. */
+    private static PulsarService joined(Path configuration, String metadata) throws Exception {
+        ServiceConfiguration settings = PulsarConfigurationLoader.create(configuration.toString(), ServiceConfiguration.class);
+        settings.setMetadataStoreUrl(metadata);
+        settings.setConfigurationMetadataStoreUrl(metadata);
+        PulsarService service = new PulsarService(settings);
+        try {
+            service.start();
+        } catch (Throwable failure) {
+            failure.printStackTrace();
+            Runtime.getRuntime().halt(1);
+        }
+        return service;
     }
 
     /** The one file that configures broker and bookie: what is given, and free ports. */
@@ -145,6 +187,8 @@ public final class RealBroker {
                 return "true";
             case "drain":
                 return client.drain(words[1], Integer.parseInt(words[2]), words[3], Integer.parseInt(words[4]));
+            case "staggered":
+                return client.staggered(words[1], Integer.parseInt(words[2]), Integer.parseInt(words[3]), Integer.parseInt(words[4]));
             case "beans":
                 return beans(words[1]);
             case "heap":

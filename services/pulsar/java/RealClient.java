@@ -1,5 +1,11 @@
+import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicLong;
 import java.util.zip.CRC32;
 import org.apache.pulsar.client.api.Message;
 import org.apache.pulsar.client.api.MessageId;
@@ -61,6 +67,53 @@ final class RealClient {
             }
             return received(reader, count, begin, deadline);
         }
+    }
+
+    /**
+     * Several readers of one topic, each from the first message on: one begins when the one before it has a quarter of them.
+     *
+     * <p>The answer has the milliseconds until the last one is done, and messages and bytes of all.
+     */
+    String staggered(String topic, int count, int readers, int seconds) throws Exception {
+        PulsarClient client = client();
+        long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(seconds);
+        AtomicLong messages = new AtomicLong();
+        AtomicLong bytes = new AtomicLong();
+        List<CompletableFuture<Void>> begun = new ArrayList<>();
+        List<CompletableFuture<Void>> done = new ArrayList<>();
+        for (int i = 0; i <= readers; i++) {
+            begun.add(new CompletableFuture<>());
+        }
+        long begin = System.nanoTime();
+        for (int i = 0; i < readers; i++) {
+            CompletableFuture<Void> next = begun.get(i + 1);
+            done.add(begun.get(i).thenRunAsync(() -> {
+                try (Reader<byte[]> reader = client.newReader().topic(topic).startMessageId(MessageId.earliest).create()) {
+                    for (int received = 0; received < count; received++) {
+                        if (received == count / 4) {
+                            next.complete(null);
+                        }
+                        long left = Math.max(1, (deadline - System.nanoTime()) / 1_000_000);
+                        Message<byte[]> message = reader.readNext((int) left, TimeUnit.MILLISECONDS);
+                        if (message == null) {
+                            break;
+                        }
+                        messages.incrementAndGet();
+                        bytes.addAndGet(message.size());
+                    }
+                } catch (IOException failed) {
+                    throw new UncheckedIOException(failed);
+                } finally {
+                    next.complete(null);
+                }
+            }, task -> new Thread(task, "staggered").start()));
+        }
+        begun.get(0).complete(null);
+        for (CompletableFuture<Void> each : done) {
+            each.get();
+        }
+        return String.format("{\"all_ms\":%d,\"messages\":%d,\"size_bytes\":%d}",
+            (System.nanoTime() - begin) / 1_000_000, messages.get(), bytes.get());
     }
 
     private static void seek(Reader<byte[]> reader, String[] words) throws Exception {

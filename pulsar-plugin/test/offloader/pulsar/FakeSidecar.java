@@ -29,6 +29,7 @@ final class FakeSidecar implements AutoCloseable {
     static final String STREAM = "public/default/persistent/orders%2Fa b";
     static final long LEDGER = 7;
     static final String SIGNATURE = "sig=SECRET-SIGNATURE";
+    private static final int PIECE = 16 << 10;
 
     record Request(String method, String path, String query, String range, String authorization, String source,
             byte[] body) {
@@ -173,7 +174,10 @@ final class FakeSidecar implements AutoCloseable {
             answer = answer != null ? answer : request.isStore() ? range(request) : route(request);
             int length = answer.length >= 0 ? answer.length : answer.body.length;
             exchange.sendResponseHeaders(answer.status, length == 0 ? -1 : length);
-            exchange.getResponseBody().write(answer.body);
+            // In pieces: the server keeps a buffer of the longest one for each connection.
+            for (int at = 0; at < answer.body.length; at += PIECE) {
+                exchange.getResponseBody().write(answer.body, at, Math.min(PIECE, answer.body.length - at));
+            }
         }
     }
 

@@ -335,31 +335,6 @@ final class ReadTest {
         }
     }
 
-    static void testManyTopicsStayWithinTheMemoryOfAll() throws Exception {
-        try (FakeSidecar sidecar = new FakeSidecar(1_000, 10, 200)) {
-            List<ReadHandle> handles = new ArrayList<>();
-            for (int topic = 0; topic < 40; topic++) { // each with chunks of its own, 40 MB together
-                handles.add(open(offloader("endpoints", sidecar.url(), "memory", "8MiB", "request_timeout", "60s")));
-            }
-            for (int first = 0; first < 1_000; first += 100) {
-                List<CompletableFuture<LedgerEntries>> reads = new ArrayList<>();
-                for (ReadHandle handle : handles) {
-                    reads.add(handle.readAsync(first, first + 99));
-                }
-                for (CompletableFuture<LedgerEntries> read : reads) {
-                    try (LedgerEntries entries = get(read)) {
-                        long next = first;
-                        for (var entry : entries) {
-                            equal(entry.getEntryBytes(), sidecar.entries.get((int) next++));
-                        }
-                        equal(next, first + 100L);
-                    }
-                    check(Shared.CACHE.used() <= 8 << 20, Shared.CACHE.used());
-                }
-            }
-        }
-    }
-
     static void testCountersTellTheWays() throws Exception {
         try (FakeSidecar sidecar = new FakeSidecar(100, 10, 50)) {
             ReadHandle handle = open(offloader("endpoints", sidecar.url()));
