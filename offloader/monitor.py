@@ -301,7 +301,7 @@ class Observation:
         segment_age_s = settings.offload.max_offload_segment_rollover_time_minutes * 60
         self._watchdog = Watchdog(settings.telemetry.watchdog_no_progress_s, segment_age_s)
         # Guards the streams; one thread at a time observes.
-        self._lock, self._looking = threading.Lock(), threading.Lock()
+        self._lock, self._looking, self._writing = threading.Lock(), threading.Lock(), threading.Lock()
         self._streams: weakref.WeakSet[ObservedStream] = weakref.WeakSet()
         self._reasons: dict[str, str] = {}
         self._told: str = ""
@@ -344,7 +344,7 @@ class Observation:
             if not self._closed:
                 started_s = self._clock.monotonic_s()
                 try:
-                    self.look()
+                    self._document_unless_closed()
                 except Exception:
                     # An error in one stream must not end the watchdog.
                     _log.exception("looking at the streams failed; they are looked at again")
@@ -364,6 +364,15 @@ class Observation:
 
     def look(self) -> dict[str, Any]:
         """Observes once; returns the process's document, also written to the status file."""
+        with self._writing:
+            return self._document()
+
+    def _document_unless_closed(self) -> None:
+        with self._writing:
+            if not self._closed:  # else this would replace the final state
+                self._document()
+
+    def _document(self) -> dict[str, Any]:
         from offloader import __version__
 
         streams, limits = self._complete([stream_document(*each) for each in self._see()]), self._limits()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -252,6 +252,33 @@ def test_monitor_looks_every_interval_and_once_more_on_close(tmp_path: Path) -> 
     due[0][1]()
     assert not file.exists()
     assert list(tmp_path.iterdir()) == []
+
+
+class OvertakenClock(ManualClock):
+    """Something else happens between a look's beginning and what it sees."""
+
+    meanwhile: Callable[[], object] | None = None
+
+    def monotonic_s(self) -> float:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        return super().monotonic_s()
+
+
+def test_a_look_that_close_overtakes_does_not_replace_the_final_status(tmp_path: Path) -> None:
+    clock, file = OvertakenClock(), tmp_path / "status.json"
+    observation, _ = observed(clock, status_file=str(file))
+    due: list[Any] = []
+    observation.start(lambda _, run: due.append(run))
+
+    def close_and_take_away() -> None:
+        observation.close()
+        file.unlink()
+
+    clock.meanwhile = close_and_take_away
+    due.pop()()
+    assert not file.exists()
 
 
 def test_failing_look_is_logged_and_followed_by_more(caplog: pytest.LogCaptureFixture) -> None:
