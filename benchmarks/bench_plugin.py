@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import statistics
 import sys
 import tempfile
@@ -192,6 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--delays", type=float, nargs="+", default=[0.0, 30.0], help="ms of each request to the store")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no server is left behind
     with ExitStack() as stack:
         tiers, proxy = set_up(stack, given.mib)
         dice = random.Random(2)
