@@ -240,6 +240,7 @@ def test_formats_imports_no_io_and_no_other_package() -> None:
     assert not wrong
 
 
+@pytest.mark.slow
 def test_foreign_packages_stay_in_their_place() -> None:
     wrong = []
     for module, path in modules().items():

@@ -178,6 +178,7 @@ def test_an_entry_above_the_limit_is_not_appended_nor_is_any_of_its_batch(place:
 # -- writers
 
 
+@pytest.mark.slow
 def test_second_writer_fences_the_first(place: Place, command: Command) -> None:
     first = place.open()
     first.append(b"one")
@@ -311,6 +312,7 @@ def test_a_flipped_bit_in_a_manifest_is_named_and_nothing_is_changed(place: Plac
     _requires_repair(place, command, key.rpartition("/")[2])
 
 
+@pytest.mark.slow
 def test_a_missing_record_in_the_middle_is_an_error_and_not_the_end(place: Place, command: Command) -> None:
     state = load_manifest(place.store, STREAM)
     assert state.record_id > 4

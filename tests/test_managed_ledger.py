@@ -119,6 +119,7 @@ def test_closing_completes_the_last_segment_and_the_next_opening_continues(bench
     assert load_manifest(bench.store, STREAM).offloaded()[0].begin == bench.expected[0][0]
 
 
+@pytest.mark.slow
 def test_ledger_and_streaming_methods_make_one_stream(bench: Bench) -> None:
     """V1 and V2 mixed: readers don't notice."""
     with bench.open(method="ledger") as topic:

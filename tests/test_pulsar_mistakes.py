@@ -131,6 +131,7 @@ def test_entries_above_the_block_size_lose_no_other_entry(
     assert read_all(offloader, 7, finish(handle)) == list(batch.entries())
 
 
+@pytest.mark.slow
 def test_failing_segments_leave_no_byte_in_the_buffer_and_no_upload(
     store: FaultyStore, offloader_with: Callable[..., LedgerOffloader]
 ) -> None:
@@ -156,6 +157,7 @@ def test_failing_segments_leave_no_byte_in_the_buffer_and_no_upload(
     assert buffer.held_bytes == 0
 
 
+@pytest.mark.slow
 def test_failure_after_the_data_upload_leaves_only_provably_own_objects(store: FaultyStore, tmp_path: Path) -> None:
     """Pulsar leaves an unreferenced object. Here a key proves its owner, so that a sweep may delete it."""
     store.set_faults([Fault(call=1, calls=6, verb="put", key_part="-index")])

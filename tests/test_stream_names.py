@@ -58,6 +58,7 @@ def test_managed_ledger_under_an_unstorable_name_is_not_opened(name: str, tmp_pa
     assert [info.key for info in store.list("").objects] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("there", "new"), [("a/b", "a/b/c"), ("a/b/c", "a/b"), ("a/b/c/d", "a")])
 @pytest.mark.parametrize("is_offloaded", [True, False], ids=["in the store", "in the database"])
 def test_a_name_that_begins_with_another_streams_levels_is_refused(

@@ -154,6 +154,7 @@ def events(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     return [(getattr(record, "event", ""), record.getMessage()) for record in caplog.records]
 
 
+@pytest.mark.slow
 def test_consumed_segments_are_retired_purged_and_deleted_automatically() -> None:
     bench = Bench()
     before = bench.segment_keys()
@@ -228,6 +229,7 @@ def test_running_process_follows_changes_of_its_deletion_settings() -> None:
     assert bench.value("cleanup_deletable_bytes") == 0
 
 
+@pytest.mark.slow
 def test_maintenance_jobs_run_once_a_period_with_jitter() -> None:
     bench = Bench(retention={"cycle_minutes": 10**6}, cleanup={"cycle_minutes": 60, "orphans_hours": 6})
     runs: dict[str, list[float]] = {CLEANUP: [], ORPHANS: []}

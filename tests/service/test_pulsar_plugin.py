@@ -103,6 +103,7 @@ def test_refused_trigger_is_a_problem_by_name_and_offloading_goes_on(cluster: Cl
         offload(cluster, assembled, "one")
 
 
+@pytest.mark.slow
 def test_ledger_trimmed_as_soon_as_it_was_closed_leaves_no_gap(cluster: Cluster) -> None:
     """The broker closes a ledger that is acknowledged as a whole, and trims it at once: nobody ever lists its end."""
     topic = cluster.make("one")
@@ -137,6 +138,7 @@ def test_entries_that_another_client_acknowledged_are_offloaded_while_they_are_t
     assert cluster.cold("one")[-1][0] == Position(2, 7)
 
 
+@pytest.mark.slow
 def test_doubtful_gap_holds_the_acknowledgement(cluster: Cluster) -> None:
     topic = cluster.make("one")
     cluster.fill("one", 6)

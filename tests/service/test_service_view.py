@@ -68,6 +68,7 @@ def test_streams_not_served_here_are_shown_from_their_cached_manifest(tmp_path: 
         assert listed()[PAYMENTS]["entries_offloaded"] == 21
 
 
+@pytest.mark.slow
 def test_served_streams_are_shown_while_the_store_is_unreachable(tmp_path: Path) -> None:
     """The request doesn't wait for as many attempts as an upload."""
     clock = ManualClock()

@@ -97,12 +97,14 @@ def test_s3_completion_with_503_in_its_body_may_have_happened() -> None:
         assert isinstance(raised_by(lambda: WRITES["complete"](store)), OutcomeUnknown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITES)
 def test_s3_write_refused_by_s3_itself_changed_nothing(name: str) -> None:
     with ScriptedServer([Answer(503, error_body("SlowDown"))]) as server, closing(s3(server.url)) as store:
         assert type(raised_by(lambda: WRITES[name](store))) is Throttled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("status", "body"), GATEWAY, ids=GATEWAY_NAMES)
 def test_s3_read_that_a_gateway_refuses_is_tried_again(status: int, body: bytes) -> None:
     with ScriptedServer([Answer(status, body)]) as server, closing(s3(server.url)) as store:
