@@ -164,6 +164,7 @@ def test_closed_handle_and_reader_refuse_calls(place: Place, handle: OffloadHand
         reader.read(Position(1, 0), Position(1, 0))
 
 
+@pytest.mark.slow
 def test_an_entry_above_the_limit_is_not_appended_nor_is_any_of_its_batch(place: Place) -> None:
     hot = place.hot()
     small = Settings.of({"offload": {"entry_bytes_max": 1000}})
@@ -226,6 +227,7 @@ BAD_KEYS = [
 ]
 
 
+@pytest.mark.slow
 def test_every_wrong_setting_is_reported_with_file_and_key_before_any_work(place: Place, command: Command) -> None:
     config = place.directory / "bad.toml"
     config.write_text(BAD_SETTINGS)

@@ -236,6 +236,7 @@ def test_two_segments_are_read_in_order_with_both_ends_known(store: FaultyStore)
                 handle.read(0, 45)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begin", [127, 128, 129, 200, 1000])
 def test_reading_one_entry_opens_only_its_segment(store: FaultyStore, begin: int) -> None:
     """Pulsar allocates 648 MB for a segment that begins at 128, and opens every segment for one entry."""

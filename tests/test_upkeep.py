@@ -280,6 +280,7 @@ def test_old_orphans_are_deleted_and_remaining_ones_counted() -> None:
     assert (bench.value("orphan_objects", owner="ours"), bench.value("orphan_bytes", owner="ours")) == (0, 0)
 
 
+@pytest.mark.slow
 def test_refused_deletions_are_reported_until_they_succeed(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(cleanup={"grace_hours": 1, "allow_large_delete": True})
     bench.store.refused = "-index"
@@ -335,6 +336,7 @@ def test_failing_job_is_reported_and_retried_soon_and_blocks_no_other() -> None:
     assert next(value for key, value in done.items() if other.stream in key and 'result="done"' in key) > 5
 
 
+@pytest.mark.slow
 def test_rounds_that_end_early_are_counted_by_their_reason() -> None:
     bench = Bench(cleanup={"allow_large_delete": False})
     bench.pass_time(6 * HOUR_S)

@@ -53,6 +53,7 @@ def test_health_check_and_page_need_no_token(guarded: Any) -> None:
         assert answer.json()["kind"] == "denied"
 
 
+@pytest.mark.slow
 def test_wrong_token_is_refused_wherever_a_token_is_needed(guarded: Any) -> None:
     http, _ = guarded
     for token in ("wrong-secret-0123456789", TOKENS["READ"][:-1], TOKENS["READ"] + "0", TOKENS["READ"].upper()):
@@ -285,6 +286,7 @@ def test_expired_server_certificate_is_replaced_while_serving(tmp_path: Path, au
         assert ask(f"{http.url}/healthz", tls=client_tls(authority)).status == 200
 
 
+@pytest.mark.slow
 def test_a_reload_with_an_invalid_certificate_changes_no_token(tmp_path: Path, authority: Authority) -> None:
     tokens, certificate = tmp_path / "tokens", tmp_path / "tls.pem"
     tokens.write_text(TOKENS["READ"])

@@ -234,6 +234,7 @@ def test_requests_are_refused_while_too_many_response_bytes_are_unsent(tmp_path:
         eventually(lambda: ask(f"{http.url}/v1/overview").status == 200)
 
 
+@pytest.mark.slow
 def test_concurrent_requests_are_bounded_and_probes_still_answered(tmp_path: Path) -> None:
     view = Waiting()
     with http_process(tmp_path, {"http": {"requests_max": 3}}, streams=(), view=view) as (http, _):

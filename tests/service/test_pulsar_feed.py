@@ -190,6 +190,7 @@ def test_admin_interface_without_responses_ends_no_stream(cluster: Cluster) -> N
         eventually(lambda: cluster.is_offloaded("one"))
 
 
+@pytest.mark.slow
 def test_a_process_that_never_saw_a_topic_is_not_ready(cluster: Cluster) -> None:
     cluster.admin.answers["/admin/v2/persistent/t/n"] = (500, b"broken")
     with cluster.serve() as assembled:

@@ -40,6 +40,7 @@ class _Idle:
         return {**self._process.document(), "streams": self._rows}
 
 
+@pytest.mark.slow
 def test_streams_not_served_here_are_shown_from_their_cached_manifest(tmp_path: Path) -> None:
     clock = ManualClock()
     with http_process(tmp_path, streams=(ORDERS, PAYMENTS)) as (_, process):

@@ -235,6 +235,7 @@ def read_and_reset(server: Connections, connection: socket.socket, _: int) -> No
     reset(connection)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [read_and_close, read_and_reset])
 @pytest.mark.parametrize("name", ["put", "create", "delete_if_match", "begin"])
 @pytest.mark.parametrize("cloud", CLOUDS)
