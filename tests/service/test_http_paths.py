@@ -152,7 +152,6 @@ def test_subscribers_register_publish_and_are_removed(served: Served) -> None:
     assert ask(subscriber, method="DELETE").status == 404
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "status"),
     [
