@@ -58,6 +58,7 @@ PAYLOADS: list[Any] = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("payloads", PAYLOADS, ids=lambda each: type(each).__name__)
 def test_payloads_other_than_byte_strings_are_refused(topic: ManagedLedger, payloads: Any) -> None:
     assert answer(topic.append_batch, payloads) is InvalidCall
@@ -71,6 +72,7 @@ def test_payload_other_than_a_byte_string_is_refused(topic: ManagedLedger, paylo
     assert answer(topic.append, payload) is InvalidCall
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "payloads",
     [[b"x"], (b"x",), [bytearray(b"x")], [memoryview(b"x")], pa.array([b"x"]), pa.chunked_array([[b"x"]]),

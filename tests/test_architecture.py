@@ -226,6 +226,7 @@ def test_imports_have_no_cycles() -> None:
     assert not circles
 
 
+@pytest.mark.slow
 def test_formats_imports_no_io_and_no_other_package() -> None:
     wrong = []
     for module, path in modules().items():
@@ -236,6 +237,7 @@ def test_formats_imports_no_io_and_no_other_package() -> None:
     assert not wrong
 
 
+@pytest.mark.slow
 def test_foreign_packages_stay_in_their_place() -> None:
     wrong = []
     for module, path in modules().items():
@@ -267,6 +269,7 @@ def test_only_the_clock_reads_the_clock() -> None:
     assert not wrong
 
 
+@pytest.mark.slow
 def test_modules_are_documented_short_and_declare_their_exports() -> None:
     wrong = [f"{module}: {what}" for module, path in modules().items() for what in faults_of(module, path)]
     assert not wrong

@@ -82,6 +82,7 @@ def owner(url: str, **environ: str) -> OwnerClient:
     return OwnerClient(url, clock=SystemClock(), environ=environ)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "error"), [("fix_call", InvalidCall), ("repair_data", Corrupt)])
 def test_the_error_kinds_of_an_owner_of_an_earlier_release_are_understood(
     answering: Answering, kind: str, error: type[OffloaderError]
@@ -92,6 +93,7 @@ def test_the_error_kinds_of_an_owner_of_an_earlier_release_are_understood(
     assert type(refused.value) is error
 
 
+@pytest.mark.slow
 def test_owner_is_asked_until_the_offload_is_done(answering: Answering) -> None:
     not_yet = (503, {"detail": "not committed yet", "kind": "retry_later"})
     answering.answers = [not_yet, (200, {"stream": STREAM, "committed": "7:12"})]
@@ -103,12 +105,14 @@ def test_owner_is_asked_until_the_offload_is_done(answering: Answering) -> None:
     assert answering.asked[0][2] == "Bearer secret-of-sixteen"
 
 
+@pytest.mark.slow
 def test_a_stream_without_entries_has_no_committed_end(answering: Answering) -> None:
     answering.answers = [(200, {"committed": None})]
     assert owner(answering.url).offload(STREAM, None, within_s=18) is None
     assert answering.asked[0][1:] == ({"wait_seconds": pytest.approx(9, abs=9)}, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "error", "said"),
     [
@@ -133,6 +137,7 @@ def test_owner_errors_are_raised_with_their_own_kind(
     assert type(raised.value) is error
 
 
+@pytest.mark.slow
 def test_unreachable_owner_raises_its_own_error(answering: Answering) -> None:
     answering.server.shutdown()
     answering.server.server_close()
@@ -161,6 +166,7 @@ def test_authorities_that_cannot_be_read_are_named() -> None:
         owner("https://host", OFFLOADER_CA_FILE="nowhere.pem")
 
 
+@pytest.mark.slow
 def test_token_is_not_sent_to_a_host_named_only_in_the_manifest(answering: Answering) -> None:
     """Every client that can write to the bucket can write an address into a manifest."""
     answering.answers = [(200, {"committed": "1:9"})]
@@ -176,6 +182,7 @@ def test_token_is_not_sent_to_a_host_named_only_in_the_manifest(answering: Answe
     assert "secret-of" not in str(error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("allowed", ["127.0.0.1", "elsewhere, 127.0.0.1", "127.0.0.1:PORT"])
 def test_token_is_sent_to_a_configured_host(answering: Answering, allowed: str) -> None:
     answering.answers = [(200, {"committed": "1:9"})]
@@ -192,6 +199,7 @@ def test_token_is_sent_to_a_configured_host(answering: Answering, allowed: str) 
     assert [each[2] for each in answering.asked] == ["Bearer secret-of-sixteen"] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("allowed", ["127.0.0.1:1", "127.0.0", "0.0.1", "*", ""])
 def test_token_is_not_sent_to_another_host_or_port(answering: Answering, allowed: str) -> None:
     asked = owner(answering.url, OFFLOADER_TOKEN="secret-of-sixteen", OFFLOADER_OWNER_HOSTS=allowed)
@@ -210,6 +218,7 @@ class FastClock(SystemClock):
         return super().wait(event, timeout_s / 10)
 
 
+@pytest.mark.slow
 def test_dripping_response_ends_the_call_at_its_deadline(answering: Answering) -> None:
     answering.answers = [(200, {"committed": "1:9", "more": "x" * 1000})]
     answering.drips_for_s = 12.0

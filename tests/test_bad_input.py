@@ -164,6 +164,7 @@ def test_closed_handle_and_reader_refuse_calls(place: Place, handle: OffloadHand
         reader.read(Position(1, 0), Position(1, 0))
 
 
+@pytest.mark.slow
 def test_an_entry_above_the_limit_is_not_appended_nor_is_any_of_its_batch(place: Place) -> None:
     hot = place.hot()
     small = Settings.of({"offload": {"entry_bytes_max": 1000}})
@@ -178,6 +179,7 @@ def test_an_entry_above_the_limit_is_not_appended_nor_is_any_of_its_batch(place:
 # -- writers
 
 
+@pytest.mark.slow
 def test_second_writer_fences_the_first(place: Place, command: Command) -> None:
     first = place.open()
     first.append(b"one")
@@ -225,6 +227,7 @@ BAD_KEYS = [
 ]
 
 
+@pytest.mark.slow
 def test_every_wrong_setting_is_reported_with_file_and_key_before_any_work(place: Place, command: Command) -> None:
     config = place.directory / "bad.toml"
     config.write_text(BAD_SETTINGS)
@@ -311,6 +314,7 @@ def test_a_flipped_bit_in_a_manifest_is_named_and_nothing_is_changed(place: Plac
     _requires_repair(place, command, key.rpartition("/")[2])
 
 
+@pytest.mark.slow
 def test_a_missing_record_in_the_middle_is_an_error_and_not_the_end(place: Place, command: Command) -> None:
     state = load_manifest(place.store, STREAM)
     assert state.record_id > 4

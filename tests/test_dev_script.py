@@ -228,7 +228,7 @@ def test_the_quick_tests_need_neither_java_nor_servers_nor_a_browser(machine: Ma
         assert done.returncode == 0
         assert "Chromium" not in done.stderr
         *before, call = machine.calls()
-        assert call.startswith("python -m pytest -n 6 --dist worksteal -p no:randomly")
+        assert call.startswith("python -m pytest -n 4 --dist worksteal -p no:randomly")
         assert f"{' '.join(words)} in {machine.checkout} JAVA_HOME= " in call
         assert not [each for each in before if "services" in each], "nothing is built"
 

@@ -84,6 +84,7 @@ def test_single_entries_batches_and_arrow_arrays_are_appended(bench: Bench) -> N
     ]
 
 
+@pytest.mark.slow
 def test_reads_cross_from_the_cold_into_the_hot_tier(bench: Bench) -> None:
     topic = bench.open()
     bench.append(topic, 30)
@@ -96,6 +97,7 @@ def test_reads_cross_from_the_cold_into_the_hot_tier(bench: Bench) -> None:
     assert bench.read(topic, bench.expected[17][0], bench.expected[322][0]) == bench.expected[17:323]
 
 
+@pytest.mark.slow
 def test_committed_entries_are_read_without_the_hot_tier(bench: Bench) -> None:
     topic = bench.open()
     bench.append(topic, 60)
@@ -108,6 +110,7 @@ def test_committed_entries_are_read_without_the_hot_tier(bench: Bench) -> None:
     assert bench.read(topic, bench.expected[0][0], bench.expected[-1][0]) == bench.expected
 
 
+@pytest.mark.slow
 def test_closing_completes_the_last_segment_and_the_next_opening_continues(bench: Bench) -> None:
     with bench.open() as topic:
         bench.append(topic, 25)
@@ -119,6 +122,7 @@ def test_closing_completes_the_last_segment_and_the_next_opening_continues(bench
     assert load_manifest(bench.store, STREAM).offloaded()[0].begin == bench.expected[0][0]
 
 
+@pytest.mark.slow
 def test_ledger_and_streaming_methods_make_one_stream(bench: Bench) -> None:
     """V1 and V2 mixed: readers don't notice."""
     with bench.open(method="ledger") as topic:
@@ -282,6 +286,7 @@ class _Contradicting(StoreWrapper):
         return answer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["assign", "end"])
 def test_stream_continues_after_a_refused_record_that_was_stored(tmp_path: Path, at: str) -> None:
     """The manifest is read back before a contradiction is reported; a remaining contradiction restarts the stream."""

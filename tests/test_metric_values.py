@@ -288,6 +288,7 @@ def test_a_requests_latency_is_the_time_it_took() -> None:
     assert found['upload_seconds_bucket{le="1.0",namespace="a/b"}'] == 1
 
 
+@pytest.mark.slow
 def test_reads_count_fetched_used_and_cached_bytes(measured: Measured) -> None:
     source = measured.bench.open()
     stream = measured.bench.start(source, measured.store)

@@ -6,6 +6,8 @@ import io
 import re
 import tokenize
 
+import pytest
+
 from tests.test_architecture import ROOT
 
 #: Former identifier -> its name now.
@@ -100,6 +102,7 @@ def former_names(text: str) -> list[tuple[int, str]]:
     return [(each.start[0], each.string) for each in tokens if each.type == tokenize.NAME and each.string in RENAMED]
 
 
+@pytest.mark.slow
 def test_no_identifier_has_a_former_name() -> None:
     paths = [path for folder in CHECKED for path in sorted((ROOT / folder).rglob("*.py"))]
     assert len(paths) > 500

@@ -296,6 +296,7 @@ def test_failing_look_is_logged_and_followed_by_more(caplog: pytest.LogCaptureFi
     assert len(due) == 1
 
 
+@pytest.mark.slow
 def test_offloader_writes_its_status_file_by_itself(tmp_path: Path) -> None:
     file = tmp_path / "status.json"
     settings = Settings.of({"telemetry": {"status_file": str(file), "status_interval_s": 0.05}})

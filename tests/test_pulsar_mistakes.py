@@ -131,6 +131,7 @@ def test_entries_above_the_block_size_lose_no_other_entry(
     assert read_all(offloader, 7, finish(handle)) == list(batch.entries())
 
 
+@pytest.mark.slow
 def test_failing_segments_leave_no_byte_in_the_buffer_and_no_upload(
     store: FaultyStore, offloader_with: Callable[..., LedgerOffloader]
 ) -> None:
@@ -156,6 +157,7 @@ def test_failing_segments_leave_no_byte_in_the_buffer_and_no_upload(
     assert buffer.held_bytes == 0
 
 
+@pytest.mark.slow
 def test_failure_after_the_data_upload_leaves_only_provably_own_objects(store: FaultyStore, tmp_path: Path) -> None:
     """Pulsar leaves an unreferenced object. Here a key proves its owner, so that a sweep may delete it."""
     store.set_faults([Fault(call=1, calls=6, verb="put", key_part="-index")])
@@ -234,6 +236,7 @@ def test_two_segments_are_read_in_order_with_both_ends_known(store: FaultyStore)
                 handle.read(0, 45)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begin", [127, 128, 129, 200, 1000])
 def test_reading_one_entry_opens_only_its_segment(store: FaultyStore, begin: int) -> None:
     """Pulsar allocates 648 MB for a segment that begins at 128, and opens every segment for one entry."""

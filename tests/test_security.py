@@ -90,6 +90,7 @@ def test_dependencies_are_bounded_and_every_tested_version_is_named() -> None:
     assert sorted(names - set(pinned)) == []
 
 
+@pytest.mark.slow
 def test_shipped_code_evaluates_no_text_and_loads_no_pickles() -> None:
     calls = re.compile(
         r"(?<![\w.])(eval|exec|compile)\(|pickle\.loads?\(|marshal\.loads?\(|shell=True|yaml\.(unsafe_)?load\("

@@ -56,6 +56,7 @@ def test_every_amount_of_the_settings_is_a_duration_or_a_size() -> None:
     assert len(SETTINGS) == len(FIELDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", AMOUNTS)
 def test_amount_needs_a_number_with_a_unit(name: str) -> None:
     key, field = key_of(name), FIELDS[name]
@@ -79,6 +80,7 @@ def test_never_is_written_as_a_word(name: str) -> None:
     assert "is not a" in problem_in(key_of(name), "-1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("old", sorted(OLD))
 def test_a_key_of_an_earlier_release_is_an_error_that_names_the_new_one(old: str, tmp_path: Path) -> None:
     section, _, name = old.partition(".")

@@ -246,6 +246,7 @@ def test_a_stream_takes_its_settings_from_a_file(tmp_path: Path) -> None:
         open_managed_ledger(ORDERS, ledgers=ledgers, store=store, settings=tmp_path / "none.toml")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "named"),
     [

@@ -50,6 +50,7 @@ def append_once(stream: str, ledgers: str, store: ObjectStore) -> object:
         topic.close(drain=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BAD + LONG, ids=lambda name: name[:20])
 def test_managed_ledger_under_an_unstorable_name_is_not_opened(name: str, tmp_path: Path, store: ObjectStore) -> None:
     database = f"sqlite:///{tmp_path}/ledgers.db"
@@ -58,6 +59,7 @@ def test_managed_ledger_under_an_unstorable_name_is_not_opened(name: str, tmp_pa
     assert [info.key for info in store.list("").objects] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("there", "new"), [("a/b", "a/b/c"), ("a/b/c", "a/b"), ("a/b/c/d", "a")])
 @pytest.mark.parametrize("is_offloaded", [True, False], ids=["in the store", "in the database"])
 def test_a_name_that_begins_with_another_streams_levels_is_refused(
@@ -74,6 +76,7 @@ def test_a_name_that_begins_with_another_streams_levels_is_refused(
     assert append_once(beside, other, store) == (1, 0), "a name beside it is free"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BAD + LONG, ids=lambda name: name[:20])
 def test_sources_refuse_names_that_the_store_cannot_take(name: str, store: ObjectStore) -> None:
     with closing(EmbeddedLedgers("sqlite://:memory:")) as database:
@@ -95,6 +98,7 @@ def test_sources_refuse_names_that_the_store_cannot_take(name: str, store: Objec
         engine.offload_stream(MemoryLedgers("orders", SystemClock()), name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["push", "append"])
 def test_flight_refuses_a_name_before_it_takes_a_batch(mode: str, tmp_path: Path, store: ObjectStore) -> None:
     StreamWriter(store, "shop/orders").add([batch_of(1, 0, 5)])
@@ -109,6 +113,7 @@ def test_flight_refuses_a_name_before_it_takes_a_batch(mode: str, tmp_path: Path
     assert EmbeddedLedgers(database).streams() == []
 
 
+@pytest.mark.slow
 def test_http_refuses_a_name_that_no_stream_can_have(tmp_path: Path) -> None:
     with http_process(tmp_path) as (http, _):
         statuses = {name: ask(f"{http.url}/v1/streams/{quote(name, safe='')}").status for name in BAD + LONG}

@@ -154,6 +154,7 @@ def events(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     return [(getattr(record, "event", ""), record.getMessage()) for record in caplog.records]
 
 
+@pytest.mark.slow
 def test_consumed_segments_are_retired_purged_and_deleted_automatically() -> None:
     bench = Bench()
     before = bench.segment_keys()
@@ -228,6 +229,7 @@ def test_running_process_follows_changes_of_its_deletion_settings() -> None:
     assert bench.value("cleanup_deletable_bytes") == 0
 
 
+@pytest.mark.slow
 def test_maintenance_jobs_run_once_a_period_with_jitter() -> None:
     bench = Bench(retention={"cycle_minutes": 10**6}, cleanup={"cycle_minutes": 60, "orphans_hours": 6})
     runs: dict[str, list[float]] = {CLEANUP: [], ORPHANS: []}
@@ -278,6 +280,7 @@ def test_old_orphans_are_deleted_and_remaining_ones_counted() -> None:
     assert (bench.value("orphan_objects", owner="ours"), bench.value("orphan_bytes", owner="ours")) == (0, 0)
 
 
+@pytest.mark.slow
 def test_refused_deletions_are_reported_until_they_succeed(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(cleanup={"grace_hours": 1, "allow_large_delete": True})
     bench.store.refused = "-index"
@@ -333,6 +336,7 @@ def test_failing_job_is_reported_and_retried_soon_and_blocks_no_other() -> None:
     assert next(value for key, value in done.items() if other.stream in key and 'result="done"' in key) > 5
 
 
+@pytest.mark.slow
 def test_rounds_that_end_early_are_counted_by_their_reason() -> None:
     bench = Bench(cleanup={"allow_large_delete": False})
     bench.pass_time(6 * HOUR_S)

@@ -192,6 +192,7 @@ WAYS: Mapping[str, Callable[[Path], Way]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WAYS)
 def test_documented_ways_through_the_code_cross_few_files(name: str, tmp_path: Path) -> None:
     crossed = list(WAYS[name](tmp_path).files)

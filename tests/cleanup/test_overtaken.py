@@ -44,6 +44,7 @@ class StandsStill(StoreWrapper):
         return call()
 
 
+@pytest.mark.slow
 def test_a_segment_younger_than_the_round_is_never_taken_for_purged() -> None:
     """While a round is paused a segment is written, retired, and nearly purged: another process dies just before."""
     for call in count(1):

@@ -330,6 +330,7 @@ def everywhere(make, act, check) -> None:  # type: ignore[no-untyped-def]
     raise AssertionError("the run never comes to an end")
 
 
+@pytest.mark.slow
 def test_segment_adopted_by_a_new_owner_is_kept() -> None:
     """Spec of the manifest, section 5: only an owner's ``failed`` makes an assigned uuid sweepable."""
 
@@ -356,6 +357,7 @@ def test_segment_adopted_by_a_new_owner_is_kept() -> None:
     everywhere(make, act, check)
 
 
+@pytest.mark.slow
 def test_segment_written_during_reconciliation_stays() -> None:
     def act(bucket: Bucket) -> None:
         bucket.offload(2)

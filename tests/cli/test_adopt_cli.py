@@ -57,6 +57,7 @@ def test_adopt_prints_a_table_and_a_summary_line(offloader: Offloader, bucket: O
     assert "would adopt 0 segments" in offloader("adopt", "--store", url, "--dry-run").out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read_only", [False, True], ids=["recorded", "read-only"])
 def test_every_verb_works_on_adopted_streams(
     offloader: Offloader, bucket: ObjectStore, url: str, read_only: bool, tmp_path: Path
@@ -182,6 +183,7 @@ def admin_url() -> Iterator[str]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_adopt_sends_the_admin_token(
     offloader: Offloader, bucket: ObjectStore, url: str, admin_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ def test_plan_names_the_listed_ledger(offloader: Offloader, config: Path) -> Non
     assert "isn't followed further" in row["broker"][1]
 
 
+@pytest.mark.slow
 def test_truncation_past_a_listed_ledger_is_refused_by_name(
     offloader: Offloader, config: Path, store: ObjectStore, bench: PulsarBench
 ) -> None:

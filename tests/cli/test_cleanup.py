@@ -54,6 +54,7 @@ def test_plan_and_run_print_the_same_list(offloader: Offloader, store: ObjectSto
     assert waiting.out.splitlines()[-1] == "orders: nothing was done"
 
 
+@pytest.mark.slow
 def test_cleanup_of_more_than_half_needs_confirmation(offloader: Offloader, store: ObjectStore) -> None:
     written(store)
     offloader("truncate", "orders", "--before", "4:0")
@@ -93,6 +94,7 @@ def test_undo_restores_retired_segments_and_audit_lists_purged_ones(
     assert offloader("cleanup", "audit", "nobody").code == 3
 
 
+@pytest.mark.slow
 def test_cleanup_purges_rewritten_segments_and_stream_stays_readable(
     offloader: Offloader, store: ObjectStore, tmp_path: Path
 ) -> None:
@@ -114,6 +116,7 @@ def test_cleanup_purges_rewritten_segments_and_stream_stays_readable(
     assert all(rule.startswith("its entries are in other segments since record ") for rule in rules)
 
 
+@pytest.mark.slow
 def test_deleting_a_stream_needs_confirmation(offloader: Offloader, store: ObjectStore, tmp_path: Path) -> None:
     written(store)
     planned = offloader("delete-stream", "orders", "--dry-run")

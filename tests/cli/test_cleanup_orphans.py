@@ -61,6 +61,7 @@ def offloader(capsys: pytest.CaptureFixture[str]) -> Offloader:
     return Offloader(capsys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream", [[STREAM], []])
 def test_dry_run_lists_what_delete_then_removes(offloader: Offloader, place: Place, stream: list[str]) -> None:
     before = place.listed()

@@ -146,6 +146,7 @@ def test_a_living_writer_keeps_its_stream_without_take_over(offloader: Offloader
     assert offloader("offload", STREAM, "--take-over").code == 0
 
 
+@pytest.mark.slow
 def test_settings_file_sets_method_and_sizes(offloader: Offloader, bench: Bench, tmp_path: Path) -> None:
     config = tmp_path / "offloader.toml"
     config.write_text(f'[topics."{STREAM}".offload]\nblock_size = "300B"\n')  # the proposal's default: by ledger

@@ -170,6 +170,7 @@ def test_raw_prints_exactly_the_payload_bytes(capfdbinary: pytest.CaptureFixture
     assert capfdbinary.readouterr().out == b"".join(payloads)
 
 
+@pytest.mark.slow
 def test_follow_prints_new_entries_until_the_limit(offloader: Offloader, writer: StreamWriter) -> None:
     def add_later() -> None:
         writer.add([batch_of(5, 40, 10)])

@@ -60,6 +60,7 @@ def test_unusual_message_values_are_shown_in_brackets(offloader: Offloader, writ
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
@@ -122,6 +123,7 @@ def test_limits_and_counts_are_of_messages(offloader: Offloader, writer: StreamW
     assert offloader("read", "orders", "--count").out == "5\n"
 
 
+@pytest.mark.slow
 def test_every_recorded_entry_can_be_printed(offloader: Offloader, writer: StreamWriter) -> None:
     topics = list(recorded("plain").values())
     writer.add([EntryBatch.build(n, 0, [data for *_, data in topic.entries]) for n, topic in enumerate(topics)])

@@ -128,6 +128,7 @@ def test_killed_replay_is_continued_without_loss_or_repeats(told: Told, tmp_path
     assert (facts["twice"], facts["target_forgot"], facts["entries"] < 46) == (0, False, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [

@@ -29,6 +29,7 @@ def offloader(capsys: pytest.CaptureFixture[str], store: ObjectStore) -> Offload
     return Offloader(capsys)
 
 
+@pytest.mark.slow
 def test_a_subscriber_from_registering_to_going(offloader: Offloader) -> None:
     assert offloader("subscribers", "list", "orders").out == "stream orders has no subscribers\n"
     assert offloader("subscribers", "add", "orders", "audit").out == "audit subscribes to orders, generation 0\n"
@@ -114,6 +115,7 @@ def test_refusals_are_one_line_and_change_nothing(
     assert {info.key: info.etag for info in store.list("").objects} == before
 
 
+@pytest.mark.slow
 def test_entries_only_in_the_hot_tier_count_with_ledgers_option(offloader: Offloader, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/ledgers.db"
     ledgers = EmbeddedLedgers(url)
@@ -130,6 +132,7 @@ def test_entries_only_in_the_hot_tier_count_with_ledgers_option(offloader: Offlo
     assert row["lag_entries"] == 5
 
 
+@pytest.mark.slow
 def test_reader_group_is_created_used_and_deleted(offloader: Offloader, store: ObjectStore) -> None:
     assert offloader("reader-groups", "list").out == "there are no reader groups\n"
     done = offloader("reader-groups", "set", "rg", "--stream", "orders", "--stream", "topic", "--type", "manual")

@@ -41,6 +41,7 @@ def offloader(capsys: pytest.CaptureFixture[str], store: ObjectStore) -> Offload
     return Offloader(capsys)
 
 
+@pytest.mark.slow
 def test_plan_matches_the_run_and_only_the_run_truncates(offloader: Offloader, store: ObjectStore) -> None:
     orders = "a/b/persistent/orders"
     offloader("subscribers", "add", orders, "audit")
@@ -90,6 +91,7 @@ def test_explain_names_why_a_new_policy_deletes_nothing(offloader: Offloader, tm
     assert lines[at + 1].startswith("later    a limit cuts at recorded places; each cycle records")
 
 
+@pytest.mark.slow
 def test_failing_stream_is_reported_and_others_are_truncated(offloader: Offloader, store: ObjectStore) -> None:
     offloader("subscribers", "add", "a/b/persistent/orders", "audit")
     key = next(info.key for info in store.list("").objects if info.key.endswith("/subscribers"))

@@ -66,6 +66,7 @@ def test_stream_of_v1_objects_needs_no_rollback(offloader: Offloader) -> None:
     assert (done.code, done.out) == (0, "nothing to rewrite: an old reader can read all that is offloaded of orders\n")
 
 
+@pytest.mark.slow
 def test_apply_lists_verified_objects_and_ledgers_left_over(offloader: Offloader, writer: StreamWriter) -> None:
     streamed(writer)
     done = offloader("rollback", "apply", "orders", "--take-over")
@@ -111,6 +112,7 @@ def test_a_dry_run_lists_and_changes_nothing(offloader: Offloader, writer: Strea
     assert {info.key for info in writer.store.list("").objects} == before
 
 
+@pytest.mark.slow
 def test_rollback_deletes_only_named_ledgers_with_confirmation(offloader: Offloader, writer: StreamWriter) -> None:
     streamed(writer)
     code, line, hint = offloader.refuses("rollback", "apply", "orders", "--take-over", "--delete", "5")

@@ -83,6 +83,7 @@ def test_a_partitioned_topic_takes_a_position_for_each_partition(offloader: Offl
         assert done.code == 2, done.err
 
 
+@pytest.mark.slow
 def test_held_stream_and_global_hold_refuse_truncation(offloader: Offloader, store: ObjectStore) -> None:
     written(store, "orders")
     assert offloader("cleanup", "hold", "orders", "--reason", "court").code == 0

@@ -99,6 +99,7 @@ def test_entries_that_the_owner_offloads_are_not_given_up(
     assert len(owner.asked) == 1
 
 
+@pytest.mark.slow
 def test_owner_that_cannot_offload_in_time_keeps_its_stream(
     offloader: Offloader, store: ObjectStore, owner: Owner
 ) -> None:
@@ -117,6 +118,7 @@ def test_owner_is_not_asked_without_force_or_with_take_over(offloader: Offloader
     assert owner.asked == []
 
 
+@pytest.mark.slow
 def test_unreachable_owner_keeps_its_stream_unless_taken_over(
     offloader: Offloader, store: ObjectStore, owner: Owner
 ) -> None:
@@ -131,6 +133,7 @@ def test_unreachable_owner_keeps_its_stream_unless_taken_over(
     assert "given up, never offloaded: 1:10 up to 2:4" in done.out
 
 
+@pytest.mark.slow
 def test_false_success_of_owner_gives_up_no_entries(offloader: Offloader, store: ObjectStore, owner: Owner) -> None:
     """The process at the manifest's address may be any."""
     owner.writer.log.commit([Assign(UUID(int=7), 2, Position(2, 0), None, 0, {})])
@@ -142,6 +145,7 @@ def test_false_success_of_owner_gives_up_no_entries(offloader: Offloader, store:
         assert owner.url in done.err
 
 
+@pytest.mark.slow
 def test_offload_reports_nothing_as_done_that_the_manifest_does_not_show(
     offloader: Offloader, store: ObjectStore, owner: Owner
 ) -> None:
@@ -153,6 +157,7 @@ def test_offload_reports_nothing_as_done_that_the_manifest_does_not_show(
     assert "committed is 2:9" in offloader("offload", "orders-partition-0").out
 
 
+@pytest.mark.slow
 def test_offload_sends_no_token_to_an_address_that_only_the_manifest_names(
     offloader: Offloader, owner: Owner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,6 +145,7 @@ ACTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ACTIONS)
 def test_a_wrong_or_missing_action_is_refused_with_the_known_ones(offloader: Offloader, verb: str) -> None:
     hint = f"see `offloader {verb} --help`"

@@ -76,6 +76,7 @@ def test_site_is_strict_and_loads_nothing_from_elsewhere() -> None:
     assert "://" not in config
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_to_files_and_headings(path: Path) -> None:
     assert broken_links(path) == []

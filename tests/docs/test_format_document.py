@@ -87,6 +87,7 @@ def test_a_dump_is_what_this_release_writes(name: str) -> None:
     assert DUMPS[name].hex(" ") == examples()[name].hex(" ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "offset", "size", "value"), FIELDS)
 def test_a_field_has_the_value_in_the_table(name: str, offset: int, size: int, value: str) -> None:
     assert offset + size <= len(DUMPS[name])

@@ -29,6 +29,7 @@ def fences(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", TEXT, re.M | re.S)
 
 
+@pytest.mark.slow
 def test_sample_prints_documented_output(tmp_path: Path) -> None:
     [sample], [printed] = fences("python"), fences("text")
     with http_process(tmp_path) as (http, _), contextlib.redirect_stdout(io.StringIO()) as out:

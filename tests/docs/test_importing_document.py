@@ -35,6 +35,7 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_samples_run_in_order_and_print_documented_output(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,6 +48,7 @@ def test_generated_reference_is_up_to_date() -> None:
         assert path.read_text(encoding="utf-8") == text, "run ./dev reference"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("where", "query"), list(queries()))
 def test_a_query_names_metrics_labels_and_kinds_that_exist(where: str, query: str) -> None:
     used = re.findall(r"offloader_(\w+)(?:\{([^}]*)\})?(\[)?", query)

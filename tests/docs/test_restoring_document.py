@@ -21,6 +21,7 @@ def told(text: str) -> list[list[str]]:
     return [line.split() for line in text.splitlines()]
 
 
+@pytest.mark.slow
 def test_steps_run_in_order_and_print_documented_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -19,6 +19,7 @@ SECTIONS = "|".join(section.name for section in fields(Settings))
 UNITS = "ms|seconds|minutes|hours|days|bytes|mbytes"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_setting_that_a_document_names_with_its_section_exists(path: Path) -> None:
     named = set(re.findall(rf"`((?:{SECTIONS})\.[a-z_]+)(?:`| = )", path.read_text(encoding="utf-8")))

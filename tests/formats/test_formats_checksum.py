@@ -35,6 +35,7 @@ def test_both_implementations_agree(first: bytes, second: bytes) -> None:
     assert fast(begun, second) == portable(begun, second) == crc32c(first + second)
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(st.binary(max_size=5000), st.binary(max_size=5000))
 def test_the_crc_of_two_strings_follows_from_theirs(first: bytes, second: bytes) -> None:

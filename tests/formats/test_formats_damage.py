@@ -66,6 +66,7 @@ def test_each_part_of_a_block_has_its_own_checksum(layout: Layout, codec: Codec)
             found.decode(0, block, **LIMITS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", Layout)
 def test_every_flipped_bit_of_the_index_is_detected(layout: Layout) -> None:
     """By the index alone, without the manifest's checksum or a block header."""
@@ -102,6 +103,7 @@ def test_a_block_of_another_object_is_not_taken_for_the_indexed_one(layout: Layo
         found.decode(0, other, **LIMITS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layout", "codec"), KINDS)
 def test_an_object_cut_anywhere_is_truncated(layout: Layout, codec: Codec) -> None:
     data, finished = segment(layout, codec)
@@ -126,6 +128,7 @@ def test_an_index_cut_anywhere_is_truncated_and_trailing_bytes_are_ignored(layou
         assert encode_index(decode_index(finished.index + tail)) == finished.index
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", Layout)
 def test_a_flipped_bit_of_a_plain_object_never_gives_wrong_ids(layout: Layout) -> None:
     """No checksum protects a plain payload; its structure shows a whole ledger, or a run from its beginning.

@@ -35,6 +35,7 @@ def recovery(**changes: object) -> SegmentRecovery:
     return SegmentRecovery(**limits)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     runs=st.lists(st.lists(st.integers(0, 900), min_size=1, max_size=20), min_size=1, max_size=4),

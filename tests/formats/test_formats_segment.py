@@ -59,6 +59,7 @@ def test_an_entry_above_the_block_target_gets_a_block_of_its_own(layout: Layout,
     assert [first for _, _, first, _ in check_blocks(data)] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_half_a_million_small_entries_are_cut_as_by_pulsar() -> None:
     count = 550_747
     digits = np.array([len(str(at)) for at in range(count)], dtype=np.int64)
@@ -163,6 +164,7 @@ def test_v2_blocks_end_with_the_marker_and_respect_the_block_size(layout: Layout
 # ---------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part_bytes", [1, 100, 1000, 4096, 1 << 20])
 def test_parts_have_exactly_the_asked_length_and_checksums_fit(part_bytes: int) -> None:
     batches = [batch(7, at * 10, [b"x" * 77] * 10) for at in range(12)]
@@ -207,6 +209,7 @@ def test_data_bytes_estimates_from_above_and_grows_with_each_entry() -> None:
     assert actual <= before <= actual + 1000
 
 
+@pytest.mark.slow
 def test_a_part_never_waits_for_more_than_one_block() -> None:
     """At most a part and a block are held for any batches: 40 MiB in one batch, parts of 1 MiB."""
     builder = SegmentBuilder(block_bytes=1 << 16, part_bytes=MIB)
@@ -434,6 +437,7 @@ def test_lookup_of_one_position_finds_its_entry_or_nothing() -> None:
     assert entries.between(Position(0, 0), Position(9, 0)) is entries
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.booleans())
 def test_find_and_between_give_exactly_the_asked_range(data: st.DataObject, extension: bool) -> None:

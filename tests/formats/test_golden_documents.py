@@ -46,6 +46,7 @@ def assert_same(kind: Kind, made: bytes, golden: bytes) -> None:
     assert made == golden
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "path"), FILES)
 def test_golden_documents_decode_and_encode_to_the_same_bytes(kind: Kind, path: Path) -> None:
     assert_same(kind, kind.again(path.name, path.read_bytes()), path.read_bytes())

@@ -265,6 +265,7 @@ def test_times_beyond_the_calendar_are_null_with_an_error() -> None:
 # Projection and sizes of batches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COLUMNS)
 def test_each_column_alone_equals_its_values_among_all(name: str) -> None:
     generator = random.Random(3)

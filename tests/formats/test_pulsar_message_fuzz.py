@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -26,6 +27,7 @@ MESSAGES = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(
     sent=st.lists(MESSAGES, min_size=1, max_size=12),

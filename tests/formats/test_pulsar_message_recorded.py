@@ -77,6 +77,7 @@ def test_every_message_is_as_it_was_sent(case: tuple[str, str]) -> None:
     assert sorted(row["sequence_id"] for row in rows) == list(range(len(rows)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", TOPICS, ids="/".join)
 def test_columns_of_entries_alone_give_the_same_rows(case: tuple[str, str]) -> None:
     names = ("ledger_id", "entry_id", "batch_index", "batch_size", "publish_time", "broker_index", "compression")

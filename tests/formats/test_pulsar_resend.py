@@ -25,6 +25,7 @@ def rows_of(entry: bytes, *, without: set[str]) -> pa.RecordBatch:
     return rows.drop_columns([name for name in rows.schema.names if name in without])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", FILES)
 def test_recorded_messages_are_unchanged_when_resent(file: str) -> None:
     seen = 0

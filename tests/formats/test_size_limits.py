@@ -126,6 +126,7 @@ def manifest_log() -> ManifestLog:
     return ManifestLog(MemoryStore(f"size-limits-{next(_names)}", "", SystemClock()), "orders", clock=ManualClock())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("decode", "most"),
     [(decode_record, 16 * 1024 * 1024), (Boundary.decode, 4 * 1024), (CatalogEntry.decode, 16 * 1024)],

@@ -106,6 +106,7 @@ def test_a_position_is_not_used_again_after_the_log_was_cut(killed: Killed, tmp_
     assert not set(written) & {position for position, _, _ in killed.acknowledged["s"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", ["stream_id = 99", "stream_id = (SELECT stream_id FROM streams WHERE stream = 't')"])
 def test_ledger_moved_to_another_stream_is_missed_at_open(tmp_path: Path, change: str) -> None:
     for number in range(3):

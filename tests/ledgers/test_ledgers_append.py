@@ -56,6 +56,7 @@ def test_without_times_entries_are_published_now(make: Make) -> None:
     assert [time for _, _, time in read_all(stream)] == [START_MS, START_MS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "payloads",
     [

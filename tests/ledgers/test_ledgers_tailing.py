@@ -82,6 +82,7 @@ def test_cached_entries_are_not_read_from_the_hot_tier() -> None:
     assert source.held_bytes == 0
 
 
+@pytest.mark.slow
 def test_entries_appended_one_by_one_are_kept_and_read_together() -> None:
     """Each alone would take more memory than it holds, and a read each."""
     ledgers = CountingLedgers("s", ManualClock())
@@ -98,6 +99,7 @@ def test_entries_appended_one_by_one_are_kept_and_read_together() -> None:
     assert source.held_bytes < 1024 * 1024
 
 
+@pytest.mark.slow
 def test_empty_entries_count_too() -> None:
     """Else they would be kept without end."""
     ledgers = CountingLedgers("s", ManualClock())
@@ -108,6 +110,7 @@ def test_empty_entries_count_too() -> None:
     assert sum(map(len, source._chunks)) < 2_500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("entry_bytes", [100, 30_000, 60_000])
 @pytest.mark.parametrize("limit_mib", [1, 2, 8])
 def test_eviction_leaves_most_of_the_limit_in_use(limit_mib: int, entry_bytes: int) -> None:

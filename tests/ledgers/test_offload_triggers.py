@@ -157,6 +157,7 @@ def test_deleted_topic_is_no_problem(bench: PulsarBench, asking: Asking) -> None
     assert asking.triggers.problems() == []
 
 
+@pytest.mark.slow
 def test_one_poll_asks_about_a_bounded_number_of_topics_and_the_next_goes_on() -> None:
     names = [f"persistent://public/default/topic-{number:03}" for number in range(TOPICS_MAX + 5)]
     bench = PulsarBench(*names)

@@ -134,11 +134,13 @@ def test_token_is_not_sent_on_redirect_from_https_to_http(server: Server, tmp_pa
     assert [path for path, _ in server.asked] == [LEDGERS]
 
 
+@pytest.mark.slow
 def test_busy_broker_is_asked_again(server: Server, client: AdminClient) -> None:
     server.answers = {LEDGERS: [(503, b""), (429, b""), (200, BODY)]}
     assert client.ledgers("persistent://t/n/a b").ledgers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("status", "body", "error"),
     [
@@ -184,6 +186,7 @@ def test_an_answer_has_a_limit(server: Server, client: AdminClient, monkeypatch:
         client.ledgers("persistent://t/n/a b")
 
 
+@pytest.mark.slow
 def test_silent_server_runs_into_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "READ_TIMEOUT_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent:

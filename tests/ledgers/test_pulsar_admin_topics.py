@@ -92,6 +92,7 @@ def test_token_is_read_for_each_request(fake: FakeAdmin, client: AdminClient) ->
     client.namespaces()
 
 
+@pytest.mark.slow
 def test_admin_client_recovers_after_an_outage(fake: FakeAdmin, client: AdminClient) -> None:
     fake.is_up = False
     with pytest.raises(StoreUnavailable, match="doesn't answer"):
@@ -100,6 +101,7 @@ def test_admin_client_recovers_after_an_outage(fake: FakeAdmin, client: AdminCli
     assert client.namespaces() == ["t/n"]
 
 
+@pytest.mark.slow
 def test_only_a_trusted_certificate_is_accepted(topic: FakeTopic, tmp_path: Path) -> None:
     for name in ("ours", "others"):
         (tmp_path / name).mkdir()

@@ -114,6 +114,7 @@ def test_ping_is_answered_with_pong(broker: FakeBroker, opened: Connection) -> N
     eventually(lambda: broker.of(CommandType.PONG))
 
 
+@pytest.mark.slow
 def test_idle_broker_is_pinged_and_stays_connected(broker: FakeBroker) -> None:
     def stays() -> bool:
         """Through three questions; a broker that has no processor for so long is given up, and rightly."""
@@ -130,6 +131,7 @@ def test_idle_broker_is_pinged_and_stays_connected(broker: FakeBroker) -> None:
     eventually(stays)
 
 
+@pytest.mark.slow
 def test_silent_broker_is_disconnected(broker: FakeBroker) -> None:
     opened = connect(broker, limits=ClientLimits(keep_alive_s=0.5))
     listener = Listener()

@@ -171,6 +171,7 @@ def test_a_new_process_drops_what_is_committed(topic: FakeTopic, client: PulsarC
     assert topic.mark_delete(NAME) == Position(1, 2)
 
 
+@pytest.mark.slow
 def test_permits_follow_what_was_taken(broker: FakeBroker, topic: FakeTopic, client: PulsarClient) -> None:
     consumer = Consumer(client, TOPIC, NAME, messages_max=10, bytes_max=lambda: 10 * FIRST_ESTIMATE_BYTES)
     for number in range(0, 100, 2):

@@ -80,6 +80,7 @@ def kept() -> Iterator[Kept]:
     made.bench.close()
 
 
+@pytest.mark.slow
 def test_only_whole_closed_ledgers_are_acknowledged_after_the_lag(kept: Kept) -> None:
     assert kept.release(-1).deleted == []
     assert kept.release(LAG_MS // 2).deleted == []
@@ -92,6 +93,7 @@ def test_only_whole_closed_ledgers_are_acknowledged_after_the_lag(kept: Kept) ->
     assert kept.release(10 * LAG_MS) == ReleasedLedgers()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["data", "index"])
 def test_nothing_is_acknowledged_while_an_object_is_not_found(kept: Kept, lost: str) -> None:
     stream = kept.source.stream
@@ -120,6 +122,7 @@ def test_ledger_is_acknowledged_only_after_earlier_ones(kept: Kept) -> None:
     assert kept.bench.stored()[0][0] == Position(1, 0)
 
 
+@pytest.mark.slow
 def test_standby_continues_at_committed_end_wherever_subscription_stands(kept: Kept) -> None:
     standby = kept.bench.open()
     assert standby.active is False
@@ -142,6 +145,7 @@ def test_standby_continues_at_committed_end_wherever_subscription_stands(kept: K
     assert kept.bench.topic.mark_delete(NAME) == Position(3, 7) or kept.bench.stored()[0][0] == Position(4, 0)
 
 
+@pytest.mark.slow
 def test_redelivery_of_the_whole_subscription_changes_nothing(kept: Kept) -> None:
     before = stored_entries(kept.store, kept.source.stream)
     kept.bench.topic.redeliver(NAME)

@@ -135,6 +135,7 @@ def test_ledger_skipped_once_by_the_broker_is_read(bench: PulsarBench) -> None:
     assert runs(source) == [((), ())] * 4
 
 
+@pytest.mark.slow
 def test_entries_lost_by_bookies_are_no_markers(bench: PulsarBench) -> None:
     source = bench.open()
     heard = told_to(source)
@@ -152,6 +153,7 @@ def test_entries_lost_by_bookies_are_no_markers(bench: PulsarBench) -> None:
     assert read_all(bench.open()) == given
 
 
+@pytest.mark.slow
 def test_entries_skipped_together_with_a_lost_one_are_delivered(bench: PulsarBench) -> None:
     """A broker passes over all that it wanted to read at once, and the size of that depends on the reader's permits."""
     bench.topic.read_batch = 4
@@ -196,6 +198,7 @@ def test_undelivered_stored_entry_stops_the_topic_until_it_arrives(bench: Pulsar
     eventually(lambda: source.problem is None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "answer",
     [

@@ -149,6 +149,7 @@ def test_subscription_without_entries_requests_none(bench: PulsarBench) -> None:
     assert bench.broker.of(CommandType.FLOW) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_bytes", [1, 3 * ENTRY_BYTES, 10**6])
 def test_every_entry_can_be_read_from_anywhere(bench: PulsarBench, max_bytes: int) -> None:
     for _ in range(3):
@@ -165,6 +166,7 @@ def test_every_entry_can_be_read_from_anywhere(bench: PulsarBench, max_bytes: in
     assert bench.topic.mark_delete(NAME) is None
 
 
+@pytest.mark.slow
 def test_refused_entries_hold_back_the_broker_and_are_read_later(new_bench: Callable[..., PulsarBench]) -> None:
     bench = new_bench(receive_bytes_max=2**20)
     large = single_entry(Sent(value=bytes(50_000)))
@@ -319,6 +321,7 @@ def test_a_lost_broker_is_no_end_of_anything(bench: PulsarBench) -> None:
     assert listening.order.count((1, 5)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "lie"),
     [

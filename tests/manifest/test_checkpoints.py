@@ -504,6 +504,7 @@ def test_old_records_below_the_boundary_are_deleted() -> None:
     assert load_manifest(bench.memory, STREAM) == log.state
 
 
+@pytest.mark.slow
 def test_views_stay_readable_from_the_newest_old_checkpoint_on() -> None:
     bench = Bench()
     log = bench.log()

@@ -244,6 +244,7 @@ def test_gap_runs_and_fills_of_a_range_are_those_that_touch_it(
 LEDGERS = range(1, 5)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_no_needed_fill_is_dropped_and_no_unneeded_one_stays(data: st.DataObject) -> None:

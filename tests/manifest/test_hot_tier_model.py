@@ -51,6 +51,7 @@ def explored(scenario: str, off: str = "", checks: str = "H1 H2 H3 H4") -> Found
     return search(first, model.successors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_no_acknowledged_entry_is_lost_with_all_rules(scenario: str) -> None:
     found = explored(scenario)
@@ -58,6 +59,7 @@ def test_no_acknowledged_entry_is_lost_with_all_rules(scenario: str) -> None:
     assert found.states > 100, "the scenario ends before anything can happen"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_a_counterexample_without_the_rule(rule: str) -> None:
     scenario, invariant = NEEDED[rule]

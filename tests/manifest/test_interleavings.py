@@ -327,6 +327,7 @@ def test_delete_below_boundary_number_of_a_stream_being_deleted_is_worthless() -
         world.log().open_epoch()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_before", range(2, 30))
 def test_incarnation_in_keys_paused_deleter_takes_nothing_of_the_new_stream(stop_before: int) -> None:
     world = World()

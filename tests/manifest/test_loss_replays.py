@@ -136,6 +136,7 @@ def _no_power_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Database, "_connect", connected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("finishes", [False, True], ids=["hosts crash", "hosts finish"])
 @pytest.mark.parametrize("path", HOSTS, ids=lambda path: path.stem)
 def test_no_acknowledged_entry_is_lost_where_the_model_loses_one(path: Path, finishes: bool, tmp_path: Path) -> None:
@@ -146,6 +147,7 @@ def test_no_acknowledged_entry_is_lost_where_the_model_loses_one(path: Path, fin
     assert replay.followed >= len(trace.steps) // 2, "the product goes another way: the trace proves nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", HOSTS, ids=lambda path: path.stem)
 def test_an_acknowledged_entry_is_lost_without_the_rule(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -124,6 +124,7 @@ def _one_request_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tail, "SEQUENTIAL_RECORDS_MAX", tail.WINDOW_MAX)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("following", NEXT, ids=lambda names: "".join(names) or "all finish")
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
 def test_product_reports_every_lost_record_of_a_model_trace(path: Path, following: Sequence[str]) -> None:
@@ -134,6 +135,7 @@ def test_product_reports_every_lost_record_of_a_model_trace(path: Path, followin
     assert replay.followed >= len(trace.steps) * 2 // 3, "the product goes another way: the trace proves nothing"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.stem)
 def test_record_is_lost_silently_without_the_rule(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = LossTrace.read(path)

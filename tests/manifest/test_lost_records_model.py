@@ -53,6 +53,7 @@ def explored(scenario: str, *off: str) -> Found:
     return search(SCENARIOS[scenario], LostModel(frozenset(off)).successors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_model_reports_every_missing_committed_record_with_all_rules(scenario: str) -> None:
     found = explored(scenario)
@@ -60,6 +61,7 @@ def test_model_reports_every_missing_committed_record_with_all_rules(scenario: s
     assert found.states > 100, "the scenario ends before anything can happen"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES)
 def test_a_counterexample_without_the_rule(rule: str) -> None:
     scenario, invariant = NEEDED[rule]

@@ -153,6 +153,7 @@ def check(state: ManifestState, had_purge: bool) -> None:
     assert all(a.end is not None and a.end < b.begin for a, b in itertools.pairwise(records))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(edits(), max_size=40),

@@ -119,6 +119,7 @@ def test_a_stalled_writer_of_a_deleted_stream_stops_at_every_stage() -> None:
             early.open_epoch()
 
 
+@pytest.mark.slow
 def test_a_second_deleter_that_wakes_up_late_takes_nothing_of_the_new_stream() -> None:
     """It stalls before its last requests; then the first one finishes and the stream is created again."""
     for stalls_at in range(1, 40):

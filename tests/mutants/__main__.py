@@ -41,6 +41,8 @@ TEST_S_MAX = 90
 NO_TESTS = 5
 #: What is not copied from the checkout: environments, caches and what runs left behind.
 NOT_COPIED = {"build", "dist", "offloader-demo", "__pycache__"}
+#: Hidden folders that tests read.
+COPIED = {".ci", ".github"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ def _report(chosen: dict[int, Mutant], outcomes: dict[int, Outcome]) -> int:
 def _copied(target: Path) -> Path:
     target.mkdir()
     for source in ROOT.iterdir():
-        if source.name in NOT_COPIED or (source.name.startswith(".") and source.name != ".ci"):
+        if source.name in NOT_COPIED or (source.name.startswith(".") and source.name not in COPIED):
             continue
         if source.is_dir():
             shutil.copytree(source, target / source.name)

@@ -60,6 +60,7 @@ def snapshot(store: ObjectStore) -> dict[str, bytes]:
     return {i.key: store.get(i.key)[0] for i in store.list("").objects if "/" not in i.key}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deep", [False, True], ids=["indexes", "every entry"])
 def test_adopted_bucket_becomes_a_stream_of_pulsars_entries(store: ObjectStore, deep: bool) -> None:
     put_golden(store)
@@ -269,6 +270,7 @@ def test_newer_of_two_complete_attempts_is_adopted(store: ObjectStore) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["cut", "grown", "no last entry", "index", "index cut"])
 def test_incomplete_attempt_is_reported_and_another_one_adopted(store: ObjectStore, damage: str) -> None:
     case = CASES["v1-multi"]

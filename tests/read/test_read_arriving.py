@@ -97,6 +97,7 @@ def trickling(writer: StreamWriter, seed: int = 0) -> tuple[Trickling, Fetcher]:
     return store, Fetcher(store, ReadSettings())
 
 
+@pytest.mark.slow
 @settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**32),

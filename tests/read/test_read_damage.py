@@ -77,6 +77,7 @@ def test_a_flipped_bit_in_the_payload_is_found_and_named(writer: StreamWriter) -
             assert part in str(error)
 
 
+@pytest.mark.slow
 def test_any_flipped_bit_of_a_data_object_is_found_or_harmless(writer: StreamWriter) -> None:
     """Padding has no meaning; everything else is under a checksum or a cross-check."""
     data, _ = writer.keys(writer.uuids[0])
@@ -230,6 +231,7 @@ def test_unreachable_store_is_an_error_and_the_next_read_works(writer: StreamWri
     assert list(reader.read(FIRST, LAST)) == writer.entries
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", range(1, 12))
 def test_read_failing_at_any_call_is_right_or_raises(writer: StreamWriter, call: int) -> None:
     writer.add([batch_of(1, 100, 100), batch_of(2, 0, 300)], closes=[1])

@@ -109,6 +109,7 @@ def entries_of(batches: Sequence[EntryBatch]) -> list[Entry]:
     return [entry for batch in batches for entry in batch.entries()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extension", [True, False])
 @pytest.mark.parametrize("begin", [1, 20, 127, 128, 129, 200, 1000])
 def test_ledger_in_two_segments_reads_in_order_wherever_the_second_begins(
@@ -138,6 +139,7 @@ def test_segment_of_many_ledgers_returns_only_the_requested_one(store: ObjectSto
         read_offloaded(store, 5, context, {})
 
 
+@pytest.mark.slow
 def test_entries_of_very_different_sizes_are_read_exactly(store: ObjectStore) -> None:
     sizes = [1 << 20, *([100] * 3000), 0, 1 << 16, 1]
     batch = EntryBatch.build(7, 0, [bytes([n % 251]) * size for n, size in enumerate(sizes)])

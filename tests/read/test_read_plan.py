@@ -30,6 +30,7 @@ def objects() -> SegmentObjects:
     return SegmentObjects(stream="a/b", uuid=UUID(int=7))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(1, 200),

@@ -58,6 +58,7 @@ def flipped(at: int) -> Callable[[bytes], bytes]:
     return lambda data: data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deep", [False, True])
 @pytest.mark.parametrize("request_bytes", [1024, 8 << 20])
 def test_a_whole_stream_has_no_findings_and_every_block_was_read(
@@ -72,6 +73,7 @@ def test_a_whole_stream_has_no_findings_and_every_block_was_read(
     assert sum(check.data_bytes for check in checks) == (lengths if deep else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deep", [False, True])
 @pytest.mark.parametrize("number", range(4))
 @pytest.mark.parametrize("role", ["data", "index"])

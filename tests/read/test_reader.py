@@ -72,6 +72,7 @@ def test_the_ends_are_the_first_and_the_last_entry(stream: StreamWriter, reader:
     assert [record.uuid for record in reader.segments()] == stream.uuids
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=NO_FIXTURE_CHECK)
 @given(st.data())
 def test_a_read_of_any_range_gives_exactly_its_entries(
@@ -131,6 +132,7 @@ def test_scan_batches_respect_their_size_except_for_large_entries(
     assert all(batch.payload_bytes <= batch_bytes or len(batch) == 1 for batch in batches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("request_bytes", [4096, 10**6])
 @pytest.mark.parametrize("in_flight", [1, 3])
 def test_read_result_does_not_depend_on_how_it_is_fetched(

@@ -110,6 +110,7 @@ def test_repeatedly_broken_connection_loses_and_repeats_nothing(place: Place, de
     assert (result.twice, result.entries) == (0, 100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deduplicates", [True, False])
 def test_late_entries_are_stored_once_or_counted_as_duplicates(place: Place, deduplicates: bool) -> None:
     place.producers.deduplicates = deduplicates

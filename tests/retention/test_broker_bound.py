@@ -168,6 +168,7 @@ def test_cycle_stops_at_the_first_listed_ledger_and_the_plan_names_it() -> None:
     assert bench.head() == Position(6, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "said"),
     [

@@ -170,6 +170,7 @@ REPLAY: dict[str, Callable[[Case], None]] = {
 CASES = [(name, title, case) for name in REPLAY for title, case in suite(name)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "case"), [pytest.param(n, c, id=f"{n}-{t}") for n, t, c in CASES])
 def test_case(name: str, case: Case) -> None:
     REPLAY[name](case)

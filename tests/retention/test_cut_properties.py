@@ -73,6 +73,7 @@ def test_every_state_of_reading_is_described_by_a_valid_cut(data: st.DataObject)
     assert state == stream.consumed(at)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(streams_with_cuts(3))
 def test_order_is_an_order(given_: tuple[ScalableLineage, list[Cut]]) -> None:
@@ -89,6 +90,7 @@ def test_order_is_an_order(given_: tuple[ScalableLineage, list[Cut]]) -> None:
     assert (stream.order(one, other) is Order.BEFORE) == (stream.reaches(other, one) and not stream.equal(one, other))
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(streams_with_cuts(4))
 def test_lower_bound_is_the_latest_that_loses_nothing(given_: tuple[ScalableLineage, list[Cut]]) -> None:
@@ -106,6 +108,7 @@ def test_lower_bound_is_the_latest_that_loses_nothing(given_: tuple[ScalableLine
     assert stream.reaches(aside, high) == all(stream.reaches(aside, one) for one in some)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(streams_with_cuts(3))
 def test_meet_and_join_make_a_distributive_lattice(given_: tuple[ScalableLineage, list[Cut]]) -> None:
@@ -121,6 +124,7 @@ def test_meet_and_join_make_a_distributive_lattice(given_: tuple[ScalableLineage
     assert sizes == stream.bytes_till(a) + stream.bytes_till(b)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(streams_with_cuts(3))
 def test_combined_cuts_contain_only_offsets_of_their_inputs(given_: tuple[ScalableLineage, list[Cut]]) -> None:
@@ -131,6 +135,7 @@ def test_combined_cuts_contain_only_offsets_of_their_inputs(given_: tuple[Scalab
             assert offset in (0, FUTURE) or offset in [one.offsets.get(segment) for one in some]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(streams_with_cuts(2))
 def test_segments_to_delete_are_those_that_became_read(given_: tuple[ScalableLineage, list[Cut]]) -> None:

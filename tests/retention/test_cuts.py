@@ -71,6 +71,7 @@ def test_invalid_bytes_of_a_cut_are_refused(data: bytes) -> None:
         Cut.from_bytes(data)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=40))
 def test_any_text_is_a_cut_or_refused(text: str) -> None:

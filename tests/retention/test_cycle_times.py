@@ -153,6 +153,7 @@ def test_added_partition_does_not_restart_the_fallback_period() -> None:
     assert (bench.head(zero), bench.head(one)) == (Position(2, 10), Position(1, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("comes_back", [False, True])
 def test_two_cycles_at_once_that_cut_elsewhere_leave_min_together(comes_back: bool) -> None:
     """Each keeps 40 KiB: one all of partition 1, the other, of other subscribers, all of partition 0."""

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from dataclasses import replace
 
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from tests.retention.histories import cuts, limits, lineages, policies, situatio
 from tests.retention.independent_cycle import IndependentCycle
 
 
+@pytest.mark.slow
 @settings(max_examples=450, deadline=None)
 @given(situations(), st.integers(0, 2**16))
 def test_a_decision_keeps_what_it_has_to(situation: Situation, seed: int) -> None:
@@ -160,6 +162,7 @@ def test_candidates_are_found_by_halving_as_by_looking_at_all(data: st.DataObjec
     assert (least, most) == window(len(kept), kept.__getitem__, between)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_stream_over_many_cycles(data: st.DataObject) -> None:

@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass, field
 from uuid import UUID
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -113,6 +114,7 @@ def places(world: World) -> list[Position]:
     return sorted({*world.positions, *ends})
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(worlds())
 def test_sizes_count_whole_pieces_and_never_overstate(drawn: tuple[World, int, bool]) -> None:
@@ -133,6 +135,7 @@ def test_sizes_count_whole_pieces_and_never_overstate(drawn: tuple[World, int, b
         assert found.tail == present[-1].next()
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(worlds())
 def test_only_places_between_entries_are_cuts(drawn: tuple[World, int, bool]) -> None:
@@ -150,6 +153,7 @@ def test_only_places_between_entries_are_cuts(drawn: tuple[World, int, bool]) ->
             assert problem
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(worlds(), st.data())
 def test_sizes_continue_after_truncated_segments_left_the_manifest(

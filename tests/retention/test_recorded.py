@@ -46,6 +46,7 @@ def test_ten_years_of_half_hours_stay_small() -> None:
         assert gap == HALF_HOUR_MS or gap * 16 <= age
 
 
+@pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(st.data())
 def test_spacing_stays_within_the_rule(data: st.DataObject) -> None:
@@ -79,6 +80,7 @@ def test_spacing_stays_within_the_rule(data: st.DataObject) -> None:
             assert limits[0].max is None or gap * 4 <= max(limits[0].max - 40, 1)
 
 
+@pytest.mark.slow
 def test_thinning_removes_all_the_rule_allows() -> None:
     """No three neighbours are left of which the rule would do without the middle one."""
     count = 1200
@@ -121,6 +123,7 @@ def test_backward_clocks_thin_only_above_the_bound() -> None:
     assert len(many.thinned(-YEAR_MS, [Limits(Unit.TIME, 0)]).records) <= RECORDS_MAX
 
 
+@pytest.mark.slow
 def test_thinned_sets_answer_nearly_as_whole_ones() -> None:
     """For any min, a thinned set keeps at most a sixteenth more than the whole one."""
     count = 3000

@@ -74,6 +74,7 @@ class Bench:
         return self.metrics.registry.get_sample_value(f"offloader_{name}", names)
 
 
+@pytest.mark.slow
 def test_every_stream_has_one_cycle_a_period_and_cycles_are_spread() -> None:
     bench = Bench(streams=40)
     start_s = bench.clock.monotonic_s()

@@ -365,6 +365,7 @@ class TestAmbiguousAnswers:
         assert outcome.status is PublishStatus.SUCCESS
         assert str(bench.retention().registry().subscribers["audit"].cut) == f"0.0=1:{20 if landed else 10}"
 
+    @pytest.mark.slow
     def test_outcome_stays_unknown_after_too_many_later_changes(self, bench: Bench) -> None:
         retention = bench.retention()
         retention.add("audit")

@@ -292,6 +292,7 @@ def test_hot_ledgers_that_can_t_be_deleted_are_named_and_tried_again() -> None:
     assert bench.hot_ids == [3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("after", [False, True])
 def test_truncation_failing_at_any_request_is_finished_by_the_next(after: bool, force: bool) -> None:
@@ -372,6 +373,7 @@ def test_writer_continues_at_the_head_after_its_own_forced_truncation(tmp_path: 
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [75, 45, 79])
 def test_living_writer_elsewhere_is_fenced_and_continues_at_the_head(
     tmp_path: Path, store: MemoryStore, at: int

@@ -61,6 +61,7 @@ def answers(broker: Broker) -> Iterator[int]:
     yield broker.delete(7).status
 
 
+@pytest.mark.slow
 def test_only_a_broker_or_an_admin_may_do_what_brokers_do(
     store: ObjectStore, writer: StreamWriter, tmp_path: Path
 ) -> None:
@@ -79,6 +80,7 @@ def test_only_a_broker_or_an_admin_may_do_what_brokers_do(
         assert "access.broker_tokens" in refused["detail"]
 
 
+@pytest.mark.slow
 def test_broker_may_do_nothing_else(store: ObjectStore, tmp_path: Path) -> None:
     others = [route for route, operation in OPERATION_OF_ROUTE.items() if operation.role and not operation.is_of_broker]
     with http_process(tmp_path, {"access": ACCESS}, streams=(), store=store, environ=ENVIRON) as (http, _):
@@ -147,6 +149,7 @@ def unread(http: Any, path: str) -> socket.socket:
     return connection
 
 
+@pytest.mark.slow
 def test_answer_that_nobody_takes_holds_up_no_other_request(
     store: ObjectStore, writer: StreamWriter, tmp_path: Path
 ) -> None:
@@ -166,6 +169,7 @@ def test_answer_that_nobody_takes_holds_up_no_other_request(
         assert len(frame_entries(broker.entries(7, 0, 599).body)) == 600
 
 
+@pytest.mark.slow
 def test_answer_that_nobody_takes_is_cut_after_its_time(
     store: ObjectStore, writer: StreamWriter, tmp_path: Path
 ) -> None:
@@ -178,6 +182,7 @@ def test_answer_that_nobody_takes_is_cut_after_its_time(
         eventually(lambda: broker.entries(7, 0, 0).status == 200)
 
 
+@pytest.mark.slow
 def test_damage_in_the_middle_breaks_the_answer_off(
     store: ObjectStore, writer: StreamWriter, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -65,6 +65,7 @@ def owner(folder: Path, store: ObjectStore | None = None, **sections: Any) -> It
         yield found
 
 
+@pytest.mark.slow
 def test_offload_waits_for_the_commit_of_the_ledger(tmp_path: Path) -> None:
     with http_process(tmp_path, SLOW) as (http, process):
         broker = Broker(http.url, ORDERS)
@@ -81,6 +82,7 @@ def test_offload_waits_for_the_commit_of_the_ledger(tmp_path: Path) -> None:
         assert again.json()["committed"] is True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
@@ -103,6 +105,7 @@ def test_ledger_that_differs_is_refused_and_both_sides_are_named(
         assert str(next(iter(changed.values()))) in found["detail"]
 
 
+@pytest.mark.slow
 def test_end_of_a_ledger_is_recorded_as_the_broker_knows_it(store: ObjectStore, tmp_path: Path) -> None:
     StreamWriter(store, STREAM).add([batch_of(7, 0, 10)])
     asked = {"last": 9, "length": 200, "entries": 10, "created_ms": 5000}
@@ -117,6 +120,7 @@ def test_end_of_a_ledger_is_recorded_as_the_broker_knows_it(store: ObjectStore, 
     assert load_manifest(store, STREAM).closed_ledgers[7] == 9
 
 
+@pytest.mark.slow
 def test_ledger_with_a_missing_object_is_not_called_committed(store: ObjectStore, tmp_path: Path) -> None:
     """The broker deletes its own copy because of that answer."""
     writer = StreamWriter(store, STREAM)
@@ -132,6 +136,7 @@ def test_ledger_with_a_missing_object_is_not_called_committed(store: ObjectStore
         assert str(segment.uuid) in answer.json()["detail"]
 
 
+@pytest.mark.slow
 def test_committed_means_that_a_lost_record_would_be_noticed(store: ObjectStore, tmp_path: Path) -> None:
     StreamWriter(store, STREAM).add([batch_of(7, 0, 10)], closes=[7])
     with http_process(tmp_path, streams=(), store=store) as (http, _):
@@ -141,6 +146,7 @@ def test_committed_means_that_a_lost_record_would_be_noticed(store: ObjectStore,
     assert read_boundary(store, STREAM, state.incarnation).boundary.newest_id == state.record_id
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -155,6 +161,7 @@ def test_wrong_offload_requests_are_refused(tmp_path: Path, wrong: dict[str, Any
     assert (answer.status, answer.json()["kind"]) == (400, "invalid_request")
 
 
+@pytest.mark.slow
 def test_unknown_stream_and_deleted_ledger(store: ObjectStore, tmp_path: Path) -> None:
     writer = StreamWriter(store, STREAM)
     for ledger_id in (7, 8, 9):
@@ -184,6 +191,7 @@ MARKERS = [(each, b"marker %d" % each) for each in (0, 1, 12, 23)]
 LENGTH = 20 * 20 + sum(len(payload) for _, payload in MARKERS)
 
 
+@pytest.mark.slow
 def test_broker_sends_what_readers_are_not_given(store: ObjectStore, tmp_path: Path) -> None:
     writer = with_gaps(store)
     asked = {"last": 23, "length": LENGTH, "entries": 24}
@@ -223,6 +231,7 @@ def test_whole_ledger_that_readers_are_not_given_is_sent_and_read(store: ObjectS
         assert [len(broker.whole(each)) for each in (7, 9)] == [10, 10]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "last", "body"),
     [
@@ -248,6 +257,7 @@ def test_wrong_frames_store_nothing(store: ObjectStore, tmp_path: Path, first: i
     assert load_manifest(store, STREAM).fills == ()
 
 
+@pytest.mark.slow
 def test_other_bytes_for_stored_entries_are_refused(store: ObjectStore, tmp_path: Path) -> None:
     with_gaps(store)
     with http_process(tmp_path, streams=(), store=store) as (http, _):
@@ -257,6 +267,7 @@ def test_other_bytes_for_stored_entries_are_refused(store: ObjectStore, tmp_path
         assert (answer.status, answer.json()["kind"]) == (409, "source_mismatch")
 
 
+@pytest.mark.slow
 def test_long_body_is_taken_for_missing_entries_only(store: ObjectStore, tmp_path: Path) -> None:
     with_gaps(store)
     with http_process(tmp_path, {"http": {"idle_seconds_max": 1}}, streams=(), store=store) as (http, _):
@@ -326,6 +337,7 @@ def test_overlapping_attempts_and_a_delete_of_the_old_one_first(store: ObjectSto
     assert sum(fill.entries for fill in load_manifest(store, STREAM).fills) == len(MARKERS)
 
 
+@pytest.mark.slow
 def test_delete_is_a_hint(store: ObjectStore, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     writer = StreamWriter(store, STREAM)
     writer.add([batch_of(7, 0, 10)], closes=(7,))
@@ -340,6 +352,7 @@ def test_delete_is_a_hint(store: ObjectStore, tmp_path: Path, caplog: pytest.Log
     assert uuid in caplog.text
 
 
+@pytest.mark.slow
 def test_other_process_passes_the_request_on_where_the_host_is_allowed(tmp_path: Path) -> None:
     with owner(tmp_path) as (_, process):
         info = closed_ledger(process)
@@ -351,6 +364,7 @@ def test_other_process_passes_the_request_on_where_the_host_is_allowed(tmp_path:
             assert (again.status, again.json()["kind"]) == (409, "source_mismatch")
 
 
+@pytest.mark.slow
 def test_other_process_names_the_owner_where_the_host_is_not_allowed(tmp_path: Path) -> None:
     with owner(tmp_path) as (http, process), http_process(tmp_path, streams=(), store=process.store) as (other, _):
         info = closed_ledger(process)
@@ -364,6 +378,7 @@ def test_other_process_names_the_owner_where_the_host_is_not_allowed(tmp_path: P
         assert Broker(other.url, ORDERS).offload(info.ledger_id, **facts(info)).json()["committed"]
 
 
+@pytest.mark.slow
 def test_request_is_passed_on_once(tmp_path: Path) -> None:
     """The manifest names a process that doesn't offload the stream any more, as its successor's may."""
     allowed: dict[str, Any] = {"access": {"owner_hosts": ["127.0.0.1"]}}
@@ -377,6 +392,7 @@ def test_request_is_passed_on_once(tmp_path: Path) -> None:
             assert (answer.status, answer.json()["kind"], answer.json()["owner"]) == (421, "not_owner", url)
 
 
+@pytest.mark.slow
 def test_owner_that_has_ended_is_asked_again_later(tmp_path: Path) -> None:
     allowed: dict[str, Any] = {"access": {"owner_hosts": ["127.0.0.1"]}}
     with http_process(tmp_path, SLOW, writer_url=f"http://127.0.0.1:{free_port()}") as (_, process):
@@ -386,6 +402,7 @@ def test_owner_that_has_ended_is_asked_again_later(tmp_path: Path) -> None:
             assert (answer.status, answer.json()["kind"], answer.json()["retryable"]) == (503, "retry_later", True)
 
 
+@pytest.mark.slow
 def test_brokers_own_token_is_passed_on_and_no_other(tmp_path: Path) -> None:
     environ = {"BROKER": "broker-token-0123456789", "OFFLOADER_TOKEN": "admin-token-0123456789"}
     access: dict[str, Any] = {
@@ -404,6 +421,7 @@ def test_brokers_own_token_is_passed_on_and_no_other(tmp_path: Path) -> None:
         assert Broker(other.url, ORDERS).offload(info.ledger_id, **facts(info)).status == 401
 
 
+@pytest.mark.slow
 def test_process_that_only_reads_never_writes(tmp_path: Path) -> None:
     with owner(tmp_path) as (http, process):
         first, info = closed_ledger(process), closed_ledger(process)
@@ -419,6 +437,7 @@ def test_process_that_only_reads_never_writes(tmp_path: Path) -> None:
             assert broker.delete(first.ledger_id).status == 202
 
 
+@pytest.mark.slow
 def test_two_hundred_topics_wait_at_once_and_nobody_else(tmp_path: Path) -> None:
     sections: dict[str, Any] = {
         "offload": {"max_offload_segment_rollover_time_minutes": 60.0},
@@ -460,6 +479,7 @@ class HangingControl:
         self.over.wait(PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_offload_that_takes_longer_than_asked_is_answered_in_time(store: ObjectStore, tmp_path: Path) -> None:
     StreamWriter(store, STREAM).add([batch_of(7, 0, 10)])
     control = HangingControl()
@@ -472,6 +492,7 @@ def test_offload_that_takes_longer_than_asked_is_answered_in_time(store: ObjectS
             control.over.set()
 
 
+@pytest.mark.slow
 def test_more_waits_than_allowed_are_asked_to_come_again(tmp_path: Path) -> None:
     sections: dict[str, Any] = {**SLOW, "broker": {"waits_max": 1}}
     with http_process(tmp_path, sections) as (http, process), ThreadPoolExecutor(2) as threads:

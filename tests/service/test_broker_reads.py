@@ -110,6 +110,7 @@ def test_process_that_only_reads_gives_the_same_plan(s3_place: S3Place, tmp_path
         assert url.startswith("http")
 
 
+@pytest.mark.slow
 def test_plan_is_the_same_for_everyone_but_for_its_urls(broker: Broker, writer: StreamWriter) -> None:
     written(writer)
     for ledger_id in (7, 13):
@@ -117,6 +118,7 @@ def test_plan_is_the_same_for_everyone_but_for_its_urls(broker: Broker, writer: 
         assert plans[0] == plans[1] == plans[2]
 
 
+@pytest.mark.slow
 def test_store_without_urls_gives_everything_through_entries(broker: Broker, writer: StreamWriter) -> None:
     written(writer)
     for ledger_id in (7, 9, 10, 11, 12, 13):
@@ -126,6 +128,7 @@ def test_store_without_urls_gives_everything_through_entries(broker: Broker, wri
         assert broker.whole(ledger_id) == sent(writer, ledger_id)
 
 
+@pytest.mark.slow
 def test_entries_of_any_range_are_frames_with_an_end_mark(broker: Broker, writer: StreamWriter) -> None:
     written(writer)
     for ledger_id, entries in ((7, 350), (10, 90), (11, 400), (13, 202)):
@@ -136,6 +139,7 @@ def test_entries_of_any_range_are_frames_with_an_end_mark(broker: Broker, writer
             assert frame_entries(answer.body) == wanted[first : last + 1]
 
 
+@pytest.mark.slow
 def test_single_entries_of_a_large_plain_block_read_it_once(
     store: ObjectStore, writer: StreamWriter, broker: Broker
 ) -> None:
@@ -149,6 +153,7 @@ def test_single_entries_of_a_large_plain_block_read_it_once(
     assert requests_of(store)["get"].requests - before <= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("query", "status", "kind"),
     [
@@ -176,10 +181,12 @@ def test_wrong_requests_are_refused_by_name(
     assert answer.headers["content-type"] == "application/problem+json"
 
 
+@pytest.mark.slow
 def test_unknown_stream_is_not_found(broker: Broker) -> None:
     assert (broker.plan(7).status, broker.plan(7).json()["kind"]) == (404, "not_found")
 
 
+@pytest.mark.slow
 def test_ledger_that_was_let_go_is_gone_and_an_unknown_one_is_not_found(broker: Broker, writer: StreamWriter) -> None:
     for ledger_id in (7, 8):
         writer.add([batch_of(ledger_id, 0, 10)], closes=(ledger_id,))
@@ -190,6 +197,7 @@ def test_ledger_that_was_let_go_is_gone_and_an_unknown_one_is_not_found(broker: 
     assert broker.plan(9).json()["kind"] == broker.entries(9, 0, 1).json()["kind"] == "not_found"
 
 
+@pytest.mark.slow
 def test_plan_older_than_a_deletion_ends_with_trimmed(broker: Broker, store: ObjectStore, writer: StreamWriter) -> None:
     uuid = writer.add([batch_of(7, 0, 10)], closes=(7,))
     writer.add([batch_of(8, 0, 10)], closes=(8,))
@@ -203,6 +211,7 @@ def test_plan_older_than_a_deletion_ends_with_trimmed(broker: Broker, store: Obj
     assert broker.whole(8) == sent(writer, 8)
 
 
+@pytest.mark.slow
 def test_truncated_part_of_a_ledger_is_gone_and_the_rest_is_read(broker: Broker, writer: StreamWriter) -> None:
     writer.add([batch_of(7, 0, 100)], closes=(7,))
     writer.log.commit([Truncate(Position(7, 30))])
@@ -213,6 +222,7 @@ def test_truncated_part_of_a_ledger_is_gone_and_the_rest_is_read(broker: Broker,
     assert frame_entries(broker.entries(7, 30, 99).body) == sent(writer, 7)[30:]
 
 
+@pytest.mark.slow
 def test_missing_object_is_no_deletion(broker: Broker, store: ObjectStore, writer: StreamWriter) -> None:
     uuid = writer.add([batch_of(7, 0, 10)], closes=(7,))
     store.delete(list(writer.keys(uuid)))
@@ -221,6 +231,7 @@ def test_missing_object_is_no_deletion(broker: Broker, store: ObjectStore, write
         assert str(uuid) in answer.json()["detail"]
 
 
+@pytest.mark.slow
 def test_unfilled_gap_and_a_hole_are_errors(broker: Broker, writer: StreamWriter) -> None:
     writer.add([batch_of(7, 0, 10)])
     writer.log.commit([gap(7, 10, 10)])
@@ -231,6 +242,7 @@ def test_unfilled_gap_and_a_hole_are_errors(broker: Broker, writer: StreamWriter
     assert frame_entries(broker.entries(7, 0, 9).body) == sent(writer, 7)[:10]
 
 
+@pytest.mark.slow
 def test_ledger_that_grew_after_a_look_is_seen_whole(broker: Broker, writer: StreamWriter) -> None:
     writer.add([batch_of(7, 0, 10)])
     answer = broker.plan(7)
@@ -242,6 +254,7 @@ def test_ledger_that_grew_after_a_look_is_seen_whole(broker: Broker, writer: Str
     assert broker.plan(7).json()["last"] == 19
 
 
+@pytest.mark.slow
 def test_adopted_ledger_has_the_uuid_that_the_broker_names(broker: Broker, store: ObjectStore) -> None:
     writer = StreamWriter(store, STREAM)
     driver = {**store.driver_metadata, **AT_ROOT}
@@ -254,6 +267,7 @@ def test_adopted_ledger_has_the_uuid_that_the_broker_names(broker: Broker, store
         assert (answer.status, answer.json()["kind"]) == (409, "source_mismatch")
 
 
+@pytest.mark.slow
 def test_other_clusters_broker_is_refused(store: ObjectStore, tmp_path: Path) -> None:
     StreamWriter(store, STREAM).add([batch_of(7, 0, 10)], closes=(7,))
     sections = {"broker": {"source": "east"}}
@@ -267,6 +281,7 @@ def test_other_clusters_broker_is_refused(store: ObjectStore, tmp_path: Path) ->
             assert "east" in answer.json()["detail"]
 
 
+@pytest.mark.slow
 def test_reads_are_counted_for_each_broker(store: ObjectStore, tmp_path: Path) -> None:
     StreamWriter(store, STREAM).add([batch_of(7, 0, 10)], closes=(7,))
     with http_process(tmp_path, streams=(), store=store) as (http, _):
@@ -309,6 +324,7 @@ def test_log_has_no_presigned_url(s3_place: S3Place, tmp_path: Path, caplog: pyt
     assert "Signature=" not in caplog.text
 
 
+@pytest.mark.slow
 def test_maintainers_log_is_used_for_reading_only(store: ObjectStore, broker: Broker, writer: StreamWriter) -> None:
     writer.add([batch_of(7, 0, 10)], closes=(7,))
     before = ManifestLog(store, STREAM, clock=SystemClock()).load().record_id

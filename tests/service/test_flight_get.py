@@ -44,6 +44,7 @@ def durable(door: Door, broker: Broker, stream: str = ORDERS) -> Producer:
     return producer
 
 
+@pytest.mark.slow
 def test_entries_are_read_by_position_by_time_and_in_small_batches(store: MemoryStore) -> None:
     broker = Broker()
     broker.append(120)

@@ -300,6 +300,7 @@ def test_a_full_window_holds_the_broker_back_until_a_limit(store: FaultyStore) -
     assert stored_entries(store, ORDERS) == broker.entries
 
 
+@pytest.mark.slow
 def test_appended_entries_get_positions_and_repeats_are_known_by_sequence(store: FaultyStore, tmp_path: Path) -> None:
     ledgers = f"sqlite:///{tmp_path}/flight.db"
     append = {"stream": ORDERS, "mode": "append", "producer": "p"}
@@ -331,6 +332,7 @@ def test_appended_entries_get_positions_and_repeats_are_known_by_sequence(store:
     assert [payload for _, payload in stored_entries(store, ORDERS)] == [b"a", b"b", b"c", b"d", b"e"]
 
 
+@pytest.mark.slow
 def test_entries_appended_before_a_crash_are_offloaded_without_a_client(store: FaultyStore, tmp_path: Path) -> None:
     settings = {"flight__ledgers": f"sqlite:///{tmp_path}/flight.db"}
     with flight_door(store, offload__max_offload_segment_rollover_time_minutes=60.0, **settings) as door:

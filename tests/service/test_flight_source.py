@@ -57,6 +57,7 @@ def last_of(broker: Broker, count: int) -> dict[str, Any]:
     return {"last": str(position), "crc32": zlib.crc32(payload)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_new_process", [False, True])
 def test_a_producer_that_starts_again_with_other_bytes_is_refused(store: MemoryStore, is_new_process: bool) -> None:
     """At the same positions and without naming its log: repeated entries are compared."""
@@ -110,6 +111,7 @@ def test_producer_skipping_durable_entries_must_prove_its_log(store: MemoryStore
             again.push(broker, 5)
 
 
+@pytest.mark.slow
 def test_producer_without_its_durable_position_may_push_the_same_entries_again(store: MemoryStore) -> None:
     broker = made(40)
     with flight_door(store) as door:
@@ -138,6 +140,7 @@ def test_reconnect_with_checksum_of_the_last_durable_entry_continues_there(store
     assert stored_entries(store, ORDERS) == broker.entries
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", [{}, {"source": str(LOG)}])
 def test_mismatching_durable_entry_is_detected_by_its_checksum(store: MemoryStore, source: dict[str, str]) -> None:
     with flight_door(store) as door:
@@ -179,6 +182,7 @@ def test_a_producer_that_doesnt_name_its_log_is_warned_about_once(
     assert "doesn't name its log" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -195,6 +199,7 @@ def test_invalid_source_is_refused(store: MemoryStore, fields: dict[str, Any], m
         begun(door, **fields)
 
 
+@pytest.mark.slow
 def test_named_log_with_closed_ledgers_continues_in_another_process(store: MemoryStore) -> None:
     """What one process has seen of a ledger's size and age isn't the ledger's, and contradicts nothing."""
     broker = made(40)

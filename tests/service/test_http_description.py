@@ -75,6 +75,7 @@ def test_any_request_gets_a_response_as_described(served: Any, mode: GenerationM
     assert ask(f"{http.url}/v1/streams/{quoted(ORDERS)}", token=TOKEN).status == 200
 
 
+@pytest.mark.slow
 def test_description_has_no_secret_and_documents_the_token(served: Any) -> None:
     http, _ = served
     text = ask(f"{http.url}/v1/openapi.json", token=TOKEN).body.decode()

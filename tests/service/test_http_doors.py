@@ -40,6 +40,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[OffloadH
         yield found
 
 
+@pytest.mark.slow
 def test_health_check_and_page_need_no_token(guarded: Any) -> None:
     http, _ = guarded
     assert ask(f"{http.url}/healthz").json() == {"status": "ok"}
@@ -51,6 +52,7 @@ def test_health_check_and_page_need_no_token(guarded: Any) -> None:
         assert answer.json()["kind"] == "denied"
 
 
+@pytest.mark.slow
 def test_wrong_token_is_refused_wherever_a_token_is_needed(guarded: Any) -> None:
     http, _ = guarded
     for token in ("wrong-secret-0123456789", TOKENS["READ"][:-1], TOKENS["READ"] + "0", TOKENS["READ"].upper()):
@@ -63,6 +65,7 @@ def test_wrong_token_is_refused_wherever_a_token_is_needed(guarded: Any) -> None
     assert raw.startswith(b"HTTP/1.1 400 ")
 
 
+@pytest.mark.slow
 def test_each_path_wants_its_role(guarded: Any) -> None:
     """Every described path, requested with every role."""
     http, _ = guarded
@@ -98,6 +101,7 @@ def test_data_releasing_requests_need_admin(guarded: Any) -> None:
         assert found == statuses, name
 
 
+@pytest.mark.slow
 def test_bound_token_may_register_and_publish_only_its_subscriber(
     tmp_path: Path,
 ) -> None:
@@ -151,6 +155,7 @@ def test_tokens_are_reloaded_while_serving(tmp_path: Path) -> None:
         assert ask(f"{http.url}/v1/overview", token=TOKENS["ADMIN"]).status == 200
 
 
+@pytest.mark.slow
 def test_serving_off_loopback_needs_authentication(tmp_path: Path) -> None:
     for access, words in (({}, "nobody would be asked"), (ACCESS, "tokens would cross the network readable")):
         with (
@@ -165,6 +170,7 @@ def test_serving_off_loopback_needs_authentication(tmp_path: Path) -> None:
         assert ask(f"{url}{STREAM}/pause", method="POST").status == 403
 
 
+@pytest.mark.slow
 def test_unknown_host_header_is_refused_for_anonymous_access_off_loopback(tmp_path: Path) -> None:
     """A page whose name resolves to our address could read what its visitor may read anonymously."""
     settings: dict[str, dict[str, Any]] = {
@@ -247,6 +253,7 @@ def test_clients_are_known_by_their_certificates(tmp_path: Path, authority: Auth
         assert status(reader) == 200, "those who were refused disturbed nobody"
 
 
+@pytest.mark.slow
 def test_a_token_or_a_certificate_is_enough_where_both_are_known(tmp_path: Path, authority: Authority) -> None:
     access = {
         **ACCESS,
@@ -278,6 +285,7 @@ def test_expired_server_certificate_is_replaced_while_serving(tmp_path: Path, au
         assert ask(f"{http.url}/healthz", tls=client_tls(authority)).status == 200
 
 
+@pytest.mark.slow
 def test_a_reload_with_an_invalid_certificate_changes_no_token(tmp_path: Path, authority: Authority) -> None:
     tokens, certificate = tmp_path / "tokens", tmp_path / "tls.pem"
     tokens.write_text(TOKENS["READ"])

@@ -108,6 +108,7 @@ def test_malformed_request_gets_a_problem_response_and_is_closed(tmp_path: Path,
         assert ask(f"{http.url}/healthz").status == 200
 
 
+@pytest.mark.slow
 def test_noise_gets_a_response_and_affects_no_other_client(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     import random
 
@@ -124,6 +125,7 @@ def test_noise_gets_a_response_and_affects_no_other_client(tmp_path: Path, caplo
     assert [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING] == []
 
 
+@pytest.mark.slow
 def test_a_body_is_as_long_as_allowed_and_no_longer(tmp_path: Path) -> None:
     with http_process(tmp_path, {"http": {"body_bytes_max": 2048}}) as (http, _):
         url = f"{http.url}{STREAM}/pause"
@@ -232,6 +234,7 @@ def test_requests_are_refused_while_too_many_response_bytes_are_unsent(tmp_path:
         eventually(lambda: ask(f"{http.url}/v1/overview").status == 200)
 
 
+@pytest.mark.slow
 def test_concurrent_requests_are_bounded_and_probes_still_answered(tmp_path: Path) -> None:
     view = Waiting()
     with http_process(tmp_path, {"http": {"requests_max": 3}}, streams=(), view=view) as (http, _):
@@ -338,6 +341,7 @@ def test_stopping_lets_requests_finish_and_cuts_overdue_ones(tmp_path: Path) -> 
         http.stop()
 
 
+@pytest.mark.slow
 def test_address_in_use_is_refused_by_name(tmp_path: Path) -> None:
     with (
         http_process(tmp_path, streams=()) as (http, _),

@@ -106,6 +106,7 @@ def test_stream_resource_lists_its_segments_ledgers_and_source(served: Served) -
     assert "policy" in ask(of(http, ORDERS, "/retention")).json()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ["overview", "status", "config", "errors", "decisions", "orphans", "openapi.json"])
 def test_process_resources_are_served_uncached(served: Served, path: str) -> None:
     http, _ = served
@@ -185,6 +186,7 @@ def test_invalid_and_unknown_stream_paths_get_a_problem_response(served: Served,
     assert {"type", "title", "detail", "kind", "hint"} <= problem.keys()
 
 
+@pytest.mark.slow
 def test_path_traversal_is_treated_as_a_stream_name(tmp_path: Path) -> None:
     """Names that look like paths are names: their objects stay below the root."""
     strange = "..", "a/../../b", "%2e%2e/x", "a\\..\\b", "x?y#z"
@@ -217,6 +219,7 @@ def test_wrong_methods_bodies_and_content_types_are_refused(served: Served) -> N
     assert unknown["problems"] == [{"where": "body.untli", "what": "Extra inputs are not permitted"}]
 
 
+@pytest.mark.slow
 def test_every_kind_of_row_matches_its_described_shape(tmp_path: Path) -> None:
     """A staged process with every kind of row, including streams of which only the name is known."""
     view = lively(30)

@@ -45,6 +45,7 @@ def stored(store: MemoryStore, name: str) -> int:
     return len(stored_entries(store, name)) if name in set(list_streams(store)) else 0
 
 
+@pytest.mark.slow
 def test_matching_streams_are_served_and_drained_once_they_no_longer_match(
     store: MemoryStore, database: EmbeddedLedgers
 ) -> None:

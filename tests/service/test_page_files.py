@@ -70,6 +70,7 @@ def test_timeline_of_many_segments_is_reduced() -> None:
     assert document["ledgers"] == [{"name": "ledger 3", "start": 0, "stop": count * 10, "size_bytes": 5}]
 
 
+@pytest.mark.slow
 def test_guests_get_only_the_page_files(tmp_path: Path) -> None:
     access = {"read_tokens": ["env:READ"]}
     environ = {"READ": "a-token-that-is-long-enough"}

@@ -36,6 +36,7 @@ def cluster() -> Iterator[Cluster]:
         yield made
 
 
+@pytest.mark.slow
 def test_active_owner_takes_its_fenced_stream_back(cluster: Cluster) -> None:
     cluster.make("one")
     with cluster.serve():
@@ -189,6 +190,7 @@ def test_admin_interface_without_responses_ends_no_stream(cluster: Cluster) -> N
         eventually(lambda: cluster.is_offloaded("one"))
 
 
+@pytest.mark.slow
 def test_a_process_that_never_saw_a_topic_is_not_ready(cluster: Cluster) -> None:
     cluster.admin.answers["/admin/v2/persistent/t/n"] = (500, b"broken")
     with cluster.serve() as assembled:
@@ -219,6 +221,7 @@ def test_standby_takes_over_when_the_active_process_ends(cluster: Cluster) -> No
     assert [position for position, _ in cluster.cold("one")] == [at for at, _, _ in cluster.topics["one"].entries]
 
 
+@pytest.mark.slow
 def test_refused_topic_is_reported_and_retried(cluster: Cluster) -> None:
     cluster.make("a", "b")
     with cluster.serve(topics_max=1) as assembled:
@@ -286,6 +289,7 @@ def test_invalid_topic_setting_is_refused(cluster: Cluster) -> None:
 QUEUE = {"retention__policy": "consumption"}
 
 
+@pytest.mark.slow
 def test_pulsar_subscriptions_hold_back_retention_and_broker_deletes_the_rest(cluster: Cluster) -> None:
     topic = cluster.make("one")
     for _ in range(2):
@@ -316,6 +320,7 @@ def test_pulsar_subscriptions_hold_back_retention_and_broker_deletes_the_rest(cl
         eventually(lambda: not subscribers.registry().subscribers)
 
 
+@pytest.mark.slow
 def test_failing_subscription_lookup_does_not_block_other_topics(cluster: Cluster) -> None:
     names = [f"topic-{number}" for number in range(9)]
     for name in names:
@@ -349,6 +354,7 @@ def _at(retention: Any, name: str) -> Position | None:
     return position
 
 
+@pytest.mark.slow
 def test_no_subscriber_is_registered_without_a_policy(cluster: Cluster) -> None:
     topic = cluster.make("one")
     topic.subscribe("billing")

@@ -32,6 +32,7 @@ def cluster() -> Iterator[Cluster]:
         yield made
 
 
+@pytest.mark.slow
 def test_replicated_entries_are_offloaded_and_replication_markers_are_gaps(
     cluster: Cluster,
 ) -> None:

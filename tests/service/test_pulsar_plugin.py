@@ -49,6 +49,7 @@ def is_acknowledged(topic: FakeTopic, position: Position) -> bool:
     return acknowledged(topic) == position
 
 
+@pytest.mark.slow
 def test_each_commit_is_acknowledged_at_once_inside_an_open_ledger_too(cluster: Cluster) -> None:
     topic = cluster.make("one")
     cluster.fill("one", 5)
@@ -75,6 +76,7 @@ def test_without_the_plugin_a_commit_acknowledges_nothing_and_triggers_nothing(c
     assert topic.offloads == []
 
 
+@pytest.mark.slow
 def test_broker_is_asked_to_offload_closed_ledgers_once_they_are_committed(cluster: Cluster) -> None:
     topic = cluster.make("one")
     cluster.fill("one", 5)
@@ -92,6 +94,7 @@ def test_broker_is_asked_to_offload_closed_ledgers_once_they_are_committed(clust
     assert max(topic.offloads) == Position(3, 0)
 
 
+@pytest.mark.slow
 def test_refused_trigger_is_a_problem_by_name_and_offloading_goes_on(cluster: Cluster) -> None:
     cluster.make("one")
     cluster.admin.answers["/admin/v2/persistent/t/n/one/offload"] = 403, b"no"
@@ -103,6 +106,7 @@ def test_refused_trigger_is_a_problem_by_name_and_offloading_goes_on(cluster: Cl
         offload(cluster, assembled, "one")
 
 
+@pytest.mark.slow
 def test_ledger_trimmed_as_soon_as_it_was_closed_leaves_no_gap(cluster: Cluster) -> None:
     """The broker closes a ledger that is acknowledged as a whole, and trims it at once: nobody ever lists its end."""
     topic = cluster.make("one")
@@ -122,6 +126,7 @@ def test_ledger_trimmed_as_soon_as_it_was_closed_leaves_no_gap(cluster: Cluster)
     assert {position.ledger_id for position, _, _ in topic.entries} == {6}
 
 
+@pytest.mark.slow
 def test_entries_that_another_client_acknowledged_are_offloaded_while_they_are_there(cluster: Cluster) -> None:
     topic = cluster.make("one")
     with cluster.serve(offload=LAG, broker_plugin=True) as assembled:
@@ -137,6 +142,7 @@ def test_entries_that_another_client_acknowledged_are_offloaded_while_they_are_t
     assert cluster.cold("one")[-1][0] == Position(2, 7)
 
 
+@pytest.mark.slow
 def test_doubtful_gap_holds_the_acknowledgement(cluster: Cluster) -> None:
     topic = cluster.make("one")
     cluster.fill("one", 6)
@@ -152,6 +158,7 @@ def test_doubtful_gap_holds_the_acknowledgement(cluster: Cluster) -> None:
         eventually(lambda: (acknowledged(topic) or Position(0, 0)) >= Position(2, 5))
 
 
+@pytest.mark.slow
 def test_retention_keeps_what_the_broker_lists_and_follows_its_trim(cluster: Cluster) -> None:
     topic = cluster.make("one")
     for _ in range(3):

@@ -285,6 +285,7 @@ def test_invalid_settings_end_the_process_before_serving(
     assert said in lines[0]
 
 
+@pytest.mark.slow
 def test_address_in_use_ends_the_process(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = tmp_path / "offloader.toml"
     with socket.create_server(("127.0.0.1", 0)) as other:

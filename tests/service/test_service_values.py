@@ -40,6 +40,7 @@ rows = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(rows, st.sampled_from(StreamOrder), st.integers(1, 7), st.data())
 def test_pages_contain_each_stream_once_while_streams_come_and_go(
     given_rows: list[dict[str, Any]], order: StreamOrder, limit: int, data: st.DataObject

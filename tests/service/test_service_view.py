@@ -40,6 +40,7 @@ class _Idle:
         return {**self._process.document(), "streams": self._rows}
 
 
+@pytest.mark.slow
 def test_streams_not_served_here_are_shown_from_their_cached_manifest(tmp_path: Path) -> None:
     clock = ManualClock()
     with http_process(tmp_path, streams=(ORDERS, PAYMENTS)) as (_, process):
@@ -68,6 +69,7 @@ def test_streams_not_served_here_are_shown_from_their_cached_manifest(tmp_path: 
         assert listed()[PAYMENTS]["entries_offloaded"] == 21
 
 
+@pytest.mark.slow
 def test_served_streams_are_shown_while_the_store_is_unreachable(tmp_path: Path) -> None:
     """The request doesn't wait for as many attempts as an upload."""
     clock = ManualClock()

@@ -31,6 +31,7 @@ def members(value: Any) -> dict[str, Any]:
     return {}
 
 
+@pytest.mark.slow
 def test_staged_responses_have_the_members_of_real_ones(both: tuple[ServiceView, StagedView]) -> None:
     real, staged = both
     assert members(staged.overview()).keys() == members(real.overview()).keys()

@@ -115,6 +115,7 @@ def test_invalid_verify_is_refused_before_anything_is_read(
         verify(spark, streams, {"store": writers["other"].store.url, **options})
 
 
+@pytest.mark.slow
 def test_segments_are_packed_in_order_up_to_the_size(
     writers: dict[str, StreamWriter],
 ) -> None:

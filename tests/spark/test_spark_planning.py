@@ -57,6 +57,7 @@ def blocks_of(partitions: list[tuple[SegmentSlice, ...]]) -> dict[object, list[i
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split_bytes", [1, 700, 5000, 10**9])
 def test_partitions_hold_every_block_once_and_are_cut_at_blocks(writer: StreamWriter, split_bytes: int) -> None:
     for number in range(4):
@@ -75,6 +76,7 @@ def test_partitions_hold_every_block_once_and_are_cut_at_blocks(writer: StreamWr
     assert min(sizes) >= min(split_bytes, sum(sizes)) / 2 - writer.block_bytes
 
 
+@pytest.mark.slow
 def test_partitions_are_small_and_carry_no_manifest_and_no_credentials(writer: StreamWriter) -> None:
     writer.add([batch_of(1, 0, 20_000)])
     partitions = plan_slices(options(writer, split_bytes=50_000), (), Needs.PAYLOADS, writer.store)
@@ -86,6 +88,7 @@ def test_partitions_are_small_and_carry_no_manifest_and_no_credentials(writer: S
         assert pickle.loads(pickled) == each
 
 
+@pytest.mark.slow
 def test_pickled_reader_is_small(writer: StreamWriter) -> None:
     from pyspark.sql.types import BinaryType, LongType, StructType
 

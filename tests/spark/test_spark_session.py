@@ -150,6 +150,7 @@ def test_reused_worker_freezes_imports_and_lowers_the_switch_interval(
     assert abs(turn_s - THREAD_SWITCH_S) < 1e-6
 
 
+@pytest.mark.slow
 def test_other_processes_than_workers_are_left_unchanged() -> None:
     before = gc.get_freeze_count(), sys.getswitchinterval()
     for _ in range(3):

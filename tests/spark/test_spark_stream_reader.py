@@ -84,6 +84,7 @@ def test_query_reads_existing_then_new_entries_and_otherwise_nothing(writer: Str
     assert query.reader.reportLatestOffset()[writer.stream]["position"] == "5:19"  # type: ignore[index]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

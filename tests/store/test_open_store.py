@@ -86,6 +86,7 @@ def test_invalid_endpoint_is_refused(endpoint: str) -> None:
         open_store("s3://bucket", endpoint_url=endpoint)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az", "file", "memory", "catalogue", "nope"])
 @pytest.mark.parametrize(
     "rest",
@@ -235,6 +236,7 @@ def test_s3_is_readable_through_fsspec_too(s3_place: Any) -> None:
         store.get("absent")
 
 
+@pytest.mark.slow
 def test_a_remote_file_system_that_never_answers_runs_into_the_deadline() -> None:
     with silent_server() as url:
         settings = StoreSettings(connect_timeout_s=0.2, read_timeout_s=0.3, retries_max=0)

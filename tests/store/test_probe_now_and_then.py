@@ -61,6 +61,7 @@ class Moody(FaultyStore):
         return super().put(key, body, mode=mode, **more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_probe_detects_intermittently_ignored_conditions(seed: int) -> None:
     assert not probe_conditional_puts(Moody(seed, 0.05, "create etag")).conditional

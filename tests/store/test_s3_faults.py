@@ -376,6 +376,7 @@ def test_part_whose_response_was_lost_is_sent_again(proxied: Any) -> None:
     store.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
 def test_no_secret_is_in_an_error_or_a_repr(name: str) -> None:
     with ScriptedServer([Answer(403, error_body("SignatureDoesNotMatch"))] * 2) as server:

@@ -159,6 +159,7 @@ def test_a_google_url_is_signed_as_version_4_says(account: tuple[rsa.RSAPrivateK
     assert json.dumps(named["private_key"])[1:50] not in repr(store)
 
 
+@pytest.mark.slow
 def test_an_azure_url_is_signed_with_the_accounts_key_only() -> None:
     clock = ManualClock(1_700_000_000_000)
     with_key = open_store(

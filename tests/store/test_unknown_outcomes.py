@@ -97,12 +97,14 @@ def test_s3_completion_with_503_in_its_body_may_have_happened() -> None:
         assert isinstance(raised_by(lambda: WRITES["complete"](store)), OutcomeUnknown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WRITES)
 def test_s3_write_refused_by_s3_itself_changed_nothing(name: str) -> None:
     with ScriptedServer([Answer(503, error_body("SlowDown"))]) as server, closing(s3(server.url)) as store:
         assert type(raised_by(lambda: WRITES[name](store))) is Throttled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("status", "body"), GATEWAY, ids=GATEWAY_NAMES)
 def test_s3_read_that_a_gateway_refuses_is_tried_again(status: int, body: bytes) -> None:
     with ScriptedServer([Answer(status, body)]) as server, closing(s3(server.url)) as store:
@@ -233,6 +235,7 @@ def read_and_reset(server: Connections, connection: socket.socket, _: int) -> No
     reset(connection)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [read_and_close, read_and_reset])
 @pytest.mark.parametrize("name", ["put", "create", "delete_if_match", "begin"])
 @pytest.mark.parametrize("cloud", CLOUDS)

@@ -4,7 +4,8 @@ What a test needs follows from its fixtures (``@needs`` on a fixture) and its ow
 
 * ``process``: it starts a server, a browser, a JVM or any other process;
 * ``java``: one of those processes runs on Java; implies ``process``;
-* ``slow``: with all its parameters it takes more than about half a second of one core, or sweeps over seeds.
+* ``slow``: with all its parameters it takes more than about a tenth of a second of one core, waits for half a second,
+  or sweeps over seeds.
 
 A test with none of them is quick. ``Guard`` fails a quick test that starts a process all the same, so that a missing
 marker shows in the next quick run. Sockets within the process are allowed.

@@ -285,6 +285,7 @@ def test_backfill_records_a_gap_by_policy_and_continues_after_it(bench: Bench) -
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("segment_mbytes", [SEGMENT_BYTES / 2**20, 5.0])
 def test_a_deleted_ledger_between_two_live_ones_is_not_offloaded(bench: Bench, segment_mbytes: float) -> None:
     """The hot tier still lists it."""

@@ -184,6 +184,7 @@ class TestCommitLostToAHigherEpoch:
         assert not any(verb in ("delete", "abort_upload") for verb, _ in bench.store.calls)
         assert kept <= {info.key for info in bench.memory.list("").objects}
 
+    @pytest.mark.slow
     def test_restarting_owners_do_not_fence_each_other_forever(self, new_bench: Callable[..., Bench]) -> None:
         """Both live and want the stream; after the first exchange its epoch stays."""
         clock = ManualClock(waits_pass=False)

@@ -274,6 +274,7 @@ def test_while_it_is_unknown_whether_the_record_arrived_nothing_is_promised() ->
     assert filled(store, writer) == [pairs(given(5))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [StoreUnavailable, OutcomeUnknown, Throttled])
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("by_another", [False, True])

@@ -312,6 +312,7 @@ def test_the_first_ledger_that_a_stream_saw_is_missed_too(new_bench: Callable[..
     assert load_manifest(bench.memory, STREAM).committed_end() is None
 
 
+@pytest.mark.slow
 def test_failed_range_before_a_gap_becomes_part_of_it_when_lost_too() -> None:
     """The entries before the gap are in memory; then their upload fails, and their ledger is deleted."""
     small = {"offload": {"block_bytes": 1024, "offload_buffer_bytes_max": 64 * 1024, "on_gap": "record"}}

@@ -120,6 +120,7 @@ def test_a_segment_below_a_part_is_one_put_and_one_index(
     assert sorted(store.calls) == [("head", data), ("put", data), ("put", index)]
 
 
+@pytest.mark.slow
 def test_large_segment_is_uploaded_in_parts_and_leaves_no_upload(
     new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
 ) -> None:
@@ -298,6 +299,7 @@ def offload_large(offloader: LedgerOffloader, buffer: StreamQuota) -> OffloadHan
     return handle
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("large", [False, True], ids=["put", "upload"])
 @pytest.mark.parametrize("error", [StoreUnavailable, AccessDenied])
 def test_sent_object_that_cannot_be_verified_is_an_unknown_outcome(
@@ -320,6 +322,7 @@ def test_sent_object_that_cannot_be_verified_is_an_unknown_outcome(
     assert isinstance(failure.__cause__, error)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("large", [False, True], ids=["put", "upload"])
 def test_sent_object_is_not_sent_again_after_a_failed_verification(
     new_offloader: Callable[..., LedgerOffloader], store: FaultyStore, large: bool
@@ -356,6 +359,7 @@ def test_refused_call_fails_the_segment_and_frees_its_bytes_and_upload(
         handle.offer_entry(Entry(1, 1200, b""))
 
 
+@pytest.mark.slow
 def test_completion_with_a_lost_response_is_verified(
     new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
 ) -> None:
@@ -367,6 +371,7 @@ def test_completion_with_a_lost_response_is_verified(
     assert len(read_back(store, UUID_A)) == 1200
 
 
+@pytest.mark.slow
 def test_completion_that_did_not_happen_is_repeated_after_verification(
     new_offloader: Callable[..., LedgerOffloader], store: FaultyStore
 ) -> None:
@@ -392,6 +397,7 @@ def test_single_put_with_a_lost_response_is_verified(
     assert len(read_back(store, UUID_A)) == 10
 
 
+@pytest.mark.slow
 def test_data_and_index_are_completed_concurrently(
     new_offloader: Callable[..., LedgerOffloader],
 ) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import count
 
+import pytest
+
 from formats.entries import Position
 from offloader.errors import StoreUnavailable
 from offloader.ledgers.base import LedgerInfo
@@ -30,6 +32,7 @@ class _LaterOnly(MemoryLedgers):
         return super().ledgers() if self.shows_all else super().ledgers()[1:]
 
 
+@pytest.mark.slow
 def test_history_in_front_is_offloaded_and_promised_segments_stay() -> None:
     clock = ManualClock()
     store = FaultyStore(MemoryStore(f"front-{next(_names)}", "", clock))

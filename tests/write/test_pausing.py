@@ -161,6 +161,7 @@ def test_writer_started_over_a_paused_stream_opens_no_epoch(bench: Bench) -> Non
     bench.require_all()
 
 
+@pytest.mark.slow
 def test_paused_backfill_completes_assigned_segments_and_the_next_continues() -> None:
     bench = Bench(backfill_segments_in_flight_max=2)
     bench.process.die()

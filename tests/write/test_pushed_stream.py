@@ -162,6 +162,7 @@ def test_failed_segment_is_requested_again_from_the_committed_end(
     assert sidecar.stream.status().gaps_recorded == 0
 
 
+@pytest.mark.slow
 def test_pushes_sent_before_a_reset_was_received_are_skipped(store: FaultyStore, start: Callable[..., Sidecar]) -> None:
     broker = history(Broker(), ledgers=0, entries=100)
     sidecar = start(store)
@@ -182,6 +183,7 @@ def test_pushes_sent_before_a_reset_was_received_are_skipped(store: FaultyStore,
     assert stored_entries(store, STREAM) == broker.entries[:120]
 
 
+@pytest.mark.slow
 def test_a_full_buffer_holds_the_broker_back_and_a_limit_ends_its_wait(
     store: FaultyStore, start: Callable[..., Sidecar]
 ) -> None:

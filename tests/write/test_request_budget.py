@@ -180,6 +180,7 @@ def test_part_uploads_of_a_segment_are_bounded() -> None:
     offloader.close()
 
 
+@pytest.mark.slow
 def test_busy_stream_leaves_room_for_all_others() -> None:
     """While it writes without a pause into a full budget, every other stream's first entry is offered soon."""
     world = World(30, Settings.of({"offload": {"block_bytes": KIB, "offload_memory_bytes_max": 256 * KIB}}))

@@ -470,6 +470,7 @@ def test_ledgers_deleted_during_a_rollback_are_planned_again(bench: Bench) -> No
     assert load_manifest(bench.memory, STREAM).rewrites == ()
 
 
+@pytest.mark.slow
 def test_ledger_completed_during_a_rollback_is_left_to_the_next_run(bench: Bench) -> None:
     def closing(key: str, body: bytes) -> bytes:
         if parse_object_key(key, STREAM) is not None:

@@ -269,6 +269,7 @@ def payloads(*parts: list[tuple[Position, bytes]]) -> list[bytes]:
     return [payload for part in parts for _, payload in part]
 
 
+@pytest.mark.slow
 def test_a_lost_database_is_replaced_by_command_and_what_is_missing_is_named(stored: StoredPlace) -> None:
     with stored.open() as stream:
         old = offloaded(stream, "old")
@@ -295,6 +296,7 @@ def test_a_lost_database_is_replaced_by_command_and_what_is_missing_is_named(sto
     assert readable(stored) == payloads(old, new)
 
 
+@pytest.mark.slow
 def test_database_replaced_by_its_backup_never_reuses_positions(stored: StoredPlace) -> None:
     with stored.open() as stream:
         early = append(stream, "early")
@@ -337,6 +339,7 @@ def test_foreign_database_with_the_same_ledger_ids_is_excluded_for_good(stored: 
     assert old[-1][0] < new[0][0]
 
 
+@pytest.mark.slow
 def test_restart_standby_and_moved_database_are_the_same_source(stored: StoredPlace) -> None:
     with stored.open() as stream:
         first = offloaded(stream, "first")
@@ -481,6 +484,7 @@ class Anonymous:
         self._inner.delete(ledger_id)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_lost", [False, True], ids=["same", "lost"])
 def test_manifest_of_an_earlier_release_is_accepted_unless_contradicted(place: Place, is_lost: bool) -> None:
     with closing(EmbeddedLedgers(str(place.folder / "ledgers" / "ledgers.db"))) as database:
@@ -541,6 +545,7 @@ def test_truncation_keeps_ledgers_whose_entries_exist_nowhere_else(place: Place)
     assert left == [2]
 
 
+@pytest.mark.slow
 def test_entries_lost_by_a_database_become_a_gap_by_command(stored: StoredPlace) -> None:
     """The file beside the database has the acknowledged end, which is in no record of the manifest."""
     with stored.open() as stream:
@@ -592,6 +597,7 @@ def accept_loss(place: StoredPlace, *options: str) -> dict[str, Any]:
     return command("accept-loss", STREAM, "--store", place.url, "--ledgers", database, *options)
 
 
+@pytest.mark.slow
 def test_accepting_a_loss_records_the_gap_although_a_segment_was_left_open(stored: StoredPlace) -> None:
     parts = crashed_with_an_open_segment(stored)
     before = load_manifest(stored.store, STREAM)
@@ -614,6 +620,7 @@ def test_accepting_a_loss_records_the_gap_although_a_segment_was_left_open(store
     assert stored.stored(parts["old"][0][0], parts["new"][-1][0]) == kept
 
 
+@pytest.mark.slow
 def test_accepting_a_loss_adopts_a_complete_segment_with_the_entries_that_the_database_lost(
     stored: StoredPlace,
 ) -> None:

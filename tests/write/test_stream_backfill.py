@@ -55,6 +55,7 @@ def under_way_max(bench: Bench) -> int:
     return most
 
 
+@pytest.mark.slow
 def test_history_is_sent_in_parallel_segments_and_live_begins_at_its_end(
     new_bench: Callable[..., Bench],
 ) -> None:
@@ -179,6 +180,7 @@ def leave_failed_range(bench: Bench) -> tuple[Position, Position]:
     return gaps[0].begin, gaps[0].end
 
 
+@pytest.mark.slow
 def test_failed_historical_range_before_later_ones_is_offloaded_again(
     new_bench: Callable[..., Bench],
 ) -> None:
@@ -196,6 +198,7 @@ def test_failed_historical_range_before_later_ones_is_offloaded_again(
     assert state.committed_end() == state.newest_end
 
 
+@pytest.mark.slow
 def test_historical_range_lost_by_the_hot_tier_becomes_a_gap(
     new_bench: Callable[..., Bench],
 ) -> None:
@@ -254,6 +257,7 @@ def test_hot_released_and_deleted_ledger_is_no_gap(new_bench: Callable[..., Benc
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
+@pytest.mark.slow
 def test_owner_fenced_during_its_backfill_commits_nothing_more(
     new_bench: Callable[..., Bench],
 ) -> None:

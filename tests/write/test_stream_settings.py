@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import pytest
+
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.log import load_manifest
 from offloader.runtime.clock import SystemClock
@@ -18,6 +20,7 @@ from tests.support.waiting import PATIENCE_S
 SMALL = Settings.of({"offload": {"block_bytes": 1024, "max_size_per_offload_segment_mbytes": 1 / 64}})
 
 
+@pytest.mark.slow
 def test_each_stream_has_its_own_size_codec_method_and_writer_url(tmp_path: Path) -> None:
     store = MemoryStore("stream-settings", "", SystemClock())
     database = EmbeddedLedgers(f"{tmp_path}/ledgers.db")

@@ -55,6 +55,7 @@ def test_appended_entries_are_readable_once_in_order(new_bench: Callable[..., Be
     assert unaccounted_keys(bench.memory, STREAM) == set()
 
 
+@pytest.mark.slow
 def test_history_before_the_first_start_is_offloaded_too(new_bench: Callable[..., Bench]) -> None:
     bench = new_bench()
     source = bench.open()
@@ -120,6 +121,7 @@ def test_a_restarted_idle_stream_reads_its_manifest_and_writes_nothing(new_bench
     assert [key.rpartition("/")[0] + "/" for key in listings] == [manifest], "one listing proves the end"
 
 
+@pytest.mark.slow
 def test_restart_continues_after_the_committed_end_and_writes_nothing_when_idle(
     new_bench: Callable[..., Bench],
 ) -> None:

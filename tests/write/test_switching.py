@@ -264,6 +264,7 @@ def test_streaming_begins_after_the_running_ledger_offload(bench: Bench) -> None
     bench.require_whole()
 
 
+@pytest.mark.slow
 def test_switching_while_others_append_keeps_every_entry(bench: Bench) -> None:
     topic = bench.open("streaming")
     stop = threading.Event()

@@ -119,6 +119,7 @@ def test_existing_index_is_checked_against_the_data_and_used(new_bench: Callable
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["data", "index", "other index"])
 def test_damaged_objects_of_the_last_owner_are_given_up_and_left_alone(
     new_bench: Callable[..., Bench], damage: str

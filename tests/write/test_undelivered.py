@@ -185,6 +185,7 @@ def test_streaming_skips_undelivered_entries(layout: Layouts, segment_bytes: int
     assert source.released == source.given()[-1][0]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(layout=layouts)
 def test_ledger_method_writes_complete_ledgers_as_v1_and_others_in_pieces(layout: Layouts) -> None:
