@@ -38,7 +38,7 @@ from offloader.errors import (
 )
 from offloader.ledgers.base import IdentifiedSource, LedgerSource
 from offloader.manifest.apply import apply_edits, are_applied, fold, is_applied
-from offloader.manifest.boundary import create_boundary, name_record, read_boundary, require_never_begun
+from offloader.manifest.boundary import LostRecords, create_boundary, name_record, read_boundary, require_never_begun
 from offloader.manifest.catalog import create_entry, list_streams, read_entry, require_entry
 from offloader.manifest.checkpoint import Shortening, checkpoint_now
 from offloader.manifest.load import LoadedManifest, load_manifest, refreshed
@@ -195,7 +195,13 @@ class ManifestLog:
             if state.stream_deleted:
                 raise NotFound(f"stream {self.stream} was deleted", hint="wait until its deletion is complete")
             wanted = state.epoch + 1
-            edits = [OpenEpoch(wanted)] if owners is None else owners.opening(state)
+            try:
+                edits = [OpenEpoch(wanted)] if owners is None else owners.opening(state)
+            except LostRecords:
+                # This view may only be older than the note: a hot release or another start made it meanwhile.
+                if self.load().record_id == state.record_id:
+                    raise
+                continue
             self._source = owners
             with suppress(EditRefused):  # another writer opened an epoch meanwhile: ours is the next one
                 self._commit(state.incarnation, state.epoch, edits)

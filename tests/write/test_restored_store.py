@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from formats.entries import Position
+from formats.manifest import Pause
 from offloader.errors import OffloaderError
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
+from offloader.manifest.boundary import LostRecords
+from offloader.manifest.log import ManifestLog
+from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.open import open_store
 
@@ -52,3 +58,23 @@ def test_store_with_all_recorded_commits_can_be_reopened_repeatedly(tmp_path: Pa
             topic.close_ledger()
             topic.release_hot()
     assert ends == sorted(ends)
+
+
+def test_start_with_a_view_older_than_the_hot_tiers_note_reads_the_manifest_again(tmp_path: Path) -> None:
+    """Another part of the process commits and notes a record after the start has read the manifest."""
+    with opened(tmp_path) as topic:
+        offload(topic, "old")
+    store, ledgers = open_store(f"file://{tmp_path}/store"), EmbeddedLedgers(str(tmp_path / "ledgers.db"))
+    with closing(ledgers):
+        source = ledgers.open_stream(STREAM)
+        clock = SystemClock()
+        starting, other = (ManifestLog(store, STREAM, clock=clock) for _ in range(2))
+        starting.load()
+        other.load()
+        newest = other.commit_as_maintainer([Pause("while another starts")])
+        source.note_manifest(newest.incarnation, newest.record_id)
+        starting.open_epoch(source)
+        assert starting.state.record_id == newest.record_id + 1
+        source.note_manifest(newest.incarnation, newest.record_id + 7)
+        with pytest.raises(LostRecords, match="it ends with record"):
+            ManifestLog(store, STREAM, clock=clock).open_epoch(source)
