@@ -6,7 +6,6 @@ the root of a bucket. The stream and its manifest stay as they are.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -46,8 +45,6 @@ from offloader.store.base import ObjectStore
 from offloader.store.rate_limit import Priority, working_at
 from offloader.write.rollback import ColdLedger, EntryDigest, sized_for
 from offloader.write.upload import LedgerPiece, upload_of, write_segment
-
-_log = logging.getLogger("offloader.export")
 
 #: Of a ledger's own errors the kind that a run ends with: the first of these that there is.
 _WORST_FIRST = (SourceMismatch, NotFound, Unsupported)
@@ -160,9 +157,6 @@ class LedgerExport:
                 if error.kind not in (ErrorKind.NOT_FOUND, ErrorKind.DATA_CORRUPTION, ErrorKind.INVALID_REQUEST):
                     raise
                 found.append(ExportedLedger(ledger, error=error))
-        for each in found:
-            if each.error is not None:
-                _log.warning("ledger %d isn't exported: %s", each.ledger.ledger_id, each.error.message)
         return found
 
     def _one(self, ledger: RecordedLedger, *, dry_run: bool) -> ExportedLedger:

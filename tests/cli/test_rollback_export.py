@@ -6,6 +6,7 @@ import json
 import struct
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -24,6 +25,7 @@ from offloader.store.open import open_store
 from offloader.write.backfill_service import fill_gaps
 from offloader.write.hot_tier import NOT_DELIVERED
 from tests.cli.reading_verbs import Done, Offloader
+from tests.support.ledger_records import record_of
 from tests.support.streams import StreamWriter, batch_of
 
 STREAM = "public/default/persistent/orders"
@@ -59,14 +61,14 @@ class Export:
 
     def recorded(self, ledger_id: int, /, **changed: Any) -> PulsarLedger:
         sizes = [len(each) for each in self.payloads(ledger_id)]
-        facts = {
-            "ledger_id": ledger_id,
-            "entries": len(sizes),
-            "size_bytes": sum(sizes),
-            "closed_ms": 5,
-            "context": context_of(ledger_id),
-        }
-        return PulsarLedger(**(facts | changed))
+        known = PulsarLedger(
+            ledger_id=ledger_id,
+            entries=len(sizes),
+            size_bytes=sum(sizes),
+            closed_ms=5,
+            context=context_of(ledger_id),
+        )
+        return replace(known, **changed)
 
     def save(self, ledgers: Sequence[PulsarLedger]) -> Path:
         path = self.folder / "record"
@@ -92,15 +94,6 @@ class Export:
     @property
     def target(self) -> ObjectStore:
         return open_store(self.target_url)
-
-
-def record_of(ledgers: Sequence[PulsarLedger]) -> bytes:
-    found = b""
-    for each in ledgers:
-        data, size = each.encode(), len(each.encode())
-        assert size < 1 << 14
-        found += bytes([0x0A, *([size] if size < 128 else [size & 127 | 128, size >> 7])]) + data
-    return found
 
 
 @pytest.fixture
