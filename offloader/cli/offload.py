@@ -10,11 +10,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from formats.entries import Position
+from formats.errors import FormatError
+from formats.metadata.messages import PulsarLedger
+from formats.pulsar.ledger_record import decode_ledger_record
 from offloader.cli.options import (
     ConfigArguments,
     DryRun,
@@ -24,6 +28,7 @@ from offloader.cli.options import (
     Stream,
     TakeOver,
     amount,
+    open_chosen_store,
     option,
     position_of,
 )
@@ -43,6 +48,7 @@ from offloader.write import epoch as accepting
 from offloader.write.backfill import BackfillPlan, HistoryResult
 from offloader.write.backfill_service import BackfillService, LedgerMethodPlan
 from offloader.write.hot_tier import LedgerSizeEstimator, position_leaving
+from offloader.write.ledger_export import ExportedLedger, LedgerExport, error_of, recorded_ledgers
 from offloader.write.offloader import LedgerOffloader, manual_method, offload_manually
 from offloader.write.rollback import RewriteResult, StreamedLedger, streamed_ledgers
 
@@ -313,8 +319,105 @@ def _ledgers(ids: Sequence[int]) -> str:
     return f"{'ledger' if len(ids) == 1 else 'ledgers'} {shown}{' ...' if len(ids) > NAMED_MAX else ''}"
 
 
+_EXPORT_COLUMNS = [
+    Column("ledger_id", "LEDGER", str, right=True),
+    Column("entries", "ENTRIES", right=True),
+    Column("payload_bytes", "PAYLOAD", bytes_text, right=True),
+    Column("state", "STATE"),
+    Column("data", "OBJECT"),
+    Column("why", "WHY"),
+]
+
+
+def export_rollback(
+    stream: Stream,
+    given: ConfigArguments,
+    to: Annotated[str, option("--to", "The bucket in which the broker's own offloader will look.", metavar="URL")],
+    broker_record: Annotated[
+        str,
+        option(
+            "--broker-record",
+            "What the broker's metadata store has of the topic: the value of "
+            "/managed-ledgers/TENANT/NAMESPACE/persistent/TOPIC.",
+            metavar="FILE",
+        ),
+    ],
+    dry_run: DryRun = False,
+    progress: ShowProgress = False,
+    json: Json = False,
+) -> None:
+    """Write a stream's ledgers where a broker without the plugin looks for them.
+
+    For a broker that offloaded through the plugin and goes back to Pulsar's own offloader. Each ledger that its record
+    says is offloaded becomes a V1 object and its index, under the record's uuid, at the root of the bucket. Entries
+    that only brokers get (markers, aborted messages) are in it. Each is read back and compared; what is there already
+    stays. The stream isn't changed. Interrupted, it goes on where it was when it is called again.
+    """
+    settings, opened = given.prepared(stream)
+    state = load_stream(opened, stream)
+    recorded = recorded_ledgers(_broker_record(broker_record))
+    target = open_chosen_store(
+        *(to, given.endpoint_url, given.region),
+        settings=settings.store,
+        limits=settings.limits,
+        read_only=dry_run,
+        create=not dry_run,
+    )
+    with SegmentProgress(sys.stderr, always=progress, what="ledgers") as shown:
+        shown.expect(len(recorded))
+        export = LedgerExport(
+            *(opened, state, target), settings=settings.offload, read=settings.read, on_progress=shown.segment
+        )
+        done = export.run(recorded, dry_run=dry_run)
+    rows = [
+        {
+            "ledger_id": each.ledger.ledger_id,
+            "uuid": str(each.ledger.uuid),
+            "entries": each.ledger.entries,
+            "payload_bytes": each.payload_bytes,
+            "state": _export_state(each, dry_run=dry_run),
+            "data": each.ledger.objects().data_key,
+            "index": each.ledger.objects().index_key,
+            "why": "" if each.error is None else each.error.message,
+        }
+        for each in done
+    ]
+    print_rows(
+        rows, _EXPORT_COLUMNS, as_json=json, empty=f"the broker's record has no offloaded ledger: {broker_record}"
+    )
+    error = error_of(done)
+    if error is not None:
+        raise error
+
+
+def _broker_record(path: str) -> Sequence[PulsarLedger]:
+    try:
+        return decode_ledger_record(Path(path).read_bytes())
+    except OSError as cause:
+        raise NotFound(
+            f"--broker-record: {path} can't be read: {cause.strerror}", hint="save the value there first"
+        ) from cause
+    except FormatError as cause:
+        raise InvalidCall(
+            f"--broker-record: {path} isn't a broker's record of a topic: {cause}",
+            hint="save the value's bytes as they are, neither as text nor as base64",
+        ) from cause
+
+
+def _export_state(done: ExportedLedger, *, dry_run: bool) -> str:
+    if done.error is not None:
+        return "left"
+    if not done.written:
+        return "there already"
+    return "to be written" if dry_run else "written"
+
+
 #: Action -> its function, in the order of the help.
-ROLLBACK: Mapping[str, Callable[..., Any]] = {"plan": plan_rollback, "apply": apply_rollback}
+ROLLBACK: Mapping[str, Callable[..., Any]] = {
+    "plan": plan_rollback,
+    "apply": apply_rollback,
+    "export": export_rollback,
+}
 
 
 # -- pause and resume

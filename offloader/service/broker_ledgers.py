@@ -10,16 +10,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
 from formats.entries import Buffer, EntryBatch, Position
 from formats.errors import FormatError
 from formats.frames import decode_frames, encode_frames
-from formats.manifest import Gap, GapFilled, LedgerClosed
+from formats.manifest import Gap, LedgerClosed
 from offloader.errors import (
     AccessDenied,
     BeyondEnd,
@@ -41,6 +40,7 @@ from offloader.owner_client import CA_VARIABLE, HOSTS_VARIABLE, TOKEN_VARIABLE, 
 from offloader.parallel_map import at_once
 from offloader.read.cold import objects_of, read_fill
 from offloader.read.fetch import Cache, Fetcher
+from offloader.read.ledger_entries import LedgerEntries
 from offloader.read.ledger_plan import (
     CHUNK_BYTES,
     NO_OBJECT,
@@ -50,14 +50,12 @@ from offloader.read.ledger_plan import (
     LedgerMismatch,
     LedgerStanding,
     LedgerTrimmed,
-    fill_runs,
     ledger_chunks,
     ledger_standing,
     require_same_ledger,
     require_same_uuid,
     require_whole,
 )
-from offloader.read.reader import open_reader
 from offloader.runtime.clock import Clock
 from offloader.service.manifest_views import ManifestViews, View
 from offloader.service.queries import ServiceControl
@@ -80,8 +78,6 @@ AGAIN_S, AGAIN_S_MAX = 0.1, 4.0
 FORWARDED_S_MAX = 5.0
 #: Missing ranges in one answer.
 MISSING_MAX = 1000
-#: Entries of a range up to this size are read through the cache.
-CACHED_BYTES_MAX = 2 * CHUNK_BYTES
 #: One ranged GET of an answer with entries, of which several are in memory.
 REQUEST_BYTES_MAX = CHUNK_BYTES
 #: Brokers with metrics of their own; further ones count together.
@@ -145,6 +141,7 @@ class BrokerLedgers:
         )
         self._cache = Cache(cache_bytes)
         self._fetcher = Fetcher(store, self._read, cache=self._cache)
+        self._entries = LedgerEntries(store, self._read, self._cache)
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._brokers: set[str] = set()
@@ -224,8 +221,7 @@ class BrokerLedgers:
         def begin(state: ManifestState, standing: LedgerStanding) -> Generator[Buffer, None, None]:
             require_same_uuid(stream, standing, uuid)
             self._require_inside(state, standing, first, last)
-            batches = self._batches(state, standing, first, last)
-            frames = self._counted(_contiguous(stream, batches, first, last), broker, started_s)
+            frames = self._counted(self._entries.batches(state, standing, first, last), broker, started_s)
             return _begun(encode_frames(frames))
 
         return self._with_view(stream, ledger_id, begin)
@@ -247,41 +243,6 @@ class BrokerLedgers:
         gone = [run for run in (*standing.holes, *standing.missing) if run[0] <= last and run[1] >= first]
         if gone:
             require_whole(state.stream, standing)
-
-    def _batches(self, state: ManifestState, standing: LedgerStanding, first: int, last: int) -> Iterator[EntryBatch]:
-        """The entries of a range, from segments and fills, in order."""
-        ledger_id = standing.ledger_id
-        filled = [(low, high, fill) for fill in standing.fills for low, high in fill_runs(state, fill)]
-        at, decoded = first, dict[UUID, EntryBatch]()
-        for low, high, fill in filled:
-            if high < at or low > last:
-                continue
-            if low > at:
-                yield from self._cold(state, standing, at, low - 1)
-            if fill.uuid not in decoded:
-                decoded = {fill.uuid: self._fill(state.stream, fill)}
-            at = min(high, last) + 1
-            yield decoded[fill.uuid].between(Position(ledger_id, max(low, first)), Position(ledger_id, at - 1))
-        if at <= last:
-            yield from self._cold(state, standing, at, last)
-
-    def _fill(self, stream: str, fill: GapFilled) -> EntryBatch:
-        """The entries of a fill, through the cache."""
-        found: EntryBatch = self._cache.get(
-            ("fill", stream, fill.uuid), partial(read_fill, self._store, stream, fill), lambda _: fill.object_bytes
-        )
-        return found
-
-    def _cold(self, state: ManifestState, standing: LedgerStanding, first: int, last: int) -> Iterator[EntryBatch]:
-        """Entries in segments."""
-        ends = Position(standing.ledger_id, first), Position(standing.ledger_id, last)
-        reader = open_reader(self._store, state.stream, state=state, settings=self._read, cache=self._cache)
-        about_bytes = standing.payload_bytes * (last - first + 1) // standing.entries
-        if about_bytes <= CACHED_BYTES_MAX:
-            yield from reader.read(*ends).batches
-            return
-        with closing(reader.scan(*ends)) as batches:
-            yield from batches
 
     def _counted(self, batches: Iterator[EntryBatch], broker: str, started_s: float) -> Iterator[EntryBatch]:
         self._recorder.add("broker_read_requests_total", label=broker)
@@ -568,28 +529,6 @@ def _chunk_document(chunk: Chunk) -> dict[str, Any]:
         "stop": chunk.stop,
         "blocks": chunk.blocks,
     }
-
-
-def _contiguous(stream: str, batches: Iterator[EntryBatch], first: int, last: int) -> Iterator[EntryBatch]:
-    """The batches; raises ``LedgerIncomplete`` where an entry is missing: a hole is never skipped."""
-    expected = first
-    for batch in batches:
-        ids = batch.entry_ids
-        if not len(ids):
-            continue
-        if int(ids[0]) != expected or int(ids[-1]) - expected != len(ids) - 1:
-            raise _hole(stream, batch.ledger_id, expected, int(ids[0]))
-        expected = int(ids[-1]) + 1
-        yield batch
-    if expected != last + 1:
-        raise _hole(stream, -1, expected, last + 1)
-
-
-def _hole(stream: str, ledger_id: int, expected: int, found: int) -> OffloaderError:
-    return LedgerIncomplete(
-        f"stream {stream}, ledger {ledger_id}: entry {expected} should come next, and {found} does",
-        hint="`offloader verify` names the damaged segment; nothing is skipped",
-    )
 
 
 def _begun(pieces: Iterator[Buffer]) -> Generator[Buffer, None, None]:

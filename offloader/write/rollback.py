@@ -28,7 +28,7 @@ from offloader.read.cold import objects_of
 from offloader.read.fetch import Fetcher
 from offloader.read.fetch import ReaderThreads as Parallel
 from offloader.read.reader import Reader
-from offloader.settings import ReadSettings
+from offloader.settings import OffloadSettings, ReadSettings
 from offloader.store.rate_limit import Priority, working_at
 from offloader.store.wrappers import recorder_of
 from offloader.write.backfill import HistoryTools, PlannedSegment
@@ -60,24 +60,33 @@ class EntryDigest:
 
 
 class ColdLedger:
-    """Entries of one ledger as readers get them (``LedgerHandle``), read once, from ``begin`` to ``end``.
+    """Entries of one ledger in the cold tier (``LedgerHandle``), read once.
+
+    Args:
+        batches: the entries, ascending, none of them empty.
 
     Attributes:
         info: the ledger.
         digest: of the entries read so far.
     """
 
-    def __init__(self, reader: Reader, begin: Position, end: Position, info: LedgerInfo) -> None:
+    def __init__(self, info: LedgerInfo, batches: Iterator[EntryBatch]) -> None:
         self.info = info
         self.digest = EntryDigest()
-        self._batches = reader.scan(begin, end, READ_BYTES)
+        self._batches = batches
 
-    def read(self, first_entry_id: int, max_bytes: int) -> EntryBatch | None:  # noqa: ARG002 - the scan's own size
+    def read(self, first_entry_id: int, max_bytes: int) -> EntryBatch | None:  # noqa: ARG002 - their own size
         batch = next(self._batches, None)
         if batch is not None:
-            assert batch.first.entry_id >= first_entry_id, "a scan goes forward"
+            assert batch.first.entry_id >= first_entry_id, "batches go forward"
             self.digest.add(batch)
         return batch
+
+
+def sized_for(settings: OffloadSettings, payload_bytes: int) -> OffloadSettings:
+    """The settings for an object of so many bytes: a ledger may be larger than a segment, so are its parts."""
+    size_mbytes = max(settings.max_size_per_offload_segment_mbytes, 2 * payload_bytes / _MIB)
+    return replace(settings, max_size_per_offload_segment_mbytes=size_mbytes)
 
 
 def ledger_info(fetcher: Fetcher, state: ManifestState, segment: SegmentRecord, ledger_id: int) -> LedgerInfo:
@@ -456,11 +465,9 @@ class LedgerRewrite:
         fetcher = Fetcher(self._log.store, ReadSettings())
         holding = [each for each in group.old if any(span.ledger_id == ledger_id for span in each.spans)]
         info = ledger_info(fetcher, before, holding[-1], ledger_id)
-        ledger = ColdLedger(Reader(fetcher, before), planned.begin, planned.end, info)
+        ledger = ColdLedger(info, Reader(fetcher, before).scan(planned.begin, planned.end, READ_BYTES))
         piece = LedgerPiece(ledger, planned.begin.entry_id, planned.end.entry_id)
         payload_bytes = sum(each.content.payload_bytes for each in holding)
-        # A ledger may be larger than a segment: its parts have to be, too.
-        size_mbytes = max(settings.max_size_per_offload_segment_mbytes, 2 * payload_bytes / _MIB)
         with working_at(Priority.BACKFILL):
             upload = upload_of(
                 self._log.store,
@@ -472,7 +479,7 @@ class LedgerRewrite:
                 codec=settings.codec,
                 testimony=self._log.testimony,
             )
-            sized = replace(settings, max_size_per_offload_segment_mbytes=size_mbytes)
+            sized = sized_for(settings, payload_bytes)
             summary = write_segment([piece], planned.layout, upload, sized, is_stopped=self._is_stopped)
         return summary, ledger.digest.value()
 

@@ -198,6 +198,7 @@ def upload_of(
     codec: str,
     extra_metadata: Mapping[str, str] | None = None,
     testimony: Callable[[], Testimony | None] = lambda: None,
+    at_root: bool = False,
 ) -> SegmentUpload:
     """Create the upload of one segment; sends nothing.
 
@@ -207,6 +208,7 @@ def upload_of(
         codec: the setting.
         extra_metadata: further metadata for both objects.
         testimony: as for ``SegmentUpload``.
+        at_root: they go where Pulsar puts them, see ``SegmentRecord.object_keys``.
     """
     from offloader import __version__
 
@@ -226,7 +228,8 @@ def upload_of(
         }
         for role in ("data", "index")
     )
-    keys = data_key(stream, uuid, ledger_id), index_key(stream, uuid, ledger_id)
+    folder = "" if at_root else stream
+    keys = data_key(folder, uuid, ledger_id), index_key(folder, uuid, ledger_id)
     return SegmentUpload(store, *keys, data, index, testimony)
 
 

@@ -126,6 +126,10 @@ class Broker(AskedProcess):
         """Entries as the broker's offloader reads them from the object store."""
         return [base64.b64decode(entry) for entry in self.ask(f"cold {ledger_id} {uuid} {first} {last}")]
 
+    def record(self, name: str) -> bytes:
+        """What the metadata store has of a managed ledger, ``tenant/namespace/persistent/topic``."""
+        return base64.b64decode(self.ask(f"record {name}"))
+
     def index(self, data: bytes, entries: Sequence[int]) -> Mapping[str, Any]:
         """What the offloader's classes make of an index object, and the block they'd read for each of ``entries``."""
         words = " ".join(map(str, entries))

@@ -42,6 +42,7 @@ OF_A_STREAM: dict[str, tuple[str, ...]] = {
     "manifest expire": (),
     "rollback plan": (),
     "rollback apply": (),
+    "rollback export": ("--to", "file://{folder}/bucket", "--broker-record", "{folder}/record"),
 }
 #: Verbs without a stream, or that make one, look at a ledger database first, or need a JVM: ``tests/spark`` has those.
 OTHERS = {"adopt", "config", "demo", "doctor", "inspect", "ls", "offload", "reader-groups", "serve", "spark"}
@@ -140,7 +141,7 @@ ACTIONS = {
     "subscribers": "list, add, remove, ack",
     "reader-groups": "list, set, remove, publish-checkpoint",
     "cleanup": "plan, run, undo, orphans, hold, audit",
-    "rollback": "plan, apply",
+    "rollback": "plan, apply, export",
     "config": "explain, check, migrate, sample",
 }
 

@@ -14,12 +14,16 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
+from formats.metadata.messages import OffloadContext, PulsarLedger
 from offloader.cli.main import main
 from offloader.manifest.log import load_manifest
 from offloader.store.base import ObjectStore
+from offloader.write.rollback import streamed_ledgers
 from tests.contracts.command_line import commands
 from tests.contracts.shapes import shape_lines
+from tests.support.ledger_records import record_of
 from tests.upgrade.archives import EVERY_KIND, into_memory, objects, unpacked
 from tests.upgrade.place import STORE
 
@@ -90,6 +94,7 @@ cleanup orphans
 truncate b/released --before RELEASED --dry-run
 truncate b/released --before RELEASED --take-over
 rollback plan a/streamed
+rollback export a/streamed --to memory://exported --broker-record RECORD
 rollback apply a/streamed --take-over --delete 2 --delete 6 --yes
 delete-stream b/anew --dry-run
 delete-stream b/anew --yes
@@ -122,6 +127,8 @@ def _words(folder: Path, store: ObjectStore) -> Mapping[str, str]:
     config.write_text(
         '[retention]\npolicy = "consumption"\n[cleanup]\ngrace_period = "0s"\n[manifest]\norphan_age_min = "0s"\n'
     )
+    record = folder / "record"
+    record.write_bytes(_record(store))
     keys = [key for key in objects(store) if key.startswith(("a/streamed/", "a/by-ledger/")) and key.count("/") == 2]
     return {
         "LEDGERS": f"sqlite:///{folder}/ledgers.db",
@@ -129,12 +136,21 @@ def _words(folder: Path, store: ObjectStore) -> Mapping[str, str]:
         "ASIDE": f"sqlite:///{folder}/aside.db",
         "CONFIG": str(config),
         "ORACLE": ORACLE,
+        "RECORD": str(record),
         "DATA": next(key for key in keys if key.startswith("a/streamed/") and not key.endswith("-index")),
         "INDEX": next(key for key in keys if key.startswith("a/streamed/") and key.endswith("-index")),
         "V1": next(key for key in keys if key.startswith("a/by-ledger/") and key.endswith("-index")),
         "ROLLED": str(load_manifest(store, "a/rolled").committed_end()),
         "RELEASED": str(load_manifest(store, "b/released").committed_end()),
     }
+
+
+def _record(store: ObjectStore) -> bytes:
+    """What a broker would have of the whole ledgers of a stream; other commands delete ledgers 1 and 2."""
+    ledgers = streamed_ledgers(load_manifest(store, "a/streamed"))
+    whole = [each for each in ledgers if not each.obstacle and each.ledger_id > 2]
+    context = OffloadContext(uuid=UUID(int=1), complete=True)
+    return record_of([PulsarLedger(ledger_id=each.ledger_id, entries=each.entries, context=context) for each in whole])
 
 
 def _command(words: list[str]) -> str:

@@ -35,7 +35,15 @@ def test_migration_steps_run_in_order_and_print_documented_output(
 
 def test_options_defaults_and_links_of_the_page_exist(capsys: pytest.CaptureFixture[str]) -> None:
     helps = ""
-    for verb in (["adopt"], ["rollback", "apply"], ["offload"], ["verify"], ["segments"], ["read"]):
+    for verb in (
+        ["adopt"],
+        ["rollback", "apply"],
+        ["rollback", "export"],
+        ["offload"],
+        ["verify"],
+        ["segments"],
+        ["read"],
+    ):
         main([*verb, "--help"])
         helps += capsys.readouterr().out
     ours = re.sub(r"^```bash\n.*?^```$", "", TEXT, flags=re.M | re.S)

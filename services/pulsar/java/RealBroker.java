@@ -51,6 +51,7 @@ import org.apache.pulsar.common.configuration.PulsarConfigurationLoader;
  *   <li>{@code beans PATTERN}: attributes of this process's management beans
  *   <li>{@code heap}: bytes that are alive in the heap, after a collection
  *   <li>{@code cold L UUID FIRST LAST}: the entries as the broker's offloader reads them out of the object store
+ *   <li>{@code record NAME}: the bytes that the metadata store has of a managed ledger, TENANT/NAMESPACE/persistent/TOPIC
  *   <li>{@code index BASE64 ENTRY...}: an index object as the offloader's own classes parse it, and the block of each entry
  * </ul>
  */
@@ -200,6 +201,9 @@ public final class RealBroker {
                         Long.parseLong(words[1]), UUID.fromString(words[2]), offloader.getOffloadDriverMetadata()).get()) {
                     return entries(ledger, Long.parseLong(words[3]), Long.parseLong(words[4]));
                 }
+            case "record":
+                return quoted(Base64.getEncoder().encodeToString(
+                    service.getLocalMetadataStore().get("/managed-ledgers/" + words[1]).get().orElseThrow().getValue()));
             case "index":
                 return index(Base64.getDecoder().decode(words[1]), words);
             default:

@@ -2,6 +2,7 @@ package offloader.pulsar;
 
 import java.io.IOException;
 import java.util.Map;
+import java.util.TreeMap;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import org.apache.bookkeeper.client.api.ReadHandle;
@@ -38,10 +39,17 @@ public final class PluginOffloader implements LedgerOffloader {
         return DRIVER;
     }
 
-    /** Recorded by the broker with each ledger: a ledger's number alone doesn't tell which cluster it is of. */
+    /**
+     * Recorded by the broker with each ledger: a ledger's number alone doesn't tell which cluster it is of. The bucket is for
+     * Pulsar's own offloader, which looks for a ledger in the one that its record names.
+     */
     @Override
     public Map<String, String> getOffloadDriverMetadata() {
-        return settings.source().isEmpty() ? Map.of() : Map.of(SOURCE_KEY, settings.source());
+        Map<String, String> found = new TreeMap<>(settings.export());
+        if (!settings.source().isEmpty()) {
+            found.put(SOURCE_KEY, settings.source());
+        }
+        return found;
     }
 
     @Override

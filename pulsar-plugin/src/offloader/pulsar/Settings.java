@@ -24,6 +24,8 @@ import java.util.regex.Pattern;
  * @param memory of the cache that all topics of the broker share, in bytes, loads under way included
  * @param readAhead chunks that are loaded before a sequential reader asks for them
  * @param source this cluster's identity, as the sidecar has it; empty: not compared
+ * @param export where {@code offloader rollback export} writes, in the names in which Pulsar's own offloader records it;
+ *     empty: no bucket is recorded with a ledger
  * @param from where the settings were found, for messages
  */
 record Settings(
@@ -36,12 +38,14 @@ record Settings(
         long memory,
         int readAhead,
         String source,
+        Map<String, String> export,
         String from) {
     static final String FILE_PROPERTY = "offloader.plugin.config";
     static final String FILE_VARIABLE = "OFFLOADER_PLUGIN_CONFIG";
     static final String FILE_NAME = "offloader-pulsar-plugin.properties";
     static final List<String> KEYS = List.of("endpoints", "token_file", "ca_file", "connect_timeout",
-            "request_timeout", "offload_timeout", "memory", "read_ahead", "source");
+            "request_timeout", "offload_timeout", "memory", "read_ahead", "source", "export_bucket",
+            "export_region", "export_endpoint");
 
     private static final Map<String, Long> DURATIONS =
             Map.of("ms", 1L, "s", 1_000L, "m", 60_000L, "h", 3_600_000L, "d", 86_400_000L);
@@ -100,6 +104,7 @@ record Settings(
                 read.amount("memory", defaultMemory(), SIZES, MEMORY_MIN, Long.MAX_VALUE / 4),
                 read.number("read_ahead", 4, 64),
                 read.text("source"),
+                read.export(),
                 from);
     }
 
@@ -118,6 +123,18 @@ record Settings(
         String text(String key) {
             String value = values.get(key);
             return value == null ? "" : value.strip();
+        }
+
+        /** All of them, also the empty ones, as Pulsar's own offloader does; none without a bucket. */
+        Map<String, String> export() throws PluginError {
+            String bucket = text("export_bucket");
+            for (String key : List.of("export_region", "export_endpoint")) {
+                if (bucket.isEmpty() && !text(key).isEmpty()) {
+                    throw wrong(key, "it needs export_bucket too");
+                }
+            }
+            return bucket.isEmpty() ? Map.of()
+                    : Map.of("bucket", bucket, "region", text("export_region"), "serviceEndpoint", text("export_endpoint"));
         }
 
         Path path(String key) {

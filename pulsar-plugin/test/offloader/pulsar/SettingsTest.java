@@ -39,6 +39,7 @@ final class SettingsTest {
         fails(() -> parse("request_timeout", "10MiB"), "is not a duration");
         fails(() -> parse("read_ahead", "many"), "'many' is not a number");
         fails(() -> parse("endpoints", " "), "endpoints: none; hint");
+        fails(() -> parse("export_region", "eu-1"), "here: export_region: it needs export_bucket too");
         fails(() -> parse("endpoints", "ftp://a"), "needs http or https");
         Throwable failed = fails(() -> parse("endpoints", "http://me:SECRET@a"), "endpoints");
         Checks.check(!failed.getMessage().contains("SECRET"), failed);
@@ -80,6 +81,10 @@ final class SettingsTest {
         equal(made.getOffloadDriverName(), "offloader");
         equal(made.getOffloadDriverMetadata(), Map.of("offloader.source", "east"));
         equal(made.getOffloadPolicies(), policies);
+        broker.setProperty("managedLedgerOffloadExtraConfigExportBucket", "cold");
+        broker.setProperty("managedLedgerOffloadExtraConfigExportRegion", "eu-1");
+        equal(factory.create(OffloadPoliciesImpl.create(broker), Map.of(), null).getOffloadDriverMetadata(),
+                Map.of("offloader.source", "east", "bucket", "cold", "region", "eu-1", "serviceEndpoint", ""));
         broker.setProperty("managedLedgerOffloadExtraConfigEndpint", "x");
         fails(() -> factory.create(OffloadPoliciesImpl.create(broker), Map.of(), null), "unknown setting 'endpint'");
     }

@@ -1,0 +1,99 @@
+"""Entries of one ledger out of segments and fills, in order: what a broker reads, and what is exported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+from uuid import UUID
+
+from formats.entries import EntryBatch, Position
+from formats.manifest import GapFilled
+from offloader.errors import OffloaderError
+from offloader.manifest.state import ManifestState
+from offloader.read.cold import read_fill
+from offloader.read.fetch import Cache
+from offloader.read.ledger_plan import CHUNK_BYTES, LedgerIncomplete, LedgerStanding, fill_runs
+from offloader.read.reader import open_reader
+from offloader.settings import ReadSettings
+from offloader.store.base import ObjectStore
+
+#: Entries of a range up to this size are read through the cache.
+CACHED_BYTES_MAX = 2 * CHUNK_BYTES
+
+
+class LedgerEntries:
+    """Reads whole ledgers of one store, with the entries that readers of a stream aren't given. Thread-safe.
+
+    Args:
+        settings: of the cold tier's reader; its ``read_priority`` has no effect.
+        cache: for fills and short ranges.
+    """
+
+    def __init__(self, store: ObjectStore, settings: ReadSettings, cache: Cache) -> None:
+        self._store, self._settings, self._cache = store, settings, cache
+
+    def batches(self, state: ManifestState, standing: LedgerStanding, first: int, last: int) -> Iterator[EntryBatch]:
+        """The entries from ``first`` to ``last``, in order, without a hole.
+
+        Raises:
+            LedgerIncomplete: an entry is missing where the next one is; a hole is never skipped.
+            OffloaderError: as ``Reader.scan`` and ``read_fill``.
+        """
+        return _contiguous(state.stream, self._batches(state, standing, first, last), first, last)
+
+    def _batches(self, state: ManifestState, standing: LedgerStanding, first: int, last: int) -> Iterator[EntryBatch]:
+        ledger_id = standing.ledger_id
+        filled = [(low, high, fill) for fill in standing.fills for low, high in fill_runs(state, fill)]
+        at, decoded = first, dict[UUID, EntryBatch]()
+        for low, high, fill in filled:
+            if high < at or low > last:
+                continue
+            if low > at:
+                yield from self._cold(state, standing, at, low - 1)
+            if fill.uuid not in decoded:
+                decoded = {fill.uuid: self._fill(state.stream, fill)}
+            at = min(high, last) + 1
+            yield decoded[fill.uuid].between(Position(ledger_id, max(low, first)), Position(ledger_id, at - 1))
+        if at <= last:
+            yield from self._cold(state, standing, at, last)
+
+    def _fill(self, stream: str, fill: GapFilled) -> EntryBatch:
+        """The entries of a fill, through the cache."""
+        found: EntryBatch = self._cache.get(
+            ("fill", stream, fill.uuid), partial(read_fill, self._store, stream, fill), lambda _: fill.object_bytes
+        )
+        return found
+
+    def _cold(self, state: ManifestState, standing: LedgerStanding, first: int, last: int) -> Iterator[EntryBatch]:
+        """Entries in segments."""
+        ends = Position(standing.ledger_id, first), Position(standing.ledger_id, last)
+        reader = open_reader(self._store, state.stream, state=state, settings=self._settings, cache=self._cache)
+        about_bytes = standing.payload_bytes * (last - first + 1) // standing.entries
+        if about_bytes <= CACHED_BYTES_MAX:
+            yield from reader.read(*ends).batches
+            return
+        with closing(reader.scan(*ends)) as batches:
+            yield from batches
+
+
+def _contiguous(stream: str, batches: Iterator[EntryBatch], first: int, last: int) -> Iterator[EntryBatch]:
+    """The batches; raises ``LedgerIncomplete`` where an entry is missing."""
+    expected = first
+    for batch in batches:
+        ids = batch.entry_ids
+        if not len(ids):
+            continue
+        if int(ids[0]) != expected or int(ids[-1]) - expected != len(ids) - 1:
+            raise _hole(stream, batch.ledger_id, expected, int(ids[0]))
+        expected = int(ids[-1]) + 1
+        yield batch
+    if expected != last + 1:
+        raise _hole(stream, -1, expected, last + 1)
+
+
+def _hole(stream: str, ledger_id: int, expected: int, found: int) -> OffloaderError:
+    return LedgerIncomplete(
+        f"stream {stream}, ledger {ledger_id}: entry {expected} should come next, and {found} does",
+        hint="`offloader verify` names the damaged segment; nothing is skipped",
+    )
