@@ -6,6 +6,7 @@ Chaos runs, benchmarks and the document's test use it too.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import urllib.error
 import urllib.request
@@ -333,7 +334,8 @@ class PluginWorld:
             with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
-            return error.code, error.read()
+            with error:
+                return error.code, error.read()
 
     def await_committed(self, topic: str) -> None:
         """Returns when the cold tier has what the topic has up to its last message."""
@@ -372,8 +374,10 @@ def _asked(url: str, method: str, body: bytes | None) -> bytes:
             found: bytes = answer.read()
             return found
     except urllib.error.HTTPError as error:
+        with error:  # else its connection stays open as long as the error
+            why = error.read()
         if error.code != 307:
-            raise
+            raise urllib.error.HTTPError(url, error.code, error.reason, error.headers, io.BytesIO(why)) from None
         return _asked(error.headers["Location"], method, body)
 
 
