@@ -29,7 +29,17 @@ from services.servers import Endpoint, free_port, make_bucket
 from tests.support.serving_processes import Serving
 from tests.support.waiting import PATIENCE_S, eventually
 
-__all__ = ["NAMESPACE", "POLICIES", "TRIMMED", "PluginWorld", "eventually_some", "path_of", "stream_of", "topic_of"]
+__all__ = [
+    "NAMESPACE",
+    "POLICIES",
+    "TRIMMED",
+    "PluginWorld",
+    "asked",
+    "eventually_some",
+    "path_of",
+    "stream_of",
+    "topic_of",
+]
 
 NAMESPACE = "public/cold"
 #: The broker trims its topics' ledgers as soon as no subscription needs them.
@@ -203,7 +213,7 @@ class PluginWorld:
     def admin(self, method: str, path: str, body: object = None) -> Any:
         """One request to the broker's admin interface; the answer's JSON, or its text."""
         sent = None if method == "GET" else b"" if body is None else json.dumps(body).encode()
-        data = _asked(f"{self.admin_url}/admin/v2/{path}", method, sent)
+        data = asked(f"{self.admin_url}/admin/v2/{path}", method, sent)
         try:
             return json.loads(data)
         except ValueError:
@@ -366,7 +376,7 @@ class PluginWorld:
             return {each["Key"]: each["Size"] for page in pages for each in page.get("Contents", ())}
 
 
-def _asked(url: str, method: str, body: bytes | None) -> bytes:
+def asked(url: str, method: str = "GET", body: bytes | None = None) -> bytes:
     """The answer of the broker that has the topic: urllib passes on only requests without a body."""
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"}, method=method)
     try:
@@ -378,7 +388,7 @@ def _asked(url: str, method: str, body: bytes | None) -> bytes:
             why = error.read()
         if error.code != 307:
             raise urllib.error.HTTPError(url, error.code, error.reason, error.headers, io.BytesIO(why)) from None
-        return _asked(error.headers["Location"], method, body)
+        return asked(error.headers["Location"], method, body)
 
 
 def eventually_some(look: Callable[[], _Seen]) -> _Seen:
