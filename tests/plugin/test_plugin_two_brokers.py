@@ -82,6 +82,7 @@ def two(release: str, servers: Any, tmp_path_factory: pytest.TempPathFactory) ->
             made.second.close()
 
 
+@pytest.mark.timeout(600)  # two brokers start, half a minute on a machine with nothing else to do
 def test_topic_that_moves_while_it_is_read_and_offloaded_is_received_once_in_order(
     two: TwoBrokers, tmp_path: Path
 ) -> None:
