@@ -6,6 +6,7 @@ Chaos runs, benchmarks and the document's test use it too.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import urllib.error
 import urllib.request
@@ -28,7 +29,17 @@ from services.servers import Endpoint, free_port, make_bucket
 from tests.support.serving_processes import Serving
 from tests.support.waiting import PATIENCE_S, eventually
 
-__all__ = ["NAMESPACE", "POLICIES", "TRIMMED", "PluginWorld", "eventually_some", "path_of", "stream_of", "topic_of"]
+__all__ = [
+    "NAMESPACE",
+    "POLICIES",
+    "TRIMMED",
+    "PluginWorld",
+    "asked",
+    "eventually_some",
+    "path_of",
+    "stream_of",
+    "topic_of",
+]
 
 NAMESPACE = "public/cold"
 #: The broker trims its topics' ledgers as soon as no subscription needs them.
@@ -202,7 +213,7 @@ class PluginWorld:
     def admin(self, method: str, path: str, body: object = None) -> Any:
         """One request to the broker's admin interface; the answer's JSON, or its text."""
         sent = None if method == "GET" else b"" if body is None else json.dumps(body).encode()
-        data = _asked(f"{self.admin_url}/admin/v2/{path}", method, sent)
+        data = asked(f"{self.admin_url}/admin/v2/{path}", method, sent)
         try:
             return json.loads(data)
         except ValueError:
@@ -333,7 +344,8 @@ class PluginWorld:
             with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
-            return error.code, error.read()
+            with error:
+                return error.code, error.read()
 
     def await_committed(self, topic: str) -> None:
         """Returns when the cold tier has what the topic has up to its last message."""
@@ -364,7 +376,7 @@ class PluginWorld:
             return {each["Key"]: each["Size"] for page in pages for each in page.get("Contents", ())}
 
 
-def _asked(url: str, method: str, body: bytes | None) -> bytes:
+def asked(url: str, method: str = "GET", body: bytes | None = None) -> bytes:
     """The answer of the broker that has the topic: urllib passes on only requests without a body."""
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"}, method=method)
     try:
@@ -372,9 +384,11 @@ def _asked(url: str, method: str, body: bytes | None) -> bytes:
             found: bytes = answer.read()
             return found
     except urllib.error.HTTPError as error:
+        with error:  # else its connection stays open as long as the error
+            why = error.read()
         if error.code != 307:
-            raise
-        return _asked(error.headers["Location"], method, body)
+            raise urllib.error.HTTPError(url, error.code, error.reason, error.headers, io.BytesIO(why)) from None
+        return asked(error.headers["Location"], method, body)
 
 
 def eventually_some(look: Callable[[], _Seen]) -> _Seen:

@@ -191,7 +191,8 @@ def status_of(url: str) -> int:
         with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
-        return error.code
+        with error:
+            return error.code
 
 
 def s3_of(world: PluginWorld) -> Any:

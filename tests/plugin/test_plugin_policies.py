@@ -137,6 +137,26 @@ def test_gaps_at_both_ends_and_of_a_whole_ledger_are_filled(
     assert world.bytes_read() > before
 
 
+def test_topic_whose_first_ledgers_hold_nothing_for_readers_is_offloaded(
+    world: PluginWorld, client: pulsar.Client, tmp_path: Path
+) -> None:
+    topic = topic_of("nothing-first")
+    with TopicHistory(world.broker, topic, tmp_path) as history:
+        for _ in range(2):
+            history.transaction(LEDGER_ENTRIES - 1, "abort")  # and its marker: a whole ledger
+        history.transaction(3, "abort")
+        history.send("plain", 30)
+    world.await_committed(topic)
+    ledgers = world.offload(topic)
+    listed = {each["ledgerId"]: each["entries"] for each in world.admin("GET", internals_of(topic))["ledgers"]}
+    assert [listed[each] for each in ledgers] == [LEDGER_ENTRIES, LEDGER_ENTRIES, 34]
+    world.forget(topic, ledgers)
+    before = world.bytes_read()
+    consumer = client.subscribe(topic, "new", initial_position=EARLIEST)
+    assert plain(receive(consumer, len(history.sent))) == history.sent
+    assert world.bytes_read() > before
+
+
 def internals_of(topic: str) -> str:
     return f"{path_of(topic)}/internalStats"
 

@@ -316,6 +316,28 @@ def test_truncated_front_is_not_asked_for(store: ObjectStore, tmp_path: Path) ->
     assert answer.json() == {"committed": False, "missing": []}
 
 
+def test_whole_ledger_in_front_is_asked_for_once_the_owner_has_found_that_nobody_gets_it(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    """Before, it may be history that is on its way: then its entries are for readers, and no gap."""
+    writer = StreamWriter(store, STREAM)
+    writer.add([batch_of(9, 0, 10)], closes=(9,))
+    aborted = [(each, b"aborted %d" % each) for each in range(20)]
+    asked = {"last": 19, "length": sum(len(payload) for _, payload in aborted), "entries": 20}
+    with http_process(tmp_path, streams=(), store=store) as (http, _):
+        broker = Broker(http.url)
+        assert broker.offload(8, **asked).json() == {"committed": False, "missing": []}
+        assert broker.fill(8, 0, 19, aborted).status == 404
+        assert not load_manifest(store, STREAM).gaps
+        writer.log.commit([Gap(Position(8, 0), Position(8, 19), NOT_DELIVERED)])
+        assert broker.offload(8, **asked).json() == {"committed": False, "missing": [[0, 19]]}
+        assert broker.fill(8, 0, 19, aborted).json() == {"stored": 20}
+        assert broker.offload(8, **asked).json() == {"committed": True, "missing": []}
+        assert broker.whole(8) == aborted
+    state = load_manifest(store, STREAM)
+    assert (state.committed_end(), state.committed_from) == (Position(9, 9), None)
+
+
 def test_overlapping_attempts_and_a_delete_of_the_old_one_first(store: ObjectStore, tmp_path: Path) -> None:
     """As a broker does it after an unload: the old attempt still runs, and is deleted before the new one begins."""
     writer = with_gaps(store)

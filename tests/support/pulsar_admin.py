@@ -70,6 +70,7 @@ class FakeAdmin:
         refuses_entries: status of each answer about a single entry; 0: it tells the truth.
         is_up: else every connection is closed without an answer.
         hold: while it isn't set, nothing is answered.
+        elsewhere: topic -> the interface of the broker that has it, which is named instead of an answer.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class FakeAdmin:
         self.answers: dict[str, tuple[int, bytes]] = {}
         self.refuses_entries = 0
         self.is_up = True
+        self.elsewhere: dict[str, FakeAdmin] = {}
         self.hold = threading.Event()
         self.hold.set()
         self._topics = {topic.name: topic for topic in topics}
@@ -168,6 +170,9 @@ class FakeAdmin:
         if self.token and request.headers["Authorization"] != f"Bearer {self.token}":
             return 401, {}, b"HTTP 401 Unauthorized"
         parts = [unquote(part) for part in request.path[len(_ROOT) :].split("/")]
+        owner = self.elsewhere.get(f"{_PERSISTENT}{'/'.join(parts[1:4])}") if parts[0] == "persistent" else None
+        if owner is not None:
+            return 307, {"Location": f"{owner.url}{request.path}"}, b""
         if (entry := self._entry(request.command, parts)) is not None:
             return entry
         found = self._changed(request.command, parts, sent) or self._document(request.command, parts)

@@ -21,6 +21,8 @@ __all__ = ["FakeTopic"]
 TRANSACTION_COMMITTED = 21
 _CONSUMER_BUSY, _TOPIC_NOT_FOUND = 5, 11
 _NO_REQUEST = 2**64 - 1
+#: Answer to a lookup: another broker has the topic.
+_REDIRECT = 0
 #: Those that name a consumer.
 _CONSUMERS_COMMANDS = (
     CommandType.FLOW,
@@ -50,10 +52,11 @@ class _Subscription:
 
 
 class _Switchboard:
-    """Which topic of a broker a command is about."""
+    """Which topic of a broker a command is about; ``elsewhere`` are those that another broker has."""
 
     def __init__(self) -> None:
         self.topics: dict[str, FakeTopic] = {}
+        self.elsewhere: dict[str, FakeBroker] = {}
         self.consumers: dict[tuple[BrokerClient, int], FakeTopic] = {}
 
     @classmethod
@@ -78,6 +81,10 @@ class _Switchboard:
             if topic is None and command.type is CommandType.CLOSE_CONSUMER:
                 client.send(CommandType.SUCCESS, request_id=command.body.request_id)
                 return True
+        elif command.type is CommandType.LOOKUP and (owner := self.elsewhere.get(command.body.topic)) is not None:
+            named = {"broker_url": owner.url, "response": _REDIRECT, "authoritative": True}
+            client.send(CommandType.LOOKUP_RESPONSE, request_id=command.body.request_id, **named)
+            return True
         else:
             return False
         return topic is not None and topic.answer(client, command)
@@ -301,6 +308,17 @@ class FakeTopic:
                         CommandType.CLOSE_CONSUMER, consumer_id=consumer.consumer_id, request_id=_NO_REQUEST
                     )
                 found.consumers.clear()
+
+    def move(self, to: FakeBroker) -> None:
+        """Another broker has it from now on, and the one before names that one."""
+        with self._lock:
+            self.unload()
+            here, there = _Switchboard.of(self._broker), _Switchboard.of(to)
+            del here.topics[self.name]
+            here.elsewhere[self.name] = to
+            there.elsewhere.pop(self.name, None)
+            there.topics[self.name] = self
+            self._broker = to
 
     def answer(self, client: BrokerClient, command: Command) -> bool:
         """To a command about this topic; False: that is somebody else's."""

@@ -94,7 +94,12 @@ public final class RealBroker {
         }
         Field field = PulsarStandalone.class.getDeclaredField("broker");
         field.setAccessible(true);
-        answer((PulsarService) field.get(starter), answers);
+        PulsarService service = (PulsarService) field.get(starter);
+        if (System.getenv("PULSAR_STANDALONE_USE_ZOOKEEPER") != null) {
+            // A standalone broker is the only one of its cluster: it has clients reach every loopback address through itself.
+            service.getConfiguration().setRunningStandalone(false);
+        }
+        answer(service, answers);
         starter.close();
         Runtime.getRuntime().halt(0);
     }
