@@ -85,4 +85,4 @@ def await_active(assembled: Assembled) -> None:
 def offload(cluster: Cluster, assembled: Assembled) -> None:
     await_active(assembled)
     assembled.process.streams.require(S + NAME).offload(cluster.newest(NAME), timeout_s=100)
-    assert load_manifest(cluster.store, S + NAME).committed_end() >= cluster.newest(NAME)
+    assert load_manifest(cluster.store, S + NAME).committed_end() == cluster.newest(NAME)

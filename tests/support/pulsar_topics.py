@@ -82,7 +82,7 @@ class _Switchboard:
                 client.send(CommandType.SUCCESS, request_id=command.body.request_id)
                 return True
         elif command.type is CommandType.LOOKUP and (owner := self.elsewhere.get(command.body.topic)) is not None:
-            named = {"broker_url": owner.url, "response": _REDIRECT, "authoritative": True}
+            named: dict[str, Any] = {"broker_url": owner.url, "response": _REDIRECT, "authoritative": True}
             client.send(CommandType.LOOKUP_RESPONSE, request_id=command.body.request_id, **named)
             return True
         else:
