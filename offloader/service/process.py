@@ -206,7 +206,7 @@ class HttpListener(Protocol):
 class ServingProcess:
     """Made once, started once, stopped once. Thread-safe.
 
-    Serves ``offloader.service.queries`` and ``offloader.service.queries``.
+    Serves the view and the commands of ``offloader.service.queries``.
 
     Args:
         offloader: writes to the store, which the maker of the process opens and closes.
