@@ -31,8 +31,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import numpy as np
 import pyarrow as pa
@@ -47,6 +46,7 @@ from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from offloader.store.wrappers import Request, StoreWrapper
 
+ROOT = Path(__file__).parent.parent
 PARTS = ("offload", "append", "scan", "requests", "commands")
 STREAM = "bench/waits"
 ENTRY_BYTES = 1024
@@ -212,7 +212,7 @@ class ChainStore(StoreWrapper):
             with self._lock:
                 self.calls.append((begun, time.monotonic(), request.verb, request.key))
 
-    def chain(self, until: Callable[[str, str], bool] = lambda verb, key: False) -> int:
+    def chain(self, until: Callable[[str, str], bool] = lambda _verb, _key: False) -> int:
         """Requests of the longest chain, up to the first for which ``until`` holds; those of the probe don't count."""
         lengths: list[tuple[float, int]] = []
         for begun, ended, verb, key in sorted(self.calls):
@@ -226,7 +226,8 @@ class ChainStore(StoreWrapper):
 
 def count_requests(url: str, part: str) -> None:
     """Prints the longest chain: runs in a process of its own, which has opened nothing yet."""
-    keys = {"access_key": os.environ["AWS_ACCESS_KEY_ID"], "secret_key": os.environ["AWS_SECRET_ACCESS_KEY"]}
+    named = {"access_key": "AWS_ACCESS_KEY_ID", "secret_key": "AWS_SECRET_ACCESS_KEY"}
+    keys: dict[str, Any] = {option: os.environ[name] for option, name in named.items()}
     if part == "reader":
         store = ChainStore(open_store(f"s3://{BUCKET}/waits", endpoint_url=url, **keys))
         with open_reader(store, STREAM) as reader:
@@ -237,7 +238,9 @@ def count_requests(url: str, part: str) -> None:
     store = ChainStore(open_store(f"s3://{BUCKET}/{uuid4().hex}", endpoint_url=url, **keys))
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings.of({"offload": {"max_size_per_offload_segment_mbytes": 1}})
-        with open_managed_ledger("new/one", ledgers=f"sqlite:///{folder}/l.db", store=store, settings=settings) as ledger:
+        with open_managed_ledger(
+            "new/one", ledgers=f"sqlite:///{folder}/l.db", store=store, settings=settings
+        ) as ledger:
             ledger.append_batch(entries(2048, 3))
             ledger.offload()
         print(store.chain(lambda verb, key: verb == "put" and key.endswith("2.json")))

@@ -12,6 +12,8 @@ IN_FLIGHT_MAX = 8
 #: Up to this number calls run sequentially: threads would cost more than they save.
 SEQUENTIAL_MAX = 4
 
+_First = TypeVar("_First")
+_Second = TypeVar("_Second")
 _Given = TypeVar("_Given")
 _Answer = TypeVar("_Answer")
 
@@ -30,3 +32,16 @@ def at_once(
     with ThreadPoolExecutor(min(len(items), IN_FLIGHT_MAX)) as threads:
         # Pass this thread's context on (the requests' priority).
         return list(threads.map(lambda pair: pair[0].run(call, pair[1]), [(copy_context(), item) for item in items]))
+
+
+def both(first: Callable[[], _First], second: Callable[[], _Second], *, sequential: bool) -> tuple[_First, _Second]:
+    """The answers of two calls that don't need each other; raises the error of the first that has one, in this order.
+
+    Args:
+        sequential: one after the other, on this thread, the second only after an answer of the first.
+    """
+    if sequential:
+        return first(), second()
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(copy_context().run, second)
+        return first(), other.result()

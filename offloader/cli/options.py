@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -90,6 +92,11 @@ ShowProgress = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 
 
+def cache_folder() -> Path:
+    """Where commands of this user keep what they would otherwise find out again; it may be deleted at any time."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "offloader"
+
+
 def open_chosen_store(
     url: str,
     endpoint_url: str = "",
@@ -158,7 +165,8 @@ class StoreArguments:
             create=create,
         )
         if not read_only:
-            require_conditional_puts(opened, single_writer=settings is not None and settings.store.single_writer)
+            is_single = settings is not None and settings.store.single_writer
+            require_conditional_puts(opened, single_writer=is_single, notes=cache_folder() / "stores")
         return opened
 
 

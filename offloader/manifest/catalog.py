@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 from uuid import UUID
 
@@ -45,9 +46,12 @@ from offloader.manifest.boundary import (
     unlisted_incarnation,
     unlisted_segment,
 )
+from offloader.parallel_map import at_once, both
 from offloader.runtime.clock import Clock
-from offloader.store.base import CREATE, IfMatch, ObjectInfo, ObjectStore, PutMode
+from offloader.store.base import CREATE, IfMatch, ObjectInfo, ObjectStore, PutMode, is_local
 from offloader.stream_names import name_clash, require_stream_name
+
+_Value = TypeVar("_Value")
 
 #: Content of a tombstone: what a released object is replaced by.
 VOID = b""
@@ -191,8 +195,11 @@ def require_free_name(store: ObjectStore, stream: str) -> None:
         StoreUnavailable: the store doesn't respond.
     """
     with suppress(Corrupt, Unsupported):
-        if read_entry(store, stream) is None:
-            _require_own_level(store, stream)
+        entry, clash = both(
+            partial(read_entry, store, stream), partial(_clashing, store, stream), sequential=is_local(store)
+        )
+        if entry is None and clash is not None:
+            raise name_clash(stream, clash)
 
 
 def is_released(store: ObjectStore, stream: str) -> bool:
@@ -226,9 +233,7 @@ def create_entry(
         if existing is not None:
             # Our own PUT whose response was lost looks the same.
             return existing, existing == entry
-        _require_own_level(store, stream)
-        if info is None:
-            _require_no_remains(store, stream, over_segments=over_segments)
+        _require_can_create(store, stream, look_for_remains=info is None, over_segments=over_segments)
         entry = entry or CatalogEntry(stream, new_incarnation(), created_ms)
         # Refused if another process created it, or removed a tombstone.
         if put_if(store, catalog_key(stream), entry.encode(), mode_of_new(store, catalog_key(stream), info)):
@@ -302,27 +307,58 @@ def _read(store: ObjectStore, stream: str) -> tuple[CatalogEntry | None, ObjectI
     return entry, info
 
 
-def _require_no_remains(store: ObjectStore, stream: str, *, over_segments: bool) -> None:
-    """Requires that no manifest and no segment exists without an entry or a tombstone, which may be lost."""
-    found = unlisted_incarnation(store, stream)
-    # Read again: another process may have created the stream between the first read and the listing.
-    if found is not None and read_entry(store, stream) is None:
-        raise Corrupt(f"stream {stream} has a manifest, {found}, and no catalogue entry: it may be lost", hint=REBUILD)
-    found = None if over_segments else unlisted_segment(store, stream)
-    if found is not None and read_entry(store, stream) is None:
-        raise LostRecords(
-            f"stream {stream} has segments in {store.url}, {found} for one, and neither a catalogue entry nor a "
-            "manifest: both may be lost",
-            hint=f"{REBUILD}; `manifest.create_over_segments = true` begins anew beside them",
-        )
+def _require_can_create(store: ObjectStore, stream: str, *, look_for_remains: bool, over_segments: bool) -> None:
+    """Requires that no stream has an overlapping name, and that nothing of a stream is left without its entry.
+
+    Args:
+        look_for_remains: no tombstone says that the name was released.
+        over_segments: segments may be left.
+    """
+    looks: list[Callable[[], object]] = [lambda: _clashing(store, stream)]
+    if look_for_remains:
+        looks.append(lambda: unlisted_incarnation(store, stream))
+        looks += [] if over_segments else [lambda: unlisted_segment(store, stream)]
+    clash, *remains = at_once(_call, looks, sequential_max=len(looks) if is_local(store) else 1)
+    if clash is not None:
+        raise name_clash(stream, str(clash))
+    # Read again: another process may have created the stream between the first read and the listings.
+    if not any(remains) or read_entry(store, stream) is not None:
+        return
+    if remains[0] is not None:
+        why = f"stream {stream} has a manifest, {remains[0]}, and no catalogue entry: it may be lost"
+        raise Corrupt(why, hint=REBUILD)
+    raise LostRecords(
+        f"stream {stream} has segments in {store.url}, {remains[1]} for one, and neither a catalogue entry nor a "
+        "manifest: both may be lost",
+        hint=f"{REBUILD}; `manifest.create_over_segments = true` begins anew beside them",
+    )
+
+
+def _call(look: Callable[[], _Value]) -> _Value:
+    return look()
 
 
 def _require_own_level(store: ObjectStore, stream: str) -> None:
     """Requires that no stream's name is the beginning of another's levels: their keys would overlap."""
-    clash = next((name for name in levels_above(stream) if read_entry(store, name) is not None), None)
-    clash = clash or next(_streams_below(store, catalog_key(stream) + "/"), None)
+    clash = _clashing(store, stream)
     if clash is not None:
         raise name_clash(stream, clash)
+
+
+def _clashing(store: ObjectStore, stream: str) -> str | None:
+    """A stream whose name is the beginning of this one's levels, or the other way round; ``None``: there is none."""
+
+    def above(name: str) -> str | None:
+        return name if read_entry(store, name) is not None else None
+
+    looks: list[Callable[[], str | None]] = [partial(above, name) for name in levels_above(stream)]
+    looks.append(partial(_below, store, stream))
+    found = at_once(_call, looks, sequential_max=len(looks) if is_local(store) else 1)
+    return next((clash for clash in found if clash is not None), None)
+
+
+def _below(store: ObjectStore, stream: str) -> str | None:
+    return next(_streams_below(store, catalog_key(stream) + "/"), None)
 
 
 def _streams_below(store: ObjectStore, prefix: str, *, released: bool = False) -> Iterator[str]:
@@ -334,7 +370,6 @@ def _streams_below(store: ObjectStore, prefix: str, *, released: bool = False) -
 
 #: Partitions of one topic.
 PARTITIONS_MAX = 10_000
-_Value = TypeVar("_Value")
 _PARTITION = re.compile(r"(.+)-partition-(0|[1-9][0-9]{0,8})")
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 from uuid import UUID
 
@@ -34,12 +35,13 @@ from offloader.manifest.boundary import (
 from offloader.manifest.catalog import read_entry, require_entry
 from offloader.manifest.compaction import RUN_ROWS_MIN, compacted, restored
 from offloader.manifest.state import EditRefused, ManifestState, View
-from offloader.store.base import ObjectStore
+from offloader.parallel_map import both
+from offloader.store.base import ObjectStore, is_local
 
 #: Concurrent GETs of tail records: initially, then doubling up to the maximum.
 WINDOW_MIN, WINDOW_MAX = 1, 16
-#: Up to this many records are read sequentially: threads would cost more than they save.
-SEQUENTIAL_RECORDS_MAX = 4
+#: ... and initially for a view that is loaded anew: a wait costs more than GETs of missing records.
+FIRST_WINDOW = 8
 #: Listed names checked after the last record: the first decides, the others are for stores that don't sort.
 LISTED_MAX = 10
 
@@ -69,13 +71,22 @@ class Passed(Exception):
 
 
 def with_tail(
-    store: ObjectStore, view: _View, reading: Reading[_View], requests_max: int, records_max: int | None = None
+    store: ObjectStore,
+    view: _View,
+    reading: Reading[_View],
+    requests_max: int,
+    records_max: int | None = None,
+    *,
+    window: int = WINDOW_MIN,
+    meanwhile: Callable[[_View], object] | None = None,
 ) -> tuple[_View, StoredBoundary | None]:
     """``view`` with every later record, and the boundary read after that; ``None``: there is none.
 
     Args:
-        requests_max: concurrent GETs of records; 1: sequential, on this thread.
+        requests_max: concurrent requests; 1: sequential, on this thread.
         records_max: more of them raise ``Passed``.
+        window: records asked for at first.
+        meanwhile: called with a view while it is checked, on another thread; what it returns is dropped.
 
     Raises:
         Passed: the boundary has passed some of them.
@@ -84,16 +95,23 @@ def with_tail(
     """
     first = view.record_id + 1
     nonces = {view.record_id: view.nonce}
+    if is_local(store):
+        requests_max = 1
     while True:
         try:
-            view = _tail(store, view, reading, requests_max, records_max, nonces)
-            listed = _highest_listed(store, view)
+            view = _tail(store, view, reading, requests_max, records_max, nonces, window)
+            window = WINDOW_MIN
         except Unreadable as error:
             # Or it was deleted, or deleted and created again: the boundary decides.
             if _boundary(store, view, first) is None:
                 raise Passed from error
             raise
-        stored = _boundary(store, view, first)
+        with _aside(meanwhile if requests_max > 1 else None, view):
+            listed, stored = both(
+                partial(_highest_listed, store, view),
+                partial(_boundary, store, view, first),
+                sequential=requests_max == 1,
+            )
         if stored is None:
             return view, None
         boundary = stored.boundary
@@ -111,6 +129,17 @@ def with_tail(
             if _boundary(store, view, first) is None:
                 return view, None
             raise _lost(view, view.record_id + 1, newest)
+
+
+@contextmanager
+def _aside(call: Callable[[_View], object] | None, view: _View) -> Iterator[None]:
+    """Runs a call on another thread for as long as the block, at least."""
+    if call is None:
+        yield
+        return
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(copy_context().run, call, view)
+        yield
 
 
 def _boundary(store: ObjectStore, view: View, first: int) -> StoredBoundary | None:
@@ -146,10 +175,10 @@ def _tail(
     requests_max: int,
     records_max: int | None,
     nonces: dict[int, str],
+    window: int,
 ) -> _View:
     """Reads records until one is missing; adds the nonce of each to ``nonces``."""
     start = view.record_id
-    window = WINDOW_MIN
     while True:
         first = view.record_id + 1
         keys = [record_key(view.stream, view.incarnation, first + offset) for offset in range(window)]
@@ -172,12 +201,12 @@ def _tail(
         if records_max is not None and view.record_id - start > records_max:
             raise Passed
         view = reading.settle(view)
-        window = min(window * 2, WINDOW_MAX)
+        window = min(window * 2, WINDOW_MAX, requests_max)
 
 
 def _records(store: ObjectStore, keys: Sequence[str], requests_max: int) -> list[bytes | None]:
-    """The records under the keys; of a few only up to the first missing one."""
-    if len(keys) <= SEQUENTIAL_RECORDS_MAX or requests_max == 1:
+    """The records under the keys; sequentially only up to the first missing one."""
+    if len(keys) == 1 or requests_max == 1:
         found: list[bytes | None] = []
         while len(found) < len(keys) and (not found or found[-1] is not None):
             found.append(_record(store, keys[len(found)]))
@@ -216,8 +245,14 @@ class LoadedManifest(NamedTuple):
     boundary: StoredBoundary | None
 
 
-def load_manifest(store: ObjectStore, stream: str) -> ManifestState:
+def load_manifest(
+    store: ObjectStore, stream: str, *, meanwhile: Callable[[ManifestState], object] | None = None
+) -> ManifestState:
     """The newest view of a stream's manifest, for readers.
+
+    Args:
+        meanwhile: called with a view while it is still checked, on another thread, where the store is elsewhere; for
+            requests that the view will probably need.
 
     Raises:
         NotFound: no such stream.
@@ -226,7 +261,7 @@ def load_manifest(store: ObjectStore, stream: str) -> ManifestState:
         StoreUnavailable: the store doesn't respond.
     """
     incarnation = require_entry(store, stream).incarnation
-    return load_manifest_view(store, stream, incarnation).state
+    return load_view(store, stream, incarnation, _WHOLE, meanwhile=meanwhile)[0]
 
 
 def load_manifest_view(
@@ -254,8 +289,9 @@ def load_view(
     reading: Reading[_View],
     *,
     requests_max: int = RECORD_REQUESTS_MAX,
+    meanwhile: Callable[[_View], object] | None = None,
 ) -> tuple[_View, StoredBoundary | None]:
-    """The newest view of an incarnation, and its boundary, as ``load_manifest_view`` reads them."""
+    """The newest view of an incarnation, and its boundary, as ``load_manifest_view`` reads them; see ``with_tail``."""
     for _ in range(RESTARTS_MAX):
         try:
             stored = read_boundary(store, stream, incarnation)
@@ -269,7 +305,7 @@ def load_view(
             raise Corrupt(f"the manifest of stream {stream} was given up to be rebuilt", hint=REBUILD)
         with suppress(Passed):
             view = _from_checkpoint(store, stream, incarnation, stored, reading)
-            view, after = with_tail(store, view, reading, requests_max)
+            view, after = with_tail(store, view, reading, requests_max, window=FIRST_WINDOW, meanwhile=meanwhile)
             # Else the stream was deleted meanwhile: its newest records may have been deleted before the GETs.
             if after is not None and (view.record_id or _is_empty(store, stream, incarnation)):
                 return view, after

@@ -26,6 +26,8 @@ from offloader.store.base import ByteRange, ObjectStore
 
 #: A read over more segments than this is a scan and bypasses the cache.
 CACHED_READ_SEGMENTS_MAX = 2
+#: Largest index fetched while a stream is opened.
+INDEX_AHEAD_BYTES_MAX = 1024 * 1024
 #: Segments remembered for short reads.
 RECENT_SEGMENTS_MAX = 8
 #: ... and so is a read of more than this fraction of the cache.
@@ -58,6 +60,13 @@ class ColdTier:
         self._recent: tuple[tuple[Position, Position, SegmentObjects], ...] = ()
         self.ends = plan.whole_range(state)
         self.segments = plan.readable_segments(state)
+
+    def read_ahead(self) -> None:
+        """Bring the first segment's index into the cache: the read that follows an opening usually needs it."""
+        for record in self.segments[:1]:
+            objects = self._objects(record)
+            if objects.index_bytes is not None and objects.index_bytes <= INDEX_AHEAD_BYTES_MAX:
+                self._fetcher.index(objects)
 
     def batches(self, first: Position, last: Position) -> Generator[EntryBatch, None, None]:
         """Entries of a range, one batch per block, prefetched in parallel, past the cache."""

@@ -6,7 +6,7 @@ import difflib
 import itertools
 import re
 import threading
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass
@@ -129,7 +129,13 @@ def time_text(time_ms: int) -> str:
 SUGGESTIONS_MAX = 3
 
 
-def load_stream(store: ObjectStore, stream: str, *, may_be_absent: bool = False) -> ManifestState:
+def load_stream(
+    store: ObjectStore,
+    stream: str,
+    *,
+    may_be_absent: bool = False,
+    meanwhile: Callable[[ManifestState], object] | None = None,
+) -> ManifestState:
     """The newest view of a stream, as ``load_manifest``, with similar names in the error's hint.
 
     ``may_be_absent`` returns an empty view instead of raising ``NotFound``.
@@ -140,7 +146,7 @@ def load_stream(store: ObjectStore, stream: str, *, may_be_absent: bool = False)
         Corrupt: the manifest is damaged.
     """
     try:
-        state = load_manifest(store, stream)
+        state = load_manifest(store, stream, meanwhile=meanwhile)
     except NotFound as error:
         if may_be_absent:
             return ManifestState(stream=stream, incarnation=UUID(int=0))
@@ -189,11 +195,13 @@ def open_reader(
         )
     lease = take_lease(store, stream, lease_seconds, clock=clock or SystemClock()) if lease_seconds else None
     try:
-        if state is None:
-            state = load_stream(store, stream, may_be_absent=source is not None)
         chosen = settings or ReadSettings()
         shared = process_cache(chosen.cache_bytes_max) if cache is None else cache
         fetcher = Fetcher(store, chosen, cache=shared, executor=executor)
+        if state is None and source is None:
+            state = load_stream(store, stream, meanwhile=lambda view: ColdTier(fetcher, view).read_ahead())
+        elif state is None:
+            state = load_stream(store, stream, may_be_absent=True)
         return Reader(fetcher, state, source, {} if on_missing == "skip" else None, lease)
     except BaseException:
         if lease is not None:

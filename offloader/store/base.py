@@ -259,6 +259,18 @@ class ObjectStore(Protocol):
         """Release connections. Idempotent."""
 
 
+#: Drivers of stores in this process or on this machine.
+_LOCAL_DRIVERS = frozenset({"file", "memory"})
+
+
+def is_local(store: ObjectStore) -> bool:
+    """Whether the store is in this process or on this machine's disk.
+
+    There requests take no longer than starting a thread does, and no set of servers could behave differently.
+    """
+    return store.driver_metadata["managedLedgerOffloadDriver"] in _LOCAL_DRIVERS
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions:
     """Options for a scheme's module to open a store, as those of ``open_store``. Secrets aren't part of its ``repr``.

@@ -6,15 +6,20 @@ Writers rely on it (manifest specification, section 9). Removes its scratch keys
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import threading
 import uuid
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from offloader.errors import OffloaderError, PreconditionFailed, Unsupported
-from offloader.store.base import CREATE, OVERWRITE, IfMatch, ObjectStore, PutMode
+from offloader.parallel_map import at_once
+from offloader.runtime.clock import SystemClock
+from offloader.store.base import CREATE, OVERWRITE, IfMatch, ObjectStore, PutMode, is_local
 from offloader.store.wrappers import AttemptStore, layer_of
 
 #: Prefix of scratch keys below the store's root: no stream's name begins like this.
@@ -25,8 +30,8 @@ CREATES, ETAGS = 90, 45
 #: Keys probed in parallel; both numbers are multiples of it. Each has its own connection, so that behind a load
 #: balancer they reach several servers.
 _ASKED_AT_ONCE = 15
-#: Stores of one machine or process: no set of servers that could behave differently.
-_LOCAL_DRIVERS = frozenset({"file", "memory"})
+#: Age after which a note of a store that passed doesn't count any more.
+NOTE_MS_MAX = 24 * 3_600_000
 _RACERS = 2
 _BARRIER_TIMEOUT_S = 30.0
 
@@ -44,7 +49,9 @@ class ProbeResult:
         return not self.problems
 
 
-def require_conditional_puts(store: ObjectStore, *, single_writer: bool = False, rounds: int = 4) -> ProbeResult:
+def require_conditional_puts(
+    store: ObjectStore, *, single_writer: bool = False, rounds: int = 4, notes: Path | None = None
+) -> ProbeResult:
     """Probe ``store`` and refuse it for writing if two writers can win.
 
     The first probe of an opened store takes about 200 requests, later ones and those of local stores about 20.
@@ -53,13 +60,15 @@ def require_conditional_puts(store: ObjectStore, *, single_writer: bool = False,
         store: opened for writing.
         single_writer: accept such a store, because the operator guarantees a single writer.
         rounds: races of two creators.
+        notes: a folder of this user, for commands: a store that passed there within a day gets the short probe.
 
     Raises:
         Unsupported: a condition is ignored and ``single_writer`` isn't set.
     """
     attempts = layer_of(store, AttemptStore)
     is_known = attempts is not None and attempts.keeps_conditions
-    is_known = is_known or store.driver_metadata["managedLedgerOffloadDriver"] in _LOCAL_DRIVERS
+    note = None if notes is None or is_local(store) else notes / _note_name(store)
+    is_known = is_known or is_local(store) or (note is not None and _is_recent(note))
     result = probe_conditional_puts(store, rounds=rounds, thorough=not is_known)
     if result.problems and not single_writer:
         raise Unsupported(
@@ -68,7 +77,25 @@ def require_conditional_puts(store: ObjectStore, *, single_writer: bool = False,
         )
     if result.conditional and attempts is not None:
         attempts.keeps_conditions = True
+    if result.conditional and note is not None and not is_known:
+        # Without the note, the next command asks as much again.
+        with contextlib.suppress(OSError):
+            note.parent.mkdir(parents=True, exist_ok=True)
+            note.touch()
     return result
+
+
+def _note_name(store: ObjectStore) -> str:
+    """A name for the store, its server and its bucket; none of them can be read from it."""
+    places = (store.url, *(f"{name}={value}" for name, value in sorted(store.driver_metadata.items())))
+    return hashlib.sha256("\n".join(places).encode()).hexdigest()
+
+
+def _is_recent(note: Path) -> bool:
+    """Whether the note was made within a day, by this machine's clock."""
+    with contextlib.suppress(OSError):
+        return 0 <= SystemClock().now_ms() - note.stat().st_mtime * 1000 < NOTE_MS_MAX
+    return False
 
 
 def probe_conditional_puts(store: ObjectStore, *, rounds: int = 4, thorough: bool = True) -> ProbeResult:
@@ -85,11 +112,10 @@ def probe_conditional_puts(store: ObjectStore, *, rounds: int = 4, thorough: boo
     asked = [f"{scratch}-asked-{number}" for number in range(_ASKED_AT_ONCE)] if thorough else []
     keys = [f"{scratch}-{number}" for number in range(rounds + 2)]
     try:
-        problems = [
-            *_second_create(store, keys[0]),
-            *_stale_etag(store, keys[1]),
-            *(problem for key in keys[2:] for problem in _race(store, key)),
-        ]
+        looks = [partial(_second_create, store, keys[0]), partial(_stale_etag, store, keys[1])]
+        looks += [partial(_race, store, key) for key in keys[2:]]
+        found = at_once(_ask, looks, sequential_max=len(looks) if is_local(store) else 1)
+        problems = [problem for each in found for problem in each]
         if asked and not problems:
             problems += _again_and_again(store, asked)
     finally:
@@ -110,6 +136,10 @@ def finds_uploads_by_prefix(store: ObjectStore, *, entropy: Callable[[int], byte
         # A failed abort leaves an upload without parts.
         with contextlib.suppress(OffloaderError):
             store.abort_upload(f"{scratch}-upload", upload_id)
+
+
+def _ask(look: Callable[[], list[str]]) -> list[str]:
+    return look()
 
 
 def _wins(store: ObjectStore, key: str, body: bytes, mode: PutMode) -> bool:

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from uuid import UUID
 
+from formats.block_memory import BlockMemory
 from formats.entries import Position
 from formats.keys import Testimony, data_key, index_key, new_segment_uuid
 from formats.manifest import Assign, Edit, Failed, Gap, LedgerClosed, Offloaded
@@ -103,6 +104,10 @@ class HistoryPlan:
         """The next segment, ``None``: no more."""
         return next(self._segments, None)
 
+    def at_once(self, segments_max: int) -> int:  # noqa: ARG002 - they are written one by one
+        """How many of them are written at once, if a run may write ``segments_max``."""
+        return 1
+
     def uploaded(self, summary: SegmentSummary) -> None:
         """Record that one of them is in the store."""
 
@@ -130,6 +135,10 @@ class BackfillPlan(HistoryPlan):
     def begin(self) -> Position | None:
         """Where the next segment begins, ``None``: no more."""
         return self._left[0].begin if self._left else None
+
+    def at_once(self, segments_max: int) -> int:
+        # A plan of few segments leaves more connections and memory to each of them.
+        return max(1, min(segments_max, self.segments))
 
     def _cut(self) -> Iterator[PlannedSegment]:
         while self._left:
@@ -280,11 +289,13 @@ def upload_order(
     *,
     settings: OffloadSettings,
     send_aside: Callable[[Callable[[], object]], object] | None = None,
+    memory: BlockMemory | None = None,
 ) -> SegmentSummary:
     """Read and upload one segment in this process, at lower priority than live writes.
 
     Args:
         send_aside: sends parts while the next is made; ``None``: this thread sends them, one by one.
+        memory: buffers for blocks of the settings' size, shared with other segments.
 
     Raises:
         Corrupt: a ledger is missing; and as ``write_segment``.
@@ -307,9 +318,12 @@ def upload_order(
             is_stopped=is_stopped,
             parts_max=order.parts_max,
             send_aside=send_aside,
+            memory=memory,
         )
 
 
+#: Parts of a run in flight, as a multiple of those of a live segment.
+HISTORY_PARTS = 2
 #: Segments in parallel take at most this share of the budget; the first one takes what it needs.
 HISTORY_SHARE = 2
 
@@ -324,14 +338,15 @@ def segment_memory_bytes(settings: OffloadSettings, parts_max: int = 1) -> int:
 
 
 def parts_at_once(settings: OffloadSettings, segments_max: int, limit_bytes: int) -> int:
-    """Parts of each segment of a run to send in parallel: in total as many as of one live segment, within the segments'
-    share of the budget. Several parallel segments keep a store busy without it.
+    """Parts of each segment of a run to send in parallel: in total twice as many as of one live segment, since nothing
+    else waits for a connection in a run over history; within the segments' share of the budget. Several parallel
+    segments keep a store busy without it.
 
     Args:
         segments_max: of the run, in parallel.
         limit_bytes: the process's budget.
     """
-    parts = max(1, settings.parts_in_flight_max // segments_max)
+    parts = max(1, HISTORY_PARTS * settings.parts_in_flight_max // segments_max)
     while parts > 1 and segments_max * segment_memory_bytes(settings, parts) * HISTORY_SHARE > limit_bytes:
         parts -= 1
     return parts
@@ -469,7 +484,7 @@ class BackfillJob:
         for gap in (edit for edit in first_edits if isinstance(edit, Gap)):
             require_recording(log.stream, gap, tools.settings.on_gap)
         settings, budget = tools.settings, tools.budget
-        self._segments_max = 1 if plan.independent else settings.backfill_segments_in_flight_max
+        self._segments_max = plan.at_once(settings.backfill_segments_in_flight_max)
         self._attempts_max = 1 if plan.independent else ATTEMPTS_MAX
         self._parts_max = 1 if budget is None else parts_at_once(settings, self._segments_max, budget.limit_bytes)
         self._done: Future[HistoryResult] = Future()

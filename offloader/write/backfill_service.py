@@ -602,10 +602,13 @@ class BackfillService:
         log.commit_as_maintainer([edit])
         return True
 
-    def note_ends(self, source: LedgerSource, stream: str) -> list[int]:
+    def note_ends(self, source: LedgerSource, stream: str, *, method: str = "") -> list[int]:
         """Record and return the committed ledgers that the source has closed since; takes no ownership.
 
         A ledger offloaded while open is known to be complete only then.
+
+        Args:
+            method: record it too, as ``switch`` does; empty: leave the stream's.
         """
         log = self._log(stream)
         source = checked(source, log)
@@ -617,8 +620,9 @@ class BackfillService:
             if info.closed and end is not None and Position(info.ledger_id, info.last_entry_id) <= end
             if info.ledger_id not in known and not is_left_out(state, info)
         ]
-        if facts:
-            log.commit_as_maintainer(facts)
+        methods = [SetMethod(method)] if method and state.method != method else []
+        if facts or methods:
+            log.commit_as_maintainer([*methods, *facts])
         return [fact.ledger_id for fact in facts]
 
     def rollback(

@@ -378,7 +378,8 @@ class Ownership:
         """
         self._is_fresh = not self._loaded
         if not self._loaded:
-            self._log.load(create=True)
+            if not self._epoch_open:  # else its record was the newest just now
+                self._log.load(create=True)
             compare_source(self._source, self._log.state)
             self._loaded = True
         if identified(self._source) is not None:

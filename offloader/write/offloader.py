@@ -33,7 +33,7 @@ from offloader.settings.layered import SettingsFile
 from offloader.store.base import ObjectStore
 from offloader.store.wrappers import recorder_of, require_limits
 from offloader.telemetry.recorder import NO_TELEMETRY
-from offloader.write.backfill import BackfillPlan, HistoryResult, HistoryTools, upload_order
+from offloader.write.backfill import HISTORY_PARTS, BackfillPlan, HistoryResult, HistoryTools, upload_order
 from offloader.write.backfill_service import BackfillService, LedgerMethodPlan, LedgerTrigger
 from offloader.write.machine import StreamOffload
 from offloader.write.quota import MemoryBudget, StreamQuota
@@ -93,7 +93,7 @@ class LedgerOffloader:
         # A simulation runs everything itself.
         self._uploaders = workers or Workers(self.settings.offload.backfill_segments_in_flight_max, self._clock)
         # Separate threads: a segment that waits for its parts occupies an uploader, and live parts don't wait for one.
-        self._senders = Workers(self.settings.offload.parts_in_flight_max, self._clock)
+        self._senders = Workers(HISTORY_PARTS * self.settings.offload.parts_in_flight_max, self._clock)
         self._run_workers = Workers(LEDGER_RUNS_MAX, self._clock)
         # Separate thread: it reports when all workers hang in the store.
         self._observers = Workers(1, self._clock)
@@ -101,11 +101,10 @@ class LedgerOffloader:
         self._budget = MemoryBudget(self.settings.offload.offload_memory_bytes_max, request_flush.schedule)
         block_bytes = self.settings.offload.block_bytes
         self._block_memory = BlockMemory(block_bytes, BLOCK_MEMORY_BYTES) if block_bytes >= BLOCK_BYTES_MIN else None
-        self._upload_order = partial(
-            upload_order, store, send_aside=None if workers is not None else self._senders.submit
-        )
+        send_aside = None if workers is not None else self._senders.submit
+        self._upload_order = partial(upload_order, store, send_aside=send_aside)
         self._tools = HistoryTools(
-            upload=partial(self._upload_order, settings=self.settings.offload),
+            upload=partial(self._upload_order, settings=self.settings.offload, memory=self._block_memory),
             driver=dict(store.driver_metadata),
             settings=self.settings.offload,
             workers=self._workers,
@@ -178,9 +177,12 @@ class LedgerOffloader:
             after=after,
             sending=sending,
             on_change=on_change,
-            # Blocks of one size share it.
-            memory=self._block_memory if settings.block_bytes == self.settings.offload.block_bytes else None,
+            memory=self._memory_for(settings),
         )
+
+    def _memory_for(self, settings: OffloadSettings) -> BlockMemory | None:
+        # Blocks of one size share it.
+        return self._block_memory if settings.block_bytes == self.settings.offload.block_bytes else None
 
     def offload(
         self,
@@ -365,7 +367,11 @@ class LedgerOffloader:
     def _tools_of(self, settings: OffloadSettings | None) -> HistoryTools:
         if settings is None or settings == self.settings.offload:
             return self._tools
-        return replace(self._tools, settings=settings, upload=partial(self._upload_order, settings=settings))
+        return replace(
+            self._tools,
+            settings=settings,
+            upload=partial(self._upload_order, settings=settings, memory=self._memory_for(settings)),
+        )
 
     def _claim(self, uuid: UUID) -> None:
         with self._lock:
@@ -551,8 +557,6 @@ def offload_manually(
     result = run(
         source, stream, last=last, take_over=take_over, acknowledges=False, on_plan=on_plan, on_progress=on_progress
     )
-    if result.offloaded:
-        runs.switch(stream, method)
-    if result.committed is not None:
-        runs.note_ends(source, stream)
+    if result.committed is not None or result.offloaded:
+        runs.note_ends(source, stream, method=method if result.offloaded else "")
     return result

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from math import ceil
 from typing import Protocol
 from uuid import UUID
 
 import numpy as np
 
+from formats.block_memory import BlockMemory
 from formats.checksum import crc32c
 from formats.entries import EntryBatch, Position
 from formats.extension import Codec
@@ -31,8 +33,9 @@ from offloader.errors import (
     Unsupported,
 )
 from offloader.ledgers.base import LedgerInfo, LedgerSource
+from offloader.parallel_map import both
 from offloader.settings import OffloadSettings
-from offloader.store.base import CREATE, OVERWRITE, ObjectInfo, ObjectStore, PartInfo
+from offloader.store.base import CREATE, OVERWRITE, ObjectInfo, ObjectStore, PartInfo, is_local
 from offloader.write.hot_tier import facts_of
 from offloader.write.quota import part_bytes_for
 
@@ -305,13 +308,19 @@ def verify_objects(
     ledger_id = summary.begin.ledger_id if summary.layout is Layout.V1 else None
     folder = "" if at_root else stream
     keys = data_key(folder, uuid, ledger_id), index_key(folder, uuid, ledger_id)
-    for key, size_bytes in zip(keys, (summary.data_bytes, summary.index_bytes), strict=True):
+
+    def check(key: str, size_bytes: int) -> None:
         try:
             found = store.head(key).size_bytes
         except NotFound as cause:
             raise ObjectMissing(f"{key} isn't in {store.url}, which segment {uuid} of {stream} needs") from cause
         if found != size_bytes:
             raise ObjectChanged(f"{key} in {store.url} has {found} bytes, {size_bytes} were recorded")
+
+    looks = (
+        partial(check, key, size) for key, size in zip(keys, (summary.data_bytes, summary.index_bytes), strict=True)
+    )
+    both(*looks, sequential=is_local(store))
     return keys
 
 
@@ -380,6 +389,7 @@ def write_segment(
     is_stopped: Callable[[], bool] = lambda: False,
     parts_max: int = 1,
     send_aside: Callable[[Callable[[], object]], object] | None = None,
+    memory: BlockMemory | None = None,
 ) -> SegmentSummary:
     """Read the pieces and upload them as one segment; both objects are verified when this returns.
 
@@ -387,6 +397,7 @@ def write_segment(
         pieces: in order, not empty.
         is_stopped: called before each read; when True the upload is aborted.
         parts_max, send_aside: as for ``BoundedUploader``.
+        memory: as for ``SegmentBuilder``.
 
     Raises:
         Unsupported: a ledger has a gap.
@@ -398,6 +409,7 @@ def write_segment(
         block_bytes=settings.block_bytes,
         part_bytes=part_bytes_for(settings),
         codec=Codec[settings.codec.upper()],
+        memory=memory,
     )
     ahead = BoundedUploader(upload, parts_max, send_aside)
     multipart = False
