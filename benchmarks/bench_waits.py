@@ -45,6 +45,7 @@ from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from offloader.store.wrappers import Request, StoreWrapper
+from services.servers import Endpoint
 
 ROOT = Path(__file__).parent.parent
 PARTS = ("offload", "append", "scan", "requests", "commands")
@@ -141,11 +142,15 @@ def rates(found: Mapping[str, list[float]], mib: int) -> dict[str, object]:
 
 
 def append(place: Place, mib: int, rounds: int) -> Mapping[str, object]:
-    """Durable appends with offloading on, beside the same with it off."""
+    """Durable appends with offloading on, beside the same with it off.
+
+    ``limit``: off, while bare boto3 uploads as many bytes from another process: what the machine has left for appends
+    when nothing but the upload itself is paid for.
+    """
     chunk = entries(CALL_ENTRIES, 2)
     calls = mib * MIB // (CALL_ENTRIES * ENTRY_BYTES)
 
-    def run(method: str) -> float:
+    def run(method: str, *, clean: bool = True) -> float:
         with tempfile.TemporaryDirectory() as folder, contextlib.closing(place.store(uuid4().hex)) as store:
             settings = Settings.of({"offload": {"method": method}})
             ledgers = f"sqlite:///{folder}/ledgers.db"
@@ -157,11 +162,28 @@ def append(place: Place, mib: int, rounds: int) -> Mapping[str, object]:
 
             taken = seconds(work)
             ledger.close(drain=False)
+        if clean:
+            place.rig.clean()
+        return taken
+
+    def beside_bare() -> float:
+        line = [sys.executable, __file__, "--count", "upload", "--url", place.url, "--mib", str(mib)]
+        with subprocess.Popen(line, env=place.environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as uploader:
+            assert uploader.stdout is not None
+            assert uploader.stdin is not None
+            uploader.stdout.readline()  # it is ready
+            uploader.stdin.write(b"go\n")
+            uploader.stdin.flush()
+            taken = run("none", clean=False)
+            uploader.stdin.close()
         place.rig.clean()
         return taken
 
-    found = in_turns(rounds, {"ours": partial(run, "streaming"), "bare": partial(run, "none")})
-    return {name.replace("bare", "off"): value for name, value in rates(found, mib).items()}
+    works = {"ours": partial(run, "streaming"), "bare": partial(run, "none"), "limit": beside_bare}
+    found = in_turns(rounds, works)
+    limit = statistics.median(found["bare"]) / statistics.median(found["limit"])
+    named = {name.replace("bare", "off"): value for name, value in rates(found, mib).items()}
+    return named | {"limit_ratio": round(limit, 2)}
 
 
 def scan(place: Place, mib: int, rounds: int) -> Mapping[str, object]:
@@ -224,10 +246,23 @@ class ChainStore(StoreWrapper):
         return max((length for _, length in lengths), default=0)
 
 
-def count_requests(url: str, part: str) -> None:
+def upload_beside(rig: Rig, url: str, mib: int) -> None:
+    """Bare uploads of as many bytes, from a process of its own, once it is told to."""
+    body = np.random.default_rng(1).bytes(4 * PART_BYTES)
+    client = rig.client(url)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    parts = [body[at : at + PART_BYTES] for at in range(0, len(body), PART_BYTES)]
+    bare_uploads(client, parts, [mib * MIB], PART_BYTES, PARTS_IN_FLIGHT)
+
+
+def count_requests(url: str, part: str, mib: int) -> None:
     """Prints the longest chain: runs in a process of its own, which has opened nothing yet."""
     named = {"access_key": "AWS_ACCESS_KEY_ID", "secret_key": "AWS_SECRET_ACCESS_KEY"}
     keys: dict[str, Any] = {option: os.environ[name] for option, name in named.items()}
+    if part == "upload":
+        upload_beside(Rig(Endpoint("s3", url, *keys.values()), 0, ROOT), url, mib)
+        return
     if part == "reader":
         store = ChainStore(open_store(f"s3://{BUCKET}/waits", endpoint_url=url, **keys))
         with open_reader(store, STREAM) as reader:
@@ -324,12 +359,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--delay-ms", nargs="*", type=float, default=[0.0, 30.0])
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--count", choices=("reader", "writer"), help=argparse.SUPPRESS)
+    parser.add_argument("--count", choices=("reader", "writer", "upload"), help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
     given = parser.parse_args()
     sys.setswitchinterval(THREAD_SWITCH_S)  # as commands do
     if given.count:
-        count_requests(given.url, given.count)
+        count_requests(given.url, given.count, given.mib)
         return
     rows: dict[str, object] = {}
 

@@ -338,15 +338,15 @@ def segment_memory_bytes(settings: OffloadSettings, parts_max: int = 1) -> int:
 
 
 def parts_at_once(settings: OffloadSettings, segments_max: int, limit_bytes: int) -> int:
-    """Parts of each segment of a run to send in parallel: in total twice as many as of one live segment, since nothing
-    else waits for a connection in a run over history; within the segments' share of the budget. Several parallel
-    segments keep a store busy without it.
+    """Parts of each segment of a run to send in parallel, within the segments' share of the budget: as many as of a
+    live segment, in total at most twice as many. Several parallel segments keep a store busy without it.
 
     Args:
         segments_max: of the run, in parallel.
         limit_bytes: the process's budget.
     """
-    parts = max(1, HISTORY_PARTS * settings.parts_in_flight_max // segments_max)
+    most = settings.parts_in_flight_max
+    parts = max(1, min(most, HISTORY_PARTS * most // segments_max))
     while parts > 1 and segments_max * segment_memory_bytes(settings, parts) * HISTORY_SHARE > limit_bytes:
         parts -= 1
     return parts

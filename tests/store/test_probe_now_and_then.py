@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import re
+import time
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from offloader.errors import Unsupported
 from offloader.store.base import OVERWRITE, PutMode
 from offloader.store.open import open_store
 from offloader.store.probe import probe_conditional_puts, require_conditional_puts
+from offloader.store.wrappers import requests_of
 from offloader.testing.faulty_store import FaultyStore
 from offloader.testing.store_suite import all_keys
 from tests.support.holding_proxy import HoldingProxy
@@ -71,3 +75,32 @@ def test_probe_detects_intermittently_ignored_conditions(seed: int) -> None:
 def test_probe_detects_one_intermittently_ignored_condition(kinds: str) -> None:
     [problem] = probe_conditional_puts(Moody(1, 0.2, kinds), rounds=0).problems
     assert ("creates" in problem) is (kinds == "create")
+
+
+def test_store_that_passed_is_asked_less_by_the_next_command_within_a_day(servers: Any, tmp_path: Path) -> None:
+    place = servers.place("moto")
+    asked = []
+    for age_s in (0, 3600, 25 * 3600):
+        for note in (tmp_path / "notes").glob("*"):
+            os.utime(note, (time.time() - age_s,) * 2)
+        store = open_store(place.url, **place.options)
+        require_conditional_puts(store, notes=tmp_path / "notes")
+        asked.append(sum(count.requests for count in requests_of(store).values()))
+    assert asked[0] > 150
+    assert asked[1] < 30
+    assert asked[2] == asked[0]
+
+
+def test_store_that_fails_the_probe_is_not_noted(servers: Any, tmp_path: Path) -> None:
+    place = servers.place("moto")
+    with DroppingConditions(place.endpoint.url, 20) as proxy:
+        store = open_store(place.url, **{**place.options, "endpoint_url": proxy.url})
+        with pytest.raises(Unsupported):
+            require_conditional_puts(store, notes=tmp_path / "notes")
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_probe_does_not_need_its_notes(servers: Any, tmp_path: Path) -> None:
+    place = servers.place("moto")
+    (tmp_path / "notes").write_text("no folder")
+    assert require_conditional_puts(open_store(place.url, **place.options), notes=tmp_path / "notes").conditional

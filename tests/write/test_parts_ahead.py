@@ -143,10 +143,29 @@ def test_closing_the_offloader_ends_waiting_part_uploads(new_bench: Callable[...
 
 
 @pytest.mark.parametrize(
-    ("segments", "limit_mib", "parts"), [(1, 512, 4), (2, 512, 2), (4, 512, 1), (1, 200, 4), (1, 130, 2), (1, 40, 1)]
+    ("segments", "limit_mib", "parts"),
+    [(1, 512, 4), (2, 512, 4), (4, 512, 2), (8, 512, 1), (1, 200, 4), (1, 130, 2), (1, 40, 1)],
 )
 def test_parts_at_once_keep_within_the_share_of_the_memory(segments: int, limit_mib: int, parts: int) -> None:
     settings = OffloadSettings()
     assert parts_at_once(settings, segments, limit_mib * MIB) == parts
     if parts > 1:
         assert segments * segment_memory_bytes(settings, parts) * HISTORY_SHARE <= limit_mib * MIB
+
+
+def test_plan_of_one_segment_leaves_all_parts_to_it(new_bench: Callable[..., Bench]) -> None:
+    """A run that may write four segments at once, with one to write."""
+    bench = new_bench(3)
+    bench.append(400)
+
+    def run() -> None:
+        bench.offloader.history.backfill(bench.ledgers, STREAM)
+        bench.done.set()
+
+    bench.thread = threading.Thread(target=run)
+    bench.thread.start()
+    eventually(lambda: bench.store.waiting == 3)
+    bench.store.open.set()
+    assert bench.done.wait(PATIENCE_S)
+    assert bench.store.waiting_max == 3
+    assert stored_entries(bench.store.inner, STREAM) == bench.ledgers.appended
