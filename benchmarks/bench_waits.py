@@ -179,7 +179,11 @@ def append(place: Place, mib: int, rounds: int) -> Mapping[str, object]:
         place.rig.clean()
         return taken
 
-    works = {"ours": partial(run, "streaming"), "bare": partial(run, "none"), "limit": beside_bare}
+    works: dict[str, Callable[[], float]] = {
+        "ours": partial(run, "streaming"),
+        "bare": partial(run, "none"),
+        "limit": beside_bare,
+    }
     found = in_turns(rounds, works)
     limit = statistics.median(found["bare"]) / statistics.median(found["limit"])
     named = {name.replace("bare", "off"): value for name, value in rates(found, mib).items()}

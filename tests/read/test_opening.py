@@ -91,7 +91,7 @@ def test_store_of_this_machine_is_asked_for_one_thing_after_the_other(memory: Ob
     StreamWriter(memory, STREAM).add([batch_of(1, 0, 5)])
 
     class Counting(DistantStore):
-        driver_metadata = memory.driver_metadata  # type: ignore[assignment]
+        driver_metadata = memory.driver_metadata
 
     store = Counting(memory, away_s=0)
     load_manifest(store, STREAM)
