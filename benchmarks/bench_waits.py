@@ -37,6 +37,7 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.s3_rig import BUCKET, MIB, Rig, bare_uploads, rig, through
+from formats.checksum import crc32c
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import load_manifest
 from offloader.read.reader import open_reader
@@ -107,7 +108,7 @@ def in_turns(rounds: int, works: Mapping[str, Callable[[], float]]) -> dict[str,
 
 
 def offload(place: Place, database: Path, mib: int, rounds: int) -> Mapping[str, object]:
-    """Whole command against bare uploads of the same payload."""
+    """Whole command against bare uploads of the same payload; ``limit``: a bare program that reads the database too."""
     body = np.random.default_rng(1).bytes(4 * PART_BYTES)
     parts = [body[at : at + PART_BYTES] for at in range(0, len(body), PART_BYTES)]
     client = place.rig.client(place.url)
@@ -125,8 +126,14 @@ def offload(place: Place, database: Path, mib: int, rounds: int) -> Mapping[str,
         place.rig.clean()
         return taken
 
+    def limit() -> float:
+        line = [sys.executable, str(ROOT / "benchmarks/bare_offload.py"), str(database), place.url, BUCKET]
+        taken = seconds(lambda: subprocess.run(line, env=place.environment(), check=True))
+        place.rig.clean()
+        return taken
+
     with contextlib.closing(client):
-        found = in_turns(rounds, {"ours": command, "bare": bare})
+        found = in_turns(rounds, {"ours": command, "bare": bare, "limit": limit})
     return rates(found, mib)
 
 
@@ -138,7 +145,7 @@ def rates(found: Mapping[str, list[float]], mib: int) -> dict[str, object]:
         "bare_mb_s": round(mib * MIB / 1e6 / middle["bare"]),
         "ratio": round(middle["bare"] / middle["ours"], 2),
         "ratios": [round(b / o, 2) for o, b in zip(found["ours"], found["bare"], strict=True)],
-    }
+    } | ({"limit_ratio": round(middle["bare"] / middle["limit"], 2)} if "limit" in middle else {})
 
 
 def append(place: Place, mib: int, rounds: int) -> Mapping[str, object]:
@@ -185,13 +192,11 @@ def append(place: Place, mib: int, rounds: int) -> Mapping[str, object]:
         "limit": beside_bare,
     }
     found = in_turns(rounds, works)
-    limit = statistics.median(found["bare"]) / statistics.median(found["limit"])
-    named = {name.replace("bare", "off"): value for name, value in rates(found, mib).items()}
-    return named | {"limit_ratio": round(limit, 2)}
+    return {name.replace("bare", "off"): value for name, value in rates(found, mib).items()}
 
 
 def scan(place: Place, mib: int, rounds: int) -> Mapping[str, object]:
-    """From opening to the last batch, against bare GETs of the data objects."""
+    """From opening to the last batch, against bare GETs of the data objects; ``limit``: with a CRC-32C and a copy."""
     client = place.rig.client(place.url)
     with contextlib.closing(place.store()) as store:
         sizes = [
@@ -218,8 +223,18 @@ def scan(place: Place, mib: int, rounds: int) -> Mapping[str, object]:
             with ThreadPoolExecutor(GETS_IN_FLIGHT) as threads:
                 return seconds(lambda: sum(threads.map(get, ranges)))
 
+        def get_and_copy(wanted: tuple[str, int, int]) -> int:
+            key, start, stop = wanted
+            answer = client.get_object(Bucket=BUCKET, Key=key, Range=f"bytes={start}-{stop - 1}")
+            data = answer["Body"].read()
+            return crc32c(data) + len(np.frombuffer(data, dtype=np.uint8).copy())
+
+        def limit() -> float:
+            with ThreadPoolExecutor(GETS_IN_FLIGHT) as threads:
+                return seconds(lambda: sum(threads.map(get_and_copy, ranges)))
+
         with contextlib.closing(client):
-            return rates(in_turns(rounds, {"ours": ours, "bare": bare}), mib)
+            return rates(in_turns(rounds, {"ours": ours, "bare": bare, "limit": limit}), mib)
 
 
 class ChainStore(StoreWrapper):

@@ -1,0 +1,74 @@
+"""The least that brings a ledger database into a bucket: rows out of SQLite, parts of them, nothing written down.
+
+    python benchmarks/bare_offload.py DATABASE ENDPOINT_URL BUCKET
+
+No entries, no blocks, no index and no manifest: the limit that ``bench_waits.py`` measures whole commands against. It
+imports what an offload needs, reads the same rows, hashes each part as the store does, and has eight in flight.
+"""
+
+from __future__ import annotations
+
+import base64
+import sqlite3
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from uuid import uuid4
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import boto3
+import numpy as np  # noqa: F401 - an offload has to import it
+import pyarrow as pa  # noqa: F401 - likewise
+from botocore.config import Config
+from google_crc32c import value as crc32c
+
+PART_BYTES, IN_FLIGHT = 16 * 1024 * 1024, 8
+
+
+def parts_of(database: str) -> Iterator[bytes]:
+    """The payloads of all rows, joined and cut into parts."""
+    connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
+    held: list[bytes] = []
+    for (payload,) in connection.execute("SELECT payload FROM chunks ORDER BY ledger_id, first_entry_id"):
+        held.append(payload)
+        if sum(map(len, held)) >= PART_BYTES:
+            joined = b"".join(held)
+            yield joined[:PART_BYTES]
+            held = [joined[PART_BYTES:]]
+    if any(held):
+        yield b"".join(held)
+
+
+def main(database: str, url: str, bucket: str) -> None:
+    config = Config(
+        s3={"payload_signing_enabled": False}, max_pool_connections=IN_FLIGHT, retries={"total_max_attempts": 1}
+    )
+    client = boto3.client("s3", endpoint_url=url, region_name="us-east-1", config=config)
+    key = f"bare-{uuid4()}"
+    upload = client.create_multipart_upload(Bucket=bucket, Key=key, ChecksumAlgorithm="CRC32C")["UploadId"]
+    room = threading.Semaphore(IN_FLIGHT)
+
+    def send(number: int, body: bytes) -> dict[str, object]:
+        try:
+            checksum = base64.b64encode(crc32c(body).to_bytes(4, "big")).decode()
+            answer = client.upload_part(
+                Bucket=bucket, Key=key, UploadId=upload, PartNumber=number, Body=body, ChecksumCRC32C=checksum
+            )
+            return {"PartNumber": number, "ETag": answer["ETag"], "ChecksumCRC32C": checksum}
+        finally:
+            room.release()
+
+    sent = []
+    with ThreadPoolExecutor(IN_FLIGHT) as threads:
+        for number, body in enumerate(parts_of(database), 1):
+            room.acquire()
+            sent.append(threads.submit(send, number, body))
+        parts = [each.result() for each in sent]
+    client.complete_multipart_upload(Bucket=bucket, Key=key, UploadId=upload, MultipartUpload={"Parts": parts})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
