@@ -81,6 +81,8 @@ def require_conditional_puts(
         # Without the note, the next command asks as much again.
         with contextlib.suppress(OSError):
             note.parent.mkdir(parents=True, exist_ok=True)
+            for old in [each for each in note.parent.iterdir() if not _is_recent(each)]:
+                old.unlink(missing_ok=True)
             note.touch()
     return result
 

@@ -80,6 +80,8 @@ def test_probe_detects_one_intermittently_ignored_condition(kinds: str) -> None:
 def test_store_that_passed_is_asked_less_by_the_next_command_within_a_day(servers: Any, tmp_path: Path) -> None:
     place = servers.place("moto")
     asked = []
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "of-another-store").touch()
     for age_s in (0, 3600, 25 * 3600):
         for note in (tmp_path / "notes").glob("*"):
             os.utime(note, (time.time() - age_s,) * 2)
@@ -89,6 +91,7 @@ def test_store_that_passed_is_asked_less_by_the_next_command_within_a_day(server
     assert asked[0] > 150
     assert asked[1] < 30
     assert asked[2] == asked[0]
+    assert len(list((tmp_path / "notes").iterdir())) == 1, "old notes are removed"
 
 
 def test_store_that_fails_the_probe_is_not_noted(servers: Any, tmp_path: Path) -> None:
