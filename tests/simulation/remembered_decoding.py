@@ -40,7 +40,11 @@ _OF_SAME_VALUES: tuple[tuple[Any, str], ...] = ((log, "fold"), (checkpoint, "fol
 
 @contextlib.contextmanager
 def decoding_remembered() -> Iterator[None]:
-    """See the module."""
+    """See the module. Inside of another one nothing is added."""
+    decode = CheckedDocument.__dict__["decode"]
+    if hasattr(decode.__func__, "cache_info"):
+        yield
+        return
     with contextlib.ExitStack() as stack:
         remembered: dict[object, Callable[..., Any]] = {}
         for users, remember in ((_OF_EQUAL_VALUES, lru_cache(RESULTS_MAX)), (_OF_SAME_VALUES, _by_identity)):
@@ -56,7 +60,6 @@ def decoding_remembered() -> Iterator[None]:
             fold=remembered[whole.fold],
             settle=_by_identity(whole.settle),
         )
-        decode = CheckedDocument.__dict__["decode"]
         stack.callback(setattr, CheckedDocument, "decode", decode)
         remembering: Any = lru_cache(RESULTS_MAX)(decode.__func__)
         CheckedDocument.decode = classmethod(remembering)  # type: ignore[assignment,method-assign]
