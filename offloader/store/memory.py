@@ -125,7 +125,10 @@ class MemoryStore(checks.CheckedStore):
             page = itertools.islice(keys, start, start + limit + 1)
             begun = itertools.takewhile(lambda full_key: full_key.startswith(full_prefix), page)
             found = [self._bucket.objects[full_key][0] for full_key in begun]
-        objects = tuple(replace(self._told(info), metadata={}, crc32c=None) for info in found[:limit])
+        root = len(self._root)
+        objects = tuple(
+            ObjectInfo(info.key[root:], info.size_bytes, info.etag, info.modified_ms) for info in found[:limit]
+        )
         return ListPage(objects, objects[-1].key if len(found) > limit else None)
 
     def _delete(self, keys: Sequence[str]) -> Sequence[DeleteFailure]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
+
+import greenlet  # type: ignore[import-untyped]
 
 from offloader.errors import OffloaderError
 from offloader.store.base import DeleteFailure, ObjectStore
@@ -14,8 +15,6 @@ from tests.simulation.simulated_store import FaultModel, FaultPlan, SimulatedSto
 __all__ = ["InterleavedStore", "Strand"]
 
 _Answer = TypeVar("_Answer")
-#: A turn that takes longer is a deadlock.
-TURN_S_MAX = 60.0
 
 
 class _Ended(BaseException):
@@ -23,7 +22,9 @@ class _Ended(BaseException):
 
 
 class Strand:
-    """One call on a thread of its own.
+    """One call on a stack of its own: a greenlet, since threads that take turns spend most of their time waking up.
+
+    Strands share a thread, so one that waits for another's lock waits for ever.
 
     Args:
         name: for the trace.
@@ -54,14 +55,14 @@ class Strand:
         self.result: object = None
         self.error: BaseException | None = None
         self._run = run
-        self._go, self._back = threading.Semaphore(0), threading.Semaphore(0)
         self._is_ended = False
-        self._thread: threading.Thread | None = None
+        self._is_left = False
+        self._greenlet: greenlet.greenlet = None
 
     @property
     def is_here(self) -> bool:
-        """Whether the caller runs on this strand's thread."""
-        return threading.current_thread() is self._thread
+        """Whether the caller runs on this strand's stack."""
+        return bool(greenlet.getcurrent() is self._greenlet)
 
     def advance(self) -> None:
         """Lets it go on to before its next request, or to its end.
@@ -71,27 +72,29 @@ class Strand:
         """
         if self.is_over:
             return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._body, name=self.name, daemon=True)
-            self._thread.start()
-        else:
-            self._go.release()
-        if not self._back.acquire(timeout=TURN_S_MAX):
-            raise AssertionError(f"{self.name} doesn't come to its next request")
+        if self._greenlet is None:
+            self._greenlet = greenlet.greenlet(self._body)
+        self._greenlet.parent = greenlet.getcurrent()
+        self._greenlet.switch()
         if self.error is not None and not isinstance(self.error, OffloaderError | _Ended):
             raise self.error
 
     def end(self) -> None:
         """Its process is gone: it does nothing more."""
         self.store.dead = self._is_ended = True
-        if self._thread is None:
+        if self._greenlet is None:
             self.is_over = True
         self.advance()
 
     def stop(self) -> None:
-        """On its own thread: waits for its turn."""
-        self._back.release()
-        self._go.acquire()
+        """On its own stack: waits for its turn."""
+        if self._is_left:
+            raise _Ended
+        try:
+            self._greenlet.parent.switch()
+        except greenlet.GreenletExit:  # nobody refers to it any more
+            self._is_left = True
+            raise
         if self._is_ended:
             raise _Ended
 
@@ -101,7 +104,6 @@ class Strand:
         except BaseException as error:
             self.error = error
         self.is_over = True
-        self._back.release()
 
 
 class InterleavedStore(SimulatedStore):

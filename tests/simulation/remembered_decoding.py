@@ -1,37 +1,89 @@
-"""Manifest objects decoded once in many simulated worlds: a world's processes read each of them dozens of times."""
+"""Pure functions of the product that many simulated worlds call with the same values: each is computed once.
+
+A world's processes read each of its objects dozens of times. Equal bytes give the same value, which nothing can change,
+and the same view with the same record gives the same view. What raises an error is tried each time.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import lru_cache
-from types import ModuleType
 from typing import Any
 
-from formats.checkpoint import decode_checkpoint
-from formats.manifest import decode_record
-from offloader.manifest import boundary, checkpoint, load
+from formats import checkpoint_parquet
+from formats.checked_json import CheckedDocument
+from offloader.manifest import boundary, checkpoint, load, log
+from offloader.store import checks
+from tests.simulation import simulation_checks
 
 __all__ = ["decoding_remembered"]
 
-#: Of each kind; a world has some hundred.
-OBJECTS_MAX = 1024
-_USERS: tuple[tuple[ModuleType, Any], ...] = (
-    (load, decode_record),
-    (boundary, decode_record),
-    (load, decode_checkpoint),
-    (checkpoint, decode_checkpoint),
+#: Results of each function that are kept; a world needs some hundred.
+RESULTS_MAX = 1024
+#: Functions of bytes and plain values, each with its users.
+_OF_EQUAL_VALUES: tuple[tuple[Any, str], ...] = (
+    (load, "decode_record"),
+    (boundary, "decode_record"),
+    (load, "decode_checkpoint"),
+    (checkpoint, "decode_checkpoint"),
+    (load, "decode_columns"),
+    (load, "decode_ledgers"),
+    (checkpoint_parquet, "require_sizes"),
+    (checks, "_key_problem"),
+    (simulation_checks, "entries_in"),
 )
+#: Functions of values that are compared by what they are, not by what they hold.
+_OF_SAME_VALUES: tuple[tuple[Any, str], ...] = ((log, "fold"), (checkpoint, "fold"), (load, "restored"))
 
 
 @contextlib.contextmanager
 def decoding_remembered() -> Iterator[None]:
-    """Equal bytes give the same value, which nothing can change; what can't be decoded is tried each time."""
-    remembered: dict[str, Any] = {each.__name__: lru_cache(OBJECTS_MAX)(each) for _, each in _USERS}
-    try:
-        for module, decode in _USERS:
-            setattr(module, decode.__name__, remembered[decode.__name__])
+    """See the module. Inside of another one nothing is added."""
+    decode = CheckedDocument.__dict__["decode"]
+    if hasattr(decode.__func__, "cache_info"):
         yield
-    finally:
-        for module, decode in _USERS:
-            setattr(module, decode.__name__, decode)
+        return
+    with contextlib.ExitStack() as stack:
+        remembered: dict[object, Callable[..., Any]] = {}
+        for users, remember in ((_OF_EQUAL_VALUES, lru_cache(RESULTS_MAX)), (_OF_SAME_VALUES, _by_identity)):
+            for owner, name in users:
+                function = getattr(owner, name)
+                stack.callback(setattr, owner, name, function)
+                setattr(owner, name, remembered.setdefault(function, remember(function)))
+        whole = load._WHOLE
+        stack.callback(setattr, load, "_WHOLE", whole)
+        load._WHOLE = replace(
+            whole,
+            begin=lru_cache(RESULTS_MAX)(whole.begin),
+            fold=remembered[whole.fold],
+            settle=_by_identity(whole.settle),
+        )
+        stack.callback(setattr, CheckedDocument, "decode", decode)
+        remembering: Any = lru_cache(RESULTS_MAX)(decode.__func__)
+        CheckedDocument.decode = classmethod(remembering)  # type: ignore[assignment,method-assign]
+        yield
+
+
+def _by_identity(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function`` with its results by the identity of its arguments, which live as long as the result is kept."""
+    results: dict[tuple[object, ...], tuple[object, object]] = {}
+
+    def remembered(*arguments: Any) -> Any:
+        key = tuple(map(_identity, arguments))
+        found = results.get(key)
+        if found is None:
+            if len(results) >= RESULTS_MAX:
+                results.clear()
+            kept = [list(each) if isinstance(each, list) else each for each in arguments]
+            found = results[key] = (function(*arguments), kept)
+        return found[0]
+
+    return remembered
+
+
+def _identity(value: object) -> object:
+    if isinstance(value, list):
+        return tuple(map(id, value))
+    return value if isinstance(value, str) else id(value)

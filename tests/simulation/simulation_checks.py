@@ -19,7 +19,7 @@ from offloader.manifest.load import load_manifest_view
 from offloader.manifest.state import ManifestState
 from offloader.store.base import ObjectStore
 
-__all__ = ["loaded", "stored_entries", "what_is_unaccounted", "what_is_unreadable"]
+__all__ = ["entries_in", "loaded", "stored_entries", "what_is_unaccounted", "what_is_unreadable"]
 
 _BLOCK_BYTES_MAX = 2**30
 
@@ -51,14 +51,21 @@ def stored_entries(store: ObjectStore, state: ManifestState) -> list[tuple[Posit
         ledger_id = segment.v1_ledger_id
         data = store.get(data_key(state.stream, segment.uuid, ledger_id))[0]
         index = store.get(index_key(state.stream, segment.uuid, ledger_id))[0]
-        for offset in SegmentMap.parse(index, ledger_id=ledger_id).blocks.offset.tolist():
-            batch = decode_block(
-                memoryview(data)[offset:],
-                block_bytes_max=_BLOCK_BYTES_MAX,
-                decompressed_bytes_max=_BLOCK_BYTES_MAX,
-                ledger_id=ledger_id,
-            )
-            found += [(entry.position, entry.payload) for entry in batch.entries()]
+        found += entries_in(data, index, ledger_id)
+    return found
+
+
+def entries_in(data: bytes, index: bytes, ledger_id: int | None) -> list[tuple[Position, bytes]]:
+    """The entries of one segment. Nobody may change the list: in a long run it is computed once."""
+    found: list[tuple[Position, bytes]] = []
+    for offset in SegmentMap.parse(index, ledger_id=ledger_id).blocks.offset.tolist():
+        batch = decode_block(
+            memoryview(data)[offset:],
+            block_bytes_max=_BLOCK_BYTES_MAX,
+            decompressed_bytes_max=_BLOCK_BYTES_MAX,
+            ledger_id=ledger_id,
+        )
+        found += [(entry.position, entry.payload) for entry in batch.entries()]
     return found
 
 

@@ -6,6 +6,7 @@ Owns the command line and what it prints. Must never decide what is right: ``tes
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import gc
 import itertools
 import os
@@ -22,6 +23,8 @@ __all__ = ["broken_seeds", "main"]
 
 #: Seeds that one worker process takes at once.
 CHUNK_SEEDS = 50
+#: A seed that takes longer waits for something that never comes: the process shows where, and ends.
+SEED_S_MAX = 900
 #: One in so many seeds is also run as a world that is tended, and as one of a topic: they take much longer.
 TENDED_EVERY, TOPIC_EVERY = 4, 8
 
@@ -60,12 +63,14 @@ def _broken_of(seeds: range, run: Callable[[int], object], option: str) -> list[
     gc.set_threshold(50_000, 20, 20)  # a world's garbage is small: collecting it took a fifth of the time
     with decoding_remembered():
         for seed in seeds:
+            faulthandler.dump_traceback_later(SEED_S_MAX, exit=True, file=sys.__stderr__ or sys.stderr)
             try:
                 run(seed)
             except InvariantBroken as broken:
                 found.append((seed, str(broken)))
             except Exception as error:
                 found.append((seed, f"{type(error).__name__}: {error}; again: ./dev soak {option}--seed {seed}"))
+    faulthandler.cancel_dump_traceback_later()
     return found
 
 

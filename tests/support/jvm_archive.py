@@ -1,16 +1,21 @@
-"""Starts of Spark's JVMs at half their cost: compiled once, and with classes from an archive (Java's AppCDS).
+"""Starts of Spark's and brokers' JVMs at half their cost: compiled once, and classes from an archive (Java's AppCDS).
 
 A Spark that a test starts lives for seconds, so the optimising compiler costs more than it brings. The archive lies in
-the environment whose jars it was made of; ``python -m tests.support.jvm_archive`` makes it where it is missing, before
-all tests run. A JVM without it, or with other jars, reads its classes from the jars as always.
+the environment whose jars it was made of, the broker's beside its jars. ``python -m tests.support.jvm_archive`` makes
+them where they are missing, before all tests run. A JVM without one, or with other jars, reads its classes from the
+jars as always.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import tempfile
 from pathlib import Path
+
+from services.binaries import Unavailable
+from services.pulsar.broker import make_class_archive
 
 __all__ = ["ARCHIVE", "JVM_VARIABLES", "make", "speed_up"]
 
@@ -56,5 +61,8 @@ def make() -> None:
         made.rename(ARCHIVE)
 
 
-if __name__ == "__main__" and not ARCHIVE.exists():
-    make()
+if __name__ == "__main__":
+    if not ARCHIVE.exists():
+        make()
+    with contextlib.suppress(Unavailable):
+        make_class_archive()
