@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import dataclass
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 from uuid import UUID
 
 from formats.checkpoint import Checkpoint, RunRef, decode_checkpoint, decode_ledgers
@@ -33,7 +32,7 @@ from offloader.manifest.boundary import (
 )
 from offloader.manifest.catalog import read_entry, require_entry
 from offloader.manifest.compaction import RUN_ROWS_MIN, compacted, restored
-from offloader.manifest.state import EditRefused, ManifestState, View
+from offloader.manifest.state import EditRefused, ManifestState
 from offloader.store.base import ObjectStore
 
 #: Concurrent GETs of tail records: initially, then doubling up to the maximum.
@@ -44,33 +43,13 @@ SEQUENTIAL_RECORDS_MAX = 4
 LISTED_MAX = 10
 
 
-_View = TypeVar("_View", bound=View)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading(Generic[_View]):
-    """How to build a view from a manifest: a complete or a partial one.
-
-    Attributes:
-        begin: the view of an incarnation without records.
-        restore: the view in a checkpoint, given its header and its own segments; reads the runs that it needs.
-        fold: the view after one more record; raises ``EditRefused`` when the record doesn't follow.
-        settle: called occasionally between records.
-    """
-
-    begin: Callable[[str, UUID], _View]
-    restore: Callable[[ObjectStore, str, Checkpoint, SegmentColumns], _View]
-    fold: Callable[[_View, Record], _View]
-    settle: Callable[[_View], _View] = lambda view: view
-
-
 class Passed(Exception):
     """The boundary has passed what was read."""
 
 
 def with_tail(
-    store: ObjectStore, view: _View, reading: Reading[_View], requests_max: int, records_max: int | None = None
-) -> tuple[_View, StoredBoundary | None]:
+    store: ObjectStore, view: ManifestState, requests_max: int, records_max: int | None = None
+) -> LoadedManifest:
     """``view`` with every later record, and the boundary read after that; ``None``: there is none.
 
     Args:
@@ -86,7 +65,7 @@ def with_tail(
     nonces = {view.record_id: view.nonce}
     while True:
         try:
-            view = _tail(store, view, reading, requests_max, records_max, nonces)
+            view = _tail(store, view, requests_max, records_max, nonces)
             listed = _highest_listed(store, view)
         except Unreadable as error:
             # Or it was deleted, or deleted and created again: the boundary decides.
@@ -95,7 +74,7 @@ def with_tail(
             raise
         stored = _boundary(store, view, first)
         if stored is None:
-            return view, None
+            return LoadedManifest(view, None)
         boundary = stored.boundary
         newest = max(listed, boundary.newest_id, boundary.checkpoint_id)
         if newest <= view.record_id:
@@ -106,14 +85,14 @@ def with_tail(
                     "names: that one was lost, and its number created again",
                     hint=REBUILD,
                 )
-            return view, stored
+            return LoadedManifest(view, stored)
         if _record(store, record_key(view.stream, view.incarnation, view.record_id + 1)) is None:
             if _boundary(store, view, first) is None:
-                return view, None
+                return LoadedManifest(view, None)
             raise _lost(view, view.record_id + 1, newest)
 
 
-def _boundary(store: ObjectStore, view: View, first: int) -> StoredBoundary | None:
+def _boundary(store: ObjectStore, view: ManifestState, first: int) -> StoredBoundary | None:
     """The boundary now; raises ``Passed`` if it doesn't keep record ``first`` any more."""
     with suppress(NotFound):
         stored = read_boundary(store, view.stream, view.incarnation)
@@ -123,7 +102,7 @@ def _boundary(store: ObjectStore, view: View, first: int) -> StoredBoundary | No
     return None
 
 
-def _highest_listed(store: ObjectStore, view: View) -> int:
+def _highest_listed(store: ObjectStore, view: ManifestState) -> int:
     """The highest number among the names listed after the last record read; 0: there is none."""
     prefix = manifest_prefix(view.stream, view.incarnation)
     after = record_key(view.stream, view.incarnation, view.record_id)
@@ -131,7 +110,7 @@ def _highest_listed(store: ObjectStore, view: View) -> int:
     return max((number_in(info.key[len(prefix) :]) or 0 for info in page.objects), default=0)
 
 
-def _lost(view: View, record_id: int, newest: int) -> LostRecords:
+def _lost(view: ManifestState, record_id: int, newest: int) -> LostRecords:
     return LostRecords(
         f"manifest of stream {view.stream}: record {record_id} is missing, later ones are there: record {newest} "
         "certainly existed",
@@ -141,12 +120,11 @@ def _lost(view: View, record_id: int, newest: int) -> LostRecords:
 
 def _tail(
     store: ObjectStore,
-    view: _View,
-    reading: Reading[_View],
+    view: ManifestState,
     requests_max: int,
     records_max: int | None,
     nonces: dict[int, str],
-) -> _View:
+) -> ManifestState:
     """Reads records until one is missing; adds the nonce of each to ``nonces``."""
     start = view.record_id
     window = WINDOW_MIN
@@ -165,13 +143,14 @@ def _tail(
             absent = bodies.index(None) if None in bodies else len(bodies)
         for key, body in zip(keys[:absent], bodies[:absent], strict=True):
             assert body is not None
-            view = folded(view, body, key, reading)
+            view = folded(view, body, key)
             nonces[view.record_id] = view.nonce
         if absent < window:
             return view
         if records_max is not None and view.record_id - start > records_max:
             raise Passed
-        view = reading.settle(view)
+        if len(view.segments.tail) > RUN_ROWS_MIN:
+            view = compacted(view)
         window = min(window * 2, WINDOW_MAX)
 
 
@@ -193,10 +172,10 @@ def _record(store: ObjectStore, key: str) -> bytes | None:
     return None
 
 
-def folded(view: _View, body: bytes, key: str, reading: Reading[_View]) -> _View:
+def folded(view: ManifestState, body: bytes, key: str) -> ManifestState:
     """The view after the record in ``body``; raises ``Corrupt`` or ``Unsupported``."""
     try:
-        return reading.fold(view, decode_record(body, object_name=key))
+        return fold(view, decode_record(body, object_name=key))
     except (FormatError, EditRefused) as error:
         raise unreadable(f"manifest of stream {view.stream}, record {view.record_id + 1}", error) from error
 
@@ -239,23 +218,6 @@ def load_manifest_view(
     Args:
         requests_max: concurrent GETs of records; 1: sequential, on this thread.
     """
-    return LoadedManifest(*load_view(store, stream, incarnation, _WHOLE, requests_max=requests_max))
-
-
-def refreshed(store: ObjectStore, state: ManifestState, *, requests_max: int = RECORD_REQUESTS_MAX) -> LoadedManifest:
-    """The newest view, updated from ``state`` if possible."""
-    return LoadedManifest(*refreshed_view(store, state, _WHOLE, requests_max=requests_max))
-
-
-def load_view(
-    store: ObjectStore,
-    stream: str,
-    incarnation: UUID,
-    reading: Reading[_View],
-    *,
-    requests_max: int = RECORD_REQUESTS_MAX,
-) -> tuple[_View, StoredBoundary | None]:
-    """The newest view of an incarnation, and its boundary, as ``load_manifest_view`` reads them."""
     for _ in range(RESTARTS_MAX):
         try:
             stored = read_boundary(store, stream, incarnation)
@@ -263,16 +225,16 @@ def load_view(
             # The boundary is created before the first record and deleted after the last. If the catalogue names the
             # incarnation, it may be lost.
             if _is_empty(store, stream, incarnation):
-                return reading.begin(stream, incarnation), None
+                return LoadedManifest(ManifestState(stream=stream, incarnation=incarnation), None)
             continue
         if stored.boundary.first_kept_id >= GIVEN_UP_ID:
             raise Corrupt(f"the manifest of stream {stream} was given up to be rebuilt", hint=REBUILD)
         with suppress(Passed):
-            view = _from_checkpoint(store, stream, incarnation, stored, reading)
-            view, after = with_tail(store, view, reading, requests_max)
+            view = _from_checkpoint(store, stream, incarnation, stored)
+            view, after = with_tail(store, view, requests_max)
             # Else the stream was deleted meanwhile: its newest records may have been deleted before the GETs.
             if after is not None and (view.record_id or _is_empty(store, stream, incarnation)):
-                return view, after
+                return LoadedManifest(view, after)
     raise StoreUnavailable(f"stream {stream}: its boundary moved {RESTARTS_MAX} times while it was loaded")
 
 
@@ -294,27 +256,24 @@ def _is_empty(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
     return require_never_begun(store, stream, incarnation)
 
 
-def refreshed_view(
-    store: ObjectStore, view: _View, reading: Reading[_View], *, requests_max: int = RECORD_REQUESTS_MAX
-) -> tuple[_View, StoredBoundary | None]:
-    """The newest view and its boundary, updated from ``view`` if possible.
+def refreshed(store: ObjectStore, state: ManifestState, *, requests_max: int = RECORD_REQUESTS_MAX) -> LoadedManifest:
+    """The newest view, updated from ``state`` if possible.
 
     Raises:
-        LostRecords: the manifest ends before ``view`` does, or with another record.
+        LostRecords: the manifest ends before ``state`` does, or with another record.
     """
-    seen_id, seen_nonce = view.record_id, view.nonce
-    if view.record_id:
+    if state.record_id:
         with suppress(Passed):
-            return with_tail(store, view, reading, requests_max, records_max=REFRESHED_RECORDS_MAX)
-    newer, boundary = load_view(store, view.stream, view.incarnation, reading, requests_max=requests_max)
-    is_other = newer.record_id == seen_id and newer.nonce != seen_nonce
-    if boundary is not None and (newer.record_id < seen_id or is_other):
+            return with_tail(store, state, requests_max, records_max=REFRESHED_RECORDS_MAX)
+    newer, boundary = load_manifest_view(store, state.stream, state.incarnation, requests_max=requests_max)
+    is_other = newer.record_id == state.record_id and newer.nonce != state.nonce
+    if boundary is not None and (newer.record_id < state.record_id or is_other):
         raise LostRecords(
-            f"manifest of stream {view.stream}: it ends with record {newer.record_id}, and record {seen_id} was read "
-            "before",
+            f"manifest of stream {state.stream}: it ends with record {newer.record_id}, and record {state.record_id} "
+            "was read before",
             hint=REBUILD,
         )
-    return newer, boundary
+    return LoadedManifest(newer, boundary)
 
 
 def load_manifest_view_at(store: ObjectStore, newest: ManifestState, record_id: int) -> ManifestState:
@@ -339,7 +298,7 @@ def load_manifest_view_at(store: ObjectStore, newest: ManifestState, record_id: 
         state = _checkpoint_at(store, empty, stored, record_id)
         while state.record_id < record_id:
             key = record_key(stream, state.incarnation, state.record_id + 1)
-            state = folded(state, store.get(key)[0], key, _WHOLE)
+            state = folded(state, store.get(key)[0], key)
     except NotFound as error:
         raise gone from error
     return state
@@ -391,15 +350,13 @@ def check_checkpoints(
         checkpoint_id, checksum = header.base_id, header.base_crc32c or None
 
 
-def _from_checkpoint(
-    store: ObjectStore, stream: str, incarnation: UUID, stored: StoredBoundary, reading: Reading[_View]
-) -> _View:
+def _from_checkpoint(store: ObjectStore, stream: str, incarnation: UUID, stored: StoredBoundary) -> ManifestState:
     boundary = stored.boundary
     if boundary.checkpoint_id == 0:
-        return reading.begin(stream, incarnation)
+        return ManifestState(stream=stream, incarnation=incarnation)
     try:
         header, own = _checkpoint(store, stream, incarnation, boundary.checkpoint_id, boundary.checkpoint_crc32c)
-        return reading.restore(store, stream, header, own)
+        return _restored(store, stream, header, own)
     except (NotFound, *Unreadable) as error:
         # A newer checkpoint may have been written, and this one's runs deleted, meanwhile.
         if read_boundary(store, stream, incarnation).boundary != boundary:
@@ -465,16 +422,8 @@ def read_run(store: ObjectStore, prefix: str, run: RunRef) -> bytes:
     return data
 
 
-_WHOLE: Reading[ManifestState] = Reading(
-    begin=lambda stream, incarnation: ManifestState(stream=stream, incarnation=incarnation),
-    restore=_restored,
-    fold=fold,
-    settle=lambda state: compacted(state) if len(state.segments.tail) > RUN_ROWS_MIN else state,
-)
-
-
 def kept_records(
-    store: ObjectStore, state: View, *, newest_first: bool = False, count: int | None = None
+    store: ObjectStore, state: ManifestState, *, newest_first: bool = False, count: int | None = None
 ) -> Iterator[Record]:
     """Kept records of a manifest up to the one at which ``state`` ends.
 
