@@ -526,7 +526,10 @@ class SegmentTable(Mapping[UUID, SegmentRecord]):
 
     def sealed_uuids(self, high: Words, low: Words) -> NDArray[np.bool_]:
         """Which of many uuids are segments outside of the tail."""
-        return np.logical_or.reduce([np.zeros(len(high), bool), *(part.has(high, low) for part in self.sealed)])
+        found = np.zeros(len(high), dtype=bool)
+        for part in self.sealed:
+            found |= part.has(high, low)
+        return found
 
     def _places(self, uuid: UUID) -> Iterator[tuple[int, int]]:
         """Where the segment is sealed: number of the part, and row."""
