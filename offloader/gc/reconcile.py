@@ -203,8 +203,6 @@ class Reconciliation:
         yield from self._swept_manifests()
         yield from self._forgotten(voids, self.now_ms)
 
-    # -- facts
-
     def _knowledge(self, incarnations: Iterable[UUID], old_ms: int) -> LiveSet:
         entry = read_entry(self.store, self.stream)
         if entry is None and not self.is_topic and not is_released(self.store, self.stream):
@@ -266,8 +264,6 @@ class Reconciliation:
         topic = topic_state(self.store, self.stream)
         self._known = replace(self._known, names=names, stopped=stopped, topic=topic)
 
-    # -- garbage
-
     def _judged_uploads(self, listed: Sequence[UploadInfo]) -> Iterator[Garbage]:
         seen = {upload.upload_id for upload in listed}
         yield from self._judged(listed)
@@ -326,8 +322,6 @@ class Reconciliation:
             Garbage.of(info, self.stream, place, self._known.kept_or(Reason.LET_GO, info.modified_ms))
             for place, info in found
         ]
-
-    # -- actions
 
     def _taken(self, some: Sequence[Garbage]) -> Iterator[Garbage]:
         """Delete, and report the outcome of each."""
