@@ -388,6 +388,7 @@ _HEAD = """\
 # and its unit: ms, s, m, h or d; a size likewise: B, KiB, MiB, GiB or TiB.
 """
 _TAIL = """\
+# --- parts of it for some streams ---------------------------------------------------------------------------------
 # What isn't marked "whole process" can be set for a namespace and for a topic too; the topic counts before the
 # namespace, the namespace before what is above.
 #
