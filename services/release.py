@@ -130,15 +130,15 @@ def container_files(root: Path) -> dict[str, bytes]:
 def release_notes(root: Path, version: str) -> str:
     """The changes of this version, or those that no version has yet, and how to install the release."""
     text = (root / "CHANGELOG.md").read_text(encoding="utf-8")
-    sections = dict(re.findall(r"^## \[([^\]]+)\][^\n]*\n(.*?)(?=^## \[|\Z)", text, re.M | re.S))
+    sections: dict[str, str] = dict(re.findall(r"^## \[([^\]]+)\][^\n]*\n(.*?)(?=^## \[|\Z)", text, re.M | re.S))
     changes = sections.get(version, sections.get("Unreleased", "")).strip()
     return f"""# offloader {version}
 
 ```text
 sha256sum -c SHA256SUMS --ignore-missing
 python3 -m venv ~/offloader
-~/offloader/bin/pip install -c constraints.txt './offloader-{version}-py3-none-any.whl[serve,spark]'
-docker build -f deploy/Containerfile -t offloader:{version} - < offloader-container-{version}.tar.gz
+~/offloader/bin/pip install -c constraints.txt "$(ls ./offloader-{version}-py3-none-any.whl)[serve,spark]"
+docker build -f deploy/Containerfile -t offloader - < "$(ls offloader-container-{version}.tar.gz)"
 ```
 
 `offloader-pulsar-plugin-{version}.nar` goes into a broker's `offloaders` folder.

@@ -36,7 +36,7 @@ def store_url(tmp_path: Path) -> str:
 def readme_lines() -> str:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (code,) = re.findall(r"^```python spark\n(.*?)^```$", text, re.M | re.S)
-    return code
+    return str(code)
 
 
 def run(command: list[str], folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
