@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import pkgutil
 import re
 import sys
@@ -195,11 +196,82 @@ def _limits() -> Iterator[str]:
     yield from _table(("limit", "value", "what"), rows)
 
 
+def _python() -> Iterator[str]:
+    yield f"# Python\n\n{GENERATED}\n"
+    yield "`import offloader` has these names and loads each at its first use. A position is a ledger id and an entry"
+    yield "id. Times are milliseconds since 1970 UTC and sizes are bytes, unless a name says otherwise."
+    yield "[errors.md](errors.md) has every error, [settings.md](settings.md) every setting."
+    for name in sorted(offloader.__all__, key=str.lower):
+        value = getattr(offloader, name)
+        if inspect.ismodule(value):
+            for inner in () if value is offloader.errors else value.__all__:
+                yield from _described(f"offloader.{name}.{inner}", getattr(value, inner), "##")
+        elif not name.startswith("_"):
+            yield from _described(f"offloader.{name}", value, "##")
+
+
+def _described(name: str, value: Any, heading: str) -> Iterator[str]:
+    """A heading, the signature and the docstring of a class, function or property, and a class's own public members."""
+    short = name.rpartition(".")[2]
+    yield f"\n{heading} {name if heading == '##' else short}\n"
+    if callable(value):
+        yield f"```text\n{_signature(short, value)}\n```\n"
+    doc = inspect.getdoc(value) or ""
+    yield "\n\n".join("" if doc.startswith("Alias for") else part for part in _paragraphs(doc))
+    if inspect.isclass(value):
+        for inner, member in vars(value).items():
+            member = getattr(member, "__func__", member)
+            is_shown = inspect.isfunction(member) or isinstance(member, property)
+            if is_shown and not inner.startswith("_") and member.__doc__:
+                yield from _described(f"{name}.{inner}", member, "###")
+
+
+class _Shown:
+    """Text that stands in a signature without quotes."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _signature(name: str, value: Any) -> str:
+    """As in a call; a default whose text would name an address in memory is shown as ``...``."""
+    found = inspect.signature(value)
+    shown = []
+    for each in found.parameters.values():
+        if each.name not in ("self", "cls"):
+            is_object = each.default is not each.empty and (callable(each.default) or " at 0x" in repr(each.default))
+            default = _Shown("...") if is_object else each.default
+            shown.append(each.replace(default=default, annotation=_annotation(each.annotation)))
+    return f"{name}{found.replace(parameters=shown, return_annotation=_annotation(found.return_annotation))}"
+
+
+def _annotation(found: Any) -> Any:
+    if found in (None, inspect.Signature.empty) or isinstance(found, type):
+        return found
+    return _Shown(getattr(found, "__forward_arg__", found))
+
+
+def _paragraphs(doc: str) -> Iterator[str]:
+    """A docstring as Markdown: its sections as lists."""
+    for part in re.split(r"\n\n+", doc):
+        title, _, rest = part.partition("\n")
+        if title in ("Args:", "Attributes:", "Raises:", "Returns:") and rest:
+            items = re.split(r"\n(?! )", inspect.cleandoc(rest))
+            yield title
+            yield "\n".join(f"* {' '.join(item.split())}" for item in items)
+        else:
+            yield " ".join(part.split())
+
+
 def generated() -> dict[Path, str]:
     """Every generated file with its text."""
     for name in _modules():
         importlib.import_module(name)
     pages = {"errors": _errors(), "metrics": _metrics(), "settings": _settings(), "limits": _limits()}
+    pages["python"] = _python()
     found = {REFERENCE / f"{name}.md": "\n".join([*lines, ""]) for name, lines in pages.items()}
     picture = ROOT / "docs" / "explanation" / "layers.svg"
     return {**found, DEPLOY / "offloader.toml": sample_settings(), picture: layers_picture()}

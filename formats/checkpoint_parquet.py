@@ -512,23 +512,6 @@ def columns_in(file: pq.ParquetFile, metadata: Mapping[bytes, bytes]) -> Segment
         raise Inconsistent(f"not a table of segments: {error}") from error
 
 
-def decode_names(data: bytes, *, object_name: str = "") -> Iterator[tuple[Numbers, Numbers, Numbers]]:
-    """Only ``uuid_high``, ``uuid_low`` and ``status`` of the segments in a file of ``encode_columns``, per row group.
-
-    Raises:
-        FormatError: any problem.
-    """
-    with located(object_name):
-        file, _ = open_columns(data)
-        try:
-            for group in range(file.num_row_groups):
-                table = file.read_row_group(group, columns=["uuid", "status"], use_threads=False)
-                halves = _uuid_halves(table.column("uuid"))
-                yield halves[:, 0], halves[:, 1], table.column("status").to_numpy()
-        except _UNREADABLE as error:
-            raise Inconsistent(f"not a table of segments: {error}") from error
-
-
 def _limits_of(data: bytes) -> ColumnLimits:
     span_values_max = SPAN_VALUES_MIN + SPAN_VALUES_PER_BYTE * len(data)
     return ColumnLimits(

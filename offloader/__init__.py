@@ -13,8 +13,8 @@ import formats as _formats
 if TYPE_CHECKING:
     from formats.entries import Entry, EntryBatch, Position
     from offloader import errors, spark
-    from offloader.managed_ledger import open_managed_ledger
-    from offloader.read.reader import open_reader
+    from offloader.managed_ledger import ManagedLedger, open_managed_ledger
+    from offloader.read.reader import Entries, Reader, open_reader
     from offloader.retention.group_service import open_reader_groups
     from offloader.retention.subscribers import open_retention
     from offloader.settings import Settings
@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Entries",
     "Entry",
     "EntryBatch",
     "LedgerOffloader",
+    "ManagedLedger",
     "OffloadHandle",
     "Position",
+    "Reader",
     "Settings",
     "__version__",
     "errors",
@@ -43,11 +46,14 @@ __all__ = [
 
 #: Public name -> its module; an empty attribute is the module itself.
 _HOMES = {
+    "Entries": ("offloader.read.reader", "Entries"),
     "Entry": ("formats.entries", "Entry"),
     "EntryBatch": ("formats.entries", "EntryBatch"),
     "LedgerOffloader": ("offloader.write.offloader", "LedgerOffloader"),
+    "ManagedLedger": ("offloader.managed_ledger", "ManagedLedger"),
     "OffloadHandle": ("offloader.write.segment", "OffloadHandle"),
     "Position": ("formats.entries", "Position"),
+    "Reader": ("offloader.read.reader", "Reader"),
     "Settings": ("offloader.settings", "Settings"),
     "errors": ("offloader.errors", ""),
     "open_managed_ledger": ("offloader.managed_ledger", "open_managed_ledger"),

@@ -207,8 +207,6 @@ class Maintenance:
         """A number in [0, 1), constant for the same text and store."""
         return crc32(f"{self._store.url} {text}".encode()) / 2**32
 
-    # --- cleanup -------------------------------------------------------------------------------------------------
-
     def _clean(self) -> None:
         seen: set[str] = set()
         reports = cleanup_all(
@@ -261,8 +259,6 @@ class Maintenance:
             extra = {"event": "cleaned", "stream": stream}
             counts = (swept.retired, swept.released, swept.purged, swept.deleted_objects)
             _log.info(text, stream, *counts, extra=extra)
-
-    # --- orphans -------------------------------------------------------------------------------------------------
 
     def _find_orphans(self) -> None:
         failures: list[OffloaderError] = []
@@ -330,8 +326,6 @@ class Maintenance:
         if kept:
             text = "%d objects of %d manifests are older than manifest.history_age_min" + _KEPT
             _log.info(text, sum(kept), len(kept), extra={"event": "history_reported"})
-
-    # --- reporting -----------------------------------------------------------------------------------------------
 
     def _warn(self, job: str, stream: str, error: OffloaderError) -> None:
         where = f" of stream {stream}" if stream else ""

@@ -347,8 +347,6 @@ class Replayer:
             self._clock.wait(self._stopping, self._limits.retry_delay_s)
         return self._result
 
-    # --- one producer --------------------------------------------------------------------------------------------
-
     def _leased(self) -> Producer:
         """A producer that locks the topic: a broker admits one producer of a name. The sending producers' names differ
         by start, and their ranges may overlap."""
@@ -453,8 +451,6 @@ class Replayer:
             )
         return entry
 
-    # --- the target ----------------------------------------------------------------------------------------------
-
     def _target_end(self) -> Position | None:
         with closing(self._consumer(_EARLIEST)) as reader:
             return reader.last_position()
@@ -488,8 +484,6 @@ class Replayer:
 
     def _consumer(self, start: Position) -> Consumer:
         return Consumer(self._client, self._topic, _READER, start=start, clock=self._clock)
-
-    # --- progress ------------------------------------------------------------------------------------------------
 
     def _take_receipts(self, producer: Producer) -> None:
         newest = producer.newest

@@ -115,6 +115,89 @@ def test_the_health_check_asks_a_process_that_serves(tmp_path: Path) -> None:
     assert subprocess.run(check, capture_output=True, timeout=PATIENCE_S, check=False).returncode != 0
 
 
+def unit_steps() -> list[str]:
+    """The commands in the unit's head."""
+    head = UNIT.read_text(encoding="utf-8").partition("[Unit]")[0]
+    return [line.removeprefix("#   ") for line in head.splitlines() if line.startswith("#   ")]
+
+
+def test_unit_names_only_what_its_own_steps_create(unit: dict[str, str]) -> None:
+    words = [shlex.split(step) for step in unit_steps()]
+    (account,) = [step for step in words if step[0] == "useradd"]
+    environment = words[0][words[0].index("venv") + 1]
+    files = [step[-1] for step in words if step[0] == "install"]
+    created = [*files, f"{environment}/bin/offloader", f"/var/lib/{unit['StateDirectory']}"]
+    body = UNIT.read_text(encoding="utf-8").partition("[Unit]")[2]
+    lines = [line for line in body.splitlines() if not line.startswith("#")]
+    named = {path for line in lines for path in re.findall(r"(?<![\w.])/[\w./-]+", line)}
+    assert named <= {*created, "/bin/kill"}
+    assert named >= {unit["EnvironmentFile"], unit["WorkingDirectory"], "/etc/offloader/offloader.toml"}
+    assert account[-1] == unit["User"] == unit["Group"]
+    assert "--user-group" in account
+    assert account[account.index("--home-dir") + 1] == unit["WorkingDirectory"]
+    assert "/etc/systemd/system/" in files
+
+
+def test_install_document_has_the_steps_of_the_unit() -> None:
+    text = (ROOT / "docs" / "how-to" / "install.md").read_text(encoding="utf-8")
+    (fence,) = [body for body in re.findall(r"^```text\n(.*?)^```$", text, re.M | re.S) if "useradd" in body]
+    assert fence.splitlines() == unit_steps()
+    assert "serve.store" in text.partition("useradd")[2]
+
+
+def test_steps_of_the_unit_install_existing_files(tmp_path: Path) -> None:
+    """All but the account and systemd, below another folder."""
+    for step in unit_steps():
+        words = shlex.split(step)
+        if words[0] == "install":
+            *given, source, target = words
+            kept = [word for at, word in enumerate(given) if word != "-g" and given[at - 1] != "-g"]
+            (tmp_path / "etc/systemd/system").mkdir(parents=True, exist_ok=True)
+            source = source if source == "/dev/null" else str(ROOT / source)
+            subprocess.run([*kept, source, f"{tmp_path}{target}"], check=True, timeout=PATIENCE_S)
+    assert (tmp_path / "etc/systemd/system/offloader.service").read_bytes() == UNIT.read_bytes()
+    assert (tmp_path / "etc/offloader/environment").stat().st_mode & 0o777 == 0o600
+    sample = read_settings_file(str(tmp_path / "etc/offloader/offloader.toml")).settings_of("")
+    assert sample.serve.store == "s3://BUCKET/ROOT"  # what remains to be set
+
+
+def test_monitoring_profile_has_the_shipped_rules_and_dashboard() -> None:
+    services: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())["services"]
+    prometheus, grafana, sidecar = services["prometheus"], services["grafana"], services["sidecar"]
+    mounted: dict[str, Path] = {}
+    for each in (prometheus, grafana):
+        assert each["profiles"] == ["monitoring"]
+        assert re.fullmatch(r"[\w/]+:v?\d+\.\d+\.\d+", each["image"])
+        assert all(port.startswith("127.0.0.1:") for port in each["ports"])
+        mounted |= {to: ROOT / here for here, to, _ in (volume.split(":") for volume in each["volumes"])}
+    assert all(path.is_file() for path in mounted.values())
+    config = yaml.safe_load(mounted["/etc/prometheus/prometheus.yml"].read_text())
+    assert [mounted[rules] for rules in config["rule_files"]] == [ROOT / "deploy" / "alerts.yml"]
+    (scraped,) = config["scrape_configs"]
+    listen = read_settings_file(str(SIDECAR)).settings_of("").http.listen
+    assert scraped["static_configs"] == [{"targets": [f"sidecar{listen}"]}]
+    assert scraped["authorization"]["credentials"] == sidecar["environment"]["OFFLOADER_READ_TOKEN"]
+    source = yaml.safe_load(mounted["/etc/grafana/provisioning/datasources/offloader.yml"].read_text())["datasources"]
+    assert [(each["type"], each["url"]) for each in source] == [("prometheus", "http://prometheus:9090")]
+    assert prometheus["ports"] == ["127.0.0.1:9090:9090"]
+    provided = yaml.safe_load(mounted["/etc/grafana/provisioning/dashboards/offloader.yml"].read_text())["providers"]
+    (shown,) = [path for to, path in mounted.items() if to.startswith(f"{provided[0]['options']['path']}/")]
+    assert shown == ROOT / "deploy" / "grafana-dashboard.json"
+
+
+def test_published_port_of_the_broker_sends_clients_to_an_address_of_this_machine() -> None:
+    broker: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())["services"]["broker"]
+    given = {name.removeprefix("PULSAR_PREFIX_"): value for name, value in broker["environment"].items()}
+    listeners = dict(each.split(":", 1) for each in given["advertisedListeners"].split(","))
+    settings = read_settings_file(str(SIDECAR)).settings_of("")
+    assert listeners[given["internalListenerName"]] == settings.pulsar.service_url
+    name, bound = given["bindAddresses"].split(":", 1)
+    port = bound.rpartition(":")[2]
+    assert listeners[name] == f"pulsar://localhost:{port}"
+    assert f"127.0.0.1:{port}:{port}" in broker["ports"]
+    assert all(each.startswith("127.0.0.1:") for each in broker["ports"])
+
+
 def test_compose_profile_joins_existing_services() -> None:
     services: dict[str, Any] = yaml.safe_load(COMPOSE.read_text())["services"]
     sidecar, broker, spark = services["sidecar"], services["broker"], services["spark"]

@@ -22,6 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import offloader
+from services.release import release_notes
 from tests.support.documents import fences
 from tests.support.quick import needs
 from tests.support.wheel import build_wheel, copy_checkout
@@ -242,9 +243,8 @@ class Stranger:
 
 
 def install_lines(page: str) -> str:
-    """The fence of a page in which pip installs."""
-    (text,) = [text for _, text in fences((ROOT / page).read_text(encoding="utf-8")) if "pip install" in text]
-    return text
+    """The fence of a page in which pip installs, the first one: further ones are for a release, and for a service."""
+    return next(text for _, text in fences((ROOT / page).read_text(encoding="utf-8")) if "pip install" in text)
 
 
 def as_installed(constraint: str) -> str:
@@ -304,11 +304,27 @@ def test_readme_and_install_document_install_by_the_same_lines() -> None:
     assert install_lines("docs/how-to/install.md") == install_lines("README.md")
 
 
+def test_release_notes_and_install_document_install_a_release_by_the_same_commands() -> None:
+    text = (ROOT / "docs/how-to/install.md").read_text(encoding="utf-8")
+    release = next(body for _, body in fences(text) if "SHA256SUMS" in body)
+    (notes,) = [body for _, body in fences(release_notes(ROOT, "*")) if "SHA256SUMS" in body]
+    assert notes == release
+
+
+def test_install_document_says_what_an_index_changes() -> None:
+    text = (ROOT / "docs/how-to/install.md").read_text(encoding="utf-8")
+    assert "No package index has the project" in text
+    assert re.search(r"index of its own, one thing changes: the project's name takes the place of the dot", text)
+
+
 def test_every_text_names_the_same_way_to_install() -> None:
-    """No index has the package: a hint to install it by its name would fail, or bring something else of that name."""
+    """No index has the package: a hint to install it by its name would fail, or bring something else of that name.
+
+    By the name of a release's file it works.
+    """
     named = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*")]
     named += [path for folder in ("offloader", "formats", "services") for path in (ROOT / folder).rglob("*")]
-    by_name = re.compile(r"pip install[^\n`]*\boffloader(?:\[|\b(?!:))|`offloader\[|'offloader\[")
+    by_name = re.compile(r"pip install[^\n`]*\boffloader(?:\[|\b(?![:-]))|`offloader\[|'offloader\[")
     wrong = [
         f"{path.relative_to(ROOT)}: {found[0]}"
         for path in named

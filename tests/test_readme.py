@@ -82,10 +82,7 @@ def test_the_commands_run_on_what_the_library_made(after_the_library: tuple[Path
 def test_the_spark_example_runs_on_what_the_library_made(after_the_library: tuple[Path, str]) -> None:
     folder, _ = after_the_library
     (code,) = fences("python spark")
-    before = (
-        "from offloader.spark.session import local_session\nspark = local_session(cores=1)\n"
-        f"store_url, stream = 'file://{folder}/offloader-data/store', 'public/default/persistent/orders'\n"
-    )
+    before = f"store_url, stream = 'file://{folder}/offloader-data/store', 'public/default/persistent/orders'\n"
     printed = run([sys.executable, "-c", before + code + "\nspark.stop()"], folder)
     assert re.search(r"^\|\s*\d+\|\s*3\|$", printed, re.M), printed
 

@@ -1,15 +1,13 @@
-"""The hosted workflow that makes a release: the broker's plugin is one of its files, under the project's version."""
+"""The hosted workflow that makes a release of what ``./dev release`` builds."""
 
 from __future__ import annotations
 
-import fnmatch
-import re
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from services.broker_plugin import JAVA_RELEASE, nar_place, plugin_version
+from services.broker_plugin import JAVA_RELEASE
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKFLOW: dict[Any, Any] = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8"))
@@ -24,19 +22,14 @@ def test_release_is_made_of_a_tag_and_stops_at_the_first_failure() -> None:
     assert [step for step in STEPS if "continue-on-error" in step or "if" in step] == []
 
 
-def test_plugin_is_built_by_the_projects_command_and_is_a_file_of_the_release() -> None:
-    build = RUNS.index("./dev plugin")
+def test_release_attaches_what_the_projects_command_builds_after_checking_it() -> None:
+    build = RUNS.index("./dev release")
     [release] = [run for run in RUNS if "gh release create" in run]
-    assert build < RUNS.index(release)
-    attached = [word.removeprefix("dist/") for word in release.split() if word.startswith("dist/")]
-    assert any(fnmatch.fnmatch(nar_place().name, pattern) for pattern in attached)
-    assert 'default=ROOT / "dist"' in (ROOT / "services/broker_plugin.py").read_text(encoding="utf-8")
-
-
-def test_release_checks_that_the_plugin_has_the_version_of_the_tag() -> None:
-    [check] = [run for run in RUNS if run.startswith("version=")]
-    [name] = re.findall(r"dist/(offloader-pulsar-plugin-\$version\.nar)", check)
-    assert name.replace("$version", plugin_version()) == nar_place().name
+    [check] = [run for run in RUNS if "sha256sum -c SHA256SUMS" in run]
+    assert build < RUNS.index(check) < RUNS.index(release)
+    assert "offloader-${GITHUB_REF_NAME#v}.tar.gz" in check, "the tag is the version"
+    assert " dist/* " in release
+    assert 'default=ROOT / "dist"' in (ROOT / "services/release.py").read_text(encoding="utf-8")
 
 
 def test_java_of_the_release_compiles_the_plugin() -> None:

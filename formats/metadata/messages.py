@@ -75,7 +75,7 @@ class PulsarLedger:
         entries: last entry id (in the segment, or of the ledger) + 1; ``None`` when absent.
         size_bytes: payload bytes of the ledger.
         closed_ms: when it was closed; 0 or ``None`` while it is open.
-        context: where Pulsar offloaded the ledger to, if present.
+        context: where Pulsar offloaded the ledger to, if present; only read, ``encode`` keeps the message's own.
         blocks: our index extension for the group, see ``formats.extension``.
         index_crc32c: our checksum of the whole index.
         message: the protobuf message this was decoded from, empty for a new one.
@@ -112,10 +112,6 @@ class PulsarLedger:
         fields = {"entries": self.entries, "size": self.size_bytes, "timestamp": self.closed_ms}
         own = {"offloaderBlocks": self.blocks, "offloaderIndexCrc32c": self.index_crc32c}
         _set(message, {"ledgerId": self.ledger_id, **fields, **own})
-        if self.context is None:
-            message.ClearField("offloadContext")
-        else:
-            message.offloadContext.CopyFrom(self.context.to_message())
         return bytes(message.SerializeToString(deterministic=True))
 
 
@@ -193,16 +189,6 @@ class OffloadContext:
     driver_name: str = ""
     driver_metadata: Mapping[str, str] = field(default_factory=dict)
     segments: tuple[OffloadSegment, ...] = ()
-    message: bytes = field(default=b"", repr=False)
-
-    @classmethod
-    def decode(cls, data: bytes) -> OffloadContext:
-        """The value in ``data``; ``Inconsistent`` when it isn't this protobuf message."""
-        return cls.of_message(parse_message(_PULSAR.OffloadContext, data))
-
-    def encode(self) -> bytes:
-        """The message, fields in the order of their numbers."""
-        return bytes(self.to_message().SerializeToString(deterministic=True))
 
     @classmethod
     def of_message(cls, message: Any) -> OffloadContext:
@@ -215,23 +201,7 @@ class OffloadContext:
             driver_name=_text(message.driverMetadata.name),
             driver_metadata=_properties(message.driverMetadata.properties),
             segments=tuple(_segment(segment) for segment in message.offloadSegment),
-            message=bytes(message.SerializePartialToString()),
         )
-
-    def to_message(self) -> Any:
-        """As the generated class."""
-        message = parse_message(_PULSAR.OffloadContext, self.message)
-        _set_uuid(message, self.uuid)
-        _set(message, {"timestamp": self.timestamp_ms})
-        _set_flag(message, "complete", self.complete)
-        _set_flag(message, "bookkeeperDeleted", self.bookkeeper_deleted)
-        _set_driver(message, self.driver_name, self.driver_metadata)
-        kept = list(message.offloadSegment)
-        message.ClearField("offloadSegment")
-        for segment in self.segments:
-            known = next((each for each in kept if _uuid(each) == segment.uuid), None)
-            _fill_segment(message.offloadSegment.add(), segment, known)
-        return message
 
 
 def _segment(message: Any) -> OffloadSegment:
@@ -246,31 +216,6 @@ def _segment(message: Any) -> OffloadSegment:
     )
 
 
-def _fill_segment(message: Any, segment: OffloadSegment, known: Any) -> None:
-    if known is not None:
-        message.CopyFrom(known)
-    _set_uuid(message, segment.uuid)
-    times = {"assignedTimestamp": segment.assigned_ms, "offloadedTimestamp": segment.offloaded_ms}
-    _set(message, {**times, "endEntryId": segment.end_entry_id})
-    _set_flag(message, "complete", segment.complete)
-    _set_driver(message, segment.driver_name, segment.driver_metadata)
-
-
-def _set_flag(message: Any, name: str, value: bool) -> None:
-    if value or message.HasField(name):
-        setattr(message, name, value)
-
-
-def _set_driver(message: Any, name: str, properties: Mapping[str, str]) -> None:
-    if name or properties:
-        message.driverMetadata.name = name
-        del message.driverMetadata.properties[:]
-        for key, value in properties.items():
-            message.driverMetadata.properties.add(key=key, value=value)
-    else:
-        message.ClearField("driverMetadata")
-
-
 def _properties(pairs: Iterable[Any]) -> dict[str, str]:
     return {_text(pair.key): _text(pair.value) for pair in pairs}
 
@@ -279,9 +224,3 @@ def _uuid(message: Any) -> UUID | None:
     if not message.HasField("uidMsb") or not message.HasField("uidLsb"):
         return None
     return UUID(int=(message.uidMsb % 2**64) << 64 | message.uidLsb % 2**64)
-
-
-def _set_uuid(message: Any, uuid: UUID | None) -> None:
-    halves = (None, None) if uuid is None else (uuid.int >> 64, uuid.int & 2**64 - 1)
-    signed = [None if half is None else half - 2**64 if half >= 2**63 else half for half in halves]
-    _set(message, {"uidMsb": signed[0], "uidLsb": signed[1]})

@@ -45,8 +45,6 @@ from offloader.retention.scope import find_scope
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
 
-# -- cleanup
-
 _AUDIT_COLUMNS = [
     Column("stream", "STREAM"),
     Column("done_ms", "WHEN", time_text, none="not yet"),
@@ -414,9 +412,6 @@ ACTIONS: Mapping[str, Callable[..., Any]] = {
     "hold": hold,
     "audit": audit,
 }
-
-
-# -- delete-stream
 
 
 def delete_stream(

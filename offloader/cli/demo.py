@@ -80,9 +80,6 @@ def run(
     return result.problems[0].exit_code if result.problems else 0
 
 
-# --- progress --------------------------------------------------------------------------------------------------------
-
-
 class _Lines(Observer):
     """A line per step, and one for each tenth appended or in the store."""
 
@@ -146,8 +143,6 @@ def _shown(*, as_json: bool) -> Iterator[Observer]:
                 print(f"\n{durable}; the same command goes on from there", file=sys.stderr)
             raise
 
-
-# --- the result ------------------------------------------------------------------------------------------------------
 
 _LEDGERS = (
     Column("ledger", "ledger", right=True),

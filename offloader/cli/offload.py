@@ -52,8 +52,6 @@ from offloader.write.ledger_export import ExportedLedger, LedgerExport, error_of
 from offloader.write.offloader import LedgerOffloader, manual_method, offload_manually
 from offloader.write.rollback import RewriteResult, StreamedLedger, streamed_ledgers
 
-# -- offload
-
 _PLANNED = [Column("layout", "LAYOUT"), *ENDS, Column("bytes", "ABOUT", bytes_text, right=True)]
 
 
@@ -187,8 +185,6 @@ def _print_result(
     print_rows(rows, STORED_COLUMNS)
     print(f"{totals_text(totals, store)}; committed is {result.committed or 'nothing'}")
 
-
-# -- rollback
 
 #: Ledgers named in an error.
 NAMED_MAX = 10
@@ -420,9 +416,6 @@ ROLLBACK: Mapping[str, Callable[..., Any]] = {
 }
 
 
-# -- pause and resume
-
-
 def pause(
     stream: Stream,
     given: ConfigArguments,
@@ -466,9 +459,6 @@ def _record(
     under_way = f"; {counted(left, 'assigned segment completes', 'assigned segments complete')}" if left else ""
     text = f"{stream} {changed if done else as_it_was}: committed is {end or 'nothing'}{under_way}"
     print_result(facts, text, as_json=as_json)
-
-
-# -- accept-source and accept-loss
 
 
 def accept_source(stream: Stream, given: LedgerArguments, dry_run: DryRun = False, json: Json = False) -> None:

@@ -73,8 +73,6 @@ from offloader.store.base import ObjectStore, StoreOptions
 from offloader.store.open import SCHEME, ObjectsPlace, create_catalogue
 from offloader.store.probe import require_conditional_puts
 
-# -- adopt
-
 TOKEN_VARIABLE = "OFFLOADER_ADMIN_TOKEN"  # noqa: S105 - the name of it
 #: Comma-separated hosts that may receive the token after a redirect of the admin interface, with * as a wildcard.
 HOSTS_VARIABLE = "OFFLOADER_ADMIN_HOSTS"
@@ -297,8 +295,6 @@ def _remarks(done: Adoption) -> Iterator[str]:
         if found.count:
             yield f"{counted(found.count, what)} {which}, for example {found.examples[0]}"
 
-
-# -- replay
 
 _DOMAIN = "persistent://"
 

@@ -180,8 +180,6 @@ class _Service:
         logging.getLogger("offloader").setLevel(min(number, logging.WARNING))
         self._handler.setLevel(number)
 
-    # --- signals -------------------------------------------------------------------------------------------------
-
     @contextmanager
     def _signals(self) -> Iterator[None]:
         handlers = {signal.SIGTERM: self._on_stop, signal.SIGINT: self._on_stop, signal.SIGHUP: self._on_reload}

@@ -23,9 +23,9 @@ from formats.keys import Testimony, is_segment_uuid_of, object_testimony, parse_
 from offloader.errors import NotFound
 from offloader.manifest.boundary import REBUILD, LostRecords, is_manifest_object
 from offloader.manifest.catalog import TopicState, is_void_size
-from offloader.manifest.live_uuids import LiveUuids, Words
 from offloader.manifest.lost_records import newest_ms
-from offloader.manifest.state import tells_of_loss
+from offloader.manifest.segment_table import Words
+from offloader.manifest.state import ManifestState, tells_of_loss
 from offloader.store.base import ObjectInfo, ObjectStore, UploadInfo
 
 
@@ -165,7 +165,7 @@ class LiveSet:
     """
 
     stream: str
-    names: LiveUuids | None
+    names: ManifestState | None
     dead: frozenset[UUID]
     doubtful: frozenset[UUID]
     old_ms: int
@@ -186,7 +186,9 @@ class LiveSet:
 
     def is_named(self, uuid: UUID) -> bool:
         """Whether the live manifest needs objects of that uuid."""
-        return self.names is not None and not self.names.stream_deleted and uuid in self.names
+        if self.names is None or self.names.stream_deleted:
+            return False
+        return uuid in self.names.segments or uuid in self.names.uuids_aside()
 
     def kept_or(self, reason: Reason, modified_ms: int) -> Reason:
         """``reason``, unless a hold, the age or doubt requires waiting."""
@@ -315,7 +317,7 @@ def classify_upload(upload: UploadInfo, known: LiveSet) -> Garbage | None:
         reason = Reason.FOREIGN
     elif not known.is_named(parsed.uuid):
         reason = known.why_unnamed(parsed.uuid, upload.started_ms)
-    elif known.names is not None and known.names.is_open(parsed.uuid):
+    elif known.names is not None and known.names.is_promised(parsed.uuid):
         return None
     elif known.names is not None and is_segment_uuid_of(parsed.uuid, known.names.incarnation):
         # Begun twice because the first response was lost: the object exists, and the second upload is unused.
@@ -357,7 +359,7 @@ class Witnesses:
     lost: str = ""
     _newest_ms: dict[int, int] = field(default_factory=dict)
 
-    def judged(self, leftover: Garbage, names: LiveUuids | None) -> Garbage:
+    def judged(self, leftover: Garbage, names: ManifestState | None) -> Garbage:
         """The garbage, with another reason if its object, or an earlier one, requires keeping it."""
         asked = leftover.place is Place.SEGMENT and leftover.reason is Reason.UNNAMED
         if asked and names is not None and not self.lost:
@@ -382,7 +384,7 @@ class Witnesses:
                 hint=f"`offloader verify {self.stream}` says more; {REBUILD}",
             )
 
-    def _newest_of(self, names: LiveUuids) -> int:
+    def _newest_of(self, names: ManifestState) -> int:
         if names.record_id not in self._newest_ms:
             self._newest_ms[names.record_id] = newest_ms(self.store, names)
         return self._newest_ms[names.record_id]

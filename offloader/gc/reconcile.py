@@ -67,17 +67,17 @@ from offloader.manifest.catalog import (
     topic_state,
     unused_void,
 )
-from offloader.manifest.live_uuids import LiveUuids, load_live_uuids, refreshed_live_uuids
-from offloader.manifest.load import kept_records
+from offloader.manifest.load import kept_records, load_manifest_view, refreshed
 from offloader.manifest.maintenance import sweep_dead_incarnations, sweep_late_writes
 from offloader.manifest.protection import TIME_KEY, age_limit_ms, global_hold, leases_of, time_for_deletion_ms
+from offloader.manifest.state import ManifestState
 from offloader.runtime.clock import Clock
 from offloader.settings import ManifestSettings
 from offloader.store.base import DeleteFailure, ListPage, ObjectInfo, ObjectStore, UploadInfo
 from offloader.store.probe import PROBE_PREFIX, finds_uploads_by_prefix
 
 
-def uploads_by_key(store: ObjectStore, names: LiveUuids) -> Iterator[UploadInfo]:
+def uploads_by_key(store: ObjectStore, names: ManifestState) -> Iterator[UploadInfo]:
     """Uploads of every segment that a kept record assigned, except those still promised.
 
     Records are kept for ``orphan_age_hours_min`` and longer, so a failed attempt's upload is searched once it is old
@@ -86,7 +86,7 @@ def uploads_by_key(store: ObjectStore, names: LiveUuids) -> Iterator[UploadInfo]
     with suppress(NotFound):  # records are being deleted right now: their uploads are searched in the next run
         for record in kept_records(store, names):
             for uuid, key in _assigned_by(record, names.stream):
-                if not names.is_open(uuid):
+                if not names.is_promised(uuid):
                     yield from _uploads_of(store, key)
 
 
@@ -203,8 +203,6 @@ class Reconciliation:
         yield from self._swept_manifests()
         yield from self._forgotten(voids, self.now_ms)
 
-    # -- facts
-
     def _knowledge(self, incarnations: Iterable[UUID], old_ms: int) -> LiveSet:
         entry = read_entry(self.store, self.stream)
         if entry is None and not self.is_topic and not is_released(self.store, self.stream):
@@ -213,13 +211,13 @@ class Reconciliation:
                 hint="`offloader ls` lists the streams; `offloader manifest rebuild` where an entry was lost",
             )
         self._entry = None if entry is None else entry.incarnation
-        names: LiveUuids | None = None
+        names: ManifestState | None = None
         dead, doubtful = set(), set()
         for incarnation in {*incarnations, *([] if entry is None else [entry.incarnation])}:
-            found: LiveUuids | None = None
+            found: ManifestState | None = None
             try:
-                with suppress(NotFound):  # only begun, or nearly deleted
-                    found = load_live_uuids(self.store, self.stream, incarnation)
+                state, boundary = load_manifest_view(self.store, self.stream, incarnation)
+                found = None if boundary is None else state  # only begun, or nearly deleted
             except (Corrupt, Unsupported):
                 if incarnation == self._entry:
                     raise
@@ -256,15 +254,15 @@ class Reconciliation:
             if (None if entry is None else entry.incarnation) != self._entry:
                 raise NotFound(f"stream {self.stream} was deleted or created anew")
             if names is not None:
-                names = refreshed_live_uuids(self.store, names)
+                names, boundary = refreshed(self.store, names)
+                if boundary is None:
+                    raise NotFound(f"stream {self.stream} was deleted from {self.store.url}")
         except NotFound as error:
             raise StoreUnavailable(
                 f"{error.message} meanwhile: nothing more of it is deleted", hint="run it again"
             ) from error
         topic = topic_state(self.store, self.stream)
         self._known = replace(self._known, names=names, stopped=stopped, topic=topic)
-
-    # -- garbage
 
     def _judged_uploads(self, listed: Sequence[UploadInfo]) -> Iterator[Garbage]:
         seen = {upload.upload_id for upload in listed}
@@ -324,8 +322,6 @@ class Reconciliation:
             Garbage.of(info, self.stream, place, self._known.kept_or(Reason.LET_GO, info.modified_ms))
             for place, info in found
         ]
-
-    # -- actions
 
     def _taken(self, some: Sequence[Garbage]) -> Iterator[Garbage]:
         """Delete, and report the outcome of each."""

@@ -338,8 +338,6 @@ class PushedLedgers:
         self._must_push_again = self._ended = False
         self._begin_after(committed, closed)
 
-    # -- the broker's side
-
     @property
     def waits_for_broker(self) -> bool:
         """Whether entries are missing that only the broker has."""
@@ -425,8 +423,6 @@ class PushedLedgers:
             self._drop_window()
             self._changed.notify_all()
 
-    # -- LedgerSource
-
     def ledgers(self) -> list[LedgerInfo]:
         """All ledgers from the committed end's on; ``StoreUnavailable``: the broker has to push again first."""
         with self._reachable():
@@ -460,8 +456,6 @@ class PushedLedgers:
                 return
             if Position(ledger_id, info.last_entry_id) <= self._committed:
                 del self._ledgers[ledger_id]
-
-    # -- what is held
 
     def _begin_after(self, committed: Position | None, closed: Mapping[int, int]) -> None:
         """Drops what is held, and expects the next entries after ``committed``."""

@@ -16,6 +16,7 @@ from formats.checkpoint import (
     HOT_RELEASED,
     LAST_UNKNOWN,
     AssignedSegment,
+    AssigningEpoch,
     KnownSource,
     ReplacedSegment,
 )
@@ -75,8 +76,6 @@ from offloader.manifest.state import (
     EditRefused,
     ManifestState,
     StreamPaused,
-    View,
-    assigning_after,
     committed_end_from,
     first_begin,
     first_of,
@@ -159,16 +158,26 @@ def fold(state: ManifestState, record: Record) -> ManifestState:
         EditRefused: the record doesn't follow, or one of its edits isn't allowed here. Records are checked when
             written, so in a manifest this means damage.
     """
-    require_follows(state, record)
+    if record.record_id != state.record_id + 1 or record.incarnation != state.incarnation:
+        raise EditRefused(
+            f"stream {state.stream}: record {record.record_id} of {record.incarnation} doesn't follow "
+            f"record {state.record_id} of {state.incarnation}"
+        )
+    # The nonce detects a lost record whose number was created again.
+    if record.previous_nonce and record.previous_nonce != state.nonce:
+        raise EditRefused(
+            f"stream {state.stream}: record {record.record_id} follows another record {state.record_id} than the one "
+            "that is there: that one was lost, and its number created again"
+        )
     draft = RecordBuilder(state, record.record_id)
     for edit in record.edits:
         draft.apply(edit)
     if draft.now("epoch") != state.epoch:
         draft.changes["owner"] = record.writer
-    owner = draft.now("owner")
-    draft.changes["assigning"] = assigning_after(
-        state.assigning, record.edits, epoch_nonce=owner.nonce, record_id=record.record_id
-    )
+    nonce = draft.now("owner").nonce  # empty in a manifest of an earlier release
+    if nonce and any(isinstance(edit, (Assign, Rewrite)) for edit in record.edits):
+        others = [each for each in state.assigning if each.nonce != nonce]
+        draft.changes["assigning"] = (*others, AssigningEpoch(nonce=nonce, record_id=record.record_id))
     draft.changes.update(writer=record.writer, time_ms=record.time_ms)
     draft.reach_source(record.source_end)
     after = draft.state()
@@ -180,23 +189,6 @@ def fold(state: ManifestState, record: Record) -> ManifestState:
     if after.sums != (totals.segments, totals.entries, totals.payload_bytes, totals.object_bytes):
         raise EditRefused(f"stream {state.stream}: record {record.record_id} has totals {totals}, not {after.sums}")
     return after
-
-
-def require_follows(view: View, record: Record) -> None:
-    """Raises ``EditRefused`` unless the record has the next number and names the nonce of the record before it.
-
-    The nonce detects a lost record whose number was created again.
-    """
-    if record.record_id != view.record_id + 1 or record.incarnation != view.incarnation:
-        raise EditRefused(
-            f"stream {view.stream}: record {record.record_id} of {record.incarnation} doesn't follow "
-            f"record {view.record_id} of {view.incarnation}"
-        )
-    if record.previous_nonce and record.previous_nonce != view.nonce:
-        raise EditRefused(
-            f"stream {view.stream}: record {record.record_id} follows another record {view.record_id} than the one "
-            "that is there: that one was lost, and its number created again"
-        )
 
 
 def apply_edits(state: ManifestState, edits: Iterable[Edit], *, record_id: int) -> ManifestState:

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from dataclasses import dataclass
 from functools import partial
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 from uuid import UUID
 
 from formats.checkpoint import Checkpoint, RunRef, decode_checkpoint, decode_ledgers
@@ -34,7 +33,7 @@ from offloader.manifest.boundary import (
 )
 from offloader.manifest.catalog import read_entry, require_entry
 from offloader.manifest.compaction import RUN_ROWS_MIN, compacted, restored
-from offloader.manifest.state import EditRefused, ManifestState, View
+from offloader.manifest.state import EditRefused, ManifestState
 from offloader.parallel_map import both
 from offloader.store.base import ObjectStore, is_local
 
@@ -46,40 +45,23 @@ FIRST_WINDOW = 8
 LISTED_MAX = 10
 
 
-_View = TypeVar("_View", bound=View)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading(Generic[_View]):
-    """How to build a view from a manifest: a complete or a partial one.
-
-    Attributes:
-        begin: the view of an incarnation without records.
-        restore: the view in a checkpoint, given its header and its own segments; reads the runs that it needs.
-        fold: the view after one more record; raises ``EditRefused`` when the record doesn't follow.
-        settle: called occasionally between records.
-    """
-
-    begin: Callable[[str, UUID], _View]
-    restore: Callable[[ObjectStore, str, Checkpoint, SegmentColumns], _View]
-    fold: Callable[[_View, Record], _View]
-    settle: Callable[[_View], _View] = lambda view: view
-
-
 class Passed(Exception):
     """The boundary has passed what was read."""
 
 
+#: Requests that a view will probably need.
+Meanwhile = Callable[[ManifestState], object]
+
+
 def with_tail(
     store: ObjectStore,
-    view: _View,
-    reading: Reading[_View],
+    view: ManifestState,
     requests_max: int,
     records_max: int | None = None,
     *,
     window: int = WINDOW_MIN,
-    meanwhile: Callable[[_View], object] | None = None,
-) -> tuple[_View, StoredBoundary | None]:
+    meanwhile: Meanwhile | None = None,
+) -> LoadedManifest:
     """``view`` with every later record, and the boundary read after that; ``None``: there is none.
 
     Args:
@@ -99,7 +81,7 @@ def with_tail(
         requests_max = 1
     while True:
         try:
-            view = _tail(store, view, reading, requests_max, records_max, nonces, window)
+            view = _tail(store, view, requests_max, records_max, nonces, window)
             window = WINDOW_MIN
         except Unreadable as error:
             # Or it was deleted, or deleted and created again: the boundary decides.
@@ -113,7 +95,7 @@ def with_tail(
                 sequential=requests_max == 1,
             )
         if stored is None:
-            return view, None
+            return LoadedManifest(view, None)
         boundary = stored.boundary
         newest = max(listed, boundary.newest_id, boundary.checkpoint_id)
         if newest <= view.record_id:
@@ -124,15 +106,15 @@ def with_tail(
                     "names: that one was lost, and its number created again",
                     hint=REBUILD,
                 )
-            return view, stored
+            return LoadedManifest(view, stored)
         if _record(store, record_key(view.stream, view.incarnation, view.record_id + 1)) is None:
             if _boundary(store, view, first) is None:
-                return view, None
+                return LoadedManifest(view, None)
             raise _lost(view, view.record_id + 1, newest)
 
 
 @contextmanager
-def _aside(call: Callable[[_View], object] | None, view: _View) -> Iterator[None]:
+def _aside(call: Meanwhile | None, view: ManifestState) -> Iterator[None]:
     """Runs a call on another thread for as long as the block, at least."""
     if call is None:
         yield
@@ -142,7 +124,7 @@ def _aside(call: Callable[[_View], object] | None, view: _View) -> Iterator[None
         yield
 
 
-def _boundary(store: ObjectStore, view: View, first: int) -> StoredBoundary | None:
+def _boundary(store: ObjectStore, view: ManifestState, first: int) -> StoredBoundary | None:
     """The boundary now; raises ``Passed`` if it doesn't keep record ``first`` any more."""
     with suppress(NotFound):
         stored = read_boundary(store, view.stream, view.incarnation)
@@ -152,7 +134,7 @@ def _boundary(store: ObjectStore, view: View, first: int) -> StoredBoundary | No
     return None
 
 
-def _highest_listed(store: ObjectStore, view: View) -> int:
+def _highest_listed(store: ObjectStore, view: ManifestState) -> int:
     """The highest number among the names listed after the last record read; 0: there is none."""
     prefix = manifest_prefix(view.stream, view.incarnation)
     after = record_key(view.stream, view.incarnation, view.record_id)
@@ -160,7 +142,7 @@ def _highest_listed(store: ObjectStore, view: View) -> int:
     return max((number_in(info.key[len(prefix) :]) or 0 for info in page.objects), default=0)
 
 
-def _lost(view: View, record_id: int, newest: int) -> LostRecords:
+def _lost(view: ManifestState, record_id: int, newest: int) -> LostRecords:
     return LostRecords(
         f"manifest of stream {view.stream}: record {record_id} is missing, later ones are there: record {newest} "
         "certainly existed",
@@ -170,13 +152,12 @@ def _lost(view: View, record_id: int, newest: int) -> LostRecords:
 
 def _tail(
     store: ObjectStore,
-    view: _View,
-    reading: Reading[_View],
+    view: ManifestState,
     requests_max: int,
     records_max: int | None,
     nonces: dict[int, str],
     window: int,
-) -> _View:
+) -> ManifestState:
     """Reads records until one is missing; adds the nonce of each to ``nonces``."""
     start = view.record_id
     while True:
@@ -194,13 +175,14 @@ def _tail(
             absent = bodies.index(None) if None in bodies else len(bodies)
         for key, body in zip(keys[:absent], bodies[:absent], strict=True):
             assert body is not None
-            view = folded(view, body, key, reading)
+            view = folded(view, body, key)
             nonces[view.record_id] = view.nonce
         if absent < window:
             return view
         if records_max is not None and view.record_id - start > records_max:
             raise Passed
-        view = reading.settle(view)
+        if len(view.segments.tail) > RUN_ROWS_MIN:
+            view = compacted(view)
         window = min(window * 2, WINDOW_MAX, requests_max)
 
 
@@ -222,10 +204,10 @@ def _record(store: ObjectStore, key: str) -> bytes | None:
     return None
 
 
-def folded(view: _View, body: bytes, key: str, reading: Reading[_View]) -> _View:
+def folded(view: ManifestState, body: bytes, key: str) -> ManifestState:
     """The view after the record in ``body``; raises ``Corrupt`` or ``Unsupported``."""
     try:
-        return reading.fold(view, decode_record(body, object_name=key))
+        return fold(view, decode_record(body, object_name=key))
     except (FormatError, EditRefused) as error:
         raise unreadable(f"manifest of stream {view.stream}, record {view.record_id + 1}", error) from error
 
@@ -245,14 +227,11 @@ class LoadedManifest(NamedTuple):
     boundary: StoredBoundary | None
 
 
-def load_manifest(
-    store: ObjectStore, stream: str, *, meanwhile: Callable[[ManifestState], object] | None = None
-) -> ManifestState:
+def load_manifest(store: ObjectStore, stream: str, *, meanwhile: Meanwhile | None = None) -> ManifestState:
     """The newest view of a stream's manifest, for readers.
 
     Args:
-        meanwhile: called with a view while it is still checked, on another thread, where the store is elsewhere; for
-            requests that the view will probably need.
+        meanwhile: called with a view while it is still checked, on another thread, where the store is elsewhere.
 
     Raises:
         NotFound: no such stream.
@@ -261,37 +240,25 @@ def load_manifest(
         StoreUnavailable: the store doesn't respond.
     """
     incarnation = require_entry(store, stream).incarnation
-    return load_view(store, stream, incarnation, _WHOLE, meanwhile=meanwhile)[0]
+    return load_manifest_view(store, stream, incarnation, meanwhile=meanwhile).state
 
 
 def load_manifest_view(
-    store: ObjectStore, stream: str, incarnation: UUID, *, requests_max: int = RECORD_REQUESTS_MAX
-) -> LoadedManifest:
-    """The newest view of an incarnation, loaded from its newest checkpoint.
-
-    Requests: boundary, checkpoint, its runs, the records since (two missing ones end them), boundary.
-
-    Args:
-        requests_max: concurrent GETs of records; 1: sequential, on this thread.
-    """
-    return LoadedManifest(*load_view(store, stream, incarnation, _WHOLE, requests_max=requests_max))
-
-
-def refreshed(store: ObjectStore, state: ManifestState, *, requests_max: int = RECORD_REQUESTS_MAX) -> LoadedManifest:
-    """The newest view, updated from ``state`` if possible."""
-    return LoadedManifest(*refreshed_view(store, state, _WHOLE, requests_max=requests_max))
-
-
-def load_view(
     store: ObjectStore,
     stream: str,
     incarnation: UUID,
-    reading: Reading[_View],
     *,
     requests_max: int = RECORD_REQUESTS_MAX,
-    meanwhile: Callable[[_View], object] | None = None,
-) -> tuple[_View, StoredBoundary | None]:
-    """The newest view of an incarnation, and its boundary, as ``load_manifest_view`` reads them; see ``with_tail``."""
+    meanwhile: Meanwhile | None = None,
+) -> LoadedManifest:
+    """The newest view of an incarnation, loaded from its newest checkpoint.
+
+    Requests: boundary, checkpoint, its runs, the records since, up to one that is missing, boundary and a listing.
+
+    Args:
+        requests_max: concurrent requests; 1: sequential, on this thread.
+        meanwhile: as for ``load_manifest``.
+    """
     for _ in range(RESTARTS_MAX):
         try:
             stored = read_boundary(store, stream, incarnation)
@@ -299,16 +266,16 @@ def load_view(
             # The boundary is created before the first record and deleted after the last. If the catalogue names the
             # incarnation, it may be lost.
             if _is_empty(store, stream, incarnation):
-                return reading.begin(stream, incarnation), None
+                return LoadedManifest(ManifestState(stream=stream, incarnation=incarnation), None)
             continue
         if stored.boundary.first_kept_id >= GIVEN_UP_ID:
             raise Corrupt(f"the manifest of stream {stream} was given up to be rebuilt", hint=REBUILD)
         with suppress(Passed):
-            view = _from_checkpoint(store, stream, incarnation, stored, reading)
-            view, after = with_tail(store, view, reading, requests_max, window=FIRST_WINDOW, meanwhile=meanwhile)
+            view = _from_checkpoint(store, stream, incarnation, stored)
+            view, after = with_tail(store, view, requests_max, window=FIRST_WINDOW, meanwhile=meanwhile)
             # Else the stream was deleted meanwhile: its newest records may have been deleted before the GETs.
             if after is not None and (view.record_id or _is_empty(store, stream, incarnation)):
-                return view, after
+                return LoadedManifest(view, after)
     raise StoreUnavailable(f"stream {stream}: its boundary moved {RESTARTS_MAX} times while it was loaded")
 
 
@@ -330,27 +297,24 @@ def _is_empty(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
     return require_never_begun(store, stream, incarnation)
 
 
-def refreshed_view(
-    store: ObjectStore, view: _View, reading: Reading[_View], *, requests_max: int = RECORD_REQUESTS_MAX
-) -> tuple[_View, StoredBoundary | None]:
-    """The newest view and its boundary, updated from ``view`` if possible.
+def refreshed(store: ObjectStore, state: ManifestState, *, requests_max: int = RECORD_REQUESTS_MAX) -> LoadedManifest:
+    """The newest view, updated from ``state`` if possible.
 
     Raises:
-        LostRecords: the manifest ends before ``view`` does, or with another record.
+        LostRecords: the manifest ends before ``state`` does, or with another record.
     """
-    seen_id, seen_nonce = view.record_id, view.nonce
-    if view.record_id:
+    if state.record_id:
         with suppress(Passed):
-            return with_tail(store, view, reading, requests_max, records_max=REFRESHED_RECORDS_MAX)
-    newer, boundary = load_view(store, view.stream, view.incarnation, reading, requests_max=requests_max)
-    is_other = newer.record_id == seen_id and newer.nonce != seen_nonce
-    if boundary is not None and (newer.record_id < seen_id or is_other):
+            return with_tail(store, state, requests_max, records_max=REFRESHED_RECORDS_MAX)
+    newer, boundary = load_manifest_view(store, state.stream, state.incarnation, requests_max=requests_max)
+    is_other = newer.record_id == state.record_id and newer.nonce != state.nonce
+    if boundary is not None and (newer.record_id < state.record_id or is_other):
         raise LostRecords(
-            f"manifest of stream {view.stream}: it ends with record {newer.record_id}, and record {seen_id} was read "
-            "before",
+            f"manifest of stream {state.stream}: it ends with record {newer.record_id}, and record {state.record_id} "
+            "was read before",
             hint=REBUILD,
         )
-    return newer, boundary
+    return LoadedManifest(newer, boundary)
 
 
 def load_manifest_view_at(store: ObjectStore, newest: ManifestState, record_id: int) -> ManifestState:
@@ -375,7 +339,7 @@ def load_manifest_view_at(store: ObjectStore, newest: ManifestState, record_id: 
         state = _checkpoint_at(store, empty, stored, record_id)
         while state.record_id < record_id:
             key = record_key(stream, state.incarnation, state.record_id + 1)
-            state = folded(state, store.get(key)[0], key, _WHOLE)
+            state = folded(state, store.get(key)[0], key)
     except NotFound as error:
         raise gone from error
     return state
@@ -427,15 +391,13 @@ def check_checkpoints(
         checkpoint_id, checksum = header.base_id, header.base_crc32c or None
 
 
-def _from_checkpoint(
-    store: ObjectStore, stream: str, incarnation: UUID, stored: StoredBoundary, reading: Reading[_View]
-) -> _View:
+def _from_checkpoint(store: ObjectStore, stream: str, incarnation: UUID, stored: StoredBoundary) -> ManifestState:
     boundary = stored.boundary
     if boundary.checkpoint_id == 0:
-        return reading.begin(stream, incarnation)
+        return ManifestState(stream=stream, incarnation=incarnation)
     try:
         header, own = _checkpoint(store, stream, incarnation, boundary.checkpoint_id, boundary.checkpoint_crc32c)
-        return reading.restore(store, stream, header, own)
+        return _restored(store, stream, header, own)
     except (NotFound, *Unreadable) as error:
         # A newer checkpoint may have been written, and this one's runs deleted, meanwhile.
         if read_boundary(store, stream, incarnation).boundary != boundary:
@@ -501,16 +463,8 @@ def read_run(store: ObjectStore, prefix: str, run: RunRef) -> bytes:
     return data
 
 
-_WHOLE: Reading[ManifestState] = Reading(
-    begin=lambda stream, incarnation: ManifestState(stream=stream, incarnation=incarnation),
-    restore=_restored,
-    fold=fold,
-    settle=lambda state: compacted(state) if len(state.segments.tail) > RUN_ROWS_MIN else state,
-)
-
-
 def kept_records(
-    store: ObjectStore, state: View, *, newest_first: bool = False, count: int | None = None
+    store: ObjectStore, state: ManifestState, *, newest_first: bool = False, count: int | None = None
 ) -> Iterator[Record]:
     """Kept records of a manifest up to the one at which ``state`` ends.
 

@@ -37,7 +37,7 @@ from formats.manifest import (
 from offloader.errors import Corrupt, NotFound, OffloaderError
 from offloader.manifest.boundary import incarnations_in, list_manifest, listed
 from offloader.manifest.load import view_in_checkpoint
-from offloader.manifest.state import ManifestState, View, tells_of_loss
+from offloader.manifest.state import ManifestState, tells_of_loss
 from offloader.store.base import ObjectInfo, ObjectStore
 
 #: First and last position of a range.
@@ -184,7 +184,7 @@ class Unnamed:
     tells_of_loss: bool
 
 
-def newest_ms(store: ObjectStore, view: View) -> int:
+def newest_ms(store: ObjectStore, view: ManifestState) -> int:
     """The store's time of a view's newest record, or of its checkpoint; 0 if neither exists.
 
     From a listing, to be compared with times of listed objects: a HEAD has whole seconds only.

@@ -227,6 +227,8 @@ def assigned_of(record: SegmentRecord) -> AssignedSegment:
 
 
 Rows = NDArray[np.int64]
+#: One half of each of some uuids.
+Words = NDArray[np.uint64]
 
 #: Rows scanned together for the first of a kind.
 _LOOK_ROWS = 1024
@@ -264,11 +266,29 @@ class SealedSegments:
         at = int(np.searchsorted(self.dead, row))
         return at < len(self.dead) and int(self.dead[at]) == row
 
-    def row_of(self, uuid: UUID) -> int | None:
-        """The row of a segment, also of a tombstoned one."""
+    def _order(self) -> NDArray[np.int32]:
         if self.by_uuid is None:
             self.by_uuid = np.argsort(self.columns.uuid_high, kind="stable").astype(np.int32)
-        row_at, high_of, low_of = self.by_uuid.item, self.columns.uuid_high.item, self.columns.uuid_low.item
+        return self.by_uuid
+
+    def has(self, high: Words, low: Words) -> NDArray[np.bool_]:
+        """Which of many uuids have a row that isn't tombstoned."""
+        columns, order = self.columns, self._order()
+        found = np.zeros(len(high), dtype=bool)
+        at = np.searchsorted(columns.uuid_high, high, sorter=order)
+        pending = np.flatnonzero(at < len(order))
+        while len(pending):  # again only for uuids with equal upper halves
+            rows = order[at[pending]]
+            same = columns.uuid_high[rows] == high[pending]
+            pending, rows = pending[same], rows[same]
+            found[pending] |= (columns.uuid_low[rows] == low[pending]) & ~np.isin(rows, self.dead)
+            at[pending] += 1
+            pending = pending[at[pending] < len(order)]
+        return found
+
+    def row_of(self, uuid: UUID) -> int | None:
+        """The row of a segment, also of a tombstoned one."""
+        row_at, high_of, low_of = self._order().item, self.columns.uuid_high.item, self.columns.uuid_low.item
         high, low, rows = uuid.int >> 64, uuid.int & _HALF, range(len(self.columns))
         first = bisect_left(rows, high, key=lambda at: high_of(row_at(at)))
         same_high = itertools.takewhile(lambda row: high_of(row) == high, map(row_at, rows[first:]))
@@ -503,6 +523,13 @@ class SegmentTable(Mapping[UUID, SegmentRecord]):
 
     def __contains__(self, uuid: object) -> bool:
         return isinstance(uuid, UUID) and (uuid in self.tail or any(True for _ in self._places(uuid)))
+
+    def sealed_uuids(self, high: Words, low: Words) -> NDArray[np.bool_]:
+        """Which of many uuids are segments outside of the tail."""
+        found = np.zeros(len(high), dtype=bool)
+        for part in self.sealed:
+            found |= part.has(high, low)
+        return found
 
     def _places(self, uuid: UUID) -> Iterator[tuple[int, int]]:
         """Where the segment is sealed: number of the part, and row."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Protocol
 from uuid import UUID
 
 import numpy as np
+from numpy.typing import NDArray
 
 from formats.checkpoint import (
     ASIDE,
@@ -22,7 +22,7 @@ from formats.checkpoint import (
 )
 from formats.entries import Position
 from formats.keys import Testimony
-from formats.manifest import Assign, Edit, Gap, GapFilled, Rewrite, Totals, Writer
+from formats.manifest import Gap, GapFilled, Totals, Writer
 from formats.metadata.messages import OffloadContext, OffloadSegment
 from offloader.errors import ErrorKind, Fenced, OffloaderError
 from offloader.manifest.ledger_table import ENTRY_ID_MAX, ClosedLedgers, FlaggedLedgers, LedgerTable
@@ -31,6 +31,7 @@ from offloader.manifest.segment_table import (
     SealedSegments,
     SegmentSlice,
     SegmentTable,
+    Words,
     rows_not_after,
 )
 from offloader.manifest.segment_table import SegmentRecord as SegmentRecord
@@ -248,6 +249,25 @@ class ManifestState:
         """The uuids of objects that claim no range: those that replace others or are replaced, and fills."""
         return {each.uuid for some in (self.rewrites, self.replaced, self.fills) for each in some}
 
+    def named(self, high: Words, low: Words) -> NDArray[np.bool_]:
+        """Which of many uuids the manifest names: segments of any status, and ``uuids_aside``.
+
+        Args:
+            high, low: the halves of each uuid, shape (n,).
+        """
+        found = self.segments.sealed_uuids(high, low)
+        aside = self.uuids_aside()
+        for row in np.flatnonzero(~found).tolist():
+            uuid = UUID(int=int(high[row]) << 64 | int(low[row]))
+            found[row] = uuid in self.segments.tail or uuid in aside
+        return found
+
+    def is_promised(self, uuid: UUID) -> bool:
+        """Whether a writer may still upload objects of this uuid: it is assigned, and neither offloaded nor failed."""
+        record = self.segments.tail.get(uuid)
+        is_assigned = record is not None and record.status is SegmentStatus.ASSIGNED
+        return is_assigned or any(each.uuid == uuid for each in self.rewrites)
+
     def find(self, position: Position) -> SegmentRecord | None:
         """The readable segment that holds a position."""
         return next(iter(self.offloaded(position, position)), None)
@@ -289,19 +309,6 @@ class ManifestState:
 
 #: Sort key of gaps.
 first_of: Callable[[Gap], Position] = attrgetter("first")
-
-
-class View(Protocol):
-    """The fold of a manifest's records up to one of them."""
-
-    @property
-    def stream(self) -> str: ...
-    @property
-    def incarnation(self) -> UUID: ...
-    @property
-    def record_id(self) -> int: ...
-    @property
-    def nonce(self) -> str: ...
 
 
 #: Name of the driver in recorded driver metadata.
@@ -371,22 +378,6 @@ def require_takeable(state: ManifestState, now_ms: int, takeover_after_s: float,
         f"stream {state.stream} is owned by {state.writer.name}{where}, which wrote its last record {age_s:.0f} s ago",
         hint=f"ask that owner, wait until it is silent for takeover_after ({takeover_after_s:g} s), or say --take-over",
     )
-
-
-def assigning_after(
-    assigning: Sequence[AssigningEpoch], edits: Iterable[Edit], *, epoch_nonce: str, record_id: int
-) -> tuple[AssigningEpoch, ...]:
-    """The epochs that assigned segments, after a record of the epoch that ``epoch_nonce`` opened.
-
-    Args:
-        epoch_nonce: of the current epoch; empty in a manifest of an earlier release.
-    """
-    kept = tuple(assigning)
-    if not epoch_nonce or not any(isinstance(edit, (Assign, Rewrite)) for edit in edits):
-        return kept
-    if kept and kept[-1].nonce == epoch_nonce:
-        kept = kept[:-1]
-    return (*kept, AssigningEpoch(nonce=epoch_nonce, record_id=record_id))
 
 
 def newest_of(assigning: Sequence[AssigningEpoch], epoch_nonce: str) -> Testimony | None:

@@ -21,9 +21,14 @@ def register(spark: SparkSession) -> None:
 
     Without it Spark finds the data source by itself (module ``pyspark_offloader``), without filter pushdown: a source
     that defines it fails unless ``spark.sql.python.filterPushdown.enabled`` is on. This switches it on.
+
+    Raises:
+        Unsupported: the session's workers run a Python on this machine that doesn't have this package.
     """
+    from offloader.spark.session import require_interpreter
     from offloader.spark.source import OffloaderDataSource
 
+    require_interpreter(spark)
     spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(OffloaderDataSource)
 

@@ -32,6 +32,8 @@ JAVA_VERSION_MIN = 17
 _JVMS = Path("/usr/lib/jvm")
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _VERSION_TIMEOUT_S = 30.0
+#: Starting a Python and importing the package in it, on a busy machine.
+_IMPORT_TIMEOUT_S = 60.0
 
 
 def find_java(installed: Path = _JVMS) -> Path | None:
@@ -66,6 +68,28 @@ def _require_spark() -> None:
         import pyspark.sql  # noqa: F401
     except ImportError as cause:
         raise Unsupported("Spark isn't installed", hint=install_hint("spark")) from cause
+
+
+def require_interpreter(spark: SparkSession) -> None:
+    """Checks that the workers of a local session run a Python that has this package; nothing is known of a cluster's.
+
+    Raises:
+        Unsupported: they don't. Spark would only say that it finds no such data source.
+    """
+    context = getattr(spark, "sparkContext", None)  # Spark Connect has none
+    if context is None or not context.master.startswith("local"):
+        return
+    found = shutil.which(context.pythonExec) or context.pythonExec
+    if Path(found).parent == Path(sys.executable).parent:
+        return
+    try:
+        command = [found, "-c", "import pyspark_offloader"]
+        subprocess.run(command, capture_output=True, timeout=_IMPORT_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Unsupported(
+            f"Spark's workers run {found}, which can't import offloader",
+            hint=f"export PYSPARK_PYTHON={sys.executable} before the session is made, or use local_session()",
+        ) from error
 
 
 def local_session(

@@ -79,8 +79,6 @@ class SourceSuite:
                 self.close_ledger(source)
         return payloads
 
-    # -- reading
-
     def test_a_stream_without_entries_answers_nothing(self, source: LedgerSource) -> None:
         assert source.read(Position(0, 0), _EVERYTHING) is None
         assert sum(each.entries for each in source.ledgers()) == 0
@@ -150,8 +148,6 @@ class SourceSuite:
         assert wrong == []
         assert [entry.payload for entry in _entries(source)] == payloads
 
-    # -- ledgers
-
     def test_ledgers_are_named_in_order_with_what_they_hold(self, source: LedgerSource) -> None:
         self._fill(source)
         infos = [info for info in source.ledgers() if info.entries]
@@ -173,8 +169,6 @@ class SourceSuite:
         assert [entry.payload for entry in _entries(source)] == [b"a", b"b"]
         first, second = (entry.position.ledger_id for entry in _entries(source))
         assert first < second
-
-    # -- listening
 
     def test_a_listener_hears_of_each_entry_once_in_order(self, source: LedgerSource) -> None:
         self.append(source, [b"before"])
@@ -220,8 +214,6 @@ class SourceSuite:
         self.append(source, [b"b"])
         late.wait(lambda: late.payloads == [b"a", b"b"])
         assert early.payloads == [b"a"]
-
-    # -- deletion
 
     def test_an_acknowledgement_deletes_nothing(self, source: LedgerSource) -> None:
         payloads = self._fill(source)

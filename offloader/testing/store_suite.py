@@ -113,8 +113,6 @@ class StoreSuite:
         """Reads an object without the store under test; ``None`` if it doesn't exist."""
         raise NotImplementedError
 
-    # -- put and get
-
     @pytest.mark.parametrize("body", [b"", b"x", bytes(range(256)) * 1000])
     def test_put_writes_exactly_the_bytes(self, store: ObjectStore, body: bytes) -> None:
         info = store.put("a/b", body)
@@ -218,8 +216,6 @@ class StoreSuite:
             _fails(NotFound, store.get, key)
             _fails(NotFound, store.head, key)
 
-    # -- ranges
-
     @pytest.mark.parametrize(
         ("start", "stop", "expected"),
         [
@@ -276,8 +272,6 @@ class StoreSuite:
             found, _ = store.get("k", ByteRange(start, stop), into=into)
             assert found + into.body == b"0123456789"[start:stop]
         _fails(NotFound, store.get, "absent", ByteRange(0, 8), into=into)
-
-    # -- conditions
 
     def test_create_refuses_what_is_there(self, store: ObjectStore) -> None:
         store.put("k", b"first", mode=CREATE)
@@ -337,8 +331,6 @@ class StoreSuite:
         assert result.conditional
         assert all_keys(store, PROBE_PREFIX) == []
 
-    # -- list
-
     def test_a_listing_is_in_the_order_of_the_bytes_and_by_prefix(self, store: ObjectStore) -> None:
         keys = ["a-b", "a/1", "a/b/c", "a/b/d", "a0", "b", "é", "日"]
         for key in reversed(keys):
@@ -386,8 +378,6 @@ class StoreSuite:
         if limit > 0:
             _fails(InvalidCall, store.list_uploads, prefix)
 
-    # -- delete
-
     def test_delete_removes_exactly_what_was_named(self, store: ObjectStore) -> None:
         for key in ("d/1", "d/2", "d/3"):
             self.raw_put(store, key, b"x")
@@ -411,8 +401,6 @@ class StoreSuite:
         assert self.raw_get(store, "k") is None
         store.delete_if_match("k", new)
         _fails(InvalidCall, store.delete_if_match, "k", "")
-
-    # -- uploads
 
     def _upload(self, store: ObjectStore, key: str, upload_id: str, numbers: list[int]) -> list[PartInfo]:
         return [
@@ -538,8 +526,6 @@ class StoreSuite:
         store.complete_upload("k", upload_id, parts)
         assert self.raw_get(store, "k") == _part_body(1, self.part_bytes_min)
 
-    # -- signed URLs
-
     @pytest.mark.parametrize("key", ["k", *ODD_KEYS])
     def test_a_signed_url_reads_the_object_and_nothing_else(self, store: ObjectStore, key: str) -> None:
         body = bytes(range(256)) * 10
@@ -561,8 +547,6 @@ class StoreSuite:
     def test_a_url_can_be_valid_for_seconds_up_to_a_week(self, store: ObjectStore, expires_s: float) -> None:
         _fails(InvalidCall, store.signed_url, "k", expires_s)
         _fails(InvalidCall, store.signed_url, "a//b", 60)
-
-    # -- the rest
 
     def test_the_store_says_where_it_is(self, store: ObjectStore) -> None:
         names = {"managedLedgerOffloadDriver", "bucket", "region", "serviceEndpoint"}

@@ -521,8 +521,6 @@ class BackfillJob:
         self._stopped = True
         self._task.schedule()
 
-    # -- steps, one at a time
-
     def _step(self) -> None:
         if self._done.done():
             self._give_memory_back()
@@ -677,8 +675,6 @@ class BackfillJob:
             self._log.store.delete([data_key(stream, uuid, ledger_id), index_key(stream, uuid, ledger_id)])
         except OffloaderError as error:
             _log.warning("stream %s: the failed attempt %s is left to the sweeper: %s", stream, uuid, error)
-
-    # -- helpers
 
     def _closed_edits(self, ends: list[Position]) -> list[Edit]:
         """The source's facts, missing in the manifest, about the ledgers of these segments."""

@@ -138,8 +138,6 @@ class CatchUp:
             self._shared.advance(state)
         self._schedule()
 
-    # -- runs over the history
-
     @property
     def is_running(self) -> bool:
         """Whether a run is in progress; its end makes a step."""

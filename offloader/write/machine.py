@@ -241,8 +241,6 @@ class StreamOffload:
         self._ownership.take_over = True
         self._step_task.schedule()
 
-    # -- incoming entries
-
     def _on_appended(self, batch: EntryBatch) -> bool:
         """Called by the source for each batch that became durable; must be quick. False: the entries are read later."""
         with self._shared.lock:
@@ -270,8 +268,6 @@ class StreamOffload:
         timer = self._tools.workers.call_after(age_s, handle.close)
         handle.get_offload_result_async().add_done_callback(lambda _: timer.cancel())
         return handle
-
-    # -- steps
 
     def _step(self) -> None:
         with self._shared.lock:
@@ -411,8 +407,6 @@ class StreamOffload:
         self._assign_first()
         return True
 
-    # -- commits
-
     def _settle_first(self) -> None:
         """Commit the first segment once its objects are stored, or restart its range when it failed."""
         with self._shared.lock:
@@ -497,8 +491,6 @@ class StreamOffload:
             close = asked or at_end or shared.queue.is_stuck(CATCH_UP_READ_BYTES)
         if close:
             segment.handle.close()
-
-    # -- failures
 
     def _retry_later(self, error: OffloaderError) -> None:
         with self._shared.changed:

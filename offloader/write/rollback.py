@@ -454,8 +454,6 @@ class LedgerRewrite:
             self._log.commit([Retire(tuple(gone[start : start + RETIRED_PER_RECORD_MAX]))])
         self._result.retired = len(gone)
 
-    # -- one segment, on its own thread
-
     def _send(
         self, uuid: UUID, planned: PlannedSegment, group: RewriteGroup, before: ManifestState
     ) -> tuple[SegmentSummary, bytes]:

@@ -460,8 +460,6 @@ class OffloadHandle:
             self._add(finished.parts)
         self._launch()
 
-    # -- sending
-
     def _is_moving(self) -> bool:
         """Whether parts are in flight or about to be; under the lock."""
         return self._assigned and bool(self._ready or self._parts_in_flight)

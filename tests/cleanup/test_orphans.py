@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from formats.documents import awaited_key, deletion_key, intent_key, topic_key
 from formats.entries import Position
 from formats.keys import is_segment_uuid_of, new_segment_uuid, parse_object_key
-from formats.manifest import Assign, Hold, OpenEpoch, Record, StreamDeleted, Totals, Writer
+from formats.manifest import Assign, Hold, Offloaded, OpenEpoch, StreamDeleted
 from offloader.gc.orphans import (
     Garbage,
     LiveSet,
@@ -23,9 +23,11 @@ from offloader.gc.orphans import (
     classify_page,
     classify_upload,
 )
+from offloader.manifest.apply import apply_edits
 from offloader.manifest.catalog import TopicState
-from offloader.manifest.live_uuids import LiveUuids
+from offloader.manifest.state import ManifestState
 from offloader.store.base import ObjectInfo, UploadInfo
+from tests.support.manifests import summary_of
 
 STREAM = "s/a"
 LIVE, DEAD, GIVEN_UP, OTHER = (UUID(int=number) for number in (1, 2, 3, 4))
@@ -37,11 +39,10 @@ OLD_MS = 1000
 
 
 def known(*, held: bool = False, deleted: bool = False, alive: bool = True) -> LiveSet:
-    names = LiveUuids(STREAM, LIVE)
-    edits = [Assign(uuid, 2, Position(1, number), None, 5, {}) for number, uuid in enumerate([*NAMED, ADOPTED])]
+    begins = enumerate([*NAMED, ADOPTED])
+    edits = [Assign(uuid, 2, Position(1, at), Position(1, at), 5, {}) for at, uuid in begins]
     more = [Hold(True, "")] if held else [OpenEpoch(1), StreamDeleted()] if deleted else []
-    totals = Totals(0, 0, 0, 0, first=None, last=None)
-    names.fold(Record(1, LIVE, 0, Writer("w", "", "00"), 5, (*edits, *more), totals))
+    names = apply_edits(ManifestState(stream=STREAM, incarnation=LIVE), [*edits, *more], record_id=1)
     return LiveSet(
         stream=STREAM,
         names=names if alive else None,
@@ -124,18 +125,18 @@ def test_running_upload_is_kept_and_late_named_upload_reclassified() -> None:
     assert (leftover.reason, leftover.reason.is_deletable) == (Reason.UNNAMED, True)
     names = knowledge.names
     assert names is not None
-    totals = Totals(0, 0, 0, 0, first=None, last=None)
-    assign = Assign(UUIDS[5], 2, Position(2, 0), None, 5, {})
-    names.fold(Record(2, LIVE, 0, Writer("w", "", "00"), 5, (assign,), totals))
-    assert classified_again(leftover, knowledge).reason is Reason.NAMED_SINCE
+    assign = Assign(UUIDS[5], 2, Position(2, 0), Position(2, 0), 5, {})
+    named = replace(knowledge, names=apply_edits(names, [assign], record_id=2))
+    assert classified_again(leftover, named).reason is Reason.NAMED_SINCE
 
 
 def test_upload_of_adopted_segment_is_foreign() -> None:
     knowledge = known()
     names = knowledge.names
     assert names is not None
-    names._open.clear()
-    leftover = classify_upload(UploadInfo(f"{STREAM}/{ADOPTED}", "u", 0), knowledge)
+    at = Position(1, len(NAMED))
+    offloaded = apply_edits(names, [Offloaded(ADOPTED, summary_of(at, at), 6)], record_id=2)
+    leftover = classify_upload(UploadInfo(f"{STREAM}/{ADOPTED}", "u", 0), replace(knowledge, names=offloaded))
     assert leftover is not None
     assert leftover.reason is Reason.FOREIGN
 

@@ -39,7 +39,7 @@ import sys
 from pathlib import Path
 from formats.checkpoint import decode_checkpoint
 from formats.checkpoint import decode_ledgers
-from formats.checkpoint_parquet import decode_columns, decode_names
+from formats.checkpoint_parquet import decode_columns
 from formats.errors import FormatError
 
 # Of the memory since this program began; what getrusage says includes that of the one which started it.
@@ -73,7 +73,6 @@ def decoded_in_a_process(decode: str, data: bytes) -> tuple[int, str]:
     ("name", "decode"),
     [
         ("rows that a dictionary repeats", "decode_columns(data)"),
-        ("rows that a dictionary repeats", "list(decode_names(data))"),
         ("rows of a checkpoint", "decode_checkpoint(data)"),
         ("a list that a dictionary repeats", "decode_columns(data)"),
         ("a page of zeros", "decode_columns(data)"),

@@ -20,7 +20,7 @@ from formats.entries import EntryBatch, Position
 from formats.errors import FormatError
 from formats.extension import Codec, compress, decode_entry_table, decode_index_rows, decompress, encode_entry_table
 from formats.index import decode_index, encode_index, seal_index
-from formats.metadata.messages import BookKeeperLedger, OffloadContext, PulsarLedger
+from formats.metadata.messages import BookKeeperLedger, PulsarLedger
 from formats.segment import SegmentMap
 from tests.fuzz.fuzz_engine import Outcome, Target, attempt
 from tests.fuzz.fuzz_mutation import mutate
@@ -113,7 +113,6 @@ def check(data: bytes) -> Outcome:
         lambda b: decode_entry_table(b, entries=20, table_crc32c=crc32c(b)),
         lambda b: decode_index_rows(b, ledger_id=None, rows=3),
         lambda b: PulsarLedger.decode(b).encode(),
-        lambda b: OffloadContext.decode(b).encode(),
         lambda b: BookKeeperLedger.decode(b).encode(),
         lambda b: decompress(Codec.ZSTD, b, 5000, 1 << 20),
     ]

@@ -20,7 +20,6 @@ from offloader.gc import orphans as witnesses
 from offloader.gc.orphans import Garbage
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest import apply, load, log
-from offloader.manifest import live_uuids as named_uuids
 from offloader.manifest import load as tail
 from offloader.manifest import source_identity as source_check
 from offloader.manifest.boundary import StoredBoundary, read_boundary
@@ -198,8 +197,7 @@ def _without_chain(patch: pytest.MonkeyPatch) -> None:
         totals = apply.apply_edits(state, record.edits, record_id=record.record_id).totals()
         return apply.fold(state, replace(record, previous_nonce="", totals=totals))
 
-    patch.setattr(load, "_WHOLE", replace(load._WHOLE, fold=folded))
-    patch.setattr(named_uuids, "require_follows", lambda view, record: None)
+    patch.setattr(load, "fold", folded)
 
 
 def _without_list_end(patch: pytest.MonkeyPatch) -> None:
@@ -265,7 +263,7 @@ def _without_testimony_epoch(patch: pytest.MonkeyPatch) -> None:
     judged = witnesses.Witnesses.judged
     newest = [0]  # one search at a time
 
-    def by_number(self: witnesses.Witnesses, leftover: Garbage, names: named_uuids.LiveUuids | None) -> Garbage:
+    def by_number(self: witnesses.Witnesses, leftover: Garbage, names: ManifestState | None) -> Garbage:
         newest[0] = 0 if names is None else names.record_id
         return judged(self, leftover, names)
 

@@ -18,27 +18,21 @@ from formats.manifest import (
     Boundary,
     Edit,
     Failed,
-    Hold,
     LedgersDeleted,
     Offloaded,
-    OpenEpoch,
     Purged,
     Record,
     Replace,
     Retire,
     Rewrite,
     Rewritten,
-    StreamDeleted,
     UndoRetire,
     Writer,
     encode_record,
 )
-from offloader.errors import Corrupt, NotFound
-from offloader.manifest import live_uuids as named_uuids
 from offloader.manifest.apply import apply_edits, fold
-from offloader.manifest.boundary import GIVEN_UP_ID
 from offloader.manifest.compaction import plan_checkpoint
-from offloader.manifest.live_uuids import LiveUuids, load_live_uuids, refreshed_live_uuids
+from offloader.manifest.load import load_manifest_view, refreshed
 from offloader.manifest.state import EditRefused, ManifestState, SegmentStatus
 from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
@@ -118,10 +112,9 @@ def halves(uuids: list[UUID]) -> tuple[np.ndarray, np.ndarray]:
     return high, np.array([uuid.int & 2**64 - 1 for uuid in uuids], dtype=np.uint64)
 
 
-def said(names: LiveUuids) -> tuple[list[bool], list[bool]]:
-    found = names.named(*halves(UUIDS)).tolist()
-    assert found == [uuid in names for uuid in UUIDS]
-    return found, [names.is_open(uuid) for uuid in UUIDS]
+def said(state: ManifestState) -> tuple[list[bool], list[bool]]:
+    found = state.named(*halves(UUIDS)).tolist()
+    return found, [state.is_promised(uuid) for uuid in UUIDS]
 
 
 @st.composite
@@ -151,54 +144,22 @@ def steps(draw: st.DrawFn) -> tuple[Edit, ...]:
 @pytest.mark.slow
 @settings(max_examples=120, deadline=None)
 @given(st.lists(steps(), min_size=10, max_size=60), st.lists(st.sampled_from(["", "", "", "checkpoint"]), min_size=60))
-def test_the_names_are_those_of_the_whole_view(drawn: list[tuple[Edit, ...]], interludes: list[str]) -> None:
+def test_named_uuids_are_those_of_every_segment_and_object_aside(
+    drawn: list[tuple[Edit, ...]], interludes: list[str]
+) -> None:
     written = Written()
-    folded = LiveUuids(STREAM, INCARNATION)
-    kept = load_live_uuids(written.store, STREAM, INCARNATION)
+    kept = load_manifest_view(written.store, STREAM, INCARNATION).state
     for step, interlude in zip(drawn, interludes, strict=False):
         record = written.commit(*step) or written.commit(*written.fitting(step))
         if record is None:
             continue
-        assert said(folded.fold(record)) == written.names()
+        assert said(written.state) == written.names()
         if interlude:
             written.checkpoint()
-            assert said(load_live_uuids(written.store, STREAM, INCARNATION)) == written.names()
-            kept = refreshed_live_uuids(written.store, kept)
+            assert said(load_manifest_view(written.store, STREAM, INCARNATION).state) == written.names()
+            kept = refreshed(written.store, kept).state
             assert said(kept) == written.names()
-    assert said(refreshed_live_uuids(written.store, kept)) == written.names()
-
-
-def test_invalid_record_removes_no_live_name() -> None:
-    """Records like these don't exist, because commits are checked. They must not lose data nevertheless."""
-    written = Written()
-    begin, end = Position(1, 0), Position(1, 9)
-    written.commit(Assign(UUIDS[0], 2, begin, end, 5, DRIVER), Offloaded(UUIDS[0], summary_of(begin, end), 6))
-    written.commit(LedgersDeleted((1,)), Retire((UUIDS[0],)))
-    for sealed in (False, True):
-        if sealed:
-            written.commit(UndoRetire((UUIDS[0],), 2))
-            written.checkpoint()
-        for edit in (Failed(UUIDS[0], "x"), Purged((UUIDS[0],), 99)):
-            names = load_live_uuids(written.store, STREAM, INCARNATION)
-            record = Record(
-                names.record_id + 1, INCARNATION, 0, Writer("w", "", "00"), 5, (edit,), written.state.totals()
-            )
-            assert UUIDS[0] in names.fold(record)
-
-
-def test_purged_names_beyond_the_memory_limit_stay_live(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(named_uuids, "GONE_MAX", 2)
-    written = Written()
-    for number, uuid in enumerate(UUIDS[:5]):
-        begin, end = Position(number, 0), Position(number, 9)
-        written.commit(Assign(uuid, 2, begin, end, 5, DRIVER), Offloaded(uuid, summary_of(begin, end), 6))
-    written.commit(LedgersDeleted((0, 1, 2, 3, 4)), Retire(tuple(UUIDS[:5])))
-    written.checkpoint()
-    written.commit(Purged(tuple(UUIDS[:5]), 6))
-
-    assert sum(said(load_live_uuids(written.store, STREAM, INCARNATION))[0]) == 3
-    written.checkpoint()
-    assert sum(said(load_live_uuids(written.store, STREAM, INCARNATION))[0]) == 0
+    assert said(refreshed(written.store, kept).state) == written.names()
 
 
 def test_uuids_with_equal_upper_halves_are_distinguished() -> None:
@@ -208,43 +169,6 @@ def test_uuids_with_equal_upper_halves_are_distinguished() -> None:
         begin, end = Position(number, 0), Position(number, 9)
         written.commit(Assign(uuid, 2, begin, end, 5, DRIVER), Offloaded(uuid, summary_of(begin, end), 6))
     written.checkpoint()
-    names = load_live_uuids(written.store, STREAM, INCARNATION)
+    state = load_manifest_view(written.store, STREAM, INCARNATION).state
     asked = [*shared, UUID(int=5 << 64 | 8), UUID(int=6 << 64 | 9), UUID(int=2**128 - 1)]
-    assert names.named(*halves(asked)).tolist() == [True] * 4 + [False] * 3
-
-
-def test_a_hold_and_a_deletion_are_seen() -> None:
-    written = Written()
-    written.commit(Hold(True, "wait"))
-    names = load_live_uuids(written.store, STREAM, INCARNATION)
-    assert (names.held, names.stream_deleted) == (True, False)
-    written.commit(Hold(False, ""))
-    written.commit(OpenEpoch(1), StreamDeleted())
-    names = refreshed_live_uuids(written.store, names)
-    assert (names.held, names.stream_deleted) == (False, True)
-    written.checkpoint()
-    assert load_live_uuids(written.store, STREAM, INCARNATION).stream_deleted
-
-
-def test_unreadable_or_missing_manifest_names_no_uuids_and_raises() -> None:
-    written = Written()
-    written.commit(Hold(False, ""))
-    names = load_live_uuids(written.store, STREAM, INCARNATION)
-    written.boundary = Boundary(first_kept_id=GIVEN_UP_ID, checkpoint_id=0, checkpoint_crc32c=0)
-    written.put_boundary()
-    with pytest.raises(Corrupt, match="given up"):
-        refreshed_live_uuids(written.store, names)
-    written.store.delete([info.key for info in written.store.list("").objects])
-    with pytest.raises(NotFound):
-        load_live_uuids(written.store, STREAM, INCARNATION)
-    with pytest.raises(NotFound):
-        refreshed_live_uuids(written.store, names)
-
-
-def test_a_record_that_doesn_t_follow_is_refused() -> None:
-    written = Written()
-    record = written.commit(Hold(False, ""))
-    assert record is not None
-    names = LiveUuids(STREAM, INCARNATION).fold(record)
-    with pytest.raises(EditRefused):
-        names.fold(record)
+    assert state.named(*halves(asked)).tolist() == [True] * 4 + [False] * 3

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from formats.metadata.messages import OffloadContext
+from formats.metadata.messages import OffloadContext, PulsarLedger
 from offloader.errors import InvalidCall, NotFound, ObjectMissing, StoreUnavailable
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.log import load_manifest
@@ -18,6 +18,7 @@ from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.write.offloader import LedgerOffloader
+from tests.support.ledger_records import encoded_ledger
 from tests.support.waiting import PATIENCE_S
 
 STREAM = "a/b"
@@ -45,7 +46,10 @@ class Bench:
 
     def context(self, ledger_id: int) -> OffloadContext:
         context = offload_context(load_manifest(self.store, STREAM), ledger_id)
-        return OffloadContext.decode(context.encode())  # as it would come out of Pulsar's metadata store
+        # As it would come out of Pulsar's metadata store.
+        stored = PulsarLedger.decode(encoded_ledger(PulsarLedger(ledger_id=ledger_id, context=context))).context
+        assert stored is not None
+        return stored
 
 
 @pytest.fixture

@@ -132,8 +132,6 @@ class PulsarSource:
         self.subscription.close()
         self._cluster.forget(self)
 
-    # -- LedgerSource
-
     def ledgers(self) -> list[LedgerInfo]:
         """As ``LedgerSource``; up to some seconds old, but never older than delivered entries.
 
@@ -213,8 +211,6 @@ class PulsarSource:
         for gone in self._ack_cursor.give_up(ledger_id, self._ledgers.infos()):
             self._ledgers.gave_up(gone)
 
-    # -- ListedSource
-
     def broker_ledgers(self) -> BrokerLedgers:
         """As ``ListedSource``; raises as the admin interface."""
         return listed_by_broker(self._cluster.admin, self.topic, self._cluster.settings)
@@ -234,8 +230,6 @@ class PulsarSource:
     def watch_releases(self, released: Callable[[], object]) -> None:
         """As ``ListedSource``."""
         self._released = released
-
-    # -- ComparedSource
 
     def require_same(self, known: AskKnown) -> None:
         """As ``ComparedSource``.
@@ -276,8 +270,6 @@ class PulsarSource:
         """The stored ledgers as listed now, and how they contradict the known ones."""
         stored = self._ledgers.internals().stored()
         return stored, contradiction(stored, known([ledger_id for ledger_id, _ in stored]))
-
-    # -- the rest
 
     def _require_chosen(self) -> None:
         if self.active is False:

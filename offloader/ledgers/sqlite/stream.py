@@ -201,8 +201,6 @@ class EmbeddedStream:
         """The owner number this was opened under, ``None`` for a view."""
         return self._owner
 
-    # -- identity
-
     def source_id(self) -> UUID:
         """The database's own uuid, created with it."""
         with self._database.reading() as connection:
@@ -244,8 +242,6 @@ class EmbeddedStream:
         """What ``note_manifest`` recorded last, ``None`` before that."""
         row = self._row("SELECT manifest_incarnation, manifest_record_id FROM streams WHERE stream_id = ?")
         return None if row is None or row[0] is None else (UUID(bytes=row[0]), row[1])
-
-    # -- ids of new ledgers
 
     def next_ledger(self) -> int:
         """The lowest ledger id that this database has neither used nor granted to any stream."""
@@ -333,8 +329,6 @@ class EmbeddedStream:
             connection.execute("DELETE FROM ledgers WHERE ledger_id = ?", (ledger.ledger_id,))
         return None
 
-    # -- transactions
-
     @contextlib.contextmanager
     def _changing(self) -> Iterator[sqlite3.Connection]:
         """A transaction that a view opened for deleting may run too."""
@@ -361,8 +355,6 @@ class EmbeddedStream:
                     hint="another process opened the stream: stop writing here",
                 )
             yield connection, row
-
-    # -- writing
 
     def append(
         self,
@@ -464,8 +456,6 @@ class EmbeddedStream:
         """Sets a small durable value of the stream, replacing the earlier one."""
         self.append([], notes={key: value})
 
-    # -- reading
-
     def ledgers(self) -> list[LedgerInfo]:
         """All ledgers that still exist, ascending, empty ones included."""
         with self._database.reading() as connection:
@@ -509,8 +499,6 @@ class EmbeddedStream:
         row = self._row("SELECT value FROM notes WHERE stream_id = ? AND key = ?", key)
         return None if row is None else bytes(row[0])
 
-    # -- following
-
     def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> ListenerSubscription:
         """Calls ``listener`` for each batch appended through this handle after this returns, in order.
 
@@ -527,8 +515,6 @@ class EmbeddedStream:
                 hint="subscribe to the handle of open_stream, or poll last_position",
             )
         return self._listeners.add(listener, closed)
-
-    # -- inside a transaction
 
     def _write(
         self, connection: sqlite3.Connection, row: StreamRow, given: EntryBatch
@@ -573,8 +559,6 @@ class EmbeddedStream:
             (grown.entries, grown.size_bytes, now_ms if full else None, grown.ledger_id),
         )
         return replace(grown, closed=True, closed_ms=now_ms) if full else grown
-
-    # -- checks and queries
 
     def _edge(self, end: str, entry_id: str) -> Position | None:
         query = f"SELECT {end}(ledger_id), {entry_id} FROM ledgers WHERE stream_id = ? AND entries > lost_entries"  # noqa: S608 - constants

@@ -137,8 +137,6 @@ class AzureStore(CloudStore):
         )
         return f"{str(blob.url).partition('?')[0]}?{signature}"
 
-    # -- objects
-
     def _head(self, key: str) -> ObjectInfo:
         call = self._blob(key).get_blob_properties(**self._once)
         return _described(key, self._ask(f"head of {key}", call, writes=False))
@@ -237,8 +235,6 @@ class AzureStore(CloudStore):
                 failures.append(DeleteFailure(keys[index], str(answer.status_code), retryable))
             index += 1
         return failures
-
-    # -- uploads
 
     def _send_part(self, upload: MarkedUpload, number: int, body: Body, crc: int) -> PartInfo:
         blob = self._blob(upload.key)

@@ -88,8 +88,6 @@ class CloudStore(checks.CheckedStore, _ServiceVerbs):
         self._known: OrderedDict[str, str] = OrderedDict()
         self._known_lock = threading.Lock()
 
-    # -- one call
-
     def _ask(self, what: str, call: Coroutine[Any, Any, _Answer], *, writes: bool, size_bytes: int = 0) -> _Answer:
         """Run ``call`` on the file system's loop. A write whose deadline passes has an unknown outcome."""
         settings = self._settings
@@ -116,8 +114,6 @@ class CloudStore(checks.CheckedStore, _ServiceVerbs):
             return OutcomeUnknown(text, hint="look before repeating it")
         return StoreUnavailable(text, hint="try again")
 
-    # -- objects
-
     def _get(self, key: str, byte_range: ByteRange | None, into: Sink | None) -> tuple[bytes, ObjectInfo]:  # noqa: ARG002
         wanted = byte_range or ByteRange(0, 0)
         try:
@@ -142,8 +138,6 @@ class CloudStore(checks.CheckedStore, _ServiceVerbs):
     def _delete_if_match(self, key: str, etag: str) -> None:
         with contextlib.suppress(NotFound):
             self._remove_version(key, etag)
-
-    # -- uploads
 
     def _begin_upload(self, key: str, metadata: Mapping[str, str]) -> str:
         upload_id = uuid.uuid4().hex

@@ -86,8 +86,6 @@ class GcsStore(CloudStore):
         self._files = files
         self._bucket = bucket
 
-    # -- one request
-
     async def _request(
         self,
         method: str,
@@ -154,8 +152,6 @@ class GcsStore(CloudStore):
         request = f"GET\n{url.path}\n{query}\nhost:{url.netloc}\n\nhost\nUNSIGNED-PAYLOAD"
         signed = f"{_ALGORITHM}\n{time}\n{scope}\n{hashlib.sha256(request.encode()).hexdigest()}"
         return f"{url.geturl()}?{query}&X-Goog-Signature={account.sign_bytes(signed.encode()).hex()}"
-
-    # -- objects
 
     def _head(self, key: str) -> ObjectInfo:
         answer = self._ask(f"head of {key}", self._request("HEAD", self._object_path(key)), writes=False)
@@ -255,8 +251,6 @@ class GcsStore(CloudStore):
             DeleteFailure(key, type(each).__name__, True) if isinstance(each, BaseException) else each
             for key, each in zip(keys, found, strict=True)
         ]
-
-    # -- uploads
 
     def _send_part(self, upload: MarkedUpload, number: int, body: Body, crc: int) -> PartInfo:
         key = f"{folder_of(upload.key, upload.upload_id)}{number:05d}"

@@ -1,0 +1,101 @@
+"""Spark as users start it: an interpreter that isn't on PATH, spark-submit, a session of their own, temporary views."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyspark
+import pytest
+
+from offloader.spark.session import require_java
+from offloader.store.open import open_store
+from tests.support.streams import StreamWriter, batch_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).resolve().parents[2]
+STREAM = "public/default/persistent/orders"
+COUNT = 'df.groupBy("ledger_id").count().show()'
+#: A session made without this package.
+OWN = "from pyspark.sql import SparkSession\nspark = SparkSession.builder.master('local[1]').getOrCreate()\n"
+
+
+@pytest.fixture
+def store_url(tmp_path: Path) -> str:
+    writer = StreamWriter(open_store(f"file://{tmp_path}/store"), STREAM)
+    writer.add([batch_of(5, 0, 40)], closes=[5])
+    return writer.store.url
+
+
+def readme_lines() -> str:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python spark\n(.*?)^```$", text, re.M | re.S)
+    return str(code)
+
+
+def run(command: list[str], folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """In an environment whose only ``python3`` has no packages."""
+    programs = folder / "programs"
+    programs.mkdir(exist_ok=True)
+    python = programs / "python3"
+    python.write_text('#!/bin/sh\necho "no packages here" >&2\nexit 1\n')
+    python.chmod(0o755)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK", "SPARK", "PYTHON"))}
+    environment = {
+        **kept,
+        "PATH": f"{programs}:/usr/bin:/bin",
+        "PYTHONPATH": str(ROOT),
+        "JAVA_HOME": str(require_java().parent.parent),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        **more,
+    }
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=480
+    )
+
+
+def counted(printed: str) -> bool:
+    return re.search(r"^\|\s*5\|\s*40\|$", printed, re.M) is not None
+
+
+@pytest.mark.java
+def test_readme_lines_work_with_an_interpreter_that_is_not_on_path(tmp_path: Path, store_url: str) -> None:
+    program = f"store_url, stream = {store_url!r}, {STREAM!r}\n{readme_lines()}\nspark.stop()\n"
+    done = run([sys.executable, "-c", program], tmp_path)
+    assert counted(done.stdout), done.stderr
+
+
+@pytest.mark.java
+@pytest.mark.parametrize("session", [readme_lines().partition("df =")[0], OWN], ids=["readme", "own session"])
+def test_readme_lines_work_with_spark_submit(tmp_path: Path, store_url: str, session: str) -> None:
+    query = "df =" + readme_lines().partition("df =")[2]
+    program = tmp_path / "program.py"
+    program.write_text(f"store_url, stream = {store_url!r}, {STREAM!r}\n{session}{query}\nspark.stop()\n")
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    done = run([str(submit), "--master", "local[1]", str(program)], tmp_path, PYSPARK_PYTHON=sys.executable)
+    assert counted(done.stdout), done.stderr
+
+
+@pytest.mark.java
+def test_register_names_the_interpreter_that_lacks_the_package(tmp_path: Path) -> None:
+    program = f"{OWN}from offloader.spark import register\nregister(spark)\n"
+    done = run([sys.executable, "-c", program], tmp_path)
+    assert done.returncode
+    assert f"Spark's workers run {tmp_path}/programs/python3, which can't import offloader" in done.stderr
+    assert f"export PYSPARK_PYTHON={sys.executable}" in done.stderr
+
+
+def test_temporary_views_are_made_of_a_data_frame_and_in_sql(spark: SparkSession, orders: StreamWriter) -> None:
+    options = {"store": orders.store.url, "stream": orders.stream}
+    spark.read.format("offloader").options(**options).load().createOrReplaceTempView("plain_frame")
+    listed = ", ".join(f"{name} '{value}'" for name, value in options.items())
+    spark.sql(f"CREATE OR REPLACE TEMPORARY VIEW plain_sql USING offloader OPTIONS ({listed})")
+    query = "SELECT ledger_id, count(*) AS entries FROM {} WHERE ledger_id < 10 GROUP BY ledger_id ORDER BY ledger_id"
+    found = [[tuple(row) for row in spark.sql(query.format(view)).collect()] for view in ("plain_frame", "plain_sql")]
+    assert found == [[(3, 250), (4, 100), (7, 60), (9, 40)]] * 2
