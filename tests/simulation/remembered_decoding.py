@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -30,12 +29,19 @@ _OF_EQUAL_VALUES: tuple[tuple[Any, str], ...] = (
     (checkpoint, "decode_checkpoint"),
     (load, "decode_columns"),
     (load, "decode_ledgers"),
+    (load, "ManifestState"),
     (checkpoint_parquet, "require_sizes"),
     (checks, "_key_problem"),
     (simulation_checks, "entries_in"),
 )
 #: Functions of values that are compared by what they are, not by what they hold.
-_OF_SAME_VALUES: tuple[tuple[Any, str], ...] = ((log, "fold"), (checkpoint, "fold"), (load, "restored"))
+_OF_SAME_VALUES: tuple[tuple[Any, str], ...] = (
+    (load, "fold"),
+    (log, "fold"),
+    (checkpoint, "fold"),
+    (load, "restored"),
+    (load, "compacted"),
+)
 
 
 @contextlib.contextmanager
@@ -52,14 +58,6 @@ def decoding_remembered() -> Iterator[None]:
                 function = getattr(owner, name)
                 stack.callback(setattr, owner, name, function)
                 setattr(owner, name, remembered.setdefault(function, remember(function)))
-        whole = load._WHOLE
-        stack.callback(setattr, load, "_WHOLE", whole)
-        load._WHOLE = replace(
-            whole,
-            begin=lru_cache(RESULTS_MAX)(whole.begin),
-            fold=remembered[whole.fold],
-            settle=_by_identity(whole.settle),
-        )
         stack.callback(setattr, CheckedDocument, "decode", decode)
         remembering: Any = lru_cache(RESULTS_MAX)(decode.__func__)
         CheckedDocument.decode = classmethod(remembering)  # type: ignore[assignment,method-assign]
