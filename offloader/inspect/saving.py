@@ -12,8 +12,9 @@ from formats.segment import SegmentSummary
 from offloader.runtime.clock import Clock
 from offloader.store.base import ByteRange, ObjectStore
 
-#: Bytes of a data object that are read for a sample.
+#: Bytes of a data object that are read for a sample; a smaller sample than the second says nothing.
 SAMPLE_BYTES_MAX = 4 * 1024 * 1024
+SAMPLE_BYTES_MIN = 64 * 1024
 #: Share of the stored bytes below which compression isn't worth a word.
 SAVING_MIN = 0.1
 #: What a reader of Pulsar's own does with such an object.
@@ -57,12 +58,12 @@ def measure_saving(store: ObjectStore, key: str, summary: SegmentSummary, *, clo
         key: of the data object.
 
     Returns:
-        ``None``: it is compressed or has no payload, or its first block is larger than a sample.
+        ``None``: it is compressed or small, or its first block is larger than a sample.
 
     Raises:
         OffloaderError: the object can't be read. FormatError: it is damaged.
     """
-    if summary.compressed or not summary.payload_bytes:
+    if summary.compressed or summary.data_bytes < SAMPLE_BYTES_MIN or not summary.payload_bytes:
         return None
     body = store.get(key, ByteRange(0, min(summary.data_bytes, SAMPLE_BYTES_MAX)))[0]
     stored = packed = 0
@@ -72,7 +73,7 @@ def measure_saving(store: ObjectStore, key: str, summary: SegmentSummary, *, clo
         smaller = BLOCK_HEADER_BYTES + len(compress(Codec.ZSTD, run)) + END_MARKER_BYTES + table_bytes
         stored += header.block_bytes
         packed += min(smaller, header.block_bytes)
-    if not stored:
+    if stored < SAMPLE_BYTES_MIN:
         return None
     seconds = clock.monotonic_s() - started_s
     now = (summary.data_bytes + summary.index_bytes) / summary.payload_bytes

@@ -356,7 +356,7 @@ OPERATIONS: Mapping[str, Operation] = {
         about="ask whether the process lives and is ready", role=None, http=("GET /healthz", "GET /readyz")
     ),
     "look": Operation(
-        about="look at everything but secrets",
+        about="look at everything but secrets and settings",
         role=Role.READ,
         is_of_streams=True,
         http=(
