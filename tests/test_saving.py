@@ -65,6 +65,7 @@ def test_estimated_size_is_what_compression_makes_of_the_same_entries(tmp_path: 
     assert found.is_worth_it
 
 
+@pytest.mark.slow
 def test_sample_of_a_large_object_is_bounded(tmp_path: Path) -> None:
     store = FaultyStore(open_store("memory://saving-large"))
     record = offloaded(store, tmp_path, noise(6_000))
@@ -82,6 +83,7 @@ def test_compressed_segment_has_nothing_to_save(tmp_path: Path) -> None:
     assert list(check_compression(store, SystemClock())) == []
 
 
+@pytest.mark.slow
 def test_doctor_names_the_saving_of_the_largest_streams_and_its_cost(tmp_path: Path) -> None:
     store = open_store("memory://saving-doctor")
     for number in range(SAMPLES_MAX + 1):
@@ -93,6 +95,7 @@ def test_doctor_names_the_saving_of_the_largest_streams_and_its_cost(tmp_path: P
     assert all("Pulsar's own readers refuse" in each.hint for each in found)
 
 
+@pytest.mark.slow
 def test_offload_reports_the_saving_of_what_it_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store, ledgers = f"file://{tmp_path}/store", f"sqlite:///{tmp_path}/ledgers.db"
     settings = Settings.of({"offload": {"method": "none"}})

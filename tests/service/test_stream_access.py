@@ -223,7 +223,7 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
     folder = tmp_path_factory.mktemp("bound-flight")
     for name, token in TOKENS.items():
         (folder / name).write_text(token)
-    access = {
+    access: dict[str, Any] = {
         "access__admin_tokens": [f"file:{folder / 'ADMIN'}"],
         "access__stream_tokens": {"shop/eu/": f"file:{folder / 'TEAM'}"},
     }
