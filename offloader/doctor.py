@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from formats.entries import Position
+from formats.errors import FormatError
 from offloader.errors import (
     AccessDenied,
     ErrorKind,
@@ -22,6 +25,7 @@ from offloader.errors import (
     StoreUnavailable,
     Unsupported,
 )
+from offloader.inspect.saving import COST, measure_saving
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.pulsar.broker_settings import (
     BrokerFinding,
@@ -36,6 +40,7 @@ from offloader.ledgers.sqlite.database import database_path
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import list_streams
 from offloader.manifest.protection import global_hold, time_for_deletion_ms
+from offloader.manifest.segment_table import SegmentRecord
 from offloader.manifest.source_identity import CheckedSource
 from offloader.manifest.state import ManifestState
 from offloader.read.reader import load_stream
@@ -43,6 +48,17 @@ from offloader.runtime.clock import Clock
 from offloader.settings import PulsarSettings, Settings
 from offloader.settings.layered import SettingsFile
 from offloader.store.base import ByteRange, ObjectStore
+from offloader.store.bucket_rules import (
+    LIFECYCLE,
+    OBJECT_LOCK,
+    PERMISSIONS,
+    VERSIONING,
+    Bucket,
+    BucketFinding,
+    lifecycle_findings,
+    lock_findings,
+    versioning_findings,
+)
 from offloader.store.probe import PROBE_PREFIX, probe_conditional_puts
 
 
@@ -352,6 +368,32 @@ def check_store(store: ObjectStore, settings: Settings, clock: Clock) -> Iterato
         )
 
 
+def check_bucket(bucket: Bucket) -> Iterator[Finding]:
+    """Checks what the bucket's own rules do to the data. What can't be read is said, and is no problem."""
+    answers: dict[str, Mapping[str, Any] | None] = {}
+    for what in (LIFECYCLE, VERSIONING, OBJECT_LOCK):
+        try:
+            answers[what] = bucket.bucket_configuration(what)
+        except Unsupported:
+            yield fine(f"bucket {what}", "the server doesn't offer it")
+        except OffloaderError as error:
+            hint = f"allow {PERMISSIONS[what]}, or look yourself" if isinstance(error, AccessDenied) else error.hint
+            yield warning(f"bucket {what}", f"can't be read: {error.message}", hint)
+    if LIFECYCLE in answers:
+        yield from map(_of_bucket, lifecycle_findings(answers[LIFECYCLE], bucket.root))
+    if VERSIONING in answers:
+        found = versioning_findings(answers[VERSIONING], answers.get(LIFECYCLE), bucket.root)
+        yield from map(_of_bucket, found)
+    if OBJECT_LOCK in answers:
+        yield from map(_of_bucket, lock_findings(answers[OBJECT_LOCK]))
+
+
+def _of_bucket(found: BucketFinding) -> Finding:
+    if found.is_problem:
+        return problem(found.check, InvalidCall(found.what), found.hint)
+    return warning(found.check, found.what, found.hint) if found.hint else fine(found.check, found.what)
+
+
 def _verbs(store: ObjectStore) -> Iterator[Finding]:
     key = f"{PROBE_PREFIX}{uuid.uuid4().hex}-doctor"
     begun: list[str] = []
@@ -408,6 +450,31 @@ def _verbs(store: ObjectStore) -> Iterator[Finding]:
 
 def _hint(verb: str, error: OffloaderError) -> str:
     return f"allow {_PERMISSIONS[verb]}" if isinstance(error, AccessDenied) and not error.hint else error.hint
+
+
+#: Streams that are looked through for one whose segments aren't compressed, and those that are sampled.
+COMPRESSION_STREAMS_MAX, SAMPLES_MAX = 50, 3
+#: Newest segments of each, of which the largest one is sampled.
+_NEWEST_SEGMENTS = 32
+
+
+def check_compression(store: ObjectStore, clock: Clock) -> Iterator[Finding]:
+    """Measures what compression would save, on a sample of the streams with the most uncompressed data. Streams that
+    can't be read are left out: ``check_streams`` and ``verify`` name them."""
+    largest: list[tuple[int, str, SegmentRecord]] = []
+    for name in itertools.islice(list_streams(store), COMPRESSION_STREAMS_MAX):
+        with suppress(OffloaderError):
+            newest = load_stream(store, name).offloaded()[-_NEWEST_SEGMENTS:]
+            plain = [each for each in newest if not each.content.compressed]
+            record = max(plain, key=lambda each: each.content.data_bytes, default=None)
+            if record is not None:
+                largest.append((sum(each.content.data_bytes for each in plain), name, record))
+    for _, name, record in sorted(largest, key=lambda each: -each[0])[:SAMPLES_MAX]:
+        with suppress(OffloaderError, FormatError):
+            found = measure_saving(store, record.object_keys(name)[0], record.content, clock=clock)
+            if found is not None:
+                hint = f'offload.codec = "zstd" for new segments; {COST}' if found.is_worth_it else ""
+                yield replace(fine(f"compression of {name}", str(found)), hint=hint)
 
 
 #: Streams whose manifests are loaded; the rest is only counted.

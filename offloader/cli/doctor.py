@@ -17,6 +17,8 @@ from offloader.cli.output import Column, print_rows
 from offloader.doctor import (
     Finding,
     Outcome,
+    check_bucket,
+    check_compression,
     check_machine,
     check_pulsar,
     check_store,
@@ -28,6 +30,7 @@ from offloader.runtime.clock import SystemClock
 from offloader.service.bootstrap import check_access
 from offloader.service.broker_doctor import check_broker_routes
 from offloader.settings.layered import SettingsFile
+from offloader.store.wrappers import bucket_of
 
 _COLUMNS = [Column("outcome", "OUTCOME"), Column("check", "CHECK"), Column("what", "FOUND"), Column("hint", "TO DO")]
 
@@ -81,6 +84,9 @@ def _checks(file: SettingsFile, given: StoreArguments, *, read_only: bool) -> It
     yield "store", [answer]
     if answer.outcome is Outcome.OK and not read_only:
         yield "store", check_store(opened, settings, clock)
+    bucket = bucket_of(opened)
+    if answer.outcome is Outcome.OK and bucket is not None:
+        yield "bucket", check_bucket(bucket)
     yield "machine", check_machine(settings)
     yield "access", check_access(settings)
     if settings.pulsar.topics:
@@ -89,3 +95,4 @@ def _checks(file: SettingsFile, given: StoreArguments, *, read_only: bool) -> It
             yield "plugin's way here", check_broker_routes(settings, clock)
     if answer.outcome is Outcome.OK:
         yield "streams", check_streams(opened, file, clock)
+        yield "compression", check_compression(opened, clock)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,8 @@ from offloader.cli.options import (
 )
 from offloader.cli.output import ENDS, Column, SegmentProgress, bytes_text, counted, json_line, print_result, print_rows
 from offloader.cli.reading import STORED_COLUMNS, stored_rows, stored_totals, totals_text
-from offloader.errors import BucketMissing, InvalidCall, NotFound, Unsupported
+from offloader.errors import BucketMissing, InvalidCall, NotFound, OffloaderError, Unsupported
+from offloader.inspect.saving import COST, Saving, measure_saving
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.log import ManifestLog
@@ -170,9 +171,10 @@ def _print_result(
     store: ObjectStore, stream: str, method: str, result: HistoryResult, *, as_json: bool, owner: str = ""
 ) -> None:
     rows = stored_rows(store, stream, result.offloaded)
-    totals = stored_totals(rows)
+    totals, saving = stored_totals(rows), _saving(store, rows, result)
     if as_json:
         whole = {"stream": stream, "dry_run": False, "method": method, "offloaded": rows, **totals}
+        whole |= {} if saving is None else {"zstd": asdict(saving)}
         whole |= {"owner": owner} if owner else {}
         print(json_line({**whole, "committed": result.committed, "trimmed": [each.begin for each in result.trimmed]}))
         return
@@ -184,6 +186,19 @@ def _print_result(
         return
     print_rows(rows, STORED_COLUMNS)
     print(f"{totals_text(totals, store)}; committed is {result.committed or 'nothing'}")
+    if saving is not None and saving.is_worth_it:
+        print(f'compression: {saving}; offload.codec = "zstd" does that, but {COST}')
+
+
+def _saving(store: ObjectStore, rows: Sequence[Mapping[str, Any]], result: HistoryResult) -> Saving | None:
+    """What compression would have saved of the largest segment; ``None``: nothing to say, or it can't be read."""
+    plain = {str(uuid): each for uuid, each in result.offloaded if not each.compressed}
+    largest = max((row for row in rows if row["uuid"] in plain), key=lambda row: int(row["object_bytes"]), default=None)
+    if largest is None:
+        return None
+    with suppress(OffloaderError, FormatError):  # what was offloaded is verified; this is only advice
+        return measure_saving(store, largest["data"], plain[largest["uuid"]], clock=SystemClock())
+    return None
 
 
 #: Ledgers named in an error.

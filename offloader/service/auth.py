@@ -15,8 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from offloader.errors import AccessDenied, InvalidCall
+from offloader.errors import AccessDenied, InvalidCall, NotFound
+from offloader.manifest.catalog import partition_of
 from offloader.settings import AccessSettings
+from offloader.stream_names import require_stream_name
 
 _LISTEN = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9.\-]*)):(?P<port>[0-9]{1,5})", re.ASCII)
 _PORT_MAX = 65_535
@@ -209,6 +211,17 @@ def _file_text(file: Path) -> str:
 SUBSCRIBER_SCOPE = "subscriber:"
 #: Scope of a broker's plugin, beside the roles.
 BROKER_SCOPE = "broker"
+#: Scope of tokens that are bound to streams, beside the roles.
+STREAMS_SCOPE = "streams"
+
+
+def covers(scope: str, stream: str) -> bool:
+    """Whether a token for ``scope`` may see a stream: ``public/default/`` is everything below it, any other scope is
+    one stream, with its partitions."""
+    if scope.endswith("/"):
+        return stream.startswith(scope)
+    split = partition_of(stream)
+    return stream == scope or (split is not None and split[0] == scope)
 
 
 class Role(enum.IntEnum):
@@ -244,12 +257,18 @@ class Caller:
         role: ``None`` without subscribers: liveness queries only.
         subscribers: whose progress the caller may report, besides its role.
         is_broker: whether it may do what a broker's plugin does, besides its role.
+        streams: scopes (``covers``) of the streams that exist for the caller; ``None``: all of them.
     """
 
     name: str
     role: Role | None
     subscribers: frozenset[str] = frozenset()
     is_broker: bool = False
+    streams: frozenset[str] | None = None
+
+    def sees(self, stream: str) -> bool:
+        """Whether the stream exists for the caller."""
+        return self.streams is None or any(covers(scope, stream) for scope in self.streams)
 
     def require_known(self) -> None:
         """Passes any known caller. Raises ``NotAuthenticated``: the caller is unknown."""
@@ -259,18 +278,20 @@ class Caller:
                 hint="send the header Authorization: Bearer TOKEN",
             )
 
-    def may(self, operation: Operation, *, subscriber: str | None = None) -> None:
+    def may(self, operation: Operation, *, subscriber: str | None = None, stream: str | None = None) -> None:
         """Passes a caller that may do ``operation``: by its role, as a broker, or for ``subscriber`` if it concerns
-        one.
+        one; in ``stream`` if it concerns one.
 
         Raises:
             NotAuthenticated: the caller is unknown.
-            NotAllowed: the role isn't sufficient.
+            NotAllowed: the role isn't sufficient, or the operation isn't for tokens that are bound to streams.
+            NotFound: the caller's token is bound to other streams, whether or not this one exists.
         """
         role, scoped = operation.role, operation.is_of_subscriber and subscriber is not None
         if role is None:
             return
         self.require_known()
+        self._require_in_scope(operation, stream, scoped and subscriber in self.subscribers)
         if (self.role is not None and self.role >= role) or (scoped and subscriber in self.subscribers):
             return
         if operation.is_of_broker and self.is_broker:
@@ -283,6 +304,18 @@ class Caller:
             hint="ask the operator for a token of that role",
         )
 
+    def _require_in_scope(self, operation: Operation, stream: str | None, is_own_subscriber: bool) -> None:
+        if self.streams is None:
+            return
+        scopes = ", ".join(sorted(self.streams))
+        if not operation.is_of_streams and not is_own_subscriber:
+            raise NotAllowed(
+                f"{self.name} is bound to {scopes}: it may look and read there, and nothing else",
+                hint="ask the operator for a token of access.read_tokens, or of a higher role",
+            )
+        if stream is not None and not self.sees(stream):
+            raise NotFound(f"there is no stream {stream} for {self.name}", hint=f"it is bound to {scopes}")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
@@ -292,6 +325,7 @@ class Operation:
         role: required; ``None``: none.
         is_of_subscriber: a token bound to the subscriber concerned is sufficient.
         is_of_broker: a broker's token is sufficient.
+        is_of_streams: a token bound to streams is sufficient, in those; answers about several streams have no others.
         flight: names of actions, and of the protocol's calls.
     """
 
@@ -299,6 +333,7 @@ class Operation:
     role: Role | None
     is_of_subscriber: bool = False
     is_of_broker: bool = False
+    is_of_streams: bool = False
     http: tuple[str, ...] = ()
     flight: tuple[str, ...] = ()
 
@@ -306,6 +341,7 @@ class Operation:
     def who(self) -> str:
         """The role as text; ``-``: none required."""
         scopes = [", subscriber"] * self.is_of_subscriber + [f", {BROKER_SCOPE}"] * self.is_of_broker
+        scopes += [f", {STREAMS_SCOPE}"] * self.is_of_streams
         return "-" if self.role is None else "".join([self.role.name.lower(), *scopes])
 
 
@@ -313,15 +349,16 @@ _STREAM = "/v1/streams/{stream}"
 _SUBSCRIBER = f"{_STREAM}/subscribers/{{subscriber}}"
 _LEDGER = f"{_STREAM}/ledgers/{{ledger}}"
 _OF_STREAM = ("segments", "ledgers", "timeline", "retention", "decisions", "subscribers", "cleanup", "orphans")
-_OF_PROCESS = ("openapi.json", "overview", "status", "config", "errors", "decisions", "orphans", "streams")
+_OF_PROCESS = ("openapi.json", "overview", "status", "errors", "decisions", "orphans", "streams")
 
 OPERATIONS: Mapping[str, Operation] = {
     "probe": Operation(
         about="ask whether the process lives and is ready", role=None, http=("GET /healthz", "GET /readyz")
     ),
     "look": Operation(
-        about="look at everything but secrets",
+        about="look at everything but secrets and settings",
         role=Role.READ,
+        is_of_streams=True,
         http=(
             "GET /metrics",
             *(f"GET /v1/{name}" for name in _OF_PROCESS),
@@ -330,7 +367,8 @@ OPERATIONS: Mapping[str, Operation] = {
         ),
         flight=("status", "ListFlights", "GetFlightInfo", "ListActions", "DoExchange"),
     ),
-    "read": Operation(about="read entries", role=Role.READ, flight=("DoGet",)),
+    "read": Operation(about="read entries", role=Role.READ, is_of_streams=True, flight=("DoGet",)),
+    "look-at-settings": Operation(about="look at the settings", role=Role.READ, http=("GET /v1/config",)),
     "append": Operation(about="bring entries", role=Role.WRITE, flight=("DoPut",)),
     "close-ledger": Operation(about="close an open ledger", role=Role.WRITE, flight=("close-ledger",)),
     "offload": Operation(
@@ -386,6 +424,8 @@ class Credentials:
     Args:
         tokens: role -> its tokens' sources: ``file:PATH`` or ``env:NAME``.
         broker_tokens: sources of the tokens of brokers; a token with a role may be one too.
+        stream_tokens: scope of streams (``covers``) -> the source of the tokens that are bound to it. Such a token has
+            the role read there; it may have several scopes, and subscribers, and nothing else.
         subscriber_tokens: subscriber -> the source of its token. A token with a role may also have subscribers.
         certificates: common name or DNS name of a client's certificate -> its role; ``*``: any other signed by the
             listener's authorities.
@@ -405,15 +445,20 @@ class Credentials:
         tokens: Mapping[Role, Sequence[str]] | None = None,
         broker_tokens: Sequence[str] = (),
         subscriber_tokens: Mapping[str, str] | None = None,
+        stream_tokens: Mapping[str, str] | None = None,
         certificates: Mapping[str, Role] | None = None,
         certificate_subscribers: Mapping[str, str] | None = None,
         certificate_brokers: Collection[str] = (),
         environ: Mapping[str, str] | None = None,
     ) -> None:
-        self._sources: Sequence[tuple[str, Role | None, str, bool]] = [
-            *((source, role, "", False) for role, sources in (tokens or {}).items() for source in sources),
-            *((source, None, name, False) for name, source in (subscriber_tokens or {}).items()),
-            *((source, None, "", True) for source in broker_tokens),
+        for scope in stream_tokens or {}:
+            _require_scope(scope)
+        #: Place of tokens, and what each of them grants; the name is made from the place.
+        self._sources: Sequence[tuple[str, Caller]] = [
+            *((source, Caller("", role)) for role, sources in (tokens or {}).items() for source in sources),
+            *((source, Caller("", Role.READ, streams=frozenset({s}))) for s, source in (stream_tokens or {}).items()),
+            *((source, Caller("", None, frozenset({name}))) for name, source in (subscriber_tokens or {}).items()),
+            *((source, Caller("", None, is_broker=True)) for source in broker_tokens),
         ]
         self._certificates = dict(certificates or {})
         self._certificate_subscribers = dict(certificate_subscribers or {})
@@ -429,7 +474,7 @@ class Credentials:
         known: dict[bytes, Caller] = {}
         problems: list[str] = []
         denied = False
-        for source, role, subscriber, is_broker in self._sources:
+        for source, grant in self._sources:
             try:
                 found = token_digests(source, self._environ)
             except (AccessDenied, InvalidCall) as error:
@@ -437,13 +482,10 @@ class Credentials:
                 problems.append(error.message)
                 continue
             for digest in found:
-                other = known.get(digest, Caller(f"token of {source}", role))
-                if role is not None and other.role not in (role, None):
-                    problems.append(f"{other.name} and of {source}: one token with two roles")
-                subscribers = other.subscribers | ({subscriber} if subscriber else frozenset())
-                known[digest] = replace(
-                    other, role=other.role or role, subscribers=subscribers, is_broker=other.is_broker or is_broker
-                )
+                other = known.get(digest)
+                if other is not None and (why := _contradiction(other, grant)):
+                    problems.append(f"{other.name} and of {source}: {why}")
+                known[digest] = _merged(other or Caller(f"token of {source}", None), grant)
         if len(known) > TOKENS_MAX:
             problems.append(f"{len(known)} tokens are above {TOKENS_MAX}")
         if problems:
@@ -500,6 +542,41 @@ class Credentials:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("credentials stay in their process")
+
+
+def _require_scope(scope: str) -> None:
+    """Raises ``InvalidCall``: neither a stream's name nor the beginning of one, up to a slash."""
+    try:
+        require_stream_name(scope.removesuffix("/"))
+    except InvalidCall as error:
+        raise InvalidCall(
+            f"access.stream_tokens: {error.message}", hint='"public/default/" is every stream below it'
+        ) from error
+
+
+def _contradiction(other: Caller, grant: Caller) -> str:
+    """Why one token can't have both; empty: it can."""
+    both = (other, grant)
+    if None not in (other.role, grant.role) and other.role != grant.role:
+        return "one token with two roles"
+    if any(each.streams is not None for each in both) and any(
+        each.is_broker or (each.role is not None and each.streams is None) for each in both
+    ):
+        return "one token for every stream and for some"
+    return ""
+
+
+def _merged(caller: Caller, grant: Caller) -> Caller:
+    streams = caller.streams
+    if grant.streams is not None:
+        streams = (streams or frozenset()) | grant.streams
+    return replace(
+        caller,
+        role=caller.role or grant.role,
+        subscribers=caller.subscribers | grant.subscribers,
+        is_broker=caller.is_broker or grant.is_broker,
+        streams=streams,
+    )
 
 
 @dataclass(frozen=True)
@@ -563,6 +640,7 @@ def open_credentials(settings: AccessSettings, environ: Mapping[str, str] | None
         },
         broker_tokens=settings.broker_tokens,
         subscriber_tokens=dict(settings.subscriber_tokens),
+        stream_tokens=dict(settings.stream_tokens),
         certificates=roles,
         certificate_subscribers=subscribers,
         certificate_brokers=brokers,

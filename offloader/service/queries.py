@@ -10,6 +10,7 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
@@ -233,6 +234,9 @@ class ServiceView:
         store: of the streams; only read.
     """
 
+    #: Whether a stream is shown where several are; ``None``: all are.
+    sees: Callable[[str], bool] | None = None
+
     def __init__(self, store: ObjectStore, *, clock: Clock, process: ServingProcess) -> None:
         self._store, self._clock, self._process = with_short_retries(store), clock, process
         self._streams = streams = process.streams
@@ -240,9 +244,19 @@ class ServiceView:
         self._names = KeptAnswers[list[str]](clock, age_s_max=NAMES_AGE_S_MAX)
         self._stored_rows = KeptAnswers[dict[str, Any]](clock, age_s_max=ROW_AGE_S_MAX, kept_max=LIMIT_MAX)
 
+    def limited(self, sees: Callable[[str], bool]) -> ServiceView:
+        """This view, whose answers about the process and several streams show only those that ``sees`` is true of.
+        Queries about one stream aren't limited: their caller is checked before."""
+        found = copy(self)
+        found.sees = sees
+        return found
+
+    def _shows(self, stream: str) -> bool:
+        return self.sees is None or (bool(stream) and self.sees(stream))
+
     def overview(self) -> dict[str, Any]:
         """Overview of the process: version, times, store, buffer, limits, streams by mode."""
-        document = self._process.document()
+        document = self.status()
         rows: Sequence[Mapping[str, Any]] = document["streams"]
         lags = [row["lag"]["seconds"] for row in rows if row["lag"] and row["lag"]["seconds"] is not None]
         readiness = self.readiness()
@@ -271,15 +285,23 @@ class ServiceView:
     def readiness(self) -> Readiness:
         """Current problems of the process, its providers and streams."""
         found = sorted(self._process.problems(), key=lambda each: not each.blocks_ready)
-        return Readiness(not any(each.blocks_ready for each in found), tuple(found))
+        # Other problems than a stream's own may name any stream.
+        shown = [each for each in found if self._shows(each.where.partition("stream ")[2])]
+        return Readiness(not any(each.blocks_ready for each in found), tuple(shown))
 
     def errors(self, *, stream: str | None = None, limit: int = LIMIT_MAX) -> list[dict[str, Any]]:
         """The newest warnings and errors, the newest first."""
-        return [asdict(each) for each in self._process.recent.newest(limit, stream=stream)]
+        found = (each for each in self._process.recent.newest(stream=stream) if self._shows(each.stream))
+        return [asdict(each) for each in itertools.islice(found, limit)]
 
     def status(self) -> Mapping[str, Any]:
         """The status document of the process (as ``offloader status --status-file`` reads it)."""
-        return self._process.document()
+        document = self._process.document()
+        if self.sees is None:
+            return document
+        # The settings name topics and places of tokens.
+        rows = [row for row in document["streams"] if self._shows(row["stream"])]
+        return {**document, "settings": {}, "streams": rows}
 
     def config(self, topic: str = "") -> list[dict[str, Any]]:
         """Every effective setting of a topic, or of the process, with its source."""
@@ -304,7 +326,7 @@ class ServiceView:
         Raises:
             InvalidCall: ``after`` isn't one of this order.
         """
-        served = {row["stream"]: dict(row) for row in self._process.document()["streams"]}
+        served = {row["stream"]: dict(row) for row in self.status()["streams"]}
         names = set(served)
         if not served_only:
             names |= set(self._names.get("", lambda: list(list_streams(self._store))))
@@ -312,7 +334,7 @@ class ServiceView:
         rows = [
             served.get(name) or {"stream": name, "lag": None, "stalled": None, "last_error": None}
             for name in names
-            if wanted in name.casefold()
+            if wanted in name.casefold() and self._shows(name)
         ]
         page = page_of(rows, order, after=after, limit=min(limit, LIMIT_MAX))
         return Page(tuple(at_once(self._row, page.items)), page.next_after, page.total)
@@ -394,7 +416,8 @@ class ServiceView:
     def recent_decisions(self, limit: int = 20) -> list[dict[str, Any]]:
         """The newest cycles of all streams in this process, the newest first, as text."""
         latest = {} if self._process.upkeep is None else self._process.upkeep.retention.latest
-        newest = sorted(latest.items(), key=lambda each: each[1].at_ms, reverse=True)[: min(limit, LIMIT_MAX)]
+        shown = [each for each in latest.items() if self._shows(each[0])]
+        newest = sorted(shown, key=lambda each: each[1].at_ms, reverse=True)[: min(limit, LIMIT_MAX)]
         return [
             {
                 "stream": stream,
@@ -437,7 +460,7 @@ class ServiceView:
     def orphans(self) -> dict[str, Any]:
         """Orphans that this process's newest search left, by owner, and the ends of the last cleanup and search."""
         upkeep = self._process.upkeep
-        if upkeep is None:
+        if upkeep is None or self.sees is not None:  # the numbers are of the whole store
             return {"left": None, "jobs": {}}
         jobs = {
             name: {"at_ms": run.at_ms, "error": None if run.error is None else str(run.error)}

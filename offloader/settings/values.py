@@ -114,6 +114,11 @@ class AccessSettings:
         "subscriber = where the token is that may register it and publish for it, file:PATH or env:NAME; no role",
         are_places=True,
     )
+    stream_tokens: Pairs = pairs(
+        "stream, or a beginning of names that ends with / (public/default/) = where the tokens are that may look and "
+        "read there and nowhere else, file:PATH or env:NAME",
+        are_places=True,
+    )
     certificates: Pairs = pairs(
         "client certificates: common name or DNS name = role, broker, subscriber:NAME, or several (read broker); "
         "* = any that client_authorities_file signed"
@@ -142,7 +147,7 @@ class AccessSettings:
     def has_tokens(self) -> bool:
         """Whether any token is configured."""
         of_roles = self.read_tokens or self.write_tokens or self.admin_tokens
-        return bool(of_roles or self.broker_tokens or self.subscriber_tokens)
+        return bool(of_roles or self.broker_tokens or self.subscriber_tokens or self.stream_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

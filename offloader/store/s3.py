@@ -22,6 +22,7 @@ from formats.checksum import crc32c
 from formats.entries import views_of
 from offloader.errors import (
     AccessDenied,
+    BucketMissing,
     InvalidCall,
     NotFound,
     ObjectChanged,
@@ -46,6 +47,7 @@ from offloader.store.base import (
     UploadInfo,
     delete_in_turns,
 )
+from offloader.store.bucket_rules import LIFECYCLE, OBJECT_LOCK, VERSIONING
 from offloader.store.s3_client import (
     answered_ms,
     checksum_of_parts,
@@ -729,6 +731,25 @@ class S3Store(checks.CheckedStore):
         with self._translated(f"signing of {key}", writes=False):
             named = {"Bucket": self._bucket, "Key": self._root + key}
             return str(self._client.generate_presigned_url("get_object", Params=named, ExpiresIn=valid_s))
+
+    @property
+    def root(self) -> str:
+        """Prefix of all keys; see ``offloader.store.bucket_rules.Bucket``, as for ``bucket_configuration``."""
+        return self._root
+
+    def bucket_configuration(self, what: str) -> Mapping[str, Any] | None:
+        asks: Mapping[str, Callable[[], Mapping[str, Any]]] = {
+            LIFECYCLE: lambda: self._client.get_bucket_lifecycle_configuration(Bucket=self._bucket),
+            VERSIONING: lambda: self._client.get_bucket_versioning(Bucket=self._bucket),
+            OBJECT_LOCK: lambda: self._client.get_object_lock_configuration(Bucket=self._bucket),
+        }
+        try:
+            with self._translated(f"{what} of the bucket", writes=False):
+                return asks[what]()
+        except BucketMissing:
+            raise
+        except NotFound:
+            return None
 
     def close(self) -> None:
         self._client.close()

@@ -232,7 +232,8 @@ def composite_crc32c(parts: Sequence[PartInfo]) -> str:
     return encoded_crc32c(crc32c(struct.pack(f">{len(parts)}I", *(part.crc32c for part in parts))))
 
 
-#: Operations called by the store, and by the SDK itself: for directory buckets, and buckets of other regions.
+#: Operations called by the store and ``doctor``, and by the SDK itself: for directory buckets, and buckets of other
+#: regions.
 OPERATIONS = (
     "AbortMultipartUpload",
     "CompleteMultipartUpload",
@@ -240,8 +241,11 @@ OPERATIONS = (
     "CreateSession",
     "DeleteObject",
     "DeleteObjects",
+    "GetBucketLifecycleConfiguration",
     "GetBucketLocation",
+    "GetBucketVersioning",
     "GetObject",
+    "GetObjectLockConfiguration",
     "HeadBucket",
     "HeadObject",
     "ListMultipartUploads",

@@ -44,6 +44,7 @@ from offloader.store.base import (
     Sink,
     UploadInfo,
 )
+from offloader.store.bucket_rules import Bucket
 from offloader.store.rate_limit import Limiter, LimitStatus, Traffic, throttled_s
 from offloader.telemetry.recorder import NO_TELEMETRY, Recorder
 
@@ -85,6 +86,14 @@ def layer_of(store: ObjectStore, kind: type[_Layer]) -> _Layer | None:
             return layer
         layer = getattr(layer, "inner", None)
     return None
+
+
+def bucket_of(store: ObjectStore) -> Bucket | None:
+    """The bucket that ``store`` is in, if its configuration can be asked for: without retries and limits."""
+    layer: object = store
+    while layer is not None and not isinstance(layer, Bucket):
+        layer = getattr(layer, "inner", None)
+    return layer
 
 
 class StoreWrapper:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -40,6 +41,12 @@ _WRITES = ("put", "begin_upload", "upload_part", "complete_upload", "list", "lis
 _READS = ("get", "head")
 _COST = "request_cost_estimate_dollars_total"
 _REFUSED = "label_sets_refused_total"
+
+
+class Exposition(Protocol):
+    """See ``Metrics.exposition``."""
+
+    def __call__(self, sees: Callable[[str], bool] | None = None, /) -> bytes: ...
 
 
 @dataclass(slots=True)
@@ -110,9 +117,14 @@ class Metrics:
         with self._lock:
             return len(self._series)
 
-    def exposition(self) -> bytes:
-        """All metrics in Prometheus' text format (``CONTENT_TYPE``); queries every stream's state."""
-        return generate_latest(self.registry)
+    def exposition(self, sees: Callable[[str], bool] | None = None, /) -> bytes:
+        """All metrics in Prometheus' text format (``CONTENT_TYPE``); queries every stream's state.
+
+        Args:
+            sees: only metrics of streams that it is true of, and of namespaces whose every stream it is true of (it is
+                asked for ``tenant/namespace/``); none of the process.
+        """
+        return generate_latest(self.registry if sees is None else _Seen(self, sees))
 
     def describe(self) -> Iterable[Family]:
         """The names taken in the registry."""
@@ -265,6 +277,24 @@ class Metrics:
                 if (metric.name, full) not in self._series:
                     family.add_sample(f"{family.name}_total", dict(zip(names, full, strict=True)), 0.0)
         return family
+
+
+class _Seen(CollectorRegistry):
+    """The metrics of some streams."""
+
+    def __init__(self, metrics: Metrics, sees: Callable[[str], bool]) -> None:
+        super().__init__()
+        self._metrics, self._sees = metrics, sees
+
+    def collect(self) -> Iterator[Family]:
+        for family in self._metrics.collect():
+            family.samples = [each for each in family.samples if self._is_seen(each.labels)]
+            if family.samples:
+                yield family
+
+    def _is_seen(self, labels: Mapping[str, str]) -> bool:
+        namespace, topic = labels.get("namespace", ""), labels.get("topic", "")
+        return bool(namespace) and self._sees(topic or f"{namespace}/")
 
 
 def _gauges(metric: Metric, names: tuple[str, ...], values: dict[tuple[str, ...], float]) -> Family:

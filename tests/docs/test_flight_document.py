@@ -45,5 +45,5 @@ def test_the_settings_that_the_text_shows_are_good() -> None:
 
 
 def test_documented_actions_are_the_programs() -> None:
-    rows = re.findall(r"^\| `([a-z-]+)` \| ((?:read|write|admin)(?:, subscriber)?) \| (.*) \|$", TEXT, re.M)
+    rows = re.findall(r"^\| `([a-z-]+)` \| ((?:read|write|admin)(?:, subscriber|, streams)?) \| (.*) \|$", TEXT, re.M)
     assert rows == [(name, OPERATION_OF_ACTION[name].who, about) for name, about in ACTIONS.items()]

@@ -17,11 +17,12 @@ from tests.support.http_process import ask, http_process
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "http.md").read_text(encoding="utf-8")
 TOKENS = {role.name: f"{role.name.lower()}-token-0123456789" for role in Role}
-BOUND, BROKER = "bound-token-0123456789", "broker-token-0123456789"
+BOUND, BROKER, TEAM = (f"{name}-token-0123456789" for name in ("bound", "broker", "team"))
 ACCESS = {
     **{f"{name.lower()}_tokens": [f"env:{name}"] for name in TOKENS},
     "subscriber_tokens": {"nobody": "env:BOUND"},
     "broker_tokens": ["env:BROKER"],
+    "stream_tokens": {"none": "env:TEAM"},
 }
 
 
@@ -46,19 +47,19 @@ def test_the_settings_that_the_text_shows_are_good(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_documented_paths_and_roles_are_the_programs(tmp_path: Path) -> None:
-    environ = {**TOKENS, "BOUND": BOUND, "BROKER": BROKER}
+    environ = {**TOKENS, "BOUND": BOUND, "BROKER": BROKER, "TEAM": TEAM}
     with http_process(tmp_path, {"access": ACCESS}, environ=environ, streams=()) as (http, _):
         description = ask(f"{http.url}/v1/openapi.json", token=TOKENS["READ"]).json()
-        rows = []
+        rows, scoped = [], {"subscriber": BOUND, "broker": BROKER, "streams": TEAM}
         for path, methods in description["paths"].items():
             for method, about in methods.items():
                 url = http.url + path.format(stream="none", subscriber="nobody", ledger=7)
                 allowed = [
                     name.lower()
-                    for name, token in {"-": "", **TOKENS, "subscriber": BOUND, "broker": BROKER}.items()
+                    for name, token in {"-": "", **TOKENS, **scoped}.items()
                     if ask(url, method=method.upper(), token=token).status not in (401, 403)
                 ]
-                scopes = [scope for scope in ("subscriber", "broker") if allowed[0] != "-" and scope in allowed]
+                scopes = [scope for scope in scoped if allowed[0] != "-" and scope in allowed]
                 who = ", ".join([allowed[0], *scopes])
                 assert OPERATION_OF_ROUTE[f"{method.upper()} {path}"].who == who
                 rows.append(f"| {method.upper()} | `{path}` | {who} | {about['description'].splitlines()[0]} |")

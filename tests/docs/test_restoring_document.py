@@ -43,8 +43,8 @@ def test_steps_run_in_order_and_print_documented_output(
             found = capsys.readouterr()
             assert told(found.out + found.err) == told(expected), command
             count += 1
-    assert count == 4
-    assert printed == "SourceMismatch\n"
+    assert count == 9
+    assert printed == "SourceMismatch\n" * 2, "once without the database, once in the drill"
 
 
 def test_every_option_that_the_text_names_exists(capsys: pytest.CaptureFixture[str]) -> None:

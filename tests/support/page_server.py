@@ -54,7 +54,7 @@ class PageServer:
             settings=settings,
             credentials=open_credentials(settings.access, {_VARIABLE: self._token}),
             clock=SystemClock(),
-            exposition=lambda: b"",
+            exposition=lambda *_: b"",
         )
         self._http.start()
         self._port = self._http.address.port

@@ -45,8 +45,8 @@ def write(place: Place) -> None:
         for number in range(12):
             topic.append_batch(entries("a/streamed", 100 * number, 100), 1_700_000_000_000 + number)
             topic.offload()
-        place.run("retention", "add", "a/streamed", "reader")
-        place.run("retention", "publish", "a/streamed", "reader", "--at", f"{topic.ledgers()[1].ledger_id}:3")
+        place.run("subscribers", "add", "a/streamed", "reader")
+        place.run("subscribers", "ack", "a/streamed", "reader", "--at", f"{topic.ledgers()[1].ledger_id}:3")
     with place.topic("a/streamed", method="none") as topic:
         topic.append_batch(entries("a/streamed", 1200, 50))
     open_reader(place.store, "a/streamed", lease_seconds=3600)  # its lease stays, as after a crash
@@ -90,10 +90,10 @@ def write(place: Place) -> None:
             topic.append_batch(entries(f"a/topic {number}", 0, 700))
             topic.offload()
             begins += ["--at", f"{number}={topic.ledgers()[1 + number].ledger_id}:5"]
-    place.run("retention", "add", "a/topic", "billing")
-    place.run("retention", "publish", "a/topic", "billing", *begins)
+    place.run("subscribers", "add", "a/topic", "billing")
+    place.run("subscribers", "ack", "a/topic", "billing", *begins)
     place.run("retention", "run", "a/topic", "--config", str(place.config))
-    place.run("retention", "group", "group", "--stream", "a/streamed", "--stream", "a/by-ledger")
+    place.run("reader-groups", "set", "group", "--stream", "a/streamed", "--stream", "a/by-ledger")
 
     for key, body, metadata in pulsars():
         place.store.put(key, body, metadata=metadata)

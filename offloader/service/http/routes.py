@@ -18,7 +18,7 @@ from starlette.exceptions import HTTPException
 from formats.errors import FormatError
 from offloader.errors import OffloaderError
 from offloader.service import dashboard
-from offloader.service.auth import Role
+from offloader.service.auth import Caller, Role
 from offloader.service.broker_ledgers import BrokerLedgers
 from offloader.service.http.broker_routes import BrokerThreads, broker_routes
 from offloader.service.http.middleware import BUG, PROBLEM_JSON, problem_document, problem_headers, problem_of
@@ -52,7 +52,7 @@ from offloader.service.http.schemas import (
     write_cursor,
 )
 from offloader.service.queries import LIMIT_MAX, Page, ServiceControl, ServiceView, StreamOrder
-from offloader.telemetry.prometheus import CONTENT_TYPE
+from offloader.telemetry.prometheus import CONTENT_TYPE, Exposition
 
 #: Share of the response deadline that a command may wait.
 _WAIT_SHARE = 0.8
@@ -112,16 +112,21 @@ def command_routes(control: ServiceControl, *, answer_s: float) -> APIRouter:
     return router
 
 
+def _seen(view: ServiceView, caller: Caller) -> ServiceView:
+    """What a caller sees of the process: its streams only, if its token is bound to some."""
+    return view if caller.streams is None else view.limited(caller.sees)
+
+
 _NAME_CHARS_MAX = 1000
 Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="Most items.")]
 NameQuery = Annotated[str, Query(max_length=_NAME_CHARS_MAX)]
 
 
-def process_routes(view: ServiceView, exposition: Callable[[], bytes]) -> APIRouter:
+def process_routes(view: ServiceView, exposition: Exposition) -> APIRouter:
     """Routes of the process.
 
     Args:
-        exposition: the metrics in Prometheus' format.
+        exposition: the metrics in Prometheus' format; with an argument: only those of streams that it is true of.
     """
     router = APIRouter(tags=["process"])
 
@@ -134,25 +139,27 @@ def process_routes(view: ServiceView, exposition: Callable[[], bytes]) -> APIRou
     def readyz(request: Request, response: Response) -> Ready:
         """Whether the process does its work, and what is missing."""
         found = view.readiness()
-        role = caller_of(request).role
+        caller = caller_of(request)
         response.status_code = 200 if found.ready else 503
-        problems = None if role is None or role < Role.READ else [asdict(each) for each in found.problems]
+        is_told = caller.role is not None and caller.role >= Role.READ and caller.streams is None
+        problems = [asdict(each) for each in found.problems] if is_told else None
         return Ready.model_validate({"ready": found.ready, "problems": problems})
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-    def metrics() -> Response:
+    def metrics(caller: Known) -> Response:
         """For Prometheus, in its text format (docs/how-to/observing.md)."""
-        return Response(exposition(), headers={"content-type": CONTENT_TYPE})
+        found = exposition() if caller.streams is None else exposition(caller.sees)
+        return Response(found, headers={"content-type": CONTENT_TYPE})
 
     @router.get("/v1/overview", response_model_exclude_unset=True)
-    def overview() -> Overview:
+    def overview(caller: Known) -> Overview:
         """The process in short: readiness, store, buffer, how many streams are in which mode."""
-        return shown(Overview, view.overview())
+        return shown(Overview, _seen(view, caller).overview())
 
     @router.get("/v1/status", response_class=JSONResponse, responses={200: {"model": dict[str, Any]}})
-    def status() -> Response:
+    def status(caller: Known) -> Response:
         """The status document: every stream of the process (docs/how-to/observing.md)."""
-        return JSONResponse(view.status())
+        return JSONResponse(_seen(view, caller).status())
 
     @router.get("/v1/config")
     def config(topic: NameQuery = "") -> Items[dict[str, Any]]:
@@ -161,20 +168,22 @@ def process_routes(view: ServiceView, exposition: Callable[[], bytes]) -> APIRou
 
     @router.get("/v1/errors")
     def errors(
-        stream: Annotated[str | None, Query(max_length=_NAME_CHARS_MAX)] = None, limit: Limit = 100
+        caller: Known,
+        stream: Annotated[str | None, Query(max_length=_NAME_CHARS_MAX)] = None,
+        limit: Limit = 100,
     ) -> Items[dict[str, Any]]:
         """The newest warnings and errors, the newest first."""
-        return Items[dict[str, Any]](items=view.errors(stream=stream, limit=limit))
+        return Items[dict[str, Any]](items=_seen(view, caller).errors(stream=stream, limit=limit))
 
     @router.get("/v1/decisions")
-    def decisions(limit: Limit = 20) -> Items[dict[str, Any]]:
+    def decisions(caller: Known, limit: Limit = 20) -> Items[dict[str, Any]]:
         """The newest decisions of retention about any stream of this process, the newest first."""
-        return Items[dict[str, Any]](items=view.recent_decisions(limit))
+        return Items[dict[str, Any]](items=_seen(view, caller).recent_decisions(limit))
 
     @router.get("/v1/orphans")
-    def orphans() -> dict[str, Any]:
+    def orphans(caller: Known) -> dict[str, Any]:
         """What the newest search for orphans left, and when cleanup and that search ended last."""
-        return view.orphans()
+        return _seen(view, caller).orphans()
 
     return router
 
@@ -198,6 +207,7 @@ def stream_routes(view: ServiceView) -> APIRouter:
 
     @router.get("", response_model_exclude_unset=True)
     def streams(
+        caller: Known,
         order: StreamOrder = StreamOrder.NAME,
         contains: NameQuery = "",
         served: Annotated[bool, Query(description="Only those that this process offloads.")] = False,
@@ -206,7 +216,7 @@ def stream_routes(view: ServiceView) -> APIRouter:
     ) -> ListPage[StreamRow]:
         """The streams of the store, those that are offloaded here with what they are doing."""
         of = ("streams", order.value, contains, str(served))
-        page = view.streams(
+        page = _seen(view, caller).streams(
             order=order, contains=contains, after=place_of(cursor, *of), limit=limit, served_only=served
         )
         return _page(ListPage[StreamRow], page, of)
@@ -339,7 +349,7 @@ Positions are `LEDGER:ENTRY`, times milliseconds since 1970 UTC. A stream's name
 def make_application(
     view: ServiceView,
     control: ServiceControl,
-    exposition: Callable[[], bytes],
+    exposition: Exposition,
     *,
     ledgers: BrokerLedgers,
     threads: BrokerThreads,

@@ -32,11 +32,13 @@ def caller_of(request: Request) -> Caller:
 
 def require_allowed(request: Request) -> None:
     """Checks the caller against the table of operations, by the request's path and method. Raises ``NotAuthenticated``,
-    ``NotAllowed``: the caller may not."""
+    ``NotAllowed``: the caller may not; ``NotFound``: its token is bound to other streams."""
     operation = OPERATION_OF_ROUTE[f"{request.method} {request.scope['route'].path}"]
     subscriber = request.path_params.get("subscriber")
     named = None if subscriber is None else decoded(subscriber, "subscriber's name")
-    caller_of(request).may(operation, subscriber=named)
+    stream = request.path_params.get("stream")
+    name = None if stream is None else decoded(stream, "stream's name")
+    caller_of(request).may(operation, subscriber=named, stream=name)
 
 
 Known = Annotated[Caller, Depends(caller_of)]

@@ -34,6 +34,7 @@ from offloader.service.http.middleware import CERTIFICATE_NAMES, PROBES_MAX, PRO
 from offloader.service.http.routes import make_application, page_files
 from offloader.service.queries import ServiceControl, ServiceView
 from offloader.settings import HttpSettings, Settings
+from offloader.telemetry.prometheus import Exposition
 from offloader.telemetry.recorder import NO_TELEMETRY, Recorder
 
 _log = logging.getLogger("offloader.service.http")
@@ -216,7 +217,7 @@ class OffloadHttp:
         settings: Settings,
         credentials: Credentials,
         clock: Clock,
-        exposition: Callable[[], bytes],
+        exposition: Exposition,
         recorder: Recorder = NO_TELEMETRY,
     ) -> None:
         self._settings, self._recorder = settings, recorder

@@ -132,20 +132,19 @@ class Actions:
         fields = fields_of(body, f"action {name}")
         given = {field: read(fields, field) for field, read in _FIELDS[name].items()}
         fields.end()
-        if is_bound:
-            caller.may(operation, subscriber=given["subscriber"])
-        return encoded(self._run[name](caller.name, **given))
+        caller.may(operation, subscriber=given.get("subscriber"), stream=given["stream"] or None)
+        return encoded(self._run[name](caller, **given))
 
-    def _status(self, _: str, stream: str) -> dict[str, Any]:
+    def _status(self, caller: Caller, stream: str) -> dict[str, Any]:
         if not stream:
-            return {"streams": [_document(each) for each in self._seats.held()]}
+            return {"streams": [_document(each) for each in self._seats.held() if caller.sees(each.name)]}
         return _document(self._there(stream))
 
-    def _offload(self, by: str, stream: str, until: str, timeout_s: float | None) -> dict[str, Any]:
+    def _offload(self, by: Caller, stream: str, until: str, timeout_s: float | None) -> dict[str, Any]:
         timeout_s = min(timeout_s or 0.0, OFFLOAD_WAIT_S_MAX)
-        return self._control.offload(stream, until=until, timeout_s=timeout_s, by=by)
+        return self._control.offload(stream, until=until, timeout_s=timeout_s, by=by.name)
 
-    def _close_ledger(self, _: str, stream: str) -> dict[str, Any]:
+    def _close_ledger(self, _: Caller, stream: str) -> dict[str, Any]:
         source = self._there(stream).source
         if not isinstance(source, AppendedLedgers):
             raise InvalidCall(
@@ -155,15 +154,15 @@ class Actions:
         closed = source.close_ledger()
         return {"stream": stream, "closed": None if closed is None else closed.ledger_id}
 
-    def _publish(self, by: str, stream: str, subscriber: str, at: object, generation: int | None) -> dict[str, Any]:
-        return self._control.publish(stream, subscriber, at, generation=generation, by=by)
+    def _publish(self, by: Caller, stream: str, subscriber: str, at: object, generation: int | None) -> dict[str, Any]:
+        return self._control.publish(stream, subscriber, at, generation=generation, by=by.name)
 
     def _subscribe(
-        self, by: str, stream: str, subscriber: str, start: object, generation: int | None
+        self, by: Caller, stream: str, subscriber: str, start: object, generation: int | None
     ) -> dict[str, Any]:
-        return self._control.subscribe(stream, subscriber, start=start, generation=generation or 0, by=by)
+        return self._control.subscribe(stream, subscriber, start=start, generation=generation or 0, by=by.name)
 
-    def _truncate(self, _: str, stream: str, before: Position | None) -> dict[str, Any]:
+    def _truncate(self, _: Caller, stream: str, before: Position | None) -> dict[str, Any]:
         if before is None:
             raise InvalidCall("action truncate: before is missing", hint="the first position that stays")
         found = self._seats.find(stream)
@@ -242,11 +241,11 @@ class Gets:
         known = {"first": first and str(first), "last": last and str(last)}
         return _info(name, state.sums.entries, state.sums.payload_bytes, encoded(known))
 
-    def infos(self, prefix: str) -> Iterator[fl.FlightInfo]:
-        """All streams with a name prefix, without reading their manifests."""
+    def infos(self, prefix: str, sees: Callable[[str], bool]) -> Iterator[fl.FlightInfo]:
+        """All streams with a name prefix that ``sees`` is true of, without reading their manifests."""
         with refusing("ListFlights"):
             for name in list_streams(self._store):
-                if name.startswith(prefix):
+                if name.startswith(prefix) and sees(name):
                     yield _info(name, _UNKNOWN, _UNKNOWN, b"")
 
     def _scan(self, reader: Reader, request: GetRequest) -> Iterator[EntryBatch]:
@@ -539,16 +538,20 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]
                 seat.leave()
 
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
-        with admitted(context, "DoGet"):
-            return self._gets.entries(get_request(ticket.ticket))
+        with admitted(context, "DoGet") as caller:
+            request = get_request(ticket.ticket)
+            caller.may(OPERATION_OF_ACTION["DoGet"], stream=request.stream)
+            return self._gets.entries(request)
 
     def list_flights(self, context: fl.ServerCallContext, criteria: bytes) -> Iterator[fl.FlightInfo]:
-        with admitted(context, "ListFlights"):
-            return self._gets.infos(criteria.decode(errors="replace"))
+        with admitted(context, "ListFlights") as caller:
+            return self._gets.infos(criteria.decode(errors="replace"), caller.sees)
 
     def get_flight_info(self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor) -> fl.FlightInfo:
-        with admitted(context, "GetFlightInfo"):
-            return self._gets.info(put_request(descriptor.path, descriptor.command).stream)
+        with admitted(context, "GetFlightInfo") as caller:
+            name = put_request(descriptor.path, descriptor.command).stream
+            caller.may(OPERATION_OF_ACTION["GetFlightInfo"], stream=name)
+            return self._gets.info(name)
 
     def get_schema(self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor) -> fl.SchemaResult:  # noqa: ARG002
         # The same for every caller and stream: an error in this call would show our traceback to refused callers.

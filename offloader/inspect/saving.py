@@ -1,0 +1,102 @@
+"""What compression would save of a segment, measured on a sample of its blocks, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from formats.block import BLOCK_HEADER_BYTES, END_MARKER_BYTES, BlockHeader, decode_block_header
+from formats.errors import Truncated
+from formats.extension import Codec, compress
+from formats.segment import SegmentSummary
+from offloader.runtime.clock import Clock
+from offloader.store.base import ByteRange, ObjectStore
+
+#: Bytes of a data object that are read for a sample; a smaller sample than the second says nothing.
+SAMPLE_BYTES_MAX = 4 * 1024 * 1024
+SAMPLE_BYTES_MIN = 64 * 1024
+#: Share of the stored bytes below which compression isn't worth a word.
+SAVING_MIN = 0.1
+#: What a reader of Pulsar's own does with such an object.
+COST = "Pulsar's own readers refuse compressed objects"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saving:
+    """Sizes of one sample.
+
+    Attributes:
+        sample_bytes: blocks of the sample, as they are stored.
+        zstd_bytes: the same blocks with ``offload.codec = "zstd"``.
+        now, then: stored bytes of the whole segment for one byte of payload, as it is, and estimated by the sample.
+        bytes_per_s: speed of the compression on one core; ``None``: too fast to measure.
+    """
+
+    sample_bytes: int
+    zstd_bytes: int
+    now: float
+    then: float
+    bytes_per_s: float | None
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether it saves at least ``SAVING_MIN`` of the stored bytes."""
+        return self.zstd_bytes <= self.sample_bytes * (1 - SAVING_MIN)
+
+    def __str__(self) -> str:
+        speed = "" if self.bytes_per_s is None else f", at {self.bytes_per_s / 1e6:,.0f} MB/s on one core"
+        return (
+            f"stored bytes are {self.now:.0%} of the payload, zstd would make it {self.then:.0%} "
+            f"(a sample of {self.sample_bytes / 1024**2:.1f} MiB{speed})"
+        )
+
+
+def measure_saving(store: ObjectStore, key: str, summary: SegmentSummary, *, clock: Clock) -> Saving | None:
+    """The saving of a segment that isn't compressed. Reads at most ``SAMPLE_BYTES_MAX`` of its data object.
+
+    Args:
+        key: of the data object.
+
+    Returns:
+        ``None``: it is compressed or small, or its first block is larger than a sample.
+
+    Raises:
+        OffloaderError: the object can't be read. FormatError: it is damaged.
+    """
+    if summary.compressed or summary.data_bytes < SAMPLE_BYTES_MIN or not summary.payload_bytes:
+        return None
+    body = store.get(key, ByteRange(0, min(summary.data_bytes, SAMPLE_BYTES_MAX)))[0]
+    stored = packed = 0
+    started_s = clock.monotonic_s()
+    for header, run in _blocks(body):
+        table_bytes = 0 if header.extension is None else header.extension.table_bytes
+        smaller = BLOCK_HEADER_BYTES + len(compress(Codec.ZSTD, run)) + END_MARKER_BYTES + table_bytes
+        stored += header.block_bytes
+        packed += min(smaller, header.block_bytes)
+    if stored < SAMPLE_BYTES_MIN:
+        return None
+    seconds = clock.monotonic_s() - started_s
+    now = (summary.data_bytes + summary.index_bytes) / summary.payload_bytes
+    return Saving(
+        sample_bytes=stored,
+        zstd_bytes=packed,
+        now=now,
+        then=now * packed / stored,
+        bytes_per_s=stored / seconds if seconds > 0 else None,
+    )
+
+
+def _blocks(body: bytes) -> Iterator[tuple[BlockHeader, bytes]]:
+    """The whole blocks at the beginning of a data object, and their entries."""
+    at = 0
+    while at < len(body):
+        try:
+            header = decode_block_header(body[at : at + BLOCK_HEADER_BYTES])
+        except Truncated:
+            return
+        end = at + header.block_bytes
+        if end > len(body):
+            return
+        entries = end if header.extension is None else at + header.header_bytes + header.extension.stored_bytes
+        yield header, body[at + header.header_bytes : entries]
+        at = end
