@@ -222,7 +222,7 @@ def _without_limit_nonce(patch: pytest.MonkeyPatch) -> None:
 
     def forgetful(*arguments: Any) -> Any:
         view = read_tail(*arguments)
-        arguments[-1].clear()
+        arguments[-2].clear()  # the nonces
         return view
 
     patch.setattr(tail, "_tail", forgetful)

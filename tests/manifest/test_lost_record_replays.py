@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from formats.keys import record_number
-from offloader.manifest import load as tail
 from tests.manifest.loss_hosts import InvariantBroken
 from tests.manifest.loss_processes import ProcessWorld
 from tests.manifest.loss_rules import switch_off
@@ -116,12 +115,6 @@ class RecordReplay:
     def _stands_before(self, name: str, pattern: str) -> bool:
         pending = self.world.schedule.pending(name)
         return re.match(rf"(?:{pattern})", "" if pending is None else " ".join(pending)) is not None
-
-
-@pytest.fixture(autouse=True)
-def _one_request_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A schedule has one order."""
-    monkeypatch.setattr(tail, "SEQUENTIAL_RECORDS_MAX", tail.WINDOW_MAX)
 
 
 @pytest.mark.slow
