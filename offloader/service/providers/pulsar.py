@@ -581,7 +581,8 @@ class PulsarProvider:
                 where=f"feed {self.name}", what=text, hint=error.hint, since_ms=since_ms, blocks_ready=blocks
             )
         if before is None:
-            _log.warning("feed %s: %s", self.name, text, extra={"event": "feed_failed", "feed": self.name})
+            event = "retry" if isinstance(error, StoreUnavailable) else "feed_failed"
+            _log.warning("feed %s: %s", self.name, text, extra={"event": event, "feed": self.name})
 
 
 def _with_gap_policy(streams: ServedStreams, settings: Settings) -> Settings:
