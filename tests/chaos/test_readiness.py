@@ -164,6 +164,16 @@ def test_overview_and_status_come_from_the_process_while_the_store_hangs(
             os.kill(minio.process.pid, signal.SIGCONT)
 
 
+def test_reading_process_stays_ready_without_a_broker(minio: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys_of(minio.endpoint, monkeypatch)
+    nobody = f"127.0.0.1:{free_port()}"
+    pulsar = {"service_url": f"pulsar://{nobody}", "admin_url": f"http://{nobody}", "topics": ("public/default",)}
+    with reading(minio.endpoint.url, **{f"pulsar.{name}": value for name, value in pulsar.items()}) as (made, url):
+        eventually(lambda: is_known_up(made))
+        assert ask(f"{url}/readyz").json() == {"ready": True, "problems": []}
+        assert made.process.health()["sources"] == {}
+
+
 def test_a_store_that_refuses_the_keys_is_lost(minio: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     keys_of(minio.endpoint, monkeypatch, secret="not-the-secret")
     with reading(minio.endpoint.url) as (_, url):
