@@ -258,8 +258,8 @@ class OutageFilter(logging.Filter):
         return event != "retry" and not (event in _FOLLOWING and self._is_out())
 
 
-#: A stream's trouble is logged when it lasts this long and no outage explains it.
-TOLD_AFTER_S = 15.0
+#: A stream's trouble is logged when it lasts this long and no outage explains it: longer than the wait for an attempt.
+TOLD_AFTER_S = 60.0
 #: Names in one line; of further ones only the number.
 NAMES_MAX = 3
 
@@ -281,6 +281,10 @@ class TroubleLog:
     def __init__(self, noun: str = "stream", *, told_after_s: float = TOLD_AFTER_S) -> None:
         self._noun, self._told_after_s = noun, told_after_s
         self._troubles: dict[str, _Trouble] = {}
+
+    def wait(self) -> None:
+        """Starts the time of what isn't told anew: an outage explains it."""
+        self._troubles = {name: each for name, each in self._troubles.items() if each.is_told}
 
     def look(self, now_s: float, whys: Mapping[str, str]) -> list[str]:
         """The lines that are due.

@@ -462,7 +462,9 @@ class ServingProcess:
 
     def _tell_troubles(self) -> None:
         """Logs what is wrong with streams and lasts, and isn't explained by an outage: that has a line of its own."""
-        if not self.is_out:
+        if self.is_out:
+            self._troubles.wait()
+        else:
             for line in self._troubles.look(self._clock.monotonic_s(), self.streams.troubles()):
                 _log.warning("%s", line, extra={"event": "trouble"})
         if not self._stopping:

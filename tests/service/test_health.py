@@ -101,6 +101,10 @@ def test_troubles_are_told_once_they_last_grouped_by_their_reason() -> None:
     assert log.look(3610.0, {}) == ["2 streams (s-1, s-2): works again"]
     assert log.look(3615.0, {"s-1": "refused"}) == []
     assert log.look(3620.0, {}) == [], "what wasn't told isn't over"
+    assert log.look(4000.0, {"s-1": "refused"}) == []
+    log.wait()
+    assert log.look(4020.0, {"s-1": "refused"}) == [], "an outage explained it until now"
+    assert len(log.look(4040.0, {"s-1": "refused"})) == 1
     assert named(["s-1"], "stream") == "stream s-1"
 
 
