@@ -252,11 +252,14 @@ class StoreOutageFailover:
         self._reach.look()
         silent_s = self._reach.silent_s
         errors: list[OffloaderError] = []
+        changed: list[PulsarSource] = []
         if after_s and silent_s >= after_s:
-            errors = _errors_of(lambda source: self._leave(source, silent_s), ours())
+            errors = _errors_of(lambda source: self._leave(source, changed), ours())
+            _tell_left(changed, silent_s)
         elif not silent_s:
             is_sure = self._reach.answering_s >= after_s
-            errors = _errors_of(lambda source: self._return(source, is_sure=is_sure), aside())
+            errors = _errors_of(lambda source: self._return(source, changed, is_sure=is_sure), aside())
+            _tell_wanted(changed)
         count, before = len(aside()), self.problem
         told = ProviderProblem(
             where=f"store {self._url}",
@@ -268,29 +271,40 @@ class StoreOutageFailover:
         if errors:
             raise errors[0]
 
-    def _leave(self, source: PulsarSource, silent_s: float) -> None:
-        if self._candidates(source) < 2:
-            return
-        source.subscription.step_aside()
-        _log.warning(
-            "topic %s: the store hasn't answered here for %.0f s: left to another process that waits for it",
-            source.topic,
-            silent_s,
-            extra={"event": "topic_left", "stream": source.stream},
-        )
+    def _leave(self, source: PulsarSource, left: list[PulsarSource]) -> None:
+        if self._candidates(source) >= 2:
+            source.subscription.step_aside()
+            left.append(source)
 
-    def _return(self, source: PulsarSource, *, is_sure: bool) -> None:
-        if not is_sure and self._candidates(source) > 0:
-            return
-        source.subscription.step_back()
-        _log.info(
-            "topic %s: the store answers here: a candidate again",
-            source.topic,
-            extra={"event": "topic_wanted", "stream": source.stream},
-        )
+    def _return(self, source: PulsarSource, wanted: list[PulsarSource], *, is_sure: bool) -> None:
+        if is_sure or self._candidates(source) == 0:
+            source.subscription.step_back()
+            wanted.append(source)
 
     def _candidates(self, source: PulsarSource) -> int:
         return _consumers(self._admin.stats(source.topic), self._subscription)
+
+
+#: Topics of one change that have a line each; of further ones only the number.
+TOPICS_TOLD_MAX = 3
+
+
+def _tell_left(left: list[PulsarSource], silent_s: float) -> None:
+    text = f"the store hasn't answered here for {silent_s:.0f} s: left to another process that waits for it"
+    left.sort(key=lambda source: source.topic)
+    for source in left[:TOPICS_TOLD_MAX]:
+        _log.warning("topic %s: %s", source.topic, text, extra={"event": "topic_left", "stream": source.stream})
+    if (more := len(left) - TOPICS_TOLD_MAX) > 0:
+        _log.warning("%d further topics: %s", more, text, extra={"event": "topic_left", "stream": ""})
+
+
+def _tell_wanted(wanted: list[PulsarSource]) -> None:
+    text = "the store answers here: a candidate again"
+    wanted.sort(key=lambda source: source.topic)
+    for source in wanted[:TOPICS_TOLD_MAX]:
+        _log.info("topic %s: %s", source.topic, text, extra={"event": "topic_wanted", "stream": source.stream})
+    if (more := len(wanted) - TOPICS_TOLD_MAX) > 0:
+        _log.info("%d further topics: %s", more, text, extra={"event": "topic_wanted", "stream": ""})
 
 
 #: Interval of checks of namespace policies.
@@ -580,7 +594,11 @@ class PulsarProvider:
             self._problems[what] = ProviderProblem(
                 where=f"feed {self.name}", what=text, hint=error.hint, since_ms=since_ms, blocks_ready=blocks
             )
-        if before is None:
+        if before is not None:
+            return
+        if isinstance(error, StoreUnavailable):
+            _log.warning("feed %s: %s", self.name, text, extra={"event": "retry", "feed": self.name})
+        else:
             _log.warning("feed %s: %s", self.name, text, extra={"event": "feed_failed", "feed": self.name})
 
 
