@@ -116,7 +116,9 @@ STATUS_FILE_BYTES_MAX = 256 * 1024 * 1024
 
 
 def stream_document(stream: str, status: StreamStatus, lag: Lag | None, stall: Stall | None) -> dict[str, Any]:
-    """One stream's status in this process; ``lag`` is ``None`` if its source didn't respond."""
+    """One stream's status in this process; ``lag`` is ``None`` if its source didn't respond. What is offloaded is by
+    the manifest as the process knows it, ``None`` before it has read it."""
+    stored = status.stored
     return {
         "stream": stream,
         "source": "process",
@@ -126,9 +128,9 @@ def stream_document(stream: str, status: StreamStatus, lag: Lag | None, stall: S
         "committed": _position(status.committed),
         "lag": None if lag is None else {"entries": lag.entries, "bytes": lag.payload_bytes, "seconds": lag.seconds},
         "buffer": {"bytes": status.buffer_bytes, "bytes_max": status.buffer_bytes_max},
-        "segments": {"offloaded": status.segments_committed, "failed": status.segments_failed},
-        "entries_offloaded": status.entries_committed,
-        "bytes_offloaded": status.bytes_committed,
+        "segments": {"offloaded": None if stored is None else stored.segments, "failed": status.segments_failed},
+        "entries_offloaded": None if stored is None else stored.entries,
+        "bytes_offloaded": None if stored is None else stored.payload_bytes,
         "offers_refused": status.offers_refused,
         "gaps_recorded": status.gaps_recorded,
         # A stream that was stopped on request has no error.
