@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "how-to" / "pictures"
 TESTS = "tests/browser/test_page_states.py"
 #: Colours of a picture: text stays sharp, and the file is a third.
-COLOURS = 64
+COLOURS = 160
 #: Rows of a picture: what lies below is the same in each state.
 HEIGHT_MAX = {1280: 1280, 390: 1500}
 

@@ -51,6 +51,7 @@ def working() -> StagedView:
     for row in view.rows:
         row |= {name: value for name, value in template.items() if row.get(name) is None and name != "stream"}
         row["stalled"] = row["last_error"] = None
+    view.rows[4]["lag"] = {"entries": 2_400, "bytes": 2_457_600, "seconds": 12.0}
     view.rows[2]["lag"] = {"entries": 120, "bytes": 122_880, "seconds": 3.0}
     view.rows[2]["buffer"] = {"bytes": 9 * 1024 * 1024, "bytes_max": 64 * 1024 * 1024}
     view.rows[2]["last_progress_ms"] = NOW_MS - 21_000
@@ -91,8 +92,10 @@ def broker_down() -> StagedView:
     outage(view, "feed pulsar", f"{BROKER_WHY}; 6 topics wait")
     view.health["sources"]["pulsar"] = reach(BROKER_WHY)
     for row in view.rows:
-        lag = {"entries": 0, "bytes": 0, "seconds": 131.0, "known_ms": NOW_MS - 131_000}
-        row |= {"mode": "disconnected", "disconnected": BROKER_WHY, "lag": lag}
+        lag = {"entries": 0, "bytes": 0, "seconds": 131.0}
+        row |= {
+            "mode": "disconnected", "disconnected": BROKER_WHY, "lag": lag, "lag_known_ms": NOW_MS - 131_000,
+        }  # fmt: skip
     return view
 
 

@@ -18,7 +18,7 @@ import pytest
 from offloader.cli.main import main
 from services.servers import RunningServer, free_port, make_bucket, start
 from tests.support.serving_processes import Serving
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "how-to" / "first-day.md").read_text(encoding="utf-8")
@@ -99,6 +99,13 @@ def told(line: str) -> list[str]:
     return line.partition("...")[0].split()
 
 
+def fits(found: list[list[str]], expected: list[str]) -> bool:
+    """Whether the lines are there that the page shows; ``...`` stands for further ones, or the rest of a line."""
+    shown = [told(line) for line in expected if line != "..."]
+    is_whole = len(found) == len(expected) or "..." in expected
+    return is_whole and all(any(each[: len(line)] == line for each in found) for line in shown)
+
+
 @pytest.mark.process
 def test_commands_run_in_order_and_print_documented_output(
     tmp_path: Path,
@@ -129,12 +136,18 @@ def test_commands_run_in_order_and_print_documented_output(
                     name, value = command.removeprefix("export ").split("=", 1)
                     monkeypatch.setenv(name, keys.get(name, value))
                     continue
-                found = [told(line) for line in shell.run(command)]
-                for line in (told(each) for each in expected if each != "..."):
-                    assert any(each[: len(line)] == line for each in found), (command, found)
-                assert len(found) == len(expected) or "..." in expected, (command, found)
+                found = list[list[str]]()
+
+                def is_so(command: str = command, expected: list[str] = expected, found: Any = found) -> bool:
+                    found[:] = [told(line) for line in shell.run(command)]
+                    return fits(found, expected)
+
+                if command.startswith("curl -s ") and "-X" not in command:
+                    # A person looks again: the process reads its hot tier now and then.
+                    eventually(is_so)
+                assert is_so(), (command, found)
                 ran += 1
-    assert ran == 23
+    assert ran == 25
 
 
 def test_pictures_are_small_enough_to_load_with_the_page() -> None:

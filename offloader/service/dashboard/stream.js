@@ -226,7 +226,9 @@ export class StreamView {
     if (said.length) show(this.trouble, el("div", {}, ...said));
   }
 
-  #showTiles({ feed, lag, buffer, segments, bytes_offloaded: size, entries_offloaded: entries, last_progress_ms: progress }) {
+  #showTiles(stream) {
+    const { feed, lag, buffer, segments, last_progress_ms: progress } = stream;
+    const { bytes_offloaded: size, entries_offloaded: entries } = stream;
     const one = (name, value, note, part = null) => {
       const bar = el("i", { "data-full": String((part ?? 0) > 90) });
       bar.style.width = `${part ?? 0}%`;
@@ -244,7 +246,7 @@ export class StreamView {
     const failed = segments.failed ? `, ${count(segments.failed)} failed` : "";
     show(
       this.tiles,
-      one("Behind", lag ? lagOf(lag) : "–", waiting),
+      one("Behind", lag ? lagOf(stream) : "–", waiting),
       one("In the store", bytes(size), entries === null ? "what the manifest says" : many(entries, "entry", "entries")),
       buffer
         ? one("Buffer", bytes(buffer.bytes), `of ${bytes(buffer.bytes_max)}`, percent(buffer.bytes, buffer.bytes_max))

@@ -288,8 +288,8 @@ export class StreamsView {
     const [word, state] = modeOf(item);
     say(mode.firstElementChild, word);
     mark(mode.firstElementChild, state);
-    say(behind, item.lag ? lagOf(item.lag) : "");
-    two(waiting, entriesOf(item.lag), item.lag?.bytes ? bytes(item.lag.bytes) : "");
+    say(behind, item.lag ? lagOf(item) : "");
+    two(waiting, entriesOf(item), item.lag?.bytes ? bytes(item.lag.bytes) : "");
     const used = item.buffer ? percent(item.buffer.bytes, item.buffer.bytes_max) : null;
     say(buffer.firstChild, used === null ? "" : `${used.toFixed(0)}%`);
     buffer.lastElementChild.hidden = used === null;
@@ -363,9 +363,9 @@ export function outagesOf({ health, store_up: storeUp, source_up: sourceUp }) {
 export const troubleOf = ({ problems, streams }) => Math.max(problems.length, streams.stalled);
 
 /** How many entries wait; what a hot tier that can't be asked has got since isn't known. */
-function entriesOf(lag) {
+function entriesOf({ lag, lag_known_ms: knownMs }) {
   if (!lag) return "";
-  if (!lag.known_ms) return roughly(lag.entries);
+  if (!knownMs) return roughly(lag.entries);
   return lag.entries ? `≥ ${roughly(lag.entries)}` : "unknown";
 }
 

@@ -41,7 +41,8 @@ export function bytes(value) {
 /** Bytes a second, as operators write them: powers of ten. */
 export function rate(perSecond) {
   const value = perSecond / 1e6;
-  return `${value >= 100 ? whole.format(value) : value >= 0.995 ? value.toFixed(1) : value > 0 ? value.toPrecision(1) : "0"} MB/s`;
+  if (value > 0 && value < 0.01) return "< 0.01 MB/s";
+  return `${value >= 100 ? whole.format(value) : value.toFixed(value >= 1 ? 1 : value > 0 ? 2 : 0)} MB/s`;
 }
 
 /** Seconds as one number and one unit. */
@@ -77,7 +78,7 @@ export function modeOf({ mode, stalled, last_error: error }) {
 }
 
 /** A lag in time; that of a hot tier which can't be asked is at least so much. */
-export const lagOf = (lag) => (lag?.known_ms ? `≥ ${span(lag.seconds)}` : span(lag?.seconds));
+export const lagOf = ({ lag, lag_known_ms: knownMs }) => (knownMs ? `≥ ${span(lag?.seconds)}` : span(lag?.seconds));
 
 /** The last level of a name, and what stands before it. */
 export function nameOf(stream) {
