@@ -77,11 +77,13 @@ class Unapproved:
     """A cleanup that would retire more than half of a stream, and waits for an operator's approval.
 
     Attributes:
-        bytes, bytes_stored: of the objects that would be retired, and of all of the stream.
+        segments: that would be retired.
+        bytes, bytes_stored: of their objects, and of all of the stream.
         at_ms: when the newest round found it.
     """
 
     stream: str
+    segments: int
     bytes: int
     bytes_stored: int
     at_ms: int
@@ -326,7 +328,7 @@ class Maintenance:
         with self._lock:
             self._unapproved.pop(stream, None)
             if isinstance(report.error, LargeDelete) and plan is not None:
-                sizes = plan.doomed_bytes(), plan.state.sums.object_bytes
+                sizes = plan.doomed_segments(), plan.doomed_bytes(), plan.state.sums.object_bytes
                 self._unapproved[stream] = Unapproved(stream, *sizes, self._clock.now_ms())
 
     # --- orphans -------------------------------------------------------------------------------------------------

@@ -121,6 +121,10 @@ class CleanupPlan:
         """Bytes of the objects that would be retired or released."""
         return sum(each.segments.sums().object_bytes for each in self.doomed)
 
+    def doomed_segments(self) -> int:
+        """Segments that would be retired or released."""
+        return sum(len(each.segments) for each in self.doomed)
+
     @property
     def large(self) -> bool:
         """Whether these are more than half of the stream's bytes: needs the operator's approval."""

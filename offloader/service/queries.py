@@ -452,7 +452,7 @@ class ServiceView:
         return {
             "stream": name,
             "plan": None if plan is None else plan.identity,
-            "segments": 0 if plan is None else sum(len(each.segments) for each in plan.doomed),
+            "segments": 0 if plan is None else plan.doomed_segments(),
             "bytes": 0 if plan is None else plan.doomed_bytes(),
             "bytes_stored": 0 if plan is None else plan.state.sums.object_bytes,
             "deletes": upkeep is not None and settings.cleanup.delete,

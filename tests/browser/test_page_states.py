@@ -104,7 +104,7 @@ def asking() -> StagedView:
     view = working()
     gib = 1024**3
     view.waiting_rows = [
-        {"stream": CLICKS, "bytes": 12 * gib, "bytes_stored": 20 * gib, "at_ms": NOW_MS - 600_000},
+        {"stream": CLICKS, "segments": 34, "bytes": 12 * gib, "bytes_stored": 20 * gib, "at_ms": NOW_MS - 600_000},
     ]  # fmt: skip
     view.plan_fields = {"large": True, "segments": 34, "bytes": 12 * gib, "bytes_stored": 20 * gib}
     return view
@@ -268,17 +268,19 @@ def test_reader_sees_no_buttons_and_is_told_who_may_approve(serve: Serve, look: 
         expect(page.get_by_role("button", name=name)).to_have_count(0)
 
 
-def test_admin_approves_what_is_shown(serve: Serve, look: Look, keep_picture: Keep) -> None:
+@pytest.mark.parametrize("width", [1280, 390])
+def test_admin_approves_what_is_shown(serve: Serve, look: Look, keep_picture: Keep, width: int) -> None:
     view = asking()
     commands = Commands(view)
     server = serve(view, TOKEN, control=commands, role="admin")
-    page = signed_in(look(server.url, expected=("401",)))
+    page = signed_in(look(server.url, width=width, expected=("401",)))
     page.get_by_role("region", name="Waits for approval").get_by_role("link", name="clicks-partition-0").click()
     page.get_by_role("button", name="Approve…").click()
     dialog = page.get_by_role("dialog", name="Delete more than half of this stream?")
     expect(dialog).to_contain_text(f"Deletes 34 segments, 12.0 GiB of 20.0 GiB (60%) of {CLICKS}.")
     expect(dialog).to_contain_text("It holds the entries 6:0 to 6:9999.")
-    keep_picture(page, "page-approve")
+    assert overflow_px(page) <= 0
+    keep_picture(page, f"page-approve-{width}")
     dialog.get_by_role("button", name="Cancel").click()
     assert commands.asked == []
     page.get_by_role("button", name="Approve…").click()

@@ -137,10 +137,8 @@ export class Actions {
 const button = (text, onclick, kind = "") => el("button", { type: "button", class: kind || null, onclick }, text);
 
 /** `34 segments, 12.0 GiB of 20.1 GiB (60%)` */
-export function whatGoes({ segments, bytes: size, bytes_stored: all }) {
-  const part = `${bytes(size)} of ${bytes(all)} (${count(percent(size, all))}%)`;
-  return segments === undefined ? part : `${many(segments, "segment")}, ${part}`;
-}
+export const whatGoes = ({ segments, bytes: size, bytes_stored: all }) =>
+  `${many(segments, "segment")}, ${bytes(size)} of ${bytes(all)} (${count(percent(size, all))}%)`;
 
 function reach({ lines, is_whole: isWhole }) {
   const going = lines.filter((each) => each.action !== "purge" && each.first);
