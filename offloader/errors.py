@@ -7,6 +7,10 @@ keeps its cause (``raise ... from``).
 from __future__ import annotations
 
 import enum
+import errno
+import socket
+import ssl
+from collections.abc import Iterator
 from typing import ClassVar
 
 from formats.errors import one_line
@@ -35,12 +39,58 @@ __all__ = [
     "Trimmed",
     "Unsupported",
     "install_hint",
+    "plain_reason",
 ]
 
 
 def install_hint(extra: str) -> str:
     """Instruction to install an extra from a checkout, as in README. No package index has this project."""
     return f"in a checkout of offloader: pip install -c constraints.txt '.[{extra}]'"
+
+
+#: What an operating system says about a connection -> the same in plain words.
+_REASONS: dict[type[BaseException], str] = {
+    ConnectionRefusedError: "connection refused",
+    ConnectionError: "the connection was cut",
+    socket.gaierror: "no such host name",
+}
+_UNREACHABLE = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
+#: Causes of causes that are looked at.
+_CAUSES_MAX = 20
+
+
+def plain_reason(error: BaseException, answer_s: float | None = None) -> str:
+    """Why a connection failed, in plain words and without a library's text: ``connection refused``.
+
+    Args:
+        error: with its causes; one that isn't about a connection is described by its own text.
+        answer_s: the call's limit, for ``no answer within 5 s``.
+    """
+    causes = list(_causes(error))
+    for each in causes:
+        if isinstance(each, ssl.SSLCertVerificationError):
+            return f"its certificate isn't good: {each.verify_message}"
+        if isinstance(each, OSError) and each.errno in _UNREACHABLE:
+            return "no way to that address"
+        found = next((text for kind, text in _REASONS.items() if isinstance(each, kind)), "")
+        if found:
+            return found
+        if isinstance(each, ssl.SSLError):
+            return f"it speaks no TLS that fits: {(each.reason or 'unknown reason').lower().replace('_', ' ')}"
+    if any("timeout" in f"{type(each).__name__}".lower() for each in causes):
+        return "no answer" if answer_s is None else f"no answer within {answer_s:g} s"
+    return one_line(error.message if isinstance(error, OffloaderError) else str(error) or type(error).__name__)
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """An error and what it came from, the nearest first."""
+    waiting, seen = [error], set[int]()
+    while waiting and len(seen) < _CAUSES_MAX:
+        each = waiting.pop(0)
+        if id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            waiting += [cause for cause in (each.__cause__, each.__context__) if cause is not None]
 
 
 class ErrorKind(enum.Enum):

@@ -8,7 +8,9 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -109,24 +111,60 @@ def _after(one: Position | None, other: Position | None) -> bool:
     return one is not None and (other is None or one > other)
 
 
+@dataclass(frozen=True, slots=True)
+class Outage:
+    """What a stream needs and can't be reached now, each in plain words; empty: it can, or nobody asks."""
+
+    source: str = ""
+    store: str = ""
+
+
+#: Modes in which an outage changes nothing.
+_LASTING = (Mode.PAUSED.value, Mode.STOPPED.value, "deleted")
+
+
+def mode_of(mode: str, *, disconnected: str = "", stalled: str | None = None) -> str:
+    """A stream's mode for people: ``disconnected`` without its hot tier, ``stalled`` where entries wait in vain, else
+    ``mode``."""
+    if mode in _LASTING:
+        return mode
+    return "disconnected" if disconnected else "stalled" if stalled else mode
+
+
+def lag_now(known: Lag, known_s: float, known_ms: int, now_s: float, *, is_caught_up: bool) -> Lag:
+    """The lag while nobody can say what it is: it grows from where it was known last.
+
+    Args:
+        known: at ``known_s`` of the monotonic clock, which was ``known_ms``.
+        is_caught_up: whether what was known of the hot tier is committed by now.
+    """
+    seconds = (0.0 if is_caught_up else known.seconds or 0.0) + max(now_s - known_s, 0.0)
+    entries, size_bytes = (0, 0) if is_caught_up else (known.entries, known.payload_bytes)
+    return Lag(entries, size_bytes, seconds, known_ms)
+
+
 VERSION = 1
 _WHERE = "name the file that telemetry.status_file of the writing process names"
 #: Ten thousand streams take about seven MiB.
 STATUS_FILE_BYTES_MAX = 256 * 1024 * 1024
 
 
-def stream_document(stream: str, status: StreamStatus, lag: Lag | None, stall: Stall | None) -> dict[str, Any]:
-    """One stream's status in this process; ``lag`` is ``None`` if its source didn't respond. What is offloaded is by
-    the manifest as the process knows it, ``None`` before it has read it."""
-    stored = status.stored
+def stream_document(
+    stream: str, status: StreamStatus, lag: Lag | None, stall: Stall | None, outage: Outage | None = None
+) -> dict[str, Any]:
+    """One stream's status in this process; ``lag`` is ``None`` if it was never known. What is offloaded is by the
+    manifest as the process knows it, ``None`` before it has read it."""
+    outage, stored = outage or Outage(), status.stored
+    stalled = _stalled(status, stall, outage)
     return {
         "stream": stream,
         "source": "process",
-        "mode": status.mode.value,
+        "mode": mode_of(status.mode.value, disconnected=outage.source, stalled=stalled),
         "tail": _position(status.tail),
         "offered": _position(status.offered),
         "committed": _position(status.committed),
         "lag": None if lag is None else {"entries": lag.entries, "bytes": lag.payload_bytes, "seconds": lag.seconds},
+        "lag_known_ms": None if lag is None else lag.known_ms,
         "buffer": {"bytes": status.buffer_bytes, "bytes_max": status.buffer_bytes_max},
         "segments": {"offloaded": None if stored is None else stored.segments, "failed": status.segments_failed},
         "entries_offloaded": None if stored is None else stored.entries,
@@ -136,13 +174,23 @@ def stream_document(stream: str, status: StreamStatus, lag: Lag | None, stall: S
         # A stream that was stopped on request has no error.
         "last_error": None if status.was_closed else status.error or None,
         "last_progress_ms": status.last_progress_ms,
-        "stalled": None if stall is None else stall.reason,
+        "stalled": stalled,
+        "disconnected": outage.source or None,
     }
+
+
+def _stalled(status: StreamStatus, stall: Stall | None, outage: Outage) -> str | None:
+    """Why entries wait in vain; ``None``: they don't."""
+    if stall is not None:
+        return stall.reason
+    waits = outage.store and _has_data(status) and status.mode.value not in _LASTING
+    return f"entries up to {status.tail} wait: {outage.store}" if waits else None
 
 
 _UNKNOWN = (
     *("tail", "offered", "committed", "lag", "buffer", "segments", "entries_offloaded", "bytes_offloaded"),
-    *("offers_refused", "gaps_recorded", "last_error", "last_progress_ms", "stalled"),
+    *("offers_refused", "gaps_recorded", "last_error", "last_progress_ms", "stalled", "disconnected"),
+    "lag_known_ms",
 )
 
 
@@ -173,6 +221,7 @@ def manifest_document(state: ManifestState) -> dict[str, Any]:
         "offered": None,
         "committed": _position(state.committed_end()),
         "lag": None,
+        "lag_known_ms": None,
         "buffer": None,
         "segments": {
             "assigned": assigned,
@@ -186,6 +235,7 @@ def manifest_document(state: ManifestState) -> dict[str, Any]:
         "last_error": None,
         "last_progress_ms": newest,
         "stalled": None,
+        "disconnected": None,
         "epoch": state.epoch,
         "writer": state.writer.name,
         "record": state.record_id,
@@ -202,6 +252,11 @@ def with_manifest(process: Mapping[str, Any], manifest: Mapping[str, Any]) -> di
         merged["mode"] = "paused"  # the process notices at its next commit or offload
     merged["last_progress_ms"] = process["last_progress_ms"] or manifest["last_progress_ms"]
     return merged | {name: manifest[name] for name in ("committed", "entries_offloaded", "bytes_offloaded")}
+
+
+def trouble_of(row: Mapping[str, Any]) -> str | None:
+    """A stream's problem, of its status document; ``None``: none known."""
+    return row.get("stalled") or row.get("disconnected") or row.get("last_error")
 
 
 def write_status_file(path: Path, document: Mapping[str, Any]) -> None:
@@ -270,12 +325,79 @@ class ObservedStream(Protocol):
     def lag(self) -> Lag: ...
 
 
+#: Stalls of one look that have a line each; of further ones only the number.
+_STALLS_TOLD_MAX = 3
 #: Observing ten thousand streams takes a quarter of a second: keep it a small part of the time.
 _IDLE_FACTOR = 50.0
 
 
 #: One observed stream, by name.
-_Seen = tuple[str, StreamStatus, Lag | None, Stall | None]
+_Seen = tuple[str, StreamStatus, Lag | None, Stall | None, Outage]
+
+#: Longest wait of a look for sources that are asked for their ledgers; what was known before is shown after it.
+LAG_WAIT_S_MAX = 1.0
+#: A lag that was asked for longer ago isn't current.
+LAG_CURRENT_S_MAX = 10.0
+
+
+class Lags:
+    """Lags of a process's streams, as known last. Sources are asked on a thread of their own: one that doesn't answer
+    delays no look by more than ``LAG_WAIT_S_MAX``, once. One look at a time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        #: Stream -> its lag, and when it was that, by both clocks.
+        self._known: dict[str, tuple[Lag, float, int]] = {}
+        self._asking = threading.Event()
+        self._asking.set()
+
+    def look(self, streams: Mapping[str, tuple[ObservedStream, StreamStatus, Outage]]) -> dict[str, Lag | None]:
+        """The lag of each stream; ``None``: it was never known."""
+        with self._lock:
+            self._known = {name: known for name, known in self._known.items() if name in streams}
+        unknown: dict[str, ObservedStream] = {}
+        for name, (stream, status, outage) in streams.items():
+            if outage.source:
+                self._set(name, Lag(0, 0, 0.0), is_first=True)
+            elif status.tail == status.committed:
+                self._ask_one(name, stream)  # no source is asked: there is no lag
+            else:
+                unknown[name] = stream
+        if unknown and self._asking.is_set():
+            self._asking = asked = threading.Event()
+            ask = partial(self._ask, unknown, asked)
+            threading.Thread(target=ask, name="offloader-lags", daemon=True).start()
+            asked.wait(LAG_WAIT_S_MAX)
+        return {name: self._lag(name, status, outage) for name, (_, status, outage) in streams.items()}
+
+    def _ask(self, streams: Mapping[str, ObservedStream], asked: threading.Event) -> None:
+        try:
+            for name, stream in streams.items():
+                self._ask_one(name, stream)
+        finally:
+            asked.set()
+
+    def _ask_one(self, name: str, stream: ObservedStream) -> None:
+        with suppress(OffloaderError):
+            self._set(name, stream.lag())
+
+    def _set(self, name: str, lag: Lag, *, is_first: bool = False) -> None:
+        now_s, now_ms = self._clock.monotonic_s(), self._clock.now_ms()
+        with self._lock:
+            if not (is_first and name in self._known):
+                self._known[name] = lag, now_s, now_ms
+
+    def _lag(self, name: str, status: StreamStatus, outage: Outage) -> Lag | None:
+        with self._lock:
+            known = self._known.get(name)
+        if known is None:
+            return None
+        lag, known_s, known_ms = known
+        now_s = self._clock.monotonic_s()
+        if not outage.source and now_s - known_s <= LAG_CURRENT_S_MAX:
+            return lag
+        return lag_now(lag, known_s, known_ms, now_s, is_caught_up=status.tail == status.committed)
 
 
 class Observation:
@@ -306,8 +428,12 @@ class Observation:
         self._lock, self._looking, self._writing = threading.Lock(), threading.Lock(), threading.Lock()
         self._streams: weakref.WeakSet[ObservedStream] = weakref.WeakSet()
         self._reasons: dict[str, str] = {}
+        #: Stalled streams that were logged, and not yet that they move again.
+        self._stalls_told: set[str] = set()
         self._told: str = ""
         self._complete: Callable[[list[dict[str, Any]]], list[dict[str, Any]]] = lambda rows: rows
+        self._outage_of: Callable[[str], Outage] = lambda _: Outage()
+        self._lags = Lags(clock)
         self._started = self._closed = False
         self._unwatch = recorder.watch(self.readings)
 
@@ -321,10 +447,12 @@ class Observation:
         with self._lock:
             self._streams.discard(stream)
 
-    def complete_with(self, complete: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+    def complete_with(
+        self, complete: Callable[[list[dict[str, Any]]], list[dict[str, Any]]], outage_of: Callable[[str], Outage]
+    ) -> None:
         """From now on ``complete`` makes the document's rows of the observations: a service knows more of its streams,
-        and of further ones. It must be fast."""
-        self._complete = complete
+        and of further ones. ``outage_of`` says what a stream can't reach. Both must be fast."""
+        self._complete, self._outage_of = complete, outage_of
 
     @property
     def stalled(self) -> Mapping[str, str]:
@@ -443,14 +571,27 @@ class Observation:
             named = {name: status for name, (_, status) in streams.items()}
             stalls = self._watchdog.look(self._clock.monotonic_s(), named, self._hanging())
             self._warn(stalls)
-            return [(name, status, _lag_of(stream), stalls.get(name)) for name, (stream, status) in streams.items()]
+            known = {name: (stream, status, self._outage_of(name)) for name, (stream, status) in streams.items()}
+            lags = self._lags.look(known)
+            return [(name, status, lags[name], stalls.get(name), outage) for name, (_, status, outage) in known.items()]
 
     def _warn(self, stalls: Mapping[str, Stall]) -> None:
-        for name in stalls.keys() - self._reasons.keys():
+        # What an outage explains has the outage's line.
+        new = {name for name in stalls.keys() - self._reasons.keys() if self._outage_of(name) == Outage()}
+        for name in sorted(new)[:_STALLS_TOLD_MAX]:
             extra = {"event": "stream_stalled", "stream": name, "seconds": round(stalls[name].seconds, 3)}
             _log.warning("%s", stalls[name].reason, extra=extra)
-        for name in self._reasons.keys() - stalls.keys():
+        if len(new) > _STALLS_TOLD_MAX:
+            extra = {"event": "streams_stalled", "streams": len(new) - _STALLS_TOLD_MAX}
+            _log.warning("%d further streams make no progress", len(new) - _STALLS_TOLD_MAX, extra=extra)
+        self._stalls_told |= new
+        over = self._stalls_told - stalls.keys()
+        for name in sorted(over)[:_STALLS_TOLD_MAX]:
             _log.info("stream %s: not stalled any more", name, extra={"event": "stream_moves", "stream": name})
+        if len(over) > _STALLS_TOLD_MAX:
+            extra = {"event": "streams_move", "streams": len(over) - _STALLS_TOLD_MAX}
+            _log.info("%d further streams aren't stalled any more", len(over) - _STALLS_TOLD_MAX, extra=extra)
+        self._stalls_told -= over
         self._reasons = {name: stall.reason for name, stall in stalls.items()}
 
     def _write(self, document: Mapping[str, Any]) -> None:
@@ -465,10 +606,13 @@ class Observation:
             self._told = str(error)
 
 
-def _readings_of(stream: str, status: StreamStatus, lag: Lag | None, stall: Stall | None) -> Iterator[Reading]:
+def _readings_of(
+    stream: str, status: StreamStatus, lag: Lag | None, stall: Stall | None, outage: Outage
+) -> Iterator[Reading]:
     if status.was_closed:
         return
-    yield Reading("streams", 1.0, stream, status.mode.value)
+    mode = mode_of(status.mode.value, disconnected=outage.source, stalled=_stalled(status, stall, outage))
+    yield Reading("streams", 1.0, stream, mode)
     yield Reading("streams_stalled", float(stall is not None), stream)
     yield Reading("buffer_bytes", status.buffer_bytes, stream)
     yield Reading("buffer_limit_bytes", status.buffer_bytes_max, stream)
@@ -480,10 +624,3 @@ def _readings_of(stream: str, status: StreamStatus, lag: Lag | None, stall: Stal
     yield Reading("lag_bytes", lag.payload_bytes, stream)
     if lag.seconds is not None:
         yield Reading("lag_seconds", lag.seconds, stream)
-
-
-def _lag_of(stream: ObservedStream) -> Lag | None:
-    try:
-        return stream.lag()
-    except OffloaderError:
-        return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,7 @@ from formats.entries import Position
 from offloader.errors import StoreUnavailable
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import open_managed_ledger
-from offloader.monitor import Observation
+from offloader.monitor import Observation, Outage
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import Settings, TelemetrySettings
 from offloader.store.base import ObjectStore
@@ -328,3 +329,70 @@ def test_weak_store_with_a_single_writer_is_reported_in_the_status(tmp_path: Pat
     assert document["store"]["single_writer"] is True
     assert "a create replaces an object that is there" in document["store"]["problems"]
     assert document["store"]["url"] == store.url
+
+
+def test_hanging_source_delays_a_look_once_and_what_was_known_is_shown() -> None:
+    clock, go_on = ManualClock(), threading.Event()
+    observation, _ = observed(clock)
+    stream = Scripted("a", tail=Position(1, 9), committed=Position(1, 4))
+    stream.lag_given = Lag(5, 50, 2.0)
+    observation.add(stream)
+    (row,) = observation.look()["streams"]
+    assert (row["lag"], row["lag_known_ms"]) == ({"entries": 5, "bytes": 50, "seconds": 2.0}, None)
+    known_ms, asked = clock.now_ms(), threading.Semaphore(0)
+
+    class Hanging(Scripted):
+        def lag(self) -> Lag:
+            asked.release()
+            go_on.wait()
+            return Lag(0, 0, 0.0)
+
+    observation.remove(stream)
+    hanging = Hanging("a", tail=Position(1, 9), committed=Position(1, 4))
+    observation.add(hanging)
+    try:
+        for _ in range(3):
+            clock.advance(20.0)
+            (row,) = observation.look()["streams"]
+        asked.acquire()
+        assert not asked.acquire(timeout=0.1), "it isn't asked again while it hangs"
+        assert row["lag"] == {"entries": 5, "bytes": 50, "seconds": 62.0}
+        assert row["lag_known_ms"] == known_ms
+    finally:
+        go_on.set()
+
+
+def test_disconnected_stream_has_a_lag_that_grows_and_ends_with_the_outage() -> None:
+    clock, outage = ManualClock(), Outage()
+    observation, metrics = observed(clock)
+    stream = Scripted("a/b", tail=Position(1, 9), committed=Position(1, 9))
+    observation.add(stream)
+    observation.complete_with(lambda rows: rows, lambda _: outage)
+    (row,) = observation.look()["streams"]
+    assert (row["mode"], row["lag"]["seconds"], row["lag_known_ms"], row["disconnected"]) == ("live", 0.0, None, None)
+    known_ms, outage = clock.now_ms(), Outage(source="the broker doesn't answer: connection refused")
+    for seconds in (30.0, 60.0):
+        clock.advance(30.0)
+        (row,) = observation.look()["streams"]
+        assert (row["mode"], row["disconnected"]) == ("disconnected", outage.source)
+        assert (row["lag"]["seconds"], row["lag_known_ms"]) == (seconds, known_ms)
+        assert of_namespace(metrics, "lag_seconds", "a/b") == seconds
+        assert of_namespace(metrics, "streams", "a/b", mode="disconnected") == 1.0
+    outage = Outage()
+    (row,) = observation.look()["streams"]
+    assert (row["mode"], row["lag"]["seconds"], row["lag_known_ms"]) == ("live", 0.0, None)
+
+
+def test_waiting_stream_is_stalled_while_the_store_does_not_answer() -> None:
+    clock, outage = ManualClock(), Outage(store="the store doesn't answer: no answer within 5 s")
+    observation, metrics = observed(clock)
+    waits = Scripted("a/waits", tail=Position(1, 9), committed=Position(1, 4))
+    rests = Scripted("a/rests", tail=Position(1, 9), committed=Position(1, 9))
+    for each in (waits, rests):
+        observation.add(each)
+    observation.complete_with(lambda rows: rows, lambda _: outage)
+    found = {row["stream"]: row for row in observation.look()["streams"]}
+    assert (found["a/waits"]["mode"], found["a/rests"]["mode"]) == ("stalled", "live")
+    assert found["a/waits"]["stalled"] == f"entries up to 1:9 wait: {outage.store}"
+    assert of_namespace(metrics, "streams", "a/waits", mode="stalled") == 1.0
+    assert of_namespace(metrics, "streams_stalled", "a/waits") == 0.0, "the watchdog's own count"

@@ -6,6 +6,7 @@ Leaves nothing behind: it removes its scratch objects.
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Annotated
@@ -13,7 +14,7 @@ from typing import Annotated
 import typer
 
 from offloader.cli.options import ConfigArguments, Json, StoreArguments, open_chosen_store
-from offloader.cli.output import Column, print_rows
+from offloader.cli.output import print_result
 from offloader.doctor import (
     Finding,
     Outcome,
@@ -29,7 +30,22 @@ from offloader.service.bootstrap import check_access
 from offloader.service.broker_doctor import check_broker_routes
 from offloader.settings.layered import SettingsFile
 
-_COLUMNS = [Column("outcome", "OUTCOME"), Column("check", "CHECK"), Column("what", "FOUND"), Column("hint", "TO DO")]
+#: Longest line of the report.
+WIDTH_MAX = 100
+_OUTCOME_WIDTH = 9
+
+
+def report_lines(found: Finding, width: int = WIDTH_MAX) -> list[str]:
+    """A finding as lines for people, none longer than ``width``: what was found, then what to do about it."""
+
+    def wrapped(text: str, first: str, indent: int) -> list[str]:
+        return textwrap.wrap(
+            text, width, initial_indent=first, subsequent_indent=" " * indent, break_on_hyphens=False
+        ) or [first.rstrip()]
+
+    outcome, indent = f"{found.outcome.value:{_OUTCOME_WIDTH}}", " " * _OUTCOME_WIDTH
+    lines = wrapped(f"{found.check}: {found.what}", outcome, _OUTCOME_WIDTH)
+    return lines + (wrapped(found.hint, f"{indent}-> ", _OUTCOME_WIDTH + 3) if found.hint else [])
 
 
 def run(
@@ -44,20 +60,17 @@ def run(
     """
     file = given.file()
     failed: list[int] = []
-
-    def rows() -> Iterator[dict[str, object]]:
-        for each in run_checks(_checks(file, given, read_only=read_only)):
-            if each.outcome is Outcome.PROBLEM:
-                failed.append(each.kind.value if each.kind else 1)
-            yield {
-                "outcome": each.outcome.value,
-                "check": each.check,
-                "what": each.what,
-                "hint": each.hint or None,
-                "kind": None if each.kind is None else each.kind.name.lower(),
-            }
-
-    print_rows(rows(), _COLUMNS, as_json=json)
+    for each in run_checks(_checks(file, given, read_only=read_only)):
+        if each.outcome is Outcome.PROBLEM:
+            failed.append(each.kind.value if each.kind else 1)
+        facts: dict[str, object] = {
+            "outcome": each.outcome.value,
+            "check": each.check,
+            "what": each.what,
+            "hint": each.hint or None,
+            "kind": None if each.kind is None else each.kind.name.lower(),
+        }
+        print_result(facts, report_lines(each), as_json=json)
     if failed and not json:
         print(f"{len(failed)} problems", file=sys.stderr)
     return failed[0] if failed else 0

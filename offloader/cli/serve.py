@@ -23,6 +23,7 @@ from offloader.errors import InvalidCall, OffloaderError, StoreUnavailable
 from offloader.runtime.clock import SystemClock
 from offloader.runtime.logs import log_to
 from offloader.service.bootstrap import assemble, require_sound
+from offloader.service.health import OutageFilter
 from offloader.service.process import RecentErrors, ServingProcess
 from offloader.settings.layered import SettingsFile, read_settings_file
 
@@ -116,6 +117,7 @@ class _Service:
     def _serve(self, recent: RecentErrors) -> int:
         assembled = assemble(self._file, clock=self._clock, recent=recent, read_only=self._read_only)
         process = assembled.process
+        self._handler.addFilter(OutageFilter(lambda: process.is_out))
         try:
             process.start()
         except BaseException:

@@ -21,7 +21,7 @@ from offloader.cli.options import Json, StoreArguments, amount, argument, option
 from offloader.cli.output import Column, bytes_text, duration_text, json_line, print_rows
 from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.manifest.log import list_streams
-from offloader.monitor import manifest_document, read_status_file, with_manifest
+from offloader.monitor import manifest_document, read_status_file, trouble_of, with_manifest
 from offloader.read.reader import load_stream, time_text
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import Settings, TelemetrySettings
@@ -39,7 +39,12 @@ _NAME_WIDTH_MIN = 24
 _TROUBLES_PART = 3
 _GAP = "  "
 _HEADING = "STREAM"
-_STYLES = {"live": "green", "catch-up": "yellow", "paused": "yellow", "stopped": "red", "deleted": "red"}
+_STYLES = {
+    "live": "green",
+    "catch-up": "yellow",
+    "paused": "yellow",
+    **dict.fromkeys(("stopped", "deleted", "disconnected", "stalled"), "red"),
+}
 
 
 # -- above the table
@@ -131,11 +136,6 @@ LIMIT_COLUMNS = [
 # -- one stream
 
 
-def trouble_of(row: Mapping[str, Any]) -> str | None:
-    """A stream's problem, ``None``: none known."""
-    return row.get("stalled") or row.get("last_error")
-
-
 def _plain(value: object) -> str:
     return "-" if value is None else str(value)
 
@@ -146,7 +146,10 @@ def _segments(value: Mapping[str, int]) -> str:
 
 def _lag(value: Mapping[str, Any]) -> str:
     seconds = "" if value["seconds"] is None else f", {value['seconds']:.1f} s"
-    return "0" if not value["entries"] else f"{value['entries']:,} entries, {bytes_text(value['bytes'])}{seconds}"
+    if not value["entries"]:
+        # Seconds without entries: the hot tier can't be asked, and may have more.
+        return f"unknown for {duration_text(value['seconds'])}" if value["seconds"] else "0"
+    return f"{value['entries']:,} entries, {bytes_text(value['bytes'])}{seconds}"
 
 
 def _buffer(value: Mapping[str, Any]) -> str:
@@ -190,7 +193,8 @@ def _cells(row: Mapping[str, Any], now_ms: int) -> dict[str, str]:
 
 
 def _lag_time(lag: Mapping[str, Any]) -> str:
-    return "?" if lag["seconds"] is None else "0" if not lag["entries"] else duration_text(lag["seconds"])
+    # Entries of one time have a lag of none; seconds without entries grow while the hot tier can't be asked.
+    return "?" if lag["seconds"] is None else duration_text(lag["seconds"]) if lag["entries"] or lag["seconds"] else "0"
 
 
 #: Columns of texts; the others are right-aligned.

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from offloader.doctor import Finding, fine, warning
 from offloader.errors import InvalidCall, OffloaderError
@@ -23,6 +24,7 @@ from offloader.service.auth import (
     server_tls,
 )
 from offloader.service.broker_ledgers import BrokerLedgers
+from offloader.service.health import BrokerCheck, Probe, ask_store, impatient
 from offloader.service.process import HttpListener, RecentErrors, ServingProcess
 from offloader.service.providers.embedded import EmbeddedProvider
 from offloader.service.providers.flight import FlightProvider
@@ -145,8 +147,8 @@ def assemble(
     Args:
         file: the settings, which ``require_sound`` accepts.
         recent: log handler for recent errors; the caller adds it to the logger.
-        store: instead of ``serve.store``; without a recorder it isn't measured.
-        feeds: instead of the settings' providers.
+        store: instead of ``serve.store``; without a recorder it isn't measured, and nothing probes it.
+        feeds: instead of the settings' providers; nothing probes what they read.
         read_only: it only answers over HTTP: it has no streams and no maintenance, and writes nothing.
 
     Raises:
@@ -156,6 +158,7 @@ def assemble(
     """
     settings = file.settings_of("")
     metrics = Metrics(settings.telemetry, clock)
+    is_given = store is not None
     store = store or _open_store(settings, clock, metrics, read_only=read_only)
     credentials = open_credentials(settings.access)
     offloader = _offloader(store, settings, clock, read_only=read_only)
@@ -185,6 +188,10 @@ def assemble(
     made = Assembled(process, view, control, ledgers, metrics, settings, store, clock, credentials)
     for feed in [] if read_only else (feeds or providers_of)(made):
         process.add_feed(feed)
+    if not is_given:
+        process.add_probe(_store_probe(settings, clock))
+    if feeds is None and settings.pulsar.topics and not read_only:
+        process.add_probe(_broker_probe(process, settings, clock), feed=PulsarProvider.name)
     if settings.http.listen:
         process.add_door(_http(made))
     return made
@@ -211,6 +218,35 @@ def _open_store(settings: Settings, clock: Clock, metrics: Metrics, *, read_only
         recorder=metrics,
         read_only=read_only,
     )
+
+
+def _store_probe(settings: Settings, clock: Clock) -> Probe:
+    """Asks the store over a connection that nothing else uses, without limits of the rate."""
+    serve = settings.serve
+    store = open_store(
+        serve.store,
+        endpoint_url=serve.endpoint_url or None,
+        region=serve.region or None,
+        settings=impatient(settings.store),
+        clock=clock,
+        read_only=True,
+    )
+    hint = "look at the server, the network and the credentials; nothing is lost: it is asked again, and all goes on"
+    return Probe(
+        "store", f"store {store.url}", "the store", partial(ask_store, store), clock=clock, hint=hint, end=store.close
+    )
+
+
+def _broker_probe(process: ServingProcess, settings: Settings, clock: Clock) -> Probe:
+    url, check = settings.pulsar.service_url, BrokerCheck(settings.pulsar, clock)
+
+    def touched() -> str:
+        count = len(process.streams.all())
+        return f"{count} topics wait; nothing is lost, and it is tried again until it answers"
+
+    hint = "start the broker, or look at pulsar.service_url and the network; nothing is lost: it is tried again"
+    where, target = f"feed {PulsarProvider.name}", f"the broker {url}"
+    return Probe("source", where, target, check, clock=clock, hint=hint, touched=touched, end=check.close)
 
 
 def _listening_url(settings: Settings) -> str:

@@ -13,9 +13,11 @@ from typing import Any, Protocol
 
 from offloader.errors import ErrorKind, InvalidCall, OffloaderError
 from offloader.maintenance import JOBS_AT_ONCE_MAX, Maintenance
+from offloader.monitor import Outage, mode_of
 from offloader.runtime.clock import Clock
 from offloader.runtime.workers import SerialTask, Workers
 from offloader.service.auth import Credentials
+from offloader.service.health import Probe, Reach, TroubleLog
 from offloader.service.streams import ProviderProblem, ServedStreams, StreamProvider, error_of
 from offloader.settings.layered import PROCESS_SECTIONS, PROCESS_SETTINGS, SettingsFile, conflicts, key_of
 from offloader.telemetry.recorder import Reading
@@ -185,6 +187,8 @@ LOOK_WAIT_S_MAX = 2.0
 CLOSE_S = 5.0
 #: First and longest wait before a provider that couldn't be started is started again; doubles.
 FEED_RETRY_S, FEED_RETRY_S_MAX = 1.0, 60.0
+#: Time between two looks at what is wrong with streams, for the log.
+TROUBLES_S = 5.0
 #: Stalled streams listed one by one among the problems.
 STALLED_NAMED_MAX = 20
 
@@ -232,6 +236,10 @@ class ServingProcess:
         self.history = offloader.history
         self._feeds: list[StreamProvider] = []
         self._doors: list[HttpListener] = []
+        self._store_probe: Probe | None = None
+        #: By the feed that needs the target.
+        self._source_probes: dict[str, Probe] = {}
+        self._troubles = TroubleLog()
         # For maintenance, whose runs are long, and one more for retries.
         self._workers = Workers(JOBS_AT_ONCE_MAX + 1, clock)
         # Observes the streams on request: an unresponsive source blocks only this thread.
@@ -244,7 +252,7 @@ class ServingProcess:
         self._waiting: dict[str, ProviderProblem] = {}
         self._reload_problem: ProviderProblem | None = None
         self._stopping = False
-        offloader.observation.complete_with(self._complete)
+        offloader.observation.complete_with(self._complete, self._outage_of)
 
     def add_feed(self, feed: StreamProvider) -> None:
         """Adds a provider, started and stopped with the process; before ``start``."""
@@ -257,12 +265,22 @@ class ServingProcess:
         """Adds a listener, started and stopped with the process; before ``start``."""
         self._doors.append(door)
 
+    def add_probe(self, probe: Probe, *, feed: str = "") -> None:
+        """Adds a probe of what a feed reads, or of the store, started and closed with the process; before ``start``."""
+        if feed:
+            self._source_probes[feed] = probe
+        else:
+            self._store_probe = probe
+
     def start(self) -> None:
         """Starts the listeners, then maintenance and the providers. Raises ``OffloaderError``: a listener can't start,
         or a provider's settings are wrong; call ``stop`` then."""
         for door in self._doors:
             door.start()
+        for probe in self._probes():
+            probe.start()
         self.streams.start()
+        self._workers.call_after(TROUBLES_S, self._tell_troubles)
         if self.upkeep is not None:
             self.upkeep.start(self._workers.call_after)
         for feed in self._feeds:
@@ -292,6 +310,8 @@ class ServingProcess:
             self._quietly(type(door).__name__, partial(door.stop, CLOSE_S))
         for feed in self._feeds:
             self._quietly(f"feed {feed.name}", feed.close)
+        for probe in self._probes():
+            self._quietly(probe.where, probe.close)
         self._workers.close()
         self._lookers.close()
         self._offloader.close()
@@ -380,6 +400,7 @@ class ServingProcess:
                 found.append(self._reload_problem)
             if self._stopping:
                 found.append(ProviderProblem(where="process", what="is stopping", blocks_ready=True))
+        found += [problem for probe in self._probes() if (problem := probe.problem()) is not None]
         found += [problem for feed in self._feeds for problem in feed.problems()]
         found += self.streams.problems()
         stalled = sorted(self._offloader.observation.stalled.items())
@@ -388,10 +409,64 @@ class ServingProcess:
         found += [ProviderProblem.of(name, run.error, run.at_ms) for name, run in runs.items() if run.error is not None]
         return found
 
+    def health(self) -> Mapping[str, Any]:
+        """Whether the store and the feeds' sources answer: ``{"store": {"up", "why", "since_ms"}, "sources": {FEED: the
+        same}}``; ``up`` is ``None`` where that isn't known, and ``store`` where nothing asks."""
+        store = None if self._store_probe is None else self._store_probe.reach.as_json()
+        return {"store": store, "sources": {feed.name: self._reach_of(feed).as_json() for feed in self._feeds}}
+
+    def _reach_of(self, feed: StreamProvider) -> Reach:
+        """Whether a feed's source answers; without a probe the feed's own blocking problem says so."""
+        if feed.name in self._source_probes:
+            return self._source_probes[feed.name].reach
+        blocking = next((each for each in feed.problems() if each.blocks_ready), None)
+        return Reach(True) if blocking is None else Reach(False, blocking.what, blocking.since_ms)
+
     def readings(self) -> Iterator[Reading]:
-        """Gauges of streams without a ``StreamOffload``, such as standbys."""
-        for row in self.streams.documents():
+        """Whether the store and the sources answer, and gauges of streams without a ``StreamOffload``: standbys."""
+        if self._store_probe is not None and self._store_probe.reach.is_up is not None:
+            yield Reading("store_up", float(self._store_probe.reach.is_up))
+        for feed in self._feeds:
+            reach = self._reach_of(feed)
+            if reach.is_up is not None:
+                yield Reading("source_up", float(reach.is_up), label=feed.name)
+        waiting = set()
+        for row in map(self._with_outage, self.streams.documents()):
             yield Reading("streams", 1.0, row["stream"], row["mode"])
+            if row["mode"] == "standby":
+                waiting.add(row["stream"])
+        for each in self.streams.all():
+            yield Reading("standby", float(each.name in waiting), each.name)
+
+    @property
+    def is_out(self) -> bool:
+        """Whether the store or a source is known not to answer."""
+        return any(probe.reach.is_up is False for probe in self._probes())
+
+    def _probes(self) -> list[Probe]:
+        return [*([] if self._store_probe is None else [self._store_probe]), *self._source_probes.values()]
+
+    def _outage_of(self, name: str) -> Outage:
+        """What can't be reached of what a stream needs."""
+        stream = self.streams.get(name)
+        probe = None if stream is None else self._source_probes.get(stream.feed)
+        source = "" if probe is None else probe.outage
+        if not source and stream is not None:
+            source = stream.source_outage
+        return Outage(source=source, store="" if self._store_probe is None else self._store_probe.outage)
+
+    def _with_outage(self, row: dict[str, Any]) -> dict[str, Any]:
+        """A row of a stream without a ``StreamOffload``, with its source's outage."""
+        away = self._outage_of(row["stream"]).source
+        return {**row, "mode": mode_of(row["mode"], disconnected=away), "disconnected": away or None}
+
+    def _tell_troubles(self) -> None:
+        """Logs what is wrong with streams and lasts, and isn't explained by an outage: that has a line of its own."""
+        if not self.is_out:
+            for line in self._troubles.look(self._clock.monotonic_s(), self.streams.troubles()):
+                _log.warning("%s", line, extra={"event": "trouble"})
+        if not self._stopping:
+            self._workers.call_after(TROUBLES_S, self._tell_troubles)
 
     def _complete(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The rows of the status document, with each stream's provider, and streams that aren't being offloaded."""
@@ -399,6 +474,6 @@ class ServingProcess:
             each.name: {"feed": each.feed, "active": each.is_active, "method": each.settings.offload.method}
             for each in self.streams.all()
         }
-        found = {row["stream"]: row for row in [*self.streams.documents(), *rows]}
+        found = {row["stream"]: row for row in [*map(self._with_outage, self.streams.documents()), *rows]}
         # A removed stream may be listed for a while.
         return [{**row, **labels[name]} for name, row in sorted(found.items()) if name in labels]

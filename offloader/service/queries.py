@@ -10,19 +10,21 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from formats.entries import Position
-from offloader.errors import InvalidCall, NotFound, OffloaderError
+from offloader.errors import InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.gc.reconcile import Reconciliation
 from offloader.gc.sweep import cleanup_stream
 from offloader.inspect.inspect import segment_row, timeline_of
 from offloader.manifest.log import list_streams
 from offloader.manifest.protection import global_hold
 from offloader.manifest.segment_table import SegmentRecord
-from offloader.monitor import manifest_document, with_manifest
+from offloader.monitor import manifest_document, trouble_of, with_manifest
 from offloader.parallel_map import at_once
 from offloader.plot import StreamTimeline, thinned
 from offloader.read.reader import load_stream
@@ -97,7 +99,7 @@ def _key(row: Mapping[str, Any], order: StreamOrder) -> _Key:
     if order is StreamOrder.NAME:
         return 0, 0.0, 0, name
     lag = row.get("lag") or {}
-    trouble = 0 if order is StreamOrder.TROUBLE and (row.get("stalled") or row.get("last_error")) else 1
+    trouble = 0 if order is StreamOrder.TROUBLE and trouble_of(row) else 1
     return trouble, -float(lag.get("seconds") or 0), -int(lag.get("bytes") or 0), name
 
 
@@ -168,6 +170,12 @@ def timeline_document(shape: StreamTimeline) -> dict[str, Any]:
 _Answer = TypeVar("_Answer")
 
 
+#: Longest wait of an overview for the store; what is known without it is shown after that.
+STORE_WAIT_S_MAX = 2.0
+#: Threads that ask the store for overviews.
+ASKERS_MAX = 8
+
+
 class KeptAnswers(Generic[_Answer]):
     """TTL cache. Thread-safe; concurrent requests for the same key may both compute it.
 
@@ -180,12 +188,6 @@ class KeptAnswers(Generic[_Answer]):
         self._clock, self._age_s_max, self._kept_max = clock, age_s_max, kept_max
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, tuple[float, _Answer]] = OrderedDict()
-
-    def kept(self, name: str) -> _Answer | None:
-        """The cached answer to ``name`` of any age, if there is one."""
-        with self._lock:
-            found = self._kept.get(name)
-        return None if found is None else found[1]
 
     def get(self, name: str, make: Callable[[], _Answer], *, age_s_max: float | None = None) -> _Answer:
         """The answer to ``name``, cached or computed.
@@ -209,6 +211,66 @@ class KeptAnswers(Generic[_Answer]):
             while len(self._kept) > self._kept_max:
                 self._kept.popitem(last=False)
         return answer
+
+    def kept(self, name: str) -> _Answer | None:
+        """The newest answer of any age; ``None``: there is none."""
+        with self._lock:
+            found = self._kept.get(name)
+        return None if found is None else found[1]
+
+
+class SoonAnswers(Generic[_Answer]):
+    """``KeptAnswers`` that are asked for on other threads, so that nobody waits long for a store that hangs.
+    Thread-safe.
+
+    Args:
+        is_away: says that the store doesn't answer; empty: it does, or that isn't known.
+    """
+
+    def __init__(self, kept: KeptAnswers[_Answer], threads: ThreadPoolExecutor, is_away: Callable[[], str]) -> None:
+        self._kept, self._threads, self._is_away = kept, threads, is_away
+        self._lock = threading.Lock()
+        self._asked: dict[str, Future[_Answer]] = {}
+
+    def get(
+        self, name: str, make: Callable[[], _Answer], *, deadline: Deadline, age_s_max: float | None = None
+    ) -> _Answer:
+        """The answer to ``name``; an older one if the store hasn't answered by the deadline, or doesn't answer at all.
+
+        Raises:
+            StoreUnavailable: nor is there an older one. Else what ``make`` raises.
+        """
+        away = self._is_away()
+        if not away:
+            try:
+                return self._begun(name, partial(self._kept.get, name, make, age_s_max=age_s_max)).result(
+                    deadline.left_s()
+                )
+            except TimeoutError:
+                away = f"the store hasn't answered within {STORE_WAIT_S_MAX:g} s"
+        found = self._kept.kept(name)
+        if found is None:
+            raise StoreUnavailable(away, hint="what this process knows itself is shown; /readyz says what is wrong")
+        return found
+
+    def _begun(self, name: str, ask: Callable[[], _Answer]) -> Future[_Answer]:
+        with self._lock:
+            found = self._asked.get(name)
+            if found is None or found.done():
+                self._asked = {key: each for key, each in self._asked.items() if not each.done()}
+                found = self._asked[name] = self._threads.submit(ask)
+        return found
+
+
+class Deadline:
+    """When one request for an overview stops waiting for the store."""
+
+    def __init__(self, clock: Clock, within_s: float = STORE_WAIT_S_MAX) -> None:
+        self._clock, self._end_s = clock, clock.monotonic_s() + within_s
+
+    def left_s(self) -> float:
+        """Seconds that are left, at least 0."""
+        return max(self._end_s - self._clock.monotonic_s(), 0.0)
 
 
 #: Most items of one page.
@@ -248,8 +310,10 @@ class ServiceView:
         self._last_hour = last_hour or LastHour(clock)
         self._streams = streams = process.streams
         self._cycle = RetentionCycle(store, clock=clock, settings_of=streams.settings_of, source_of=streams.source_of)
-        self._names = KeptAnswers[list[str]](clock, age_s_max=NAMES_AGE_S_MAX)
-        self._stored_rows = KeptAnswers[dict[str, Any] | NotFound](clock, age_s_max=ROW_AGE_S_MAX, kept_max=LIMIT_MAX)
+        threads = ThreadPoolExecutor(ASKERS_MAX, thread_name_prefix="offloader-overview")
+        self._names = SoonAnswers(KeptAnswers[list[str]](clock, age_s_max=NAMES_AGE_S_MAX), threads, self._store_outage)
+        self._rows = KeptAnswers[dict[str, Any] | NotFound](clock, age_s_max=ROW_AGE_S_MAX, kept_max=LIMIT_MAX)
+        self._stored_rows = SoonAnswers(self._rows, threads, self._store_outage)
 
     def overview(self) -> dict[str, Any]:
         """Overview of the process: version, times, store, buffer, limits, streams by mode, the last hour, and cleanups
@@ -267,6 +331,7 @@ class ServiceView:
             "ready": readiness.ready,
             "problems": [asdict(each) for each in readiness.problems],
             "store": document["store"],
+            "health": self._process.health(),
             "limits": document["limits"],
             "buffer": {
                 "bytes": sum(row["buffer"]["bytes"] for row in rows if row["buffer"]),
@@ -276,6 +341,7 @@ class ServiceView:
                 "served": len(rows),
                 "modes": dict(Counter(row["mode"] for row in rows)),
                 "stalled": sum(1 for row in rows if row["stalled"]),
+                "disconnected": sum(1 for row in rows if row["disconnected"]),
                 "with_errors": sum(1 for row in rows if row["last_error"]),
                 "lag_seconds_max": max(lags, default=None),
             },
@@ -320,10 +386,11 @@ class ServiceView:
         Raises:
             InvalidCall: ``after`` isn't one of this order.
         """
+        deadline = Deadline(self._clock)
         served = {row["stream"]: dict(row) for row in self._process.document()["streams"]}
         names = set(served)
         if not served_only:
-            names |= set(self._names.get("", lambda: list(list_streams(self._store))))
+            names |= set(self._names.get("", lambda: list(list_streams(self._store)), deadline=deadline))
         wanted = contains.casefold()
         rows = [
             served.get(name) or {"stream": name, "lag": None, "stalled": None, "last_error": None}
@@ -333,7 +400,7 @@ class ServiceView:
         page = page_of(rows, order, after=after, limit=min(limit, LIMIT_MAX))
         if served_only:
             return Page(tuple(map(self._remembered, page.items)), page.next_after, page.total)
-        return Page(tuple(at_once(self._row, page.items)), page.next_after, page.total)
+        return Page(tuple(at_once(partial(self._row, deadline), page.items)), page.next_after, page.total)
 
     def stream(self, name: str, *, served_only: bool = False) -> dict[str, Any]:
         """One stream's status document, with its manifest's recent state; with ``store_error`` if the store doesn't
@@ -353,7 +420,7 @@ class ServiceView:
                 raise NotFound(f"stream {name} isn't offloaded by this process", hint="ask for all of its streams")
             return self._remembered(row)
         try:
-            manifest = self._stored(name, age_s_max=ONE_AGE_S_MAX)
+            manifest = self._stored(name, Deadline(self._clock), age_s_max=ONE_AGE_S_MAX)
         except OffloaderError as error:
             if row is None:
                 raise
@@ -487,37 +554,43 @@ class ServiceView:
 
     def _remembered(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """A page's row of a stream that is served here, without a request to the store."""
-        stored = None if row["bytes_offloaded"] is not None else self._stored_rows.kept(row["stream"])
+        stored = None if row["bytes_offloaded"] is not None else self._rows.kept(row["stream"])
         return self._labelled(with_manifest(row, stored) if isinstance(stored, dict) else row)
 
-    def _row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+    def _row(self, deadline: Deadline, row: Mapping[str, Any]) -> dict[str, Any]:
         """A page's row; the manifest fills in what this process doesn't know."""
         name: str = row["stream"]
         if row.get("bytes_offloaded") is not None:
             return self._labelled(row)
         try:
-            stored = self._stored(name, age_s_max=ROW_AGE_S_MAX)
+            stored = self._stored(name, deadline, age_s_max=ROW_AGE_S_MAX)
         except OffloaderError as error:
             # A served stream may not be in the store yet.
             found = row if "mode" in row else {"stream": name, "mode": None, "last_error": error.message}
             return self._labelled(found)
         return self._labelled(with_manifest(row, stored) if "mode" in row else stored)
 
-    def _stored(self, name: str, *, age_s_max: float) -> dict[str, Any]:
-        def load() -> dict[str, Any] | NotFound:
-            # That there is none is kept too: a page asks for all of its idle topics again and again.
-            try:
-                return manifest_document(load_stream(self._store, name))
-            except NotFound as error:
-                return error
-
-        found = self._stored_rows.get(name, load, age_s_max=age_s_max)
+    def _stored(self, name: str, deadline: Deadline, *, age_s_max: float) -> dict[str, Any]:
+        make = partial(_manifest_of, self._store, name)
+        found = self._stored_rows.get(name, make, deadline=deadline, age_s_max=age_s_max)
         if isinstance(found, NotFound):
             raise NotFound(found.message, hint=found.hint)
         return found
 
+    def _store_outage(self) -> str:
+        store = self._process.health()["store"]
+        return f"the store doesn't answer: {store['why']}" if store and store["up"] is False else ""
+
     def _labelled(self, row: Mapping[str, Any]) -> dict[str, Any]:
         return {"namespace": namespace_of(row["stream"]), "feed": None, "active": False, **row}
+
+
+def _manifest_of(store: ObjectStore, name: str) -> dict[str, Any] | NotFound:
+    # That there is none is kept too: a page asks for all of its idle topics again and again.
+    try:
+        return manifest_document(load_stream(store, name))
+    except NotFound as error:
+        return error
 
 
 _log = logging.getLogger("offloader.service.commands")

@@ -153,6 +153,21 @@ class StreamSupervisor:
         """Whether it is offloaded here, or will be as soon as possible."""
         return bool(self._wanted) and not self._ended
 
+    @property
+    def source_outage(self) -> str:
+        """Why its source can't be reached; empty: it can, or has no connection that might be lost."""
+        problem = getattr(self.source, "problem", None)
+        return problem.message if isinstance(problem, StoreUnavailable) else ""
+
+    @property
+    def trouble(self) -> str:
+        """Why it makes no progress now, in words; empty: nothing is known to be wrong. For the log."""
+        status = self.status()
+        error = self.error or getattr(self.source, "problem", None)
+        if error is not None:
+            return str(error.message)
+        return "" if status is None or status.was_closed else status.error
+
     def status(self) -> StreamStatus | None:
         """Cached status of its streaming offload; ``None``: not offloaded that way here, or not yet."""
         offload = self._offload
@@ -505,6 +520,10 @@ class ServedStreams:
     def documents(self) -> list[dict[str, Any]]:
         """Rows of the streams without one of a ``StreamOffload``."""
         return [row for stream in self.all() if (row := stream.document()) is not None]
+
+    def troubles(self) -> dict[str, str]:
+        """Stream -> what is wrong with it now."""
+        return {each.name: each.trouble for each in self.all() if each.trouble}
 
     def problems(self) -> list[ProviderProblem]:
         """Streams that aren't offloaded although they should be; they don't block readiness: others are."""

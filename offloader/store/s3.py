@@ -29,6 +29,7 @@ from offloader.errors import (
     OutcomeUnknown,
     PreconditionFailed,
     StoreUnavailable,
+    plain_reason,
 )
 from offloader.runtime.clock import Clock
 from offloader.settings import StoreSettings
@@ -497,15 +498,17 @@ class S3Store(checks.CheckedStore):
             raise AccessDenied(f"{where}: {error}", hint=hint) from error
         except (*_UNSENT, *_DOUBTFUL) as error:  # no connection, or a broken one
             if writes and not was_never_sent(error):
-                raise OutcomeUnknown(f"{where}: {error}", hint="look before repeating it") from error
+                raise OutcomeUnknown(f"{where}: {plain_reason(error)}", hint="look before repeating it") from error
             hint = "check --endpoint-url, the network and that the server runs"
-            raise StoreUnavailable(f"{where}: {error}", hint=hint) from error
+            raise StoreUnavailable(f"{where}: {plain_reason(error)}", hint=hint) from error
         except sdk.ParamValidationError as error:
             text = " ".join(str(error).split())
             raise InvalidCall(f"{where}: {text}", hint="check the bucket's name and the key") from error
         except (sdk.HTTPClientError, sdk.IncompleteReadError, ResponseParserError, BrokenAnswer, KeyError) as error:
             # No response, a partial one, or one that isn't S3's (a KeyError: a mandatory field is missing).
-            text = " ".join(f"{type(error).__name__} {error}".split())
+            text = plain_reason(error)
+            if text == str(error):  # no connection's
+                text = " ".join(f"{type(error).__name__} {error}".split())
             if writes:
                 raise OutcomeUnknown(f"{where}: {text}", hint="look before repeating it") from error
             raise StoreUnavailable(f"{where}: {text}", hint="try again; check --endpoint-url") from error

@@ -52,13 +52,17 @@ _ALL = (
     Metric("gaps_total", "counter", "Ranges recorded as lost before they were offloaded.", _STREAM, _NO_LABEL),
     Metric("fenced_total", "counter", "Times a stream stopped because another process owned it.", _STREAM, _NO_LABEL),
     Metric("streams", "gauge", "Streams by mode.", (*_STREAM, "mode")),
+    Metric("store_up", "gauge", "Whether the store answers this process: 1, or 0.", (), merge=min),
+    Metric("source_up", "gauge", "Whether what a feed reads answers this process: 1, or 0.", ("feed",), merge=min),
+    Metric("standby", "gauge", "Streams that this process stands by for: it takes them over if their leader ends."),
     Metric("streams_stalled", "gauge", "Streams with data and no progress."),
     Metric("lag_entries", "gauge", "Entries that the hot tier has and the cold tier has not."),
     Metric("lag_bytes", "gauge", "Their payload bytes."),
     Metric(
         "lag_seconds",
         "gauge",
-        "Newest hot entry against newest committed one, by publish time; the largest.",
+        "Newest hot entry against newest committed one, by publish time; grows while the hot tier can't be asked; the "
+        "largest.",
         merge=max,
     ),
     Metric("buffer_bytes", "gauge", "Bytes held in memory."),

@@ -397,8 +397,9 @@ class LedgerTrigger:
             with self._one_run:
                 if self._stopped:  # while another run was waited for
                     return
+                extra = {"event": "retry"}
                 for error in self._ran(**limits).errors:
-                    _log.warning("offloading closed ledgers: %s; again in %g s", error, LOOK_S)
+                    _log.warning("offloading closed ledgers: %s; again in %g s", error, LOOK_S, extra=extra)
         except (Fenced, SourceMismatch) as error:
             _log.warning("%s; the ledger method stops here", error)
             self.stopped_by = error
@@ -406,7 +407,8 @@ class LedgerTrigger:
         except StreamPaused as error:
             _log.info("offloading closed ledgers: %s; looks again in %g s", error, LOOK_S)
         except OffloaderError as error:
-            _log.warning("offloading closed ledgers: %s; again in %g s", error, LOOK_S)
+            extra = {"event": "retry"}
+            _log.warning("offloading closed ledgers: %s; again in %g s", error, LOOK_S, extra=extra)
 
     def _ran(self, threshold_bytes: int, threshold_seconds: int) -> HistoryResult:
         result = self._run(threshold_bytes=threshold_bytes, threshold_seconds=threshold_seconds)

@@ -213,7 +213,8 @@ class HotRelease:
         # A common cause, such as a full disk, may block all of them: log it once.
         for error, count in Counter(map(str, errors)).items():
             times = f" ({count} times)" if count > 1 else ""
-            _log.warning("stream %s: hot copies stay for now: %s%s", self._log.stream, error, times)
+            extra = {"event": "retry", "stream": self._log.stream}
+            _log.warning("stream %s: hot copies stay for now: %s%s", self._log.stream, error, times, extra=extra)
         self.start()
 
 
@@ -340,5 +341,5 @@ class CommitAck:
             self._backoff.reset()
         said = "" if error is None else str(error)
         if said and said != self._said:
-            _log.warning("stream %s: %s", self._log.stream, said)
+            _log.warning("stream %s: %s", self._log.stream, said, extra={"event": "retry", "stream": self._log.stream})
         self._said = said

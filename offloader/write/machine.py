@@ -23,7 +23,7 @@ from offloader.errors import (
 from offloader.ledgers.base import LedgerInfo, LedgerSource, Subscription
 from offloader.manifest.log import ManifestLog, checked
 from offloader.manifest.state import EditRefused, ManifestState, StreamPaused
-from offloader.runtime.workers import Backoff, SerialTask, Timer
+from offloader.runtime.workers import RETRY_DELAY_FIRST_S, Backoff, SerialTask, Timer
 from offloader.store.wrappers import recorder_of
 from offloader.write.backfill import HistoryTools
 from offloader.write.catch_up import CatchUp
@@ -509,7 +509,10 @@ class StreamOffload:
         # The memory granted in the queue would be idle meanwhile.
         self._shared.buffer.stop_waiting()
         delay_s = self._backoff.wait()
-        _log.warning("stream %s: %s; again in %.1f s", self._log.stream, error, delay_s)
+        # Once an outage: further attempts fail the same way.
+        level = logging.WARNING if delay_s <= RETRY_DELAY_FIRST_S else logging.DEBUG
+        extra = {"event": "retry", "stream": self._log.stream}
+        _log.log(level, "stream %s: %s; again in %.1f s", self._log.stream, error, delay_s, extra=extra)
 
     def _request_flush(self) -> int:
         """Under memory pressure: flush held bytes, or drop them; returns their number.

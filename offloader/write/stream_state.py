@@ -462,11 +462,14 @@ class Lag:
         entries: in the hot tier and not in the cold tier.
         payload_bytes: their bytes; inside a ledger that is partly committed, by the mean size of its entries.
         seconds: between the publish times of the two; ``None`` where entries carry none.
+        known_ms: when it was known last, ms since 1970 UTC, if the hot tier can't be asked now: ``seconds`` grows from
+            there; ``None``: it is known now.
     """
 
     entries: int
     payload_bytes: int
     seconds: float | None
+    known_ms: int | None = None
 
 
 def lag_between(

@@ -181,7 +181,7 @@ def test_working_turns_into_an_outage_and_back(serve: Serve, look: Look) -> None
 
 def test_process_that_is_not_ready_is_never_called_working(serve: Serve, look: Look) -> None:
     view = working()
-    view.health = {}
+    view.health = {"store": None, "sources": {}}
     outage(view, "feed pulsar", "no broker answers")
     page = shown(look(serve(view).url))
     expect(page.locator("#state")).to_have_text("1 problem")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from offloader.cli.doctor import WIDTH_MAX, report_lines
 from offloader.cli.main import main
 from offloader.doctor import Finding, Outcome, check_store, fine, run_checks, store_answers
 from offloader.errors import AccessDenied, ErrorKind, StoreUnavailable, Unsupported
@@ -239,3 +240,50 @@ def test_a_ledger_database_that_the_manifest_does_not_know_is_a_problem(
     assert rows[f"stream {STREAM}"]["outcome"] == "problem"
     assert "another database" in rows[f"stream {STREAM}"]["what"]
     assert f"offloader accept-source {STREAM}" in rows[f"stream {STREAM}"]["hint"]
+
+
+def test_report_fits_a_hundred_columns_and_loses_no_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Problems, warnings and what is fine, of a store with long names, beside what ``--json`` says."""
+    long = f"tenant-{'x' * 60}/namespace-{'y' * 60}/persistent/topic-{'z' * 60}"
+    with EmbeddedLedgers(str(tmp_path / "ledgers.db")) as database:
+        for name in (long, STREAM):
+            database.open_stream(name).append([b"one"])
+    config = tmp_path / "offloader.toml"
+    config.write_text(
+        f'[serve]\nstore = "file://{tmp_path}/store"\nledgers = "sqlite:///{tmp_path}/ledgers.db"\n'
+        f'[telemetry]\nstatus_file = "{tmp_path}/{"folder" * 20}/status.json"\n[http]\nlisten = ":8750"\n'
+        "[store]\nconnections_max = 1024\n"
+    )
+    main(["doctor", "--config", str(config), "--json"])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    main(["doctor", "--config", str(config)])
+    lines = capsys.readouterr().out.splitlines()
+    assert {row["outcome"] for row in rows} >= {"ok", "problem", "warning"}
+    assert max(map(len, lines)) <= WIDTH_MAX
+    shown = "".join("".join(lines).split())
+    for row in rows:
+        assert "".join(f"{row['check']}:".split()) in shown
+        assert "".join((row["hint"] or "").split()) in shown
+        assert "".join(row["what"].split()) in shown or any(each.isdigit() for each in row["what"]), row["what"]
+
+
+def test_each_line_of_an_unreachable_store_fits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
+    code = main(["doctor", "--store", f"s3://{'b' * 63}/{'root' * 30}", "--endpoint-url", "http://127.0.0.1:1"])
+    lines = capsys.readouterr().out.splitlines()
+    assert code == ErrorKind.RETRY_LATER.value
+    assert max(map(len, lines)) <= WIDTH_MAX
+    assert "connection refused" in " ".join(" ".join(lines).split())
+
+
+@pytest.mark.parametrize("width", [40, 100])
+def test_finding_is_wrapped_below_itself(width: int) -> None:
+    found = Finding(check="store put", outcome=Outcome.WARNING, what="word " * 40, hint="do this " * 40)
+    lines = report_lines(found, width)
+    assert lines[0].startswith("warning  store put: word")
+    assert max(map(len, lines)) <= width
+    assert sum(line.startswith("         -> ") for line in lines) == 1
+    assert all(line.startswith(" " * 9) for line in lines[1:])

@@ -321,3 +321,20 @@ def test_watching_on_a_terminal_refreshes_in_place_within_its_width(tmp_path: Pa
     rows = [line.split()[0] for line in lines if line.startswith("orders-")]
     assert rows[0] == "orders-40", "trouble comes first where not everything has room"
     assert 3 <= len(rows) < 20
+
+
+def test_disconnected_stream_shows_since_when_its_lag_is_unknown(
+    offloader: Offloader, tmp_path: Path, store_url: str
+) -> None:
+    file = written(tmp_path, store_url)
+    document = json.loads(file.read_text())
+    (row,) = document["streams"]
+    row |= {"mode": "disconnected", "disconnected": "the broker pulsar://b:6650 doesn't answer: connection refused"}
+    row |= {"lag": {"entries": 0, "bytes": 0, "seconds": 300.0}, "lag_known_ms": BASE_MS}
+    file.write_text(json.dumps(document))
+    text = offloader("status", "--status-file", str(file)).out
+    assert "disconnected" in text
+    assert "unknown for 5.0 min" in text
+    assert "connection refused" in text
+    (shown,) = offloader("status", "--status-file", str(file), "--json").rows
+    assert (shown["lag"]["seconds"], shown["lag_known_ms"]) == (300.0, BASE_MS)

@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import signal
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,7 +72,7 @@ class Shell:
         line, _, query = command.partition(" | jq ")
         words = shlex.split(line)
         printed = curl(words) if words[0] == "curl" else self._offloader(words[1:])
-        return [str(picked(json.loads(each), query)) for each in printed] if query else printed
+        return [picked(json.loads(each), query) for each in printed] if query else printed
 
     def _offloader(self, words: list[str]) -> list[str]:
         self._capsys.readouterr()
@@ -83,15 +84,19 @@ class Shell:
 def curl(words: list[str]) -> list[str]:
     method = words[words.index("-X") + 1] if "-X" in words else "GET"
     request = urllib.request.Request(words[-1], method=method)
-    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
-        return [str(answer.read().decode())]
+    try:
+        with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+            return [str(answer.read().decode())]
+    except urllib.error.HTTPError as error:
+        with error:
+            return [str(error.read().decode())]
 
 
-def picked(document: Any, query: str) -> Any:
-    """``.items[0].lag.entries``"""
+def picked(document: Any, query: str) -> str:
+    """``.items[0].lag.entries``; texts without quotation marks."""
     for name, number in re.findall(r"\.([a-z_]+)|\[(\d+)\]", query):
         document = document[name] if name else document[int(number)]
-    return document
+    return document if isinstance(document, str) else json.dumps(document)
 
 
 def told(line: str) -> list[str]:
@@ -147,7 +152,7 @@ def test_commands_run_in_order_and_print_documented_output(
                     eventually(is_so)
                 assert is_so(), (command, found)
                 ran += 1
-    assert ran == 25
+    assert ran == 27
 
 
 def test_pictures_are_small_enough_to_load_with_the_page() -> None:

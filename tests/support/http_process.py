@@ -111,6 +111,9 @@ class HttpProcess:
     def problems(self) -> Sequence[ProviderProblem]:
         return self.found
 
+    def health(self) -> Mapping[str, Any]:
+        return {"store": None, "sources": {}}
+
 
 @contextmanager
 def http_process(

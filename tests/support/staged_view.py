@@ -102,7 +102,7 @@ class StagedView:
     waiting_rows: list[dict[str, Any]] = field(default_factory=list)
     #: Further fields of a stream's plan of cleanup.
     plan_fields: dict[str, Any] = field(default_factory=dict)
-    health: dict[str, Any] = field(default_factory=dict)
+    health: dict[str, Any] = field(default_factory=lambda: {"store": None, "sources": {}})
 
     def _ask_the_store(self) -> None:
         self.store_answers.wait(PATIENCE_S)
@@ -133,7 +133,8 @@ class StagedView:
             },
             "last_hour": {"minute_bytes": self.minute_bytes, "bytes_per_second": sum(self.minute_bytes[-5:]) / 300},
             "waiting": self.waiting_rows,
-        } | ({"health": self.health} if self.health else {})  # fmt: skip
+            "health": self.health,
+        }  # fmt: skip
 
     def streams(
         self,

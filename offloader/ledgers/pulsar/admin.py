@@ -15,7 +15,15 @@ from urllib.parse import quote, urljoin
 import urllib3
 
 from formats.entries import Position
-from offloader.errors import AccessDenied, Corrupt, InvalidCall, NotFound, StoreUnavailable, Throttled
+from offloader.errors import (
+    AccessDenied,
+    Corrupt,
+    InvalidCall,
+    NotFound,
+    StoreUnavailable,
+    Throttled,
+    plain_reason,
+)
 from offloader.ledgers.pulsar.topics import (
     EntryFate,
     TopicInternals,
@@ -228,7 +236,7 @@ class AdminClient:
                     hint="give the file of its certificate authority, and the name that is in its certificate",
                 ) from cause
             raise StoreUnavailable(
-                f"{where} doesn't answer: {cause}", hint="check the admin URL, or try later"
+                f"{where} doesn't answer: {plain_reason(cause)}", hint="check the admin URL, or try later"
             ) from cause
         return answer.status, {name.lower(): value for name, value in answer.headers.items()}, body
 

@@ -70,6 +70,10 @@ class PulsarClient:
         """Connects and authenticates to a broker or proxy; returns its name. Raises as ``connection``."""
         return self._retrying(self._service_connection).name
 
+    def ping(self) -> None:
+        """Waits for a sign of life of a broker or proxy, connected and authenticated to. Raises as ``connection``."""
+        self._retrying(lambda: self._service_connection().ping())
+
     def partitions(self, topic: str) -> int:
         """Number of partitions of ``persistent://tenant/namespace/topic``; 0 if it isn't partitioned, or doesn't exist.
 

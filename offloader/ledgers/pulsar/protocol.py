@@ -27,6 +27,7 @@ from offloader.errors import (
     StoreUnavailable,
     Throttled,
     Unsupported,
+    plain_reason,
 )
 from offloader.ledgers.pulsar.transport import BrokerAddress, Security, Transport, open_transport
 from offloader.runtime.clock import Clock
@@ -192,6 +193,7 @@ class Connection:
         self._let_in: Answer | None = None
         self._error: OffloaderError | None = None
         self.heard_s = clock.monotonic_s()
+        self._pong = threading.Event()
         #: The largest entry that the broker accepts.
         self.message_bytes_max = FRAME_BYTES_MAX - FRAME_PADDING_BYTES
         self._reader = threading.Thread(target=self._read, name=f"offloader-pulsar {name}", daemon=True)
@@ -254,6 +256,15 @@ class Connection:
             with self._lock:
                 self._waiting.pop(request_id, None)
 
+    def ping(self) -> None:
+        """Waits for a sign of life of the broker. Raises ``StoreUnavailable``: there is none."""
+        self._pong.clear()
+        self.send(CommandType.PING)
+        if not self._pong.wait(self._limits.request_s):
+            raise copy(self._fail(StoreUnavailable(f"{self.name}: no answer within {self._limits.request_s:g} s")))
+        if self._error is not None:
+            raise copy(self._error)
+
     def send(self, kind: CommandType, entry: bytes = b"", **fields: Any) -> None:
         """Sends a command that has no response. Raises ``StoreUnavailable``: the connection broke."""
         if self._error is not None:
@@ -266,7 +277,7 @@ class Connection:
             self._transport.send(frame)
         except OSError as cause:
             # Half a frame may have been sent: the broker can't parse what follows.
-            raise copy(self._fail(StoreUnavailable(f"{self.name} is lost: {cause}"))) from cause
+            raise copy(self._fail(StoreUnavailable(f"{self.name} is lost: {plain_reason(cause)}"))) from cause
 
     def attach(self, listener: ConsumerListener) -> int:
         """Registers a consumer or producer and returns its id; its commands go to ``listener``. Raises as ``send``."""
@@ -322,7 +333,7 @@ class Connection:
         except FormatError as cause:
             error = StoreUnavailable(f"{self.name} sent what isn't Pulsar's protocol: {cause}")
         except OSError as cause:
-            error = StoreUnavailable(f"{self.name} is lost: {cause}")
+            error = StoreUnavailable(f"{self.name} is lost: {plain_reason(cause)}")
         except BaseException as cause:
             _log.exception("%s: reading failed", self.name)
             error = StoreUnavailable(f"{self.name} is lost: {type(cause).__name__}")
@@ -339,6 +350,8 @@ class Connection:
             self._tell(getattr(body, _ADDRESSED_BY[kind]), command)
         elif kind is CommandType.PING:
             self.send(CommandType.PONG)
+        elif kind is CommandType.PONG:
+            self._pong.set()
         elif kind is CommandType.AUTH_CHALLENGE:
             self._answer_challenge()
         elif kind is CommandType.CONNECTED:
@@ -417,6 +430,7 @@ class Connection:
             pending = [*self._waiting.values(), self._let_in]
             self._waiting, self._let_in = {}, None
         self._transport.shut_down()
+        self._pong.set()
         for answer in pending:
             if answer is not None:
                 answer.error = error

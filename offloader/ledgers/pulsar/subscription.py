@@ -89,8 +89,9 @@ class FailoverSubscription:
         except OffloaderError as error:
             # Whatever the error: a token may be renewed, a topic may come back.
             delay_s = self._backoff.wait()
-            if self.problem is None or str(self.problem) != str(error):
-                _log.warning("%s: not subscribed: %s; again in %.1f s", self._topic, error, delay_s)
+            if self.problem is None:
+                text = "%s: not subscribed: %s; again in %.1f s"
+                _log.warning(text, self._topic, error, delay_s, extra={"event": "retry"})
             self.problem = error
         else:
             self._backoff.reset()

@@ -16,7 +16,7 @@ from offloader.ledgers.pulsar.consumer import Consumer, batches_of
 from offloader.ledgers.pulsar.ledger_list import InconsistentRead, LedgerList, first_from
 from offloader.ledgers.tail_buffer import Listeners, part_to_read
 from offloader.runtime.clock import Clock
-from offloader.runtime.workers import Backoff, SerialTask, Timer, Workers
+from offloader.runtime.workers import RETRY_DELAY_FIRST_S, Backoff, SerialTask, Timer, Workers
 
 
 class LiveWindow:
@@ -237,7 +237,9 @@ class TailReader:
             self.trouble = error
             self._came.notify_all()
         delay_s = self._backoff.wait()
-        _log.warning("%s: %s; again in %.1f s", self._ledgers.topic, error, delay_s)
+        # Once an outage: further attempts fail the same way.
+        level = logging.WARNING if delay_s <= RETRY_DELAY_FIRST_S else logging.DEBUG
+        _log.log(level, "%s: %s; again in %.1f s", self._ledgers.topic, error, delay_s, extra={"event": "retry"})
 
     def _close_reader(self) -> None:
         reader, self._reader = self._reader, None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from offloader.errors import AccessDenied, InvalidCall, StoreUnavailable
+from offloader.errors import AccessDenied, InvalidCall, StoreUnavailable, plain_reason
 from offloader.runtime.clock import Clock
 from offloader.settings import PulsarSettings
 
@@ -293,7 +293,7 @@ def open_transport(
         connected = socket.create_connection((address.host, address.port), connect_s)
     except OSError as cause:
         raise StoreUnavailable(
-            f"{address} can't be reached: {cause}", hint="check the service URL, or try later"
+            f"{address} can't be reached: {plain_reason(cause, connect_s)}", hint="check the service URL, or try later"
         ) from cause
     with contextlib.ExitStack() as undo:
         undo.callback(connected.close)
@@ -312,6 +312,7 @@ def open_transport(
                 hint="give the file of its certificate authority, and the name that is in its certificate",
             ) from cause
         except OSError as cause:
-            raise StoreUnavailable(f"{address} can't be reached with TLS: {cause}") from cause
+            why = plain_reason(cause, connect_s)
+            raise StoreUnavailable(f"{address} can't be reached with TLS: {why}") from cause
         undo.pop_all()
     return opened

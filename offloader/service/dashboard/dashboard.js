@@ -94,7 +94,7 @@ function showProcess(overview) {
 /** `[word, state]`: "Working" only where everything that is needed answers, and nothing is wrong. */
 function badgeOf(overview) {
   const [outage] = outagesOf(overview);
-  if (outage) return [outage[0], "bad"];
+  if (outage) return [outage, "bad"];
   if (store.badge) return store.badge;
   const blocked = overview.problems.some((each) => each.blocks_ready);
   const { stalled, modes } = overview.streams;

@@ -14,6 +14,8 @@ const REST_MS = 20_000;
 class Store {
   /** When it answered last, by this machine's clock; 0: not yet. */
   answeredMs = 0;
+  /** Whether the process says that it is down: answers are older ones then. */
+  isDown = false;
   /** Why it couldn't be asked last; null: it could. */
   why = null;
   #waiting = 0;
@@ -60,7 +62,7 @@ class Store {
 
   #answered(answer) {
     if (answer.store_error) return this.#failed(new Unreachable(answer.store_error, { answered: true }));
-    this.answeredMs = Date.now();
+    if (!this.isDown) this.answeredMs = Date.now();
     this.why = null;
     this.#restsUntil = 0;
     return { answer };

@@ -137,6 +137,7 @@ export class StreamView {
   async load(signal, paint) {
     const name = this.#name;
     const overview = await ask(routes.overview, {}, signal);
+    store.isDown = overview.health?.store?.up === false;
     const [known, errors] = await Promise.all([
       part(ask(routes.stream(name), { served: true }, signal)),
       ask(routes.errors, { stream: name, limit: PAGE_ROWS }, signal),

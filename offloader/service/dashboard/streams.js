@@ -130,6 +130,7 @@ export class StreamsView {
     const choice = { order: this.order.value, contains: this.search.value.trim(), limit: PAGE_ROWS };
     // First of all: who isn't let in is told so once.
     const overview = await ask(routes.overview, {}, signal);
+    store.isDown = overview.health?.store?.up === false;
     const question = () => ask(routes.streams, { ...choice, cursor: this.#places.at(-1) }, signal);
     const whole = store.ask(question, this.#askAgain);
     whole.catch(() => {}); // it is waited for below
@@ -346,16 +347,13 @@ export class StreamsView {
   }
 }
 
-/**
- * What doesn't answer the process, as `[word, why]`: `health` has the store and each feed's source.
- */
-export function outagesOf({ health, store_up: storeUp, source_up: sourceUp }) {
+/** What doesn't answer the process, in words; the problems say why. */
+export function outagesOf({ health }) {
   const found = [];
-  if (health?.store?.up === false || storeUp === false) found.push(["Store unreachable", health?.store?.why ?? ""]);
+  if (health?.store?.up === false) found.push("Store unreachable");
   for (const [feed, source] of Object.entries(health?.sources ?? {})) {
-    if (source.up === false) found.push([feed === "pulsar" ? "Broker unreachable" : `No ${feed}`, source.why ?? ""]);
+    if (source.up === false) found.push(feed === "pulsar" ? "Broker unreachable" : `Feed ${feed} unreachable`);
   }
-  if (!found.length && sourceUp === false) found.push(["Source unreachable", ""]);
   return found;
 }
 

@@ -205,9 +205,10 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 CALLER = "caller"
 #: Key of the client's certificate names in a request's state; ``None`` there: it presented none.
 CERTIFICATE_NAMES = "certificate_names"
-#: Monitoring paths: they have their own concurrency limit, so that a busy process still responds.
-PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
-PROBES_MAX = 4
+#: Monitoring paths: they have concurrency limits of their own, so that a busy process still responds; a scrape doesn't
+#: delay the other two.
+PROBES, SCRAPES = frozenset({"/healthz", "/readyz"}), frozenset({"/metrics"})
+PROBES_MAX, SCRAPES_MAX = 4, 2
 #: Paths of brokers' requests, which have limits of their own; the last part, if any.
 _LEDGER = re.compile(r"/v1/streams/[^/]+/ledgers/[^/]+(?:/(?P<what>[a-z]+))?")
 #: Longest wait of an answer with entries for others to end: a broker that reads ahead isn't refused at once.
@@ -218,6 +219,7 @@ class Work(enum.Enum):
     """Kinds of requests, each with a limit of those that are worked on at once."""
 
     PROBE = "probe"
+    SCRAPE = "scrape"
     OTHER = "other"
     BROKER = "broker"
     BROKER_WAIT = "broker wait"
@@ -228,6 +230,8 @@ class Work(enum.Enum):
         """The kind of a request."""
         if head.path in PROBES:
             return cls.PROBE
+        if head.path in SCRAPES:
+            return cls.SCRAPE
         found = _LEDGER.fullmatch(head.path)
         if found is None:
             return cls.OTHER
@@ -276,6 +280,7 @@ class Gate:
         self._working = Counter[Work]()
         self._most = {
             Work.PROBE: PROBES_MAX,
+            Work.SCRAPE: SCRAPES_MAX,
             Work.OTHER: settings.requests_max,
             Work.BROKER: brokers.requests_max,
             Work.BROKER_WAIT: brokers.waits_max,

@@ -151,13 +151,18 @@ class StreamRow(_Answer):
     feed: str | None = Field(description="What brings it to this process; null: it isn't offloaded here.")
     active: bool = Field(description="Whether this process offloads it; another one may.")
     mode: str | None = Field(
-        default=None, description="live, catch-up, paused, stopped, standby, starting, ledger, deleted."
+        default=None,
+        description="live, catch-up, paused, stopped, standby, starting, ledger, deleted; disconnected: its hot tier "
+        "doesn't answer; stalled: entries wait in vain.",
     )
     method: str | None = Field(default=None, description="streaming, ledger or none.")
     tail: str | None = Field(default=None, description="Newest entry of the hot tier.")
     offered: str | None = Field(default=None, description="Newest entry in the current segment.")
     committed: str | None = Field(default=None, description=f"End of what the cold tier has. {POSITION}")
     lag: Lag | None = None
+    lag_known_ms: int | None = Field(
+        default=None, description="When the lag was known last; since then its seconds grow. null: it is known now."
+    )
     buffer: dict[str, int] | None = Field(default=None, description="bytes, and bytes_max.")
     segments: dict[str, int | None] | None = Field(
         default=None, description="How many are offloaded, assigned, failed."
@@ -167,6 +172,7 @@ class StreamRow(_Answer):
     last_error: str | None = None
     last_progress_ms: int | None = Field(default=None, description="When a segment was committed last.")
     stalled: str | None = Field(default=None, description="Why there is no progress; null: there is, or nothing to do.")
+    disconnected: str | None = Field(default=None, description="Why its hot tier can't be asked; null: it can.")
 
 
 class SegmentRow(_Answer):
@@ -340,6 +346,10 @@ class Overview(_Answer):
     ready: bool
     problems: list[ReadyProblem]
     store: dict[str, Any] | None
+    health: dict[str, Any] = Field(
+        default={},
+        description="Whether the store, and the sources by feed, answer: up (null: not known), why, since_ms.",
+    )
     buffer: dict[str, int]
     streams: dict[str, Any]
     last_hour: LastHour

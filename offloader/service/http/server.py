@@ -30,7 +30,14 @@ from offloader.runtime.clock import Clock
 from offloader.service.auth import Credentials, ListenAddress, certificate_names, guard_for, parse_listen, server_tls
 from offloader.service.broker_ledgers import BrokerLedgers
 from offloader.service.http.broker_routes import BrokerThreads
-from offloader.service.http.middleware import CERTIFICATE_NAMES, PROBES_MAX, PROBLEM_JSON, Gate, problem_document
+from offloader.service.http.middleware import (
+    CERTIFICATE_NAMES,
+    PROBES_MAX,
+    PROBLEM_JSON,
+    SCRAPES_MAX,
+    Gate,
+    problem_document,
+)
 from offloader.service.http.routes import make_application, page_files
 from offloader.service.queries import ServiceControl, ServiceView
 from offloader.settings import HttpSettings, Settings
@@ -332,7 +339,7 @@ class OffloadHttp:
 
     async def _accept_until_stopped(self, listener: socket.socket, began: threading.Event) -> None:
         self._stopping, loop = asyncio.Event(), asyncio.get_running_loop()
-        threads = self._settings.http.requests_max + self._settings.broker.requests_max + PROBES_MAX
+        threads = self._settings.http.requests_max + self._settings.broker.requests_max + PROBES_MAX + SCRAPES_MAX
         anyio.to_thread.current_default_thread_limiter().total_tokens = threads
         self._config.load()
         loop.add_reader(listener, self._accept, listener)

@@ -252,11 +252,15 @@ class StoreOutageFailover:
         self._reach.look()
         silent_s = self._reach.silent_s
         errors: list[OffloaderError] = []
+        changed: list[PulsarSource] = []
         if after_s and silent_s >= after_s:
-            errors = _errors_of(lambda source: self._leave(source, silent_s), ours())
+            errors = _errors_of(lambda source: self._leave(source, changed), ours())
+            text = f"the store hasn't answered here for {silent_s:.0f} s: left to another process that waits for it"
+            _tell_topics(changed, text, event="topic_left", level=logging.WARNING)
         elif not silent_s:
             is_sure = self._reach.answering_s >= after_s
-            errors = _errors_of(lambda source: self._return(source, is_sure=is_sure), aside())
+            errors = _errors_of(lambda source: self._return(source, changed, is_sure=is_sure), aside())
+            _tell_topics(changed, "the store answers here: a candidate again", event="topic_wanted", level=logging.INFO)
         count, before = len(aside()), self.problem
         told = ProviderProblem(
             where=f"store {self._url}",
@@ -268,29 +272,31 @@ class StoreOutageFailover:
         if errors:
             raise errors[0]
 
-    def _leave(self, source: PulsarSource, silent_s: float) -> None:
-        if self._candidates(source) < 2:
-            return
-        source.subscription.step_aside()
-        _log.warning(
-            "topic %s: the store hasn't answered here for %.0f s: left to another process that waits for it",
-            source.topic,
-            silent_s,
-            extra={"event": "topic_left", "stream": source.stream},
-        )
+    def _leave(self, source: PulsarSource, left: list[PulsarSource]) -> None:
+        if self._candidates(source) >= 2:
+            source.subscription.step_aside()
+            left.append(source)
 
-    def _return(self, source: PulsarSource, *, is_sure: bool) -> None:
-        if not is_sure and self._candidates(source) > 0:
-            return
-        source.subscription.step_back()
-        _log.info(
-            "topic %s: the store answers here: a candidate again",
-            source.topic,
-            extra={"event": "topic_wanted", "stream": source.stream},
-        )
+    def _return(self, source: PulsarSource, wanted: list[PulsarSource], *, is_sure: bool) -> None:
+        if is_sure or self._candidates(source) == 0:
+            source.subscription.step_back()
+            wanted.append(source)
 
     def _candidates(self, source: PulsarSource) -> int:
         return _consumers(self._admin.stats(source.topic), self._subscription)
+
+
+#: Topics of one change that have a line each; of further ones only the number.
+TOPICS_TOLD_MAX = 3
+
+
+def _tell_topics(sources: Sequence[PulsarSource], text: str, *, event: str, level: int) -> None:
+    """Logs what was done with topics for the same reason."""
+    for source in sorted(sources, key=lambda each: each.topic)[:TOPICS_TOLD_MAX]:
+        _log.log(level, "topic %s: %s", source.topic, text, extra={"event": event, "stream": source.stream})
+    if len(sources) > TOPICS_TOLD_MAX:
+        count = len(sources) - TOPICS_TOLD_MAX
+        _log.log(level, "%d further topics: %s", count, text, extra={"event": event, "stream": ""})
 
 
 #: Interval of checks of namespace policies.
@@ -581,7 +587,8 @@ class PulsarProvider:
                 where=f"feed {self.name}", what=text, hint=error.hint, since_ms=since_ms, blocks_ready=blocks
             )
         if before is None:
-            _log.warning("feed %s: %s", self.name, text, extra={"event": "feed_failed", "feed": self.name})
+            event = "retry" if isinstance(error, StoreUnavailable) else "feed_failed"
+            _log.warning("feed %s: %s", self.name, text, extra={"event": event, "feed": self.name})
 
 
 def _with_gap_policy(streams: ServedStreams, settings: Settings) -> Settings:

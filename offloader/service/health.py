@@ -1,0 +1,311 @@
+"""Whether the store and the brokers answer: probes with connections of their own, and one log line an outage."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from formats.keys import catalog_key
+from offloader.errors import AccessDenied, NotFound, StoreUnavailable, Throttled, plain_reason
+from offloader.ledgers.pulsar.client import PulsarClient
+from offloader.ledgers.pulsar.protocol import ClientLimits
+from offloader.ledgers.pulsar.transport import security_of
+from offloader.runtime.clock import Clock
+from offloader.service.streams import ProviderProblem
+from offloader.settings import PulsarSettings, StoreSettings
+from offloader.store.base import ObjectStore
+
+_log = logging.getLogger("offloader.service.health")
+
+#: Wait between two probes, and how long the answer of one may take: a loss is known within the sum of both.
+PROBE_PERIOD_S, PROBE_ANSWER_S = 3.0, 5.0
+#: Probes of one target that may hang at once.
+PROBES_OPEN_MAX = 3
+#: The key requested; a NotFound is a response too.
+_KEY = catalog_key("is-anybody-there")
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """Whether a target answers.
+
+    Attributes:
+        is_up: ``None``: not known yet.
+        why: why it doesn't, in plain words; empty: it does.
+        since_ms: since when, ms since 1970 UTC; ``None``: not known yet.
+    """
+
+    is_up: bool | None = None
+    why: str = ""
+    since_ms: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """``{"up", "why", "since_ms"}``."""
+        return {"up": self.is_up, "why": self.why or None, "since_ms": self.since_ms}
+
+
+class _Attempt:
+    """One probe under way, on a thread of its own that nobody waits for longer than ``PROBE_ANSWER_S``."""
+
+    def __init__(self, check: Callable[[], object]) -> None:
+        self.done = threading.Event()
+        self.error: Exception | None = None
+        self._check = check
+        threading.Thread(target=self._run, name="offloader-probe-request", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._check()
+        except Exception as error:
+            self.error = error
+        self.done.set()
+
+    def failure(self, answer_s: float) -> str:
+        """Why there is no answer; empty: there is one."""
+        if not self.done.is_set():
+            return f"no answer within {answer_s:g} s"
+        return "" if self.error is None else plain_reason(self.error, answer_s)
+
+
+class Probe:
+    """Asks one target again and again whether it answers. Thread-safe.
+
+    It has threads of its own and waits for no pool: neither busy workers nor a hanging request delay it.
+
+    Args:
+        kind: ``store`` or ``source``, for log events.
+        where: as ``ProviderProblem.where``.
+        target: what is asked, for people.
+        check: one request, with a connection of its own; raises what is wrong.
+        hint: the remedy while there is no answer.
+        touched: what an outage concerns, for the log line; may be empty.
+        end: closes the connections.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        where: str,
+        target: str,
+        check: Callable[[], object],
+        *,
+        clock: Clock,
+        hint: str,
+        touched: Callable[[], str] = lambda: "",
+        end: Callable[[], object] = lambda: None,
+        period_s: float = PROBE_PERIOD_S,
+        answer_s: float = PROBE_ANSWER_S,
+    ) -> None:
+        self.kind, self.where = kind, where
+        self._target, self._check, self._clock = target, check, clock
+        self._hint, self._touched, self._end = hint, touched, end
+        self._period_s, self._answer_s = period_s, answer_s
+        self._reach = Reach()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"offloader-{kind}-probe", daemon=True)
+
+    @property
+    def reach(self) -> Reach:
+        """What the newest probe found."""
+        return self._reach
+
+    @property
+    def outage(self) -> str:
+        """What doesn't answer and why, in plain words; empty: it answers, or that isn't known yet."""
+        found = self._reach
+        return f"{self._target} doesn't answer: {found.why}" if found.is_up is False else ""
+
+    def problem(self) -> ProviderProblem | None:
+        """The outage as a problem that blocks readiness; ``None``: there is none."""
+        text = self.outage
+        if not text:
+            return None
+        since_ms = self._reach.since_ms
+        return ProviderProblem(where=self.where, what=text, hint=self._hint, since_ms=since_ms, blocks_ready=True)
+
+    def start(self) -> None:
+        """Starts to ask; returns at once."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends it and its connections; doesn't wait for a request that hangs. Idempotent."""
+        self._stopped.set()
+        self._end()
+
+    def _run(self) -> None:
+        open_attempts: list[_Attempt] = []
+        while not self._stopped.is_set():
+            open_attempts = [each for each in open_attempts if not each.done.is_set()]
+            if len(open_attempts) < PROBES_OPEN_MAX:
+                open_attempts.append(_Attempt(self._check))
+            newest = open_attempts[-1]
+            newest.done.wait(self._answer_s)
+            if not self._stopped.is_set():
+                self._see(newest.failure(self._answer_s))
+            self._stopped.wait(self._period_s)
+
+    def _see(self, why: str) -> None:
+        before, is_up, now_ms = self._reach, not why, self._clock.now_ms()
+        if before.is_up is is_up:
+            self._reach = replace(before, why=why)
+            return
+        self._reach = Reach(is_up, why, now_ms)
+        if not is_up:
+            touched = self._touched()
+            extra = {"event": "outage", "target": self.kind, "why": why}
+            _log.warning("%s: %s%s", self.where, self.outage, f"; {touched}" if touched else "", extra=extra)
+        elif before.is_up is False:
+            lasted_s = (now_ms - (before.since_ms or now_ms)) / 1000
+            extra = {"event": "outage_over", "target": self.kind, "seconds": round(lasted_s, 1)}
+            _log.warning("%s: %s answers again after %.0f s", self.where, self._target, lasted_s, extra=extra)
+
+
+def impatient(settings: StoreSettings) -> StoreSettings:
+    """Settings of a probe's own connections: one attempt, within the time for an answer."""
+    return replace(
+        settings,
+        connect_timeout_s=min(settings.connect_timeout_s, PROBE_ANSWER_S),
+        read_timeout_s=min(settings.read_timeout_s, PROBE_ANSWER_S),
+        retries_max=0,
+        connections_max=PROBES_OPEN_MAX,
+    )
+
+
+def ask_store(store: ObjectStore) -> None:
+    """Sends one request, a second one after a refusal. Raises ``OffloaderError``: the store can't be worked with."""
+    with suppress(NotFound, Throttled):
+        try:
+            store.head(_KEY)
+        except AccessDenied:
+            # Without the permission to list, S3 refuses to say that a key isn't there; its text says what is missing.
+            store.list(_KEY, limit=1)
+
+
+class BrokerCheck:
+    """Asks a broker for a sign of life, over one connection that is kept while it answers. Thread-safe."""
+
+    def __init__(self, settings: PulsarSettings, clock: Clock) -> None:
+        self._settings, self._clock = settings, clock
+        self._lock = threading.Lock()
+        self._client: PulsarClient | None = None
+
+    def __call__(self) -> None:
+        """One request. Raises ``OffloaderError``: no broker of ``pulsar.service_url`` lets us in."""
+        with self._lock:
+            client, self._client = self._client, None
+        client = client or self._opened()
+        try:
+            client.ping()
+        except StoreUnavailable:
+            client.close()
+            # A broker that was started again closed the connection: that alone is no outage.
+            client = self._opened()
+            try:
+                client.ping()
+            except BaseException:
+                client.close()
+                raise
+        except BaseException:
+            client.close()
+            raise
+        self._keep(client)
+
+    def close(self) -> None:
+        """Closes the connection."""
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _keep(self, client: PulsarClient) -> None:
+        with self._lock:
+            if self._client is None:
+                self._client = client
+                return
+        client.close()
+
+    def _opened(self) -> PulsarClient:
+        limits = ClientLimits(
+            connect_s=PROBE_ANSWER_S, request_s=PROBE_ANSWER_S, keep_alive_s=2 * PROBE_ANSWER_S, retry_s=0.0
+        )
+        security = security_of(self._settings)
+        return PulsarClient(self._settings.service_url, security=security, limits=limits, clock=self._clock)
+
+
+#: Events of what fails again and again in an outage, which has a line of its own.
+_FOLLOWING = frozenset({"stream_restarts", "feed_failed", "retention_failed", "cleanup_failed", "orphans_failed"})
+
+
+class OutageFilter(logging.Filter):
+    """Passes one line an outage: attempts that are repeated aren't told one by one, ``TroubleLog`` groups them.
+
+    Args:
+        is_out: whether the store or a source doesn't answer now.
+    """
+
+    def __init__(self, is_out: Callable[[], bool]) -> None:
+        super().__init__()
+        self._is_out = is_out
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record is written."""
+        event = getattr(record, "event", "")
+        return event != "retry" and not (event in _FOLLOWING and self._is_out())
+
+
+#: A stream's trouble is logged when it lasts this long and no outage explains it.
+TOLD_AFTER_S = 15.0
+#: Names in one line; of further ones only the number.
+NAMES_MAX = 3
+
+
+@dataclass(slots=True)
+class _Trouble:
+    why: str
+    since_s: float
+    is_told: bool = False
+
+
+class TroubleLog:
+    """Makes lines of what is wrong with streams: one for all with the same reason, one when it ends. Not thread-safe.
+
+    Args:
+        noun: what the names are, for the lines: ``stream``.
+    """
+
+    def __init__(self, noun: str = "stream", *, told_after_s: float = TOLD_AFTER_S) -> None:
+        self._noun, self._told_after_s = noun, told_after_s
+        self._troubles: dict[str, _Trouble] = {}
+
+    def look(self, now_s: float, whys: Mapping[str, str]) -> list[str]:
+        """The lines that are due.
+
+        Args:
+            now_s: of a monotonic clock.
+            whys: name -> what is wrong with it now.
+        """
+        before = self._troubles
+        self._troubles = {
+            name: replace(before[name], why=why) if name in before else _Trouble(why, now_s)
+            for name, why in whys.items()
+        }
+        due: dict[str, list[str]] = {}
+        for name, each in sorted(self._troubles.items()):
+            if not each.is_told and now_s - each.since_s >= self._told_after_s:
+                each.is_told = True
+                due.setdefault(each.why.replace(name, f"its {self._noun}"), []).append(name)
+        over = sorted(name for name, each in before.items() if each.is_told and name not in whys)
+        lines = [f"{named(names, self._noun)}: {why}; tried again until it works" for why, names in due.items()]
+        return [*lines, f"{named(over, self._noun)}: works again"] if over else lines
+
+
+def named(names: Sequence[str], noun: str) -> str:
+    """``stream a``, or ``50 streams (a, b, c and 47 more)``."""
+    if len(names) == 1:
+        return f"{noun} {names[0]}"
+    rest = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
+    return f"{len(names)} {noun}s ({', '.join(names[:NAMES_MAX])}{rest})"
