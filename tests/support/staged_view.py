@@ -128,6 +128,7 @@ class StagedView:
             },
             "streams": {
                 "served": len(self.rows), "modes": modes, "stalled": sum(1 for row in self.rows if row["stalled"]),
+                "disconnected": sum(1 for row in self.rows if row.get("disconnected")),
                 "with_errors": sum(1 for row in self.rows if row["last_error"]),
                 "lag_seconds_max": max(lags, default=None),
             },

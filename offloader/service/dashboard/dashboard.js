@@ -97,11 +97,11 @@ function badgeOf(overview) {
   if (outage) return [outage, "bad"];
   if (store.badge) return store.badge;
   const blocked = overview.problems.some((each) => each.blocks_ready);
-  const { stalled, modes } = overview.streams;
+  const { stalled, disconnected } = overview.streams;
   const trouble = troubleOf(overview);
-  if (trouble) return [many(trouble, "problem"), blocked || stalled || modes.disconnected ? "bad" : "warn"];
+  if (trouble) return [many(trouble, "problem"), blocked || stalled || disconnected ? "bad" : "warn"];
   if (!overview.ready) return ["Not ready", "bad"];
-  if (modes.disconnected) return [`${count(modes.disconnected)} disconnected`, "bad"];
+  if (disconnected) return [`${count(disconnected)} disconnected`, "bad"];
   return overview.waiting?.length ? ["Waits for a yes", "warn"] : ["Working", "good"];
 }
 

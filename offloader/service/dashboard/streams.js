@@ -179,10 +179,10 @@ export class StreamsView {
       this.tiles,
       tile("Streams", count(total), words || "none is served here", {
         parts: modes.map(([mode, number]) => [mode, percent(number, total)]),
-        state: streams.stalled || streams.modes.disconnected ? "bad" : "",
+        state: streams.stalled || streams.disconnected ? "bad" : "",
         more: streams.stalled && !streams.modes.stalled ? `${count(streams.stalled)} stalled` : "",
       }),
-      tile("Furthest behind", `${streams.modes.disconnected && behind !== null ? "≥ " : ""}${span(behind)}`, behind === null ? "no stream tells" : "cold tier behind the hot one"),
+      tile("Furthest behind", `${streams.disconnected && behind !== null ? "≥ " : ""}${span(behind)}`, behind === null ? "no stream tells" : "cold tier behind the hot one"),
       tile("Buffer", bytes(buffer.bytes), `of ${bytes(buffer.bytes_max)}`, {
         parts: [["buffer", percent(buffer.bytes, buffer.bytes_max)]],
         full: buffer.bytes >= buffer.bytes_max * 0.9,
