@@ -581,16 +581,16 @@ class Observation:
         for name in sorted(new)[:_STALLS_TOLD_MAX]:
             extra = {"event": "stream_stalled", "stream": name, "seconds": round(stalls[name].seconds, 3)}
             _log.warning("%s", stalls[name].reason, extra=extra)
-        if len(new) > _STALLS_TOLD_MAX:
-            extra = {"event": "streams_stalled", "streams": len(new) - _STALLS_TOLD_MAX}
-            _log.warning("%d further streams make no progress", len(new) - _STALLS_TOLD_MAX, extra=extra)
+        if (more := len(new) - _STALLS_TOLD_MAX) > 0:
+            _log.warning(
+                "%d further streams make no progress", more, extra={"event": "streams_stalled", "streams": more}
+            )
         self._stalls_told |= new
         over = self._stalls_told - stalls.keys()
         for name in sorted(over)[:_STALLS_TOLD_MAX]:
             _log.info("stream %s: not stalled any more", name, extra={"event": "stream_moves", "stream": name})
-        if len(over) > _STALLS_TOLD_MAX:
-            extra = {"event": "streams_move", "streams": len(over) - _STALLS_TOLD_MAX}
-            _log.info("%d further streams aren't stalled any more", len(over) - _STALLS_TOLD_MAX, extra=extra)
+        if (more := len(over) - _STALLS_TOLD_MAX) > 0:
+            _log.info("%d further streams aren't stalled", more, extra={"event": "streams_move", "streams": more})
         self._stalls_told -= over
         self._reasons = {name: stall.reason for name, stall in stalls.items()}
 

@@ -156,12 +156,13 @@ class Probe:
         self._reach = Reach(is_up, why, now_ms)
         if not is_up:
             touched = self._touched()
-            extra = {"event": "outage", "target": self.kind, "why": why}
-            _log.warning("%s: %s%s", self.where, self.outage, f"; {touched}" if touched else "", extra=extra)
+            text = f"{self.where}: {self.outage}{f'; {touched}' if touched else ''}"
+            _log.warning("%s", text, extra={"event": "outage", "target": self.kind, "why": why})
         elif before.is_up is False:
             lasted_s = (now_ms - (before.since_ms or now_ms)) / 1000
+            text = f"{self.where}: {self._target} answers again after {lasted_s:.0f} s"
             extra = {"event": "outage_over", "target": self.kind, "seconds": round(lasted_s, 1)}
-            _log.warning("%s: %s answers again after %.0f s", self.where, self._target, lasted_s, extra=extra)
+            _log.warning("%s", text, extra=extra)
 
 
 def impatient(settings: StoreSettings) -> StoreSettings:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -245,7 +246,7 @@ def test_a_ledger_database_that_the_manifest_does_not_know_is_a_problem(
 def test_report_fits_a_hundred_columns_and_loses_no_word(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Problems, warnings and what is fine, of a store with long names, beside what ``--json`` says."""
     long = f"tenant-{'x' * 60}/namespace-{'y' * 60}/persistent/topic-{'z' * 60}"
-    with EmbeddedLedgers(str(tmp_path / "ledgers.db")) as database:
+    with closing(EmbeddedLedgers(str(tmp_path / "ledgers.db"))) as database:
         for name in (long, STREAM):
             database.open_stream(name).append([b"one"])
     config = tmp_path / "offloader.toml"

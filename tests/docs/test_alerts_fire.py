@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def awaited(assembled: Assembled, *parts: str) -> bytes:
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[tuple[bytes, bytes]]:
     """Metrics of a leader and of a standby with the same database."""
-    with EmbeddedLedgers(str(tmp_path / "ledgers.db")) as database:
+    with closing(EmbeddedLedgers(str(tmp_path / "ledgers.db"))) as database:
         database.open_stream(ORDERS).append([b"one"])
     names = {"serve__store": f"file://{tmp_path}/store", "serve__ledgers": f"sqlite:///{tmp_path}/ledgers.db"}
     with process(**names) as leader:

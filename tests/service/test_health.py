@@ -122,7 +122,7 @@ def probe_of(check: object, *, answer_s: float = 0.05) -> Probe:
         "store s3://b",
         "the store",
         check,  # type: ignore[arg-type]
-        clock=SystemClock(),
+        clock=ManualClock(),
         hint="look",
         period_s=0.01,
         answer_s=answer_s,

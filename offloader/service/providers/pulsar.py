@@ -255,12 +255,11 @@ class StoreOutageFailover:
         changed: list[PulsarSource] = []
         if after_s and silent_s >= after_s:
             errors = _errors_of(lambda source: self._leave(source, changed), ours())
-            text = f"the store hasn't answered here for {silent_s:.0f} s: left to another process that waits for it"
-            _tell_topics(changed, text, event="topic_left", level=logging.WARNING)
+            _tell_left(changed, silent_s)
         elif not silent_s:
             is_sure = self._reach.answering_s >= after_s
             errors = _errors_of(lambda source: self._return(source, changed, is_sure=is_sure), aside())
-            _tell_topics(changed, "the store answers here: a candidate again", event="topic_wanted", level=logging.INFO)
+            _tell_wanted(changed)
         count, before = len(aside()), self.problem
         told = ProviderProblem(
             where=f"store {self._url}",
@@ -290,13 +289,22 @@ class StoreOutageFailover:
 TOPICS_TOLD_MAX = 3
 
 
-def _tell_topics(sources: Sequence[PulsarSource], text: str, *, event: str, level: int) -> None:
-    """Logs what was done with topics for the same reason."""
-    for source in sorted(sources, key=lambda each: each.topic)[:TOPICS_TOLD_MAX]:
-        _log.log(level, "topic %s: %s", source.topic, text, extra={"event": event, "stream": source.stream})
-    if len(sources) > TOPICS_TOLD_MAX:
-        count = len(sources) - TOPICS_TOLD_MAX
-        _log.log(level, "%d further topics: %s", count, text, extra={"event": event, "stream": ""})
+def _tell_left(left: list[PulsarSource], silent_s: float) -> None:
+    text = f"the store hasn't answered here for {silent_s:.0f} s: left to another process that waits for it"
+    left.sort(key=lambda source: source.topic)
+    for source in left[:TOPICS_TOLD_MAX]:
+        _log.warning("topic %s: %s", source.topic, text, extra={"event": "topic_left", "stream": source.stream})
+    if (more := len(left) - TOPICS_TOLD_MAX) > 0:
+        _log.warning("%d further topics: %s", more, text, extra={"event": "topic_left", "stream": ""})
+
+
+def _tell_wanted(wanted: list[PulsarSource]) -> None:
+    text = "the store answers here: a candidate again"
+    wanted.sort(key=lambda source: source.topic)
+    for source in wanted[:TOPICS_TOLD_MAX]:
+        _log.info("topic %s: %s", source.topic, text, extra={"event": "topic_wanted", "stream": source.stream})
+    if (more := len(wanted) - TOPICS_TOLD_MAX) > 0:
+        _log.info("%d further topics: %s", more, text, extra={"event": "topic_wanted", "stream": ""})
 
 
 #: Interval of checks of namespace policies.
@@ -586,9 +594,12 @@ class PulsarProvider:
             self._problems[what] = ProviderProblem(
                 where=f"feed {self.name}", what=text, hint=error.hint, since_ms=since_ms, blocks_ready=blocks
             )
-        if before is None:
-            event = "retry" if isinstance(error, StoreUnavailable) else "feed_failed"
-            _log.warning("feed %s: %s", self.name, text, extra={"event": event, "feed": self.name})
+        if before is not None:
+            return
+        if isinstance(error, StoreUnavailable):
+            _log.warning("feed %s: %s", self.name, text, extra={"event": "retry", "feed": self.name})
+        else:
+            _log.warning("feed %s: %s", self.name, text, extra={"event": "feed_failed", "feed": self.name})
 
 
 def _with_gap_policy(streams: ServedStreams, settings: Settings) -> Settings:
