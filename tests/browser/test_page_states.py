@@ -1,7 +1,6 @@
 """The page in four states, wide and on a phone: working, store down, broker down, waiting for an approval.
 
-``OFFLOADER_PICTURES=docs/how-to/pictures ./dev test tests/browser/test_page_states.py`` draws the pictures of the
-documents anew.
+``python -m docs.page_pictures`` runs it and draws the pictures of the documents anew.
 """
 
 from __future__ import annotations
