@@ -54,7 +54,7 @@ _ALL = (
     Metric("streams", "gauge", "Streams by mode.", (*_STREAM, "mode")),
     Metric("store_up", "gauge", "Whether the store answers this process: 1, or 0.", (), merge=min),
     Metric("source_up", "gauge", "Whether what a feed reads answers this process: 1, or 0.", ("feed",), merge=min),
-    Metric("standby", "gauge", "Streams that this process stands by for: it takes them over if their leader ends."),
+    Metric("standby", "gauge", "Streams that this process takes over if their leader ends.", _NAMESPACE),
     Metric("streams_stalled", "gauge", "Streams with data and no progress."),
     Metric("lag_entries", "gauge", "Entries that the hot tier has and the cold tier has not."),
     Metric("lag_bytes", "gauge", "Their payload bytes."),

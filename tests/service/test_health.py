@@ -6,7 +6,7 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -116,12 +116,12 @@ def test_repeated_attempts_and_what_an_outage_causes_are_not_written() -> None:
     assert [passes(record(event)) for event in ("retention_failed", "outage", "gap")] == [False, True, True]
 
 
-def probe_of(check: object, *, answer_s: float = 0.05) -> Probe:
+def probe_of(check: Callable[[], object], *, answer_s: float = 0.05) -> Probe:
     return Probe(
         "store",
         "store s3://b",
         "the store",
-        check,  # type: ignore[arg-type]
+        check,
         clock=ManualClock(),
         hint="look",
         period_s=0.01,

@@ -79,7 +79,7 @@ class _Samples:
             self._series.setdefault(name, {}).setdefault(labels, []).append((scrape.at_s, value))
 
     def now(self, name: str, matchers: Mapping[str, str]) -> _Vector:
-        found = {}
+        found: _Vector = {}
         for labels, values in self._matching(name, matchers):
             at_s, value = values[-1]
             if value is not None and self._now_s - at_s <= _CURRENT_S:
@@ -87,7 +87,7 @@ class _Samples:
         return found
 
     def over(self, name: str, matchers: Mapping[str, str], range_s: float) -> dict[_Labels, list[float]]:
-        found = {}
+        found: dict[_Labels, list[float]] = {}
         for labels, values in self._matching(name, matchers):
             within = [value for at_s, value in values if value is not None and self._now_s - at_s < range_s]
             if within:
@@ -104,7 +104,7 @@ class _Samples:
 class _Parser:
     def __init__(self, expression: str, samples: _Samples) -> None:
         self._samples = samples
-        self._tokens = []
+        self._tokens: list[str] = []
         place = 0
         while place < len(expression.rstrip()):
             token = _TOKEN.match(expression, place)
@@ -147,9 +147,10 @@ class _Parser:
     def _compared(self) -> _Vector:
         found = self._term()
         while self._is_next("==", ">"):
-            operator, number = self._next(), float(self._next())
-            is_kept = {"==": number.__eq__, ">": number.__lt__}[operator]
-            found = {labels: value for labels, value in found.items() if is_kept(value)}
+            is_equal, number = self._next() == "==", float(self._next())
+            found = {
+                labels: value for labels, value in found.items() if (value == number if is_equal else value > number)
+            }
         return found
 
     def _term(self) -> _Vector:
@@ -186,7 +187,7 @@ class _Parser:
 
     def _labels(self) -> set[str]:
         self._next("(")
-        found = set()
+        found: set[str] = set()
         while (token := self._next()) != ")":
             found |= {token} - {","}
         return found
