@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
-from services.servers import RunningServer, make_bucket, start
+from services.servers import RunningServer, free_port, make_bucket, start
 from tests.support.http_process import ORDERS, ask, quoted
 from tests.support.page_looks import address, shown
 from tests.support.serving_processes import Serving
@@ -87,3 +87,27 @@ def test_page_shows_the_state_of_a_process_whose_store_is_frozen(
             expect(new.locator("#state")).to_have_text("Working")
             expect(new.get_by_role("region", name="In the store")).to_contain_text("21 entries")
             expect(page.locator("#state")).to_have_text("Working")
+
+
+BROKER = """
+[serve]
+store = "file://{folder}/store"
+
+[http]
+listen = "127.0.0.1:0"
+
+[pulsar]
+topics = ["public/default/orders"]
+service_url = "pulsar://127.0.0.1:{port}"
+admin_url = "http://127.0.0.1:{port}"
+"""
+
+
+def test_page_names_the_broker_that_refuses_connections(tmp_path: Path, look: Callable[..., Page]) -> None:
+    file = tmp_path / "offloader.toml"
+    file.write_text(BROKER.format(folder=tmp_path, port=free_port()))
+    with Serving(file) as serving:
+        page = shown(look(f"{serving.logged('http_started')['url']}/", expected=("Failed to load resource",)))
+        expect(page.locator("#state")).to_have_text("Broker unreachable")
+        expect(page.locator("#state")).to_have_attribute("data-state", "bad")
+        expect(page.get_by_role("region", name="Problems")).to_contain_text("connection refused")
