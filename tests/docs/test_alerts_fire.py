@@ -55,7 +55,10 @@ def pair(tmp_path: Path) -> Iterator[tuple[bytes, bytes]]:
     """Metrics of a leader and of a standby with the same database."""
     with closing(EmbeddedLedgers(str(tmp_path / "ledgers.db"))) as database:
         database.open_stream(ORDERS).append([b"one"])
-    names = {"serve__store": f"file://{tmp_path}/store", "serve__ledgers": f"sqlite:///{tmp_path}/ledgers.db"}
+    names: dict[str, Any] = {
+        "serve__store": f"file://{tmp_path}/store",
+        "serve__ledgers": f"sqlite:///{tmp_path}/ledgers.db",
+    }
     with process(**names) as leader:
         up = ("offloader_store_up 1.0", 'offloader_source_up{feed="ledgers"} 1.0')
         led = awaited(leader, *up, 'offloader_standby{namespace="shop/eu"} 0.0')
@@ -103,7 +106,10 @@ def test_lost_store_and_source_fire_for_the_process_that_lost_them(
     with process(read_only=True, serve__store="s3://nowhere/root", **listen) as reader:
         no_store = awaited(reader, "offloader_store_up 0.0")
     (tmp_path / "file").touch()
-    names = {"serve__store": f"file://{tmp_path}/store", "serve__ledgers": f"sqlite:///{tmp_path}/file/ledgers.db"}
+    names: dict[str, Any] = {
+        "serve__store": f"file://{tmp_path}/store",
+        "serve__ledgers": f"sqlite:///{tmp_path}/file/ledgers.db",
+    }
     with process(**names) as sidecar:
         no_source = awaited(sidecar, 'offloader_source_up{feed="ledgers"} 0.0', "offloader_store_up 1.0")
     scrapes = [Scrape(0, "reader", no_store), Scrape(0, "sidecar", no_source)]
