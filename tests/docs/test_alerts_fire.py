@@ -102,7 +102,7 @@ def test_lost_store_and_source_fire_for_the_process_that_lost_them(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
     url = f"http://127.0.0.1:{free_port()}"
-    listen = {"http__listen": f"127.0.0.1:{free_port()}", "serve__endpoint_url": url}
+    listen: dict[str, Any] = {"http__listen": f"127.0.0.1:{free_port()}", "serve__endpoint_url": url}
     with process(read_only=True, serve__store="s3://nowhere/root", **listen) as reader:
         no_store = awaited(reader, "offloader_store_up 0.0")
     (tmp_path / "file").touch()
