@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from zlib import crc32
 
-from offloader.errors import NotFound, OffloaderError
+from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.gc.orphans import Garbage, Outcome
+from offloader.gc.plan import CleanupPlan
 from offloader.gc.reconcile import StoreReconciliation
-from offloader.gc.sweep import CleanupReport, cleanup_all
+from offloader.gc.sweep import CleanupReport, LargeDelete, cleanup_all, cleanup_stream
 from offloader.manifest.catalog import list_streams
 from offloader.manifest.maintenance import expire_history
 from offloader.manifest.protection import DeletionClock, require_no_global_hold
@@ -72,6 +73,23 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class Unapproved:
+    """A cleanup that would retire more than half of a stream, and waits for an operator's approval.
+
+    Attributes:
+        segments: that would be retired.
+        bytes, bytes_stored: of their objects, and of all of the stream.
+        at_ms: when the newest round found it.
+    """
+
+    stream: str
+    segments: int
+    bytes: int
+    bytes_stored: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class _Pending:
     """One stream's undeleted objects of purged segments, refused batches, and what ``cleanup.delete`` would let go."""
 
@@ -127,6 +145,7 @@ class Maintenance:
         # Guards the start flags and the figures behind the gauges.
         self._lock = threading.Lock()
         self._pending: dict[str, _Pending] = {}
+        self._unapproved: dict[str, Unapproved] = {}
         #: Orphans that the newest search left, by owner: ``ours`` and ``foreign``; empty before the first.
         self.leftovers: Mapping[str, Left] = {}
         self._started = self._closed = False
@@ -169,6 +188,45 @@ class Maintenance:
     def latest(self) -> Mapping[str, JobRun]:
         """The newest run of each job that has run."""
         return {job.name: job.latest for job in self._jobs if job.latest is not None}
+
+    @property
+    def waiting(self) -> list[Unapproved]:
+        """Cleanups that wait for an approval since the newest round, by stream."""
+        with self._lock:
+            return sorted(self._unapproved.values(), key=lambda each: each.stream)
+
+    def clean_approved(self, stream: str, *, plan: str, by: str) -> CleanupReport:
+        """One round for one stream, which may retire more than half of it.
+
+        Args:
+            plan: the identity of the plan that ``by`` approved.
+
+        Raises:
+            InvalidCall: the plan has changed since, or ``cleanup.delete`` is off; nothing was retired.
+            As ``cleanup_stream``.
+        """
+        if not self._may_delete(stream):
+            raise InvalidCall(f"stream {stream}: cleanup.delete is false: nothing is deleted", hint="set it first")
+
+        def require_approved(found: CleanupPlan) -> None:
+            if found.identity != plan:
+                raise InvalidCall(
+                    f"stream {stream}: what cleanup would delete has changed since it was looked at",
+                    hint="look at it again, then approve that",
+                )
+
+        report = cleanup_stream(
+            self._store,
+            stream,
+            clock=self._clock,
+            settings=self._settings_of(stream),
+            deletion_clock=self._times,
+            by=by,
+            allow_large=True,
+            on_plan=require_approved,
+        )
+        self._tell(report)
+        return report
 
     def _run_due(self, job: _Job) -> float:
         with job.running:
@@ -232,6 +290,7 @@ class Maintenance:
                 return
         with self._lock:
             self._pending = {stream: each for stream, each in self._pending.items() if stream in seen}
+            self._unapproved = {stream: each for stream, each in self._unapproved.items() if stream in seen}
             found = [each for each in self._pending.values() if each.deletable_segments]
         if found:
             text = "cleanup would retire, release or purge %d segments (%d bytes) of %d streams" + _KEPT
@@ -240,6 +299,7 @@ class Maintenance:
 
     def _tell(self, report: CleanupReport) -> None:
         add, stream, swept = self._recorder.add, report.stream, report.swept
+        self._remember(report)
         result = "failed" if report.error else "held" if report.held else "done"
         add("cleanup_cycles_total", stream=stream, label=result)
         for status, count in (("retired", swept.retired), ("released", swept.released), ("purged", swept.purged)):
@@ -259,6 +319,15 @@ class Maintenance:
             extra = {"event": "cleaned", "stream": stream}
             counts = (swept.retired, swept.released, swept.purged, swept.deleted_objects)
             _log.info(text, stream, *counts, extra=extra)
+
+    def _remember(self, report: CleanupReport) -> None:
+        """Keeps what waits for an approval, and forgets what doesn't any more."""
+        stream, plan = report.stream, report.plan
+        with self._lock:
+            self._unapproved.pop(stream, None)
+            if isinstance(report.error, LargeDelete) and plan is not None:
+                sizes = plan.doomed_segments(), plan.doomed_bytes(), plan.state.sums.object_bytes
+                self._unapproved[stream] = Unapproved(stream, *sizes, self._clock.now_ms())
 
     def _find_orphans(self) -> None:
         failures: list[OffloaderError] = []

@@ -152,8 +152,9 @@ STATUS_FILE_BYTES_MAX = 256 * 1024 * 1024
 def stream_document(
     stream: str, status: StreamStatus, lag: Lag | None, stall: Stall | None, outage: Outage | None = None
 ) -> dict[str, Any]:
-    """One stream's status in this process; ``lag`` is ``None`` if it was never known."""
-    outage = outage or Outage()
+    """One stream's status in this process; ``lag`` is ``None`` if it was never known. What is offloaded is by the
+    manifest as the process knows it, ``None`` before it has read it."""
+    outage, stored = outage or Outage(), status.stored
     stalled = _stalled(status, stall, outage)
     return {
         "stream": stream,
@@ -165,9 +166,9 @@ def stream_document(
         "lag": None if lag is None else {"entries": lag.entries, "bytes": lag.payload_bytes, "seconds": lag.seconds},
         "lag_known_ms": None if lag is None else lag.known_ms,
         "buffer": {"bytes": status.buffer_bytes, "bytes_max": status.buffer_bytes_max},
-        "segments": {"offloaded": status.segments_committed, "failed": status.segments_failed},
-        "entries_offloaded": status.entries_committed,
-        "bytes_offloaded": status.bytes_committed,
+        "segments": {"offloaded": None if stored is None else stored.segments, "failed": status.segments_failed},
+        "entries_offloaded": None if stored is None else stored.entries,
+        "bytes_offloaded": None if stored is None else stored.payload_bytes,
         "offers_refused": status.offers_refused,
         "gaps_recorded": status.gaps_recorded,
         # A stream that was stopped on request has no error.

@@ -16,7 +16,8 @@ import pytest
 from formats.entries import Position
 from formats.keys import data_key, index_key, manifest_prefix, new_segment_uuid
 from formats.manifest import Hold
-from offloader.errors import StoreUnavailable
+from offloader.errors import InvalidCall, StoreUnavailable
+from offloader.gc.sweep import cleanup_stream
 from offloader.maintenance import CLEANUP, FIRST_S_MAX, JOBS_AT_ONCE_MAX, ORPHANS, Maintenance
 from offloader.manifest.log import load_manifest
 from offloader.manifest.protection import DeletionStopped, lift_global_hold, set_global_hold
@@ -433,3 +434,33 @@ def test_maintenance_starts_once_outlives_a_bug_and_ends_when_closed(caplog: pyt
         run()
     assert waiting == []
     assert not [key for key in exposed(bench.metrics) if key.startswith(("orphan", "upkeep"))]
+
+
+@pytest.mark.slow
+def test_cleanup_of_more_than_half_waits_and_is_done_after_an_approval_of_what_was_shown() -> None:
+    bench = Bench(cleanup={"allow_large_delete": False})
+    bench.pass_time(2 * HOUR_S)
+    (waiting,) = bench.upkeep.waiting
+    assert (waiting.stream, 2 * waiting.bytes > waiting.bytes_stored > waiting.bytes) == (STREAM, True)
+    assert waiting.at_ms <= bench.clock.now_ms()
+    shown = cleanup_stream(bench.memory, STREAM, clock=bench.clock, settings=bench.settings, dry_run=True).plan
+    assert shown is not None
+    with pytest.raises(InvalidCall, match="has changed"):
+        bench.upkeep.clean_approved(STREAM, plan="another", by="an admin")
+    assert bench.upkeep.waiting == [waiting]
+    assert bench.upkeep.clean_approved(STREAM, plan=shown.identity, by="an admin").swept.retired == 3
+    assert bench.upkeep.waiting == []
+    bench.pass_time(2 * HOUR_S)
+    assert bench.upkeep.waiting == []
+
+
+@pytest.mark.slow
+def test_an_approval_deletes_nothing_where_deletion_is_off() -> None:
+    bench = Bench(deletes=False, cleanup={"allow_large_delete": False})
+    bench.pass_time(2 * HOUR_S)
+    assert bench.upkeep.waiting == []
+    shown = cleanup_stream(bench.memory, STREAM, clock=bench.clock, settings=bench.settings, dry_run=True).plan
+    assert shown is not None
+    with pytest.raises(InvalidCall, match=r"cleanup\.delete is false"):
+        bench.upkeep.clean_approved(STREAM, plan=shown.identity, by="an admin")
+    assert len(bench.segment_keys()) == 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -120,10 +121,24 @@ class CleanupPlan:
         """Bytes of the objects that would be retired or released."""
         return sum(each.segments.sums().object_bytes for each in self.doomed)
 
+    def doomed_segments(self) -> int:
+        """Segments that would be retired or released."""
+        return sum(len(each.segments) for each in self.doomed)
+
     @property
     def large(self) -> bool:
         """Whether these are more than half of the stream's bytes: needs the operator's approval."""
         return 2 * self.doomed_bytes() > self.state.sums.object_bytes
+
+    @property
+    def identity(self) -> str:
+        """Of the segments that would be retired or released: an approval holds for these and no others."""
+        digest = hashlib.sha256(f"{self.state.incarnation}".encode())
+        for each in self.doomed:
+            digest.update(each.action.value.encode())
+            for segment in each.segments:
+                digest.update(segment.uuid.bytes)
+        return digest.hexdigest()[:32]
 
     def size(self) -> tuple[int, int]:
         """Number of segments that a round retires, releases or purges now, and the bytes of their objects."""

@@ -10,6 +10,7 @@ import os
 import re
 import ssl
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -278,6 +279,15 @@ class Caller:
                 hint="send the header Authorization: Bearer TOKEN",
             )
 
+    def operations(self) -> list[str]:
+        """Names of the operations on any stream that the caller may do."""
+        found = []
+        for name, operation in OPERATIONS.items():
+            with suppress(AccessDenied):
+                self.may(operation)
+                found.append(name)
+        return found
+
     def may(self, operation: Operation, *, subscriber: str | None = None, stream: str | None = None) -> None:
         """Passes a caller that may do ``operation``: by its role, as a broker, or for ``subscriber`` if it concerns
         one; in ``stream`` if it concerns one.
@@ -403,6 +413,9 @@ OPERATIONS: Mapping[str, Operation] = {
         role=Role.ADMIN,
         is_of_broker=True,
         http=(f"POST {_LEDGER}/offload", f"PUT {_LEDGER}/missing", f"DELETE {_LEDGER}"),
+    ),
+    "clean": Operation(
+        about="approve a cleanup of more than half of a stream", role=Role.ADMIN, http=(f"POST {_STREAM}/cleanup",)
     ),
     "truncate": Operation(about="let a stream begin later", role=Role.ADMIN, flight=("truncate",)),
 }

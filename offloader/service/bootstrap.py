@@ -175,7 +175,7 @@ def assemble(
         )
     process = ServingProcess(offloader, streams, upkeep, recent, credentials, clock)
     metrics.watch(process.readings)
-    view = ServiceView(store, clock=clock, process=process)
+    view = ServiceView(store, clock=clock, process=process, last_hour=metrics.last_hour)
     control = ServiceControl(store, clock=clock, process=process)
     ledgers = BrokerLedgers(
         store,

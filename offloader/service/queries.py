@@ -22,6 +22,7 @@ from offloader.errors import InvalidCall, NotFound, OffloaderError, StoreUnavail
 from offloader.gc.reconcile import Reconciliation
 from offloader.gc.sweep import cleanup_stream
 from offloader.inspect.inspect import segment_row, timeline_of
+from offloader.maintenance import Unapproved
 from offloader.manifest.log import list_streams
 from offloader.manifest.protection import global_hold
 from offloader.manifest.segment_table import SegmentRecord
@@ -38,6 +39,7 @@ from offloader.service.process import ServingProcess
 from offloader.service.streams import ProviderProblem
 from offloader.store.base import ObjectStore
 from offloader.store.wrappers import with_short_retries
+from offloader.telemetry.last_hour import LastHour
 from offloader.telemetry.recorder import namespace_of
 from offloader.write.backfill_service import BackfillService
 
@@ -300,19 +302,23 @@ class ServiceView:
 
     Args:
         store: of the streams; only read.
+        last_hour: what the process offloaded; default: nothing.
     """
 
     #: Whether a stream is shown where several are; ``None``: all are.
     sees: Callable[[str], bool] | None = None
 
-    def __init__(self, store: ObjectStore, *, clock: Clock, process: ServingProcess) -> None:
+    def __init__(
+        self, store: ObjectStore, *, clock: Clock, process: ServingProcess, last_hour: LastHour | None = None
+    ) -> None:
         self._store, self._clock, self._process = with_short_retries(store), clock, process
+        self._last_hour = last_hour or LastHour(clock)
         self._streams = streams = process.streams
         self._cycle = RetentionCycle(store, clock=clock, settings_of=streams.settings_of, source_of=streams.source_of)
         threads = ThreadPoolExecutor(ASKERS_MAX, thread_name_prefix="offloader-overview")
         self._names = SoonAnswers(KeptAnswers[list[str]](clock, age_s_max=NAMES_AGE_S_MAX), threads, self._store_outage)
-        rows = KeptAnswers[dict[str, Any]](clock, age_s_max=ROW_AGE_S_MAX, kept_max=LIMIT_MAX)
-        self._stored_rows = SoonAnswers(rows, threads, self._store_outage)
+        self._rows = KeptAnswers[dict[str, Any] | NotFound](clock, age_s_max=ROW_AGE_S_MAX, kept_max=LIMIT_MAX)
+        self._stored_rows = SoonAnswers(self._rows, threads, self._store_outage)
 
     def limited(self, sees: Callable[[str], bool]) -> ServiceView:
         """This view, whose answers about the process and several streams show only those that ``sees`` is true of.
@@ -325,7 +331,8 @@ class ServiceView:
         return self.sees is None or (bool(stream) and self.sees(stream))
 
     def overview(self) -> dict[str, Any]:
-        """Overview of the process: version, times, store, buffer, limits, streams by mode."""
+        """Overview of the process: version, times, store, buffer, limits, streams by mode, the last hour, and cleanups
+        that wait for approval. From memory: the store isn't asked."""
         document = self.status()
         rows: Sequence[Mapping[str, Any]] = document["streams"]
         lags = [row["lag"]["seconds"] for row in rows if row["lag"] and row["lag"]["seconds"] is not None]
@@ -334,6 +341,7 @@ class ServiceView:
             "software": document["software"],
             "pid": document["pid"],
             "now_ms": self._clock.now_ms(),
+            "seen_ms": document["written_ms"],
             "started_ms": self._process.started_ms,
             "ready": readiness.ready,
             "problems": [asdict(each) for each in readiness.problems],
@@ -352,7 +360,12 @@ class ServiceView:
                 "with_errors": sum(1 for row in rows if row["last_error"]),
                 "lag_seconds_max": max(lags, default=None),
             },
+            "last_hour": (self._last_hour if self.sees is None else LastHour(self._clock)).document(),
+            "waiting": [asdict(each) for each in self._waiting() if self._shows(each.stream)],
         }
+
+    def _waiting(self) -> Sequence[Unapproved]:
+        return () if self._process.upkeep is None else self._process.upkeep.waiting
 
     def readiness(self) -> Readiness:
         """Current problems of the process, its providers and streams."""
@@ -394,6 +407,7 @@ class ServiceView:
         Args:
             contains: only names with this substring, case-insensitive.
             after: ``next_after`` of the previous page.
+            served_only: only those of this process, from memory: the store isn't asked.
 
         Raises:
             InvalidCall: ``after`` isn't one of this order.
@@ -410,18 +424,27 @@ class ServiceView:
             if wanted in name.casefold() and self._shows(name)
         ]
         page = page_of(rows, order, after=after, limit=min(limit, LIMIT_MAX))
+        if served_only:
+            return Page(tuple(map(self._remembered, page.items)), page.next_after, page.total)
         return Page(tuple(at_once(partial(self._row, deadline), page.items)), page.next_after, page.total)
 
-    def stream(self, name: str) -> dict[str, Any]:
+    def stream(self, name: str, *, served_only: bool = False) -> dict[str, Any]:
         """One stream's status document, with its manifest's recent state; with ``store_error`` if the store doesn't
         respond for a stream that is served here.
 
+        Args:
+            served_only: only what this process knows, from memory: the store isn't asked.
+
         Raises:
-            NotFound: neither served here nor in the store.
+            NotFound: neither served here nor, unless ``served_only``, in the store.
             OffloaderError: it isn't served here, and the store doesn't respond.
         """
         rows = self._process.document()["streams"]
         row = next((dict(row) for row in rows if row["stream"] == name), None)
+        if served_only:
+            if row is None:
+                raise NotFound(f"stream {name} isn't offloaded by this process", hint="ask for all of its streams")
+            return self._remembered(row)
         try:
             manifest = self._stored(name, Deadline(self._clock), age_s_max=ONE_AGE_S_MAX)
         except OffloaderError as error:
@@ -519,8 +542,15 @@ class ServiceView:
         plan = report.plan
         lines = [] if plan is None else [each.as_json() for each in itertools.islice(plan.lines(), limit + 1)]
         stop = global_hold(self._store)
+        upkeep = self._process.upkeep
         return {
             "stream": name,
+            "plan": None if plan is None else plan.identity,
+            "segments": 0 if plan is None else plan.doomed_segments(),
+            "bytes": 0 if plan is None else plan.doomed_bytes(),
+            "bytes_stored": 0 if plan is None else plan.state.sums.object_bytes,
+            "deletes": upkeep is not None and settings.cleanup.delete,
+            "grace_seconds": settings.cleanup.grace_hours * 3600,
             "held": report.held,
             "stopped": None if stop is None else {"by": stop.by, "reason": stop.reason},
             "is_deleted": report.is_deleted,
@@ -549,6 +579,11 @@ class ServiceView:
         now_ms = self._clock.now_ms()
         return [each.as_json(now_ms) for each in itertools.islice(search.leftovers(), min(limit, LIMIT_MAX))]
 
+    def _remembered(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """A page's row of a stream that is served here, without a request to the store."""
+        stored = None if row["bytes_offloaded"] is not None else self._rows.kept(row["stream"])
+        return self._labelled(with_manifest(row, stored) if isinstance(stored, dict) else row)
+
     def _row(self, deadline: Deadline, row: Mapping[str, Any]) -> dict[str, Any]:
         """A page's row; the manifest fills in what this process doesn't know."""
         name: str = row["stream"]
@@ -564,7 +599,10 @@ class ServiceView:
 
     def _stored(self, name: str, deadline: Deadline, *, age_s_max: float) -> dict[str, Any]:
         make = partial(_manifest_of, self._store, name)
-        return self._stored_rows.get(name, make, deadline=deadline, age_s_max=age_s_max)
+        found = self._stored_rows.get(name, make, deadline=deadline, age_s_max=age_s_max)
+        if isinstance(found, NotFound):
+            raise NotFound(found.message, hint=found.hint)
+        return found
 
     def _store_outage(self) -> str:
         store = self._process.health()["store"]
@@ -574,8 +612,12 @@ class ServiceView:
         return {"namespace": namespace_of(row["stream"]), "feed": None, "active": False, **row}
 
 
-def _manifest_of(store: ObjectStore, name: str) -> dict[str, Any]:
-    return manifest_document(load_stream(store, name))
+def _manifest_of(store: ObjectStore, name: str) -> dict[str, Any] | NotFound:
+    # That there is none is kept too: a page asks for all of its idle topics again and again.
+    try:
+        return manifest_document(load_stream(store, name))
+    except NotFound as error:
+        return error
 
 
 _log = logging.getLogger("offloader.service.commands")
@@ -624,6 +666,30 @@ class ServiceControl:
     def resume(self, name: str, *, by: str) -> dict[str, Any]:
         """Resumes a paused stream. Raises as ``pause``."""
         return self._record(name, "resume", lambda runs: runs.resume(name), by)
+
+    def clean(self, name: str, *, plan: str, by: str) -> dict[str, Any]:
+        """One round of cleanup for a stream, although it retires more than half of it.
+
+        Args:
+            plan: ``plan`` of the ``cleanup_plan`` that was approved.
+
+        Raises:
+            InvalidCall: the plan is another one by now, the process doesn't clean up, or ``cleanup.delete`` is off.
+            As ``cleanup_stream``.
+        """
+        upkeep = self._process.upkeep
+        if upkeep is None:
+            raise InvalidCall("this process doesn't clean up", hint="ask the one with serve.maintenance = true")
+        _tell("clean", name, by)
+        swept = upkeep.clean_approved(name, plan=plan, by=by).swept
+        return {
+            "stream": name,
+            "retired": swept.retired,
+            "released": swept.released,
+            "purged": swept.purged,
+            "deleted_objects": swept.deleted_objects,
+            "deleted_bytes": swept.deleted_bytes,
+        }
 
     def subscribe(
         self, name: str, subscriber: str, *, start: object = None, generation: int = 0, by: str

@@ -15,6 +15,7 @@ from prometheus_client.core import Metric as Family
 
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import TelemetrySettings
+from offloader.telemetry.last_hour import LastHour
 from offloader.telemetry.recorder import METRICS, Metric, Reading, namespace_of
 
 #: Media type of ``exposition``.
@@ -41,6 +42,7 @@ _WRITES = ("put", "begin_upload", "upload_part", "complete_upload", "list", "lis
 _READS = ("get", "head")
 _COST = "request_cost_estimate_dollars_total"
 _REFUSED = "label_sets_refused_total"
+_OFFLOADED = "bytes_offloaded_total"
 
 
 class Exposition(Protocol):
@@ -69,11 +71,13 @@ class Metrics:
 
     Attributes:
         registry: of this object alone: a process can register further metrics there.
+        last_hour: bytes offloaded by minute, of all streams.
     """
 
     def __init__(self, settings: TelemetrySettings | None = None, clock: Clock | None = None) -> None:
         self._settings = settings or TelemetrySettings()
         self._clock = clock or SystemClock()
+        self.last_hour = LastHour(self._clock)
         self._names = {
             metric.name: tuple(n for n in metric.labels if n != "topic" or self._settings.labels == "topic")
             for metric in METRICS.values()
@@ -96,6 +100,8 @@ class Metrics:
 
     def add(self, name: str, amount: float = 1.0, *, stream: str = "", label: str = "") -> None:
         cost = self._costs.get(label, 0.0) * amount if name == "requests_total" else 0.0
+        if name == _OFFLOADED:
+            self.last_hour.add(amount)
         with self._lock:
             self._child(name, stream, label).inc(amount)  # type: ignore[union-attr]
             if cost:

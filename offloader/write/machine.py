@@ -142,6 +142,7 @@ class StreamOffload:
                 error_kind="" if error is None else type(error).__name__,
                 gaps_recorded=self._shared.gaps_recorded,
                 segment_age_s=self._tools.settings.max_offload_segment_rollover_time_minutes * 60,
+                stored=self._shared.stored,
                 **self._shared.progress.fields(),
             )
 
@@ -367,6 +368,7 @@ class StreamOffload:
         state, shared = self._ownership.load(), self._shared
         aside = state.aside_ledgers
         with shared.lock:
+            shared.stored = state.sums
             shared.keep_ledgers(lambda each: each not in aside)
             if shared.queue.first is None:
                 shared.committed = shared.queue.go_on_after_committed(state)

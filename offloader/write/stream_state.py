@@ -16,6 +16,7 @@ from formats.segment import Layout, SegmentSummary
 from offloader.errors import Closed, OffloaderError, OutcomeUnknown
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.segment_table import SegmentSums
 from offloader.manifest.source_identity import closed_edit
 from offloader.manifest.state import ManifestState, follows
 from offloader.runtime.clock import Clock
@@ -367,6 +368,8 @@ class StreamStatus:
         segments_failed: segments given up and started again.
         offers_refused: entries refused for lack of room when they were written (they are read from the hot tier later).
         gaps_recorded: gaps that this process recorded: ranges that the hot tier lost before they were offloaded.
+        stored: sums of what is readable from the cold tier by the manifest as this process knows it, whoever offloaded
+            it; ``None``: it hasn't read the manifest yet.
         error, error_kind: the last step's error and its class, empty without one.
         entries_committed, bytes_committed: of those segments; bytes are payload.
         last_progress_ms: when this process last committed a segment, ms since 1970 UTC, ``None``: not yet.
@@ -394,6 +397,7 @@ class StreamStatus:
     committed_time_ms: int | None = None
     gaps_recorded: int = 0
     segment_age_s: float | None = None
+    stored: SegmentSums | None = None
 
     @property
     def was_closed(self) -> bool:
@@ -517,6 +521,7 @@ class StreamState:
         mode: live, catch-up, paused or stopped.
         tail: newest entry known in the hot tier.
         committed: end of the entries readable from the cold tier.
+        stored: sums of what is readable there, ``None``: the manifest wasn't read yet.
         close_at: requested commit position; the segment that holds it closes early.
         error: why the last step failed, or the stream stopped.
         is_watched: paused, and polled for a resume.
@@ -532,6 +537,7 @@ class StreamState:
         self.mode = Mode.LIVE
         self.tail: Position | None = None
         self.committed: Position | None = None
+        self.stored: SegmentSums | None = None
         self.close_at: Position | None = None
         self.error: OffloaderError | None = None
         self.is_watched = False
@@ -579,7 +585,7 @@ class StreamState:
 
     def advance(self, state: ManifestState) -> None:
         """Record that more of the stream is readable; clears the last error."""
-        self.committed = state.committed_end()
+        self.committed, self.stored = state.committed_end(), state.sums
         if self.close_at is not None and self.committed is not None and self.committed >= self.close_at:
             self.close_at = None
         self.error = None

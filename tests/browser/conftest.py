@@ -37,9 +37,10 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., PageServer]]:
-    """``serve(view, token="...")``: the page and what it asks, on a port of its own, until the test ends."""
+    """``serve(view, token="...")``: the page and what it asks, on a port of its own, until the test ends. ``control``
+    executes commands; ``role`` is the token's."""
     with ExitStack() as stack:
-        yield lambda view, token="": stack.enter_context(PageServer(view, token))
+        yield lambda view, token="", **more: stack.enter_context(PageServer(view, token, **more))
 
 
 @pytest.fixture

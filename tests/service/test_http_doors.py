@@ -76,7 +76,7 @@ def test_each_path_wants_its_role(guarded: Any) -> None:
     for path, methods in description["paths"].items():
         for method in methods:
             # What lets data go: also publishing.
-            is_admins = path.endswith("/position") or "{ledger}" in path
+            is_admins = path.endswith("/position") or "{ledger}" in path or (method, path[-8:]) == ("post", "/cleanup")
             wanted = "ADMIN" if is_admins else changing.get(method, "READ")
             seen.add(wanted)
             url = http.url + path.format(stream="no%2Fstream", subscriber="nobody", ledger=7)
@@ -85,6 +85,27 @@ def test_each_path_wants_its_role(guarded: Any) -> None:
                 allowed = order.index(name) >= order.index(wanted)
                 assert (answer.status == 403) is not allowed, f"{method} {path} as {name}: {answer}"
     assert seen == set(TOKENS)
+
+
+@pytest.mark.parametrize(("role", "may"), [("READ", set[str]()), ("WRITE", {"offload", "pause"}), ("ADMIN", ...)])
+def test_overview_names_the_operations_of_its_caller(guarded: Any, role: str, may: Any) -> None:
+    http, _ = guarded
+    found = set(ask(f"{http.url}/v1/overview", token=TOKENS[role]).json()["may"])
+    asked = {"offload", "pause", "clean"}
+    assert found & asked == (asked if may is ... else may)
+    assert {"look", "read"} <= found
+
+
+def test_commands_of_a_page_from_another_site_are_refused(guarded: Any) -> None:
+    http, _ = guarded
+    foreign = [{"Origin": "https://elsewhere.example"}, {"Sec-Fetch-Site": "cross-site"}]
+    for command in ("pause", "resume", "offload", "cleanup"):
+        for headers in foreign:
+            url = f"{http.url}{STREAM}/{command}"
+            answer = ask(url, method="POST", body={}, token=TOKENS["ADMIN"], headers=headers)
+            assert (answer.status, answer.json()["detail"]) == (
+                403, "a web page of another site may ask for nothing here"
+            )  # fmt: skip
 
 
 def test_data_releasing_requests_need_admin(guarded: Any) -> None:

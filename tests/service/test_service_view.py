@@ -8,8 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from offloader.errors import StoreUnavailable
+from offloader.errors import NotFound, StoreUnavailable
 from offloader.monitor import idle_document
+from offloader.runtime.clock import SystemClock
 from offloader.service.process import ServingProcess
 from offloader.service.queries import ONE_AGE_S_MAX, ROW_AGE_S_MAX, ServiceView
 from offloader.settings import StoreSettings
@@ -87,3 +88,35 @@ def test_served_streams_are_shown_while_the_store_is_unreachable(tmp_path: Path)
         with pytest.raises(StoreUnavailable):
             view.stream(PAYMENTS)
         assert len(away.calls) == 6, "each question was asked twice"
+
+
+@pytest.mark.slow
+def test_state_of_the_process_needs_no_answer_of_the_store(tmp_path: Path) -> None:
+    """What was offloaded is by the manifest as the process knows it; the store isn't asked."""
+    with http_process(tmp_path, streams=(ORDERS,)) as (_, process):
+        away = FaultyStore(open_store("memory://view-asks-nobody"), [Fault(call=1, calls=10**6)])
+        view = ServiceView(away, clock=SystemClock(), process=process.served)
+        process.sources[ORDERS].append([b"one more"])
+        process.streams[ORDERS].offload(timeout_s=PATIENCE_S)
+        overview = view.overview()
+        assert overview["seen_ms"] <= overview["now_ms"]
+        (row,) = view.streams(served_only=True).items
+        for found in (row, view.stream(ORDERS, served_only=True)):
+            assert (found["entries_offloaded"], found["segments"]["offloaded"]) == (21, 2)
+        with pytest.raises(NotFound):
+            view.stream(PAYMENTS, served_only=True)
+        view.errors(), view.recent_decisions(), view.orphans()
+        assert away.calls == []
+
+
+@pytest.mark.slow
+def test_offloaded_counts_what_an_earlier_process_offloaded(tmp_path: Path) -> None:
+    with http_process(tmp_path, streams=(ORDERS,)) as (_, process):
+        process.streams[ORDERS].stop()
+        process.streams[ORDERS] = process.offloader.offload_stream(process.sources[ORDERS], ORDERS)
+        view = ServiceView(process.store, clock=SystemClock(), process=process.served)
+        process.sources[ORDERS].append([b"one more"])
+        process.streams[ORDERS].offload(timeout_s=PATIENCE_S)
+        (row,) = view.streams(served_only=True).items
+        assert row["entries_offloaded"] == 21
+        assert process.streams[ORDERS].status().entries_committed == 1

@@ -16,6 +16,7 @@ from offloader.errors import Closed, Corrupt, Fenced, InvalidCall, LimitReached,
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import ManifestLog, list_streams, load_manifest
 from offloader.monitor import read_status_file
+from offloader.retention.truncate import truncate_stream
 from offloader.runtime.clock import SystemClock
 from offloader.service.streams import RESTART_S_MIN, StreamSupervisor
 from offloader.store.memory import MemoryStore
@@ -489,6 +490,35 @@ def test_retention_and_cleanup_run_by_themselves(store: FaultyStore, database: E
         assert assembled.view.retention(ORDERS)["policy"].startswith("by size")
         assert assembled.view.decisions(ORDERS)
         eventually(lambda: load_manifest(store, ORDERS).head is not None)
+
+
+def test_cleanup_of_more_than_half_waits_for_the_approval_of_its_plan(
+    store: FaultyStore, database: EmbeddedLedgers
+) -> None:
+    feed = HeldFeed()
+    source = database.open_stream(ORDERS)
+    file = settings_file(serve__maintenance=True, cleanup__cycle_minutes=0.002, cleanup__delete=True)
+    with serving(store, file, feed) as assembled:
+        assert feed.streams is not None
+        served = feed.streams.add(ORDERS, source, feed="held")
+        eventually(served.status)
+        append(source, 400)
+        served.offload(None, timeout_s=PATIENCE_S)
+        last = append(source)
+        served.offload(None, timeout_s=PATIENCE_S)
+        assert assembled.view.overview()["waiting"] == []
+        clock = SystemClock()
+        truncate_stream(ManifestLog(store, ORDERS, clock=clock), last, clock=clock)
+        eventually(lambda: assembled.view.overview()["waiting"])
+        plan = assembled.view.cleanup_plan(ORDERS)
+        (waiting,) = assembled.view.overview()["waiting"]
+        assert (plan["large"], plan["deletes"]) == (True, True)
+        assert waiting["segments"] == plan["segments"] == sum(each["action"] == "retire" for each in plan["lines"])
+        with pytest.raises(InvalidCall, match="has changed"):
+            assembled.control.clean(ORDERS, plan="another", by="a test")
+        done = assembled.control.clean(ORDERS, plan=plan["plan"], by="a test")
+        assert done["retired"] == plan["segments"]
+        eventually(lambda: assembled.view.overview()["waiting"] == [])
 
 
 def test_hanging_source_does_not_delay_status_requests(

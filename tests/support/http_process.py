@@ -146,7 +146,8 @@ def http_process(
         process.credentials = open_credentials(settings.access, environ or {})
         commands = control or ServiceControl(process.store, clock=SystemClock(), process=process.served)
         http = OffloadHttp(
-            view or ServiceView(process.store, clock=SystemClock(), process=process.served),
+            view
+            or ServiceView(process.store, clock=SystemClock(), process=process.served, last_hour=metrics.last_hour),
             commands,
             ledgers=BrokerLedgers(
                 process.store,

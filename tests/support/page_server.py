@@ -24,10 +24,13 @@ class PageServer:
     Args:
         view: answers; a ``ServiceView`` or what has its methods.
         token: asked for; empty: everybody may look.
+        control: executes commands.
+        role: of the token.
     """
 
-    def __init__(self, view: Any, token: str = "") -> None:
+    def __init__(self, view: Any, token: str = "", control: Any = None, role: str = "read") -> None:
         self._view, self._token, self._port = view, token, 0
+        self._control, self._role = control, role
         self._http: OffloadHttp | None = None
 
     def __enter__(self) -> PageServer:
@@ -38,11 +41,11 @@ class PageServer:
         self.stop()
 
     def start(self) -> None:
-        access = {"read_tokens": [f"env:{_VARIABLE}"]} if self._token else {}
+        access = {f"{self._role}_tokens": [f"env:{_VARIABLE}"]} if self._token else {}
         settings = Settings.of({"http": {"listen": f"127.0.0.1:{self._port}"}, "access": access})
         self._http = OffloadHttp(
             self._view,
-            None,  # type: ignore[arg-type]  # the page asks for nothing to be done
+            self._control,
             ledgers=BrokerLedgers(
                 open_store("memory://page"),
                 settings=settings,

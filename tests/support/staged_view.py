@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from offloader.errors import NotFound, StoreUnavailable
 from offloader.monitor import idle_document
 from offloader.plot import StreamTimeline
 from offloader.service.queries import Page, StreamOrder, page_of, timeline_document
+from tests.support.waiting import PATIENCE_S
 
 NOW_MS = 1_795_000_000_000
 UUID = "0f8fad5b-d9cb-469f-a165-70867728950e"
@@ -71,6 +73,12 @@ def shape(segments: int = 12, seed: int = 3) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _set() -> threading.Event:
+    found = threading.Event()
+    found.set()
+    return found
+
+
 @dataclass
 class StagedView:
     """Answers what it holds; tests change it while it is looked at."""
@@ -88,8 +96,16 @@ class StagedView:
     now_ms: int = NOW_MS
     #: Why the store can't be asked; empty: it can.
     store_error: str = ""
+    #: Questions to the store get no answer while it isn't set.
+    store_answers: threading.Event = field(default_factory=_set)
+    minute_bytes: list[int] = field(default_factory=lambda: [0])
+    waiting_rows: list[dict[str, Any]] = field(default_factory=list)
+    #: Further fields of a stream's plan of cleanup.
+    plan_fields: dict[str, Any] = field(default_factory=dict)
+    health: dict[str, Any] = field(default_factory=lambda: {"store": None, "sources": {}})
 
     def _ask_the_store(self) -> None:
+        self.store_answers.wait(PATIENCE_S)
         if self.store_error:
             raise StoreUnavailable(self.store_error)
 
@@ -99,7 +115,8 @@ class StagedView:
             modes[row["mode"]] = modes.get(row["mode"], 0) + 1
         lags = [row["lag"]["seconds"] for row in self.rows if row["lag"]]
         return {
-            "software": "0.1.0", "pid": 4711, "now_ms": self.now_ms, "started_ms": self.now_ms - 93_600_000,
+            "software": "0.1.0", "pid": 4711, "now_ms": self.now_ms, "seen_ms": self.now_ms - 800,
+            "started_ms": self.now_ms - 93_600_000,
             "ready": not any(each["blocks_ready"] for each in self.problem_rows), "problems": self.problem_rows,
             "store": {
                 "url": "s3://cold-tier/production", "single_writer": False, "problems": [], "open_requests": 3,
@@ -111,9 +128,13 @@ class StagedView:
             },
             "streams": {
                 "served": len(self.rows), "modes": modes, "stalled": sum(1 for row in self.rows if row["stalled"]),
+                "disconnected": sum(1 for row in self.rows if row.get("disconnected")),
                 "with_errors": sum(1 for row in self.rows if row["last_error"]),
                 "lag_seconds_max": max(lags, default=None),
             },
+            "last_hour": {"minute_bytes": self.minute_bytes, "bytes_per_second": sum(self.minute_bytes[-5:]) / 300},
+            "waiting": self.waiting_rows,
+            "health": self.health,
         }  # fmt: skip
 
     def streams(
@@ -132,8 +153,12 @@ class StagedView:
             [row for row in self.rows if wanted in row["stream"].casefold()], order, after=after, limit=limit
         )
 
-    def stream(self, name: str) -> dict[str, Any]:
+    def stream(self, name: str, *, served_only: bool = False) -> dict[str, Any]:
+        if not (served_only or self.store_error):
+            self._ask_the_store()
         for row in self.rows:
+            if row["stream"] == name and served_only:
+                return row
             if row["stream"] == name:
                 more = {"epoch": 4, "writer": "offloader@broker-2", "record": 128, "recorded_ms": self.now_ms - 95_000}
                 return {**row, "store_error": self.store_error} if self.store_error else {**row, "gaps": 1, **more}
@@ -195,8 +220,11 @@ class StagedView:
     def cleanup_plan(self, name: str, *, limit: int = 500) -> dict[str, Any]:
         self._ask_the_store()
         return {
-            "stream": name, "held": False, "stopped": None, "is_deleted": False, "large": False,
+            "stream": name, "plan": "0f8f", "segments": len(self.plan_lines), "bytes": 12 * _MIB,
+            "bytes_stored": 95 * _MIB, "deletes": True, "grace_seconds": 86_400.0,
+            "held": False, "stopped": None, "is_deleted": False, "large": False,
             "lines": self.plan_lines[:limit], "is_whole": True, "pending_batches": 0,
+            **self.plan_fields,
         }  # fmt: skip
 
 
@@ -231,6 +259,7 @@ def lively(streams: int = 12) -> StagedView:
     worst = rows[2]["stream"]
     return StagedView(
         rows=rows,
+        minute_bytes=[int(max(0.0, draw.gauss(2.1e9, 6e8)) * (0.2 if 20 < minute < 27 else 1)) for minute in range(60)],
         problem_rows=[
             {
                 "where": f"stream {worst}", "what": "no progress for 1,900 s: the store asks for fewer requests",

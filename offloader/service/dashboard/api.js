@@ -6,6 +6,7 @@
 
 const TOKEN = "offloader-token";
 const ANSWER_MS_MAX = 20_000;
+const COMMAND_MS_MAX = 60_000;
 
 /**
  * It couldn't be reached, or it can't answer now: `answered` says which, `late` that it took too long.
@@ -51,6 +52,9 @@ export const routes = {
   decisionsOf: (name) => of(name, "/decisions"),
   subscribers: (name) => of(name, "/subscribers"),
   cleanup: (name) => of(name, "/cleanup"),
+  offload: (name) => of(name, "/offload"),
+  pause: (name) => of(name, "/pause"),
+  resume: (name) => of(name, "/resume"),
 };
 
 export const token = {
@@ -66,18 +70,36 @@ export const token = {
  * @param {Record<string, string|number|boolean|null>} [parameters] those that are null or "" aren't sent
  * @param {AbortSignal} [signal] gives up early
  */
-export async function ask(route, parameters = {}, signal = undefined) {
+export function ask(route, parameters = {}, signal = undefined) {
   const url = new URL(route, document.baseURI);
   url.hash = "";
   for (const [name, value] of Object.entries(parameters)) {
     if (value !== null && value !== "") url.searchParams.set(name, String(value));
   }
-  const headers = { Accept: "application/json" };
+  return answerTo(url, {}, ANSWER_MS_MAX, signal);
+}
+
+/**
+ * The answer to a command. It is sent with the token in a header, from this origin only: the offloader refuses what a
+ * page of another site sends.
+ *
+ * @param {object} body sent as JSON
+ */
+export const command = (route, body = {}) =>
+  answerTo(
+    new URL(route, document.baseURI),
+    { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" } },
+    COMMAND_MS_MAX,
+  );
+
+async function answerTo(url, request, answerMsMax, signal = undefined) {
+  const headers = { Accept: "application/json", ...request.headers };
   if (token.get()) headers.Authorization = `Bearer ${token.get()}`;
-  const late = AbortSignal.timeout(ANSWER_MS_MAX);
+  const late = AbortSignal.timeout(answerMsMax);
   let response, body;
   try {
     response = await fetch(url, {
+      ...request,
       headers,
       signal: signal ? AbortSignal.any([signal, late]) : late,
       cache: "no-store",
@@ -86,7 +108,7 @@ export async function ask(route, parameters = {}, signal = undefined) {
     body = await response.json().catch(() => null);
   } catch (cause) {
     if (signal?.aborted) throw cause;
-    const what = late.aborted ? `no answer within ${ANSWER_MS_MAX / 1000} seconds` : "the connection failed";
+    const what = late.aborted ? `no answer within ${answerMsMax / 1000} seconds` : "the connection failed";
     throw new Unreachable(what, { late: late.aborted, cause });
   }
   if (response.ok && body !== null) return body;

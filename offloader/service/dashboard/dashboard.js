@@ -6,7 +6,8 @@ import { token, Refused, Unauthorised } from "./api.js";
 import { el, mark, say } from "./dom.js";
 import { Poller } from "./polling.js";
 import { StreamView } from "./stream.js";
-import { StreamsView, troubleOf } from "./streams.js";
+import { store } from "./store.js";
+import { outagesOf, StreamsView, troubleOf } from "./streams.js";
 import { ago, count, many, now, setClock, span } from "./words.js";
 
 const byId = (id) => document.getElementById(id);
@@ -21,12 +22,14 @@ const streams = new StreamsView(() => poller.now());
 
 async function round(signal) {
   const shown = view;
-  const data = await shown.load(signal);
-  if (signal.aborted || shown !== view) return;
-  setClock(data.overview.now_ms);
-  seenMs = now();
-  shown.render(data);
-  showProcess(data.overview);
+  const paint = (data) => {
+    if (signal.aborted || shown !== view) return;
+    setClock(data.overview.now_ms);
+    seenMs = now();
+    shown.render(data);
+    showProcess(data.overview);
+  };
+  paint(await shown.load(signal, paint));
 }
 
 /** How a round ended; whether there is a next one. */
@@ -79,14 +82,27 @@ function askForToken(error) {
 }
 
 function showProcess(overview) {
-  const blocked = overview.problems.some((each) => each.blocks_ready);
-  const trouble = troubleOf(overview);
-  say(pill, trouble ? many(trouble, "problem") : "Working");
-  mark(pill, blocked || overview.streams.stalled ? "bad" : trouble ? "warn" : "good");
+  const [word, state] = badgeOf(overview);
+  say(pill, word);
+  mark(pill, state);
   say(byId("store"), overview.store?.url ?? "");
   const since = span((overview.now_ms - overview.started_ms) / 1000);
   say(byId("about"), `offloader ${overview.software}, process ${count(overview.pid)}, up for ${since}`);
   document.title = [view.title, "offloader"].filter(Boolean).join(" · ");
+}
+
+/** `[word, state]`: "Working" only where everything that is needed answers, and nothing is wrong. */
+function badgeOf(overview) {
+  const [outage] = outagesOf(overview);
+  if (outage) return [outage, "bad"];
+  if (store.badge) return store.badge;
+  const blocked = overview.problems.some((each) => each.blocks_ready);
+  const { stalled, disconnected } = overview.streams;
+  const trouble = troubleOf(overview);
+  if (trouble) return [many(trouble, "problem"), blocked || stalled || disconnected ? "bad" : "warn"];
+  if (!overview.ready) return ["Not ready", "bad"];
+  if (disconnected) return [`${count(disconnected)} disconnected`, "bad"];
+  return overview.waiting?.length ? ["Waits for a yes", "warn"] : ["Working", "good"];
 }
 
 /** Shows the view that the address names. */
@@ -112,7 +128,7 @@ function route() {
 }
 
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   if (event.key === "Escape" && byId("token-form").hidden) view.back();
   if (event.key === "/" && view === streams && !/^(INPUT|SELECT)$/.test(document.activeElement.tagName)) {
     event.preventDefault();

@@ -2,11 +2,13 @@
  * The view of one stream: what it does, its picture, segments, why what of it is kept, who reads it.
  */
 
+import { Actions } from "./actions.js";
 import { ask, part, routes, Unreachable } from "./api.js";
 import { card, el, mark, row, say, show, table } from "./dom.js";
 import { draw, legend, summary } from "./picture.js";
+import { store } from "./store.js";
 import { errorList } from "./streams.js";
-import { ago, at, bytes, count, many, modeOf, nameOf, percent, span } from "./words.js";
+import { ago, at, bytes, count, lagOf, many, modeOf, nameOf, percent, span } from "./words.js";
 
 const PAGE_ROWS = 20;
 // What is read from the store, not from memory, is asked for less often; sooner where something was committed.
@@ -43,8 +45,11 @@ export class StreamView {
   #places = [""];
   #next = null;
   #askAgain;
+  /** What came from the store last, and when. */
   #slow = {};
   #slowAt = 0;
+  #askedAt = 0;
+  #isShown = false;
   #drawn = null;
 
   /**
@@ -67,6 +72,11 @@ export class StreamView {
     this.segments = card("Segments");
     this.plan = card("What cleanup would do now");
     this.errors = card("Errors and warnings");
+    this.actions = new Actions(name, () => {
+      this.#askedAt = 0;
+      askAgain();
+    });
+    this.fresh = el("p", { class: "fresh" });
     this.#makeSegments();
     const [space] = nameOf(name);
     this.root = el(
@@ -79,15 +89,19 @@ export class StreamView {
         this.heading,
         this.badge,
         el("span", { class: "faint" }, space),
+        this.actions.bar,
       ),
       this.trouble,
+      this.actions.notice,
       this.tiles,
+      this.fresh,
       this.picture.section,
       el("div", { class: "two" }, this.facts.section, this.subscribers.section),
       this.retention.section,
       this.segments.section,
       el("div", { class: "two" }, this.plan.section, this.decisions.section),
       this.errors.section,
+      this.actions.dialog,
     );
     const cards = [this.picture, this.facts, this.subscribers, this.retention, this.plan, this.decisions, this.errors];
     for (const each of cards) show(each.body, el("p", { class: "empty" }, "Loading…"));
@@ -102,7 +116,7 @@ export class StreamView {
       if (step > 0 && this.#next) this.#places.push(this.#next);
       this.#next = null; // known again once that page is here: a second click doesn't count
       if (step < 0 && this.#places.length > 1) this.#places.pop();
-      this.#slowAt = 0;
+      this.#askedAt = 0;
       this.#askAgain();
     };
     this.before = el("button", { type: "button", onclick: turn(-1), disabled: true }, "Previous");
@@ -119,33 +133,62 @@ export class StreamView {
     location.hash = "#/";
   }
 
-  async load(signal) {
+  /** @param {(data: object) => void} paint shows what is known already */
+  async load(signal, paint) {
     const name = this.#name;
     const overview = await ask(routes.overview, {}, signal);
-    const [stream, errors] = await Promise.all([
-      ask(routes.stream(name), {}, signal),
+    store.isDown = overview.health?.store?.up === false;
+    const [known, errors] = await Promise.all([
+      part(ask(routes.stream(name), { served: true }, signal)),
       ask(routes.errors, { stream: name, limit: PAGE_ROWS }, signal),
     ]);
-    const age = Date.now() - this.#slowAt;
+    // The process's own state is shown at once, whatever the store does.
+    if (!this.#isShown && !known.failed) paint({ overview, stream: known, errors, ...this.#slow });
+    const found = await store.ask(() => ask(routes.stream(name), {}, signal), this.#askAgain);
+    if (found.failed && known.failed) throw found.failed;
+    const stream = found.answer ?? { ...known, store_error: found.failed?.message ?? "it hasn't answered yet" };
+    if (stream.failed) return { overview, stream: null, errors };
+    const age = Date.now() - this.#askedAt;
     if (age > STORE_EVERY_MS || (age > STORE_SOONEST_MS && stream.committed !== this.#slow.committed)) {
-      // The others are asked once the first one was answered: a store that is away is asked one thing at a time.
-      const shape = await part(ask(routes.shape(name), {}, signal));
-      const rest = (route, parameters = {}) =>
-        shape.failed instanceof Unreachable ? shape : part(ask(route, parameters, signal));
-      const [segments, retention, decisions, subscribers, cleanup] = await Promise.all([
-        rest(routes.segments(name), { cursor: this.#places.at(-1), limit: PAGE_ROWS }),
-        rest(routes.retention(name)),
-        rest(routes.decisionsOf(name)),
-        rest(routes.subscribers(name)),
-        rest(routes.cleanup(name)),
-      ]);
-      this.#slow = { committed: stream.committed, shape, segments, retention, decisions, subscribers, cleanup };
-      this.#slowAt = Date.now();
+      this.#askedAt = Date.now();
+      await this.#askSlow(stream.committed, signal, found.failed);
     }
     return { overview, stream, errors, ...this.#slow };
   }
 
+  /** What only the store knows. Each part that hasn't come says why; what came before stays shown. */
+  async #askSlow(committed, signal, away) {
+    const name = this.#name;
+    const cursor = this.#places.at(-1);
+    const answers = async () => {
+      // The others are asked once the first one was answered: a store that is away is asked one thing at a time.
+      const shape = await part(ask(routes.shape(name), {}, signal));
+      if (shape.failed instanceof Unreachable) throw shape.failed;
+      const [segments, retention, decisions, subscribers, cleanup] = await Promise.all([
+        part(ask(routes.segments(name), { cursor, limit: PAGE_ROWS }, signal)),
+        part(ask(routes.retention(name), {}, signal)),
+        part(ask(routes.decisionsOf(name), {}, signal)),
+        part(ask(routes.subscribers(name), {}, signal)),
+        part(ask(routes.cleanup(name), {}, signal)),
+      ]);
+      this.#slow = { committed, shape, segments, retention, decisions, subscribers, cleanup };
+      this.#slowAt = Date.now();
+      return this.#slow;
+    };
+    const found = away ? { failed: away } : await store.ask(answers, this.#askAgain);
+    const failed = found.failed ?? (found.late ? new Unreachable("the store hasn't answered yet") : null);
+    if (!failed) return;
+    this.#askedAt = 0;
+    if (this.#slowAt) return;
+    const parts = ["shape", "segments", "retention", "decisions", "subscribers", "cleanup"];
+    this.#slow = Object.fromEntries(parts.map((each) => [each, { failed }]));
+  }
+
   render({ overview, stream, errors, shape, segments, retention, decisions, subscribers, cleanup }) {
+    if (!stream) return;
+    this.#isShown = true;
+    this.actions.show(overview, stream, cleanup);
+    this.#showFresh(overview);
     const [word, state] = modeOf(stream);
     say(this.badge, word);
     mark(this.badge, state);
@@ -154,17 +197,27 @@ export class StreamView {
     this.#showFacts(stream, overview);
     this.#drawn = { shape, waiting: stream.lag?.entries ?? 0 };
     this.#draw();
-    this.#showSegments(segments);
-    this.#showRetention(retention);
-    this.#showSubscribers(subscribers);
-    this.#showPlan(cleanup);
-    this.#showDecisions(decisions);
+    if (shape) {
+      this.#showSegments(segments);
+      this.#showRetention(retention);
+      this.#showSubscribers(subscribers);
+      this.#showPlan(cleanup);
+      this.#showDecisions(decisions);
+    }
     const none = el("p", { class: "empty" }, "Nothing went wrong since the process began.");
     show(this.errors.body, errors.items.length ? errorList(errors.items) : none);
   }
 
-  #showTrouble({ stalled, last_error: error, store_error: unknown }) {
+  /** How old the figures are. */
+  #showFresh({ now_ms: nowMs, seen_ms: seenMs }) {
+    const ours = seenMs ? `The process's figures are ${span((nowMs - seenMs) / 1000)} old` : "";
+    const its = this.#slowAt ? `those of the store ${span((Date.now() - this.#slowAt) / 1000)}` : "";
+    say(this.fresh, `${[ours, its || "none has come from the store yet"].filter(Boolean).join(", ")}.`);
+  }
+
+  #showTrouble({ stalled, disconnected, last_error: error, store_error: unknown }) {
     const lines = [
+      disconnected,
       stalled,
       error && !stalled?.includes(error) ? `Last error: ${error}` : null,
       unknown ? `What only the store knows isn't shown: ${unknown}` : null,
@@ -174,7 +227,9 @@ export class StreamView {
     if (said.length) show(this.trouble, el("div", {}, ...said));
   }
 
-  #showTiles({ feed, lag, buffer, segments, bytes_offloaded: size, entries_offloaded: entries, last_progress_ms: progress }) {
+  #showTiles(stream) {
+    const { feed, lag, buffer, segments, last_progress_ms: progress } = stream;
+    const { bytes_offloaded: size, entries_offloaded: entries } = stream;
     const one = (name, value, note, part = null) => {
       const bar = el("i", { "data-full": String((part ?? 0) > 90) });
       bar.style.width = `${part ?? 0}%`;
@@ -192,7 +247,7 @@ export class StreamView {
     const failed = segments.failed ? `, ${count(segments.failed)} failed` : "";
     show(
       this.tiles,
-      one("Behind", lag ? span(lag.seconds) : "–", waiting),
+      one("Behind", lag ? lagOf(stream) : "–", waiting),
       one("In the store", bytes(size), entries === null ? "what the manifest says" : many(entries, "entry", "entries")),
       buffer
         ? one("Buffer", bytes(buffer.bytes), `of ${bytes(buffer.bytes_max)}`, percent(buffer.bytes, buffer.bytes_max))

@@ -2,9 +2,12 @@
  * The first view: how the process is, all streams, what retention decided, what went wrong, what is left over.
  */
 
-import { ask, part, routes } from "./api.js";
+import { whatGoes } from "./actions.js";
+import { ask, routes } from "./api.js";
 import { card, el, keep, mark, row, say, show, table } from "./dom.js";
-import { ago, at, bytes, count, many, modeOf, modeWords, nameOf, percent, roughly, span } from "./words.js";
+import { hourOf } from "./hour.js";
+import { store } from "./store.js";
+import { ago, at, bytes, count, lagOf, many, modeOf, modeWords, nameOf, percent, roughly, span } from "./words.js";
 
 const PAGE_ROWS = 50;
 const SEARCH_WAIT_MS = 200;
@@ -22,8 +25,6 @@ const COLUMNS = [
   ["Offloaded", "number"],
   ["Progress", "number"],
 ];
-// How long a store that couldn't be asked is left alone: each question may take it many seconds.
-const STORE_REST_MS = 20_000;
 // Of what a page shows of lists that may be long.
 const LINES = 30;
 
@@ -34,9 +35,7 @@ export class StreamsView {
   #places = [""];
   #next = null;
   #opened = "";
-  /** Why the store couldn't be asked, and until when it isn't. */
-  #away = null;
-  #awayUntil = 0;
+  #isShown = false;
 
   /** @param {() => void} askAgain the choice of streams changed */
   constructor(askAgain) {
@@ -44,6 +43,9 @@ export class StreamsView {
     this.root = el("div", { class: "stack" });
     this.tiles = el("div", { class: "tiles" });
     this.problems = el("section", { class: "notice warn", "aria-label": "Problems", hidden: true });
+    this.waiting = el("section", { class: "notice warn", "aria-label": "Waits for approval", hidden: true });
+    this.hour = el("section", { class: "card hour", "aria-label": "The last hour", hidden: true });
+    this.fresh = el("p", { class: "fresh" });
     this.#makeStreams();
     this.decisions = card("What retention decided");
     this.errors = card("Errors and warnings");
@@ -51,7 +53,10 @@ export class StreamsView {
     for (const each of [this.decisions, this.errors]) each.body.className = "scroll";
     this.root.append(
       this.problems,
+      this.waiting,
       this.tiles,
+      this.hour,
+      this.fresh,
       this.streams.section,
       el("div", { class: "two" }, this.decisions.section, this.errors.section),
       this.upkeep.section,
@@ -120,33 +125,42 @@ export class StreamsView {
     this.#fromTheStart();
   }
 
-  async load(signal) {
+  /** @param {(data: object) => void} paint shows what is known already */
+  async load(signal, paint) {
     const choice = { order: this.order.value, contains: this.search.value.trim(), limit: PAGE_ROWS };
     // First of all: who isn't let in is told so once.
     const overview = await ask(routes.overview, {}, signal);
-    const [streams, decisions, errors, orphans] = await Promise.all([
-      this.#ask(choice, signal),
+    store.isDown = overview.health?.store?.up === false;
+    const question = () => ask(routes.streams, { ...choice, cursor: this.#places.at(-1) }, signal);
+    const whole = store.ask(question, this.#askAgain);
+    whole.catch(() => {}); // it is waited for below
+    const [decisions, errors, orphans] = await Promise.all([
       ask(routes.decisions, { limit: LINES }, signal),
       ask(routes.errors, { limit: LINES }, signal),
       ask(routes.orphans, {}, signal),
     ]);
-    return { overview, streams, decisions, errors, orphans, choice };
+    const known = { overview, decisions, errors, orphans, choice };
+    // The process's own state is shown at once, whatever the store does.
+    if (!this.#isShown) paint({ ...known, streams: await this.#ours(choice, signal) });
+    const found = await whole;
+    if (found.answer) return { ...known, streams: found.answer };
+    this.#places = [""];
+    return { ...known, streams: await this.#ours(choice, signal, found.failed ?? null) };
   }
 
-  /** Streams that only the store knows are left out where the store can't be asked: then the others matter most. */
-  async #ask(choice, signal) {
-    if (Date.now() > this.#awayUntil) {
-      const page = await part(ask(routes.streams, { ...choice, cursor: this.#places.at(-1) }, signal));
-      if (!page.failed) return page;
-      [this.#away, this.#awayUntil] = [page.failed, Date.now() + STORE_REST_MS];
-    }
-    this.#places = [""];
-    return { ...(await ask(routes.streams, { ...choice, served: true }, signal)), next_cursor: null, without: this.#away };
+  /** The streams of this process, from its memory: those that only the store knows are left out. */
+  async #ours(choice, signal, without = null) {
+    const page = await ask(routes.streams, { ...choice, served: true }, signal);
+    return { ...page, next_cursor: null, without: without ?? { message: "the store hasn't answered yet" } };
   }
 
   render({ overview, streams, decisions, errors, orphans, choice }) {
+    this.#isShown = true;
     this.#showTiles(overview, orphans);
+    this.#showHour(overview.last_hour);
+    this.#showFresh(overview);
     this.#showProblems(overview.problems);
+    this.#showWaiting(overview.waiting ?? []);
     this.#showStreams(streams, choice);
     this.#showDecisions(decisions.items);
     this.#showErrors(errors.items);
@@ -165,10 +179,10 @@ export class StreamsView {
       this.tiles,
       tile("Streams", count(total), words || "none is served here", {
         parts: modes.map(([mode, number]) => [mode, percent(number, total)]),
-        state: streams.stalled ? "bad" : "",
-        more: streams.stalled ? `${count(streams.stalled)} stalled` : "",
+        state: streams.stalled || streams.disconnected ? "bad" : "",
+        more: streams.stalled && !streams.modes.stalled ? `${count(streams.stalled)} stalled` : "",
       }),
-      tile("Furthest behind", span(behind), behind === null ? "no stream tells" : "cold tier behind the hot one"),
+      tile("Furthest behind", `${streams.disconnected && behind !== null ? "≥ " : ""}${span(behind)}`, behind === null ? "no stream tells" : "cold tier behind the hot one"),
       tile("Buffer", bytes(buffer.bytes), `of ${bytes(buffer.bytes_max)}`, {
         parts: [["buffer", percent(buffer.bytes, buffer.bytes_max)]],
         full: buffer.bytes >= buffer.bytes_max * 0.9,
@@ -179,6 +193,32 @@ export class StreamsView {
         ours ? `${many(ours.objects, "object")} that no manifest names` : "not searched for yet",
       ),
     );
+  }
+
+  #showHour(hour) {
+    this.hour.hidden = !hour;
+    if (hour) show(this.hour, ...hourOf(hour));
+  }
+
+  /** How old the figures are. */
+  #showFresh({ now_ms: nowMs, seen_ms: seenMs }) {
+    const ours = seenMs ? `The process's figures are ${span((nowMs - seenMs) / 1000)} old` : "";
+    const its = store.answeredMs ? `those of the store ${span((Date.now() - store.answeredMs) / 1000)}` : "";
+    say(this.fresh, `${[ours, its || "none has come from the store yet"].filter(Boolean).join(", ")}.`);
+  }
+
+  #showWaiting(waiting) {
+    this.waiting.hidden = waiting.length === 0;
+    const lines = waiting.map((each) =>
+      el(
+        "li",
+        {},
+        el("strong", {}, "Cleanup waits for a yes: "),
+        streamLink(each.stream),
+        `, ${whatGoes(each)}. That is more than half of the stream, so nothing new is deleted. Found ${ago(each.at_ms)}.`,
+      ),
+    );
+    show(this.waiting, el("ul", {}, ...lines));
   }
 
   #showProblems(problems) {
@@ -205,7 +245,9 @@ export class StreamsView {
     this.none.hidden = items.length > 0;
     this.pager.hidden = items.length === 0;
     if (items.length === 0) {
-      const text = choice.contains
+      const text = without && !choice.contains
+        ? [el("strong", {}, "None is offloaded here"), "What only the store knows is shown as soon as it answers."]
+        : choice.contains
         ? [el("strong", {}, "No stream is called like that"), `Nothing has “${choice.contains}” in its name.`]
         : [el("strong", {}, "No streams yet"), "They appear here as soon as a feed brings one, or the store has one."];
       this.none.replaceChildren(...text);
@@ -242,13 +284,13 @@ export class StreamsView {
     }
     say(link, topic);
     say(small, space);
-    say(why, item.stalled ?? item.last_error ?? "");
-    why.hidden = !(item.stalled ?? item.last_error);
+    say(why, item.disconnected ?? item.stalled ?? item.last_error ?? "");
+    why.hidden = !why.textContent;
     const [word, state] = modeOf(item);
     say(mode.firstElementChild, word);
     mark(mode.firstElementChild, state);
-    say(behind, item.lag ? span(item.lag.seconds) : "");
-    two(waiting, item.lag ? roughly(item.lag.entries) : "", item.lag?.bytes ? bytes(item.lag.bytes) : "");
+    say(behind, item.lag ? lagOf(item) : "");
+    two(waiting, entriesOf(item), item.lag?.bytes ? bytes(item.lag.bytes) : "");
     const used = item.buffer ? percent(item.buffer.bytes, item.buffer.bytes_max) : null;
     say(buffer.firstChild, used === null ? "" : `${used.toFixed(0)}%`);
     buffer.lastElementChild.hidden = used === null;
@@ -256,6 +298,7 @@ export class StreamsView {
     buffer.lastElementChild.firstElementChild.dataset.full = String((used ?? 0) > 90);
     two(stored, bytes(item.bytes_offloaded), item.entries_offloaded ? many(item.entries_offloaded, "entry", "entries") : "");
     say(progress, item.last_progress_ms ? ago(item.last_progress_ms) : "");
+    for (const cell of [behind, waiting, buffer, progress]) cell.dataset.empty = String(!cell.textContent);
   }
 
   #showDecisions(items) {
@@ -304,8 +347,25 @@ export class StreamsView {
   }
 }
 
+/** What doesn't answer the process, in words; the problems say why. */
+export function outagesOf({ health }) {
+  const found = [];
+  if (health?.store?.up === false) found.push("Store unreachable");
+  for (const [feed, source] of Object.entries(health?.sources ?? {})) {
+    if (source.up === false) found.push(feed === "pulsar" ? "Broker unreachable" : `Feed ${feed} unreachable`);
+  }
+  return found;
+}
+
 /** How many things are wrong; a stalled stream may be one of the problems too. */
 export const troubleOf = ({ problems, streams }) => Math.max(problems.length, streams.stalled);
+
+/** How many entries wait; what a hot tier that can't be asked has got since isn't known. */
+function entriesOf({ lag, lag_known_ms: knownMs }) {
+  if (!lag) return "";
+  if (!knownMs) return roughly(lag.entries);
+  return lag.entries ? `≥ ${roughly(lag.entries)}` : "unknown";
+}
 
 /** `text` in a cell, and something small below it. */
 function two(cell, text, small) {

@@ -38,6 +38,13 @@ export function bytes(value) {
   return `${unit === 0 || value >= 100 ? whole.format(value) : value.toFixed(1)} ${UNITS[unit]}`;
 }
 
+/** Bytes a second, as operators write them: powers of ten. */
+export function rate(perSecond) {
+  const value = perSecond / 1e6;
+  if (value > 0 && value < 0.01) return "< 0.01 MB/s";
+  return `${value >= 100 ? whole.format(value) : value.toFixed(value >= 1 ? 1 : value > 0 ? 2 : 0)} MB/s`;
+}
+
 /** Seconds as one number and one unit. */
 export function span(seconds) {
   if (seconds === null || seconds === undefined) return "–";
@@ -60,15 +67,18 @@ export const percent = (part, all) => (all > 0 ? Math.min((part / all) * 100, 10
 
 /** What a stream does here, in words. */
 const MODES = { standby: "stands by", ledger: "by ledger", none: "not offloaded" };
-const STATES = { live: "good", ledger: "good", "catch-up": "warn", paused: "warn", stopped: "warn", deleted: "warn" };
+const STATES = { disconnected: "bad", stalled: "bad", live: "good", ledger: "good", "catch-up": "warn", paused: "warn", stopped: "warn", deleted: "warn" };
 
 export const modeWords = (mode) => MODES[mode] ?? mode ?? "in the store";
 
 /** The same with whether that is good: `[word, state]`. */
 export function modeOf({ mode, stalled, last_error: error }) {
-  if (stalled) return ["stalled", "bad"];
+  if (stalled && mode !== "disconnected") return ["stalled", "bad"];
   return [modeWords(mode), error ? "bad" : (STATES[mode] ?? "idle")];
 }
+
+/** A lag in time; that of a hot tier which can't be asked is at least so much. */
+export const lagOf = ({ lag, lag_known_ms: knownMs }) => (knownMs ? `≥ ${span(lag?.seconds)}` : span(lag?.seconds));
 
 /** The last level of a name, and what stands before it. */
 export function nameOf(stream) {

@@ -25,6 +25,8 @@ from offloader.service.http.middleware import BUG, PROBLEM_JSON, problem_documen
 from offloader.service.http.schemas import (
     CURSOR_CHARS_MAX,
     Applied,
+    Cleaned,
+    CleanupRequest,
     Committed,
     Health,
     Items,
@@ -82,6 +84,11 @@ def command_routes(control: ServiceControl, *, answer_s: float) -> APIRouter:
     def resume(caller: Known, name: StreamName) -> Paused:
         """Let a paused stream go on."""
         return shown(Paused, control.resume(name, by=caller.name))
+
+    @router.post("/cleanup")
+    def clean(caller: Known, name: StreamName, body: CleanupRequest) -> Cleaned:
+        """Let one round of cleanup retire more than half of the stream, as its plan says. 400: the plan has changed."""
+        return shown(Cleaned, control.clean(name, plan=body.plan, by=caller.name))
 
     @router.put("/subscribers/{subscriber}")
     def subscribe(
@@ -153,8 +160,8 @@ def process_routes(view: ServiceView, exposition: Exposition) -> APIRouter:
 
     @router.get("/v1/overview", response_model_exclude_unset=True)
     def overview(caller: Known) -> Overview:
-        """The process in short: readiness, store, buffer, how many streams are in which mode."""
-        return shown(Overview, _seen(view, caller).overview())
+        """The process in short, without a request to the store: readiness, buffer, streams by mode, the last hour."""
+        return shown(Overview, {**_seen(view, caller).overview(), "may": caller.operations()})
 
     @router.get("/v1/status", response_class=JSONResponse, responses={200: {"model": dict[str, Any]}})
     def status(caller: Known) -> Response:
@@ -188,6 +195,7 @@ def process_routes(view: ServiceView, exposition: Exposition) -> APIRouter:
     return router
 
 
+Served = Annotated[bool, Query(description="Only what this process offloads, from its memory: no store is asked.")]
 Cursor = Annotated[str, Query(max_length=CURSOR_CHARS_MAX, description="`next_cursor` of the page before.")]
 _Row = dict[str, Any]
 _Page = TypeVar("_Page", bound=BaseModel)
@@ -210,7 +218,7 @@ def stream_routes(view: ServiceView) -> APIRouter:
         caller: Known,
         order: StreamOrder = StreamOrder.NAME,
         contains: NameQuery = "",
-        served: Annotated[bool, Query(description="Only those that this process offloads.")] = False,
+        served: Served = False,
         cursor: Cursor = "",
         limit: Limit = 100,
     ) -> ListPage[StreamRow]:
@@ -222,9 +230,9 @@ def stream_routes(view: ServiceView) -> APIRouter:
         return _page(ListPage[StreamRow], page, of)
 
     @router.get("/{stream}", response_model_exclude_unset=True)
-    def stream(name: StreamName) -> StreamRow:
+    def stream(name: StreamName, served: Served = False) -> StreamRow:
         """One stream: what the process and the manifest say."""
-        return shown(StreamRow, view.stream(name))
+        return shown(StreamRow, view.stream(name, served_only=served))
 
     @router.get("/{stream}/segments", response_model_exclude_unset=True)
     def segments(name: StreamName, cursor: Cursor = "", limit: Limit = 100) -> ListPage[SegmentRow]:

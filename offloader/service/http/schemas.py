@@ -107,6 +107,10 @@ class PauseRequest(_Request):
     reason: str = Field(default="", max_length=TEXT_CHARS_MAX, description="Why, for who reads the manifest.")
 
 
+class CleanupRequest(_Request):
+    plan: str = Field(max_length=64, description="`plan` of the plan that is approved.")
+
+
 class SubscribeRequest(_Request):
     start: _At | None = Field(
         default=None, description='Where it begins: "7:12", "latest", or {"0": "7:12"} by partition.'
@@ -307,6 +311,15 @@ class Paused(_Answer):
     committed: str | None
 
 
+class Cleaned(_Answer):
+    stream: str
+    retired: int = Field(description="Segments that readers don't see any more; they can be restored for a time.")
+    released: int
+    purged: int
+    deleted_objects: int
+    deleted_bytes: int
+
+
 class Applied(_Answer):
     stream: str
     subscriber: str
@@ -319,12 +332,18 @@ class Removed(_Answer):
     removed: bool = Field(description="False: its generation is higher than the one given.")
 
 
+class LastHour(_Answer):
+    minute_bytes: list[int] = Field(description="Offloaded by minute, the oldest first, the last one not over yet.")
+    bytes_per_second: float = Field(description="Mean of the last five minutes.")
+
+
 class Overview(_Answer):
     """The process in short."""
 
     software: str
     pid: int
     now_ms: int
+    seen_ms: int = Field(description="When the process looked at its streams.")
     started_ms: int
     ready: bool
     problems: list[ReadyProblem]
@@ -335,6 +354,9 @@ class Overview(_Answer):
     )
     buffer: dict[str, int]
     streams: dict[str, Any]
+    last_hour: LastHour
+    waiting: list[dict[str, Any]] = Field(description="Cleanups of more than half of a stream: an admin may approve.")
+    may: list[str] = Field(default=[], description="Names of the operations that the caller may do.")
 
 
 def shown(shape: type[_Shape], document: Mapping[str, Any]) -> _Shape:

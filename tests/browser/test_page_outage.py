@@ -1,0 +1,113 @@
+"""The page of a real process whose S3 server is frozen: the process's own state at once, and never "Working"."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
+from services.servers import RunningServer, free_port, make_bucket, start
+from tests.support.http_process import ORDERS, ask, quoted
+from tests.support.page_looks import address, shown
+from tests.support.serving_processes import Serving
+
+pytestmark = pytest.mark.process
+
+SETTINGS = """
+[serve]
+store = "s3://cold-tier/page"
+endpoint_url = "{endpoint}"
+region = "us-east-1"
+ledgers = "{ledgers}"
+
+[http]
+listen = "127.0.0.1:0"
+
+[offload]
+method = "streaming"
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path, one_server: str, exercises: Any) -> Iterator[RunningServer]:
+    """An S3 server of this test alone: it is frozen."""
+    found = start(one_server, tmp_path / "s3")
+    exercises(one_server)
+    try:
+        make_bucket(found.endpoint, "cold-tier")
+        yield found
+    finally:
+        signalled(found, signal.SIGCONT)
+        found.stop()
+
+
+def signalled(server: RunningServer, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(server.process.pid, number)
+
+
+def test_page_shows_the_state_of_a_process_whose_store_is_frozen(
+    tmp_path: Path, server: RunningServer, look: Callable[..., Page]
+) -> None:
+    ledgers = f"sqlite:///{tmp_path}/ledgers.db"
+    file = tmp_path / "offloader.toml"
+    file.write_text(SETTINGS.format(endpoint=server.endpoint.url, ledgers=ledgers))
+    keys = {"AWS_ACCESS_KEY_ID": server.endpoint.access_key, "AWS_SECRET_ACCESS_KEY": server.endpoint.secret_key}
+    with contextlib.closing(EmbeddedLedgers(ledgers)) as database:
+        orders = database.open_stream(ORDERS)
+        orders.append([b"an entry"] * 20)
+        with Serving(file, keys) as serving:
+            url = serving.logged("http_started")["url"]
+            offload = f"{url}/v1/streams/{quoted(ORDERS)}/offload"
+            assert ask(offload, method="POST").json()["committed"] == "1:19"
+            page = shown(look(f"{url}/", expected=("503", "Failed to load resource")))
+            expect(page.locator("#state")).to_have_text("Working")
+
+            signalled(server, signal.SIGSTOP)
+            orders.append([b"one more"])
+            new = look(f"{url}/")
+            row = new.locator(".streams tbody tr", has_text="orders")
+            expect(row).to_contain_text("20 entries")
+            expect(new.locator("#state")).to_have_text(re.compile("Waits for the store|Store unreachable"))
+            expect(new.get_by_text("The process's figures are < 1 s old")).to_be_visible()
+            new.goto(f"{url}/{address(ORDERS)}")
+            expect(new.get_by_role("region", name="Behind")).to_contain_text("1 entry wait")
+            expect(page.locator("#state")).not_to_have_text("Working")
+
+            signalled(server, signal.SIGCONT)
+            assert ask(offload, method="POST").json()["committed"] == "1:20"
+            expect(new.locator("#state")).to_have_text("Working")
+            expect(new.get_by_role("region", name="In the store")).to_contain_text("21 entries")
+            expect(page.locator("#state")).to_have_text("Working")
+
+
+BROKER = """
+[serve]
+store = "file://{folder}/store"
+
+[http]
+listen = "127.0.0.1:0"
+
+[pulsar]
+topics = ["public/default/orders"]
+service_url = "pulsar://127.0.0.1:{port}"
+admin_url = "http://127.0.0.1:{port}"
+"""
+
+
+def test_page_names_the_broker_that_refuses_connections(tmp_path: Path, look: Callable[..., Page]) -> None:
+    file = tmp_path / "offloader.toml"
+    file.write_text(BROKER.format(folder=tmp_path, port=free_port()))
+    with Serving(file) as serving:
+        page = shown(look(f"{serving.logged('http_started')['url']}/", expected=("Failed to load resource",)))
+        expect(page.locator("#state")).to_have_text("Broker unreachable")
+        expect(page.locator("#state")).to_have_attribute("data-state", "bad")
+        expect(page.get_by_role("region", name="Problems")).to_contain_text("connection refused")

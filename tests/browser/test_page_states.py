@@ -1,0 +1,298 @@
+"""The page in four states, wide and on a phone: working, store down, broker down, waiting for an approval.
+
+``python -m docs.page_pictures`` runs it and draws the pictures of the documents anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.support.page_looks import FAINT_TEXT, TOKEN, WORST, address, nudge, overflow_px, shown
+from tests.support.page_server import PageServer
+from tests.support.staged_view import NOW_MS, StagedView, lively, stream_row
+
+pytestmark = pytest.mark.process
+
+Serve = Callable[..., PageServer]
+Look = Callable[..., Page]
+Keep = Callable[[Page, str], None]
+
+CLICKS = "shop/eu/persistent/clicks-partition-0"
+STORE_WHY = "no answer within 5 s"
+BROKER_WHY = "the broker pulsar://broker-1:6650: connection refused"
+#: Captions and figures of which a part isn't seen: the text is wider than its box, and the rest is cut off.
+CUT_TEXT = """() => [...document.querySelectorAll("main *, .pill")].filter((node) => {
+  const style = getComputedStyle(node);
+  return node.checkVisibility() && style.overflowX !== "visible" && style.overflowX !== "auto"
+    && node.scrollWidth > node.clientWidth + 1 && node.textContent.trim() && !node.closest("svg, thead");
+}).map((node) => node.textContent.trim().slice(0, 60))"""
+#: Captions of cells on a phone that share a line with what stands beside them and overlap it.
+OVERLAPS = """() => [...document.querySelectorAll(".cards td")].filter((cell) => {
+  const node = cell.firstChild;
+  if (!node || !cell.checkVisibility() || getComputedStyle(cell).display !== "flex") return false;
+  return cell.scrollWidth > cell.clientWidth + 1;
+}).map((cell) => `${cell.dataset.label}: ${cell.textContent}`)"""
+
+
+def working() -> StagedView:
+    """A process in which nothing is wrong."""
+    view = lively(6)
+    for row in view.rows:
+        row |= {
+            "mode": "live", "stalled": None, "last_error": None, "active": True, "feed": "pulsar",
+            "method": "streaming", "segments": {"offloaded": 412, "failed": 0},
+        }  # fmt: skip
+    template = stream_row("x")
+    for row in view.rows:
+        row |= {name: value for name, value in template.items() if row.get(name) is None and name != "stream"}
+        row["stalled"] = row["last_error"] = None
+    view.rows[4]["lag"] = {"entries": 2_400, "bytes": 2_457_600, "seconds": 12.0}
+    view.rows[2]["lag"] = {"entries": 120, "bytes": 122_880, "seconds": 3.0}
+    view.rows[2]["buffer"] = {"bytes": 9 * 1024 * 1024, "bytes_max": 64 * 1024 * 1024}
+    view.rows[2]["last_progress_ms"] = NOW_MS - 21_000
+    view.problem_rows, view.error_rows = [], []
+    view.decision_rows = [each for each in view.decision_rows if each["error"] is None]
+    view.health = {"store": reach(), "sources": {"pulsar": reach()}}
+    return view
+
+
+def reach(why: str = "") -> dict[str, Any]:
+    return {"up": not why, "why": why, "since_ms": NOW_MS - 130_000}
+
+
+def outage(view: StagedView, where: str, why: str) -> None:
+    problem = {
+        "where": where, "what": why, "hint": "nothing is lost: it is asked again, and all goes on when it answers",
+        "since_ms": NOW_MS - 130_000, "blocks_ready": True,
+    }  # fmt: skip
+    view.problem_rows.append(problem)
+    view.minute_bytes = [*view.minute_bytes[2:], 0, 0]
+
+
+def store_down() -> StagedView:
+    """The store is frozen: nothing that is asked of it is answered."""
+    view = working()
+    outage(view, "store s3://cold-tier/production", STORE_WHY)
+    view.health["store"] = reach(STORE_WHY)
+    view.store_answers.clear()
+    for number, row in enumerate(view.rows):
+        row["stalled"] = f"entries up to 9:4411 wait: the store: {STORE_WHY}" if number < 3 else None
+        row["mode"] = "stalled" if number < 3 else "live"
+        row["lag"] = {"entries": 8_120, "bytes": 8_314_880, "seconds": 131.0} if number < 3 else row["lag"]
+    return view
+
+
+def broker_down() -> StagedView:
+    view = working()
+    outage(view, "feed pulsar", f"{BROKER_WHY}; 6 topics wait")
+    view.health["sources"]["pulsar"] = reach(BROKER_WHY)
+    for row in view.rows:
+        lag = {"entries": 0, "bytes": 0, "seconds": 131.0}
+        row |= {
+            "mode": "disconnected", "disconnected": BROKER_WHY, "lag": lag, "lag_known_ms": NOW_MS - 131_000,
+        }  # fmt: skip
+    return view
+
+
+def asking() -> StagedView:
+    """Cleanup waits for the approval of more than half of a stream."""
+    view = working()
+    gib = 1024**3
+    view.waiting_rows = [
+        {"stream": CLICKS, "segments": 34, "bytes": 12 * gib, "bytes_stored": 20 * gib, "at_ms": NOW_MS - 600_000},
+    ]  # fmt: skip
+    view.plan_fields = {"large": True, "segments": 34, "bytes": 12 * gib, "bytes_stored": 20 * gib}
+    return view
+
+
+STATES: dict[str, tuple[Callable[[], StagedView], str]] = {
+    "working": (working, "Working"),
+    "store-down": (store_down, "Store unreachable"),
+    "broker-down": (broker_down, "Broker unreachable"),
+    "asking": (asking, "Waits for a yes"),
+}
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("state", STATES)
+def test_each_state_is_named_and_readable_wide_and_on_a_phone(
+    serve: Serve, look: Look, keep_picture: Keep, state: str, width: int
+) -> None:
+    make, word = STATES[state]
+    view = make()
+    try:
+        page = look(serve(view).url, width=width, height=900 if width > 760 else 1100)
+        expect(page.locator("#state")).to_have_text(word)
+        expect(page.locator(".streams tbody tr")).to_have_count(6)
+        expect(page.get_by_text("Loading…").filter(visible=True)).to_have_count(0)
+        assert overflow_px(page) <= 0
+        assert page.evaluate(FAINT_TEXT) == []
+        assert page.evaluate(CUT_TEXT) == []
+        assert page.evaluate(OVERLAPS) == []
+        keep_picture(page, f"page-{state}-{width}")
+    finally:
+        view.store_answers.set()
+
+
+def test_frozen_store_leaves_the_state_of_the_process_and_its_age(serve: Serve, look: Look) -> None:
+    """Before the store has answered anything: rows, lag, the last hour, and how old they are; never "Working"."""
+    view = working()
+    view.store_answers.clear()
+    try:
+        page = look(serve(view).url)
+        expect(page.locator(".streams tbody tr")).to_have_count(6)
+        expect(page.locator("#state")).to_have_text("Waits for the store")
+        expect(page.get_by_text("figures are < 1 s old, none has come from the store yet.")).to_be_visible()
+        expect(page.get_by_text("Only those that are offloaded here: the store hasn't answered yet")).to_be_visible()
+        page.get_by_role("link", name="clicks-partition-0").first.click()
+        expect(page.get_by_role("region", name="Behind")).to_contain_text("3 s")
+        expect(page.get_by_role("region", name="Segments", exact=True).first).to_contain_text("412")
+        expect(page.locator("#state")).to_have_text("Waits for the store")
+        expect(page.get_by_role("region", name="Who reads it")).to_contain_text("the store hasn't answered yet")
+    finally:
+        view.store_answers.set()
+    expect(page.locator("#state")).to_have_text("Working")
+    expect(page.get_by_text("those of the store")).to_be_visible()
+    expect(page.get_by_role("table", name="Subscribers")).to_contain_text("billing")
+
+
+def test_working_turns_into_an_outage_and_back(serve: Serve, look: Look) -> None:
+    view = working()
+    page = shown(look(serve(view).url))
+    expect(page.locator("#state")).to_have_text("Working")
+    down = broker_down()
+    view.rows, view.problem_rows, view.health = down.rows, down.problem_rows, down.health
+    nudge(page)
+    expect(page.locator("#state")).to_have_text("Broker unreachable")
+    row = page.locator(".streams tbody tr").first
+    expect(row).to_contain_text("disconnected")
+    expect(row).to_contain_text("≥ 2 min")
+    expect(page.get_by_role("region", name="Problems")).to_contain_text("connection refused; 6 topics wait")
+    up = working()
+    view.rows, view.problem_rows, view.health = up.rows, up.problem_rows, up.health
+    nudge(page)
+    expect(page.locator("#state")).to_have_text("Working")
+
+
+def test_process_that_is_not_ready_is_never_called_working(serve: Serve, look: Look) -> None:
+    view = working()
+    view.health = {"store": None, "sources": {}}
+    outage(view, "feed pulsar", "no broker answers")
+    page = shown(look(serve(view).url))
+    expect(page.locator("#state")).to_have_text("1 problem")
+    expect(page.locator("#state")).to_have_attribute("data-state", "bad")
+
+
+def test_last_hour_is_the_servers_and_survives_a_reload(serve: Serve, look: Look) -> None:
+    view = working()
+    view.minute_bytes = [60_000_000] * 59 + [6_000_000_000]
+    page = shown(look(serve(view).url))
+    label = "8.9 GiB in the last hour, at most 100 MB/s in a minute"
+    for _ in range(2):
+        expect(page.get_by_role("img", name=label)).to_be_visible()
+        expect(page.get_by_role("img", name=label).locator("rect")).to_have_count(60)
+        expect(page.get_by_role("region", name="The last hour")).to_contain_text("20.8 MB/s")
+        page.reload()
+
+
+class Commands:
+    """Notes what is asked of it, and does it to the view."""
+
+    def __init__(self, view: StagedView) -> None:
+        self.view, self.asked = view, list[tuple[Any, ...]]()
+
+    def offload(self, name: str, *, until: str, timeout_s: float, by: str) -> dict[str, Any]:
+        self.asked.append(("offload", name))
+        return {"stream": name, "committed": "9:4411"}
+
+    def pause(self, name: str, *, reason: str, by: str) -> dict[str, Any]:
+        self.asked.append(("pause", name, reason))
+        return self._in_mode(name, "paused")
+
+    def resume(self, name: str, *, by: str) -> dict[str, Any]:
+        self.asked.append(("resume", name))
+        return self._in_mode(name, "live")
+
+    def clean(self, name: str, *, plan: str, by: str) -> dict[str, Any]:
+        self.asked.append(("clean", name, plan))
+        self.view.plan_fields, self.view.waiting_rows = {}, []
+        counts = {"retired": 34, "released": 0, "purged": 0, "deleted_objects": 0, "deleted_bytes": 0}
+        return {"stream": name, **counts}
+
+    def _in_mode(self, name: str, mode: str) -> dict[str, Any]:
+        for row in self.view.rows:
+            if row["stream"] == name:
+                row["mode"] = mode
+        return {"stream": name, "paused": mode == "paused", "changed": True, "assigned": 0, "committed": None}
+
+
+def signed_in(page: Page) -> Page:
+    page.get_by_label("Token").fill(TOKEN)
+    page.get_by_role("button", name="Look inside").click()
+    return shown(page)
+
+
+def test_writer_offloads_pauses_and_resumes(serve: Serve, look: Look, keep_picture: Keep) -> None:
+    view = working()
+    commands = Commands(view)
+    server = serve(view, TOKEN, control=commands, role="write")
+    page = signed_in(look(server.url + address(CLICKS), expected=("401",)))
+    page.get_by_role("button", name="Offload now").click()
+    expect(page.get_by_text("Everything up to 9:4411 is in the store.")).to_be_visible()
+    page.get_by_role("button", name="Pause…").click()
+    page.get_by_label("Reason, for those who look later").fill("a move")
+    keep_picture(page, "page-pause")
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    page.get_by_role("button", name="Pause…").click()
+    page.get_by_label("Reason, for those who look later").fill("a move")
+    page.get_by_role("button", name="Pause", exact=True).click()
+    expect(page.get_by_text("It is paused.")).to_be_visible()
+    expect(page.locator(".head .badge")).to_have_text("paused")
+    page.get_by_role("button", name="Resume").click()
+    expect(page.get_by_text("It is offloaded again.")).to_be_visible()
+    assert commands.asked == [("offload", CLICKS), ("pause", CLICKS, "a move"), ("resume", CLICKS)]
+
+
+def test_reader_sees_no_buttons_and_is_told_who_may_approve(serve: Serve, look: Look) -> None:
+    server = serve(asking(), TOKEN, control=None, role="read")
+    page = signed_in(look(server.url + address(CLICKS), expected=("401",)))
+    expect(page.get_by_role("region", name="Waits for approval")).to_contain_text("34 segments, 12.0 GiB of 20.0 GiB")
+    expect(page.get_by_text("Somebody with the role admin can approve it here.")).to_be_visible()
+    for name in ("Offload now", "Pause…", "Resume", "Approve…"):
+        expect(page.get_by_role("button", name=name)).to_have_count(0)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_admin_approves_what_is_shown(serve: Serve, look: Look, keep_picture: Keep, width: int) -> None:
+    view = asking()
+    commands = Commands(view)
+    server = serve(view, TOKEN, control=commands, role="admin")
+    page = signed_in(look(server.url, width=width, expected=("401",)))
+    page.get_by_role("region", name="Waits for approval").get_by_role("link", name="clicks-partition-0").click()
+    page.get_by_role("button", name="Approve…").click()
+    dialog = page.get_by_role("dialog", name="Delete more than half of this stream?")
+    expect(dialog).to_contain_text(f"Deletes 34 segments, 12.0 GiB of 20.0 GiB (60%) of {CLICKS}.")
+    expect(dialog).to_contain_text("It holds the entries 6:0 to 6:9999.")
+    assert overflow_px(page) <= 0
+    keep_picture(page, f"page-approve-{width}")
+    dialog.get_by_role("button", name="Cancel").click()
+    assert commands.asked == []
+    page.get_by_role("button", name="Approve…").click()
+    dialog.get_by_role("button", name="Yes, delete").click()
+    expect(page.get_by_text("34 segments retired, 0 objects deleted.")).to_be_visible()
+    expect(page.get_by_role("region", name="Waits for approval")).to_be_hidden()
+    assert commands.asked == [("clean", CLICKS, "0f8f")]
+
+
+def test_refused_command_says_why_and_keeps_the_page(serve: Serve, look: Look) -> None:
+    view = working()
+    page = shown(look(serve(view).url + address(WORST), expected=("500",)))  # nobody executes commands there
+    page.get_by_role("button", name="Offload now").click()
+    expect(page.locator(".done")).to_contain_text("this is a bug; the process's log has it")
+    expect(page.locator("#token-form")).to_be_hidden()
+    expect(page.get_by_role("region", name="Behind")).to_be_visible()
