@@ -26,6 +26,7 @@ LAYERS = [
         "offloader.settings",
         "offloader.stream_names",
         "offloader.telemetry",
+        "offloader.times",
     },
     {"offloader.store", "offloader.ledgers"},
     {"offloader.manifest"},

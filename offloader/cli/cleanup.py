@@ -40,10 +40,10 @@ from offloader.manifest.protection import (
     time_for_deletion_ms,
     user_at_host,
 )
-from offloader.read.reader import time_text
 from offloader.retention.scope import find_scope
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
+from offloader.times import time_text
 
 # -- cleanup
 

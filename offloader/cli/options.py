@@ -14,13 +14,15 @@ from formats.entries import Position
 from offloader.errors import InvalidCall, NotFound
 from offloader.ledgers.base import LedgerSource
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
-from offloader.read.reader import Reader, time_ms_of
+from offloader.read.reader import Reader
+from offloader.runtime.clock import SystemClock
 from offloader.settings import LimitSettings, Settings, StoreSettings
 from offloader.settings.fields import DURATION, SIZE
 from offloader.settings.layered import SettingsFile, read_settings_file
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from offloader.store.probe import require_conditional_puts
+from offloader.times import TIME_FORMS, time_ms_of
 
 
 def option(name: str, text: str, *, shown: str | bool = False, **more: Any) -> Any:
@@ -249,7 +251,7 @@ FromTime = Annotated[
     str,
     option(
         "--from-time",
-        "Begin at the earliest entry published then or later: 2013-07-04T12:00:00Z, 2013-07-04 (UTC), or ms.",
+        f"Begin at the earliest entry published then or later: {TIME_FORMS}.",
         metavar="TIME",
     ),
 ]
@@ -281,8 +283,9 @@ class AskedRange:
         by_position, by_time = end_options
         first = position_of(start, option="--from") if start else None
         last = position_of(end, option=by_position) if end else None
-        from_ms = time_ms_of(from_time, option="--from-time") if from_time else None
-        to_ms = time_ms_of(to_time, option=by_time) if to_time else None
+        now_ms = SystemClock().now_ms()
+        from_ms = time_ms_of(from_time, option="--from-time", now_ms=now_ms) if from_time else None
+        to_ms = time_ms_of(to_time, option=by_time, now_ms=now_ms) if to_time else None
         if first is not None and from_ms is not None:
             raise InvalidCall("--from and --from-time both say where to begin", hint="leave one of them out")
         if last is not None and to_ms is not None:

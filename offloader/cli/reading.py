@@ -67,10 +67,11 @@ from offloader.manifest.log import list_streams, load_manifest
 from offloader.manifest.state import ManifestState
 from offloader.plot import draw
 from offloader.read.fetch import Fetcher, readable_segments, whole_range
-from offloader.read.reader import decode_messages, follow, load_stream, open_reader, time_text
+from offloader.read.reader import decode_messages, follow, load_stream, open_reader
 from offloader.runtime.clock import SystemClock
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
+from offloader.times import time_text
 from offloader.write.upload import verify_objects
 
 # -- ls

@@ -38,7 +38,7 @@ from offloader.ledgers.pulsar.transport import security_of
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.protection import user_at_host
 from offloader.owner_client import OwnerUnreachable, ask_owner
-from offloader.read.reader import load_stream, time_text
+from offloader.read.reader import load_stream
 from offloader.retention.broker import ListedOf
 from offloader.retention.cuts import Cut
 from offloader.retention.cycle import CycleOutcome, RetentionCycle, retained_streams
@@ -53,6 +53,7 @@ from offloader.runtime.clock import SystemClock
 from offloader.settings import PulsarSettings, Settings
 from offloader.settings.layered import SettingsFile
 from offloader.store.base import ObjectStore
+from offloader.times import time_text
 
 # -- retention
 

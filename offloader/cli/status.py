@@ -22,11 +22,12 @@ from offloader.cli.output import Column, bytes_text, duration_text, json_line, p
 from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.manifest.log import list_streams
 from offloader.monitor import manifest_document, read_status_file, with_manifest
-from offloader.read.reader import load_stream, time_text
+from offloader.read.reader import load_stream
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import Settings, TelemetrySettings
 from offloader.settings.layered import key_of, shown
 from offloader.store.base import ObjectStore
+from offloader.times import time_text
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import re
 import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Literal
 from uuid import UUID
@@ -88,41 +86,6 @@ class Entries:
         empty = EntryBatch.build(0, 0, [])
         parts = [batch.to_arrow() for batch in self.batches] or [empty.to_arrow()]
         return pa.Table.from_batches(parts)
-
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-#: Eight digits are a date in ISO's compact form, not a time of 1 January 1970.
-_MILLISECONDS = re.compile(r"(?!\d{8}$)-?\d{1,18}")
-
-
-def time_ms_of(text: str, *, option: str) -> int:
-    """``"2013-07-04T12:00:00Z"``, ``"2013-07-04"`` (UTC where no zone is given) or ``"1372939200000"`` -> ms.
-
-    Raises:
-        InvalidCall: anything else; names ``option``.
-    """
-    given = text.strip()
-    if _MILLISECONDS.fullmatch(given):
-        return int(given)
-    try:
-        when = datetime.fromisoformat(given)
-    except ValueError as cause:
-        raise InvalidCall(
-            f"{option}: {text!r} is not a time", hint="write 2013-07-04T12:00:00Z, 2013-07-04 (UTC) or ms since 1970"
-        ) from cause
-    if when.tzinfo is None:
-        when = when.replace(tzinfo=UTC)
-    # Round up: the bounds mean "at this time or later", and entries have whole milliseconds.
-    return -((_EPOCH - when) // timedelta(milliseconds=1))
-
-
-def time_text(time_ms: int) -> str:
-    """``1372939200000`` -> ``"2013-07-04T12:00:00.000Z"``; a time outside of the calendar stays a number."""
-    try:
-        when = _EPOCH + timedelta(milliseconds=time_ms)
-    except OverflowError:
-        return str(time_ms)
-    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 #: Stream names suggested by an error about an unknown stream.

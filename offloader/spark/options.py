@@ -23,10 +23,11 @@ from formats.entries import TIME_UNKNOWN_MS, Position
 from formats.pulsar.messages import PAYLOAD_BYTES_LIMIT, PAYLOAD_BYTES_MAX
 from offloader.errors import InvalidCall, Unsupported
 from offloader.read.cold import NOT_MOVED
-from offloader.read.reader import time_ms_of
+from offloader.runtime.clock import SystemClock
 from offloader.settings import LimitSettings, Pairs, StoreSettings
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
+from offloader.times import time_ms_of
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructField
@@ -66,7 +67,7 @@ def _position(name: str, text: str) -> Position:
 
 
 def _time(name: str, text: str) -> int:
-    return time_ms_of(text, option=f"option {name}")
+    return time_ms_of(text, option=f"option {name}", now_ms=SystemClock().now_ms())
 
 
 def _number(name: str, text: str) -> int:
