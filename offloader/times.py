@@ -1,4 +1,4 @@
-"""Times as people write them, and milliseconds since 1970: one parser for every option that takes a time. Pure."""
+"""Times as people write them, and milliseconds since 1970: one parser for every option that takes a time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from datetime import UTC, datetime, timedelta
 
 from offloader.errors import InvalidCall
+from offloader.runtime.clock import SystemClock
 from offloader.settings.fields import DURATION
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -44,6 +45,14 @@ def time_ms_of(text: str, *, option: str, now_ms: int) -> int:
         when = when.replace(tzinfo=UTC)
     # Round up: entries have whole milliseconds.
     return -((_EPOCH - when) // timedelta(milliseconds=1))
+
+
+def moment_ms(given: int | str | datetime, *, what: str) -> int:
+    """A time that a program gives, in milliseconds since 1970 UTC: such a number, a time with or without a zone (then
+    UTC), or a text as ``time_ms_of`` takes it, ``-1h`` counting back from now. Raises ``InvalidCall`` as that does."""
+    if isinstance(given, datetime):
+        given = given.isoformat()
+    return given if isinstance(given, int) else time_ms_of(given, option=what, now_ms=SystemClock().now_ms())
 
 
 def time_text(time_ms: int) -> str:

@@ -14,6 +14,7 @@ from formats.entries import Position
 from offloader.errors import InvalidCall, NotFound
 from offloader.ledgers.base import LedgerSource
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
+from offloader.manifest.names import stream_name
 from offloader.read.reader import Reader
 from offloader.runtime.clock import SystemClock
 from offloader.settings import LimitSettings, Settings, StoreSettings
@@ -81,8 +82,16 @@ def amount(
     return option(name, text, **{"metavar": unit.upper(), **limits, **more})
 
 
-Stream = Annotated[str, argument("The stream's name.")]
-StreamOrTopic = Annotated[str, argument("The stream's name, or a partitioned topic's.")]
+def name_argument(text: str, **more: Any) -> Any:
+    """An argument for names of streams, which may be topics' names: ``persistent://tenant/ns/topic``."""
+    return argument(text, parser=stream_name, **more)
+
+
+Stream = Annotated[str, name_argument("The stream's name, or its topic's: persistent://tenant/namespace/topic.")]
+StreamOrTopic = Annotated[
+    str,
+    name_argument("The stream's name, or a topic's, partitioned or not: persistent://tenant/namespace/topic."),
+]
 Config = Annotated[str, option("--config", "The settings file (TOML).", envvar="OFFLOADER_CONFIG", metavar="FILE")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")]
 TakeOver = Annotated[bool, typer.Option("--take-over", help="Take the stream from a writer that gives signs of life.")]
@@ -132,7 +141,8 @@ class StoreArguments:
         str,
         option(
             "--store",
-            "The object store: file:///folder, s3://bucket/root, memory://name, catalogue:///folder (see adopt).",
+            "The object store: file:///folder, s3://bucket/root, gs://bucket/root, az://container/root, "
+            "catalogue:///folder (see adopt).",
             envvar="OFFLOADER_STORE",
             metavar="URL",
         ),
@@ -295,17 +305,7 @@ class AskedRange:
 
 def chosen_range(reader: Reader, asked: AskedRange) -> tuple[Position | None, Position | None] | None:
     """The range's first and last position; ``None`` when no entry lies between the times."""
-    first, last = asked.first, asked.last
-    if asked.from_ms is not None:
-        first = reader.position_at(asked.from_ms)
-        if first is None or (last is not None and first > last):
-            return None
-    if asked.to_ms is not None:
-        after, begin = reader.position_at(asked.to_ms), first or reader.first_position
-        if after is not None and begin is not None and after <= begin:
-            return None
-        last = None if after is None else after.previous()
-    return first, last
+    return reader.range_of(asked.first, asked.last, asked.from_ms, asked.to_ms)
 
 
 @contextmanager

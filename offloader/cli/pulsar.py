@@ -33,8 +33,8 @@ from offloader.cli.options import (
     StreamOrTopic,
     ToTime,
     amount,
-    argument,
     chosen_range,
+    name_argument,
     open_chosen_store,
     option,
 )
@@ -101,7 +101,7 @@ InternalStats = Annotated[
 def adopt_ledgers(
     given: StoreArguments,
     streams: Annotated[
-        list[str] | None, argument("Only these streams; * and ? stand for anything.", shown="all")
+        list[str] | None, name_argument("Only these streams; * and ? stand for anything.", shown="all")
     ] = None,
     read_only: ReadOnly = "",
     admin_url: Annotated[

@@ -67,7 +67,8 @@ from offloader.manifest.log import list_streams, load_manifest
 from offloader.manifest.state import ManifestState
 from offloader.plot import draw
 from offloader.read.fetch import Fetcher, readable_segments, whole_range
-from offloader.read.reader import decode_messages, follow, load_stream, open_reader
+from offloader.read.partitions import follow, open_reader
+from offloader.read.reader import decode_messages, load_stream
 from offloader.runtime.clock import SystemClock
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from offloader.cli.errors import failure_of
-from offloader.cli.options import Json, StoreArguments, amount, argument, option
+from offloader.cli.options import Json, StoreArguments, amount, name_argument, option
 from offloader.cli.output import Column, bytes_text, duration_text, json_line, print_rows
 from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.manifest.log import list_streams
@@ -325,7 +325,7 @@ def _troubles(rows: Sequence[Mapping[str, Any]], width: int, lines_max: int | No
 
 def run(
     given: StoreArguments,
-    stream: Annotated[str, argument("One stream's name.", shown="all")] = "",
+    stream: Annotated[str, name_argument("One stream's name.", shown="all")] = "",
     status_file: Annotated[
         str,
         option(

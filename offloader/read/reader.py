@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import closing
 from dataclasses import dataclass
+from datetime import datetime
 from types import TracebackType
 from typing import Literal
 from uuid import UUID
@@ -37,6 +36,7 @@ from offloader.errors import (
 from offloader.ledgers.base import LedgerSource, newest, newest_listed
 from offloader.manifest.load import load_manifest_view_at
 from offloader.manifest.log import list_streams, load_manifest
+from offloader.manifest.names import stream_name
 from offloader.manifest.protection import HeldLease, take_lease
 from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.state import ManifestState, SegmentRecord
@@ -46,6 +46,7 @@ from offloader.read.fetch import Cache, Fetcher, SegmentObjects, process_cache
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
+from offloader.times import moment_ms
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -95,13 +96,15 @@ SUGGESTIONS_MAX = 3
 def load_stream(store: ObjectStore, stream: str, *, may_be_absent: bool = False) -> ManifestState:
     """The newest view of a stream, as ``load_manifest``, with similar names in the error's hint.
 
-    ``may_be_absent`` returns an empty view instead of raising ``NotFound``.
+    ``stream`` may be a topic's name, ``persistent://tenant/ns/topic``. ``may_be_absent`` returns an empty view instead
+    of raising ``NotFound``.
 
     Raises:
         NotFound: no such stream, or it was deleted.
         InvalidCall: not a stream's name.
         Corrupt: the manifest is damaged.
     """
+    stream = stream_name(stream)
     try:
         state = load_manifest(store, stream)
     except NotFound as error:
@@ -128,9 +131,10 @@ def open_reader(
     lease_seconds: int = 0,
     clock: Clock | None = None,
 ) -> Reader:
-    """Open a reader of ``stream`` at its current manifest.
+    """Open a reader of one stream at its current manifest.
 
     Args:
+        stream: the stream's name, or its topic's: ``persistent://tenant/ns/topic``.
         source: the hot tier, for entries that aren't offloaded yet; with it the manifest may not exist yet, without it
             the stream ends at the committed end.
         state: a view of the manifest to pin instead of the newest one.
@@ -150,6 +154,7 @@ def open_reader(
         raise InvalidCall(
             f"stream {stream}: a lease protects only what is loaded after it was written", hint="leave out the state"
         )
+    stream = stream_name(stream)
     lease = take_lease(store, stream, lease_seconds, clock=clock or SystemClock()) if lease_seconds else None
     try:
         if state is None:
@@ -255,6 +260,11 @@ class Reader:
         return newest(hot, cold)
 
     @property
+    def has_hot_tier(self) -> bool:
+        """Whether entries that aren't offloaded yet are read as well."""
+        return self._source is not None
+
+    @property
     def skipped(self) -> Mapping[UUID, str]:
         """Segments skipped because an object is missing, with the reason; empty without ``on_missing="skip"``."""
         return dict(self._skipped or {})
@@ -329,13 +339,18 @@ class Reader:
             total += sum(map(len, self._hot(self._source, first, last)))
         return total
 
-    def position_at(self, publish_time_ms: int) -> Position | None:
+    def position_at(self, publish_time_ms: int | str | datetime) -> Position | None:
         """Earliest position whose publish time is ``publish_time_ms`` or later; ``None`` when there is none.
 
         Publish times needn't ascend. Entries without a publish time are skipped. Where segments have statistics this
         fetches one index and one block.
+
+        Args:
+            publish_time_ms: milliseconds since 1970 UTC, a time, or a text: ``"2026-11-25T08:00:00Z"``,
+                ``"2026-11-25"`` (UTC without a zone), ``"-1h"``.
         """
         self._require_open()
+        publish_time_ms = moment_ms(publish_time_ms, what="publish time")
         position = self._cold.position_at(publish_time_ms)
         if position is not None:
             return position
@@ -345,6 +360,38 @@ class Reader:
             found = (first_at(batch, publish_time_ms) for batch in self._batches(start, last))
             return next((position for position in found if position is not None), None)
         return None
+
+    def scan_published(
+        self, start: int | str | datetime | None = None, end: int | str | datetime | None = None
+    ) -> Generator[EntryBatch, None, None]:
+        """All entries from the earliest one published at ``start`` or later up to the one before ``end``, in order.
+
+        Times as of ``position_at``; default: the stream's ends. Raises as ``scan``.
+        """
+        ends = (None if each is None else moment_ms(each, what="publish time") for each in (start, end))
+        chosen = self.range_of(None, None, *ends)
+        return _sliced((), 1) if chosen is None else self.scan(*chosen)
+
+    def range_of(
+        self, first: Position | None, last: Position | None, from_ms: int | None, to_ms: int | None
+    ) -> tuple[Position | None, Position | None] | None:
+        """First and last position of a range by positions, by publish times, or one end by each; ``None``: empty.
+
+        Args:
+            first, last: included; ``None``: by the time, else the stream's end.
+            from_ms, to_ms: instead of ``first`` and ``last``: at the earliest entry published then or later, and before
+                the earliest one of then.
+        """
+        if from_ms is not None:
+            first = self.position_at(from_ms)
+            if first is None or (last is not None and first > last):
+                return None
+        if to_ms is not None:
+            after, begin = self.position_at(to_ms), first or self.first_position
+            if after is not None and begin is not None and after <= begin:
+                return None
+            last = None if after is None else after.previous()
+        return first, last
 
     def _require_open(self) -> None:
         if self._closed:
@@ -440,44 +487,6 @@ def _sliced(batches: Iterable[EntryBatch], batch_bytes: int) -> Generator[EntryB
             stop = max(int(np.searchsorted(ends, before + batch_bytes, side="right")), start + 1)
             yield batch.slice(start, stop)
             start, before = stop, int(ends[stop - 1])
-
-
-#: Seconds between manifest polls: the first, and the longest after polls without news.
-WAIT_S_MIN = 0.5
-WAIT_S_MAX = 10.0
-
-
-def follow(
-    reader: Reader, start: Position | None, *, clock: Clock, stop: threading.Event | None = None
-) -> Generator[EntryBatch, None, None]:
-    """All entries from ``start``, including future ones, in order, each once.
-
-    Polls the manifest after 0.5 s, doubling each time without news, at most every 10 s.
-
-    Args:
-        start: default: the first readable entry, present or future.
-        stop: ends the iteration when set; default: endless.
-
-    Raises:
-        Trimmed: the next entries were deleted meanwhile; names the first remaining position.
-        as ``Reader.scan``.
-    """
-    stop = stop or threading.Event()
-    wait_s = WAIT_S_MIN
-    current = reader
-    while not stop.is_set():
-        last = current.last_position
-        if last is not None and (start is None or start <= last):
-            with closing(current.scan(start, last)) as batches:
-                yield from batches
-            start, wait_s = last.next(), WAIT_S_MIN
-        if clock.wait(stop, wait_s):
-            return
-        wait_s = min(2 * wait_s, WAIT_S_MAX)
-        newer = current.refresh()
-        if current is not reader:
-            current.close()
-        current = newer
 
 
 def load_manifest_at(store: ObjectStore, stream: str, record_id: int) -> ManifestState:

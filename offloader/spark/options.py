@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from formats.entries import TIME_UNKNOWN_MS, Position
 from formats.pulsar.messages import PAYLOAD_BYTES_LIMIT, PAYLOAD_BYTES_MAX
 from offloader.errors import InvalidCall, Unsupported
+from offloader.manifest.names import stream_name
 from offloader.read.cold import NOT_MOVED
 from offloader.runtime.clock import SystemClock
 from offloader.settings import LimitSettings, Pairs, StoreSettings
@@ -53,6 +54,10 @@ _BATCH_ONLY = ("endPosition", "endTime", "asOfManifest", "leaseSeconds", "pruneB
 
 def _text(_: str, text: str) -> str:
     return text.strip()
+
+
+def _stream(_: str, text: str) -> str:
+    return stream_name(text.strip())
 
 
 def _names(_: str, text: str) -> tuple[str, ...]:
@@ -107,7 +112,8 @@ class SourceOptions:
 
     Attributes:
         store: URL of the object store.
-        stream: name, or a pattern with ``*``, ``?``, ``[...]``; ``*`` also matches ``/``.
+        stream: name of a stream or, if there is none, of a topic with partitions; or a pattern with ``*``, ``?``,
+            ``[...]``; ``*`` also matches ``/``. A topic may be written ``persistent://tenant/ns/topic``.
         content: kind of row.
         columns: of a data frame without a schema; empty = all.
         endpoint_url, region: of an S3 server.
@@ -132,7 +138,7 @@ class SourceOptions:
     """
 
     store: str = field(metadata=_option("store", _text))
-    stream: str = field(metadata=_option("stream", _text))
+    stream: str = field(metadata=_option("stream", _stream))
     content: str = field(default="entries", metadata=_option("content", functools.partial(_one_of, words=CONTENTS)))
     columns: tuple[str, ...] = field(default=(), metadata=_option("columns", _names))
     endpoint_url: str | None = field(default=None, metadata=_option("endpointUrl", _text))

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from formats.keys import STREAM_BYTES_MAX
 from offloader.errors import InvalidCall
+from offloader.manifest.names import stream_name
 from offloader.service.auth import OPERATION_OF_ROUTE, Caller
 from offloader.service.http.middleware import CALLER
 from offloader.stream_names import require_stream_name
@@ -54,12 +55,13 @@ def _stream_name(
     stream: Annotated[
         str,
         Path(
-            description="The stream's name, percent-encoded as one part: `public%2Fdefault%2Fpersistent%2Forders`.",
+            description="The stream's name, or its topic's (`persistent://...`), percent-encoded as one part: "
+            "`public%2Fdefault%2Fpersistent%2Forders`.",
             max_length=_PART_CHARS_MAX,
         ),
     ],
 ) -> str:
-    name = decoded(stream, "stream's name")
+    name = stream_name(decoded(stream, "stream's name"))
     require_stream_name(name)
     return name
 
