@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
 from formats.pulsar.messages import publish_times_ms
 from offloader.errors import InvalidCall, NotFound
-from offloader.ledgers.base import LedgerSource
+from offloader.ledgers.base import ReadableLedgers
 from offloader.manifest.catalog import partition_streams
 from offloader.manifest.names import resolve_name, stream_name
 from offloader.manifest.state import ManifestState, SegmentRecord
@@ -41,7 +41,7 @@ def open_reader(
     stream: str,
     *,
     settings: ReadSettings | None = None,
-    source: LedgerSource | None = None,
+    source: ReadableLedgers | None = None,
     state: ManifestState | None = None,
     cache: Cache | None = None,
     executor: Executor | None = None,

@@ -21,7 +21,7 @@ from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
 from formats.errors import FormatError, LimitExceeded, UnsupportedVersion
 from formats.index import LedgerGroup
 from formats.metadata.messages import BookKeeperLedger, OffloadContext, PulsarLedger
-from formats.pulsar.messages import MessageDecoder, MessageOptions, publish_times_ms
+from formats.pulsar.messages import MessageDecoder, publish_times_ms
 from formats.segment_map import SegmentMap
 from offloader.errors import (
     BeyondEnd,
@@ -33,7 +33,7 @@ from offloader.errors import (
     Trimmed,
     Unsupported,
 )
-from offloader.ledgers.base import LedgerSource, newest, newest_listed
+from offloader.ledgers.base import ReadableLedgers, newest, newest_listed
 from offloader.manifest.load import load_manifest_view_at
 from offloader.manifest.log import list_streams, load_manifest
 from offloader.manifest.names import stream_name
@@ -123,7 +123,7 @@ def open_reader(
     stream: str,
     *,
     settings: ReadSettings | None = None,
-    source: LedgerSource | None = None,
+    source: ReadableLedgers | None = None,
     state: ManifestState | None = None,
     cache: Cache | None = None,
     executor: Executor | None = None,
@@ -184,23 +184,25 @@ def require_inside(
     if ends is None:
         raise BeyondEnd(f"stream {state.stream} has no readable entries", last_available=None)
     begin, end = ends
-    for position in (each for each in (first, last) if each is not None):
+    for verb, position in (("begin", first), ("end", last)):
+        if position is None:
+            continue
         if position < begin:
             why = "was deleted: the stream begins at" if state.head is not None else "is before the first entry"
             raise Trimmed(
                 f"stream {state.stream}: position {position} {why} {begin}",
                 first_available=begin,
-                hint=f"begin at {begin}",
+                hint=f"begin at {begin}" if verb == "begin" else f"end at {begin} or later",
             )
         if position > end:
             raise BeyondEnd(
                 f"stream {state.stream}: position {position} is beyond the last readable entry {end}",
                 last_available=end,
-                hint=f"end at {end}",
+                hint=f"end at {end}" if verb == "end" else f"begin at {end} or earlier",
             )
 
 
-def _first_of(source: LedgerSource, head: Position | None) -> Position | None:
+def _first_of(source: ReadableLedgers, head: Position | None) -> Position | None:
     start = Position(0, 0) if head is None else head
     found = (info for info in source.ledgers() if Position(info.ledger_id, info.last_entry_id) >= start)
     return next((max(start, Position(info.ledger_id, 0)) for info in found if info.entries), None)
@@ -216,7 +218,7 @@ class Reader:
         self,
         fetcher: Fetcher,
         state: ManifestState,
-        source: LedgerSource | None = None,
+        source: ReadableLedgers | None = None,
         skipped: dict[UUID, str] | None = None,
         lease: HeldLease | None = None,
     ) -> None:
@@ -426,7 +428,7 @@ class Reader:
         if self._source is not None and first <= last:
             yield from self._hot(self._source, first, last)
 
-    def _hot(self, source: LedgerSource, first: Position, last: Position) -> Iterator[EntryBatch]:
+    def _hot(self, source: ReadableLedgers, first: Position, last: Position) -> Iterator[EntryBatch]:
         """Entries from the hot tier as far as it has them, the rest from the cold tier."""
         expected = first
         while expected <= last:
@@ -515,12 +517,8 @@ def load_manifest_at(store: ObjectStore, stream: str, record_id: int) -> Manifes
     return state
 
 
-def decode_messages(
-    batch: EntryBatch, options: MessageOptions, *, source: str, remedy: str
-) -> Iterator[pa.RecordBatch]:
-    """Messages of ``batch``: see ``MessageDecoder.decode``.
-
-    ``source`` names the stream and, if known, the object in errors; ``remedy``, how to skip bad entries, is their hint.
+def decode_messages(batch: EntryBatch, decoder: MessageDecoder, *, remedy: str) -> Iterator[pa.RecordBatch]:
+    """Messages of ``batch``: see ``MessageDecoder.decode``; ``remedy``, how to skip bad entries, is the errors' hint.
 
     Raises:
         Corrupt: an entry isn't a message, or is damaged.
@@ -528,7 +526,7 @@ def decode_messages(
         Unsupported: a compression unknown to this release.
     """
     try:
-        yield from MessageDecoder(options, source=source).decode(batch)
+        yield from decoder.decode(batch)
     except LimitExceeded as error:
         raise LimitReached(str(error), hint=remedy) from error
     except UnsupportedVersion as error:

@@ -330,7 +330,7 @@ OPERATIONS: Mapping[str, Operation] = {
         ),
         flight=("status", "ListFlights", "GetFlightInfo", "ListActions", "DoExchange"),
     ),
-    "read": Operation(about="read entries", role=Role.READ, flight=("DoGet",)),
+    "read": Operation(about="read entries", role=Role.READ, http=(f"GET {_STREAM}/entries",), flight=("DoGet",)),
     "append": Operation(about="bring entries", role=Role.WRITE, flight=("DoPut",)),
     "close-ledger": Operation(about="close an open ledger", role=Role.WRITE, flight=("close-ledger",)),
     "offload": Operation(

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
-from formats.pulsar.messages import BadEntry, MessageOptions
+from formats.pulsar.messages import BadEntry, MessageDecoder, MessageOptions
 from formats.segment import SegmentSummary
 from formats.segment_map import SegmentMap
 from offloader.errors import Corrupt, InvalidCall, NotFound, ObjectChanged, ObjectMissing, OffloaderError, Trimmed
@@ -583,7 +583,7 @@ def _message_batches(rows: Iterable[_Rows], schema: pa.Schema, options: SourceOp
     for piece in rows:
         stream = piece.objects.stream
         source = f"stream {stream}, object {piece.objects.data_key},"
-        for batch in decode_messages(piece.entries, how, source=source, remedy=_REMEDY):
+        for batch in decode_messages(piece.entries, MessageDecoder(how, source=source), remedy=_REMEDY):
             yield pa.RecordBatch.from_arrays([_column(field, batch, stream) for field in schema], schema=schema)
 
 

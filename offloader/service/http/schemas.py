@@ -186,6 +186,23 @@ class SegmentRow(_Answer):
     index: str = Field(description="Key of its index object.")
 
 
+class EntryRow(_Answer):
+    """One entry."""
+
+    position: str = Field(description=POSITION)
+    publish_time_ms: int | None = Field(description="Null: not known.")
+    payload_base64: str
+    stream: str | None = Field(default=None, description="Of a topic with partitions: the partition's stream.")
+    partition: int | None = Field(default=None, description="Likewise its number.")
+
+
+class EntryPage(_Answer):
+    items: list[EntryRow]
+    next_cursor: str | None = Field(
+        description="Give it as `cursor` for the next page; null: this is all there is now."
+    )
+
+
 class LedgerRow(_Answer):
     """One ledger of the hot tier."""
 
