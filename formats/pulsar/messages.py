@@ -564,10 +564,10 @@ class MessageDecoder:
             entry = self._opened(entry, frame)
             is_sealed = len(metadata.encryption_keys) > 0
             if metadata.num_chunks_from_msg > 1 and self._options.join_chunks and not is_sealed:
-                whole = self._chunks.add(metadata, entry[frame.payload_start :] if self._needs_payloads else b"")
-                if whole is None:
+                joined = self._chunks.add(metadata, entry[frame.payload_start :] if self._needs_payloads else b"")
+                if joined is None:
                     return ()
-                entry = entry[: frame.payload_start] + whole
+                entry = entry[: frame.payload_start] + joined
                 metadata.ClearField("num_chunks_from_msg")
             # A chunk of a message, or encrypted: such a payload can be neither decompressed nor split.
             opaque = metadata.num_chunks_from_msg > 1 or is_sealed

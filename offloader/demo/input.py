@@ -282,7 +282,7 @@ class EventFile:
             begin = raw.peek(len(_ZSTD))
             if begin.startswith(_GZIP):
                 with gzip.GzipFile(fileobj=raw) as unpacked:
-                    yield io.BufferedReader(unpacked)  # type: ignore[type-var]
+                    yield io.BufferedReader(unpacked)
             elif begin.startswith(_ZSTD):
                 with zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as unpacked:
                     yield io.BufferedReader(unpacked)
