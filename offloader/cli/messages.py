@@ -118,7 +118,7 @@ class MessageReader:
 
     def count(self, batches: Iterable[tuple[int, EntryBatch]], limit: int) -> int:
         """Number of messages; at most ``limit``, 0: all."""
-        found = sum(batch.num_rows for _, batch in self._messages(batches, limit, _COUNTED))
+        found = sum(int(batch.num_rows) for _, batch in self._messages(batches, limit, _COUNTED))
         self._note_incomplete()
         return found
 

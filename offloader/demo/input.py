@@ -227,6 +227,35 @@ def _other_to_json(value: Any) -> str:
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
+class _ZstdFile(io.RawIOBase):
+    """A file of Zstandard frames, decompressed; unlike the library's own reader it notices where the last one breaks
+    off (``EOFError``)."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw, self._frame, self._plain = raw, zstandard.ZstdDecompressor().decompressobj(), b""
+        self._is_between = True
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """The next bytes."""
+        while not self._plain:
+            packed = self._frame.unused_data or self._raw.read(io.DEFAULT_BUFFER_SIZE)
+            if not packed:
+                if not self._is_between:
+                    raise EOFError("the file ends inside of a frame")
+                return 0
+            if self._frame.eof:
+                self._frame = zstandard.ZstdDecompressor().decompressobj()
+            self._plain = self._frame.decompress(packed)
+            self._is_between = self._frame.eof
+        count = min(len(buffer), len(self._plain))
+        buffer[:count], self._plain = self._plain[:count], self._plain[count:]
+        return count
+
+
 class EventFile:
     """A file's events in order.
 
@@ -284,8 +313,7 @@ class EventFile:
                 with gzip.GzipFile(fileobj=raw) as unpacked:
                     yield io.BufferedReader(unpacked)
             elif begin.startswith(_ZSTD):
-                with zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True) as unpacked:
-                    yield io.BufferedReader(unpacked)
+                yield io.BufferedReader(_ZstdFile(raw))
             else:
                 yield raw
 

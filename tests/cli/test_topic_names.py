@@ -61,7 +61,7 @@ def test_topic_without_partitions_is_its_stream(offloader: Offloader) -> None:
     plain = offloader("read", "persistent://shop/eu/plain", "--json")
     assert [row.get("partition", "none") for row in plain.rows] == ["none"]
     code, line, hint = offloader.refuses("read", "persistent://shop/eu/plane")
-    assert (code, hint) == (3, "did you mean shop/eu/persistent/plain?")
+    assert (code, hint.startswith("did you mean shop/eu/persistent/plain")) == (3, True)
     assert "stream shop/eu/persistent/plane isn't in" in line
     assert offloader.refuses("read", "persistent://plain")[0] == 2
 

@@ -269,7 +269,11 @@ def test_compressed_file_that_breaks_off_is_refused(tmp_path: Path, suffix: str)
     path.write_bytes(content[: len(content) // 2])
     assert "can't be decompressed" in refused(path) or "not JSON" in refused(path)
     path.write_bytes(content[:-40] + bytes(40))
-    assert refused(path)
+    assert "can't be decompressed" in refused(path)
+    lines = tmp_path / f"e.txt{suffix}"
+    for end in (len(content) // 2, len(content) - 1):
+        lines.write_bytes(content[:end])
+        assert "is damaged: it can't be decompressed" in refused(lines)
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 
 from offloader.errors import InvalidCall
+from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.names import NamedStreams, named_streams, resolve_name, stream_name
+from offloader.read.reader import load_stream
+from offloader.retention.subscribers import open_retention
 from offloader.store.open import open_store
 from tests.support.streams import StreamWriter, batch_of
 
@@ -51,3 +55,12 @@ def test_partitions_are_found_in_a_store() -> None:
     assert list(named_streams(store, TOPIC).partitions) == [0, 1]
     StreamWriter(store, STREAM).add([batch_of(9, 0, 2)])
     assert named_streams(store, TOPIC).streams == (STREAM,)
+
+
+def test_python_calls_take_a_topics_name(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}/store", create=True)
+    with open_managed_ledger(TOPIC, ledgers=f"sqlite:///{tmp_path}/ledgers.db", store=store) as topic:
+        topic.append(b"one")
+        topic.offload()
+    assert load_stream(store, TOPIC).stream == STREAM
+    assert open_retention(store, TOPIC).name == STREAM
