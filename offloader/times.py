@@ -47,6 +47,11 @@ def time_ms_of(text: str, *, option: str, now_ms: int) -> int:
     return -((_EPOCH - when) // timedelta(milliseconds=1))
 
 
+def is_relative(text: str) -> bool:
+    """Whether a time that ``time_ms_of`` takes depends on now: ``-1h``."""
+    return text.strip().startswith("-") and not _MILLISECONDS.fullmatch(text.strip())
+
+
 def moment_ms(given: int | str | datetime, *, what: str) -> int:
     """A time that a program gives, in milliseconds since 1970 UTC: such a number, a time with or without a zone (then
     UTC), or a text as ``time_ms_of`` takes it, ``-1h`` counting back from now. Raises ``InvalidCall`` as that does."""

@@ -74,6 +74,7 @@ from offloader.settings import PulsarSettings, Settings
 from offloader.store.base import ObjectStore, StoreOptions
 from offloader.store.open import SCHEME, ObjectsPlace, create_catalogue
 from offloader.store.probe import require_conditional_puts
+from offloader.times import is_relative, time_text
 
 # -- adopt
 
@@ -374,6 +375,11 @@ def replay(
     deduplicates; elsewhere at most one entry does, and it is said.
     """
     asked = AskedRange.of(start, end, from_time, to_time, end_options=("--until", "--to-time"))
+    if asked.from_ms is not None and is_relative(from_time):
+        raise InvalidCall(
+            f"--from-time {from_time} is another time at each run, and a replay that goes on has to begin at the same",
+            hint=f"give the time itself: --from-time {time_text(asked.from_ms)}",
+        )
     settings, opened = given.prepared(stream)
     limits = ReplayLimits(messages_per_s=rate, bytes_per_s=mbytes_rate * 1e6)
     stream_of_topic(to)  # raises for an invalid name

@@ -28,7 +28,7 @@ from offloader.runtime.clock import SystemClock
 from offloader.settings import LimitSettings, Pairs, StoreSettings
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
-from offloader.times import time_ms_of
+from offloader.times import is_relative, time_ms_of, time_text
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructField
@@ -73,6 +73,18 @@ def _position(name: str, text: str) -> Position:
 
 def _time(name: str, text: str) -> int:
     return time_ms_of(text, option=f"option {name}", now_ms=SystemClock().now_ms())
+
+
+def require_fixed_start(given: Mapping[str, str]) -> None:
+    """Raises ``InvalidCall`` if ``startTime`` counts back from now: a streaming query that is restarted would leave out
+    what it hasn't read yet."""
+    for name, text in given.items():
+        if name.lower() == "starttime" and is_relative(text):
+            time = time_text(_time(name, text))
+            raise InvalidCall(
+                f"option startTime: {text} is another time when the query is restarted",
+                hint=f"give the time itself: {time}",
+            )
 
 
 def _number(name: str, text: str) -> int:

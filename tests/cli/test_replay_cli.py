@@ -139,6 +139,7 @@ def test_killed_replay_is_continued_without_loss_or_repeats(told: Told, tmp_path
         ([STREAM, "--to", "t/n/none"], 3, "no such topic"),
         (["t/n/persistent/origim", "--to", TARGET], 3, "did you mean t/n/persistent/origin"),
         ([STREAM, "--to", TARGET, "--from", "7:0", "--from-time", "5"], 2, "both say where to begin"),
+        ([STREAM, "--to", TARGET, "--from-time", "-1h"], 2, "--from-time -1h is another time at each run"),
         ([STREAM, "--to", TARGET, "--until", "7:0", "--to-time", "5"], 2, "--until and --to-time both say"),
         ([STREAM, "--to", TARGET, "--from", "6:0"], 3, "6:0"),
         ([STREAM, "--to", TARGET, "--token-file", "/nowhere"], 8, "no token in /nowhere"),

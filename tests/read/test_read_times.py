@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloader.errors import InvalidCall
-from offloader.times import time_ms_of, time_text
+from offloader.times import is_relative, time_ms_of, time_text
 
 #: 2013-07-04T12:00:00Z
 NOW_MS = 1_372_939_200_000
@@ -47,6 +47,8 @@ def test_iso_times_utc_where_no_zone_is_given_and_milliseconds(text: str, expect
 )
 def test_relative_time_counts_back_from_now(text: str, expected: str) -> None:
     assert time_text(time_ms_of(text, option="--from-time", now_ms=NOW_MS)) == expected
+    assert is_relative(text)
+    assert not any(map(is_relative, ("-42", "2013-07-04", " 5 ")))
 
 
 def test_time_without_a_zone_is_utc_in_every_zone_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:

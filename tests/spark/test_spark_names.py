@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pyspark.sql.types import StructType
 
 from offloader.errors import InvalidCall
 from offloader.runtime.clock import SystemClock
-from offloader.spark.options import Needs, SourceOptions
+from offloader.spark.options import Needs, SourceOptions, require_fixed_start
 from offloader.spark.scan import pinned_states, plan_slices, streams_named
+from offloader.spark.source import PlainOffloaderDataSource
 from offloader.store.open import open_store
 from tests.support.streams import StreamWriter, batch_of
 
@@ -59,3 +61,11 @@ def test_relative_time_is_an_option(url: str) -> None:
     assert before_ms - 3_600_000 <= found <= SystemClock().now_ms() - 3_600_000
     with pytest.raises(InvalidCall, match="option startTime: '1h' is not a time"):
         options(url, stream=STREAM, startTime="1h")
+
+
+def test_streaming_query_refuses_a_start_that_moves_when_it_is_restarted(url: str) -> None:
+    given = {"store": url, "stream": STREAM, "startTime": "-1h"}
+    with pytest.raises(InvalidCall, match="startTime: -1h is another time when the query is restarted") as caught:
+        PlainOffloaderDataSource(given).streamReader(StructType([]))
+    assert "give the time itself: 20" in caught.value.hint
+    require_fixed_start({**given, "startTime": "2026-11-25"})
