@@ -175,7 +175,7 @@ def test_damaged_first_entry_of_pulsars_is_damage(offloader: Offloader, writer: 
 def chunks_of(uuid: str, value: bytes, cuts: list[int], *, codec: int = 0) -> list[bytes]:
     """The entries of one chunked message: compressed first, then cut."""
     stored = compressed(codec, value)
-    size = {"compression": codec, "uncompressed_size": len(value)} if codec else {}
+    size: dict[str, Any] = {"compression": codec, "uncompressed_size": len(value)} if codec else {}
     ends = [*cuts, len(stored)]
     return [
         entry_of(metadata_of(chunk=(uuid, number, len(ends), len(stored)), **size), stored[start:end])
