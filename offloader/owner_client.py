@@ -52,7 +52,7 @@ FORWARDED = "Offloader-Forwarded"
 AGAIN_S = 0.5
 ANSWER_BYTES_MAX = 1024 * 1024
 #: Entries in one answer, and its bytes: a page has 512 KiB of payload, or one larger entry.
-ENTRIES_MAX, ENTRIES_BYTES_MAX = 1000, 64 * 1024 * 1024
+ENTRIES_MAX, ENTRIES_BYTES_MAX = 500, 64 * 1024 * 1024
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 #: Rejects every URL whose host two parsers could read differently.

@@ -78,7 +78,5 @@ class Decryptor:
             except (ValueError, InvalidTag):
                 continue
         if tried:
-            raise Inconsistent(
-                "encrypted payload", expected=f"one for the private key of {tried!a}", found="another key's"
-            )
+            raise WrongKey("encrypted payload", expected=f"one for the given key {tried!a}", found="another key's")
         return None
