@@ -6,6 +6,7 @@ import gzip
 import json
 import random
 import zipfile
+from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 from importlib.util import find_spec
@@ -232,7 +233,7 @@ def test_invalid_time_is_refused(value: Any) -> None:
         time_ms_of(value)
 
 
-COMPRESSORS = {".gz": gzip.compress, ".zst": zstandard.compress}
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".zst": zstandard.compress}
 
 
 @pytest.mark.parametrize("suffix", COMPRESSORS)
