@@ -75,8 +75,8 @@ def test_other_verbs_take_topics_and_their_partitions(offloader: Offloader) -> N
         f"{STREAM}-partition-0",
         f"{STREAM}-partition-1",
     ]
-    for verb in ("pause", "resume"):
-        rows = offloader(verb, TOPIC, "--json").rows
+    for change in ("pause", "resume"):
+        rows = offloader(change, TOPIC, "--json").rows
         assert [(row["stream"], row["changed"]) for row in rows] == [
             (f"{STREAM}-partition-0", True),
             (f"{STREAM}-partition-1", True),
