@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from formats.entries import Entry, EntryBatch, Position
     from offloader import errors, spark
     from offloader.managed_ledger import ManagedLedger, open_managed_ledger
-    from offloader.read.reader import Entries, Reader, open_reader
+    from offloader.read.partitions import open_reader
+    from offloader.read.reader import Entries, Reader
     from offloader.retention.group_service import open_reader_groups
     from offloader.retention.subscribers import open_retention
     from offloader.settings import Settings
@@ -57,7 +58,7 @@ _HOMES = {
     "Settings": ("offloader.settings", "Settings"),
     "errors": ("offloader.errors", ""),
     "open_managed_ledger": ("offloader.managed_ledger", "open_managed_ledger"),
-    "open_reader": ("offloader.read.reader", "open_reader"),
+    "open_reader": ("offloader.read.partitions", "open_reader"),
     "open_reader_groups": ("offloader.retention.group_service", "open_reader_groups"),
     "open_retention": ("offloader.retention.subscribers", "open_retention"),
     "open_store": ("offloader.store.open", "open_store"),

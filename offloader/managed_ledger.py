@@ -25,6 +25,7 @@ from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.ledgers.tail_buffer import TailingSource
 from offloader.manifest.catalog import read_entry, require_free_name
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.names import stream_name
 from offloader.read.reader import Entries, open_reader
 from offloader.retention.truncate import Truncation, truncate_stream
 from offloader.runtime.clock import Clock, SystemClock
@@ -56,7 +57,7 @@ def open_managed_ledger(
     manifest has recorded this start.
 
     Args:
-        stream: its name, levels separated by ``/``.
+        stream: its name, levels separated by ``/``, or its topic's: ``persistent://tenant/ns/topic``.
         ledgers: ``sqlite:///path/ledgers.db``, a path, or an open ``EmbeddedLedgers``.
         store: the object store of the cold tier.
         settings: sizes and limits, or a settings file; ``offload.method`` selects the offload method.
@@ -70,6 +71,7 @@ def open_managed_ledger(
         Unsupported: the store lacks create-if-absent, and ``store.single_writer`` isn't set.
         StoreUnavailable, AccessDenied, NotFound: the database or the store can't be used.
     """
+    stream = stream_name(stream)
     require_stream_name(stream)
     settings = settings_for(stream, settings)
     require_store_settings(store, settings.store)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
 import ssl
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
+import pyarrow as pa
 import urllib3
 
-from formats.entries import Position
+from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
 from offloader.errors import (
     AccessDenied,
     Corrupt,
@@ -26,6 +29,7 @@ from offloader.errors import (
     OutcomeUnknown,
     StoreUnavailable,
 )
+from offloader.ledgers.base import LedgerInfo, newest_listed
 from offloader.manifest.state import ManifestState
 from offloader.read.ledger_plan import LedgerMismatch, LedgerTrimmed
 from offloader.read.reader import load_stream
@@ -47,6 +51,8 @@ FORWARDED = "Offloader-Forwarded"
 #: Between two requests.
 AGAIN_S = 0.5
 ANSWER_BYTES_MAX = 1024 * 1024
+#: Entries in one answer, and its bytes: a page has 512 KiB of payload, or one larger entry.
+ENTRIES_MAX, ENTRIES_BYTES_MAX = 500, 64 * 1024 * 1024
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 #: Rejects every URL whose host two parsers could read differently.
@@ -159,9 +165,39 @@ class OwnerClient:
         path = f"/v1/streams/{quote(stream, safe='')}/ledgers/{ledger_id}/offload"
         return self._post(path, {**asked, "wait_seconds": wait_s}, wait_s + FORWARD_ANSWER_S, more)
 
+    def ledgers(self, stream: str) -> Sequence[LedgerInfo]:
+        """The ledgers of the stream's hot tier, as the owner lists them. Raises as ``offload``."""
+        found = self._get(f"/v1/streams/{quote(stream, safe='')}/ledgers")
+        try:
+            return [LedgerInfo(**{name: row[name] for name in _LEDGER_FIELDS}) for row in found["items"]]
+        except (KeyError, TypeError) as cause:
+            raise Corrupt(f"{self.url} answers with something else than ledgers: {cause}") from cause
+
+    def entries(self, stream: str, start: Position) -> EntryBatch | None:
+        """Entries of one ledger, from the first one at or after ``start``, of both tiers; ``None``: none yet. Raises as
+        ``offload``."""
+        found = self._get(f"/v1/streams/{quote(stream, safe='')}/entries?from={start}&limit={ENTRIES_MAX}")
+        try:
+            rows = [(Position.parse(row["position"]), row) for row in found["items"]]
+            rows = [row for row in rows if row[0].ledger_id == rows[0][0].ledger_id]
+            if not rows:
+                return None
+            times = [TIME_UNKNOWN_MS if (at := row["publish_time_ms"]) is None else int(at) for _, row in rows]
+            payloads = [base64.b64decode(row["payload_base64"]) for _, row in rows]
+            ids = np.array([position.entry_id for position, _ in rows], dtype=np.int64)
+            return EntryBatch(
+                rows[0][0].ledger_id, ids, pa.array(payloads, pa.binary()), np.array(times, dtype=np.int64)
+            )
+        except (KeyError, TypeError, ValueError) as cause:
+            raise Corrupt(f"{self.url} answers with something else than entries: {cause}") from cause
+
+    def _get(self, path: str) -> Mapping[str, Any]:
+        return self._post(path, None, ANSWER_S)
+
     def _post(
-        self, path: str, body: Mapping[str, Any], limit_s: float, more: Mapping[str, str] | None = None
+        self, path: str, body: Mapping[str, Any] | None, limit_s: float, more: Mapping[str, str] | None = None
     ) -> Mapping[str, Any]:
+        """The answer to a ``POST``, without a body to a ``GET``."""
         headers = {"Content-Type": "application/json", "Accept": "application/json", **self._authorization(path)}
         headers |= more or {}
         found: list[tuple[int, bytes] | Exception] = []
@@ -169,7 +205,8 @@ class OwnerClient:
 
         def exchange() -> None:
             try:
-                found.append(self._exchanged(path, json.dumps(body).encode(), headers, limit_s))
+                sent = None if body is None else json.dumps(body).encode()
+                found.append(self._exchanged(path, sent, headers, limit_s))
             except Exception as error:  # raised below, by the calling thread
                 found.append(error)
             finally:
@@ -203,10 +240,12 @@ class OwnerClient:
             )
         return {"Authorization": f"Bearer {self._token}"}
 
-    def _exchanged(self, path: str, body: bytes, headers: Mapping[str, str], limit_s: float) -> tuple[int, bytes]:
+    def _exchanged(
+        self, path: str, body: bytes | None, headers: Mapping[str, str], limit_s: float
+    ) -> tuple[int, bytes]:
         try:
             answer = self._pool.request(
-                "POST",
+                "GET" if body is None else "POST",
                 f"{self.url}{path}",
                 body=body,
                 headers=headers,
@@ -214,7 +253,7 @@ class OwnerClient:
                 redirect=False,
                 preload_content=False,
             )
-            raw = answer.read(ANSWER_BYTES_MAX)
+            raw = answer.read(ANSWER_BYTES_MAX if body is not None else ENTRIES_BYTES_MAX)
             answer.release_conn()
         except urllib3.exceptions.ReadTimeoutError as cause:
             raise OutcomeUnknown(f"{self.url} didn't answer within {limit_s:g} s", hint="ask again") from cause
@@ -242,6 +281,25 @@ class OwnerClient:
         if status in (401, 403):
             raise AccessDenied(message, hint=f"set {TOKEN_VARIABLE} to a token that may write there")
         raise _ERRORS.get(str(found.get("kind", "")), OffloaderError)(message, hint=hint)
+
+
+class OwnerHotTier:
+    """The hot tier of a stream as its owner gives it over HTTP (``ReadableLedgers``). Thread-safe."""
+
+    def __init__(self, owner: OwnerClient, stream: str) -> None:
+        self._owner, self._stream = owner, stream
+
+    def ledgers(self) -> list[LedgerInfo]:
+        """All ledgers that still exist, ascending."""
+        return list(self._owner.ledgers(self._stream))
+
+    def read(self, start: Position, max_bytes: int) -> EntryBatch | None:  # noqa: ARG002 - the owner bounds its answers
+        """As ``LedgerSource.read``; the owner gives entries of the cold tier too."""
+        last = newest_listed(self.ledgers())
+        return None if last is None or start > last else self._owner.entries(self._stream, start)
+
+
+_LEDGER_FIELDS = ("ledger_id", "closed", "entries", "size_bytes", "created_ms", "closed_ms")
 
 
 def ask_owner(store: ObjectStore, state: ManifestState, until: Position | None, settings: Settings) -> ManifestState:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch
 from formats.errors import FormatError, Inconsistent, LimitExceeded
 from formats.metadata import pulsar_message_pb2
+from formats.pulsar.chunks import ChunkJoiner
 from formats.pulsar.entry import (
     MESSAGE_BYTES_MIN,
     Frame,
@@ -477,6 +478,9 @@ class MessageOptions:
         bad_entries: ``ERROR`` raises; ``NULL`` makes a row whose unreadable columns are null, with the reason in the
             column ``error``.
         markers: whether to return entries that Pulsar's servers wrote for themselves.
+        join_chunks: a large message that was cut into entries is one row, of its last chunk's entry and without columns
+            of chunks; one of which a chunk is missing is none (``MessageDecoder.incomplete``).
+        decrypt: opens an encrypted payload, given the entry's metadata; ``None`` leaves it as it is.
         payload_bytes_max: limit of one entry's decompressed payload; at most 1 GiB.
         rows_max, bytes_max: a record batch ends with the entry, or the ``rows_max`` messages of a batch, that reach one
             of them.
@@ -485,6 +489,8 @@ class MessageOptions:
     columns: tuple[str, ...] = tuple(COLUMNS)
     bad_entries: BadEntry = BadEntry.ERROR
     markers: bool = True
+    join_chunks: bool = False
+    decrypt: Callable[[Any, bytes], bytes | None] | None = None
     payload_bytes_max: int = PAYLOAD_BYTES_MAX
     batch_messages_max: int = BATCH_MESSAGES_MAX
     rows_max: int = ROWS_MAX
@@ -517,6 +523,12 @@ class MessageDecoder:
         self._options = options
         self._source = source
         self._needs_payloads = options.needs_payloads
+        self._chunks = ChunkJoiner(options.payload_bytes_max)
+
+    @property
+    def incomplete(self) -> int:
+        """Chunked messages of which not all chunks came so far, with ``join_chunks``."""
+        return self._chunks.incomplete
 
     def decode(self, batch: EntryBatch) -> Iterator[pa.RecordBatch]:
         """The messages of ``batch``, in order, in record batches of about the wanted size (none is empty).
@@ -549,8 +561,16 @@ class MessageDecoder:
             metadata = frame.metadata
             if not self._options.markers and metadata.HasField("marker_type"):
                 return ()
+            entry = self._opened(entry, frame)
+            is_sealed = len(metadata.encryption_keys) > 0
+            if metadata.num_chunks_from_msg > 1 and self._options.join_chunks and not is_sealed:
+                joined = self._chunks.add(metadata, entry[frame.payload_start :] if self._needs_payloads else b"")
+                if joined is None:
+                    return ()
+                entry = entry[: frame.payload_start] + joined
+                metadata.ClearField("num_chunks_from_msg")
             # A chunk of a message, or encrypted: such a payload can be neither decompressed nor split.
-            opaque = metadata.num_chunks_from_msg > 1 or len(metadata.encryption_keys) > 0
+            opaque = metadata.num_chunks_from_msg > 1 or is_sealed
             is_batch = not opaque and metadata.HasField("num_messages_in_batch")
             count = self._batch_count(frame, len(entry)) if is_batch else 0
         except FormatError as error:
@@ -569,6 +589,18 @@ class MessageDecoder:
         singles = (metadata,) if self._needs_payloads and reason is None else ()
         broker, more = frame.broker, frame.payload_start
         return (Piece(entry_id, metadata, broker, singles=singles, payload=payload, error=reason, more_bytes=more),)
+
+    def _opened(self, entry: bytes, frame: Frame) -> bytes:
+        """The entry with its payload decrypted, if there is a key; its metadata then has no encryption."""
+        decrypt, metadata = self._options.decrypt, frame.metadata
+        if decrypt is None or not metadata.encryption_keys:
+            return entry
+        plain = decrypt(metadata, entry[frame.payload_start :])
+        if plain is None:
+            return entry
+        for name in ("encryption_keys", "encryption_algo", "encryption_param"):
+            metadata.ClearField(name)
+        return entry[: frame.payload_start] + plain
 
     def _batch_pieces(self, ledger_id: int, whole: Piece, count: int, payload: bytes) -> Iterator[Piece]:
         """A batch, at most ``rows_max`` messages at a time: a parsed message takes a hundred times its bytes."""

@@ -19,7 +19,7 @@ from offloader.cli.options import (
     StoreArguments,
     Stream,
     StreamOrTopic,
-    argument,
+    name_argument,
     option,
     position_of,
 )
@@ -40,10 +40,10 @@ from offloader.manifest.protection import (
     time_for_deletion_ms,
     user_at_host,
 )
-from offloader.read.reader import time_text
 from offloader.retention.scope import find_scope
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
+from offloader.times import time_text
 
 _AUDIT_COLUMNS = [
     Column("stream", "STREAM"),
@@ -59,7 +59,7 @@ _AUDIT_COLUMNS = [
 
 def audit(
     given: StoreArguments,
-    stream: Annotated[str, argument("The stream's name.", shown="every stream")] = "",
+    stream: Annotated[str, name_argument("The stream's name.", shown="every stream")] = "",
     json: Json = False,
 ) -> None:
     """List every segment that was deleted from the store: who decided, why, which objects, how many bytes, when.
@@ -105,7 +105,7 @@ def _audit_row(batch: DeletionRecord, segment: DeletedSegment) -> Mapping[str, o
 
 def hold(
     given: ConfigArguments,
-    stream: Annotated[str, argument("The stream's name.")] = "",
+    stream: Annotated[str, name_argument("The stream's name.")] = "",
     everything: Annotated[bool, typer.Option("--all", help="All deletion in the store.")] = False,
     off: Annotated[bool, typer.Option("--off", help="Lift it.")] = False,
     reason: Annotated[str, option("--reason", "Why, for people.", metavar="TEXT", shown="none")] = "",
@@ -134,7 +134,7 @@ def hold(
 
 def orphans(
     given: ConfigArguments,
-    stream: Annotated[str, argument("The stream's name; without one: the whole store.")] = "",
+    stream: Annotated[str, name_argument("The stream's name; without one: the whole store.")] = "",
     delete: Annotated[bool, typer.Option("--delete", help="Delete what may be deleted.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing, which is the default.")] = False,
     ours: Annotated[bool, typer.Option("--ours", help="Leave out what is foreign; the sums still count it.")] = False,
@@ -230,7 +230,7 @@ class _Said:
             yield "nothing of ours is left over"
 
 
-_Stream = Annotated[str, argument("The stream's name.", shown="every stream")]
+_Stream = Annotated[str, name_argument("The stream's name, or its topic's.", shown="every stream")]
 _Prefix = Annotated[str, option("--prefix", "Only streams whose names begin with it.", metavar="TEXT")]
 
 _PLAN_COLUMNS = [

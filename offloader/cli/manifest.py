@@ -22,9 +22,9 @@ from offloader.manifest.lost_records import Range, missing_ranges
 from offloader.manifest.maintenance import expire_records, sweep_dead_incarnations
 from offloader.manifest.protection import require_no_global_hold
 from offloader.manifest.rebuild import Rebuild, rebuild_manifest
-from offloader.read.reader import time_text
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
+from offloader.times import time_text
 
 HEAD_FIRST = "first"
 

@@ -26,6 +26,7 @@ from offloader.cli.options import (
     LedgerArguments,
     ShowProgress,
     Stream,
+    StreamOrTopic,
     TakeOver,
     amount,
     open_chosen_store,
@@ -39,6 +40,7 @@ from offloader.inspect.saving import COST, Saving, measure_saving
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.names import named_streams
 from offloader.manifest.state import ManifestState
 from offloader.owner_client import OwnerUnreachable, ask_owner
 from offloader.read.reader import load_stream
@@ -432,7 +434,7 @@ ROLLBACK: Mapping[str, Callable[..., Any]] = {
 
 
 def pause(
-    stream: Stream,
+    stream: StreamOrTopic,
     given: ConfigArguments,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for who reads the manifest.")] = "",
     json: Json = False,
@@ -442,22 +444,33 @@ def pause(
     A segment that is under way completes; whatever comes later stays in the hot tier. A running writer notices with its
     next record. Appending, reading and retention go on.
     """
-    _record(stream, given, lambda runs: runs.pause(stream, reason), "is paused", "was paused already", as_json=json)
+    for each in _streams(stream, given):
+        _record(each, given, partial(_pause, reason=reason), "is paused", "was paused already", as_json=json)
 
 
-def resume(stream: Stream, given: ConfigArguments, json: Json = False) -> None:
+def resume(stream: StreamOrTopic, given: ConfigArguments, json: Json = False) -> None:
     """Let a paused stream go on, exactly where it stopped.
 
     A running writer that has entries waiting looks every minute at the latest; one in the process that resumes it goes
     on at once.
     """
-    _record(stream, given, lambda runs: runs.resume(stream), "goes on", "wasn't paused", as_json=json)
+    for each in _streams(stream, given):
+        _record(each, given, BackfillService.resume, "goes on", "wasn't paused", as_json=json)
+
+
+def _pause(runs: BackfillService, stream: str, *, reason: str) -> bool:
+    return runs.pause(stream, reason)
+
+
+def _streams(name: str, given: ConfigArguments) -> Sequence[str]:
+    """The stream, or the partitions of a topic."""
+    return named_streams(given.prepared(name)[1], name).streams
 
 
 def _record(
     stream: str,
     given: ConfigArguments,
-    change: Callable[[BackfillService], bool],
+    change: Callable[[BackfillService, str], bool],
     changed: str,
     as_it_was: str,
     *,
@@ -467,7 +480,7 @@ def _record(
     load_stream(given.prepared(stream)[1], stream)
     settings, opened = given.prepared(stream, read_only=False)
     with closing(LedgerOffloader(opened, settings)) as offloader:
-        done = change(offloader.history)
+        done = change(offloader.history, stream)
     state = load_stream(opened, stream)
     left, end = len(state.assigned()), state.committed_end()
     facts = {"stream": stream, "paused": state.paused, "changed": done, "assigned": left, "committed": end}

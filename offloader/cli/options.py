@@ -16,13 +16,16 @@ from formats.entries import Position
 from offloader.errors import InvalidCall, NotFound
 from offloader.ledgers.base import LedgerSource
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
-from offloader.read.reader import Reader, time_ms_of
+from offloader.manifest.names import stream_name
+from offloader.read.reader import Reader
+from offloader.runtime.clock import SystemClock
 from offloader.settings import LimitSettings, Settings, StoreSettings
 from offloader.settings.fields import DURATION, SIZE
 from offloader.settings.layered import SettingsFile, read_settings_file
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from offloader.store.probe import require_conditional_puts
+from offloader.times import TIME_FORMS, time_ms_of
 
 
 def option(name: str, text: str, *, shown: str | bool = False, **more: Any) -> Any:
@@ -81,8 +84,16 @@ def amount(
     return option(name, text, **{"metavar": unit.upper(), **limits, **more})
 
 
-Stream = Annotated[str, argument("The stream's name.")]
-StreamOrTopic = Annotated[str, argument("The stream's name, or a partitioned topic's.")]
+def name_argument(text: str, **more: Any) -> Any:
+    """An argument for names of streams, which may be topics' names: ``persistent://tenant/ns/topic``."""
+    return argument(text, parser=stream_name, **more)
+
+
+Stream = Annotated[str, name_argument("The stream's name, or its topic's: persistent://tenant/namespace/topic.")]
+StreamOrTopic = Annotated[
+    str,
+    name_argument("The stream's name, or a topic's, partitioned or not: persistent://tenant/namespace/topic."),
+]
 Config = Annotated[str, option("--config", "The settings file (TOML).", envvar="OFFLOADER_CONFIG", metavar="FILE")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")]
 TakeOver = Annotated[bool, typer.Option("--take-over", help="Take the stream from a writer that gives signs of life.")]
@@ -137,7 +148,8 @@ class StoreArguments:
         str,
         option(
             "--store",
-            "The object store: file:///folder, s3://bucket/root, memory://name, catalogue:///folder (see adopt).",
+            "The object store: file:///folder, s3://bucket/root, gs://bucket/root, az://container/root, "
+            "catalogue:///folder (see adopt).",
             envvar="OFFLOADER_STORE",
             metavar="URL",
         ),
@@ -257,7 +269,7 @@ FromTime = Annotated[
     str,
     option(
         "--from-time",
-        "Begin at the earliest entry published then or later: 2013-07-04T12:00:00Z, 2013-07-04 (UTC), or ms.",
+        f"Begin at the earliest entry published then or later: {TIME_FORMS}.",
         metavar="TIME",
     ),
 ]
@@ -289,8 +301,9 @@ class AskedRange:
         by_position, by_time = end_options
         first = position_of(start, option="--from") if start else None
         last = position_of(end, option=by_position) if end else None
-        from_ms = time_ms_of(from_time, option="--from-time") if from_time else None
-        to_ms = time_ms_of(to_time, option=by_time) if to_time else None
+        now_ms = SystemClock().now_ms()
+        from_ms = time_ms_of(from_time, option="--from-time", now_ms=now_ms) if from_time else None
+        to_ms = time_ms_of(to_time, option=by_time, now_ms=now_ms) if to_time else None
         if first is not None and from_ms is not None:
             raise InvalidCall("--from and --from-time both say where to begin", hint="leave one of them out")
         if last is not None and to_ms is not None:
@@ -300,17 +313,7 @@ class AskedRange:
 
 def chosen_range(reader: Reader, asked: AskedRange) -> tuple[Position | None, Position | None] | None:
     """The range's first and last position; ``None`` when no entry lies between the times."""
-    first, last = asked.first, asked.last
-    if asked.from_ms is not None:
-        first = reader.position_at(asked.from_ms)
-        if first is None or (last is not None and first > last):
-            return None
-    if asked.to_ms is not None:
-        after, begin = reader.position_at(asked.to_ms), first or reader.first_position
-        if after is not None and begin is not None and after <= begin:
-            return None
-        last = None if after is None else after.previous()
-    return first, last
+    return reader.range_of(asked.first, asked.last, asked.from_ms, asked.to_ms)
 
 
 @contextmanager

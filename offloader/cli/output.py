@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import codecs
 import json
 import os
 import shutil
@@ -12,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -280,100 +278,6 @@ class EntryProgress(_ProgressLine):
             of = f"{entries:,} of {self._total:,} entries"
             self._show(entries, self._total, size, f"{of}, {size}: {position or '-'}")
         self._last = entries
-
-
-#: Characters of a value in a line for people.
-VALUE_SIGNS_MAX = 200
-#: Enough for so many UTF-8 characters.
-_PREVIEW_BYTES = 4 * VALUE_SIGNS_MAX
-
-_Row = Mapping[str, Any]
-
-
-def message_text(row: _Row) -> str:
-    """``id <tab> publish time <tab> key <tab> value``, the value cut; other than an ordinary value is in brackets."""
-    key = "-" if row["key"] is None else _one_line(row["key"])
-    time = "-" if row["publish_time"] is None else _time(row["publish_time"])
-    return "\t".join([_id(row), time, key, _note(row) or _preview(row["value"])])
-
-
-def message_json(row: _Row) -> str:
-    """One object: ``id``, ``publish_time``, ``key``, ``value``, ``properties``, and all other known fields.
-
-    Bytes are base64 under a name that ends in ``_base64``; a value that is UTF-8 is text.
-    """
-    shown: dict[str, object] = {"id": _id(row)}
-    shown |= {name: _plain_value(row[name]) for name in ("publish_time", "key")} | _value(row["value"])
-    shown["properties"] = dict(row["properties"] or ())
-    for name, value in row.items():
-        if name not in _SHOWN_ALREADY and value is not None and value is not False:
-            shown[f"{name}_base64" if isinstance(value, bytes) else name] = _plain_value(value)
-    if row["encryption_keys"]:
-        shown["encryption_keys"] = [key["name"] for key in row["encryption_keys"]]
-    return json_line(shown)
-
-
-_SHOWN_ALREADY = frozenset(
-    ("ledger_id", "entry_id", "batch_index", "publish_time", "key", "value", "properties", "encryption_keys")
-)
-
-
-def _id(row: _Row) -> str:
-    """``7:12``, and in a batch ``7:12:3``."""
-    place = f"{row['ledger_id']}:{row['entry_id']}"
-    return place if row["batch_index"] < 0 else f"{place}:{row['batch_index']}"
-
-
-def _value(value: bytes | None) -> dict[str, object]:
-    text = utf8_text(value) if value is not None else None
-    if value is None or text is not None:
-        return {"value": text}
-    return {"value_base64": base64_text(value)}
-
-
-def _note(row: _Row) -> str:
-    """Placeholder of a value that isn't an ordinary one, in brackets; else empty."""
-    value, note = row["value"], ""
-    if row["error"] is not None and value is None:
-        note = f"error: {row['error']}"
-    elif row["marker_type"] is not None:
-        note = f"marker {row['marker_type']}"
-    elif value is None:
-        note = "compacted out" if row["compacted_out"] else "null"
-    elif row["encryption_keys"]:
-        note = f"encrypted, {len(value)} bytes"
-    elif row["chunk_id"] is not None:
-        note = f"chunk {row['chunk_id'] + 1} of {row['chunk_count']} of {row['chunk_uuid']}, {len(value)} bytes"
-    return f"({_one_line(note)})" if note else ""
-
-
-def _preview(value: bytes) -> str:
-    head = value[:_PREVIEW_BYTES]
-    try:
-        # Drops a character that the cut splits.
-        text = codecs.getincrementaldecoder("utf-8")().decode(head, final=len(head) == len(value))
-    except UnicodeDecodeError:
-        shown = "base64:" + base64_text(value[:VALUE_SIGNS_MAX])
-        return shown if len(value) <= VALUE_SIGNS_MAX else f"{shown}..."
-    whole = len(head) == len(value) and len(text) <= VALUE_SIGNS_MAX
-    return _one_line(text[:VALUE_SIGNS_MAX]) + ("" if whole else "...")
-
-
-def _one_line(text: str) -> str:
-    """Line breaks, tabs and other unprintable characters as escapes."""
-    if text.isprintable():
-        return text
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in text)
-
-
-def _plain_value(value: object) -> object:
-    if isinstance(value, datetime):
-        return _time(value)
-    return base64_text(value) if isinstance(value, bytes) else value
-
-
-def _time(when: datetime) -> str:
-    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def base64_text(value: bytes) -> str:

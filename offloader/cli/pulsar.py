@@ -33,8 +33,8 @@ from offloader.cli.options import (
     StreamOrTopic,
     ToTime,
     amount,
-    argument,
     chosen_range,
+    name_argument,
     open_chosen_store,
     option,
 )
@@ -49,9 +49,11 @@ from offloader.cli.output import (
     print_result,
     print_rows,
 )
-from offloader.errors import BucketMissing, ErrorKind, InvalidCall, NotFound
+from offloader.errors import BucketMissing, ErrorKind, InvalidCall, NotFound, StoreUnavailable
 from offloader.ledgers.pulsar.admin import CONNECTIONS_MAX, AdminClient
 from offloader.ledgers.pulsar.client import PulsarClient
+from offloader.ledgers.pulsar.consumer import Consumer
+from offloader.ledgers.pulsar.protocol import ClientLimits
 from offloader.ledgers.pulsar.topics import TopicLedgers, ledgers_of_topics, stream_of_topic
 from offloader.ledgers.pulsar.transport import open_security, security_of
 from offloader.manifest.catalog import partition_streams
@@ -72,6 +74,7 @@ from offloader.settings import PulsarSettings, Settings
 from offloader.store.base import ObjectStore, StoreOptions
 from offloader.store.open import SCHEME, ObjectsPlace, create_catalogue
 from offloader.store.probe import require_conditional_puts
+from offloader.times import is_relative, time_text
 
 TOKEN_VARIABLE = "OFFLOADER_ADMIN_TOKEN"  # noqa: S105 - the name of it
 #: Comma-separated hosts that may receive the token after a redirect of the admin interface, with * as a wildcard.
@@ -99,7 +102,7 @@ InternalStats = Annotated[
 def adopt_ledgers(
     given: StoreArguments,
     streams: Annotated[
-        list[str] | None, argument("Only these streams; * and ? stand for anything.", shown="all")
+        list[str] | None, name_argument("Only these streams; * and ? stand for anything.", shown="all")
     ] = None,
     read_only: ReadOnly = "",
     admin_url: Annotated[
@@ -188,6 +191,9 @@ def _release(streams: Sequence[str] | None, store: ObjectStore, *, dry_run: bool
         print_result(facts, f"{stream}: {verb} {counted(count, 'segment')}; the objects stay", as_json=as_json)
 
 
+_SAVED_HINT = "save what `pulsar-admin topics stats-internal TOPIC` prints, and name that file"
+
+
 def _saved(given: Sequence[str]) -> Iterator[TopicLedgers]:
     for text in given:
         # A topic's name and a path may contain a =; an existing file is a path.
@@ -195,9 +201,9 @@ def _saved(given: Sequence[str]) -> Iterator[TopicLedgers]:
         try:
             document = json_module.loads(Path(path).read_text(encoding="utf-8"))
         except OSError as cause:
-            raise NotFound(f"--internal-stats: {path} can't be read: {cause.strerror}") from cause
+            raise NotFound(f"--internal-stats: {path} can't be read: {cause.strerror}", hint=_SAVED_HINT) from cause
         except ValueError as cause:
-            raise InvalidCall(f"--internal-stats: {path} is no JSON: {cause}") from cause
+            raise InvalidCall(f"--internal-stats: {path} is no JSON: {cause}", hint=_SAVED_HINT) from cause
         yield from ledgers_of_topics(document, topic)
 
 
@@ -365,11 +371,19 @@ def replay(
     deduplicates; elsewhere at most one entry does, and it is said.
     """
     asked = AskedRange.of(start, end, from_time, to_time, end_options=("--until", "--to-time"))
+    if asked.from_ms is not None and is_relative(from_time):
+        raise InvalidCall(
+            f"--from-time {from_time} is another time at each run, and a replay that goes on has to begin at the same",
+            hint=f"give the time itself: --from-time {time_text(asked.from_ms)}",
+        )
     settings, opened = given.prepared(stream)
     limits = ReplayLimits(messages_per_s=rate, bytes_per_s=mbytes_rate * 1e6)
+    stream_of_topic(to)  # raises for an invalid name
     with _client(settings.pulsar, service_url, token_file, ca_file) as client:
-        stream_of_topic(to)  # raises for an invalid name
-        for pair in _targets(opened, stream, _DOMAIN + to.removeprefix(_DOMAIN), client, asked):
+        pairs = _targets(opened, stream, _DOMAIN + to.removeprefix(_DOMAIN), client, asked)
+        for pair in pairs:
+            _require_topic(client, pair.topic)
+        for pair in pairs:
             _run_one(
                 *(opened, settings, client, pair, asked, limits),
                 label=label,
@@ -396,7 +410,31 @@ def _client(configured: PulsarSettings, service_url: str, token_file: str, ca_fi
             "no Pulsar cluster was named",
             hint="give --service-url URL, or set pulsar.service_url in --config",
         )
+    with PulsarClient(wanted.service_url, security=security, limits=_PROBE) as probe:
+        try:
+            probe.greet()
+        except StoreUnavailable as error:
+            raise StoreUnavailable(
+                f"no broker answers at {wanted.service_url}, nothing was sent: {error.message}",
+                hint="check --service-url, and that the broker runs",
+            ) from error
     return PulsarClient(wanted.service_url, security=security)
+
+
+#: The first contact isn't repeated: a broker that is down is reported at once.
+_PROBE = ClientLimits(connect_s=5.0, request_s=10.0, retry_s=0.0)
+
+
+def _require_topic(client: PulsarClient, topic: str) -> None:
+    """Raises ``NotFound`` if there is no such topic; nobody but a producer creates it."""
+    with closing(Consumer(client, topic, "offloader-replay-looks", start=Position(-1, -1))) as reader:
+        try:
+            reader.last_position()
+        except NotFound as error:
+            raise NotFound(
+                f"there is no topic {topic}, nothing was sent: {error.message}",
+                hint=f"check --to, or create it: pulsar-admin topics create {topic}",
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,34 +6,37 @@ Entries and objects are shown with control characters escaped: a terminal obeys 
 from __future__ import annotations
 
 import sys
+import threading
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 from uuid import UUID
 
-import pyarrow as pa
 import typer
 
 from formats.describe import DescribedBytes
 from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
-from formats.pulsar.messages import COLUMNS, ROWS_MAX, BadEntry, MessageOptions
 from formats.segment import SegmentSummary
 from offloader.cli.errors import failure_of
+from offloader.cli.messages import MessageArguments, MessageReader
 from offloader.cli.options import (
     AskedRange,
     From,
     FromTime,
     Json,
+    LedgerArguments,
     StoreArguments,
-    Stream,
+    StreamOrTopic,
     ToTime,
     amount,
     argument,
-    chosen_range,
+    name_argument,
+    opening_sources,
     option,
 )
 from offloader.cli.output import (
@@ -45,12 +48,11 @@ from offloader.cli.output import (
     bytes_text,
     counted,
     json_line,
-    message_json,
-    message_text,
     print_result,
     print_rows,
     utf8_text,
 )
+from offloader.cli.read_streams import OwnersHotTiers, ReadStreams, SourceOf, watch_output
 from offloader.errors import Corrupt, ErrorKind, InvalidCall, OffloaderError
 from offloader.inspect.inspect import Inspection, inspect_object, segment_row, timeline_of
 from offloader.inspect.verify import (
@@ -64,13 +66,15 @@ from offloader.inspect.verify import (
     find_unexpected,
 )
 from offloader.manifest.log import list_streams, load_manifest
+from offloader.manifest.names import named_streams
 from offloader.manifest.state import ManifestState
 from offloader.plot import draw
 from offloader.read.fetch import Fetcher, readable_segments, whole_range
-from offloader.read.reader import decode_messages, follow, load_stream, open_reader, time_text
+from offloader.read.reader import load_stream
 from offloader.runtime.clock import SystemClock
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
+from offloader.times import time_text
 from offloader.write.upload import verify_objects
 
 # -- ls
@@ -138,7 +142,7 @@ _SEGMENT_COLUMNS = [
 
 
 def segments(
-    stream: Stream,
+    stream: StreamOrTopic,
     given: StoreArguments,
     limit: Annotated[int, typer.Option("--limit", min=0, help="Most segments shown; 0 = all.")] = 0,
     plot: Annotated[
@@ -149,12 +153,19 @@ def segments(
 ) -> None:
     """List a stream's segments in the stream's order: positions, ledgers, sizes, times; with --json the objects too."""
     opened = given.open()
-    state = load_stream(opened, stream)
+    named = named_streams(opened, stream)
+    states = [load_stream(opened, each) for each in named.streams]
     if plot:
-        _plot(state, Path(plot), as_json=json)
+        if len(states) > 1:
+            raise InvalidCall(
+                f"--plot draws one stream, and {stream} has {len(states)} partitions", hint=f"name {named.streams[0]}"
+            )
+        _plot(states[0], Path(plot), as_json=json)
         return
-    rows = [segment_row(record, stream) for record in state.segments.in_order()][: limit or None]
-    print_rows(rows, _SEGMENT_COLUMNS, as_json=json, empty=f"stream {stream} has no segments")
+    found = ((state.stream, record) for state in states for record in state.segments.in_order())
+    rows = [{**({"stream": of} if named.partitions else {}), **segment_row(record, of)} for of, record in found]
+    columns = [*([Column("stream", "STREAM")] if named.partitions else []), *_SEGMENT_COLUMNS]
+    print_rows(rows[: limit or None], columns, as_json=json, empty=f"stream {stream} has no segments")
 
 
 def _plot(state: ManifestState, path: Path, *, as_json: bool) -> None:
@@ -209,17 +220,14 @@ def _stored_row(store: ObjectStore, stream: str, uuid: UUID, summary: SegmentSum
 
 # -- read
 
-_ALL = tuple(COLUMNS)
-#: Known without decompression: the number of messages in an entry.
-_COUNTED = ("batch_index",)
-_REMEDY = "--on-bad-message null prints lines that say what is wrong"
 #: Prefix of a payload that isn't text of one line.
 BASE64_MARK = "base64:"
 
 
 def read(
-    stream: Stream,
-    given: StoreArguments,
+    stream: StreamOrTopic,
+    given: LedgerArguments,
+    decoding: MessageArguments,
     start: From = "",
     end: Annotated[
         str, option("--to", "Last entry, included.", metavar="LEDGER:ENTRY", shown="the last there is")
@@ -231,46 +239,54 @@ def read(
         bool, typer.Option("--follow", "-f", help="Go on with what becomes readable, until interrupted.")
     ] = False,
     count: Annotated[bool, typer.Option("--count", help="Print only how many there are.")] = False,
-    messages: Annotated[
-        bool, typer.Option("--messages", help="Take the entries for what Pulsar stored, and print their messages.")
-    ] = False,
-    on_bad_message: Annotated[
-        BadEntry,
-        typer.Option("--on-bad-message", help="With --messages: fail, or print a line that says what is wrong."),
-    ] = BadEntry.ERROR,
     raw: Annotated[bool, typer.Option("--raw", help="Write the payloads' bytes and nothing else.")] = False,
     json: Json = False,
 ) -> None:
     """Print entries, one per line: UTF-8 text without control characters as it is, anything else as base64:...
 
-    With --json, one object per line: position, publish_time, and payload (text) or payload_base64. With --messages, a
-    line per Pulsar message: id, publish time, key, beginning of the value; with --json too, all that is known of it.
+    Of a topic with partitions all of them, merged by publish time. With --ledgers also what isn't offloaded yet. With
+    --json, one object per line: position, publish_time, and payload (text) or payload_base64. With --messages, a line
+    per Pulsar message: id, publish time, key, beginning of the value; with --json too, all that is known of it.
     """
+    messages = decoding.messages
     _require_one_shape(count=count, messages=messages, raw=raw, json=json, following=following, ends=end or to_time)
+    decoding.require_messages()
     asked = AskedRange.of(start, end, from_time, to_time)
-    reader = open_reader(given.open(), stream)
-    wanted = chosen_range(reader, asked)
-    if wanted is None:
-        _print_count(0, json=json) if count else None
-        return
-    first, last = wanted
-    if count and not messages:
-        found = reader.count(first, last)
-        _print_count(min(found, limit) if limit else found, json=json)
-        return
-    batches = follow(reader, first, clock=SystemClock()) if following else reader.scan(first, last)
-    with closing(batches):
-        if not messages:
-            _print_entries(batches, limit, None if raw else _json_of if json else _text_of)
+    with ExitStack() as stack:
+        source_of: SourceOf = stack.enter_context(opening_sources(given.ledgers))
+        opened, notes = given.open(), list[str]()
+        if following:
+            source_of = owners = OwnersHotTiers(opened, source_of, given.settings().access.owner_hosts)
+            notes = owners.reasons
+        part = ReadStreams.opened(opened, stream, source_of, asked)
+        stack.callback(part.close)
+        decoder = MessageReader(decoding, part.streams, part.numbers) if messages else None
+        if count and decoder is None:
+            found = part.count()
+            _print_count(min(found, limit) if limit else found, json=json)
             return
-        decoded = _messages(batches, stream, limit, on_bad_message, names=_COUNTED if count else _ALL)
-        if count:
-            _print_count(sum(batch.num_rows for batch in decoded), json=json)
-            return
-        line_of = message_json if json else message_text
-        for batch in decoded:
-            sys.stdout.write("".join([line_of(row) + "\n" for row in batch.to_pylist()]))
-            sys.stdout.flush()
+        batches = stack.enter_context(closing(_followed(part, notes) if following else part.scan()))
+        if decoder is None:
+            _print_entries(batches, limit, None if raw else partial(_json_of, part.numbers) if json else _text_of)
+        elif count:
+            _print_count(decoder.count(batches, limit), json=json)
+        else:
+            decoder.print(batches, limit, as_json=json)
+
+
+def _followed(part: ReadStreams, notes: list[str]) -> Generator[tuple[int, EntryBatch], None, None]:
+    """Present and future entries; ends when the reader of standard output has gone."""
+    clock = SystemClock()
+    for line in (*notes, *part.behind(clock.now_ms())):
+        print(f"note: {line}", file=sys.stderr)
+    stop = threading.Event()
+    watch_output(sys.stdout, stop)
+    try:
+        yield from part.follow(clock, stop)
+        if stop.is_set():
+            raise BrokenPipeError
+    finally:
+        stop.set()
 
 
 def _require_one_shape(*, count: bool, messages: bool, raw: bool, json: bool, following: bool, ends: str) -> None:
@@ -284,36 +300,24 @@ def _print_count(number: int, *, json: bool) -> None:
     print(json_line({"count": number}) if json else number)
 
 
-def _print_entries(batches: Iterable[EntryBatch], limit: int, line_of: Callable[[Entry], str] | None) -> None:
-    """``line_of``: an entry's line; ``None``: its raw payload, without a line break."""
+def _print_entries(
+    batches: Iterable[tuple[int, EntryBatch]], limit: int, line_of: Callable[[int, Entry], str] | None
+) -> None:
+    """``line_of``: an entry's line, given the number of its stream; ``None``: its raw payload, without a line break."""
     left = limit or sys.maxsize
-    for batch in batches:
+    for number, batch in batches:
         taken = batch.slice(0, min(left, len(batch)))
         if line_of is None:
             sys.stdout.buffer.write(b"".join([entry.payload for entry in taken.entries()]))
         else:
-            sys.stdout.write("".join([line_of(entry) + "\n" for entry in taken.entries()]))
+            sys.stdout.write("".join([line_of(number, entry) + "\n" for entry in taken.entries()]))
         sys.stdout.flush()  # a follower sees each entry at once
         left -= len(taken)
         if left <= 0:
             return
 
 
-def _messages(
-    batches: Iterable[EntryBatch], stream: str, limit: int, bad: BadEntry, *, names: tuple[str, ...]
-) -> Iterator[pa.RecordBatch]:
-    """At most ``limit`` messages (0: all), with these columns."""
-    left = limit or sys.maxsize
-    options = MessageOptions(columns=names, bad_entries=bad, rows_max=min(left, ROWS_MAX))
-    for entries in batches:
-        for batch in decode_messages(entries, options, source=f"stream {stream},", remedy=_REMEDY):
-            yield batch.slice(0, left)
-            left -= batch.num_rows
-            if left <= 0:
-                return
-
-
-def _text_of(entry: Entry) -> str:
+def _text_of(_: int, entry: Entry) -> str:
     text = utf8_text(entry.payload)
     # Line breaks would split an entry, other control characters could control a terminal.
     if text is None or not (
@@ -323,12 +327,13 @@ def _text_of(entry: Entry) -> str:
     return text
 
 
-def _json_of(entry: Entry) -> str:
+def _json_of(partitions: list[int], number: int, entry: Entry) -> str:
     text = utf8_text(entry.payload)
     known = entry.publish_time_ms != TIME_UNKNOWN_MS
     payload = {"payload_base64": base64_text(entry.payload)} if text is None else {"payload": text}
     time = time_text(entry.publish_time_ms) if known else None
-    return json_line({"position": entry.position, "publish_time": time, **payload})
+    of = {"partition": partitions[number]} if partitions else {}
+    return json_line({**of, "position": entry.position, "publish_time": time, **payload})
 
 
 # -- verify
@@ -338,7 +343,7 @@ PROGRESS_EVERY_S = 1.0
 
 
 def verify(
-    streams: Annotated[list[str], argument("The streams' names.", metavar="STREAM...")],
+    streams: Annotated[list[str], name_argument("The streams' names, or topics'.", metavar="STREAM...")],
     given: StoreArguments,
     deep: Annotated[bool, typer.Option("--deep", help="Read and decode every block, not only the indexes.")] = False,
     json: Json = False,
@@ -351,7 +356,7 @@ def verify(
     """
     opened = given.open()
     damaged = False
-    for stream in streams:
+    for stream in [each for name in streams for each in named_streams(opened, name).streams]:
         damaged |= _verify(opened, stream, deep=deep, as_json=json)
     return ErrorKind.DATA_CORRUPTION.value if damaged else 0
 

@@ -24,6 +24,7 @@ from offloader.cli.options import (
     TakeOver,
     amount,
     argument,
+    name_argument,
     opening_sources,
     option,
     partition_position_of,
@@ -36,9 +37,10 @@ from offloader.ledgers.pulsar.source import listed_by_broker
 from offloader.ledgers.pulsar.topics import topic_of_stream
 from offloader.ledgers.pulsar.transport import security_of
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.names import stream_name
 from offloader.manifest.protection import user_at_host
 from offloader.owner_client import OwnerUnreachable, ask_owner
-from offloader.read.reader import load_stream, time_text
+from offloader.read.reader import load_stream
 from offloader.retention.broker import ListedOf
 from offloader.retention.cuts import Cut
 from offloader.retention.cycle import CycleOutcome, RetentionCycle, retained_streams
@@ -53,10 +55,13 @@ from offloader.runtime.clock import SystemClock
 from offloader.settings import PulsarSettings, Settings
 from offloader.settings.layered import SettingsFile
 from offloader.store.base import ObjectStore
+from offloader.times import time_text
 
 # -- retention
 
-Streams = Annotated[list[str] | None, argument("Streams, or partitioned topics.", metavar="[STREAM]...", shown="all")]
+Streams = Annotated[
+    list[str] | None, name_argument("Streams, or partitioned topics.", metavar="[STREAM]...", shown="all")
+]
 
 
 def plan(given: LedgerArguments, streams: Streams = None, json: Json = False) -> int:
@@ -363,7 +368,9 @@ def list_groups(
 
 def set_group(
     group: Group,
-    stream: Annotated[list[str], option("--stream", "It reads this. May be repeated.", metavar="NAME")],
+    stream: Annotated[
+        list[str], option("--stream", "It reads this. May be repeated.", metavar="NAME", parser=stream_name)
+    ],
     given: ConfigArguments,
     retention: Annotated[
         RetentionType,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from offloader.cli.options import DryRun, Json, LedgerArguments, TakeOver, argument, option
+from offloader.cli.options import DryRun, Json, LedgerArguments, TakeOver, argument, name_argument, option
 from offloader.cli.output import json_line, print_result
 from offloader.cli.reading import print_finding, print_totals, stored_rows, stored_totals, totals_text
 from offloader.errors import ErrorKind, InvalidCall
@@ -110,7 +110,7 @@ _AvroVersion = Annotated[
 
 def run(
     action: Annotated[Action, argument("Which job.")],
-    streams: Annotated[list[str], argument("The streams' names, or patterns with * and ?.", metavar="STREAM...")],
+    streams: Annotated[list[str], name_argument("The streams' names, or patterns with * and ?.", metavar="STREAM...")],
     given: LedgerArguments,
     take_over: TakeOver = False,
     dry_run: DryRun = False,

@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from offloader.cli.errors import failure_of
-from offloader.cli.options import Json, StoreArguments, amount, argument, option
+from offloader.cli.options import Json, StoreArguments, amount, name_argument, option
 from offloader.cli.output import Column, bytes_text, duration_text, json_line, print_rows
 from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.manifest.log import list_streams
 from offloader.monitor import manifest_document, read_status_file, trouble_of, with_manifest
-from offloader.read.reader import load_stream, time_text
+from offloader.read.reader import load_stream
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import Settings, TelemetrySettings
 from offloader.settings.layered import key_of, shown
 from offloader.store.base import ObjectStore
+from offloader.times import time_text
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -328,7 +329,7 @@ def _troubles(rows: Sequence[Mapping[str, Any]], width: int, lines_max: int | No
 
 def run(
     given: StoreArguments,
-    stream: Annotated[str, argument("One stream's name.", shown="all")] = "",
+    stream: Annotated[str, name_argument("One stream's name.", shown="all")] = "",
     status_file: Annotated[
         str,
         option(

@@ -1,18 +1,23 @@
-"""Demo input as events: the flights of 2013, or a file (NDJSON, CSV, Parquet, lines); and the digest of events.
+"""Demo input as events: the flights of 2013, or a file (NDJSON, JSON array, CSV, Parquet, lines); and their digest.
 
-A file is read in batches, repeatedly, and never held whole.
+A file may be compressed (gzip, Zstandard). It is read in batches, repeatedly, and never held whole.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
+import gzip
 import hashlib
 import importlib.util
+import io
 import json
 import math
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,16 +26,18 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import zstandard
 from numpy.typing import NDArray
 
 from formats.entries import TIME_UNKNOWN_MS
+from offloader.demo.json_array import JsonArray
 from offloader.errors import AccessDenied, InvalidCall, NotFound, Unsupported, install_hint
 
 #: Events read, appended and hashed at once.
 EVENTS_PER_BATCH = 8192
 #: Number of flights in the data set.
 FLIGHTS = 336_776
-FORMATS = ("ndjson", "csv", "parquet", "lines")
+FORMATS = ("ndjson", "json", "csv", "parquet", "lines")
 #: Longest line; bounds the memory for a file without line ends.
 LINE_BYTES_MAX = 16 * 1024 * 1024
 #: Payload bytes that fill a batch before it has ``EVENTS_PER_BATCH`` events.
@@ -38,7 +45,25 @@ _BATCH_BYTES = 4 * 1024 * 1024
 #: Smaller numbers are seconds since 1970, larger ones milliseconds (as seconds: the year 5138).
 _MILLISECONDS_FROM = 100_000_000_000
 _MS_PER_MINUTE = 60_000
-_SUFFIXES = {".ndjson": "ndjson", ".jsonl": "ndjson", ".json": "ndjson", ".csv": "csv", ".parquet": "parquet"}
+_SUFFIXES = {".ndjson": "ndjson", ".jsonl": "ndjson", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+_COMPRESSED = (".gz", ".zst")
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+#: First bytes of files that people take for text -> what they are.
+_BINARY = {
+    b"PK\x03\x04": "a ZIP archive (or a spreadsheet)",
+    b"BZh": "compressed with bzip2",
+    b"\xfd7zXZ": "compressed with xz",
+    b"\x89PNG": "a PNG picture",
+    b"\xff\xd8\xff": "a JPEG picture",
+    b"%PDF": "a PDF document",
+    b"\x7fELF": "a program",
+    b"SQLite format 3": "a SQLite database",
+    b"Obj\x01": "an Avro file",
+    b"ORC": "an ORC file",
+    b"PAR1": "a Parquet file",
+}
+#: Bytes at the beginning that decide whether a file is text.
+_SNIFFED_BYTES = 64 * 1024
 _JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _UNCHANGED = "correct the file; nothing was imported"
 _INSTALL = f"{install_hint('demo')}, or bring your own events with --input FILE"
@@ -202,11 +227,41 @@ def _other_to_json(value: Any) -> str:
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
+class _ZstdFile(io.RawIOBase):
+    """A file of Zstandard frames, decompressed; unlike the library's own reader it notices where the last one breaks
+    off (``EOFError``)."""
+
+    def __init__(self, raw: BinaryIO) -> None:
+        self._raw, self._frame, self._plain = raw, zstandard.ZstdDecompressor().decompressobj(), b""
+        self._is_between = True
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """The next bytes."""
+        while not self._plain:
+            packed = self._frame.unused_data or self._raw.read(io.DEFAULT_BUFFER_SIZE)
+            if not packed:
+                if not self._is_between:
+                    raise EOFError("the file ends inside of a frame")
+                return 0
+            if self._frame.eof:
+                self._frame = zstandard.ZstdDecompressor().decompressobj()
+            self._plain = self._frame.decompress(packed)
+            self._is_between = self._frame.eof
+        count = min(len(buffer), len(self._plain))
+        buffer[:count], self._plain = self._plain[:count], self._plain[count:]
+        return count
+
+
 class EventFile:
     """A file's events in order.
 
     Args:
-        file_format: one of ``FORMATS``; empty: by the file's suffix, else lines.
+        file_format: one of ``FORMATS``; empty: by the file's suffix (before ``.gz`` or ``.zst``), else lines. ``json``
+            is one array, or values as in ``ndjson``; with ``lines`` any bytes are taken, even if it isn't text.
         time_field: the field of an event's publish time, see ``time_ms_of``; empty: events have none.
 
     Raises:
@@ -216,7 +271,9 @@ class EventFile:
 
     def __init__(self, path: str, *, file_format: str = "", time_field: str = "") -> None:
         self._path = Path(path)
-        self._format = file_format or _SUFFIXES.get(self._path.suffix.lower(), "lines")
+        plain = self._path.with_suffix("") if self._path.suffix.lower() in _COMPRESSED else self._path
+        self._format = file_format or _SUFFIXES.get(plain.suffix.lower(), "lines")
+        self._takes_any = file_format == "lines"
         self._time_field, self.name, self.has_times = time_field, path, bool(time_field)
         if self._format not in FORMATS:
             raise InvalidCall(f"input format {self._format!r} is unknown", hint=f"give {', '.join(FORMATS)}")
@@ -240,11 +297,57 @@ class EventFile:
             yield from self._parquet()
             return
         try:
-            rows = {"lines": self._plain, "ndjson": self._ndjson, "csv": self._csv}[self._format]
-            with self._path.open("rb") as file:
-                yield from _batches(rows(file))
+            with self._opened() as file:
+                yield from _batches(self._rows(file))
+        except (gzip.BadGzipFile, zlib.error, EOFError, zstandard.ZstdError) as error:
+            raise InvalidCall(f"{self.name} is damaged: it can't be decompressed: {error}", hint=_UNCHANGED) from error
         except OSError as error:
             raise AccessDenied(f"input file {self.name} can't be read: {error.strerror or error}") from error
+
+    @contextmanager
+    def _opened(self) -> Iterator[io.BufferedReader]:
+        """The file's bytes, decompressed."""
+        with self._path.open("rb") as raw:
+            begin = raw.peek(len(_ZSTD))
+            if begin.startswith(_GZIP):
+                with gzip.GzipFile(fileobj=raw) as unpacked:
+                    yield io.BufferedReader(unpacked)
+            elif begin.startswith(_ZSTD):
+                yield io.BufferedReader(_ZstdFile(raw))
+            else:
+                yield raw
+
+    def _rows(self, file: io.BufferedReader) -> Iterator[tuple[bytes, int]]:
+        begin = file.peek(_SNIFFED_BYTES)[:_SNIFFED_BYTES]
+        if not self._takes_any:
+            self._require_text(begin)
+        match self._format:
+            case "lines":
+                return self._plain(file)
+            case "csv":
+                return self._csv(file)
+            case "json" if begin.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+                return self._array(file)
+            case _:
+                return self._ndjson(file)
+
+    def _require_text(self, begin: bytes) -> None:
+        what = next((what for magic, what in _BINARY.items() if begin.startswith(magic)), "")
+        zero = begin.find(b"\0")
+        if what or zero >= 0:
+            why = what or f"not text: byte {zero + 1} is zero"
+            hint = f"give {', '.join(FORMATS)}, plain, .gz or .zst; --input-format lines takes any bytes"
+            raise InvalidCall(f"{self.name} is binary, {why}", hint=hint)
+
+    def _array(self, file: BinaryIO) -> Iterator[tuple[bytes, int]]:
+        """The elements of one JSON array, each as it is written, or compact if that is several lines."""
+        array = JsonArray(file, json.JSONDecoder(parse_constant=_refuse_constant), LINE_BYTES_MAX)
+        try:
+            for value, source in array:
+                payload = _json(value) if "\n" in source else source
+                yield payload.encode(), self._time_of(value, array.number, unit="element")
+        except ValueError as error:
+            self._broken(array.number, str(error), unit="element", cause=error)
 
     def _broken(self, number: int, problem: str, *, unit: str = "line", cause: Exception | None = None) -> NoReturn:
         raise InvalidCall(f"{self.name} {unit} {number}: {problem}", hint=_UNCHANGED) from cause

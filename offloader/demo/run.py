@@ -262,7 +262,7 @@ def _try(result: DemoResult, step: Callable[[], None]) -> None:
 
 
 def _require_usable(directory: Path) -> None:
-    """Raises ``AccessDenied`` if the demo's directory isn't writable; creates nothing."""
+    """Raises ``AccessDenied`` if the demo's directory isn't writable, or can't be made; leaves nothing behind."""
     nearest = directory.absolute()
     while not nearest.exists():
         nearest = nearest.parent
@@ -271,6 +271,21 @@ def _require_usable(directory: Path) -> None:
         raise AccessDenied(
             f"the demo's directory {directory} can't be used: {nearest} {why}", hint="name another one with --dir"
         )
+    # Some file systems, like /proc, take no directory although they may be written to.
+    missing = [each for each in (directory.absolute(), *directory.absolute().parents) if not each.exists()]
+    made: list[Path] = []
+    try:
+        for each in reversed(missing):
+            each.mkdir()
+            made.append(each)
+    except OSError as cause:
+        raise AccessDenied(
+            f"the demo's directory {directory} can't be made in {nearest}: {cause.strerror}",
+            hint="name another one with --dir",
+        ) from cause
+    finally:
+        for each in reversed(made):
+            each.rmdir()
 
 
 def _check_fits(request: DemoRequest, store: ObjectStore, summary: InputSummary) -> tuple[Imported, Position | None]:

@@ -112,8 +112,8 @@ class Subscription(Protocol):
         """No call of the listener begins after this returns."""
 
 
-class LedgerSource(Protocol):
-    """One stream's ledgers. All methods are thread-safe."""
+class ReadableLedgers(Protocol):
+    """One stream's ledgers, to be read only. All methods are thread-safe."""
 
     def ledgers(self) -> list[LedgerInfo]:
         """All ledgers that still exist, ascending, empty ones included."""
@@ -124,6 +124,10 @@ class LedgerSource(Protocol):
         Returns at least one entry (even above ``max_bytes``), then as many as fit into ``max_bytes`` of payload.
         ``None``: nothing at or after ``start`` yet. Returns only durable entries, in immutable memory.
         """
+
+
+class LedgerSource(ReadableLedgers, Protocol):
+    """One stream's ledgers. All methods are thread-safe."""
 
     def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> Subscription:
         """Calls ``listener`` for each batch appended after this returns; ``None`` if the entries aren't wanted.

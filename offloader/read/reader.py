@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import difflib
 import itertools
-import re
-import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import closing
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from types import TracebackType
 from typing import Literal
 from uuid import UUID
@@ -24,7 +21,7 @@ from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
 from formats.errors import FormatError, LimitExceeded, UnsupportedVersion
 from formats.index import LedgerGroup
 from formats.metadata.messages import BookKeeperLedger, OffloadContext, PulsarLedger
-from formats.pulsar.messages import MessageDecoder, MessageOptions, publish_times_ms
+from formats.pulsar.messages import MessageDecoder, publish_times_ms
 from formats.segment_map import SegmentMap
 from offloader.errors import (
     BeyondEnd,
@@ -36,9 +33,10 @@ from offloader.errors import (
     Trimmed,
     Unsupported,
 )
-from offloader.ledgers.base import LedgerSource, newest, newest_listed
+from offloader.ledgers.base import ReadableLedgers, newest, newest_listed
 from offloader.manifest.load import load_manifest_view_at
 from offloader.manifest.log import list_streams, load_manifest
+from offloader.manifest.names import stream_name
 from offloader.manifest.protection import HeldLease, take_lease
 from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.state import ManifestState, SegmentRecord
@@ -48,6 +46,7 @@ from offloader.read.fetch import Cache, Fetcher, SegmentObjects, process_cache
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
+from offloader.times import moment_ms
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -90,41 +89,6 @@ class Entries:
         return pa.Table.from_batches(parts)
 
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-#: Eight digits are a date in ISO's compact form, not a time of 1 January 1970.
-_MILLISECONDS = re.compile(r"(?!\d{8}$)-?\d{1,18}")
-
-
-def time_ms_of(text: str, *, option: str) -> int:
-    """``"2013-07-04T12:00:00Z"``, ``"2013-07-04"`` (UTC where no zone is given) or ``"1372939200000"`` -> ms.
-
-    Raises:
-        InvalidCall: anything else; names ``option``.
-    """
-    given = text.strip()
-    if _MILLISECONDS.fullmatch(given):
-        return int(given)
-    try:
-        when = datetime.fromisoformat(given)
-    except ValueError as cause:
-        raise InvalidCall(
-            f"{option}: {text!r} is not a time", hint="write 2013-07-04T12:00:00Z, 2013-07-04 (UTC) or ms since 1970"
-        ) from cause
-    if when.tzinfo is None:
-        when = when.replace(tzinfo=UTC)
-    # Round up: the bounds mean "at this time or later", and entries have whole milliseconds.
-    return -((_EPOCH - when) // timedelta(milliseconds=1))
-
-
-def time_text(time_ms: int) -> str:
-    """``1372939200000`` -> ``"2013-07-04T12:00:00.000Z"``; a time outside of the calendar stays a number."""
-    try:
-        when = _EPOCH + timedelta(milliseconds=time_ms)
-    except OverflowError:
-        return str(time_ms)
-    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 #: Stream names suggested by an error about an unknown stream.
 SUGGESTIONS_MAX = 3
 
@@ -138,13 +102,15 @@ def load_stream(
 ) -> ManifestState:
     """The newest view of a stream, as ``load_manifest``, with similar names in the error's hint.
 
-    ``may_be_absent`` returns an empty view instead of raising ``NotFound``.
+    ``stream`` may be a topic's name, ``persistent://tenant/ns/topic``. ``may_be_absent`` returns an empty view instead
+    of raising ``NotFound``.
 
     Raises:
         NotFound: no such stream, or it was deleted.
         InvalidCall: not a stream's name.
         Corrupt: the manifest is damaged.
     """
+    stream = stream_name(stream)
     try:
         state = load_manifest(store, stream, meanwhile=meanwhile)
     except NotFound as error:
@@ -163,7 +129,7 @@ def open_reader(
     stream: str,
     *,
     settings: ReadSettings | None = None,
-    source: LedgerSource | None = None,
+    source: ReadableLedgers | None = None,
     state: ManifestState | None = None,
     cache: Cache | None = None,
     executor: Executor | None = None,
@@ -171,9 +137,10 @@ def open_reader(
     lease_seconds: int = 0,
     clock: Clock | None = None,
 ) -> Reader:
-    """Open a reader of ``stream`` at its current manifest.
+    """Open a reader of one stream at its current manifest.
 
     Args:
+        stream: the stream's name, or its topic's: ``persistent://tenant/ns/topic``.
         source: the hot tier, for entries that aren't offloaded yet; with it the manifest may not exist yet, without it
             the stream ends at the committed end.
         state: a view of the manifest to pin instead of the newest one.
@@ -193,6 +160,7 @@ def open_reader(
         raise InvalidCall(
             f"stream {stream}: a lease protects only what is loaded after it was written", hint="leave out the state"
         )
+    stream = stream_name(stream)
     lease = take_lease(store, stream, lease_seconds, clock=clock or SystemClock()) if lease_seconds else None
     try:
         chosen = settings or ReadSettings()
@@ -224,23 +192,25 @@ def require_inside(
     if ends is None:
         raise BeyondEnd(f"stream {state.stream} has no readable entries", last_available=None)
     begin, end = ends
-    for position in (each for each in (first, last) if each is not None):
+    for verb, position in (("begin", first), ("end", last)):
+        if position is None:
+            continue
         if position < begin:
             why = "was deleted: the stream begins at" if state.head is not None else "is before the first entry"
             raise Trimmed(
                 f"stream {state.stream}: position {position} {why} {begin}",
                 first_available=begin,
-                hint=f"begin at {begin}",
+                hint=f"begin at {begin}" if verb == "begin" else f"end at {begin} or later",
             )
         if position > end:
             raise BeyondEnd(
                 f"stream {state.stream}: position {position} is beyond the last readable entry {end}",
                 last_available=end,
-                hint=f"end at {end}",
+                hint=f"end at {end}" if verb == "end" else f"begin at {end} or earlier",
             )
 
 
-def _first_of(source: LedgerSource, head: Position | None) -> Position | None:
+def _first_of(source: ReadableLedgers, head: Position | None) -> Position | None:
     start = Position(0, 0) if head is None else head
     found = (info for info in source.ledgers() if Position(info.ledger_id, info.last_entry_id) >= start)
     return next((max(start, Position(info.ledger_id, 0)) for info in found if info.entries), None)
@@ -256,7 +226,7 @@ class Reader:
         self,
         fetcher: Fetcher,
         state: ManifestState,
-        source: LedgerSource | None = None,
+        source: ReadableLedgers | None = None,
         skipped: dict[UUID, str] | None = None,
         lease: HeldLease | None = None,
     ) -> None:
@@ -298,6 +268,11 @@ class Reader:
         hot = None if self._source is None else newest_listed(self._source.ledgers())
         cold = None if self._cold.ends is None else self._cold.ends[1]
         return newest(hot, cold)
+
+    @property
+    def has_hot_tier(self) -> bool:
+        """Whether entries that aren't offloaded yet are read as well."""
+        return self._source is not None
 
     @property
     def skipped(self) -> Mapping[UUID, str]:
@@ -374,13 +349,18 @@ class Reader:
             total += sum(map(len, self._hot(self._source, first, last)))
         return total
 
-    def position_at(self, publish_time_ms: int) -> Position | None:
+    def position_at(self, publish_time_ms: int | str | datetime) -> Position | None:
         """Earliest position whose publish time is ``publish_time_ms`` or later; ``None`` when there is none.
 
         Publish times needn't ascend. Entries without a publish time are skipped. Where segments have statistics this
         fetches one index and one block.
+
+        Args:
+            publish_time_ms: milliseconds since 1970 UTC, a time, or a text: ``"2026-11-25T08:00:00Z"``,
+                ``"2026-11-25"`` (UTC without a zone), ``"-1h"``.
         """
         self._require_open()
+        publish_time_ms = moment_ms(publish_time_ms, what="publish time")
         position = self._cold.position_at(publish_time_ms)
         if position is not None:
             return position
@@ -390,6 +370,38 @@ class Reader:
             found = (first_at(batch, publish_time_ms) for batch in self._batches(start, last))
             return next((position for position in found if position is not None), None)
         return None
+
+    def scan_published(
+        self, start: int | str | datetime | None = None, end: int | str | datetime | None = None
+    ) -> Generator[EntryBatch, None, None]:
+        """All entries from the earliest one published at ``start`` or later up to the one before ``end``, in order.
+
+        Times as of ``position_at``; default: the stream's ends. Raises as ``scan``.
+        """
+        ends = (None if each is None else moment_ms(each, what="publish time") for each in (start, end))
+        chosen = self.range_of(None, None, *ends)
+        return _sliced((), 1) if chosen is None else self.scan(*chosen)
+
+    def range_of(
+        self, first: Position | None, last: Position | None, from_ms: int | None, to_ms: int | None
+    ) -> tuple[Position | None, Position | None] | None:
+        """First and last position of a range by positions, by publish times, or one end by each; ``None``: empty.
+
+        Args:
+            first, last: included; ``None``: by the time, else the stream's end.
+            from_ms, to_ms: instead of ``first`` and ``last``: at the earliest entry published then or later, and before
+                the earliest one of then.
+        """
+        if from_ms is not None:
+            first = self.position_at(from_ms)
+            if first is None or (last is not None and first > last):
+                return None
+        if to_ms is not None:
+            after, begin = self.position_at(to_ms), first or self.first_position
+            if after is not None and begin is not None and after <= begin:
+                return None
+            last = None if after is None else after.previous()
+        return first, last
 
     def _require_open(self) -> None:
         if self._closed:
@@ -424,7 +436,7 @@ class Reader:
         if self._source is not None and first <= last:
             yield from self._hot(self._source, first, last)
 
-    def _hot(self, source: LedgerSource, first: Position, last: Position) -> Iterator[EntryBatch]:
+    def _hot(self, source: ReadableLedgers, first: Position, last: Position) -> Iterator[EntryBatch]:
         """Entries from the hot tier as far as it has them, the rest from the cold tier."""
         expected = first
         while expected <= last:
@@ -487,44 +499,6 @@ def _sliced(batches: Iterable[EntryBatch], batch_bytes: int) -> Generator[EntryB
             start, before = stop, int(ends[stop - 1])
 
 
-#: Seconds between manifest polls: the first, and the longest after polls without news.
-WAIT_S_MIN = 0.5
-WAIT_S_MAX = 10.0
-
-
-def follow(
-    reader: Reader, start: Position | None, *, clock: Clock, stop: threading.Event | None = None
-) -> Generator[EntryBatch, None, None]:
-    """All entries from ``start``, including future ones, in order, each once.
-
-    Polls the manifest after 0.5 s, doubling each time without news, at most every 10 s.
-
-    Args:
-        start: default: the first readable entry, present or future.
-        stop: ends the iteration when set; default: endless.
-
-    Raises:
-        Trimmed: the next entries were deleted meanwhile; names the first remaining position.
-        as ``Reader.scan``.
-    """
-    stop = stop or threading.Event()
-    wait_s = WAIT_S_MIN
-    current = reader
-    while not stop.is_set():
-        last = current.last_position
-        if last is not None and (start is None or start <= last):
-            with closing(current.scan(start, last)) as batches:
-                yield from batches
-            start, wait_s = last.next(), WAIT_S_MIN
-        if clock.wait(stop, wait_s):
-            return
-        wait_s = min(2 * wait_s, WAIT_S_MAX)
-        newer = current.refresh()
-        if current is not reader:
-            current.close()
-        current = newer
-
-
 def load_manifest_at(store: ObjectStore, stream: str, record_id: int) -> ManifestState:
     """The view of ``stream`` as of record ``record_id``.
 
@@ -551,12 +525,8 @@ def load_manifest_at(store: ObjectStore, stream: str, record_id: int) -> Manifes
     return state
 
 
-def decode_messages(
-    batch: EntryBatch, options: MessageOptions, *, source: str, remedy: str
-) -> Iterator[pa.RecordBatch]:
-    """Messages of ``batch``: see ``MessageDecoder.decode``.
-
-    ``source`` names the stream and, if known, the object in errors; ``remedy``, how to skip bad entries, is their hint.
+def decode_messages(batch: EntryBatch, decoder: MessageDecoder, *, remedy: str) -> Iterator[pa.RecordBatch]:
+    """Messages of ``batch``: see ``MessageDecoder.decode``; ``remedy``, how to skip bad entries, is the errors' hint.
 
     Raises:
         Corrupt: an entry isn't a message, or is damaged.
@@ -564,7 +534,7 @@ def decode_messages(
         Unsupported: a compression unknown to this release.
     """
     try:
-        yield from MessageDecoder(options, source=source).decode(batch)
+        yield from decoder.decode(batch)
     except LimitExceeded as error:
         raise LimitReached(str(error), hint=remedy) from error
     except UnsupportedVersion as error:

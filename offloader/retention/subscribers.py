@@ -11,6 +11,7 @@ from typing import Protocol
 from formats.documents import SubscriberRow, Subscribers
 from formats.entries import Position
 from offloader.errors import InvalidCall, LimitReached, NotFound, OffloaderError
+from offloader.manifest.names import stream_name
 from offloader.manifest.state import ManifestState
 from offloader.retention.cuts import Cut, Known, OwnCuts, cut_at, cut_of_rows, rows_of_cut
 from offloader.retention.scope import DocumentStore, LoadedPartitions, Scope, SourceOf, Stored, find_scope, no_source
@@ -295,7 +296,8 @@ def open_retention(
 
     Args:
         store: where the stream is; open for writing, for every change.
-        stream: its name; of ``<topic>-partition-0``, ``-1``, ... name the topic.
+        stream: its name, or its topic's, ``persistent://tenant/ns/topic``; of ``<topic>-partition-0``, ``-1``, ... name
+            the topic.
         source_of: the hot tier by a stream's name, for subscribers that read entries before they are offloaded; without
             it a stream ends at its committed end.
 
@@ -303,6 +305,7 @@ def open_retention(
         NotFound: no such stream, and no such topic.
         InvalidCall: not a stream's name, or one partition of a topic.
     """
+    stream = stream_name(stream)
     documents = DocumentStore(store, clock or SystemClock(), entropy)
     find_scope(store, stream)
     return StreamRetention(documents, stream, source_of or no_source)

@@ -7,9 +7,10 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 
 from offloader.doctor import Finding, fine, warning
-from offloader.errors import InvalidCall, OffloaderError
+from offloader.errors import InvalidCall, OffloaderError, Unsupported, install_hint
 from offloader.ledgers.pulsar.discovery import TopicPatterns
 from offloader.ledgers.sqlite.database import database_path
 from offloader.maintenance import Maintenance
@@ -65,6 +66,7 @@ def require_sound(settings: Settings, *, read_only: bool = False) -> None:
     checks: list[Callable[[], object]] = [
         lambda: TopicPatterns.of(settings.pulsar.topics, settings.pulsar.exclude),
         *([lambda: database_path(serve.ledgers)] if serve.ledgers else []),
+        lambda: _require_packages(settings),
         *([lambda: list(_guarded(settings, *_known(settings)))] if _listens(settings) else []),
     ]
     for check in checks:
@@ -78,11 +80,25 @@ def require_sound(settings: Settings, *, read_only: bool = False) -> None:
         raise InvalidCall("; ".join(each.message for each in found), hint="every problem is listed")
 
 
+#: Packages of the extra ``serve`` that the HTTP listener imports.
+_PACKAGES = ("anyio", "fastapi", "h11", "starlette", "uvicorn")
+
+
+def _require_packages(settings: Settings) -> None:
+    """Raises ``Unsupported``: packages of the HTTP listener are missing."""
+    missing = [name for name in _PACKAGES if find_spec(name) is None] if settings.http.listen else []
+    if missing:
+        raise Unsupported(
+            f"http.listen needs packages that aren't installed: {', '.join(missing)}", hint=install_hint("serve")
+        )
+
+
 def check_access(settings: Settings) -> Iterator[Finding]:
     """Doctor's findings on the listeners: who may reach them. Raises ``OffloaderError``: the credentials or the
     certificate can't be used, or a listener isn't safe."""
     if not _listens(settings):
         return
+    _require_packages(settings)
     credentials, has_tls = _known(settings)
     yield fine("access", f"known: {credentials}" + ("; TLS" if has_tls else ""))
     for setting, address, guard in _guarded(settings, credentials, has_tls):

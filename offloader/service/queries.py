@@ -35,12 +35,14 @@ from offloader.retention.explain import explain, outcome_facts
 from offloader.retention.state import read_decisions
 from offloader.retention.subscribers import CutLike, StreamRetention, open_retention
 from offloader.runtime.clock import Clock
+from offloader.service.entry_pages import EntryQuery, entry_page
 from offloader.service.process import ServingProcess
 from offloader.service.streams import ProviderProblem
 from offloader.store.base import ObjectStore
 from offloader.store.wrappers import with_short_retries
 from offloader.telemetry.last_hour import LastHour
 from offloader.telemetry.recorder import namespace_of
+from offloader.times import time_ms_of
 from offloader.write.backfill_service import BackfillService
 
 _Item = TypeVar("_Item")
@@ -471,6 +473,27 @@ class ServiceView:
         more = start + len(found) < len(segments)
         rows = tuple(segment_row(record, name) for record in found)
         return Page(rows, f"{found[-1].begin} {found[-1].uuid}" if more else None, len(segments))
+
+    def entries(
+        self, name: str, *, first: str = "", from_time: str = "", to_time: str = "", after: str = "", limit: int = 100
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        """A page of entries, of the hot tier too if the stream is served here; and the place of the next page.
+
+        Args:
+            first: a position; from_time, to_time: as on the command line; empty: not given.
+            after: place of the page; empty: the first one.
+
+        Raises: as ``entry_page`` and ``time_ms_of``.
+        """
+        now_ms = self._clock.now_ms()
+        query = EntryQuery(
+            first=_position(first, "from") if first else None,
+            from_ms=time_ms_of(from_time, option="from_time", now_ms=now_ms) if from_time else None,
+            to_ms=time_ms_of(to_time, option="to_time", now_ms=now_ms) if to_time else None,
+            after=after,
+            limit=min(limit, LIMIT_MAX),
+        )
+        return entry_page(self._store, name, self._streams.source_of, query)
 
     def ledgers(self, name: str) -> list[dict[str, Any]]:
         """The hot tier's ledgers of a stream that is served here; none of others."""

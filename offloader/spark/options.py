@@ -22,11 +22,13 @@ from numpy.typing import NDArray
 from formats.entries import TIME_UNKNOWN_MS, Position
 from formats.pulsar.messages import PAYLOAD_BYTES_LIMIT, PAYLOAD_BYTES_MAX
 from offloader.errors import InvalidCall, Unsupported
+from offloader.manifest.names import stream_name
 from offloader.read.cold import NOT_MOVED
-from offloader.read.reader import time_ms_of
+from offloader.runtime.clock import SystemClock
 from offloader.settings import LimitSettings, Pairs, StoreSettings
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
+from offloader.times import is_relative, time_ms_of, time_text
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructField
@@ -54,6 +56,10 @@ def _text(_: str, text: str) -> str:
     return text.strip()
 
 
+def _stream(_: str, text: str) -> str:
+    return stream_name(text.strip())
+
+
 def _names(_: str, text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
@@ -66,7 +72,19 @@ def _position(name: str, text: str) -> Position:
 
 
 def _time(name: str, text: str) -> int:
-    return time_ms_of(text, option=f"option {name}")
+    return time_ms_of(text, option=f"option {name}", now_ms=SystemClock().now_ms())
+
+
+def require_fixed_start(given: Mapping[str, str]) -> None:
+    """Raises ``InvalidCall`` if ``startTime`` counts back from now: a streaming query that is restarted would leave out
+    what it hasn't read yet."""
+    for name, text in given.items():
+        if name.lower() == "starttime" and is_relative(text):
+            time = time_text(_time(name, text))
+            raise InvalidCall(
+                f"option startTime: {text} is another time when the query is restarted",
+                hint=f"give the time itself: {time}",
+            )
 
 
 def _number(name: str, text: str) -> int:
@@ -106,7 +124,8 @@ class SourceOptions:
 
     Attributes:
         store: URL of the object store.
-        stream: name, or a pattern with ``*``, ``?``, ``[...]``; ``*`` also matches ``/``.
+        stream: name of a stream or, if there is none, of a topic with partitions; or a pattern with ``*``, ``?``,
+            ``[...]``; ``*`` also matches ``/``. A topic may be written ``persistent://tenant/ns/topic``.
         content: kind of row.
         columns: of a data frame without a schema; empty = all.
         endpoint_url, region: of an S3 server.
@@ -131,7 +150,7 @@ class SourceOptions:
     """
 
     store: str = field(metadata=_option("store", _text))
-    stream: str = field(metadata=_option("stream", _text))
+    stream: str = field(metadata=_option("stream", _stream))
     content: str = field(default="entries", metadata=_option("content", functools.partial(_one_of, words=CONTENTS)))
     columns: tuple[str, ...] = field(default=(), metadata=_option("columns", _names))
     endpoint_url: str | None = field(default=None, metadata=_option("endpointUrl", _text))

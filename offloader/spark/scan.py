@@ -22,11 +22,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
-from formats.pulsar.messages import BadEntry, MessageOptions
+from formats.pulsar.messages import BadEntry, MessageDecoder, MessageOptions
 from formats.segment import SegmentSummary
 from formats.segment_map import SegmentMap
 from offloader.errors import Corrupt, InvalidCall, NotFound, ObjectChanged, ObjectMissing, OffloaderError, Trimmed
 from offloader.manifest.log import list_streams
+from offloader.manifest.names import named_streams
 from offloader.manifest.protection import take_lease
 from offloader.manifest.state import ManifestState
 from offloader.parallel_map import at_once
@@ -160,10 +161,10 @@ def is_pattern(stream: str) -> bool:
 
 
 def streams_named(options: SourceOptions, store: ObjectStore) -> list[str]:
-    """The streams of the option ``stream``, sorted: the named one, or all current matches."""
+    """The streams of the option ``stream``: the named one, a topic's partitions, or all current matches, sorted."""
     pattern = options.stream
     if not is_pattern(pattern):
-        return [pattern]
+        return list(named_streams(store, pattern).streams)
     literal = pattern[: min(pattern.index(sign) for sign in _PATTERN if sign in pattern)]
     return [name for name in list_streams(store, prefix=literal) if fnmatch.fnmatchcase(name, pattern)]
 
@@ -203,7 +204,7 @@ def plan_ranges(
 def _wanted_range(options: SourceOptions, state: ManifestState) -> StreamRange | None:
     ends = plan.whole_range(state)
     first, last = options.start_position, options.end_position
-    if (first is not None or last is not None) and not is_pattern(options.stream):
+    if (first is not None or last is not None) and state.stream == options.stream:
         require_inside(state, ends, first, last)
     if ends is None:
         return None
@@ -582,7 +583,7 @@ def _message_batches(rows: Iterable[_Rows], schema: pa.Schema, options: SourceOp
     for piece in rows:
         stream = piece.objects.stream
         source = f"stream {stream}, object {piece.objects.data_key},"
-        for batch in decode_messages(piece.entries, how, source=source, remedy=_REMEDY):
+        for batch in decode_messages(piece.entries, MessageDecoder(how, source=source), remedy=_REMEDY):
             yield pa.RecordBatch.from_arrays([_column(field, batch, stream) for field in schema], schema=schema)
 
 

@@ -37,7 +37,15 @@ from offloader.manifest.load import kept_records
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.fetch import Fetcher
 from offloader.settings import ReadSettings
-from offloader.spark.options import US_PER_MS, Predicate, SourceOptions, ddl, microseconds, projection
+from offloader.spark.options import (
+    US_PER_MS,
+    Predicate,
+    SourceOptions,
+    ddl,
+    microseconds,
+    projection,
+    require_fixed_start,
+)
 from offloader.spark.scan import pinned_states, plan_slices, read_slices
 from offloader.spark.session import work_begins
 from offloader.spark.stream import StreamingReader
@@ -218,6 +226,7 @@ class PlainOffloaderDataSource(DataSource):
         return (PushingReader if self.pushes_filters else OffloaderReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> StreamingReader:  # noqa: N802 - Spark's name
+        require_fixed_start(self.options)
         return StreamingReader(SourceOptions.of(self.options), schema)
 
 

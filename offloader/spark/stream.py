@@ -454,7 +454,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return committed
         begins = []
         if options.start_position is not None:
-            if not is_pattern(options.stream):
+            if state.stream == options.stream:
                 require_inside(state, whole_range(state), options.start_position, None)
             begins.append(options.start_position.previous())
         if options.start_ms is not None:

@@ -217,3 +217,15 @@ def test_invalid_calls_are_refused(offloader: Offloader, bucket: ObjectStore, ur
         found = offloader("adopt", "--store", url, *arguments)
         assert (found.code, found.out) == (code, ""), arguments
         assert words in found.err
+
+
+@pytest.mark.parametrize(("content", "code", "said"), [(None, 3, "can't be read"), ("no json", 2, "is no JSON")])
+def test_internal_statistics_that_cannot_be_used_say_how_to_make_them(
+    offloader: Offloader, tmp_path: Path, content: str | None, code: int, said: str
+) -> None:
+    path = tmp_path / "stats.json"
+    if content is not None:
+        path.write_text(content)
+    found, line, hint = offloader.refuses("adopt", "--internal-stats", str(path), "--store", f"file://{tmp_path}")
+    assert (found, said in line) == (code, True)
+    assert hint == "save what `pulsar-admin topics stats-internal TOPIC` prints, and name that file"

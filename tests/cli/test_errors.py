@@ -15,6 +15,7 @@ import pytest
 import offloader.errors
 from formats.errors import FormatError
 from offloader.cli.errors import failure_of, report
+from offloader.cli.main import main
 from offloader.errors import ErrorKind, OffloaderError
 from tests.support.ctrl_c import heed_ctrl_c
 from tests.support.waiting import PATIENCE_S
@@ -261,3 +262,20 @@ def test_the_real_verbs_fit_their_help_in_one_line() -> None:
     for verb, text in REAL.items():
         assert text in done.stdout, "what is too long for a pipe of 80 columns ends in dots"
         assert (ROOT / "offloader" / "cli" / f"{place_of(verb)[0]}.py").exists()
+
+
+@pytest.mark.parametrize("columns", [60, 100, 160])
+def test_help_is_as_wide_as_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["read", "--help"]) == 0
+    widest = max(map(len, capsys.readouterr().out.splitlines()))
+    assert columns - 15 < widest <= columns
+
+
+def test_help_names_every_kind_of_store(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ls", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    for scheme in ("file://", "s3://", "gs://", "az://", "catalogue://"):
+        assert scheme in text

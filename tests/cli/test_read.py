@@ -128,7 +128,9 @@ def test_an_empty_stream_prints_nothing(offloader: Offloader, writer: StreamWrit
         (["--from", "3:0", "--from-time", "2023-01-01"], 2, "--from and --from-time both say where to begin", "leave"),
         (["--from", "5:0", "--to", "3:0"], 2, "5:0..3:0 ends before it begins", "swap"),
         (["--from", "2:0"], 3, "position 2:0 is before the first entry 3:0", "begin at 3:0"),
-        (["--from", "99:0"], 3, "position 99:0 is beyond the last readable entry 5:39", "end at 5:39"),
+        (["--from", "99:0"], 3, "position 99:0 is beyond the last readable entry 5:39", "begin at 5:39 or earlier"),
+        (["--to", "99:0"], 3, "position 99:0 is beyond the last readable entry 5:39", "end at 5:39"),
+        (["--to", "2:0"], 3, "position 2:0 is before the first entry 3:0", "end at 3:0 or later"),
         (["--to", "5:40"], 3, "position 5:40 is beyond the last readable entry 5:39", "end at 5:39"),
         (["--to", "5:40", "--count"], 3, "position 5:40 is beyond the last readable entry 5:39", "end at 5:39"),
         (["--limit", "-1"], 2, "invalid value for '--limit'", "--help"),
@@ -179,7 +181,10 @@ def test_follow_prints_new_entries_until_the_limit(offloader: Offloader, writer:
     timer.start()
     done = offloader("read", "orders", "--from", "5:38", "--follow", "--limit", "7")
     timer.join()
-    assert (done.code, done.err) == (0, "")
+    assert done.code == 0
+    first, last = done.err.splitlines()
+    assert first.startswith("note: stream orders: only what is offloaded is followed: up to 5:")
+    assert last.startswith("note: newer entries come once they are offloaded")
     assert done.out.splitlines() == lines_of(writer, 138, 145)
 
 

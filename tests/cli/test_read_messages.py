@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import base64
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
+import fastavro
 import pytest
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from google.protobuf import descriptor_pb2
 
 from formats.entries import EntryBatch
 from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
-from tests.formats.pulsar_entries import Sent, batch_entry, entry_of, metadata_of, recorded, single_entry
+from tests.formats.pulsar_entries import Sent, batch_entry, compressed, entry_of, metadata_of, recorded, single_entry
 from tests.support.streams import BASE_MS, StreamWriter, batch_of
 
 TIME = "2023-11-14T22:13:20.000Z"
@@ -42,7 +52,6 @@ def test_unusual_message_values_are_shown_in_brackets(offloader: Offloader, writ
         single_entry(Sent(null_value=True)),
         batch_entry([Sent(compacted_out=True)]),
         entry_of(metadata_of(marker=21), b""),
-        entry_of(metadata_of(chunk=("u", 1, 3, 30)), b"0123456789"),
         entry_of(metadata_of(encryption=[("k", b"x", {})]), b"secret"),
         entry_of(metadata_of(message=Sent(null_value=True), encryption=[("k", b"x", {})]), b""),
         single_entry(Sent(value=b"")),
@@ -53,7 +62,6 @@ def test_unusual_message_values_are_shown_in_brackets(offloader: Offloader, writ
         "(null)",
         "(compacted out)",
         "(marker 21)",
-        "(chunk 2 of 3 of u, 10 bytes)",
         "(encrypted, 6 bytes)",
         "(null)",
         "",
@@ -150,6 +158,240 @@ def test_damage_is_an_error_or_a_line(offloader: Offloader, writer: StreamWriter
 def test_stream_of_other_entries_is_refused_with_messages_option(offloader: Offloader, writer: StreamWriter) -> None:
     writer.add([batch_of(3, 0, 10)])
     code, line, hint = offloader.refuses("read", "orders", "--messages")
-    assert code == 6
-    assert "entry 3:0" in line
-    assert "are these entries that Pulsar wrote?" in hint
+    assert code == 2
+    assert line == "stream orders has no messages of Pulsar's: entry 3:0 isn't one"
+    assert hint == "read the entries as they are: leave out --messages"
+    assert offloader.refuses("read", "orders", "--messages", "--count")[0] == 2
+
+
+@pytest.mark.parametrize("later", [single_entry(Sent(value=b"a")), single_entry(Sent(value=b"a"))[:-1] + b"b"])
+def test_damaged_first_entry_of_pulsars_is_damage(offloader: Offloader, writer: StreamWriter, later: bytes) -> None:
+    writer.add([EntryBatch.build(7, 0, [b"hello there", later])])
+    done = offloader("read", "orders", "--messages")
+    assert (done.code, done.out) == (6, "")
+    assert "entry 7:0" in done.err
+
+
+def chunks_of(uuid: str, value: bytes, cuts: list[int], *, codec: int = 0) -> list[bytes]:
+    """The entries of one chunked message: compressed first, then cut."""
+    stored = compressed(codec, value)
+    size: dict[str, Any] = {"compression": codec, "uncompressed_size": len(value)} if codec else {}
+    ends = [*cuts, len(stored)]
+    return [
+        entry_of(metadata_of(chunk=(uuid, number, len(ends), len(stored)), **size), stored[start:end])
+        for number, (start, end) in enumerate(zip([0, *cuts], ends, strict=True))
+    ]
+
+
+def test_chunks_of_a_message_are_one_row_with_the_last_ones_id(offloader: Offloader, writer: StreamWriter) -> None:
+    big = b"big value " * 20
+    one, two = chunks_of("u", big, [3, 9], codec=1), chunks_of("v", b"other", [2])
+    writer.add([EntryBatch.build(7, 0, [one[0], two[0], one[1], single_entry(Sent(value=b"x")), two[1], one[2]])])
+    assert [line.split("\t")[::3] for line in offloader("read", "orders", "--messages").out.splitlines()] == [
+        ["7:3", "x"],
+        ["7:4", "other"],
+        ["7:5", big.decode()],
+    ]
+    done = offloader("read", "orders", "--messages", "--json")
+    assert (done.rows[2]["value"], "chunk_id" in done.rows[2], done.err) == (big.decode(), False, "")
+    assert offloader("read", "orders", "--messages", "--count").out == "3\n"
+    assert offloader("read", "orders", "--messages", "--limit", "2").out.count("\n") == 2
+
+
+def test_message_with_a_missing_chunk_is_left_out_and_noted(offloader: Offloader, writer: StreamWriter) -> None:
+    lost, late, cut = chunks_of("u", b"abcdef", [2, 4]), chunks_of("v", b"ab", [1]), chunks_of("w", b"ab", [1])
+    entries = [lost[0], lost[2], late[1], *cut[:1], single_entry(Sent(value=b"x"))]
+    writer.add([EntryBatch.build(7, 0, entries)])
+    done = offloader("read", "orders", "--messages")
+    assert (done.code, done.out) == (0, f"7:4\t{TIME}\t-\tx\n")
+    assert done.err == "note: left out 3 messages, of which chunks are missing in this range\n"
+
+
+def test_chunk_that_was_sent_twice_counts_once(offloader: Offloader, writer: StreamWriter) -> None:
+    one = chunks_of("u", b"abcdef", [2, 4])
+    writer.add([EntryBatch.build(7, 0, [one[0], one[0], one[1], one[1], one[2]])])
+    done = offloader("read", "orders", "--messages")
+    assert done.out.endswith("\tabcdef\n")
+    assert done.out.count("\n") == 1
+
+
+# --- encrypted
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[rsa.RSAPrivateKey, Path]]:
+    found = {}
+    for name in ("mine", "other"):
+        key = rsa.generate_private_key(65537, 2048)
+        path = tmp_path_factory.mktemp("keys") / f"{name}.pem"
+        form = serialization.PrivateFormat.PKCS8
+        path.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+        found[name] = key, path
+    return found
+
+
+def sealed(key: rsa.RSAPrivateKey, plain: bytes, **more: Any) -> bytes:
+    """An entry as Pulsar's clients encrypt it: AES-GCM under a data key, that one under the reader's RSA key."""
+    data_key, start = b"k" * 32, b"i" * 12
+    oaep = padding.OAEP(mgf=padding.MGF1(hashes.SHA1()), algorithm=hashes.SHA1(), label=None)
+    wrapped = key.public_key().encrypt(data_key, oaep)
+    metadata = metadata_of(encryption=[("mine", wrapped, {})], encryption_parameter=start, **more)
+    return entry_of(metadata, AESGCM(data_key).encrypt(start, plain, None))
+
+
+Keys = dict[str, tuple[rsa.RSAPrivateKey, Path]]
+
+
+def test_messages_are_decrypted_with_a_key_that_is_named(
+    offloader: Offloader, writer: StreamWriter, keys: Keys
+) -> None:
+    (mine, path), (_, other) = keys["mine"], keys["other"]
+    messages = [Sent(value=b"pen"), Sent(value=b"ink", key="k")]
+    plain = b"".join(each.in_batch() for each in messages)
+    batch = sealed(mine, compressed(1, plain), batch=2, compression=1, uncompressed_size=len(plain))
+    chunks = [sealed(mine, part, chunk=("u", number, 2, 6)) for number, part in enumerate((b"abc", b"def"))]
+    writer.add([EntryBatch.build(7, 0, [sealed(mine, b"secret"), batch, *chunks])])
+
+    def values(*arguments: str) -> list[str]:
+        return [line.split("\t")[3] for line in offloader("read", "orders", "--messages", *arguments).out.splitlines()]
+
+    assert values("--private-key", str(path)) == ["secret", "pen", "ink", "abcdef"]
+    assert values("--private-key", f"mine={path}") == ["secret", "pen", "ink", "abcdef"]
+    assert offloader("read", "orders", "--messages", "--count", "--private-key", str(path)).out == "4\n"
+    assert all(each.startswith("(encrypted, ") for each in values())
+    assert all(each.startswith("(encrypted, ") for each in values("--private-key", f"theirs={path}"))
+    row = offloader("read", "orders", "--messages", "--json", "--limit", "1", "--private-key", str(path)).rows[0]
+    assert (row["value"], "encryption_keys" in row) == ("secret", False)
+    wrong = offloader("read", "orders", "--messages", "--private-key", f"mine={other}")
+    assert wrong.code == 2
+    assert "encrypted payload in stream orders, entry 7:0" in wrong.err
+    assert "expected one for the given key 'mine', found another key's" in wrong.err
+
+
+def test_wrong_key_files_are_refused(offloader: Offloader, tmp_path: Path, writer: StreamWriter) -> None:
+    writer.add([EntryBatch.build(7, 0, [single_entry(Sent())])])
+    (tmp_path / "text").write_text("no key")
+    ec_key = ec.generate_private_key(ec.SECP256R1())
+    form = serialization.PrivateFormat.PKCS8
+    (tmp_path / "ec").write_bytes(ec_key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+    for name, code, said in (("none", 3, "can't be read"), ("text", 2, "is no private key"), ("ec", 2, "no RSA key")):
+        found, line, hint = offloader.refuses("read", "orders", "--messages", "--private-key", str(tmp_path / name))
+        assert (found, said in line, bool(hint)) == (code, True, True), name
+
+
+# --- values by schema
+
+AVRO = {"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}, {"name": "at", "type": "bytes"}]}
+NEWER = {**AVRO, "fields": [{"name": "id", "type": "long"}]}
+
+
+def avro(schema: dict[str, Any], value: Any) -> bytes:
+    out = BytesIO()
+    fastavro.schemaless_writer(out, fastavro.parse_schema(schema), value)
+    return out.getvalue()
+
+
+def test_avro_values_are_decoded_by_the_schema_of_their_version(
+    offloader: Offloader, writer: StreamWriter, tmp_path: Path
+) -> None:
+    entries = [
+        single_entry(Sent(value=avro(AVRO, {"id": 1, "at": b"\xff"})), schema_version=(0).to_bytes(8, "big")),
+        single_entry(Sent(value=avro(NEWER, {"id": 2})), schema_version=(1).to_bytes(8, "big")),
+    ]
+    writer.add([EntryBatch.build(7, 0, entries)])
+    (tmp_path / "0.avsc").write_text(json.dumps(AVRO))
+    (tmp_path / "1.json").write_text(json.dumps({"version": 1, "type": "AVRO", "data": json.dumps(NEWER)}))
+    both = ("--schema", f"0={tmp_path}/0.avsc", "--schema", f"1={tmp_path}/1.json")
+    assert [row["value"] for row in offloader("read", "orders", "--messages", "--json", *both).rows] == [
+        {"id": 1, "at": "/w=="},
+        {"id": 2},
+    ]
+    lines = offloader("read", "orders", "--messages", *both).out.splitlines()
+    assert lines[1] == f'7:1\t{TIME}\t-\t{{"id": 2}}'
+    wrong = offloader("read", "orders", "--messages", "--schema", f"{tmp_path}/1.json")
+    assert wrong.code == 2
+    assert "message 7:0: the value can't be decoded: it isn't Avro of the schema" in wrong.err
+    assert "is that the topic's schema?" in wrong.err
+    shown = offloader("read", "orders", "--messages", "--on-bad-message", "null", "--schema", f"1={tmp_path}/1.json")
+    assert "(error: the value can't be decoded: its schema version is 0, and schemas were given for 1)" in shown.out
+    assert shown.code == 0
+
+
+def test_json_and_primitive_values_are_decoded(offloader: Offloader, writer: StreamWriter, tmp_path: Path) -> None:
+    writer.add([EntryBatch.build(7, 0, [single_entry(Sent(value=b'{"a": [1]}'))])], closes=[7])
+    (tmp_path / "json").write_text(json.dumps({"type": "JSON", "data": "{}"}))
+    [row] = offloader("read", "orders", "--messages", "--json", "--schema", f"{tmp_path}/json").rows
+    assert row["value"] == {"a": [1]}
+    writer.add([EntryBatch.build(8, 0, [single_entry(Sent(value=(7).to_bytes(4, "big")))])])
+    (tmp_path / "int").write_text(json.dumps({"type": "INT32", "data": ""}))
+    arguments = ("read", "orders", "--from", "8:0", "--messages", "--json", "--schema", f"{tmp_path}/int")
+    assert offloader(*arguments).rows[0]["value"] == 7
+
+
+def test_protobuf_values_are_decoded_by_descriptors(offloader: Offloader, writer: StreamWriter, tmp_path: Path) -> None:
+    file = descriptor_pb2.FileDescriptorProto(name="shop.proto", package="shop", syntax="proto3")
+    message = file.message_type.add(name="Order")
+    message.field.add(name="order_id", number=1, type=descriptor_pb2.FieldDescriptorProto.TYPE_INT32, label=1)
+    message.field.add(name="item", number=2, type=descriptor_pb2.FieldDescriptorProto.TYPE_STRING, label=1)
+    files = descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()
+    writer.add([EntryBatch.build(7, 0, [single_entry(Sent(value=b"\x08\x05\x12\x03pen"))])])
+    (tmp_path / "shop.desc").write_bytes(files)
+    of_file = ("--schema", f"{tmp_path}/shop.desc")
+    code, line, hint = offloader.refuses("read", "orders", "--messages", *of_file)
+    assert (code, "which message" in line, "shop.Order" in hint) == (2, True, True)
+    told = {"fileDescriptorSet": base64.b64encode(files).decode(), "rootMessageTypeName": "shop.Order"}
+    (tmp_path / "native.json").write_text(json.dumps({"type": "PROTOBUF_NATIVE", "data": json.dumps(told)}))
+    for arguments in ((*of_file, "--message-type", "shop.Order"), ("--schema", f"{tmp_path}/native.json")):
+        [row] = offloader("read", "orders", "--messages", "--json", *arguments).rows
+        assert row["value"] == {"order_id": 5, "item": "pen"}
+    code, line, _ = offloader.refuses("read", "orders", "--messages", *of_file, "--message-type", "shop.Item")
+    assert (code, "shop.Item" in line) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--schema", "x"], "--schema is for messages"),
+        (["--admin-url", "http://127.0.0.1:1"], "--admin-url is for messages"),
+        (["--messages", "--message-type", "a.B"], "--message-type names a message of --schema"),
+        (["--messages", "--admin-url", "http://127.0.0.1:1"], "stream orders has no topic's name"),
+        (["--messages", "--schema", "one=/dev/null"], "'one' is no number of a version"),
+    ],
+)
+def test_contradicting_options_of_messages_are_refused(
+    offloader: Offloader, writer: StreamWriter, arguments: list[str], said: str
+) -> None:
+    writer.add([EntryBatch.build(7, 0, [single_entry(Sent())])])
+    code, line, hint = offloader.refuses("read", "orders", *arguments)
+    assert (code, said in line, bool(hint)) == (2, True, True)
+
+
+def test_the_broker_gives_schemas_by_version(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    topic = StreamWriter(open_store(f"file://{tmp_path}/store"), "shop/eu/persistent/orders-partition-1")
+    topic.add([EntryBatch.build(7, 0, [single_entry(Sent(value=avro(NEWER, {"id": 2})), schema_version=bytes(8))])])
+    asked: list[str] = []
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"type": "AVRO", "data": json.dumps(NEWER)}).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setenv("OFFLOADER_STORE", topic.store.url)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_address[1]}"
+            done = Offloader(capsys)("read", "persistent://shop/eu/orders", "--messages", "--json", "--admin-url", url)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert [(row["partition"], row["value"]) for row in done.rows] == [(1, {"id": 2})]
+    assert asked == ["/admin/v2/schemas/shop/eu/orders/schema/0"]

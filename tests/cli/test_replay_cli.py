@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -137,6 +139,7 @@ def test_killed_replay_is_continued_without_loss_or_repeats(told: Told, tmp_path
         ([STREAM, "--to", "t/n/none"], 3, "no such topic"),
         (["t/n/persistent/origim", "--to", TARGET], 3, "did you mean t/n/persistent/origin"),
         ([STREAM, "--to", TARGET, "--from", "7:0", "--from-time", "5"], 2, "both say where to begin"),
+        ([STREAM, "--to", TARGET, "--from-time", "-1h"], 2, "--from-time -1h is another time at each run"),
         ([STREAM, "--to", TARGET, "--until", "7:0", "--to-time", "5"], 2, "--until and --to-time both say"),
         ([STREAM, "--to", TARGET, "--from", "6:0"], 3, "6:0"),
         ([STREAM, "--to", TARGET, "--token-file", "/nowhere"], 8, "no token in /nowhere"),
@@ -150,6 +153,29 @@ def test_invalid_replays_are_refused_and_send_nothing(
     assert message in err
     assert "let-me-in" not in err
     assert told.place.arrived == []
+
+
+def test_broker_that_is_dead_is_named_after_one_attempt(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
+    with closing(socket.socket()) as taken:  # bound, and nobody listens
+        taken.bind(("127.0.0.1", 0))
+        url = f"pulsar://127.0.0.1:{taken.getsockname()[1]}"
+        code, out, err = run(capsys, STREAM, "--to", TARGET, "--store", told.store.url, "--service-url", url)
+    assert (code, out) == (4, "")
+    line, hint = err.splitlines()
+    assert line.startswith(f"offloader: no broker answers at {url}, nothing was sent: ")
+    assert hint == "hint: check --service-url, and that the broker runs"
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_topic_that_is_not_there_is_named_with_how_to_create_it(
+    told: Told, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    """A broker answers where a topic would be, whether or not there is one: only a reader is refused."""
+    code, out, err = run(capsys, STREAM, "--to", "t/n/none", *more, *told.options)
+    assert (code, out) == (3, "")
+    line, hint = err.splitlines()
+    assert "there is no topic persistent://t/n/none, nothing was sent: " in line
+    assert hint == "hint: check --to, or create it: pulsar-admin topics create persistent://t/n/none"
 
 
 def test_replay_without_a_cluster_names_the_option(told: Told, capsys: pytest.CaptureFixture[str]) -> None:

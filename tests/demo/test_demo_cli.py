@@ -181,6 +181,12 @@ def test_bad_calls_are_one_line_with_a_hint(
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
+def test_directory_that_cannot_be_made_is_named_with_the_option(tmp_path: Path, input_file: Path) -> None:
+    done = demo("--input", input_file, "--dir", "/proc/offloader-demo", cwd=tmp_path)
+    failed(done, 8, r"the demo's directory /proc/offloader-demo can't be made in /proc")
+    assert "hint: name another one with --dir" in done.stderr
+
+
 def test_missing_bucket_is_reported(tmp_path: Path, input_file: Path, servers: Any) -> None:
     endpoint = servers["moto"]
     done = demo(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import random
 import zipfile
+from collections.abc import Callable
 from datetime import UTC, datetime
 from decimal import Decimal
 from importlib.util import find_spec
@@ -15,6 +18,7 @@ import pandas
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -113,7 +117,7 @@ def test_options_of_files_need_a_file() -> None:
 def test_lines_are_events_byte_for_byte_without_their_ends(tmp_path: Path) -> None:
     path = tmp_path / "log.txt"
     path.write_bytes(b"one\n\ntwo\r\n\xff\x00 not text\nlast")
-    assert payloads(EventFile(str(path))) == [b"one", b"", b"two", b"\xff\x00 not text", b"last"]
+    assert payloads(EventFile(str(path), file_format="lines")) == [b"one", b"", b"two", b"\xff\x00 not text", b"last"]
 
 
 def test_ndjson_lines_are_kept_byte_for_byte_as_events(tmp_path: Path) -> None:
@@ -229,6 +233,112 @@ def test_invalid_time_is_refused(value: Any) -> None:
         time_ms_of(value)
 
 
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".zst": zstandard.compress}
+
+
+@pytest.mark.parametrize("suffix", COMPRESSORS)
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("e.ndjson", b'{"a":1}\n{"a":2}\n', [b'{"a":1}', b'{"a":2}']),
+        ("e.json", b'[{"a":1},{"a":2}]', [b'{"a":1}', b'{"a":2}']),
+        ("e.csv", b"a\n1\n2\n", [b'{"a":1}', b'{"a":2}']),
+        ("e.log", b"one\ntwo", [b"one", b"two"]),
+    ],
+)
+def test_compressed_files_are_read_as_what_is_in_them(
+    tmp_path: Path, suffix: str, name: str, content: bytes, expected: list[bytes]
+) -> None:
+    path = tmp_path / f"{name}{suffix}"
+    path.write_bytes(COMPRESSORS[suffix](content))
+    source = EventFile(str(path))
+    assert payloads(source) == expected
+    assert payloads(source) == expected, "it can be read again"
+
+
+def test_several_compressed_parts_in_one_file_are_all_read(tmp_path: Path) -> None:
+    for suffix, compress in ((".gz", gzip.compress), (".zst", zstandard.compress)):
+        path = tmp_path / f"e.txt{suffix}"
+        path.write_bytes(compress(b"one\n") + compress(b"two\n"))
+        assert payloads(EventFile(str(path))) == [b"one", b"two"]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_compressed_file_that_breaks_off_is_refused(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"e.ndjson{suffix}"
+    generator = random.Random(1)
+    content = COMPRESSORS[suffix](b"".join(b'{"n":%d}\n' % generator.getrandbits(60) for _ in range(5_000)))
+    path.write_bytes(content[: len(content) // 2])
+    assert "can't be decompressed" in refused(path) or "not JSON" in refused(path)
+    path.write_bytes(content[:-40] + bytes(40))
+    assert "can't be decompressed" in refused(path)
+    lines = tmp_path / f"e.txt{suffix}"
+    for end in (len(content) // 2, len(content) - 1):
+        lines.write_bytes(content[:end])
+        assert "is damaged: it can't be decompressed" in refused(lines)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"[]", None),
+        (b' [1, "x",\t{"a": [1, 2]} ]\n', [b"1", b'"x"', b'{"a": [1, 2]}']),
+        (b'\xef\xbb\xbf[{"a":\n  1},\n null]', [b'{"a":1}', b"null"]),
+        (b"[12345678, 9]", [b"12345678", b"9"]),
+    ],
+)
+def test_elements_of_a_json_array_are_events(tmp_path: Path, content: bytes, expected: list[bytes] | None) -> None:
+    path = tmp_path / "e.json"
+    path.write_bytes(content)
+    if expected is None:
+        assert "holds no events" in refused(path)
+    else:
+        assert payloads(EventFile(str(path))) == expected
+
+
+def test_json_array_is_read_in_pieces(tmp_path: Path) -> None:
+    """Elements on both sides of a piece's end, one of them larger than a piece."""
+    path = tmp_path / "e.json"
+    values: list[Any] = [{"n": n, "text": "ä" * (n % 500)} for n in range(2_000)]
+    values[1_000] = {"large": "x" * 300_000}
+    path.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
+    assert [json.loads(each) for each in payloads(EventFile(str(path)))] == values
+
+
+def test_json_file_with_a_value_per_line_is_read_as_before(tmp_path: Path) -> None:
+    path = tmp_path / "e.json"
+    path.write_bytes(b'{"a": 1}\n{"a": 2}\n')
+    assert payloads(EventFile(str(path))) == [b'{"a": 1}', b'{"a": 2}']
+
+
+def test_times_of_an_arrays_elements_are_taken(tmp_path: Path) -> None:
+    path = tmp_path / "e.json"
+    path.write_bytes(b'[{"t": 5}, {"u": 6}]')
+    assert "element 2: no field 't'" in refused(path, time_field="t")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("e.dat", b"\x89PNG\r\n\x1a\n", "is binary, a PNG picture"),
+        ("e.xlsx", b"PK\x03\x04rest", "is binary, a ZIP archive"),
+        ("e.ndjson.bz2", b"BZh9rest", "is binary, compressed with bzip2"),
+        ("e.avro", b"Obj\x01rest", "is binary, an Avro file"),
+        ("e.csv", b"PAR1rest", "is binary, a Parquet file"),
+        ("e.bin", b"text\x00more", "is binary, not text: byte 5 is zero"),
+        ("e.ndjson", b'{"a":1}\n\x00', "is binary, not text: byte 9 is zero"),
+        ("e.log.gz", gzip.compress(b"a\x00b"), "is binary, not text: byte 2 is zero"),
+    ],
+)
+def test_binary_file_is_refused_with_the_reason(tmp_path: Path, name: str, content: bytes, why: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert why in refused(path)
+    with pytest.raises(InvalidCall) as caught:
+        survey(open_input(str(path)))
+    assert "ndjson, json, csv, parquet, lines, plain, .gz or .zst" in caught.value.hint
+
+
 # -- broken files: named with the line, nothing else happens
 
 
@@ -249,6 +359,13 @@ def test_invalid_time_is_refused(value: Any) -> None:
         ("e.csv", b"a,a\n1,2\n", "line 1: the names of the fields must differ"),
         ("e.csv", b"a\n1\n\xff\n", "line 3: not UTF-8"),
         ("e.parquet", b"PAR1 no, it isn't PAR1", "is not readable Parquet after row 0"),
+        ("e.json", b"[1, 2", "element 2: not a JSON array: the file ends after it, instead of a comma or ]"),
+        ("e.json", b"[1 2]", "element 1: not a JSON array: '2' follows it"),
+        ("e.json", b"[1, ]", "element 2: not JSON: Expecting value"),
+        ("e.json", b"[1, NaN]", "element 2: NaN is no JSON number"),
+        ("e.json", b"[1] x", "element 1: there is more after the end of the array"),
+        ("e.json", b'[1, "\xff"]', "not UTF-8"),
+        ("e.json", b"[" * 200_000, "element 1: not JSON"),
         ("e.ndjson", b"", "holds no events"),
         ("e.csv", b"a,b\n", "holds no events"),
         ("e.txt", b"", "holds no events"),

@@ -12,7 +12,8 @@ from formats.entries import Position
 from formats.manifest import Truncate
 from offloader.errors import Trimmed
 from offloader.read.fetch import Cache
-from offloader.read.reader import WAIT_S_MAX, WAIT_S_MIN, follow, open_reader
+from offloader.read.partitions import WAIT_S_MAX, WAIT_S_MIN, follow
+from offloader.read.reader import open_reader
 from offloader.store.open import open_store
 from offloader.testing.manual_clock import ManualClock
 from tests.support.streams import StreamWriter, batch_of

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloader.errors import InvalidCall, Unsupported
-from offloader.spark.jobs.values import AvroDecoder, arrow_type
+from offloader.read.values import AvroDecoder, arrow_type
 
 
 def record(*fields: tuple[str, Any], name: str = "Order") -> dict[str, Any]:

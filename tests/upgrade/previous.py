@@ -24,7 +24,7 @@ _PRODUCT = ("formats", "offloader", "pyspark_offloader.py")
 
 
 #: Their code, one folder each, so that a clone needs no history. Made by ``python -m tests.upgrade.previous``.
-PACKED = Path(__file__).with_name("earlier-releases.tar.xz")
+PACKED = Path(__file__).with_name("earlier-releases.txz")
 
 
 class MissingRelease(Exception):

@@ -21,6 +21,7 @@ from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
 from offloader.errors import ErrorKind, InvalidCall, LimitReached, OffloaderError
 from offloader.ledgers.pushed import LedgerEnd
 from offloader.ledgers.sqlite.chunks import require_times
+from offloader.manifest.names import stream_name
 from offloader.service.auth import NotAuthenticated
 
 #: Longest descriptor, ticket or note.
@@ -144,7 +145,7 @@ def put_request(path: list[bytes] | None, command: bytes | None) -> PutRequest:
             )
         return PutRequest(Fields({"stream": path[0].decode(errors="replace")}, "descriptor").text("stream"), "push")
     fields = fields_of(command or b"", "descriptor")
-    stream, mode = fields.text("stream"), fields.text("mode", "push")
+    stream, mode = stream_name(fields.text("stream")), fields.text("mode", "push")
     producer = fields.text("producer", "", chars_max=PRODUCER_CHARS_MAX)
     source, last, crc32 = fields.uuid("source"), fields.position("last"), fields.whole("crc32")
     fields.end()
@@ -188,7 +189,7 @@ def get_request(ticket: bytes) -> GetRequest:
     """From a ticket. Raises ``InvalidCall``: an invalid one."""
     fields = fields_of(ticket, "ticket")
     request = GetRequest(
-        fields.text("stream"),
+        stream_name(fields.text("stream")),
         fields.position("from"),
         fields.position("to"),
         fields.whole("from_time_ms"),

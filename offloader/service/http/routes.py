@@ -24,10 +24,12 @@ from offloader.service.http.broker_routes import BrokerThreads, broker_routes
 from offloader.service.http.middleware import BUG, PROBLEM_JSON, problem_document, problem_headers, problem_of
 from offloader.service.http.schemas import (
     CURSOR_CHARS_MAX,
+    POSITION,
     Applied,
     Cleaned,
     CleanupRequest,
     Committed,
+    EntryPage,
     Health,
     Items,
     Known,
@@ -55,6 +57,7 @@ from offloader.service.http.schemas import (
 )
 from offloader.service.queries import LIMIT_MAX, Page, ServiceControl, ServiceView, StreamOrder
 from offloader.telemetry.prometheus import CONTENT_TYPE, Exposition
+from offloader.times import TIME_FORMS
 
 #: Share of the response deadline that a command may wait.
 _WAIT_SHARE = 0.8
@@ -240,6 +243,20 @@ def stream_routes(view: ServiceView) -> APIRouter:
         of = ("segments", name)
         page = view.segments(name, after=place_of(cursor, *of), limit=limit)
         return _page(ListPage[SegmentRow], page, of)
+
+    @router.get("/{stream}/entries", response_model_exclude_unset=True)
+    def entries(
+        name: StreamName,
+        first: Annotated[str, Query(alias="from", max_length=50, description=f"First entry. {POSITION}")] = "",
+        from_time: Annotated[str, Query(max_length=50, description=f"Instead: {TIME_FORMS}.")] = "",
+        to_time: Annotated[str, Query(max_length=50, description="End before the earliest entry of then.")] = "",
+        cursor: Cursor = "",
+        limit: Limit = 100,
+    ) -> EntryPage:
+        """Its entries, of both tiers where it is served here; of a topic with partitions all, by publish time."""
+        place = place_of(cursor, "entries", name)
+        items, after = view.entries(name, first=first, from_time=from_time, to_time=to_time, after=place, limit=limit)
+        return shown(EntryPage, {"items": items, "next_cursor": write_cursor(after, "entries", name)})
 
     for what, (shape, about) in _OF_STREAM.items():
         router.add_api_route(

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from formats.keys import STREAM_BYTES_MAX
 from offloader.errors import InvalidCall
+from offloader.manifest.names import stream_name
 from offloader.service.auth import OPERATION_OF_ROUTE, Caller
 from offloader.service.http.middleware import CALLER
 from offloader.stream_names import require_stream_name
@@ -56,12 +57,13 @@ def _stream_name(
     stream: Annotated[
         str,
         Path(
-            description="The stream's name, percent-encoded as one part: `public%2Fdefault%2Fpersistent%2Forders`.",
+            description="The stream's name, or its topic's (`persistent://...`), percent-encoded as one part: "
+            "`public%2Fdefault%2Fpersistent%2Forders`.",
             max_length=_PART_CHARS_MAX,
         ),
     ],
 ) -> str:
-    name = decoded(stream, "stream's name")
+    name = stream_name(decoded(stream, "stream's name"))
     require_stream_name(name)
     return name
 
@@ -194,6 +196,23 @@ class SegmentRow(_Answer):
     offloaded_ms: int | None
     data: str = Field(description="Key of its data object.")
     index: str = Field(description="Key of its index object.")
+
+
+class EntryRow(_Answer):
+    """One entry."""
+
+    position: str = Field(description=POSITION)
+    publish_time_ms: int | None = Field(description="Null: not known.")
+    payload_base64: str
+    stream: str | None = Field(default=None, description="Of a topic with partitions: the partition's stream.")
+    partition: int | None = Field(default=None, description="Likewise its number.")
+
+
+class EntryPage(_Answer):
+    items: list[EntryRow]
+    next_cursor: str | None = Field(
+        description="Give it as `cursor` for the next page; null: this is all there is now."
+    )
 
 
 class LedgerRow(_Answer):

@@ -1,0 +1,360 @@
+"""The messages of Pulsar in a stream's entries, for ``read --messages``: options, decoding, and lines of output."""
+
+from __future__ import annotations
+
+import codecs
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date, datetime, time
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+from uuid import UUID
+
+import pyarrow as pa
+import typer
+
+from formats.entries import EntryBatch
+from formats.errors import ChecksumMismatch, FormatError
+from formats.pulsar.entry import decode_frame
+from formats.pulsar.messages import COLUMNS, ROWS_MAX, BadEntry, MessageDecoder, MessageOptions
+from offloader.cli.options import option
+from offloader.cli.output import base64_text, counted, json_line, utf8_text
+from offloader.errors import Corrupt, InvalidCall, NotFound
+from offloader.ledgers.pulsar.admin import AdminClient
+from offloader.ledgers.pulsar.topics import topic_of_stream
+from offloader.ledgers.pulsar.transport import open_security
+from offloader.manifest.catalog import partition_of
+from offloader.read.decrypt import Decryptor, WrongKey
+from offloader.read.reader import decode_messages
+from offloader.read.values import MessageSchema, ValueDecoder, VersionedDecoder, schema_of, value_decoder
+
+#: Variable with the token for the admin interface, as of `adopt`.
+TOKEN_VARIABLE = "OFFLOADER_ADMIN_TOKEN"  # noqa: S105 - the name of it
+_ALL = tuple(COLUMNS)
+#: Known without decompression: the number of messages in an entry.
+_COUNTED = ("batch_index",)
+_REMEDY = "--on-bad-message null prints lines that say what is wrong"
+#: Keys of a row besides the columns: its partition's number, and its value by the schema.
+PARTITION, DECODED = "partition", "decoded"
+#: Entries at the beginning that decide whether a stream is Pulsar's.
+_LOOKED_AT_MAX = 100
+_SCHEMA_BYTES_MAX = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageArguments:
+    """Options of ``read --messages``."""
+
+    messages: Annotated[
+        bool,
+        typer.Option(
+            "--messages", help="Take the entries for what Pulsar stored: a line a message, its chunks joined."
+        ),
+    ] = False
+    on_bad_message: Annotated[
+        BadEntry,
+        typer.Option("--on-bad-message", help="With --messages: fail, or print a line that says what is wrong."),
+    ] = BadEntry.ERROR
+    schema: Annotated[
+        list[str] | None,
+        option(
+            "--schema",
+            "With --messages: decode values by this schema: Avro as JSON, what `pulsar-admin schemas get` prints, or "
+            "descriptors of protobuf. With a number only values of that version. May be repeated.",
+            metavar="[VERSION=]FILE",
+        ),
+    ] = None
+    message_type: Annotated[
+        str, option("--message-type", "Which message of --schema with descriptors of protobuf.", metavar="NAME")
+    ] = ""
+    admin_url: Annotated[
+        str,
+        option(
+            "--admin-url",
+            f"With --messages: ask this Pulsar for the schemas; a token in {TOKEN_VARIABLE} is sent along.",
+            metavar="URL",
+        ),
+    ] = ""
+    private_key: Annotated[
+        list[str] | None,
+        option(
+            "--private-key",
+            "With --messages: decrypt with this RSA key (PEM), of this name if one is given. May be repeated.",
+            metavar="[NAME=]FILE",
+        ),
+    ] = None
+
+    def require_messages(self) -> None:
+        """Raises ``InvalidCall`` for an option of messages without ``--messages``."""
+        given = {"--schema": self.schema, "--admin-url": self.admin_url, "--private-key": self.private_key}
+        wrong = [name for name, value in given.items() if value]
+        if wrong and not self.messages:
+            raise InvalidCall(f"{wrong[0]} is for messages", hint="give --messages too")
+        if self.message_type and not self.schema:
+            raise InvalidCall("--message-type names a message of --schema", hint="give --schema FILE too")
+
+
+class MessageReader:
+    """Decodes what ``read`` prints, by the options. Use it once.
+
+    Args:
+        streams: the stream of each number in ``rows``; of one stream it has no partition.
+        numbers: the partitions' numbers, in the same order; empty: no topic with partitions.
+
+    Raises:
+        NotFound, InvalidCall, Unsupported: a schema or a key can't be used.
+    """
+
+    def __init__(self, given: MessageArguments, streams: list[str], numbers: list[int]) -> None:
+        self._streams, self._numbers, self._bad = streams, numbers, given.on_bad_message
+        self._values = _values(given, streams[0])
+        keys = dict(_named_file(text) for text in given.private_key or [])
+        self._decrypt = Decryptor(keys) if keys else None
+        self._decoders: dict[int, MessageDecoder] = {}
+        self._found = False
+
+    def count(self, batches: Iterable[tuple[int, EntryBatch]], limit: int) -> int:
+        """Number of messages; at most ``limit``, 0: all."""
+        found = sum(int(batch.num_rows) for _, batch in self._messages(batches, limit, _COUNTED))
+        self._note_incomplete()
+        return found
+
+    def print(self, batches: Iterable[tuple[int, EntryBatch]], limit: int, *, as_json: bool) -> None:
+        """Prints a line per message; at most ``limit``, 0: all."""
+        line_of = message_json if as_json else message_text
+        for number, batch in self._messages(batches, limit, _ALL):
+            rows = [self._completed(number, row) for row in batch.to_pylist()]
+            sys.stdout.write("".join([line_of(row) + "\n" for row in rows]))
+            sys.stdout.flush()
+        self._note_incomplete()
+
+    def _messages(
+        self, batches: Iterable[tuple[int, EntryBatch]], limit: int, names: tuple[str, ...]
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        left = limit or sys.maxsize
+        for number, entries in batches:
+            options = MessageOptions(
+                columns=names,
+                bad_entries=self._bad,
+                rows_max=min(left, ROWS_MAX),
+                join_chunks=True,
+                decrypt=self._decrypt,
+            )
+            source = f"stream {self._streams[number]},"
+            decoder = self._decoders.setdefault(number, MessageDecoder(options, source=source))
+            try:
+                for batch in decode_messages(entries, decoder, remedy=_REMEDY):
+                    self._found = True
+                    yield number, batch.slice(0, left)
+                    left -= batch.num_rows
+                    if left <= 0:
+                        return
+            except Corrupt as error:
+                if isinstance(error.__cause__, WrongKey):
+                    raise InvalidCall(error.message, hint=f"is it the reader's private key? {_REMEDY}") from error
+                if not self._found and is_foreign(entries):
+                    raise _foreign(self._streams[number], entries) from error
+                raise
+
+    def _completed(self, number: int, row: dict[str, Any]) -> dict[str, Any]:
+        """A row with its partition, and its value by the schema."""
+        if self._numbers:
+            row[PARTITION] = self._numbers[number]
+        has_value = row["value"] is not None and row["marker_type"] is None and not row["encryption_keys"]
+        if self._values is None or not has_value:
+            return row
+        try:
+            row[DECODED] = plain_value(self._values.decode(row["value"], row["schema_version"]))
+        except ValueError as error:
+            why = f"the value can't be decoded: {error}"
+            if self._bad is BadEntry.ERROR:
+                raise InvalidCall(
+                    f"stream {self._streams[number]}, message {_id(row)}: {why}",
+                    hint=f"is that the topic's schema? {_REMEDY}",
+                ) from error
+            row.update(value=None, error=why)
+        return row
+
+    def _note_incomplete(self) -> None:
+        incomplete = sum(decoder.incomplete for decoder in self._decoders.values())
+        if incomplete:
+            sys.stdout.flush()
+            left_out = counted(incomplete, "message")
+            print(f"note: left out {left_out}, of which chunks are missing in this range", file=sys.stderr)
+
+
+def is_foreign(entries: EntryBatch) -> bool:
+    """Whether none of the first entries is anything that Pulsar stored, not even damaged."""
+    for entry in entries.slice(0, min(len(entries), _LOOKED_AT_MAX)).entries():
+        try:
+            decode_frame(entry.payload)
+        except ChecksumMismatch:
+            return False
+        except FormatError:
+            continue
+        return False
+    return True
+
+
+def _foreign(stream: str, entries: EntryBatch) -> InvalidCall:
+    return InvalidCall(
+        f"stream {stream} has no messages of Pulsar's: entry {entries.first} isn't one",
+        hint="read the entries as they are: leave out --messages",
+    )
+
+
+def _named_file(text: str) -> tuple[str, str]:
+    """``NAME=FILE`` or ``FILE``: a path may contain a =, an existing file is a path."""
+    name, _, path = ("", "", text) if Path(text).exists() else text.rpartition("=")
+    return name, path
+
+
+def _values(given: MessageArguments, stream: str) -> VersionedDecoder | None:
+    """The decoder of the values; ``None``: they are printed as they are."""
+    found: dict[int | None, ValueDecoder] = {}
+    for text in given.schema or []:
+        name, path = _named_file(text)
+        if name and not name.isdecimal():
+            raise InvalidCall(f"--schema {text}: {name!r} is no number of a version", hint="for example 0=orders.avsc")
+        what = f"--schema {path}"
+        try:
+            with Path(path).open("rb") as opened:
+                document = opened.read(_SCHEMA_BYTES_MAX)
+        except OSError as cause:
+            raise NotFound(f"{what} can't be read: {cause.strerror}", hint="check the path") from cause
+        schema = schema_of(document, what=what, message_type=given.message_type)
+        found[int(name) if name else None] = value_decoder(schema, what=what)
+    if given.admin_url:
+        split = partition_of(stream)
+        topic = topic_of_stream(stream if split is None else split[0])
+        if topic is None:
+            raise InvalidCall(f"stream {stream} has no topic's name, so no broker has its schema", hint="give --schema")
+        return VersionedDecoder(found, partial(_asked, given.admin_url, topic))
+    return VersionedDecoder(found) if found else None
+
+
+def _asked(admin_url: str, topic: str, version: int | None) -> ValueDecoder:
+    """The decoder of one version, by the broker's schema."""
+    with AdminClient(admin_url, security=open_security(token_variable=TOKEN_VARIABLE)) as client:
+        kind, data = client.schema(topic, version)
+    named = "the newest version" if version is None else f"version {version}"
+    return value_decoder(MessageSchema(kind, data), what=f"the schema of {topic}, {named},")
+
+
+def plain_value(value: Any) -> Any:
+    """A decoded value in JSON's types: bytes as base64, times and decimals as text."""
+    match value:
+        case Mapping():
+            return {str(name): plain_value(each) for name, each in value.items()}
+        case list() | tuple():
+            return [plain_value(each) for each in value]
+        case bytes():
+            return base64_text(value)
+        case datetime() | date() | time():
+            return value.isoformat()
+        case Decimal() | UUID():
+            return str(value)
+        case _:
+            return value
+
+
+#: Characters of a value in a line for people.
+VALUE_SIGNS_MAX = 200
+#: Enough for so many UTF-8 characters.
+_PREVIEW_BYTES = 4 * VALUE_SIGNS_MAX
+
+_Row = Mapping[str, Any]
+
+
+def message_text(row: _Row) -> str:
+    """``id <tab> publish time <tab> key <tab> value``, the value cut; other than an ordinary value is in brackets."""
+    key = "-" if row["key"] is None else _one_line(row["key"])
+    time = "-" if row["publish_time"] is None else _time(row["publish_time"])
+    value = json_line(row[DECODED]).encode() if DECODED in row else row["value"]
+    return "\t".join([_id(row), time, key, _note(row) or _preview(value)])
+
+
+def message_json(row: _Row) -> str:
+    """One object: ``id``, ``publish_time``, ``key``, ``value``, ``properties``, and all other known fields.
+
+    Bytes are base64 under a name that ends in ``_base64``; a value that is UTF-8 is text.
+    """
+    shown: dict[str, object] = {"id": _id(row)} | ({PARTITION: row[PARTITION]} if PARTITION in row else {})
+    shown |= {name: _plain_value(row[name]) for name in ("publish_time", "key")}
+    shown |= {"value": row[DECODED]} if DECODED in row else _value(row["value"])
+    shown["properties"] = dict(row["properties"] or ())
+    for name, value in row.items():
+        if name not in _SHOWN_ALREADY and value is not None and value is not False:
+            shown[f"{name}_base64" if isinstance(value, bytes) else name] = _plain_value(value)
+    if row["encryption_keys"]:
+        shown["encryption_keys"] = [key["name"] for key in row["encryption_keys"]]
+    return json_line(shown)
+
+
+_SHOWN_ALREADY = frozenset(
+    (
+        *("ledger_id", "entry_id", "batch_index", "publish_time", "key", "value", "properties", "encryption_keys"),
+        *(PARTITION, DECODED),
+    )
+)
+
+
+def _id(row: _Row) -> str:
+    """``7:12``, and in a batch ``7:12:3``."""
+    place = f"{row['ledger_id']}:{row['entry_id']}"
+    return place if row["batch_index"] < 0 else f"{place}:{row['batch_index']}"
+
+
+def _value(value: bytes | None) -> dict[str, object]:
+    text = utf8_text(value) if value is not None else None
+    if value is None or text is not None:
+        return {"value": text}
+    return {"value_base64": base64_text(value)}
+
+
+def _note(row: _Row) -> str:
+    """Placeholder of a value that isn't an ordinary one, in brackets; else empty."""
+    value, note = row["value"], ""
+    if row["error"] is not None and value is None:
+        note = f"error: {row['error']}"
+    elif row["marker_type"] is not None:
+        note = f"marker {row['marker_type']}"
+    elif value is None:
+        note = "compacted out" if row["compacted_out"] else "null"
+    elif row["encryption_keys"]:
+        note = f"encrypted, {len(value)} bytes"
+    elif row["chunk_id"] is not None:
+        note = f"chunk {row['chunk_id'] + 1} of {row['chunk_count']} of {row['chunk_uuid']}, {len(value)} bytes"
+    return f"({_one_line(note)})" if note else ""
+
+
+def _preview(value: bytes) -> str:
+    head = value[:_PREVIEW_BYTES]
+    try:
+        # Drops a character that the cut splits.
+        text = codecs.getincrementaldecoder("utf-8")().decode(head, final=len(head) == len(value))
+    except UnicodeDecodeError:
+        shown = "base64:" + base64_text(value[:VALUE_SIGNS_MAX])
+        return shown if len(value) <= VALUE_SIGNS_MAX else f"{shown}..."
+    whole = len(head) == len(value) and len(text) <= VALUE_SIGNS_MAX
+    return _one_line(text[:VALUE_SIGNS_MAX]) + ("" if whole else "...")
+
+
+def _one_line(text: str) -> str:
+    """Line breaks, tabs and other unprintable characters as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode("ascii") for sign in text)
+
+
+def _plain_value(value: object) -> object:
+    if isinstance(value, datetime):
+        return _time(value)
+    return base64_text(value) if isinstance(value, bytes) else value
+
+
+def _time(when: datetime) -> str:
+    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,67 @@
+"""What a name given by a person or a program means: a stream, a Pulsar topic, or a topic with partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from offloader.ledgers.pulsar.topics import stream_of_topic
+from offloader.manifest.catalog import partition_of, partition_streams, read_entry
+from offloader.store.base import ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class NamedStreams:
+    """What a name means.
+
+    Attributes:
+        name: in the form of streams' names.
+        partitions: number -> stream of each partition, ascending; empty: ``name`` is one stream.
+    """
+
+    name: str
+    partitions: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """All streams, in the order of their partitions."""
+        return tuple(self.partitions.values()) or (self.name,)
+
+
+def stream_name(given: str) -> str:
+    """``persistent://tenant/ns/topic`` -> ``tenant/ns/persistent/topic``; a name without ``://`` stays.
+
+    Raises:
+        InvalidCall: a URL that isn't a persistent topic's.
+    """
+    return stream_of_topic(given) if "://" in given else given
+
+
+def resolve_name(given: str, existing: Collection[str]) -> NamedStreams:
+    """What a stream's or a topic's name means among the streams that exist.
+
+    A stream of exactly that name comes first: beside a stream ``x``, ``x-partition-0`` is a stream of its own. A name
+    that fits nothing means a stream that doesn't exist.
+
+    Raises:
+        InvalidCall: as ``stream_name``.
+    """
+    name = stream_name(given)
+    if name in existing:
+        return NamedStreams(name)
+    split = [(partition_of(stream), stream) for stream in existing]
+    found = {of[1]: stream for of, stream in split if of is not None and of[0] == name}
+    return NamedStreams(name, dict(sorted(found.items())))
+
+
+def named_streams(store: ObjectStore, given: str) -> NamedStreams:
+    """As ``resolve_name``, among the streams of a store: one request for a stream, a listing for another name.
+
+    Raises:
+        InvalidCall: no name of a stream or of a persistent topic.
+        Corrupt, Unsupported: the stream's catalogue entry is damaged, or a later release wrote it.
+    """
+    name = stream_name(given)
+    return resolve_name(
+        name, [name] if read_entry(store, name) is not None else partition_streams(store, name).values()
+    )

@@ -1,0 +1,313 @@
+"""Reads of streams by name: a topic with partitions is read as one, all partitions merged by publish time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from datetime import datetime
+from typing import Literal
+from uuid import UUID
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
+from formats.pulsar.messages import publish_times_ms
+from offloader.errors import InvalidCall, NotFound
+from offloader.ledgers.base import ReadableLedgers
+from offloader.manifest.catalog import partition_streams
+from offloader.manifest.names import resolve_name, stream_name
+from offloader.manifest.state import ManifestState, SegmentRecord
+from offloader.read.fetch import Cache
+from offloader.read.reader import Reader
+from offloader.read.reader import open_reader as open_stream_reader
+from offloader.runtime.clock import Clock
+from offloader.settings import ReadSettings
+from offloader.store.base import ObjectStore
+from offloader.times import moment_ms
+
+#: Partitions that one reader merges; each has requests in flight of its own.
+PARTITIONS_READ_MAX = 256
+#: Smallest request of a reader that shares its bytes in flight with others.
+_REQUEST_BYTES_MIN = 1024 * 1024
+_Moment = int | str | datetime
+
+
+def open_reader(
+    store: ObjectStore,
+    stream: str,
+    *,
+    settings: ReadSettings | None = None,
+    source: ReadableLedgers | None = None,
+    state: ManifestState | None = None,
+    cache: Cache | None = None,
+    executor: Executor | None = None,
+    on_missing: Literal["error", "skip"] = "error",
+    lease_seconds: int = 0,
+    clock: Clock | None = None,
+) -> Reader:
+    """Open a reader of a stream, or of all partitions of a topic (a ``TopicReader``), at the current manifest.
+
+    Args:
+        stream: the stream's name or its topic's, ``persistent://tenant/ns/topic``. Where no such stream exists and
+            ``<name>-partition-0``, ``-1``, ... do, all of these.
+        source: the hot tier, for entries that aren't offloaded yet; with it the manifest may not exist yet, without it
+            the stream ends at the committed end. Of one stream.
+        state: a view of the manifest to pin instead of the newest one. Of one stream.
+        cache: for single reads; default: the process's, which all readers share.
+        executor: a thread pool to use instead of own threads.
+        on_missing: ``skip`` leaves out segments that miss an object, and lists them in ``Reader.skipped``.
+        lease_seconds: a lease protects this reader's view from cleanup; reads renew it and closing the reader ends it.
+            0: none. The store must be open for writing.
+        clock: renews it.
+
+    Raises:
+        NotFound: no such stream (the hint names similar ones), or no such bucket or directory.
+        InvalidCall: not a stream's name, or a topic with more than ``PARTITIONS_READ_MAX`` partitions.
+        Corrupt: the manifest is damaged.
+    """
+
+    def opened(name: str, chosen: ReadSettings | None) -> Reader:
+        return open_stream_reader(
+            *(store, name),
+            settings=chosen,
+            source=source,
+            state=state,
+            cache=cache,
+            executor=executor,
+            on_missing=on_missing,
+            lease_seconds=lease_seconds,
+            clock=clock,
+        )
+
+    try:
+        return opened(stream, settings)
+    except NotFound:
+        partitions = _partitions(store, stream)
+        if not partitions:
+            raise
+        return open_topic(partitions, stream_name(stream), opened, settings)
+
+
+def _partitions(store: ObjectStore, name: str) -> Mapping[int, str]:
+    """The partitions of a name that is no stream."""
+    return resolve_name(name, partition_streams(store, stream_name(name)).values()).partitions
+
+
+def open_topic(
+    partitions: Mapping[int, str],
+    topic: str,
+    opened: Callable[[str, ReadSettings], Reader],
+    settings: ReadSettings | None = None,
+) -> TopicReader:
+    """A reader of some partitions, which share the bytes in flight of the settings.
+
+    Args:
+        opened: opens the reader of one stream.
+
+    Raises:
+        InvalidCall: more than ``PARTITIONS_READ_MAX``.
+    """
+    if len(partitions) > PARTITIONS_READ_MAX:
+        raise InvalidCall(
+            f"topic {topic} has {len(partitions)} partitions, and at most {PARTITIONS_READ_MAX} are read as one",
+            hint=f"read one of them: {next(iter(partitions.values()))}",
+        )
+    chosen = settings or ReadSettings()
+    at_once = max(chosen.requests_in_flight_max // len(partitions), 1)
+    bytes_in_flight = chosen.requests_in_flight_max * chosen.request_bytes
+    request_bytes = max(bytes_in_flight // (at_once * len(partitions)), min(_REQUEST_BYTES_MIN, chosen.request_bytes))
+    shared = replace(chosen, requests_in_flight_max=at_once, request_bytes=min(request_bytes, chosen.request_bytes))
+    readers: dict[int, Reader] = {}
+    with ExitStack() as stack:
+        for number, stream in partitions.items():
+            readers[number] = opened(stream, shared)
+            stack.callback(readers[number].close)
+        stack.pop_all()
+    return TopicReader(topic, readers)
+
+
+class TopicReader(Reader):
+    """Reads all partitions of a topic; see ``open_reader``. Thread-safe.
+
+    A position is of one partition: methods that take or return one raise ``InvalidCall``. Times are of all.
+
+    Attributes:
+        partitions: number -> the partition's own reader.
+    """
+
+    def __init__(self, topic: str, partitions: Mapping[int, Reader]) -> None:
+        self.stream = topic
+        self.partitions = dict(partitions)
+
+    def close(self) -> None:
+        """Close the readers of all partitions. Idempotent."""
+        for reader in self.partitions.values():
+            reader.close()
+
+    @property
+    def first_position(self) -> Position | None:
+        """Refused: a position is of one partition."""
+        raise self._of_one_partition()
+
+    @property
+    def last_position(self) -> Position | None:
+        """Refused: a position is of one partition."""
+        raise self._of_one_partition()
+
+    @property
+    def skipped(self) -> Mapping[UUID, str]:
+        """Skipped segments of all partitions, with the reason."""
+        return {uuid: why for reader in self.partitions.values() for uuid, why in reader.skipped.items()}
+
+    def segments(self) -> list[SegmentRecord]:
+        """The offloaded segments with readable entries, partition by partition."""
+        return [record for reader in self.partitions.values() for record in reader.segments()]
+
+    def refresh(self) -> TopicReader:
+        """A reader of the same partitions at their current manifests."""
+        return TopicReader(self.stream, {number: reader.refresh() for number, reader in self.partitions.items()})
+
+    @property
+    def has_hot_tier(self) -> bool:
+        """Whether entries of a partition that aren't offloaded yet are read as well."""
+        return any(reader.has_hot_tier for reader in self.partitions.values())
+
+    def _require_open(self) -> None:
+        raise self._of_one_partition()  # of every inherited method, which takes or returns a position
+
+    def scan(
+        self, start: Position | None = None, end: Position | None = None, batch_bytes: int | None = None
+    ) -> Generator[EntryBatch, None, None]:
+        """All entries of all partitions, merged by publish time; without positions."""
+        if start is not None or end is not None:
+            raise self._of_one_partition()
+        return _only_batches(merge_published([r.scan(batch_bytes=batch_bytes) for r in self.partitions.values()]))
+
+    def count(self, first: Position | None = None, last: Position | None = None) -> int:
+        """Number of entries of all partitions; without positions."""
+        if first is not None or last is not None:
+            raise self._of_one_partition()
+        return sum(reader.count() for reader in self.partitions.values())
+
+    def scan_published(
+        self, start: _Moment | None = None, end: _Moment | None = None
+    ) -> Generator[EntryBatch, None, None]:
+        """All entries of all partitions, from ``start`` to before ``end``, merged by publish time."""
+        # Once, so that "-1h" is one time.
+        ends = [None if each is None else moment_ms(each, what="publish time") for each in (start, end)]
+        return _only_batches(merge_published([r.scan_published(*ends) for r in self.partitions.values()]))
+
+    def _of_one_partition(self) -> InvalidCall:
+        one = next(iter(self.partitions.values())).stream
+        return InvalidCall(
+            f"{self.stream} has {len(self.partitions)} partitions, and a position is of one",
+            hint=f"use times, or read one of them: {one}",
+        )
+
+
+def _only_batches(merged: Generator[tuple[int, EntryBatch], None, None]) -> Generator[EntryBatch, None, None]:
+    with closing(merged):
+        for _, batch in merged:
+            yield batch
+
+
+def merge_published(scans: Sequence[Iterator[EntryBatch]]) -> Generator[tuple[int, EntryBatch], None, None]:
+    """Merges scans of several streams by publish time; each keeps its own order.
+
+    An entry that was published before an earlier one of its stream, or at an unknown time, comes directly after that
+    one. Of equal times the first scan's come first. Closes the scans that can be closed.
+
+    Yields:
+        the number of the scan, and entries of it.
+    """
+    with ExitStack() as stack:
+        for scan in scans:
+            if isinstance(scan, Generator):
+                stack.callback(scan.close)
+        if len(scans) == 1:
+            yield from ((0, batch) for batch in scans[0])
+            return
+        heads = {number: head for number, scan in enumerate(scans) if (head := _head(scan, TIME_UNKNOWN_MS))}
+        while heads:
+            number = min(heads, key=lambda each: (int(heads[each][1][0]), each))
+            batch, times = heads[number]
+            others = [(int(head[1][0]), each) for each, head in heads.items() if each != number]
+            stop = len(batch)
+            if others:
+                until_ms, other = min(others)
+                stop = int(np.searchsorted(times, until_ms, side="right" if number < other else "left"))
+            yield number, batch.slice(0, stop)
+            if stop < len(batch):
+                heads[number] = (batch.slice(stop, len(batch)), times[stop:])
+            elif head := _head(scans[number], int(times[-1])):
+                heads[number] = head
+            else:
+                del heads[number]
+
+
+def _head(scan: Iterator[EntryBatch], after_ms: int) -> tuple[EntryBatch, NDArray[np.int64]] | None:
+    """The next entries of a scan, and their times, none below ``after_ms`` or an earlier one."""
+    for batch in scan:
+        if len(batch):
+            return batch, np.maximum.accumulate(np.maximum(publish_times_ms(batch), after_ms))
+    return None
+
+
+#: Seconds between polls: the first, and the longest after polls without news, of the manifest alone or with a hot tier.
+WAIT_S_MIN, WAIT_S_MAX, HOT_WAIT_S_MAX = 0.5, 10.0, 1.0
+
+
+def follow(
+    reader: Reader, start: Position | None, *, clock: Clock, stop: threading.Event | None = None
+) -> Generator[EntryBatch, None, None]:
+    """All entries from ``start``, including future ones, in order, each once.
+
+    Polls after 0.5 s, doubling each time without news: at most every 10 s, with a hot tier at most every second.
+
+    Args:
+        start: default: the first readable entry, present or future.
+        stop: ends the iteration when set; default: endless.
+
+    Raises:
+        Trimmed: the next entries were deleted meanwhile; names the first remaining position.
+        as ``Reader.scan``.
+    """
+    return _only_batches(follow_all([reader], [start], clock=clock, stop=stop))
+
+
+def follow_all(
+    readers: Sequence[Reader], starts: Sequence[Position | None], *, clock: Clock, stop: threading.Event | None = None
+) -> Generator[tuple[int, EntryBatch], None, None]:
+    """As ``follow``, of several streams: what is readable is merged by publish time, then what comes.
+
+    Yields:
+        the number of the reader, and entries of its stream.
+    """
+    stop = stop or threading.Event()
+    wait_s, longest_s = WAIT_S_MIN, min(HOT_WAIT_S_MAX if each.has_hot_tier else WAIT_S_MAX for each in readers)
+    current, begins = list(readers), list(starts)
+    while not stop.is_set():
+        ends = [each.last_position for each in current]
+        scans = [
+            iter(()) if last is None or (first is not None and first > last) else each.scan(first, last)
+            for each, first, last in zip(current, begins, ends, strict=True)
+        ]
+        for number, batch in merge_published(scans):
+            wait_s = WAIT_S_MIN
+            yield number, batch
+        begins = [
+            first if last is None or (first is not None and first > last) else last.next()
+            for first, last in zip(begins, ends, strict=True)
+        ]
+        if clock.wait(stop, wait_s):
+            return
+        wait_s = min(2 * wait_s, longest_s)
+        newer = [each.refresh() for each in current]
+        for each, given in zip(current, readers, strict=True):
+            if each is not given:
+                each.close()
+        current = newer

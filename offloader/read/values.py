@@ -1,0 +1,377 @@
+"""Values of messages by their schema: Avro, JSON, protobuf, and Pulsar's primitive types."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from io import BytesIO
+from typing import Any, Protocol
+
+import pyarrow as pa
+from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
+from google.protobuf.message import DecodeError
+
+from offloader.errors import InvalidCall, Unsupported, install_hint
+
+_PRIMITIVES: dict[str, pa.DataType] = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "string": pa.string(),
+}
+#: Other logical types are read as their stored type.
+_LOGICAL: dict[str, pa.DataType] = {
+    "date": pa.date32(),
+    "timestamp-millis": pa.timestamp("us", tz="UTC"),
+    "timestamp-micros": pa.timestamp("us", tz="UTC"),
+    "local-timestamp-millis": pa.timestamp("us"),
+    "local-timestamp-micros": pa.timestamp("us"),
+}
+_DECIMAL = "decimal"
+#: Maximum precision of Spark's decimals.
+DIGITS_MAX = 38
+
+
+def arrow_type(schema: Any) -> pa.DataType:
+    """The Arrow type of a record's values, of its schema decoded from JSON.
+
+    Raises:
+        Unsupported: not a record, recursive, or with a part that can't be a column: a union of several types, a record
+            without fields, only null.
+    """
+    if not isinstance(schema, dict) or schema.get("type") != "record":
+        raise Unsupported("the Avro schema isn't that of a record", hint="columns need names: wrap it in a record")
+    return _type_of(schema, {}, "the record")
+
+
+def _type_of(schema: Any, known: dict[str, pa.DataType | None], place: str) -> pa.DataType:
+    if isinstance(schema, list):
+        others = [each for each in schema if each != "null"]
+        if len(others) != 1:
+            raise Unsupported(
+                f"the Avro schema has a union of {len(others)} types at {place}",
+                hint="a column has one: null and another",
+            )
+        return _type_of(others[0], known, place)
+    if isinstance(schema, str):
+        return _PRIMITIVES[schema] if schema in _PRIMITIVES else _known(schema, known, place)
+    kind, logical = schema.get("type"), schema.get("logicalType")
+    if logical in _LOGICAL:
+        return _LOGICAL[logical]
+    match kind:
+        case "record" | "error":
+            return _record(schema, known, place)
+        case "enum":
+            return _named(schema, known, pa.string())
+        case "fixed" | "bytes" if logical == _DECIMAL:
+            return _named(schema, known, _decimal(schema, place))
+        case "fixed":
+            return _named(schema, known, pa.binary())
+        case "array":
+            return pa.list_(_type_of(schema["items"], known, f"{place}[]"))
+        case "map":
+            return pa.map_(pa.string(), _type_of(schema["values"], known, f"{place}{{}}"))
+        case _:
+            return _type_of(kind, known, place)
+
+
+def _record(schema: Mapping[str, Any], known: dict[str, pa.DataType | None], place: str) -> pa.DataType:
+    name = str(schema.get("name", ""))  # with namespace, as in fastavro's parsed schemas
+    known[name] = None  # a reference before its completion is recursive
+    fields = [
+        pa.field(field["name"], _type_of(field["type"], known, f"{place}.{field['name']}"))
+        for field in schema.get("fields", [])
+    ]
+    if not fields:
+        raise Unsupported(f"the Avro schema has a record without fields at {place}", hint="leave that field out")
+    return _named(schema, known, pa.struct(fields))
+
+
+def _decimal(schema: Mapping[str, Any], place: str) -> pa.DataType:
+    digits = schema.get("precision", 0)
+    if not isinstance(digits, int) or not 1 <= digits <= DIGITS_MAX:
+        raise Unsupported(f"the Avro schema has a decimal of {digits} digits at {place}", hint=f"1 to {DIGITS_MAX}")
+    return pa.decimal128(digits, schema.get("scale", 0))
+
+
+def _named(schema: Mapping[str, Any], known: dict[str, pa.DataType | None], found: pa.DataType) -> pa.DataType:
+    if "name" in schema:
+        known[str(schema["name"])] = found
+    return found
+
+
+def _known(name: Any, known: Mapping[str, pa.DataType | None], place: str) -> pa.DataType:
+    if name not in known:
+        raise Unsupported(f"the Avro schema names a type {name!r} at {place}, which is none or no column's")
+    found = known[name]
+    if found is None:
+        raise Unsupported(f"the Avro schema's {name} refers to itself at {place}", hint="a column can't be endless")
+    return found
+
+
+class AvroDecoder:
+    """Decodes values by their writer's schema, into one reader's schema.
+
+    Args:
+        reader: the schema of the columns, as JSON.
+        versions: of the writers: version -> schema as JSON; empty: all values were written with ``reader``.
+
+    Raises:
+        InvalidCall: an invalid schema.
+        Unsupported: fastavro isn't installed.
+    """
+
+    def __init__(self, reader: str, versions: Mapping[int, str]) -> None:
+        try:
+            from fastavro import parse_schema, schemaless_reader
+        except ImportError as error:
+            raise Unsupported("fastavro isn't installed", hint=install_hint("avro")) from error
+        self._read = schemaless_reader
+        self._reader = _parsed(reader, "the Avro schema", parse_schema)
+        self._writers = {
+            version: _parsed(text, f"the Avro schema of version {version}", parse_schema)
+            for version, text in versions.items()
+        }
+
+    @cached_property
+    def arrow_type(self) -> pa.DataType:
+        """The Arrow type of the records. Raises ``Unsupported``: as the function ``arrow_type``."""
+        return arrow_type(self._reader)
+
+    def decode(self, value: bytes, version: bytes | None) -> Any:
+        """The record in a message's value, of its schema's version (8 bytes, big-endian), as a dictionary.
+
+        Raises ``ValueError`` with the reason in words.
+        """
+        writer = self._reader
+        if self._writers:
+            number = int.from_bytes(version, "big") if version else None
+            if number not in self._writers:
+                known = ", ".join(map(str, sorted(self._writers)))
+                raise ValueError(f"its schema version is {number}, and schemas were given for {known}")
+            writer = self._writers[number]
+        data = BytesIO(value)
+        try:
+            record = self._read(data, writer, self._reader if writer is not self._reader else None)
+        except Exception as error:  # damaged bytes make fastavro raise any error
+            raise ValueError(f"it isn't Avro of the schema: {type(error).__name__}: {error}") from error
+        if left := len(value) - data.tell():
+            raise ValueError(f"it isn't Avro of the schema: {left} of {len(value)} bytes are left over")
+        return record
+
+
+def _parsed(text: str, what: str, parse: Callable[..., Any]) -> Any:
+    """A schema, or a response of Pulsar's admin interface with the schema in ``data``."""
+    try:
+        given = json.loads(text)
+        if isinstance(given, dict) and isinstance(given.get("data"), str) and "fields" not in given:
+            given = json.loads(given["data"])
+        return parse(_without_unknown(given))
+    except Exception as error:  # JSON's errors and fastavro's, which have no common base
+        raise InvalidCall(f"{what} isn't one: {type(error).__name__}: {error}") from error
+
+
+def _without_unknown(schema: Any) -> Any:
+    """The schema without unsupported logical types: their values keep the stored type."""
+    if isinstance(schema, list):
+        return [_without_unknown(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    known = schema.get("logicalType") in {*_LOGICAL, _DECIMAL}
+    return {
+        name: value if name in ("default", "symbols", "aliases") else _without_unknown(value)
+        for name, value in schema.items()
+        if name != "logicalType" or known
+    }
+
+
+class ValueDecoder(Protocol):
+    """Decodes values of one schema, or of several versions of it."""
+
+    def decode(self, value: bytes, version: bytes | None) -> Any:
+        """The value, of its schema's version (8 bytes, big-endian). Raises ``ValueError`` with the reason in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSchema:
+    """A schema as Pulsar's registry has it.
+
+    Attributes:
+        kind: ``AVRO``, ``JSON``, ``PROTOBUF_NATIVE``, ``STRING``, ...
+        data: its definition, empty for primitive types.
+    """
+
+    kind: str
+    data: str = ""
+
+
+def schema_of(document: bytes, *, what: str, message_type: str = "") -> MessageSchema:
+    """The schema in a file, or in an answer of Pulsar's admin interface.
+
+    Args:
+        document: an Avro schema as JSON; ``{"type": "AVRO", "data": ...}`` as Pulsar's admin interface gives it; or a
+            set of descriptors, as ``protoc --descriptor_set_out`` writes it.
+        what: names it in errors.
+        message_type: of a set of descriptors: the message's full name.
+
+    Raises:
+        InvalidCall: it is none of them, or a set of descriptors without ``message_type``.
+    """
+    try:
+        given = json.loads(document)
+    except (ValueError, RecursionError):
+        return _descriptors(document, what, message_type)
+    if isinstance(given, dict) and isinstance(given.get("data"), str) and "fields" not in given:
+        return MessageSchema(str(given.get("type", "AVRO")).upper(), given["data"])
+    return MessageSchema("AVRO", json.dumps(given))
+
+
+def _descriptors(document: bytes, what: str, message_type: str) -> MessageSchema:
+    try:
+        found = descriptor_pb2.FileDescriptorSet.FromString(document)
+    except DecodeError:
+        found = descriptor_pb2.FileDescriptorSet()
+    if not found.file:
+        raise InvalidCall(
+            f"{what} is no schema: neither JSON nor a set of protobuf descriptors",
+            hint="give Avro, what `pulsar-admin schemas get` prints, or what protoc --descriptor_set_out writes",
+        )
+    if not message_type:
+        names = [f"{file.package}.{each.name}".lstrip(".") for file in found.file for each in file.message_type]
+        raise InvalidCall(
+            f"{what} is a set of protobuf descriptors, and doesn't say which message the values are",
+            hint=f"give --message-type, one of {', '.join(names[:_NAMES_SHOWN_MAX])}",
+        )
+    told = {
+        "fileDescriptorSet": base64.b64encode(document).decode(),
+        "rootMessageTypeName": message_type,
+    }
+    return MessageSchema("PROTOBUF_NATIVE", json.dumps(told))
+
+
+#: Names of messages in a hint.
+_NAMES_SHOWN_MAX = 5
+
+
+def value_decoder(schema: MessageSchema, *, what: str) -> ValueDecoder:
+    """The decoder of one schema.
+
+    Raises:
+        InvalidCall: its definition is invalid.
+        Unsupported: a kind of schema that isn't decoded, or fastavro isn't installed.
+    """
+    if schema.kind in _UNPACKED:
+        return _Primitive(schema.kind, *_UNPACKED[schema.kind])
+    match schema.kind:
+        case "AVRO":
+            return AvroDecoder(schema.data, {})
+        case "JSON":
+            return _Json()
+        case "PROTOBUF_NATIVE":
+            return _Protobuf(schema.data, what)
+        case "PROTOBUF":
+            hint = "give the descriptors that protoc --descriptor_set_out writes, and --message-type"
+        case _:
+            hint = "without a schema the values are printed as they are"
+    raise Unsupported(f"{what} is of type {schema.kind}, which isn't decoded", hint=hint)
+
+
+class _Json:
+    def decode(self, value: bytes, version: bytes | None) -> Any:  # noqa: ARG002 - JSON says itself what it is
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"it isn't JSON: {error}") from error
+
+
+#: Pulsar's primitive types: format of ``struct``; "": text.
+_UNPACKED: dict[str, tuple[str]] = {
+    "STRING": ("",),
+    "BOOLEAN": (">?",),
+    "INT8": (">b",),
+    "INT16": (">h",),
+    "INT32": (">i",),
+    "INT64": (">q",),
+    "FLOAT": (">f",),
+    "DOUBLE": (">d",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Primitive:
+    kind: str
+    form: str
+
+    def decode(self, value: bytes, version: bytes | None) -> Any:  # noqa: ARG002 - all versions are the same
+        try:
+            return struct.unpack(self.form, value)[0] if self.form else value.decode()
+        except (struct.error, UnicodeDecodeError) as error:
+            raise ValueError(f"it isn't {self.kind}: {error}") from error
+
+
+class _Protobuf:
+    """Values of one protobuf message type, by its descriptors."""
+
+    def __init__(self, data: str, what: str) -> None:
+        try:
+            told = json.loads(data)
+            files = descriptor_pb2.FileDescriptorSet.FromString(base64.b64decode(told["fileDescriptorSet"]))
+            pool = descriptor_pool.DescriptorPool()
+            for file in files.file:
+                pool.Add(file)
+            self._name = told["rootMessageTypeName"]
+            self._type = message_factory.GetMessageClass(pool.FindMessageTypeByName(self._name))
+        except KeyError as error:
+            raise InvalidCall(
+                f"{what} has no protobuf message {error}", hint="--message-type PACKAGE.MESSAGE"
+            ) from error
+        except (TypeError, ValueError, DecodeError) as error:
+            raise InvalidCall(f"{what} is no schema of protobuf: {error}") from error
+        self._pool = pool
+
+    def decode(self, value: bytes, version: bytes | None) -> Any:  # noqa: ARG002 - fields have numbers
+        try:
+            found = self._type.FromString(value)
+        except DecodeError as error:
+            raise ValueError(f"it isn't protobuf {self._name}: {error}") from error
+        return json_format.MessageToDict(found, preserving_proto_field_name=True, descriptor_pool=self._pool)
+
+
+def version_number(version: bytes | None) -> int | None:
+    """The number of a message's schema version, which Pulsar's registry writes as 8 bytes; ``None``: another form."""
+    return int.from_bytes(version, "big") if version and len(version) == _VERSION_BYTES else None
+
+
+_VERSION_BYTES = 8
+
+
+class VersionedDecoder:
+    """Decodes each value by the schema of its version.
+
+    Args:
+        given: decoders by version; of ``None``: of every version that has none of its own.
+        ask: the decoder of a version that isn't there; ``None``: there is nobody to ask.
+    """
+
+    def __init__(
+        self, given: Mapping[int | None, ValueDecoder], ask: Callable[[int | None], ValueDecoder] | None = None
+    ) -> None:
+        self._known, self._ask = dict(given), ask
+
+    def decode(self, value: bytes, version: bytes | None) -> Any:
+        """The value. Raises ``ValueError``: it isn't of its schema, or its schema isn't known."""
+        number = version_number(version)
+        decoder = self._known.get(number) or self._known.get(None)
+        if decoder is None and self._ask is not None:
+            decoder = self._known[number] = self._ask(number)
+        if decoder is None:
+            known = ", ".join(map(str, sorted(each for each in self._known if each is not None)))
+            raise ValueError(f"its schema version is {number}, and schemas were given for {known}")
+        return decoder.decode(value, None)

@@ -1,0 +1,69 @@
+"""Times as people write them, and milliseconds since 1970: one parser for every option that takes a time."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from offloader.errors import InvalidCall
+from offloader.runtime.clock import SystemClock
+from offloader.settings.fields import DURATION
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+#: Eight digits are a date in ISO's compact form, not a time of 1 January 1970.
+_MILLISECONDS = re.compile(r"(?!\d{8}$)-?\d{1,18}")
+_UNIT = "ms"
+#: What every message and help text about times names.
+TIME_FORMS = "2013-07-04T12:00:00Z, 2013-07-04 (UTC without a zone), -1h (an hour ago) or ms since 1970"
+
+
+def time_ms_of(text: str, *, option: str, now_ms: int) -> int:
+    """A time in milliseconds since 1970 UTC.
+
+    ``2013-07-04T12:00:00+02:00`` is a time in ISO 8601; without a zone it is in UTC, never in the machine's zone.
+    ``2013-07-04`` is the beginning of that day in UTC. ``-1h``, ``-30m``, ``-1d`` (units: ms, s, m, h, d) is so long
+    before now. ``1372939200000`` is the number itself.
+
+    Args:
+        option: what the error names: ``--from-time``.
+        now_ms: the time that ``-1h`` counts back from. Take it once a call, so that two times count from the same.
+
+    Raises:
+        InvalidCall: anything else; names ``option``.
+    """
+    given = text.strip()
+    if _MILLISECONDS.fullmatch(given):
+        return int(given)
+    try:
+        if given.startswith("-"):
+            # A part of a millisecond counts back as well: the bounds mean "at this time or later".
+            return now_ms - int(DURATION.parse(given[1:], _UNIT))
+        when = datetime.fromisoformat(given)
+    except ValueError as cause:
+        raise InvalidCall(f"{option}: {text!r} is not a time", hint=f"write {TIME_FORMS}") from cause
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=UTC)
+    # Round up: entries have whole milliseconds.
+    return -((_EPOCH - when) // timedelta(milliseconds=1))
+
+
+def is_relative(text: str) -> bool:
+    """Whether a time that ``time_ms_of`` takes depends on now: ``-1h``."""
+    return text.strip().startswith("-") and not _MILLISECONDS.fullmatch(text.strip())
+
+
+def moment_ms(given: int | str | datetime, *, what: str) -> int:
+    """A time that a program gives, in milliseconds since 1970 UTC: such a number, a time with or without a zone (then
+    UTC), or a text as ``time_ms_of`` takes it, ``-1h`` counting back from now. Raises ``InvalidCall`` as that does."""
+    if isinstance(given, datetime):
+        given = given.isoformat()
+    return given if isinstance(given, int) else time_ms_of(given, option=what, now_ms=SystemClock().now_ms())
+
+
+def time_text(time_ms: int) -> str:
+    """``1372939200000`` -> ``"2013-07-04T12:00:00.000Z"``; a time outside of the calendar stays a number."""
+    try:
+        when = _EPOCH + timedelta(milliseconds=time_ms)
+    except OverflowError:
+        return str(time_ms)
+    return when.isoformat(timespec="milliseconds").replace("+00:00", "Z")

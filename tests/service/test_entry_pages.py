@@ -1,0 +1,107 @@
+"""Entries over HTTP: pages of both tiers, topics and times; and a follower that reads an owner's hot tier."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offloader.service.http.server import OffloadHttp
+from offloader.store.open import open_store
+from services.servers import free_port
+from tests.cli.reading_verbs import Offloader
+from tests.support.http_process import ORDERS, PAYMENTS, HttpProcess, ask, http_process, quoted
+
+PARTITIONS = [f"shop/eu/persistent/events-partition-{number}" for number in (0, 1)]
+Served = tuple[OffloadHttp, HttpProcess]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with http_process(tmp_path_factory.mktemp("entries"), streams=(ORDERS, PAYMENTS, *PARTITIONS)) as found:
+        yield found
+
+
+def entries(http: OffloadHttp, stream: str, query: str = "") -> Any:
+    return ask(f"{http.url}/v1/streams/{quoted(stream)}/entries{query}").json()
+
+
+def text_of(page: Any) -> list[str]:
+    return [base64.b64decode(row["payload_base64"]).decode() for row in page["items"]]
+
+
+def test_entries_of_both_tiers_come_in_pages(served: Served) -> None:
+    http, process = served
+    process.sources[ORDERS].append([b"hot"], [1_700_000_000_001])
+    page = entries(http, ORDERS, "?limit=15")
+    assert text_of(page) == [f"{ORDERS} {number}" for number in range(15)]
+    assert page["items"][0] == {
+        "position": "1:0",
+        "publish_time_ms": 1_700_000_000_000,
+        "payload_base64": base64.b64encode(f"{ORDERS} 0".encode()).decode(),
+    }
+    rest = entries(http, ORDERS, f"?limit=15&cursor={page['next_cursor']}")
+    assert text_of(rest) == [*(f"{ORDERS} {number}" for number in range(15, 20)), "hot"]
+    assert rest["next_cursor"] is None
+    assert text_of(entries(http, ORDERS, "?from=1:19&limit=1")) == [f"{ORDERS} 19"]
+    assert entries(http, ORDERS, "?from=1:21") == {"items": [], "next_cursor": None}
+
+
+def test_topic_names_and_times_are_taken(served: Served) -> None:
+    http, process = served
+    for number, stream in enumerate(PARTITIONS):
+        process.sources[stream].append([b"later %d" % number], [1_700_000_100_000 - number])
+    topic = "persistent://shop/eu/events"
+    assert text_of(entries(http, topic, "?from_time=2023-11-14T22:14:00Z")) == ["later 1", "later 0"]
+    page = entries(http, topic, "?to_time=2023-11-14T22:14:00Z&limit=25")
+    assert [row["partition"] for row in page["items"]] == [0] * 20 + [1] * 5
+    assert page["items"][0]["stream"] == PARTITIONS[0]
+    rest = entries(http, topic, f"?to_time=2023-11-14T22:14:00Z&cursor={page['next_cursor']}")
+    assert [row["partition"] for row in rest["items"]] == [1] * 15
+    assert entries(http, topic, "?from_time=-1h")["items"] == []
+    assert text_of(entries(http, f"persistent://{ORDERS.replace('/persistent', '')}", "?limit=1")) == [f"{ORDERS} 0"]
+    assert ask(f"{http.url}/v1/streams/{quoted(f'persistent://{PAYMENTS}')}").status == 404
+
+
+@pytest.mark.parametrize(
+    ("stream", "query", "status", "said"),
+    [
+        (ORDERS, "?from=x", 400, "from: a position is written LEDGER:ENTRY"),
+        (ORDERS, "?from_time=1h", 400, "from_time: '1h' is not a time"),
+        (ORDERS, "?from=1:0&from_time=5", 400, "both say where to begin"),
+        (ORDERS, "?from=99:0", 404, "is beyond the last readable entry"),
+        (ORDERS, "?cursor=abc", 400, "cursor: no place in this list"),
+        ("persistent://shop/eu/events", "?from=1:0", 400, "has 2 partitions, and a position is of one"),
+        ("persistent://shop/eu/nothing", "", 404, "shop/eu/persistent/nothing isn't in"),
+        ("non-persistent://shop/eu/events", "", 400, "is no persistent topic"),
+    ],
+)
+def test_wrong_queries_are_refused(served: Served, stream: str, query: str, status: int, said: str) -> None:
+    answer = ask(f"{served[0].url}/v1/streams/{quoted(stream)}/entries{query}")
+    assert (answer.status, said in answer.json()["detail"]) == (status, True), answer.body
+
+
+@pytest.mark.slow
+def test_follower_reads_what_its_owner_has_not_offloaded_yet(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    port = free_port()
+    store = open_store(f"file://{tmp_path}/store", create=True)
+    listen = {"http": {"listen": f"127.0.0.1:{port}"}}
+    with http_process(tmp_path, listen, store=store, writer_url=f"http://127.0.0.1:{port}") as (_, process):
+        process.sources[ORDERS].append([b"hot"], [1_700_000_000_001])
+        timer = threading.Timer(0.3, lambda: process.sources[ORDERS].append([b"later"], [1_700_000_000_002]))
+        timer.start()
+        named = ("read", ORDERS, "--store", store.url, "--from", "1:19", "--follow")
+        done = Offloader(capsys)(*named, "--limit", "3")
+        timer.join()
+        assert (done.code, done.out.splitlines(), done.err) == (0, [f"{ORDERS} 19", "hot", "later"], "")
+    # The process has ended: what is offloaded is followed, and the notes say why only that.
+    done = Offloader(capsys)(*named, "--limit", "1")
+    first, second, _ = done.err.splitlines()
+    assert first.startswith(f"note: stream {ORDERS}: its owner can't be asked for what isn't offloaded: nobody answers")
+    assert second.startswith(f"note: stream {ORDERS}: only what is offloaded is followed: up to ")

@@ -1,0 +1,71 @@
+"""Names and times in the options of the data source, without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql.types import StructType
+
+from offloader.errors import InvalidCall
+from offloader.runtime.clock import SystemClock
+from offloader.spark.options import Needs, SourceOptions, require_fixed_start
+from offloader.spark.scan import pinned_states, plan_slices, streams_named
+from offloader.spark.source import PlainOffloaderDataSource
+from offloader.store.open import open_store
+from tests.support.streams import StreamWriter, batch_of
+
+STREAM = "shop/eu/persistent/orders"
+
+
+def options(url: str, **more: str) -> SourceOptions:
+    return SourceOptions.of({"store": url, **more})
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    store = open_store(f"file://{tmp_path}/store")
+    for number in (0, 1):
+        StreamWriter(store, f"{STREAM}-partition-{number}").add([batch_of(3 + number, 0, 5)])
+    StreamWriter(store, "shop/eu/persistent/plain").add([batch_of(9, 0, 5)])
+    return store.url
+
+
+def test_topics_and_their_partitions_are_streams_of_a_query(url: str) -> None:
+    store = open_store(url)
+    partitions = [f"{STREAM}-partition-{number}" for number in (0, 1)]
+    named = {
+        "persistent://shop/eu/orders": partitions,
+        STREAM: partitions,
+        "persistent://shop/eu/orders-partition-1": partitions[1:],
+        "persistent://shop/eu/plain": ["shop/eu/persistent/plain"],
+        "persistent://shop/eu/*-0": partitions[:1],
+    }
+    for name, streams in named.items():
+        assert streams_named(options(url, stream=name), store) == streams, name
+        assert [state.stream for state in pinned_states(options(url, stream=name), (), store)] == streams
+    with pytest.raises(InvalidCall, match="is no persistent topic"):
+        options(url, stream="persistent://orders")
+
+
+def test_position_bounds_the_partitions_of_a_topic(url: str) -> None:
+    """As with a pattern, a partition may lie outside."""
+    slices = plan_slices(options(url, stream=STREAM, startPosition="4:0"), (), Needs.PAYLOADS, open_store(url))
+    assert len(slices) == 1
+
+
+def test_relative_time_is_an_option(url: str) -> None:
+    before_ms = SystemClock().now_ms()
+    found = options(url, stream=STREAM, startTime="-1h", endTime="2033-01-01").start_ms
+    assert found is not None
+    assert before_ms - 3_600_000 <= found <= SystemClock().now_ms() - 3_600_000
+    with pytest.raises(InvalidCall, match="option startTime: '1h' is not a time"):
+        options(url, stream=STREAM, startTime="1h")
+
+
+def test_streaming_query_refuses_a_start_that_moves_when_it_is_restarted(url: str) -> None:
+    given = {"store": url, "stream": STREAM, "startTime": "-1h"}
+    with pytest.raises(InvalidCall, match="startTime: -1h is another time when the query is restarted") as caught:
+        PlainOffloaderDataSource(given).streamReader(StructType([]))
+    assert "give the time itself: 20" in caught.value.hint
+    require_fixed_start({**given, "startTime": "2026-11-25"})
