@@ -324,15 +324,13 @@ class _Cycle:
         ruling = self.ruling(limits, verdicts, wanted)
         candidates = tuple(candidate for verdict in verdicts for candidate in verdict.candidates)
         for each in limits:
-            if not each.min:
+            if not each.min or (each.unit is Unit.SIZE and self.keeps_exactly(cut) >= each.min):
                 continue
             window = self.window(Limits(each.unit, each.min))
             if window is None:
                 return _Verdict(Rule.NO_CUT_KEEPS_MIN, candidates=candidates)
-            if not (each.unit is Unit.SIZE and self.keeps_exactly(cut) >= each.min):
-                cut = self.lower(cut, window[0].cut)
-            if self.given.policy.kind is PolicyKind.KEEP:
-                candidates = (*candidates, window[0])
+            cut = self.lower(cut, window[0].cut)
+            candidates = (*candidates, window[0])
         if self.lineage.equal(cut, wanted):
             rule, cut = ruling.rule, wanted
         else:

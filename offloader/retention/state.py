@@ -456,6 +456,16 @@ def read_decisions(retention: StreamRetention, scope: Scope) -> Sequence[Mapping
     return [json.loads(row.record) for row in reversed(document.decisions)]
 
 
+def past_moves(rows: Iterable[Mapping[str, Any]], number: int = 0) -> list[tuple[int, Position]]:
+    """Time and new start position of a partition in stored decisions, as ``read_decisions`` returns them."""
+    found = []
+    for row in rows:
+        at = (row.get("cut") or {}).get(f"{number}.0")
+        if isinstance(at, str):
+            found.append((int(row["at_ms"]), Position.parse(at)))
+    return found
+
+
 def _moved(own: OwnCuts, known: Mapping[int, Known], cut: Cut) -> dict[int, Known]:
     """Where counting continues from ``cut``, also if ``own`` was counted before ``known`` was raised."""
     found = {}

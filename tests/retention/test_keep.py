@@ -1,4 +1,4 @@
-"""Keep, keep_size and keep_at_least; and segment boundaries, by which a policy acts on data that was there before it."""
+"""Keep, keep_size and keep_at_least; and segment boundaries, by which a policy acts on existing data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from offloader.retention.boundaries import TIME_UNKNOWN
 from offloader.retention.decide import Situation, decide
 from offloader.retention.policy import Limits, Policy, PolicyKind, Unit, policy_of, policy_text
 from offloader.retention.state import Role, Rule
-from offloader.settings import RetentionSettings, Settings
+from offloader.settings import RetentionSettings
 from offloader.settings.layered import parse_settings
 from tests.retention.plain_stream import Offsets, at, by_time, ends, keep, queue, stream, who
 from tests.retention.retained_streams import KIB, STREAM, TOPIC, Bench
@@ -36,9 +36,7 @@ NOW = {100: (100,)}
         (keep(size=20, age_least=55), (40,), Unit.SIZE),
     ],
 )
-def test_the_limit_that_is_reached_first_rules_and_is_named(
-    policy: Policy, head: Offsets, ruled: Unit | None
-) -> None:
+def test_the_limit_that_is_reached_first_rules_and_is_named(policy: Policy, head: Offsets, ruled: Unit | None) -> None:
     decision = decide(stream(policy, TENS))
     assert (decision.cut, decision.ruled) == (at(head), ruled)
 
@@ -144,9 +142,7 @@ def test_settings_that_contradict_keep_are_refused_with_what_to_do(text: str, wo
 
 
 def test_policy_none_of_a_topic_stands_below_a_keep_for_all() -> None:
-    file = parse_settings(
-        f'[retention]\nkeep = "1d"\n[topics."{STREAM}".retention]\npolicy = "none"\n', "s.toml"
-    )
+    file = parse_settings(f'[retention]\nkeep = "1d"\n[topics."{STREAM}".retention]\npolicy = "none"\n', "s.toml")
     assert policy_of(STREAM, file.settings_of(STREAM).retention) is None
     assert policy_of(TOPIC, file.settings_of(TOPIC).retention) is not None
 

@@ -196,7 +196,7 @@ class StagedView:
         self._ask_the_store()
         return {
             "stream": name, "held": False, "stopped": None, "is_deleted": False, "large": False,
-            "lines": self.plan_lines[:limit], "is_whole": True, "pending_batches": 0,
+            "waits_for_yes": None, "lines": self.plan_lines[:limit], "is_whole": True, "pending_batches": 0,
         }  # fmt: skip
 
 
