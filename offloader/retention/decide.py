@@ -423,22 +423,19 @@ class _Cycle:
 
     def window(self, limits: Limits) -> tuple[Candidate, Candidate] | None:
         """Candidates m and M of the specification; ``None``: none keeps min. Records win over boundaries."""
-        found: list[tuple[int, Record, int, Record]] = []
+        found: list[tuple[int, Record, Record]] = []
         for number, chain in enumerate(self.chains):
             least, most = window(len(chain), self.kept_at(chain, limits.unit), limits)
             if least is not None and most is not None:
-                found.append((number, chain[least], number, chain[most]))
+                found.append((number, chain[least], chain[most]))
         if not found:
             return None
-        chain, low, _, own = min(found, key=lambda each: self.kept(each[1], limits.unit))
-        top = self.given.now_ms if limits.max is None else limits.max
+        source, low, own = min(found, key=lambda each: self.kept(each[1], limits.unit))
         # Of the other chain only a cut that isn't after m in any partition: else a join with it might not keep min.
-        others = [
-            (number, high) for _, _, number, high in found if high is own or self.lineage.reaches(low.cut, high.cut)
-        ]
-        fitting = [each for each in others if limits.max is None or self.kept(each[1], limits.unit) <= top]
-        number, high = max(fitting, key=lambda each: self.kept(each[1], limits.unit)) if fitting else (chain, low)
-        return self.candidate(Role.MIN, low, chain), self.candidate(Role.MAX, high, number)
+        others = [(number, high) for number, _, high in found if high is own or self.lineage.reaches(low.cut, high.cut)]
+        fitting = [each for each in others if limits.max is None or self.kept(each[1], limits.unit) <= limits.max]
+        number, high = max(fitting, key=lambda each: self.kept(each[1], limits.unit)) if fitting else (source, low)
+        return self.candidate(Role.MIN, low, source), self.candidate(Role.MAX, high, number)
 
     def chosen(self, cut: Cut, candidates: Sequence[Candidate]) -> Candidate:
         """The chosen cut, with the time of the record or boundary that it is."""
@@ -448,10 +445,13 @@ class _Cycle:
         return Candidate(Role.CHOSEN, cut, self.keeps(cut))
 
     def time_at(self, cut: Cut) -> int | None:
-        """The time of the newest record or boundary at or before a cut, or of the start position."""
-        before = [(chain, self.count_up_to(cut, chain)) for chain in self.chains]
-        times = [chain[count - 1].time_ms for chain, count in before if count]
-        return max([each for each in times if each < TIME_UNKNOWN], default=self.given.head_time_ms)
+        """The time of the newest record at or before a cut, else boundary, else of the start position."""
+        for chain in self.chains:
+            count = self.count_up_to(cut, chain)
+            if count and chain[count - 1].time_ms < TIME_UNKNOWN:
+                # A producer's clock may be ahead.
+                return min(chain[count - 1].time_ms, self.given.now_ms)
+        return self.given.head_time_ms
 
     def count_up_to(self, cut: Cut, chain: Sequence[Record]) -> int:
         """How many records or boundaries are at or before a cut."""

@@ -265,8 +265,8 @@ class Decision:
         candidates: the considered cuts, and what each keeps.
         removed_bytes: bytes between the head and ``cut``, ``None`` if unknown.
         removed_entries: entries likewise.
-        cut_time_ms: the time of the newest record or boundary at or before ``cut``: the stream's age is counted from
-            it, once it is the head. ``None``: unknown, or no truncation.
+        cut_time_ms: the time of the newest record, or else boundary, at or before ``cut``: the stream's age is counted
+            from it, once it is the head. ``None``: unknown, or no truncation.
         broker: what the brokers' lists of ledgers did to it; ``None``: no broker reads the cold tier.
     """
 

@@ -64,9 +64,9 @@ def keeps_min(situation: Situation, decision: Decision) -> None:
         return
     for each in applied(decision):
         assert newest is not None
-        if each.unit is Unit.SIZE:
+        if each.unit is Unit.SIZE and (each.min or decision.second is None):
             assert lineage.bytes_till(newest.cut) - lineage.bytes_till(decision.cut) >= each.min
-        elif each.min:
+        elif each.unit is Unit.TIME and each.min:
             assert lineage.reaches(lineage.join(aged(situation, each.min)), decision.cut)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -166,7 +166,7 @@ def test_min_and_max_by_size_and_time_may_stand_together() -> None:
 class Aged(Bench):
     """Streams whose segments of 10 KiB were published an hour apart before a policy began."""
 
-    def add(self, stream: str, ages_h: list[float], *, known: bool = True) -> None:
+    def add(self, stream: str, ages_h: Sequence[float], *, known: bool = True) -> None:
         if stream not in self.writers:
             self.writers[stream] = StreamWriter(self.memory, stream, clock=self.clock)
         writer = self.writers[stream]
@@ -175,7 +175,7 @@ class Aged(Bench):
             time_ms = self.clock.now_ms() - int(age_h * 3_600_000) if known else TIME_UNKNOWN_MS
             writer.add([batch_of(number, 0, 10, size=KIB, times=time_ms)], closes=[number])
 
-    def kept_h(self, stream: str, start: Position | None, ages_h: list[float]) -> float:
+    def kept_h(self, stream: str, start: Position | None, ages_h: Sequence[float]) -> float:
         """The age of the oldest segment that stays."""
         return ages_h[0 if start is None else start.ledger_id - 1]
 
