@@ -45,7 +45,7 @@ from offloader.retention.cycle import CycleOutcome, RetentionCycle, retained_str
 from offloader.retention.explain import explain, outcome_facts
 from offloader.retention.group_service import GroupOutcome, open_reader_groups
 from offloader.retention.reader_groups import GroupConfig, RetentionType, config_of
-from offloader.retention.scope import find_scope
+from offloader.retention.scope import SourceOf, find_scope
 from offloader.retention.state import read_decisions
 from offloader.retention.subscribers import StreamRetention, cut_of, open_retention
 from offloader.retention.truncate import Truncation, truncate_stream, truncate_topic
@@ -570,44 +570,64 @@ def truncate(
         def source_of(name: str) -> LedgerSource | None:
             return None if database is None else database.view_stream(name, may_delete=not dry_run)
 
-        after_s = settings.offload.takeover_after_seconds
         if force and not (take_over or dry_run):
             _ask_owners(opened, stream, wanted, settings)
         names = [stream if number is None else f"{stream}-partition-{number}" for number, _ in wanted]
         listed = {} if force else _first_listed(stack.enter_context(opening_lists(settings.pulsar, source_of)), names)
-        done: Iterable[Truncation]
-        if len(wanted) == 1 and wanted[0][0] is None:
-            log = ManifestLog(opened, stream, clock=SystemClock(), settings=settings.manifest)
-            done = [
-                truncate_stream(
-                    *(log, wanted[0][1]),
-                    clock=SystemClock(),
-                    source=source_of(stream),
-                    force=force,
-                    take_over=take_over,
-                    takeover_after_s=after_s,
-                    dry_run=dry_run,
-                    method=settings.offload.method,
-                    listed=listed.get(stream),
-                )
-            ]
-        else:
-            heads = _heads(opened, stream, wanted)
-            done = truncate_topic(
-                *(opened, stream, heads),
-                clock=SystemClock(),
-                by=user_at_host(),
-                source_of=source_of,
-                force=force,
-                take_over=take_over,
-                takeover_after_s=after_s,
-                dry_run=dry_run,
-                listed=listed,
-            ).values()
+        done = _truncations(
+            *(opened, stream, wanted, settings),
+            source_of=source_of,
+            force=force,
+            take_over=take_over,
+            dry_run=dry_run,
+            listed=listed,
+        )
         for each in done:
             print_result(
                 _truncation_facts(each, dry_run=dry_run), _truncation_lines(each, dry_run=dry_run), as_json=json
             )
+
+
+def _truncations(
+    store: ObjectStore,
+    stream: str,
+    wanted: Sequence[tuple[int | None, Position]],
+    settings: Settings,
+    *,
+    source_of: SourceOf,
+    force: bool,
+    take_over: bool,
+    dry_run: bool,
+    listed: Mapping[str, int],
+) -> Iterable[Truncation]:
+    """Truncates a stream, or each named partition of a topic."""
+    clock, after_s = SystemClock(), settings.offload.takeover_after_seconds
+    if len(wanted) == 1 and wanted[0][0] is None:
+        log = ManifestLog(store, stream, clock=clock, settings=settings.manifest)
+        return [
+            truncate_stream(
+                *(log, wanted[0][1]),
+                clock=clock,
+                source=source_of(stream),
+                force=force,
+                take_over=take_over,
+                takeover_after_s=after_s,
+                dry_run=dry_run,
+                method=settings.offload.method,
+                listed=listed.get(stream),
+            )
+        ]
+    return truncate_topic(
+        *(store, stream, _heads(store, stream, wanted)),
+        clock=clock,
+        by=user_at_host(),
+        source_of=source_of,
+        force=force,
+        take_over=take_over,
+        takeover_after_s=after_s,
+        dry_run=dry_run,
+        listed=listed,
+    ).values()
 
 
 def _starts_at(store: ObjectStore, stream: str, time_ms: int, settings: Settings) -> list[tuple[int | None, Position]]:

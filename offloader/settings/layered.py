@@ -18,7 +18,8 @@ from offloader.errors import InvalidCall, NotFound
 from offloader.settings import Pairs, Settings
 from offloader.settings.fields import allowed, from_file, in_file
 from offloader.settings.fields import problem as problem_of
-from offloader.settings.values import KEEP_SETTINGS, REPLACED
+from offloader.settings.retention import KEEP_SETTINGS
+from offloader.settings.values import REPLACED
 
 #: PIP-76's switch, an alias of ``offload.method``.
 STREAMING = "streaming_offload"
