@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from offloader.cli.errors import failure_of
-from offloader.cli.options import Json, StoreArguments, option
+from offloader.cli.options import Json, PlaceArguments, option
 from offloader.cli.output import Column, bytes_text, json_line, print_rows, program_name
 from offloader.demo.input import FORMATS
 from offloader.demo.run import STREAM, DemoRequest, DemoResult, Observer, Progress, run_demo
@@ -32,7 +32,7 @@ _FLIGHTS_DAY = "2013-07-04"
 
 
 def run(
-    given: StoreArguments,
+    given: PlaceArguments,
     directory: Annotated[
         str, typer.Option("--dir", metavar="DIR", help="Where everything is kept.")
     ] = "offloader-demo",

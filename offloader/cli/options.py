@@ -23,7 +23,7 @@ from offloader.settings import LimitSettings, Settings, StoreSettings
 from offloader.settings.fields import DURATION, SIZE
 from offloader.settings.layered import SettingsFile, read_settings_file
 from offloader.store.base import ObjectStore
-from offloader.store.open import open_store
+from offloader.store.open import ObjectsPlace, open_store
 from offloader.store.probe import require_conditional_puts
 from offloader.times import TIME_FORMS, time_ms_of
 
@@ -103,6 +103,13 @@ ShowProgress = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, one object per line.")]
 
 
+#: Hint where a store is missing.
+NAME_A_STORE = (
+    "give --store URL, for example file://$PWD/offloader-demo/store, or --config FILE with serve.store; or set "
+    "OFFLOADER_STORE or OFFLOADER_CONFIG"
+)
+
+
 def cache_folder() -> Path:
     """Where commands of this user keep what they would otherwise find out again; it may be deleted at any time."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "offloader"
@@ -125,10 +132,7 @@ def open_chosen_store(
         OffloaderError: the errors of ``open_store``.
     """
     if not url:
-        raise InvalidCall(
-            "no store was named",
-            hint="give --store URL or set OFFLOADER_STORE, for example file://$PWD/offloader-demo/store",
-        )
+        raise InvalidCall("no store was named", hint=NAME_A_STORE)
     return open_store(
         url,
         endpoint_url=endpoint_url or None,
@@ -141,8 +145,8 @@ def open_chosen_store(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreArguments:
-    """Options of verbs that read a store. A parameter of such a type is replaced by its fields, each an option."""
+class PlaceArguments:
+    """Options that name a store. A parameter of such a type is replaced by its fields, each an option."""
 
     store: Annotated[
         str,
@@ -162,15 +166,39 @@ class StoreArguments:
     ] = ""
     region: Annotated[str, option("--region", "The store's region.", envvar="OFFLOADER_REGION", metavar="NAME")] = ""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreArguments(PlaceArguments):
+    """Options of verbs that need a store: without --store it is the settings file's ``serve.store``."""
+
+    config: Config = ""
+
+    def file(self) -> SettingsFile:
+        """The whole file; an empty one if none was given."""
+        return read_settings_file(self.config) if self.config else SettingsFile()
+
+    def place(self) -> ObjectsPlace:
+        """The store's URL, endpoint and region; the URL is empty if neither the options nor the file name one."""
+        if self.store or not self.config:
+            return ObjectsPlace(self.store, self.endpoint_url, self.region)
+        serve = self.file().settings_of("").serve
+        return ObjectsPlace(serve.store, self.endpoint_url or serve.endpoint_url, self.region or serve.region)
+
     def open(self, settings: Settings | None = None, *, read_only: bool = True, create: bool = False) -> ObjectStore:
-        """The store by the options and ``settings``; probed before the first write.
+        """The store by the options and ``settings``, by default the file's; probed before the first write.
 
         Raises:
+            InvalidCall: neither the options nor the settings file name a store.
             Unsupported: it lets two writers create one object, and ``store.single_writer`` isn't set.
-            OffloaderError: the errors of ``open_chosen_store``.
+            OffloaderError: the errors of ``open_chosen_store`` and ``read_settings_file``.
         """
+        place = self.place()
+        if not place.url and self.config:
+            raise InvalidCall(f"no store was named: {self.config} has no serve.store", hint=NAME_A_STORE)
+        if settings is None and self.config:
+            settings = self.file().settings_of("")
         opened = open_chosen_store(
-            *(self.store, self.endpoint_url, self.region),
+            *(place.url, place.endpoint_url, place.region),
             settings=None if settings is None else settings.store,
             limits=None if settings is None else settings.limits,
             read_only=read_only,
@@ -184,9 +212,7 @@ class StoreArguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigArguments(StoreArguments):
-    """Options of verbs with a settings file."""
-
-    config: Config = ""
+    """Options of verbs that use settings of streams."""
 
     def settings(self, stream: str = "") -> Settings:
         """The settings of a stream, by default those of the process."""
@@ -200,10 +226,6 @@ class ConfigArguments(StoreArguments):
     def settings_of(self) -> Callable[[str], Settings]:
         """A function from a stream's name to its settings; reads the file once."""
         return self.file().settings_of if self.config else lambda _: Settings()
-
-    def file(self) -> SettingsFile:
-        """The whole file; an empty one if none was given."""
-        return read_settings_file(self.config) if self.config else SettingsFile()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,7 +72,7 @@ from offloader.replay import (
 from offloader.runtime.clock import SystemClock
 from offloader.settings import PulsarSettings, Settings
 from offloader.store.base import ObjectStore, StoreOptions
-from offloader.store.open import SCHEME, ObjectsPlace, create_catalogue
+from offloader.store.open import SCHEME, create_catalogue
 from offloader.store.probe import require_conditional_puts
 from offloader.times import is_relative, time_text
 
@@ -168,8 +168,9 @@ def adopt_ledgers(
 
 
 def _opened(given: StoreArguments, read_only: str, *, dry_run: bool) -> ObjectStore:
+    place = given.place()
     if not read_only:
-        return open_chosen_store(given.store, given.endpoint_url, given.region, read_only=dry_run)
+        return open_chosen_store(place.url, place.endpoint_url, place.region, read_only=dry_run)
     url = f"{SCHEME}://{Path(read_only).absolute()}"
     if dry_run:
         try:
@@ -177,7 +178,7 @@ def _opened(given: StoreArguments, read_only: str, *, dry_run: bool) -> ObjectSt
         except (NotFound, BucketMissing):
             return given.open()
     given.open().close()  # reports an invalid URL first
-    create_catalogue(url, ObjectsPlace(given.store, given.endpoint_url, given.region), StoreOptions())
+    create_catalogue(url, place, StoreOptions())
     return open_chosen_store(url, read_only=False)
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import typer
 
 from formats.documents import GroupState
-from formats.entries import Position
+from formats.entries import TIME_UNKNOWN_MS, Position
 from offloader.cli.options import (
     ConfigArguments,
     DryRun,
@@ -40,40 +40,92 @@ from offloader.manifest.log import ManifestLog
 from offloader.manifest.names import stream_name
 from offloader.manifest.protection import user_at_host
 from offloader.owner_client import OwnerUnreachable, ask_owner
-from offloader.read.reader import load_stream
+from offloader.read.reader import load_stream, open_reader
 from offloader.retention.broker import ListedOf
 from offloader.retention.cuts import Cut
 from offloader.retention.cycle import CycleOutcome, RetentionCycle, retained_streams
 from offloader.retention.explain import explain, outcome_facts
 from offloader.retention.group_service import GroupOutcome, open_reader_groups
 from offloader.retention.reader_groups import GroupConfig, RetentionType, config_of
-from offloader.retention.scope import find_scope
+from offloader.retention.scope import SourceOf, find_scope
 from offloader.retention.state import read_decisions
 from offloader.retention.subscribers import StreamRetention, cut_of, open_retention
 from offloader.retention.truncate import Truncation, truncate_stream, truncate_topic
 from offloader.runtime.clock import SystemClock
-from offloader.settings import PulsarSettings, Settings
+from offloader.settings import PulsarSettings, RetentionSettings, Settings
 from offloader.settings.layered import SettingsFile
 from offloader.store.base import ObjectStore
-from offloader.times import time_text
+from offloader.times import time_ms_of, time_text
 
 # -- retention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepArguments:
+    """Options that replace the policy of the settings file."""
+
+    keep: Annotated[
+        float,
+        amount(
+            "--keep", "By this policy instead of the settings': what is older goes.", "seconds", shown="retention.keep"
+        ),
+    ] = 0.0
+    keep_size: Annotated[
+        int,
+        amount("--keep-size", "What is beyond it goes.", "bytes", whole=True, shown="retention.keep_size"),
+    ] = 0
+    keep_at_least: Annotated[
+        float,
+        amount(
+            "--keep-at-least", "Nothing younger goes, with --keep-size.", "seconds", shown="retention.keep_at_least"
+        ),
+    ] = 0.0
+    keep_at_least_size: Annotated[
+        int,
+        amount(
+            "--keep-at-least-size",
+            "So much of the newest stays, with --keep.",
+            "bytes",
+            whole=True,
+            shown="retention.keep_at_least_size",
+        ),
+    ] = 0
+
+    @property
+    def is_given(self) -> bool:
+        """Whether one of them was given."""
+        return bool(self.keep or self.keep_size or self.keep_at_least or self.keep_at_least_size)
+
+    def within(self, settings: Settings) -> Settings:
+        """The settings with this policy."""
+        if not self.is_given:
+            return settings
+        retention = RetentionSettings(
+            keep_seconds=self.keep,
+            keep_bytes=self.keep_size,
+            keep_at_least_seconds=self.keep_at_least,
+            keep_at_least_bytes=self.keep_at_least_size,
+            record_minutes=settings.retention.record_minutes,
+        )
+        return replace(settings, retention=retention)
+
 
 Streams = Annotated[
     list[str] | None, name_argument("Streams, or partitioned topics.", metavar="[STREAM]...", shown="all")
 ]
 
 
-def plan(given: LedgerArguments, streams: Streams = None, json: Json = False) -> int:
-    """Say what the next cycle would do to each stream; change nothing.
+def plan(given: LedgerArguments, keep: KeepArguments, streams: Streams = None, json: Json = False) -> int:
+    """Say what the next cycle would do to each stream, at which boundary and why; change nothing.
 
-    The policies are those of the settings file: see `offloader config explain`.
+    The policies are those of the settings file: see `offloader config explain`. --keep and --keep-size try others.
     """
-    return run(given, streams, dry_run=True, json=json)
+    return run(given, keep, streams, dry_run=True, json=json)
 
 
 def run(
     given: LedgerArguments,
+    keep: KeepArguments,
     streams: Streams = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="The same as plan.")] = False,
     json: Json = False,
@@ -83,18 +135,21 @@ def run(
     With --ledgers, hot ledgers before the new beginning are deleted at once. Objects in the store stay until a round of
     cleanup, which has a grace period. A stream that fails keeps no other from its turn.
     """
-    with _cycles(given, read_only=dry_run) as (cycle, _):
+    if keep.is_given and not streams and not dry_run:
+        raise InvalidCall("--keep and its like are for streams that are named", hint="name them, or use plan")
+    with _cycles(given, keep, read_only=dry_run) as (cycle, _):
         return _print_each(cycle, streams, cycle.plan if dry_run else cycle.run, json, done=not dry_run)
 
 
 def explain_stream(
     stream: StreamOrTopic,
     given: LedgerArguments,
+    keep: KeepArguments,
     decisions: Annotated[bool, typer.Option("--decisions", help="List the decisions of past cycles instead.")] = False,
     json: Json = False,
 ) -> None:
     """Explain in words and as a picture what would go of a stream now, by which rule, and who isn't done with it."""
-    with _cycles(given, read_only=True) as (cycle, file):
+    with _cycles(given, keep, read_only=True) as (cycle, file):
         if decisions:
             retention = open_retention(cycle.store, stream)
             kept = read_decisions(retention, retention.scope())
@@ -128,13 +183,19 @@ def opening_lists(pulsar: PulsarSettings, source_of: Callable[[str], LedgerSourc
 
 
 @contextmanager
-def _cycles(given: LedgerArguments, *, read_only: bool) -> Iterator[tuple[RetentionCycle, SettingsFile]]:
+def _cycles(
+    given: LedgerArguments, keep: KeepArguments, *, read_only: bool
+) -> Iterator[tuple[RetentionCycle, SettingsFile]]:
     file = given.file()
+
+    def settings_of(stream: str) -> Settings:
+        return keep.within(file.settings_of(stream))
+
     opened = given.open(file.settings_of(""), read_only=read_only)
     clock = SystemClock()
     with opening_sources(given.ledgers) as source_of, opening_lists(file.settings_of("").pulsar, source_of) as lists:
         yield (
-            RetentionCycle(opened, clock=clock, settings_of=file.settings_of, source_of=source_of, listed_of=lists),
+            RetentionCycle(opened, clock=clock, settings_of=settings_of, source_of=source_of, listed_of=lists),
             file,
         )
 
@@ -183,6 +244,7 @@ _CYCLE_COLUMNS = [
     Column("entries", "ENTRIES GO", right=True),
     Column("bytes", "BYTES GO", bytes_text, right=True),
     Column("overridden", "LOSES", lambda names: ", ".join(names) or "-"),
+    Column("boundary", "BOUNDARY"),
     Column("rule", "RULE"),
 ]
 _DECISIONS = [
@@ -473,15 +535,23 @@ Force = Annotated[
 
 def truncate(
     stream: StreamOrTopic,
+    given: LedgerArguments,
     before: Annotated[
-        list[str],
+        list[str] | None,
         option(
             "--before",
             "The first position that stays; of a partitioned topic one for each partition, by its number.",
             metavar="[PARTITION=]LEDGER:ENTRY",
         ),
-    ],
-    given: LedgerArguments,
+    ] = None,
+    before_time: Annotated[
+        str,
+        option(
+            "--before-time",
+            "Instead of --before: the first entry published then or later stays, and all after it; in each partition.",
+            metavar="TIME",
+        ),
+    ] = "",
     force: Force = False,
     dry_run: DryRun = False,
     take_over: TakeOver = False,
@@ -494,53 +564,103 @@ def truncate(
     `offloader cleanup undo` takes it back. Nothing moves the head past what is offloaded, except --force: a process
     that offloads the stream and can be reached is asked first to complete what comes before the position.
     """
+    if bool(before) == bool(before_time):
+        raise InvalidCall("truncate needs either --before or --before-time", hint="name one of them")
     settings, opened = given.prepared(stream, read_only=dry_run)
     hint = "PARTITION=LEDGER:ENTRY"
-    wanted = [partition_position_of(text, option="--before", hint=hint) for text in before]
+    wanted = [partition_position_of(text, option="--before", hint=hint) for text in before or ()]
+    if before_time:
+        wanted = _starts_at(
+            opened, stream, time_ms_of(before_time, option="--before-time", now_ms=SystemClock().now_ms()), settings
+        )
     with ExitStack() as stack:
         database = stack.enter_context(closing(given.open_ledgers())) if given.ledgers else None
 
         def source_of(name: str) -> LedgerSource | None:
             return None if database is None else database.view_stream(name, may_delete=not dry_run)
 
-        after_s = settings.offload.takeover_after_seconds
         if force and not (take_over or dry_run):
             _ask_owners(opened, stream, wanted, settings)
         names = [stream if number is None else f"{stream}-partition-{number}" for number, _ in wanted]
         listed = {} if force else _first_listed(stack.enter_context(opening_lists(settings.pulsar, source_of)), names)
-        done: Iterable[Truncation]
-        if len(wanted) == 1 and wanted[0][0] is None:
-            log = ManifestLog(opened, stream, clock=SystemClock(), settings=settings.manifest)
-            done = [
-                truncate_stream(
-                    *(log, wanted[0][1]),
-                    clock=SystemClock(),
-                    source=source_of(stream),
-                    force=force,
-                    take_over=take_over,
-                    takeover_after_s=after_s,
-                    dry_run=dry_run,
-                    method=settings.offload.method,
-                    listed=listed.get(stream),
-                )
-            ]
-        else:
-            heads = _heads(opened, stream, wanted)
-            done = truncate_topic(
-                *(opened, stream, heads),
-                clock=SystemClock(),
-                by=user_at_host(),
-                source_of=source_of,
-                force=force,
-                take_over=take_over,
-                takeover_after_s=after_s,
-                dry_run=dry_run,
-                listed=listed,
-            ).values()
+        done = _truncations(
+            *(opened, stream, wanted, settings),
+            source_of=source_of,
+            force=force,
+            take_over=take_over,
+            dry_run=dry_run,
+            listed=listed,
+        )
         for each in done:
             print_result(
                 _truncation_facts(each, dry_run=dry_run), _truncation_lines(each, dry_run=dry_run), as_json=json
             )
+
+
+def _truncations(
+    store: ObjectStore,
+    stream: str,
+    wanted: Sequence[tuple[int | None, Position]],
+    settings: Settings,
+    *,
+    source_of: SourceOf,
+    force: bool,
+    take_over: bool,
+    dry_run: bool,
+    listed: Mapping[str, int],
+) -> Iterable[Truncation]:
+    """Truncates a stream, or each named partition of a topic."""
+    clock, after_s = SystemClock(), settings.offload.takeover_after_seconds
+    if len(wanted) == 1 and wanted[0][0] is None:
+        log = ManifestLog(store, stream, clock=clock, settings=settings.manifest)
+        return [
+            truncate_stream(
+                *(log, wanted[0][1]),
+                clock=clock,
+                source=source_of(stream),
+                force=force,
+                take_over=take_over,
+                takeover_after_s=after_s,
+                dry_run=dry_run,
+                method=settings.offload.method,
+                listed=listed.get(stream),
+            )
+        ]
+    return truncate_topic(
+        *(store, stream, _heads(store, stream, wanted)),
+        clock=clock,
+        by=user_at_host(),
+        source_of=source_of,
+        force=force,
+        take_over=take_over,
+        takeover_after_s=after_s,
+        dry_run=dry_run,
+        listed=listed,
+    ).values()
+
+
+def _starts_at(store: ObjectStore, stream: str, time_ms: int, settings: Settings) -> list[tuple[int | None, Position]]:
+    """By partition where what was published at a time or later begins, or the committed end. Partitions without
+    entries are left out."""
+    scope = find_scope(store, stream)
+    found: list[tuple[int | None, Position]] = []
+    for number, partition in sorted(scope.partitions.items()):
+        with open_reader(store, partition.stream, settings=settings.read) as reader:
+            last = reader.last_position
+            if last is None:
+                continue
+            start = reader.position_at(time_ms) or last.next()
+            goes = reader.state.offloaded(reader.state.head, start)
+            if bool((goes.ends()[:, 2] == TIME_UNKNOWN_MS).any()):
+                raise InvalidCall(
+                    f"stream {partition.stream} has entries without a publish time before {start}: nobody can tell "
+                    f"whether they are older than {time_text(time_ms)}",
+                    hint="name the position: --before LEDGER:ENTRY",
+                )
+            found.append((number if scope.is_topic else None, start))
+    if not found:
+        raise InvalidCall(f"stream {stream} has no entry in {store.url}", hint="there is nothing to truncate")
+    return found
 
 
 def _first_listed(listed_of: ListedOf, streams: Sequence[str]) -> Mapping[str, int]:

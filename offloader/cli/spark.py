@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from offloader.cli.options import DryRun, Json, LedgerArguments, TakeOver, argument, name_argument, option
+from offloader.cli.options import (
+    NAME_A_STORE,
+    DryRun,
+    Json,
+    LedgerArguments,
+    TakeOver,
+    argument,
+    name_argument,
+    option,
+)
 from offloader.cli.output import json_line, print_result
 from offloader.cli.reading import print_finding, print_totals, stored_rows, stored_totals, totals_text
 from offloader.errors import ErrorKind, InvalidCall
@@ -215,9 +224,10 @@ def _run_job(action: Action, master: str, job: Callable[[Any, Any], _Done]) -> _
 
 
 def _options(given: LedgerArguments, more: list[str]) -> dict[str, str]:
-    if not given.store:
-        raise InvalidCall("no store was named", hint="give --store URL or set OFFLOADER_STORE")
-    named = {"store": given.store, "endpointUrl": given.endpoint_url, "region": given.region}
+    place = given.place()
+    if not place.url:
+        raise InvalidCall("no store was named", hint=NAME_A_STORE)
+    named = {"store": place.url, "endpointUrl": place.endpoint_url, "region": place.region}
     options = {name: value for name, value in named.items() if value}
     for text in more:
         name, sign, value = text.partition("=")

@@ -350,14 +350,16 @@ def run(
     From the manifests in the store, from the status file of the process that writes, or from both. A stream in trouble
     is no failure of this command: the table says so. A damaged manifest is (exit code 6), after the other streams.
     """
-    if not given.store and not status_file:
+    has_store = bool(given.place().url)
+    if not has_store and not status_file:
         raise InvalidCall(
             "neither a store nor a status file was named",
-            hint="give --store URL for what the manifests say, --status-file FILE for what the writing process says",
+            hint="give --store URL, or --config FILE with serve.store, for what the manifests say, --status-file FILE "
+            "for what the writing process says",
         )
     if limits:
         return _show_limits(status_file, as_json=json)
-    opened = given.open() if given.store else None
+    opened = given.open() if has_store else None
     return _look(
         lambda: _documents(opened, status_file, stream, limit),
         status_file,

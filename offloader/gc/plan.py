@@ -104,6 +104,23 @@ class PlannedDeletion:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class WaitingForYes:
+    """More than half of a stream, which is retired only when an operator agrees.
+
+    Attributes:
+        segments, object_bytes: what would be retired or released.
+        of_bytes: what the stream has in the store.
+        since_ms: when retention moved the start position so far; ``None``: unknown, for example after a manual
+            truncation.
+    """
+
+    segments: int
+    object_bytes: int
+    of_bytes: int
+    since_ms: int | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CleanupPlan:
     """Actions of one cycle on one stream.
@@ -139,6 +156,25 @@ class CleanupPlan:
             for segment in each.segments:
                 digest.update(segment.uuid.bytes)
         return digest.hexdigest()[:32]
+
+    def waits_for_yes(self, moves: Sequence[tuple[int, Position]]) -> WaitingForYes | None:
+        """What a round doesn't retire before somebody agrees, and since when; ``None``: no more than half.
+
+        Args:
+            moves: time and new start position of past retention decisions, in any order.
+        """
+        if not self.large:
+            return None
+        sums = [each.segments.sums() for each in self.doomed]
+        before = sorted((at_ms, head) for at_ms, head in moves if self.state.head is None or head <= self.state.head)
+        since_ms = next((at_ms for at_ms, head in before if self._is_over_half(head)), None)
+        return WaitingForYes(sum(e.segments for e in sums), self.doomed_bytes(), self.state.sums.object_bytes, since_ms)
+
+    def _is_over_half(self, head: Position) -> bool:
+        goes = self.state.offloaded(None, head.previous())
+        if len(goes) and (goes[-1].end or head) >= head:
+            goes = goes[:-1]
+        return 2 * goes.sums().object_bytes > self.state.sums.object_bytes
 
     def size(self) -> tuple[int, int]:
         """Number of segments that a round retires, releases or purges now, and the bytes of their objects."""

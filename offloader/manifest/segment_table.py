@@ -413,6 +413,17 @@ class SegmentSlice(Sequence[SegmentRecord]):
         latest = self._gathered("publish_time_max_ms", np.int64, times)
         return self.where((latest >= publish_time_ms) | (latest == TIME_UNKNOWN_MS))
 
+    def ends(self) -> NDArray[np.int64]:
+        """Each segment's last position and newest publish time: ledger id, entry id, ms; int64, shape (n, 3)."""
+        ends = [r.end or r.begin for r in self._tail]
+        times = [r.summary.publish_time_max_ms if r.summary else TIME_UNKNOWN_MS for r in self._tail]
+        columns = {
+            "end_ledger_id": [end.ledger_id for end in ends],
+            "end_entry_id": [end.entry_id for end in ends],
+            "publish_time_max_ms": times,
+        }
+        return np.stack([self._gathered(name, np.int64, own) for name, own in columns.items()], axis=1)
+
     def sums(self) -> SegmentSums:
         """Number of segments, entries and bytes."""
         sums = SegmentSums()

@@ -539,6 +539,10 @@ class OwnCuts:
         """Payload bytes of ``size_before``."""
         return self.size_before(cut).payload_bytes
 
+    def bytes_after(self, cut: Cut) -> int:
+        """Payload bytes from a cut to the tail."""
+        return self.total().payload_bytes - self.bytes_before(cut)
+
     def entries_before(self, cut: Cut) -> int:
         """Entries of ``size_before``."""
         return self.size_before(cut).entries

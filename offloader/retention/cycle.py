@@ -19,6 +19,7 @@ from offloader.manifest.catalog import list_streams, partition_of, read_entry
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.protection import DeletionClock, user_at_host
 from offloader.parallel_map import at_once
+from offloader.retention.boundaries import Boundaries, segment_ends
 from offloader.retention.broker import BrokerView, ListedOf, broker_view, listed_by_source
 from offloader.retention.cuts import Cut, OwnCuts, cut_at, partition_segment
 from offloader.retention.decide import Situation, decide, subscriptions_of
@@ -50,7 +51,7 @@ from offloader.telemetry.recorder import NO_TELEMETRY, Reading, Recorder
 DECISIONS_MAX = 5
 _MS_PER_MINUTE = 60_000
 #: Fields equal in two decisions of which the second isn't stored.
-_SAME = ("head", "cut", "rule", "is_held", "bound_kind", "limits", "overridden")
+_SAME = ("head", "cut", "rule", "is_held", "bound_kind", "limits", "second", "overridden")
 #: Unit of lags without a policy; decides nothing.
 _LOOKING = Policy(kind=PolicyKind.CONSUMPTION)
 
@@ -116,6 +117,10 @@ class _Snapshot:
             elif (end := state.prefix_end()) is not None:
                 found[number] = entries.canonical(end.next())
         return cut_at(found)
+
+    def boundaries(self) -> Boundaries:
+        """The ends of the partitions' segments, from the start positions on."""
+        return Boundaries({n: segment_ends(self.partitions.state(n)) for n in self.scope.partitions}, self.own)
 
     def with_records(self, past: RecordedState, begin: Cut, *, is_recorded: bool) -> RecordedState:
         """``past`` adjusted to the current start position, whatever moved it; with the tail if recorded."""
@@ -289,6 +294,7 @@ class RetentionCycle:
                 offloaded=snapshot.offloaded_end(),
                 broker=self._broker(stream, snapshot) if policy is not None or follows else None,
                 has_policy=policy is not None,
+                boundaries=snapshot.boundaries(),
             )
         )
         unread_from = decision.bound or begin
@@ -326,7 +332,7 @@ class RetentionCycle:
         decision, scope = outcome.decision, snapshot.scope
         if decision is None:
             return outcome
-        limits = [] if policy is None else [each for each in (policy.limits, policy.fallback) if each is not None]
+        limits = [] if policy is None else [*policy.all_limits, *([policy.fallback] if policy.fallback else [])]
 
         def before(state: RecordedState) -> RecordedState:
             found = snapshot.with_records(state, outcome.begin, is_recorded=outcome.is_recorded)

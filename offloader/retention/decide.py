@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from offloader.errors import InvalidCall
+from offloader.retention.boundaries import TIME_UNKNOWN
 from offloader.retention.broker import BrokerRuling, BrokerView
 from offloader.retention.cuts import Cut, Order
 from offloader.retention.lineage import Lineage, Measure
@@ -19,6 +20,7 @@ from offloader.retention.state import (
     Lag,
     Overridden,
     OverrideReason,
+    Record,
     RetentionSet,
     Role,
     Rule,
@@ -51,6 +53,8 @@ class Situation:
 
     Attributes:
         records: cuts recorded at the tail, this cycle's included.
+        boundaries: the ends of segments, each with the newest publish time before it, oldest first. They are candidates
+            as records are.
         now_ms: the time, ms since 1970 UTC.
         created_ms: when the stream was created, ``None``: unknown.
         head_time_ms: ``Decision.cut_time_ms`` of the truncation that made the head; ``None``: there was none.
@@ -75,6 +79,7 @@ class Situation:
     offloaded: Cut | None = None
     broker: BrokerView | None = None
     has_policy: bool = True
+    boundaries: Sequence[Record] = ()
 
 
 def subscriptions_of(
@@ -138,11 +143,15 @@ def window(count: int, kept: Callable[[int], int], limits: Limits) -> tuple[int 
 
 @dataclass(frozen=True, slots=True)
 class _Verdict:
-    """A rule's result, before the comparison with the start position and the offloaded end; ``None``: no truncation."""
+    """A rule's result, before the comparison with the start position and the offloaded end; ``None``: no truncation.
+
+    ``ruled``: as ``Decision.ruled``.
+    """
 
     rule: Rule
     cut: Cut | None = None
     candidates: tuple[Candidate, ...] = ()
+    ruled: Unit | None = None
 
 
 def _difference(after: int | None, before: int | None) -> int | None:
@@ -163,8 +172,11 @@ class _Cycle:
         return None if newest is None else self.given.measure.bytes_before(newest.cut)
 
     def keeps(self, cut: Cut) -> int | None:
-        """Bytes from ``cut`` to the newest recorded cut."""
-        return _difference(self.newest_bytes, self.given.measure.bytes_before(cut))
+        """Bytes from ``cut`` to the newest recorded cut, but no more than there are."""
+        kept, there = _difference(self.newest_bytes, self.given.measure.bytes_before(cut)), None
+        if kept is not None:
+            there = self.given.measure.bytes_after(cut)
+        return kept if there is None or kept is None else min(kept, there)
 
     def keeps_exactly(self, cut: Cut) -> int:
         kept = self.keeps(cut)
@@ -178,16 +190,24 @@ class _Cycle:
     def not_before_head(self, cut: Cut) -> Cut:
         return self.lineage.join((cut, self.head))
 
-    def recorded(self, row: int) -> Cut:
-        """A recorded cut, not before the start position."""
-        return self.not_before_head(self.given.records.records[row].cut)
+    @property
+    def chains(self) -> tuple[Sequence[Record], Sequence[Record]]:
+        """The recorded cuts, and the segment boundaries."""
+        return self.given.records.records, self.given.boundaries
 
-    def age_ms(self, row: int) -> int:
-        return self.given.now_ms - self.given.records.records[row].time_ms
+    def kept(self, record: Record, unit: Unit) -> int:
+        """What is kept when the stream is truncated at a record or boundary: its age in ms, or bytes."""
+        if unit is Unit.TIME:
+            return self.given.now_ms - record.time_ms
+        return self.keeps_exactly(self.not_before_head(record.cut))
 
-    def candidate(self, role: Role, row: int) -> Candidate:
-        cut = self.recorded(row)
-        return Candidate(role, cut, self.keeps(cut), self.given.records.records[row].time_ms)
+    def kept_at(self, chain: Sequence[Record], unit: Unit) -> Callable[[int], int]:
+        return lambda row: self.kept(chain[row], unit)
+
+    def candidate(self, role: Role, record: Record, chain: int) -> Candidate:
+        cut = self.not_before_head(record.cut)
+        time_ms = None if record.time_ms >= TIME_UNKNOWN else record.time_ms
+        return Candidate(role, cut, self.keeps(cut), time_ms, is_boundary=chain > 0)
 
     # --- subscribers -----------------------------------------------------------------------------------------------
 
@@ -236,9 +256,9 @@ class _Cycle:
     def decision(self) -> Decision:
         given = self.given
         kind, counted, bound = self.bound
-        limits, is_fallback = given.policy.limits, False
+        limits, is_fallback = given.policy.all_limits, False
         if kind is BoundKind.GIVEN_UP and given.policy.fallback is not None:
-            limits, is_fallback = given.policy.fallback, True
+            limits, is_fallback = (given.policy.fallback,), True
         verdict = self.verdict(kind, bound, limits) if given.has_policy else _Verdict(Rule.NO_POLICY)
         cut, is_held = self.within_offloaded(verdict.cut)
         rule, cut, ruling = self.with_broker(verdict.rule, cut, limits)
@@ -246,15 +266,16 @@ class _Cycle:
         if bound is not None:
             candidates = (*candidates, Candidate(Role.BOUND, bound, self.keeps(bound)))
         if cut is not None:
-            candidates = (*candidates, Candidate(Role.CHOSEN, cut, self.keeps(cut)))
+            candidates = (*candidates, self.chosen(cut, candidates))
         newest = given.records.newest
-        younger = None if cut is None else given.records.at_or_before(cut, self.lineage)
         bytes_gone, entries_gone = (None, None) if cut is None else self.amount(self.head, cut)
         return Decision(
             at_ms=given.now_ms,
             cut=cut,
             rule=rule,
-            limits=limits,
+            limits=limits[0] if limits else None,
+            second=limits[1] if len(limits) > 1 else None,
+            ruled=verdict.ruled if rule is verdict.rule else None,
             is_fallback=is_fallback,
             is_held=is_held,
             head=self.head,
@@ -264,22 +285,71 @@ class _Cycle:
             candidates=candidates,
             removed_bytes=bytes_gone,
             removed_entries=entries_gone,
-            cut_time_ms=None if cut is None else given.head_time_ms if younger is None else younger.time_ms,
+            cut_time_ms=None if cut is None else self.time_at(cut),
             lags=tuple(self.lag(one, one.name in counted) for one in given.subscriptions),
             overridden=() if cut is None else tuple(self.overridden(cut, counted)),
             broker=ruling,
         )
 
-    def verdict(self, kind: BoundKind, bound: Cut | None, limits: Limits | None) -> _Verdict:
+    def verdict(self, kind: BoundKind, bound: Cut | None, limits: Sequence[Limits]) -> _Verdict:
+        is_keep = self.given.policy.kind is PolicyKind.KEEP
         if kind is BoundKind.SILENT:
             return _Verdict(Rule.ALL_SILENT)
-        if limits is None:
+        if not limits:
             return _Verdict(Rule.NOBODY_PUBLISHED) if bound is None else _Verdict(Rule.ALL_READ, bound)
         if self.given.records.newest is None:
             return _Verdict(Rule.NOTHING_RECORDED)
+        verdicts = [self.beyond_keep(each) if is_keep else self.by_limits(each, bound) for each in limits]
+        return verdicts[0] if len(limits) == 1 and not is_keep else self.together(limits, verdicts)
+
+    def by_limits(self, limits: Limits, bound: Cut | None) -> _Verdict:
         if bound is None:
             return self.without_bound(limits)
         return self.size_bound(limits, bound) if limits.unit is Unit.SIZE else self.time_bound(limits, bound)
+
+    def beyond_keep(self, limits: Limits) -> _Verdict:
+        """The latest candidate that still keeps ``max`` of one unit: nothing within it goes, read or not."""
+        candidates = None if limits.max is None else self.window(Limits(limits.unit, limits.max))
+        if candidates is None:
+            return _Verdict(Rule.WITHIN_KEEP)
+        rule = Rule.BEYOND_KEEP if limits.unit is Unit.TIME else Rule.BEYOND_KEEP_SIZE
+        return _Verdict(rule, candidates[0].cut, (replace(candidates[0], role=Role.KEEP),))
+
+    def together(self, limits: Sequence[Limits], verdicts: Sequence[_Verdict]) -> _Verdict:
+        """The later cut of several limits, as far as all their min allow."""
+        cuts = [each.cut for each in verdicts if each.cut is not None]
+        if not cuts:
+            return verdicts[0]
+        wanted = cut = self.not_before_head(self.lineage.join(cuts))
+        ruling = self.ruling(limits, verdicts, wanted)
+        candidates = tuple(candidate for verdict in verdicts for candidate in verdict.candidates)
+        for each in limits:
+            if not each.min or (each.unit is Unit.SIZE and self.keeps_exactly(cut) >= each.min):
+                continue
+            window = self.window(Limits(each.unit, each.min))
+            if window is None:
+                return _Verdict(Rule.NO_CUT_KEEPS_MIN, candidates=candidates)
+            cut = self.lower(cut, window[0].cut)
+            candidates = (*candidates, window[0])
+        if self.lineage.equal(cut, wanted):
+            rule, cut = ruling.rule, wanted
+        else:
+            rule = Rule.KEPT_AT_LEAST if self.given.policy.kind is PolicyKind.KEEP else Rule.BOTH_KEEPING_MIN
+        return _Verdict(rule, cut, candidates, ruling.ruled)
+
+    def ruling(self, limits: Sequence[Limits], verdicts: Sequence[_Verdict], wanted: Cut) -> _Verdict:
+        """The verdict that goes as far as ``wanted``, or else furthest by bytes, with its unit if there are two."""
+        moving = [
+            (each.unit, verdict, verdict.cut)
+            for each, verdict in zip(limits, verdicts, strict=True)
+            if verdict.cut is not None
+        ]
+
+        def key(one: tuple[Unit, _Verdict, Cut]) -> tuple[bool, int]:
+            return self.lineage.reaches(one[2], wanted), -(self.keeps(one[2]) or 0)
+
+        unit, verdict, _ = max(moving, key=key)
+        return replace(verdict, ruled=unit if len(limits) > 1 else None)
 
     def within_offloaded(self, cut: Cut | None) -> tuple[Cut | None, bool]:
         """The cut, limited to the offloaded end, and whether that limited it; ``None`` if nothing is left of it."""
@@ -293,7 +363,7 @@ class _Cycle:
     # --- the broker's list of ledgers --------------------------------------------------------------------------------
 
     def with_broker(
-        self, rule: Rule, cut: Cut | None, limits: Limits | None
+        self, rule: Rule, cut: Cut | None, limits: Sequence[Limits]
     ) -> tuple[Rule, Cut | None, BrokerRuling | None]:
         """Rule and cut with the broker's list: no listed ledger goes, and where its trim is followed, the rest does."""
         view = self.given.broker
@@ -314,7 +384,7 @@ class _Cycle:
         ruling = BrokerRuling(first=view.first, rules=rules, not_followed=reasons)
         return rule, None if self.lineage.equal(kept, self.head) else kept, ruling
 
-    def followed(self, trimmed: Cut, limits: Limits | None) -> tuple[Cut, tuple[str, ...]]:
+    def followed(self, trimmed: Cut, limits: Sequence[Limits]) -> tuple[Cut, tuple[str, ...]]:
         """How far the broker's trim may be followed, and what keeps the rest."""
         allowed = wanted = self.not_before_head(trimmed)
         reasons = []
@@ -325,7 +395,7 @@ class _Cycle:
             allowed = lower
         return allowed, tuple(reasons)
 
-    def holds(self, wanted: Cut, limits: Limits | None) -> Iterator[tuple[str, Cut]]:
+    def holds(self, wanted: Cut, limits: Sequence[Limits]) -> Iterator[tuple[str, Cut]]:
         """What limits a followed trim: a reason, and the cut."""
         if self.given.offloaded is not None:
             yield "what comes next isn't offloaded yet", self.given.offloaded
@@ -335,9 +405,14 @@ class _Cycle:
         for name, cut in counted.items():
             if not self.lineage.reaches(cut, wanted):
                 yield f"subscriber {name} hasn't read it", cut
-        if limits is not None and limits.min:
+        is_keep = self.given.policy.kind is PolicyKind.KEEP
+        for each in limits:
+            # What keep keeps stays although the broker trimmed it.
+            least = max(each.min, each.max or 0) if is_keep else each.min
+            if not least:
+                continue
             recorded = self.given.records.newest is not None
-            candidates = self.window(limits) if recorded else None
+            candidates = self.window(Limits(each.unit, least)) if recorded else None
             yield "retention's min keeps it", self.head if candidates is None else candidates[0].cut
 
     def lower(self, cut: Cut, limit: Cut) -> Cut:
@@ -347,13 +422,40 @@ class _Cycle:
     # --- candidates ------------------------------------------------------------------------------------------------
 
     def window(self, limits: Limits) -> tuple[Candidate, Candidate] | None:
-        """Candidates m and M of the specification; ``None``: no recorded cut keeps min."""
-        count = len(self.given.records.records)
-        kept = self.age_ms if limits.unit is Unit.TIME else lambda row: self.keeps_exactly(self.recorded(row))
-        least, most = window(count, kept, limits)
-        if least is None or most is None:
+        """Candidates m and M of the specification; ``None``: none keeps min. Records win over boundaries."""
+        found: list[tuple[int, Record, Record]] = []
+        for number, chain in enumerate(self.chains):
+            least, most = window(len(chain), self.kept_at(chain, limits.unit), limits)
+            if least is not None and most is not None:
+                found.append((number, chain[least], chain[most]))
+        if not found:
             return None
-        return self.candidate(Role.MIN, least), self.candidate(Role.MAX, most)
+        source, low, own = min(found, key=lambda each: self.kept(each[1], limits.unit))
+        # Of the other chain only a cut that isn't after m in any partition: else a join with it might not keep min.
+        others = [(number, high) for number, _, high in found if high is own or self.lineage.reaches(low.cut, high.cut)]
+        fitting = [each for each in others if limits.max is None or self.kept(each[1], limits.unit) <= limits.max]
+        number, high = max(fitting, key=lambda each: self.kept(each[1], limits.unit)) if fitting else (source, low)
+        return self.candidate(Role.MIN, low, source), self.candidate(Role.MAX, high, number)
+
+    def chosen(self, cut: Cut, candidates: Sequence[Candidate]) -> Candidate:
+        """The chosen cut, with the time of the record or boundary that it is."""
+        same = [each for each in candidates if each.role is not Role.BOUND and self.lineage.equal(each.cut, cut)]
+        if same:
+            return replace(same[0], role=Role.CHOSEN)
+        return Candidate(Role.CHOSEN, cut, self.keeps(cut))
+
+    def time_at(self, cut: Cut) -> int | None:
+        """The time of the newest record at or before a cut, else boundary, else of the start position."""
+        for chain in self.chains:
+            count = self.count_up_to(cut, chain)
+            if count and chain[count - 1].time_ms < TIME_UNKNOWN:
+                # A producer's clock may be ahead.
+                return min(chain[count - 1].time_ms, self.given.now_ms)
+        return self.given.head_time_ms
+
+    def count_up_to(self, cut: Cut, chain: Sequence[Record]) -> int:
+        """How many records or boundaries are at or before a cut."""
+        return bisect_left(range(len(chain)), True, key=lambda row: not self.lineage.reaches(cut, chain[row].cut))
 
     def without_bound(self, limits: Limits) -> _Verdict:
         size = self.stream_age_ms if limits.unit is Unit.TIME else self.keeps_exactly(self.head)
@@ -369,8 +471,13 @@ class _Cycle:
     @property
     def stream_age_ms(self) -> int:
         """Minimum age of the stream's oldest data."""
+        records, boundaries = self.chains
         since_ms = self.given.head_time_ms if self.given.head_time_ms is not None else self.given.created_ms
-        return self.age_ms(0) if since_ms is None else self.given.now_ms - since_ms
+        times = [records[0].time_ms if since_ms is None else since_ms]
+        # Entries of the first segment may be older than all that was noted: than the policy, for example.
+        row = self.count_up_to(self.head, boundaries)
+        times += [boundaries[row].time_ms] if row < len(boundaries) else []
+        return self.given.now_ms - min(times)
 
     def size_bound(self, limits: Limits, bound: Cut) -> _Verdict:
         kept = self.keeps_exactly(bound)
@@ -399,12 +506,12 @@ class _Cycle:
             return _Verdict(Rule.NO_CUT_KEEPS_MIN)
         low, high = (candidate.cut for candidate in candidates)
         base = self.lineage.meet((bound, low))
-        # Records at least as old as max
-        older = 0 if limits.max is None else len(self.given.records.up_to_time(self.given.now_ms - limits.max))
-        if not older:
+        # The newest that is at least as old as max
+        beyond = None if limits.max is None else self.window(Limits(Unit.TIME, limits.max))
+        if beyond is None:
             return _Verdict(Rule.TIME_BOUND, base, candidates)
-        old = self.recorded(older - 1)
-        with_old = (*candidates, self.candidate(Role.OLD, older - 1))
+        old = beyond[0].cut
+        with_old = (*candidates, replace(beyond[0], role=Role.OLD))
         match self.lineage.order(bound, old):
             case Order.BEFORE:
                 return _Verdict(Rule.TIME_RAISED_TO_MAX, self.lineage.join((base, high)), with_old)

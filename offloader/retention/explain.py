@@ -18,8 +18,11 @@ _LEFT = 16
 #: Partitions of a cut that are written out.
 _PARTITIONS_SHOWN = 3
 #: Shown for a new policy without recorded cuts.
-_MORE_CUTS = "a limit cuts at recorded places; each cycle records where the stream ends, once in record_interval"
-_ROLES = {Role.MIN: "min", Role.MAX: "max", Role.OLD: "old"}
+_MORE_CUTS = (
+    "a limit cuts at ends of segments and at recorded places; each cycle records where the stream ends, once in "
+    "record_interval"
+)
+_ROLES = {Role.MIN: "min", Role.MAX: "max", Role.OLD: "old", Role.KEEP: "keep"}
 
 
 def explain(outcome: CycleOutcome, *, done: bool = False) -> Iterator[str]:
@@ -44,6 +47,8 @@ def explain(outcome: CycleOutcome, *, done: bool = False) -> Iterator[str]:
     if decision.is_fallback and decision.limits is not None:
         yield from _said("fallback", limits_text(decision.limits))
     yield from _said("rule", decision.rule.value)
+    if decision.ruled is not None:
+        yield from _said("limit", f"of both limits the one by {decision.ruled.value} was reached first")
     if decision.is_held:
         yield from _said("held", "at the committed end: the rest isn't offloaded yet")
     if decision.broker is not None:
@@ -72,6 +77,8 @@ def _verdict(outcome: CycleOutcome, decision: Decision, *, done: bool) -> Iterat
         amount.append(f"{decision.removed_entries:,} entries")
     if decision.removed_bytes is not None:
         amount.append(size_text(decision.removed_bytes))
+    if words := boundary_words(decision):
+        yield from _said("boundary", words)
     verb = "went" if done and outcome.truncations else "would go"
     yield from _said(
         "result", f"what lies before {cut_words(decision.cut)} {verb}: {', '.join(amount) or 'amount unknown'}"
@@ -100,6 +107,17 @@ def cut_words(cut: Cut) -> str:
     return ", ".join(parts) + (f" and {rest} more" if rest > 0 else "") or "the beginning"
 
 
+def boundary_words(decision: Decision) -> str:
+    """Which cut the new head is, and how old what lies before it; empty: no recorded cut and no end of a segment."""
+    for each in decision.candidates:
+        if each.role is Role.CHOSEN and each.is_boundary:
+            age = "" if each.time_ms is None else f", all before it is {span_text(decision.at_ms - each.time_ms)} old"
+            return f"a segment's end{age}"
+        if each.role is Role.CHOSEN and each.time_ms is not None:
+            return f"a cut recorded {span_text(decision.at_ms - each.time_ms)} ago"
+    return ""
+
+
 def outcome_facts(outcome: CycleOutcome, *, done: bool) -> dict[str, object]:
     """JSON form: the decision, and with ``done`` the truncations."""
     decision = outcome.decision
@@ -109,6 +127,7 @@ def outcome_facts(outcome: CycleOutcome, *, done: bool) -> dict[str, object]:
         "begin": outcome.begin.as_json(),
         "tail": outcome.tail.as_json(),
         "recorded_cuts": len(outcome.records),
+        "boundary": (None if decision is None or decision.cut is None else boundary_words(decision)) or None,
         "unread_entries": outcome.unread_entries,
         "unread_bytes": outcome.unread_bytes,
         "rule": None if decision is None else decision.rule.value,

@@ -40,6 +40,9 @@ class Measure(Protocol):
     def entries_before(self, cut: Cut) -> int | None:
         """Entries, ``None`` if unknown."""
 
+    def bytes_after(self, cut: Cut) -> int | None:
+        """Payload bytes from a cut to the end as they are now, ``None``: no more is known than by ``bytes_before``."""
+
 
 @dataclass(frozen=True, slots=True)
 class StreamSegment:
@@ -255,4 +258,7 @@ class LineageMeasure:
             return None
 
     def entries_before(self, cut: Cut) -> int | None:  # noqa: ARG002  nothing about entries is in bytes
+        return None
+
+    def bytes_after(self, cut: Cut) -> int | None:  # noqa: ARG002  a lineage has no end
         return None

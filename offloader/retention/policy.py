@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass
 
 from offloader.errors import InvalidCall
@@ -19,6 +20,7 @@ class Unit(enum.Enum):
 class PolicyKind(enum.Enum):
     """Criterion of retention."""
 
+    KEEP = "keep"
     SIZE = "size"
     TIME = "time"
     CONSUMPTION = "consumption"
@@ -58,9 +60,11 @@ class Policy:
     """Retention policy of a stream.
 
     Attributes:
-        kind: by size, by time, or by consumption.
-        limits: min and max. Required by size and time. Without them consumption alone decides: data read by all
+        kind: keep: everything within ``max`` is kept, and the rest goes, read or not; or by size, by time, or by
+            consumption.
+        limits: min and max. Required by all but consumption. Without them consumption alone decides: data read by all
             subscribers is deleted.
+        second: limits by the other unit. The later cut of the two counts, and neither ``min`` is violated.
         subscriber_timeout_ms: a subscriber silent for longer doesn't hold data back (x); ``None``: it always does.
         fallback_after_ms: when no subscriber was active for longer, their last cuts don't hold data back any more
             either (y); ``None``: they always do.
@@ -73,20 +77,26 @@ class Policy:
 
     kind: PolicyKind
     limits: Limits | None = None
+    second: Limits | None = None
     subscriber_timeout_ms: int | None = None
     fallback_after_ms: int | None = None
     fallback: Limits | None = None
     protect_unpublished: bool = False
 
     def __post_init__(self) -> None:
-        consumption = self.kind is PolicyKind.CONSUMPTION
+        consumption, keep = self.kind is PolicyKind.CONSUMPTION, self.kind is PolicyKind.KEEP
         x, y = self.subscriber_timeout_ms, self.fallback_after_ms
+        own = self.all_limits
         found = [
             (not consumption and self.limits is None, "it needs limits"),
             (
-                not consumption and self.limits is not None and self.limits.unit.value != self.kind.value,
-                f"its limits are by {self.limits.unit.value if self.limits else ''}",
+                not (consumption or keep) and bool(own) and own[0].unit.value != self.kind.value,
+                f"its limits are by {own[0].unit.value if own else ''}",
             ),
+            (self.second is not None and len(own) == 1, "second limits without limits"),
+            (len(own) > 1 and own[0].unit is own[-1].unit, "both its limits are by one unit"),
+            (keep and bool(own) and all(each.max is None for each in own), "it keeps everything: no limit has a max"),
+            (keep and y is not None, "subscribers don't hold data back: no silence of theirs ends that"),
             (not consumption and self.fallback is not None, "only one by consumption can have a fallback"),
             (x is not None and x <= 0, f"subscriber_timeout_ms = {x} isn't a time"),
             (y is not None and y <= 0, f"fallback_after_ms = {y} isn't a time"),
@@ -99,10 +109,16 @@ class Policy:
         if problems:
             raise InvalidCall(f"retention policy by {self.kind.value}: {'; '.join(problems)}")
 
+    @property
+    def all_limits(self) -> tuple[Limits, ...]:
+        """Its own limits, without those of the fallback."""
+        return tuple(each for each in (self.limits, self.second) if each is not None)
+
 
 _BYTES_PER_MB = 1024 * 1024
 _MS_PER_MINUTE = 60_000
 _SPANS = ((24 * 3_600_000, "d"), (3_600_000, "h"), (60_000, "min"), (1000, "s"), (1, "ms"))
+_DECIMAL_SIZES = ((10**12, "TB"), (10**9, "GB"))
 _SIZES = ((1024**4, "TiB"), (1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"), (1, "B"))
 
 
@@ -122,24 +138,37 @@ def policy_of(stream: str, settings: RetentionSettings) -> Policy | None:
         raise InvalidCall(
             f"stream {stream}: {'; '.join(f'retention.{each}' for each in problems)}", hint="nothing of it is deleted"
         )
-    if settings.policy == "none" or is_internal(stream):
+    if not settings.deletes or is_internal(stream):
         return None
+    kind = PolicyKind(settings.policy)
+    found = _kept(settings) if kind is PolicyKind.KEEP else _limits(settings, "")
+    # The policies size and time name the first one.
+    found.sort(key=lambda each: each.unit.value != kind.value)
     return Policy(
-        kind=PolicyKind(settings.policy),
-        limits=_limits(settings, ""),
+        kind=kind,
+        limits=found[0] if found else None,
+        second=found[1] if len(found) > 1 else None,
         subscriber_timeout_ms=_ms(settings.subscriber_timeout_minutes),
         fallback_after_ms=_ms(settings.fallback_after_minutes),
-        fallback=_limits(settings, "fallback_"),
+        fallback=next(iter(_limits(settings, "fallback_")), None),
         protect_unpublished=settings.protect_unpublished,
     )
 
 
-def _limits(settings: RetentionSettings, prefix: str) -> Limits | None:
+def _kept(settings: RetentionSettings) -> list[Limits]:
+    least_ms, most_ms = (math.ceil(each * 1000) for each in (settings.keep_at_least_seconds, settings.keep_seconds))
+    least, most = settings.keep_at_least_bytes, settings.keep_bytes
+    found = [Limits(Unit.TIME, least_ms, most_ms or None), Limits(Unit.SIZE, least, most or None)]
+    return [each for each in found if each.min or each.max]
+
+
+def _limits(settings: RetentionSettings, prefix: str) -> list[Limits]:
+    found = []
     for unit, name, factor in ((Unit.SIZE, "mbytes", _BYTES_PER_MB), (Unit.TIME, "minutes", _MS_PER_MINUTE)):
         least, most = (round(getattr(settings, f"{prefix}{which}_{name}") * factor) for which in ("min", "max"))
         if least or most:
-            return Limits(unit, least, most or None)
-    return None
+            found.append(Limits(unit, least, most or None))
+    return found
 
 
 def _ms(minutes: float) -> int | None:
@@ -150,20 +179,34 @@ def policy_text(policy: Policy | None) -> str:
     """One-line description of a policy."""
     if policy is None:
         return "no policy: nothing goes by itself"
-    words = "what all subscribers have read goes" if policy.limits is None else limits_text(policy.limits)
+    words = " and ".join(map(limits_text, policy.all_limits)) or "what all subscribers have read goes"
+    if policy.kind is PolicyKind.KEEP:
+        words = _keep_text(policy.all_limits)
     if policy.subscriber_timeout_ms is not None:
         words += f"; who is silent for {span_text(policy.subscriber_timeout_ms)} holds nothing back"
     if policy.fallback_after_ms is not None:
         words += f"; after {span_text(policy.fallback_after_ms)} of silence of all"
         words += " nobody does" if policy.fallback is None else f": {limits_text(policy.fallback)}"
-    return f"by {policy.kind.value}: {words}"
+    return f"keep: {words}" if policy.kind is PolicyKind.KEEP else f"by {policy.kind.value}: {words}"
+
+
+def _keep_text(limits: tuple[Limits, ...]) -> str:
+    """``what is older than 1 d or beyond the newest 1 GiB goes; the newest 10 MiB stay``."""
+    goes = {Unit.TIME: "older than", Unit.SIZE: "beyond the newest"}
+    over = [f"{goes[each.unit]} {_amount_text(each.unit, each.max)}" for each in limits if each.max is not None]
+    stays = {Unit.TIME: "what is younger than {} stays", Unit.SIZE: "the newest {} stay"}
+    at_least = [stays[each.unit].format(_amount_text(each.unit, each.min)) for each in limits if each.min]
+    return "; ".join([f"what is {' or '.join(over)} goes", *at_least])
+
+
+def _amount_text(unit: Unit, amount: int) -> str:
+    return span_text(amount) if unit is Unit.TIME else size_text(amount)
 
 
 def limits_text(limits: Limits) -> str:
     """Format ``keeps at least 1 GiB, unread data up to 10 GiB``."""
-    text = span_text if limits.unit is Unit.TIME else size_text
-    most = "without a limit" if limits.max is None else f"up to {text(limits.max)}"
-    return f"keeps at least {text(limits.min)}, unread data {most}"
+    most = "without a limit" if limits.max is None else f"up to {_amount_text(limits.unit, limits.max)}"
+    return f"keeps at least {_amount_text(limits.unit, limits.min)}, unread data {most}"
 
 
 def span_text(ms: int) -> str:
@@ -172,8 +215,9 @@ def span_text(ms: int) -> str:
 
 
 def size_text(size_bytes: int) -> str:
-    """Format ``1536`` as ``"1.5 KiB"``."""
-    return _in_units(size_bytes, _SIZES)
+    """Format ``1536`` as ``"1.5 KiB"``, and ``2_000_000_000`` as ``"2 GB"``, as a setting may name it."""
+    whole = next((f"{size_bytes // each} {name}" for each, name in _DECIMAL_SIZES if size_bytes % each == 0), None)
+    return whole if whole and size_bytes else _in_units(size_bytes, _SIZES)
 
 
 def _in_units(amount: int, units: tuple[tuple[int, str], ...]) -> str:

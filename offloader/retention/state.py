@@ -128,25 +128,28 @@ class RetentionSet:
 
 
 class Rule(enum.Enum):
-    """Deciding rule; the value is its wording. The retention specification, sections 2 and 3."""
+    """Deciding rule; the value is its wording. The retention specification, sections 1 to 3."""
 
     NOTHING_RECORDED = "no cut of this stream was recorded yet"
+    WITHIN_KEEP = "no part of the stream that could go is beyond what is kept"
+    BEYOND_KEEP = "what is older than keep goes"
+    BEYOND_KEEP_SIZE = "what is beyond keep_size goes"
+    KEPT_AT_LEAST = "what is beyond keep or keep_size goes, as far as keep_at_least and keep_at_least_size allow"
     BELOW_MIN = "the whole stream is below min"
-    NO_CUT_KEEPS_MIN = "no recorded cut keeps min"
-    MIN_WITHOUT_BOUND = "nobody holds data back: the recorded cut that keeps least, but min"
-    MAX_WITHOUT_BOUND = (
-        "nobody holds data back, and the stream is above max: the recorded cut that keeps most within max"
-    )
+    NO_CUT_KEEPS_MIN = "no cut keeps min"
+    MIN_WITHOUT_BOUND = "nobody holds data back: the cut that keeps least, but min"
+    MAX_WITHOUT_BOUND = "nobody holds data back, and the stream is above max: the cut that keeps most within max"
+    BOTH_KEEPING_MIN = "what the limits by size and by time let go, as far as both min allow"
     ALL_READ = "everything that all subscribers have read goes"
     BOUND = "what all subscribers have read goes: that keeps between min and max"
     BOUND_LOWERED_TO_MIN = "of what all subscribers have read, min is kept"
     BOUND_LOWERED_THEN_RAISED = "of what all subscribers have read, min is kept; that is above max, so unread data goes"
     BOUND_RAISED_TO_MAX = "unread data is above max: what no longer fits goes"
     BOUND_RAISED_KEEPING_MIN = "unread data is above max: what no longer fits goes, as far as min allows"
-    BOUND_ABOVE_MAX = "unread data is above max, but no recorded cut keeps less"
+    BOUND_ABOVE_MAX = "unread data is above max, but no cut keeps less"
     TIME_BOUND = "what all subscribers have read and is older than min goes"
-    TIME_RAISED_TO_MAX = "unread data is older than max: it goes, up to the oldest recorded cut within max"
-    TIME_RAISED_TO_OLD = "unread data is older than max: it goes, up to the newest recorded cut that is older"
+    TIME_RAISED_TO_MAX = "unread data is older than max: it goes, up to the oldest cut within max"
+    TIME_RAISED_TO_OLD = "unread data is older than max: it goes, up to the newest cut that is older"
     NOBODY_PUBLISHED = "only what all subscribers have read goes, and none has published"
     ALL_SILENT = "all subscribers are silent, and what they haven't read is kept for them"
     NO_POLICY = "no policy: nothing goes by itself"
@@ -156,6 +159,7 @@ class Rule(enum.Enum):
 #: Rules without truncation.
 _NOTHING = {
     Rule.NOTHING_RECORDED,
+    Rule.WITHIN_KEEP,
     Rule.BELOW_MIN,
     Rule.NO_CUT_KEEPS_MIN,
     Rule.NOBODY_PUBLISHED,
@@ -180,6 +184,7 @@ class Role(enum.Enum):
     MIN = "keeps least, but min"
     MAX = "keeps most within min and max"
     OLD = "newest that is older than max"
+    KEEP = "latest that keeps no less than keep or keep_size"
     BOUND = "read by all that count"
     CHOSEN = "chosen"
 
@@ -199,13 +204,16 @@ class Candidate:
     Attributes:
         cut: where, not before the head.
         keeps_bytes: bytes between it and the newest recorded cut, ``None`` if unknown.
-        time_ms: when it was recorded, ``None`` for cuts that weren't.
+        time_ms: when it was recorded; of a segment boundary the newest publish time before it. ``None``: it is
+            neither, or that time is unknown.
+        is_boundary: whether it is the end of a segment and not a recorded cut.
     """
 
     role: Role
     cut: Cut
     keeps_bytes: int | None
     time_ms: int | None = None
+    is_boundary: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +255,8 @@ class Decision:
     Attributes:
         cut: the new head; ``None``: no truncation.
         limits: the applied limits, ``None``: consumption alone.
+        second: the limits by the other unit that were applied too.
+        ruled: of two limits the one that moved the head furthest; ``None``: there is one, or neither did.
         is_fallback: whether they are those of the fallback.
         is_held: whether less is truncated than the rule allows, because the rest isn't offloaded yet.
         head: the head before.
@@ -255,8 +265,8 @@ class Decision:
         candidates: the considered cuts, and what each keeps.
         removed_bytes: bytes between the head and ``cut``, ``None`` if unknown.
         removed_entries: entries likewise.
-        cut_time_ms: when the newest record at or before ``cut`` was recorded: the stream's age is counted from it, once
-            it is the head. ``None``: unknown, or no truncation.
+        cut_time_ms: the time of the newest record, or else boundary, at or before ``cut``: the stream's age is counted
+            from it, once it is the head. ``None``: unknown, or no truncation.
         broker: what the brokers' lists of ledgers did to it; ``None``: no broker reads the cold tier.
     """
 
@@ -277,6 +287,8 @@ class Decision:
     lags: tuple[Lag, ...]
     overridden: tuple[Overridden, ...]
     broker: BrokerRuling | None = None
+    second: Limits | None = None
+    ruled: Unit | None = None
 
     @property
     def used_ms(self) -> frozenset[int]:
@@ -394,6 +406,10 @@ class RecordedCuts:
         """Entries likewise."""
         return self._own.entries_before(cut)
 
+    def bytes_after(self, cut: Cut) -> int:
+        """Payload bytes from a cut to the tail: fewer than recorded sizes tell if a partition was deleted since."""
+        return self._own.bytes_after(cut)
+
 
 def lineage_of(scope: Scope) -> Lineage:
     """The partitions as the stream segments of one epoch."""
@@ -438,6 +454,16 @@ def read_decisions(retention: StreamRetention, scope: Scope) -> Sequence[Mapping
         return []
     document = retention.documents.read(scope.key(Decisions), Decisions(name=scope.name)).document
     return [json.loads(row.record) for row in reversed(document.decisions)]
+
+
+def past_moves(rows: Iterable[Mapping[str, Any]], number: int = 0) -> list[tuple[int, Position]]:
+    """Time and new start position of a partition in stored decisions, as ``read_decisions`` returns them."""
+    found = []
+    for row in rows:
+        at = (row.get("cut") or {}).get(f"{number}.0")
+        if isinstance(at, str):
+            found.append((int(row["at_ms"]), Position.parse(at)))
+    return found
 
 
 def _moved(own: OwnCuts, known: Mapping[int, Known], cut: Cut) -> dict[int, Known]:

@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from formats.entries import Position
 from offloader.errors import InvalidCall, NotFound, OffloaderError, StoreUnavailable
+from offloader.gc.plan import CleanupPlan
 from offloader.gc.reconcile import Reconciliation
 from offloader.gc.sweep import cleanup_stream
 from offloader.inspect.inspect import segment_row, timeline_of
@@ -32,7 +33,8 @@ from offloader.plot import StreamTimeline, thinned
 from offloader.read.reader import load_stream
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.explain import explain, outcome_facts
-from offloader.retention.state import read_decisions
+from offloader.retention.scope import home_of
+from offloader.retention.state import past_moves, read_decisions
 from offloader.retention.subscribers import CutLike, StreamRetention, open_retention
 from offloader.runtime.clock import Clock
 from offloader.service.entry_pages import EntryQuery, entry_page
@@ -578,10 +580,21 @@ class ServiceView:
             "stopped": None if stop is None else {"by": stop.by, "reason": stop.reason},
             "is_deleted": report.is_deleted,
             "large": plan is not None and plan.large,
+            "waits_for_yes": None if settings.cleanup.allow_large_delete else self._waits_for_yes(name, plan),
             "lines": lines[:limit],
             "is_whole": len(lines) <= limit,
             "pending_batches": len(report.pending),
         }
+
+    def _waits_for_yes(self, name: str, plan: CleanupPlan | None) -> dict[str, Any] | None:
+        """What more than half of a stream waits for, and since when; ``None``: nothing waits."""
+        if plan is None or not plan.large:
+            return None
+        home, number = home_of(self._store, name)
+        retention = open_retention(self._store, home, source_of=self._streams.source_of, clock=self._clock)
+        found = plan.waits_for_yes(past_moves(read_decisions(retention, retention.scope()), number))
+        hint = f"`offloader cleanup run {name} --yes`, or cleanup.allow_large_delete = true"
+        return None if found is None else {**asdict(found), "hint": hint}
 
     def orphans(self) -> dict[str, Any]:
         """Orphans that this process's newest search left, by owner, and the ends of the last cleanup and search."""

@@ -5,6 +5,7 @@ network.
 """
 
 from offloader.settings.fields import Pairs
+from offloader.settings.retention import RetentionSettings
 from offloader.settings.values import (
     AccessSettings,
     BrokerSettings,
@@ -17,7 +18,6 @@ from offloader.settings.values import (
     OffloadSettings,
     PulsarSettings,
     ReadSettings,
-    RetentionSettings,
     ServeSettings,
     Settings,
     StoreSettings,

@@ -22,17 +22,19 @@ class Quantity:
         example: an amount, for error messages.
         zero: the text of nothing.
         units: unit -> its multiple of the first one, in ascending order.
+        read_units: more units that are only read; ``text`` doesn't write them.
     """
 
     name: str
     example: str
     zero: str
     units: Mapping[str, int]
+    read_units: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def form(self) -> str:
         """Description of the accepted texts."""
-        return f'a {self.name} like "{self.example}" ({", ".join(self.units)})'
+        return f'a {self.name} like "{self.example}" ({", ".join([*self.units, *self.read_units])})'
 
     def parse(self, text: str, unit: str) -> Fraction:
         """An amount in ``unit``.
@@ -40,10 +42,11 @@ class Quantity:
         Raises:
             ValueError: the text isn't a number directly followed by a unit.
         """
-        found = re.fullmatch(rf"([0-9]{{1,20}}(?:\.[0-9]{{1,30}})?)({'|'.join(self.units)})", text)
+        known = {**self.units, **self.read_units}
+        found = re.fullmatch(rf"([0-9]{{1,20}}(?:\.[0-9]{{1,30}})?)({'|'.join(known)})", text)
         if found is None:
             raise ValueError(f"{text!r} is not {self.form}")
-        return Fraction(found[1]) * self.units[found[2]] / self.units[unit]
+        return Fraction(found[1]) * known[found[2]] / self.units[unit]
 
     def text(self, value: float, unit: str) -> str:
         """The shortest text whose ``parse`` gives exactly ``value``, which is in ``unit`` and isn't negative."""
@@ -70,7 +73,11 @@ def _decimal(number: Fraction | int) -> str:
 
 DURATION = Quantity("duration", "30s", "0s", {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000})
 SIZE = Quantity(
-    "size", "64MiB", "0B", {unit: 1024**power for power, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))}
+    "size",
+    "64MiB",
+    "0B",
+    {unit: 1024**power for power, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))},
+    {unit: 1000**power for power, unit in enumerate(("KB", "MB", "GB", "TB"), start=1)},
 )
 
 KIB = 1024

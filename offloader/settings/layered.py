@@ -18,6 +18,7 @@ from offloader.errors import InvalidCall, NotFound
 from offloader.settings import Pairs, Settings
 from offloader.settings.fields import allowed, from_file, in_file
 from offloader.settings.fields import problem as problem_of
+from offloader.settings.retention import KEEP_SETTINGS
 from offloader.settings.values import REPLACED
 
 #: PIP-76's switch, an alias of ``offload.method``.
@@ -321,6 +322,9 @@ def conflicts(found: SettingsFile, unclear: Collection[str] = ()) -> Iterator[st
     for scope in found.layers:
         yield from _size_conflicts(found, scope)
         if any(name.startswith("retention.") for name in found.layers[scope]):
+            kept = [name for each in KEEP_SETTINGS if (name := f"retention.{each}") in found.layers[scope]]
+            if found.layers[scope].get("retention.policy") == "none":
+                yield from (f"{_key(scope, name)}: has no effect, the policy is none" for name in kept)
             retention = found.settings_of(_any_stream(scope)).retention
             yield from (f"{_key(scope, 'retention')}.{problem}" for problem in retention.problems())
 

@@ -9,14 +9,12 @@ from typing import Any
 from offloader.errors import InvalidCall
 from offloader.settings.fields import (
     KIB,
-    MBYTES_MAX,
     MIB,
     MINUTES_MAX,
     Pairs,
     choice,
     duration,
     flag,
-    in_file,
     pairs,
     places,
     setting,
@@ -25,6 +23,7 @@ from offloader.settings.fields import (
     texts,
 )
 from offloader.settings.fields import problem as problem_of
+from offloader.settings.retention import RetentionSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,120 +280,6 @@ class ManifestSettings:
         high=24 * 3600,
         key="clock_skew_max",
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RetentionSettings:
-    """What of a stream is kept, and how often that is decided. Sizes are payload before compression; 0 = not set."""
-
-    policy: str = choice(
-        "none",
-        "what may go: nothing, what is above a size, what is older than a time, or what all subscribers have read",
-        ("none", "size", "time", "consumption"),
-    )
-    min_mbytes: float = size(0.0, "kept always", low=0, high=MBYTES_MAX, key="min_size", unit="MiB")
-    max_mbytes: float = size(0.0, "kept for subscribers at most", low=0, high=MBYTES_MAX, key="max_size", unit="MiB")
-    min_minutes: float = duration(
-        0.0, "age below which everything is kept", low=0, high=MINUTES_MAX, key="min_age", unit="m"
-    )
-    max_minutes: float = duration(
-        0.0, "age up to which data is kept for subscribers", low=0, high=MINUTES_MAX, key="max_age", unit="m"
-    )
-    subscriber_timeout_minutes: float = duration(
-        0.0,
-        "a subscriber silent for longer holds nothing back; 0: it always does",
-        low=0,
-        high=MINUTES_MAX,
-        key="subscriber_timeout",
-        unit="m",
-    )
-    fallback_after_minutes: float = duration(
-        0.0,
-        "silence of all subscribers after which none of them counts; 0: never",
-        low=0,
-        high=MINUTES_MAX,
-        key="fallback_after",
-        unit="m",
-    )
-    fallback_min_mbytes: float = size(
-        0.0, "consumption: kept then", low=0, high=MBYTES_MAX, key="fallback_min_size", unit="MiB"
-    )
-    fallback_max_mbytes: float = size(
-        0.0, "consumption: kept at most then", low=0, high=MBYTES_MAX, key="fallback_max_size", unit="MiB"
-    )
-    fallback_min_minutes: float = duration(
-        0.0, "consumption: age kept then", low=0, high=MINUTES_MAX, key="fallback_min_age", unit="m"
-    )
-    fallback_max_minutes: float = duration(
-        0.0, "consumption: age kept at most then", low=0, high=MINUTES_MAX, key="fallback_max_age", unit="m"
-    )
-    protect_unpublished: bool = flag(False, "subscribers that never published hold back what they haven't read")
-    record_minutes: float = duration(
-        30.0,
-        "time between two recorded cuts, between which a decision can choose",
-        low=0.001,
-        high=MINUTES_MAX,
-        key="record_interval",
-        unit="m",
-    )
-    cycle_minutes: float = duration(
-        30.0, "time between two decisions about a stream", low=0.001, high=MINUTES_MAX, key="cycle_interval", unit="m"
-    )
-
-    def problems(self) -> list[str]:
-        """Contradictory or ineffective settings; empty: none."""
-        found: list[str] = []
-        if self.policy == "none":
-            idle = [each for each in fields(self) if each.name not in _WITHOUT_POLICY and getattr(self, each.name)]
-            return [f"{each.metadata.get('key', each.name)}: has no effect, the policy is none" for each in idle]
-        wanted = {"size": "size", "time": "age"}.get(self.policy)
-        for prefix in ("", "fallback_"):
-            kinds = [kind for kind in _UNITS if self._has_limits(prefix, kind)]
-            if len(kinds) > 1:
-                found.append(f"{prefix}min_size and {prefix}min_age: limits are by size or by time, not both")
-            if not prefix and wanted and wanted not in kinds:
-                found.append(f"min_{wanted}: the policy {self.policy} needs to know what is kept always")
-            for kind in kinds:
-                if not prefix and wanted and kind != wanted:
-                    found.append(f"min_{kind}: has no effect, the policy is {self.policy}")
-                found += self._limit_problems(prefix, kind)
-        return found + self._silence_problems()
-
-    def _has_limits(self, prefix: str, kind: str) -> bool:
-        return any(getattr(self, f"{prefix}{which}_{_UNITS[kind]}") for which in ("min", "max"))
-
-    def _limit_problems(self, prefix: str, kind: str) -> list[str]:
-        least, most = (getattr(self, f"{prefix}{which}_{_UNITS[kind]}") for which in ("min", "max"))
-        if not least:
-            # Retention would delete all recorded data that no subscriber holds back.
-            return [f"{prefix}min_{kind}: missing beside {prefix}max_{kind}; what is kept always?"]
-        if not 0 < most < least:
-            return []
-        return [f"{self._shown(f'{prefix}min_{_UNITS[kind]}')} is above {self._shown(f'{prefix}max_{_UNITS[kind]}')}"]
-
-    def _shown(self, name: str) -> str:
-        [metadata] = [each.metadata for each in fields(self) if each.name == name]
-        return f"{metadata['key']} = {in_file(metadata, getattr(self, name))}"
-
-    def _silence_problems(self) -> list[str]:
-        x, y = self.subscriber_timeout_minutes, self.fallback_after_minutes
-        has_fallback = any(self._has_limits("fallback_", kind) for kind in _UNITS)
-        is_queue = self.policy == "consumption"
-        names = "fallback_after_minutes", "subscriber_timeout_minutes"
-        found = [
-            (y and not x, "fallback_after: has no effect without subscriber_timeout"),
-            (x and 0 < y < x, " is below ".join(map(self._shown, names))),
-            (has_fallback and not is_queue, "fallback_min_*: has no effect, only the policy consumption looks at it"),
-            (has_fallback and is_queue and not y, "fallback_min_*: has no effect without fallback_after"),
-            (is_queue and y and not has_fallback, "fallback_after: needs fallback_min_size or fallback_min_age"),
-        ]
-        return [text for is_wrong, text in found if is_wrong]
-
-
-#: Kind of a limit -> how its attributes end.
-_UNITS = {"size": "mbytes", "age": "minutes"}
-#: Retention settings that apply without a policy.
-_WITHOUT_POLICY = frozenset({"policy", "record_minutes", "cycle_minutes"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

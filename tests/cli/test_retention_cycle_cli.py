@@ -8,6 +8,7 @@ import pytest
 
 from formats.entries import Position
 from offloader.manifest.log import load_manifest
+from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
@@ -59,7 +60,7 @@ def test_plan_matches_the_run_and_only_the_run_truncates(offloader: Offloader, s
     assert done["rule"] == planned[orders]["rule"]
     assert load_manifest(store, orders).head == Position(2, 5)
     table = offloader("retention", "run").out.splitlines()
-    assert table[0].split() == ["STREAM", "BEGINS", "AT", "ENTRIES", "GO", "BYTES", "GO", "LOSES", "RULE"]
+    assert table[0].split() == ["STREAM", "BEGINS", "AT", "ENTRIES", "GO", "BYTES", "GO", "LOSES", "BOUNDARY", "RULE"]
     assert len(table) == 4
 
 
@@ -85,10 +86,10 @@ def test_explaining_shows_the_stream_its_readers_and_past_decisions(offloader: O
 
 def test_explain_names_why_a_new_policy_deletes_nothing(offloader: Offloader, tmp_path: Path) -> None:
     small = tmp_path / "small.toml"
-    small.write_text('[retention]\npolicy = "size"\nmin_size = "0.0001MiB"\n')
+    small.write_text('[retention]\npolicy = "size"\nmin_size = "1500B"\n')
     lines = offloader("retention", "explain", "a/b/persistent/aged", "--config", str(small)).out.splitlines()
     [at] = [number for number, line in enumerate(lines) if line == "result   nothing goes"]
-    assert lines[at + 1].startswith("later    a limit cuts at recorded places; each cycle records")
+    assert lines[at + 1].startswith("later    a limit cuts at ends of segments and at recorded places")
 
 
 @pytest.mark.slow
@@ -122,3 +123,60 @@ def test_bad_calls_change_nothing(offloader: Offloader, store: ObjectStore, tmp_
     ):
         assert text in found.err
     assert {info.key: info.etag for info in store.list("").objects} == before
+
+
+AGED_H = [72, 60, 48, 30, 25, 20, 1]
+
+
+@pytest.fixture
+def aged(capsys: pytest.CaptureFixture[str], store: ObjectStore) -> Offloader:
+    """A stream whose segments, one an entry of 1 KiB each, are up to three days old."""
+    writer, now_ms = StreamWriter(store, "orders"), SystemClock().now_ms()
+    for number, age_h in enumerate(AGED_H, start=1):
+        writer.add([batch_of(number, 0, 1, size=1024, times=now_ms - age_h * 3_600_000)], closes=[number])
+    return Offloader(capsys)
+
+
+def test_plan_by_keep_names_the_boundary_and_why(aged: Offloader, store: ObjectStore) -> None:
+    [row] = aged("retention", "plan", "orders", "--keep", "1d", "--json").rows
+    assert row["new_head"] == "6:0"
+    assert row["boundary"] == "a segment's end, all before it is 1.04 d old"
+    assert row["rule"] == "what is older than keep goes"
+    assert row["policy"] == "keep: what is older than 1 d goes"
+    [chosen] = [each for each in row["decision"]["candidates"] if each["role"] == "chosen"]
+    assert chosen["is_boundary"]
+    assert "a segment's end" in aged("retention", "plan", "orders", "--keep", "1d").out
+    lines = aged("retention", "explain", "orders", "--keep", "1d", "--keep-size", "1KiB").out
+    assert "limit    of both limits the one by size was reached first" in lines
+    assert "boundary a segment's end" in lines
+    assert load_manifest(store, "orders").head is None
+
+
+def test_run_by_keep_is_for_streams_that_are_named(aged: Offloader, store: ObjectStore) -> None:
+    refused = aged("retention", "run", "--keep", "1d")
+    assert (refused.code, "streams that are named" in refused.err) == (2, True)
+    assert aged("retention", "run", "orders", "--keep", "1d", "--keep-at-least-size", "5KiB").code == 0
+    assert load_manifest(store, "orders").head == Position(3, 0)
+    refused = aged("retention", "run", "orders", "--keep-at-least", "1d")
+    assert (refused.code, "no effect" in refused.err) == (2, True)
+
+
+def test_more_than_half_waits_for_a_yes_since_the_first_decision_that_let_it_go(
+    aged: Offloader, store: ObjectStore
+) -> None:
+    aged("retention", "run", "orders", "--keep", "65h")
+    assert aged("cleanup", "plan", "orders", "--json").rows[-1]["waits_for_yes"] is None
+    aged("retention", "run", "orders", "--keep", "1d")
+    aged("retention", "run", "orders", "--keep", "15h")
+    decisions = aged("retention", "explain", "orders", "--decisions", "--json").rows
+    since_ms = [row["at_ms"] for row in decisions][1]
+    waits = aged("cleanup", "plan", "orders", "--json").rows[-1]["waits_for_yes"]
+    sums = load_manifest(store, "orders").sums
+    assert (waits["segments"], waits["of_bytes"], waits["since_ms"]) == (6, sums.object_bytes, since_ms)
+    assert 2 * waits["object_bytes"] > sums.object_bytes
+    text = aged("cleanup", "plan", "orders").out
+    assert "more than half of it, since 20" in text
+    assert aged("cleanup", "run", "orders").code != 0
+    assert load_manifest(store, "orders").sums.segments == 7
+    assert aged("cleanup", "run", "orders", "--yes").code == 0
+    assert load_manifest(store, "orders").sums.segments == 1

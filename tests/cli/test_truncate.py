@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from formats.entries import Position
+from formats.entries import TIME_UNKNOWN_MS, Position
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import load_manifest
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
+from offloader.times import time_text
 from tests.cli.reading_verbs import Offloader
-from tests.support.streams import StreamWriter, batch_of
+from tests.support.streams import BASE_MS, StreamWriter, batch_of
 
 
 @pytest.fixture
@@ -100,3 +101,43 @@ def test_held_stream_and_global_hold_refuse_truncation(offloader: Offloader, sto
     for wrong in ([], ["orders", "--all"]):
         assert offloader("cleanup", "hold", *wrong).code == 2
     assert offloader("cleanup", "hold", "nobody").code == 3
+
+
+def test_before_time_cuts_in_front_of_the_first_entry_published_then_or_later(
+    offloader: Offloader, store: ObjectStore
+) -> None:
+    written(store, "orders")
+    # Entry 3 of ledger 2 is published 2,003 s after the base.
+    when = time_text(BASE_MS + 2_003_000)
+    [planned] = offloader("truncate", "orders", "--before-time", when, "--dry-run", "--json").rows
+    assert (planned["head"], planned["dry_run"]) == ("2:3", True)
+    [row] = offloader("truncate", "orders", "--before-time", str(BASE_MS + 2_002_001), "--json").rows
+    assert row["head"] == "2:3"
+    assert offloader("truncate", "orders", "--before-time", "2013-07-04").out.endswith("already: nothing to do\n")
+    [row] = offloader("truncate", "orders", "--before-time", "2100-01-01", "--json").rows
+    assert row["head"] == "2:10"
+
+
+def test_before_time_cuts_each_partition(offloader: Offloader, store: ObjectStore) -> None:
+    for number in (0, 1):
+        writer = StreamWriter(store, f"orders-partition-{number}")
+        writer.add([batch_of(1 + number, 0, 10)], closes=[1 + number])
+        writer.add([batch_of(3, 0, 10)])
+    rows = offloader("truncate", "orders", "--before-time", str(BASE_MS + 2_004_000), "--json").rows
+    assert [(row["stream"][-1], row["head"]) for row in rows] == [("0", "3:0"), ("1", "2:4")]
+
+
+def test_before_time_is_refused_where_publish_times_are_unknown(offloader: Offloader, store: ObjectStore) -> None:
+    writer = StreamWriter(store, "orders")
+    writer.add([batch_of(1, 0, 10, times=TIME_UNKNOWN_MS)], closes=[1])
+    writer.add([batch_of(2, 0, 10)])
+    code, line, hint = offloader.refuses("truncate", "orders", "--before-time", "2100-01-01")
+    assert (code, "without a publish time" in line, "--before LEDGER:ENTRY" in hint) == (2, True, True)
+    assert load_manifest(store, "orders").head is None
+
+
+@pytest.mark.parametrize("options", [[], ["--before", "1:0", "--before-time", "2013-07-04"]])
+def test_either_a_position_or_a_time_is_needed(offloader: Offloader, store: ObjectStore, options: list[str]) -> None:
+    written(store, "orders")
+    assert offloader.refuses("truncate", "orders", *options)[1] == "truncate needs either --before or --before-time"
+    assert offloader.refuses("truncate", "orders", "--before-time", "soon")[0] == 2

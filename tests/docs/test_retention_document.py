@@ -36,8 +36,12 @@ def test_the_picture_is_the_one_that_a_test_of_the_command_sees() -> None:
 
 
 def test_documented_settings_are_valid(tmp_path: Path) -> None:
-    [sample] = re.findall(r"^```toml\n(.*?)^```$", TEXT, re.M | re.S)
+    keep, sample = re.findall(r"^```toml\n(.*?)^```$", TEXT, re.M | re.S)
     path = tmp_path / "offloader.toml"
+    path.write_text(keep, encoding="utf-8")
+    kept = policy_of("orders", read_settings_file(str(path)).settings_of("orders").retention)
+    assert kept is not None
+    assert kept.all_limits == (Limits(Unit.TIME, 0, 86_400_000), Limits(Unit.SIZE, 0, 10**9))
     path.write_text(sample, encoding="utf-8")
     file = read_settings_file(str(path))
     audit = policy_of("audit", file.settings_of("public/default/persistent/audit").retention)

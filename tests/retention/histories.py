@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
+from offloader.retention.boundaries import TIME_UNKNOWN
 from offloader.retention.cuts import FUTURE, Consumed, Cut, Offset, SegmentId
 from offloader.retention.decide import Situation, Subscription
 from offloader.retention.lineage import LineageMeasure, StreamSegment
@@ -99,19 +100,32 @@ def limits(draw: st.DrawFn, unit: Unit) -> Limits:
 @st.composite
 def policies(draw: st.DrawFn) -> Policy:
     kind = draw(st.sampled_from(PolicyKind))
-    units = {PolicyKind.SIZE: [Unit.SIZE], PolicyKind.TIME: [Unit.TIME], PolicyKind.CONSUMPTION: list(Unit)}[kind]
-    own = draw(limits(draw(st.sampled_from(units))))
+    is_queue, is_keep = kind is PolicyKind.CONSUMPTION, kind is PolicyKind.KEEP
+    first = {PolicyKind.SIZE: Unit.SIZE, PolicyKind.TIME: Unit.TIME}.get(kind) or draw(st.sampled_from(Unit))
+    own = draw(limits(first))
+    second = draw(limits(next(unit for unit in Unit if unit is not first))) if draw(st.booleans()) else None
+    if is_keep and own.max is None and (second is None or second.max is None):
+        own = Limits(first, own.min, own.min + draw(st.integers(1, 30)))
     x = draw(st.none() | st.just(10))
-    y = draw(st.none() | st.just(20)) if x else None
-    is_queue = kind is PolicyKind.CONSUMPTION
+    y = draw(st.none() | st.just(20)) if x and not is_keep else None
+    has_limits = not (is_queue and draw(st.booleans()))
     return Policy(
         kind=kind,
-        limits=None if is_queue and draw(st.booleans()) else own,
+        limits=own if has_limits else None,
+        second=second if has_limits else None,
         subscriber_timeout_ms=x,
         fallback_after_ms=y,
         fallback=draw(limits(draw(st.sampled_from(Unit)))) if is_queue and y else None,
         protect_unpublished=draw(st.booleans()),
     )
+
+
+@st.composite
+def boundaries(draw: st.DrawFn, stream: ScalableLineage) -> tuple[Record, ...]:
+    """Ends of segments, with publish times that may repeat, lie in the future, or be unknown from some on."""
+    ends = draw(tails(stream, 5))
+    times = sorted(draw(st.lists(st.integers(0, 90) | st.just(TIME_UNKNOWN), min_size=len(ends), max_size=len(ends))))
+    return tuple(Record(time, cut) for time, cut in zip(times, ends, strict=True))
 
 
 @st.composite
@@ -148,4 +162,5 @@ def situations(draw: st.DrawFn) -> Situation:
         subscriptions=tuple(subscriptions),
         tail=stream.join([recorded[-1], draw(cuts(stream))]) if bool(recorded) and draw(st.booleans()) else None,
         offloaded=draw(st.none() | cuts(stream)),
+        boundaries=draw(st.just(()) | boundaries(stream)),
     )

@@ -23,6 +23,7 @@ class IndependentCycle:
         self.given = situation
         self.head = self.vector(situation.head)
         self.records = [(one.time_ms, join(self.vector(one.cut), self.head)) for one in situation.records.records]
+        self.boundaries = [(one.time_ms, join(self.vector(one.cut), self.head)) for one in situation.boundaries]
         newest = situation.records.newest
         self.end = self.size(self.vector(newest.cut)) if newest else 0
 
@@ -60,40 +61,73 @@ class IndependentCycle:
 
     def chosen(self) -> Vector | None:
         policy, now, positions = self.given.policy, self.given.now_ms, self.positions()
+        own = [each for each in (policy.limits, policy.second) if each is not None]
         active = [vector for is_active, vector in positions.values() if is_active]
         heard = [one.active_ms for one in self.given.subscriptions]
         since = max(heard) if heard else self.given.created_ms
         nobody_active = not any(one.is_active for one in self.given.subscriptions)
         y = policy.fallback_after_ms
         gave_up = nobody_active and y is not None and since is not None and now - since > y
+        if policy.kind is PolicyKind.KEEP:
+            return self.kept(own) if self.records else None
         if active:
-            return self.with_bound(join(meet(*active), self.head))
+            return self.with_bounds(own, join(meet(*active), self.head))
         if policy.kind is not PolicyKind.CONSUMPTION:
-            assert policy.limits is not None
             if not positions or gave_up:
-                return self.without_bound(policy.limits)
-            return self.with_bound(join(meet(*(vector for _, vector in positions.values())), self.head))
-        if not positions and policy.limits is not None:
-            return self.without_bound(policy.limits)
+                return self.together(own, [self.without_bound(each) for each in own])
+            return self.with_bounds(own, join(meet(*(vector for _, vector in positions.values())), self.head))
+        if not positions and own:
+            return self.together(own, [self.without_bound(each) for each in own])
         if gave_up:
             assert policy.fallback is not None
             return self.without_bound(policy.fallback)
         return None
 
-    def amounts(self, limits: Limits) -> list[tuple[int, Vector]]:
-        """Of each record what it keeps."""
+    def with_bounds(self, own: list[Limits], bound: Vector) -> Vector | None:
+        return self.together(own, [self.with_bound(each, bound) for each in own]) if own else bound
+
+    def kept(self, own: list[Limits]) -> Vector | None:
+        """What keep and keep_size let go: of each the latest candidate that keeps no less."""
+        found = [None if each.max is None else self.m_and_big_m(Limits(each.unit, each.max))[0] for each in own]
+        return self.together(own, found, always=True)
+
+    def together(self, own: list[Limits], found: list[Vector | None], *, always: bool = False) -> Vector | None:
+        """The later of two cuts, lowered until each min is kept."""
+        cuts = [each for each in found if each is not None]
+        if not cuts or (len(own) == 1 and not always):
+            return cuts[0] if cuts else None
+        cut = join(*cuts, self.head)
+        for each in own:
+            if each.min and not (each.unit is Unit.SIZE and self.keep(cut) >= each.min):
+                m = self.m_and_big_m(Limits(each.unit, each.min))[0]
+                if m is None:
+                    return None
+                cut = join(meet(cut, m), self.head)
+        return cut
+
+    def amounts(self, limits: Limits, chain: list[tuple[int, Vector]]) -> list[tuple[int, Vector]]:
+        """Of each record or boundary what it keeps."""
         if limits.unit is Unit.TIME:
-            return [(self.given.now_ms - time, vector) for time, vector in self.records]
-        return [(self.keep(vector), vector) for _, vector in self.records]
+            return [(self.given.now_ms - time, vector) for time, vector in chain]
+        return [(self.keep(vector), vector) for _, vector in chain]
 
     def m_and_big_m(self, limits: Limits) -> tuple[Vector | None, Vector | None]:
-        amounts = self.amounts(limits)
-        enough = [amount for amount, _ in amounts if amount >= limits.min]
-        if not enough:
+        """Of the two chains the better m and M, the records' where both keep the same."""
+        best: tuple[int, Vector] | None = None
+        both = [self.amounts(limits, chain) for chain in (self.records, self.boundaries)]
+        for chain in both:
+            enough = [each for each in chain if each[0] >= limits.min]
+            if enough and (best is None or enough[-1][0] < best[0]):
+                best, own = enough[-1], chain
+        if best is None:
             return None, None
-        m = [vector for amount, vector in amounts if amount == min(enough)][-1]
-        fitting = [amount for amount in enough if limits.max is None or amount <= limits.max]
-        return m, next(vector for amount, vector in amounts if amount == max(fitting)) if fitting else m
+        most: tuple[int, Vector] | None = None
+        for chain in both:
+            fitting = [e for e in chain if e[0] >= limits.min and (limits.max is None or e[0] <= limits.max)]
+            usable = fitting and (chain is own or at_or_after(best[1], fitting[0][1]))
+            if usable and (most is None or fitting[0][0] > most[0]):
+                most = fitting[0]
+        return best[1], (most or best)[1]
 
     def without_bound(self, limits: Limits) -> Vector | None:
         if not self.records:
@@ -103,15 +137,14 @@ class IndependentCycle:
         if limits.unit is Unit.TIME:
             since = self.given.head_time_ms
             since = self.given.created_ms if since is None else since
-            size = self.given.now_ms - (self.records[0][0] if since is None else since)
+            since = self.records[0][0] if since is None else since
+            since = min([since, *[time for time, vector in self.boundaries if vector != self.head][:1]])
+            size = self.given.now_ms - since
         if size < limits.min:
             return None
         return big_m if limits.max is not None and size > limits.max else m
 
-    def with_bound(self, bound: Vector) -> Vector | None:
-        limits = self.given.policy.limits
-        if limits is None:
-            return bound
+    def with_bound(self, limits: Limits, bound: Vector) -> Vector | None:
         if not self.records:
             return None
         m, big_m = self.m_and_big_m(limits)
@@ -134,12 +167,10 @@ class IndependentCycle:
         if m is None or big_m is None:
             return None
         base = meet(bound, m)
-        old = [
-            vector for time, vector in self.records if limits.max is not None and self.given.now_ms - time >= limits.max
-        ]
-        if not old or at_or_after(bound, old[-1]):
+        old = None if limits.max is None else self.m_and_big_m(Limits(Unit.TIME, limits.max))[0]
+        if old is None or at_or_after(bound, old):
             return base
-        return join(base, big_m) if at_or_after(old[-1], bound) else join(base, old[-1])
+        return join(base, big_m) if at_or_after(old, bound) else join(base, old)
 
 
 def meet(*vectors: Vector) -> Vector:

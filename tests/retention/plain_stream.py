@@ -27,6 +27,20 @@ def by_time(low: int, high: int | None = None, **more: Any) -> Policy:
     return Policy(kind=PolicyKind.TIME, limits=Limits(Unit.TIME, low, high), **more)
 
 
+def keep(
+    age: int | None = None, size: int | None = None, *, age_least: int = 0, size_least: int = 0, **more: Any
+) -> Policy:
+    """``keep = age``, ``keep_size = size``, and what is kept at least of each."""
+    own = [Limits(Unit.TIME, age_least, age), Limits(Unit.SIZE, size_least, size)]
+    first, *rest = [each for each in own if each.min or each.max]
+    return Policy(kind=PolicyKind.KEEP, limits=first, second=rest[0] if rest else None, **more)
+
+
+def ends(given: Mapping[int, Offsets]) -> tuple[Record, ...]:
+    """Segment boundaries: newest publish time before each -> cut."""
+    return tuple(Record(time, found) for time, cut in given.items() if (found := at(cut)))
+
+
 def queue(**more: Any) -> Policy:
     return Policy(kind=PolicyKind.CONSUMPTION, **more)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from offloader.retention.cuts import FUTURE, Cut, Order
 from offloader.retention.decide import Situation, Subscription, decide, window
 from offloader.retention.lineage import LineageMeasure
-from offloader.retention.policy import Policy, Unit
+from offloader.retention.policy import Limits, Policy, PolicyKind, Unit
 from offloader.retention.state import Decision, Record, RetentionSet, Role, Rule
 from tests.retention.histories import cuts, limits, lineages, policies, situations
 from tests.retention.independent_cycle import IndependentCycle
@@ -33,6 +34,7 @@ def test_a_decision_keeps_what_it_has_to(situation: Situation, seed: int) -> Non
         assert decision.cut_time_ms is decision.removed_bytes is None
         return
     keeps_min(situation, decision)
+    keep_keeps(situation, decision)
     drops_unread_only_for_max(situation, decision)
     names_who_loses_what(situation, decision)
     converges_when_it_is_repeated(situation, decision)
@@ -44,17 +46,43 @@ def matches_the_specification(situation: Situation, decision: Decision) -> None:
     assert cycle.new_head() == (None if decision.cut is None else cycle.vector(decision.cut))
 
 
+def applied(decision: Decision) -> list[Limits]:
+    return [each for each in (decision.limits, decision.second) if each is not None]
+
+
+def aged(situation: Situation, age_ms: int) -> list[Cut]:
+    """The latest record and the latest boundary that show an age, and the start position."""
+    chains: tuple[Sequence[Record], ...] = (situation.records.records, situation.boundaries)
+    latest = [[one.cut for one in chain if situation.now_ms - one.time_ms >= age_ms][-1:] for chain in chains]
+    return [*(cut for found in latest for cut in found), situation.head]
+
+
 def keeps_min(situation: Situation, decision: Decision) -> None:
-    """By size, as much as min stays; by time, nothing goes that was written less than min ago."""
+    """By size, as much as min stays; by time, nothing goes that isn't known to be as old as min."""
     newest, lineage = situation.records.newest, situation.lineage
-    if decision.cut is None or decision.limits is None:
+    if decision.cut is None:
+        return
+    for each in applied(decision):
+        assert newest is not None
+        if each.unit is Unit.SIZE and (each.min or decision.second is None):
+            assert lineage.bytes_till(newest.cut) - lineage.bytes_till(decision.cut) >= each.min
+        elif each.unit is Unit.TIME and each.min:
+            assert lineage.reaches(lineage.join(aged(situation, each.min)), decision.cut)
+
+
+def keep_keeps(situation: Situation, decision: Decision) -> None:
+    """Under keep nothing goes that is within every limit, whoever read it."""
+    newest, lineage = situation.records.newest, situation.lineage
+    if situation.policy.kind is not PolicyKind.KEEP or decision.cut is None:
         return
     assert newest is not None
-    if decision.limits.unit is Unit.SIZE:
-        assert lineage.bytes_till(newest.cut) - lineage.bytes_till(decision.cut) >= decision.limits.min
-    else:
-        old_enough = situation.records.up_to_time(situation.now_ms - decision.limits.min)
-        assert lineage.reaches(lineage.join([old_enough[-1].cut, situation.head]), decision.cut)
+    within = []
+    for each in (one for one in applied(decision) if one.max is not None):
+        if each.unit is Unit.TIME:
+            within.append(lineage.reaches(lineage.join(aged(situation, each.max or 0)), decision.cut))
+        else:
+            within.append(lineage.bytes_till(newest.cut) - lineage.bytes_till(decision.cut) >= (each.max or 0))
+    assert any(within) or len(lineage.segments) > 1
 
 
 def drops_unread_only_for_max(situation: Situation, decision: Decision) -> None:
@@ -63,19 +91,25 @@ def drops_unread_only_for_max(situation: Situation, decision: Decision) -> None:
         return
     assert newest is not None
     assert decision.limits is not None
-    assert decision.limits.max is not None
-    if decision.limits.unit is Unit.SIZE:
-        smallest = next(one.cut for one in decision.candidates if one.role is Role.MIN)
-        end = lineage.bytes_till(newest.cut)
-        at_bound = end - lineage.bytes_till(decision.bound)
-        assert at_bound >= decision.limits.max or (
-            end - lineage.bytes_till(lineage.meet([decision.bound, smallest])) > decision.limits.max
-        )
-    else:
-        old = situation.records.up_to_time(situation.now_ms - decision.limits.max)
-        assert not lineage.reaches(decision.bound, old[-1].cut)
+    assert any(is_forced(situation, decision, each) for each in applied(decision) if each.max is not None)
     counted = {lag.name for lag in decision.lags if lag.is_counted}
     assert counted & {one.name for one in decision.overridden}
+
+
+def is_forced(situation: Situation, decision: Decision, limits: Limits) -> bool:
+    lineage, newest = situation.lineage, situation.records.newest
+    assert newest is not None
+    assert limits.max is not None
+    assert decision.bound is not None
+    if situation.policy.kind is PolicyKind.KEEP:
+        return True
+    if limits.unit is Unit.SIZE:
+        end = lineage.bytes_till(newest.cut)
+        if end - lineage.bytes_till(decision.bound) >= limits.max:
+            return True
+        smallest = (one.cut for one in decision.candidates if one.role is Role.MIN)
+        return any(end - lineage.bytes_till(lineage.meet([decision.bound, each])) > limits.max for each in smallest)
+    return not all(lineage.reaches(decision.bound, each) for each in aged(situation, limits.max)[:-1])
 
 
 def names_who_loses_what(situation: Situation, decision: Decision) -> None:
@@ -115,11 +149,12 @@ def converges_when_it_is_repeated(situation: Situation, decision: Decision) -> N
     the head past a record, so it ends.
     """
     after, last = situation, decision
-    for _ in range(len(situation.records.records) + 2):
+    for _ in range(len(situation.records.records) + len(situation.boundaries) + 2):
         assert last.cut is not None
         after = replace(situation, head=last.cut, head_time_ms=last.cut_time_ms)
         pruned = replace(after, records=after.records.truncated(after.head, situation.lineage))
-        beside = [one.cut for one in after.records.records if is_beside(situation, one.cut, last.cut)]
+        chains: tuple[Sequence[Record], ...] = (after.records.records, after.boundaries)
+        beside = [one.cut for chain in chains for one in chain if is_beside(situation, one.cut, last.cut)]
         again = decide(after)
         assert decide(pruned).cut == again.cut or beside
         if again.cut is None:
@@ -144,6 +179,7 @@ def is_a_cut_made_of_given_ones(situation: Situation, decision: Decision, cut: C
     if situation.offloaded is not None:
         assert lineage.reaches(lineage.join([situation.head, situation.offloaded]), cut)
     some: list[Cut | None] = [situation.head, situation.offloaded, *(one.cut for one in situation.records.records)]
+    some += [one.cut for one in situation.boundaries]
     some += [at for one in situation.subscriptions for at in (one.cut, one.start)]
     for segment, offset in cut.offsets.items():
         assert offset in (0, FUTURE) or offset in [one.offsets.get(segment) for one in some if one]
@@ -195,7 +231,7 @@ def test_a_stream_over_many_cycles(data: st.DataObject) -> None:
             head, head_time_ms = decision.cut, decision.cut_time_ms
             records = records.truncated(head, lineage)
             assert not [one for one in records.records if lineage.reaches(head, one.cut)]
-        records = records.thinned(now_ms, [policy.limits] if policy.limits else [], decision.used_ms)
+        records = records.thinned(now_ms, policy.all_limits, decision.used_ms)
         times = [one.time_ms for one in records.records]
         assert times == sorted(set(times))
     assert deleted == Counter(str(segment) for segment in lineage.consumed(head).full)

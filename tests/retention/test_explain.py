@@ -26,27 +26,28 @@ stream   public/default/persistent/orders
 policy   by consumption: keeps at least 10 KiB, unread data up to 40 KiB; who
          is silent for 10 h holds nothing back
 
-                3:0                                                        7:10
-stream          ############===================================================
-recorded                    |            |                                    |
-min                                      ^ keeps 30 KiB
-max                         ^ keeps 40 KiB
+                2:0                                                        7:10
+stream          #####################==========================================
+recorded                  |          |         |                              |
+min                                                    keeps 10 KiB ^
+max                                  ^ keeps 40 KiB
 bound           ^ read by all that count
-new head                    ^
+new head                             ^
 billing         ^
 never           ^ (doesn't count)
-search                                                            ^
+search                                                              ^
 
-reader   billing: 50 entries, 50 KiB behind; holds data back
-reader   never: 50 entries, 50 KiB behind; never published
+reader   billing: 60 entries, 60 KiB behind; holds data back
+reader   never: 60 entries, 60 KiB behind; never published
 reader   search: 10 entries, 10 KiB behind; holds data back
 
 bound    the active subscribers' cuts
 rule     unread data is above max: what no longer fits goes
-result   what lies before 4:0 would go: 10 entries, 10 KiB
-loses    billing: 10 entries that it hasn't read, because max doesn't leave
+boundary a cut recorded 4 min ago
+result   what lies before 4:0 would go: 20 entries, 20 KiB
+loses    billing: 20 entries that it hasn't read, because max doesn't leave
          room for it
-loses    never: 10 entries that it hasn't read, because it never published, so
+loses    never: 20 entries that it hasn't read, because it never published, so
          it holds nothing back
 """
 

@@ -28,7 +28,7 @@ from offloader.retention.state import (
 )
 from offloader.retention.subscribers import Registry
 from tests.retention.lineages import ScalableLineage
-from tests.retention.plain_stream import Offsets, at, by_size, by_time, queue, stream, who
+from tests.retention.plain_stream import Offsets, at, by_size, by_time, keep, queue, stream, who
 
 #: Records of a stream that writes ten bytes every ten ms; the newest is at 100.
 TENS = {time: (time,) for time in range(10, 101, 10)}
@@ -83,6 +83,20 @@ EXAMPLES: list[tuple[Rule, Situation, Offsets | None]] = [
     (Rule.TIME_RAISED_TO_MAX, stream(by_time(40, 79), TENS, who("a", (19,))), (30,)),
     (Rule.TIME_RAISED_TO_OLD, stream(by_time(10, 60), {30: (30, 30), 50: (50, 50), 80: (80, 80), 100: (100, 100)},
                                      who("a", (20, 40))), (30, 40)),
+    (Rule.WITHIN_KEEP, stream(keep(age=100), TENS), None),
+    (Rule.WITHIN_KEEP, stream(keep(size=100), TENS, who("a", (90,))), None),
+    (Rule.BEYOND_KEEP, stream(keep(age=35), TENS), (60,)),
+    (Rule.BEYOND_KEEP, stream(keep(age=40), TENS, who("a", (10,)), who("b", (100,))), (60,)),
+    (Rule.BEYOND_KEEP, stream(keep(age=40, size=70), TENS), (60,)),
+    (Rule.BEYOND_KEEP, stream(keep(age=40, size=1000), TENS), (60,)),
+    (Rule.BEYOND_KEEP_SIZE, stream(keep(size=35), TENS), (60,)),
+    (Rule.BEYOND_KEEP_SIZE, stream(keep(age=70, size=40), TENS), (60,)),
+    (Rule.BEYOND_KEEP_SIZE, stream(keep(age=1000, size=40), TENS), (60,)),
+    (Rule.KEPT_AT_LEAST, stream(keep(size=20, age_least=55), TENS), (40,)),
+    (Rule.KEPT_AT_LEAST, stream(keep(age=20, size_least=55), TENS), (40,)),
+    (Rule.NO_CUT_KEEPS_MIN, stream(keep(size=20, age_least=95), TENS), None),
+    (Rule.BOTH_KEEPING_MIN, stream(by_size(20, second=Limits(Unit.TIME, 45)), TENS), (50,)),
+    (Rule.MIN_WITHOUT_BOUND, stream(by_size(40, second=Limits(Unit.TIME, 40)), TENS), (60,)),
     (Rule.NOBODY_PUBLISHED, stream(queue(), TENS, who("a")), None),
     (Rule.NOBODY_PUBLISHED, stream(queue(), TENS), None),
     (Rule.ALL_SILENT, stream(queue(**FALLBACK, fallback=Limits(Unit.SIZE, 40)), TENS,
@@ -224,7 +238,7 @@ def test_a_decision_can_be_explained_from_its_record() -> None:
         Candidate(Role.MIN, at((60,)) or Cut(), 40, 60),
         Candidate(Role.MAX, at((30,)) or Cut(), 70, 30),
         Candidate(Role.BOUND, at((5,)) or Cut(), 95),
-        Candidate(Role.CHOSEN, at((30,)) or Cut(), 70),
+        Candidate(Role.CHOSEN, at((30,)) or Cut(), 70, 30),
     )
     assert decision.used_ms == {60, 30}
     assert decision.lags == (
@@ -243,7 +257,7 @@ def test_a_decision_can_be_explained_from_its_record() -> None:
 def test_a_decision_by_time_names_the_record_beyond_max() -> None:
     decision = decide(stream(by_time(40, 80), TENS, who("a", (19,))))
     assert [(one.role, one.time_ms) for one in decision.candidates] == [
-        (Role.MIN, 60), (Role.MAX, 20), (Role.OLD, 20), (Role.BOUND, None), (Role.CHOSEN, None),
+        (Role.MIN, 60), (Role.MAX, 20), (Role.OLD, 20), (Role.BOUND, None), (Role.CHOSEN, 20),
     ]  # fmt: skip
 
 
@@ -255,7 +269,8 @@ def test_a_decision_is_written_as_json() -> None:
     assert value["why"] == Rule.BOUND_RAISED_TO_MAX.value
     assert value["limits"] == {"unit": "size", "min": 40, "max": 75}
     assert value["overridden"] == [{"name": "slow", "reason": "above_max", "lost_bytes": 25, "lost_entries": None}]
-    assert value["candidates"][0] == {"role": "min", "cut": {"0.0": 60}, "keeps_bytes": 40, "time_ms": 60}
+    first = {"role": "min", "cut": {"0.0": 60}, "keeps_bytes": 40, "time_ms": 60, "is_boundary": False}
+    assert value["candidates"][0] == first
     assert json.loads(json.dumps(decide(stream(queue(), {})).as_json()))["cut"] is None
 
 
@@ -321,6 +336,9 @@ class CountedPositions:
     def bytes_before(self, cut: Cut) -> int | None:
         entries = self.entries_before(cut)
         return None if entries is None else 3 * entries
+
+    def bytes_after(self, cut: Cut) -> int:
+        return 2 * 2 * 10 * 3 - 3 * (self.entries_before(cut) or 0)
 
 
 def test_cuts_of_our_own_streams_are_positions() -> None:

@@ -222,7 +222,7 @@ class StagedView:
         return {
             "stream": name, "plan": "0f8f", "segments": len(self.plan_lines), "bytes": 12 * _MIB,
             "bytes_stored": 95 * _MIB, "deletes": True, "grace_seconds": 86_400.0,
-            "held": False, "stopped": None, "is_deleted": False, "large": False,
+            "held": False, "stopped": None, "is_deleted": False, "large": False, "waits_for_yes": None,
             "lines": self.plan_lines[:limit], "is_whole": True, "pending_batches": 0,
             **self.plan_fields,
         }  # fmt: skip

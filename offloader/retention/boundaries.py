@@ -1,0 +1,85 @@
+"""Segment boundaries as candidates of a retention decision, with the newest publish time before each. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from formats.entries import TIME_UNKNOWN_MS, Position
+from offloader.manifest.state import ManifestState
+from offloader.retention.cuts import Cut, OwnCuts, cut_at
+from offloader.retention.state import Record
+
+#: Time of a boundary with entries of unknown publish time before it: later than any time, so it is never old enough.
+TIME_UNKNOWN = 2**62
+
+
+def segment_ends(state: ManifestState) -> NDArray[np.int64]:
+    """The last position of each segment of a stream, and the newest publish time from its start position to there.
+
+    Returns:
+        int64, shape (n, 3), ascending: ledger id, entry id, ms since 1970 UTC or ``TIME_UNKNOWN``.
+    """
+    end = state.prefix_end()
+    if end is None:
+        return np.empty((0, 3), np.int64)
+    found = state.offloaded(state.head, end).ends()
+    times = np.where(found[:, 2] == TIME_UNKNOWN_MS, TIME_UNKNOWN, found[:, 2])
+    found[:, 2] = np.maximum.accumulate(times)
+    inside = (found[:, 0] < end.ledger_id) | ((found[:, 0] == end.ledger_id) & (found[:, 1] <= end.entry_id))
+    kept: NDArray[np.int64] = found[inside]
+    return kept
+
+
+@dataclass(frozen=True)
+class Boundaries(Sequence[Record]):
+    """The boundaries of a stream's or a topic's segments, oldest first: ``Record``s that nobody recorded.
+
+    Of several partitions they are joined at one publish time: each partition's latest boundary that has nothing
+    younger before it. Cuts are built on access: a decision looks at few of them.
+
+    Attributes:
+        ends: by partition, as ``segment_ends``.
+        own: gives the positions their normal form.
+    """
+
+    ends: Mapping[int, NDArray[np.int64]]
+    own: OwnCuts
+    _times: NDArray[np.int64] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        each = [ends[:, 2] for ends in self.ends.values()]
+        times = each[0] if len(each) == 1 else np.unique(np.concatenate([np.empty(0, np.int64), *each]))
+        object.__setattr__(self, "_times", times)
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+    @overload
+    def __getitem__(self, at: int) -> Record: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[Record]: ...
+
+    def __getitem__(self, at: int | slice) -> Record | Sequence[Record]:
+        if isinstance(at, slice):
+            return [self[row] for row in range(len(self))[at]]
+        row = range(len(self))[at]
+        time_ms = int(self._times[row])
+        if len(self.ends) == 1:
+            return Record(time_ms, self._cut(dict.fromkeys(self.ends, row)))
+        rows = {number: bisect_right(ends[:, 2], time_ms) - 1 for number, ends in self.ends.items()}
+        return Record(time_ms, self._cut(rows))
+
+    def __iter__(self) -> Iterator[Record]:
+        return (self[row] for row in range(len(self)))
+
+    def _cut(self, rows: Mapping[int, int]) -> Cut:
+        """The cut after the segments in those rows; -1: nothing of the partition is before it."""
+        lasts = {number: self.ends[number][row] for number, row in rows.items() if row >= 0}
+        return self.own.canonical(cut_at({n: Position(int(last[0]), int(last[1])).next() for n, last in lasts.items()}))
