@@ -56,6 +56,9 @@ READERS = 3
 #: As a broker runs, not as the tests' rig starts quickly.
 JAVA = ("-Xmx1g", "-XX:MaxDirectMemorySize=1g", "-XX:TieredStopAtLevel=4", "-XX:-UseSerialGC", "-XX:+UseG1GC")
 
+#: The sidecar's defaults: the tests' seldom rest, and the other brokers have no sidecar to share the processor with.
+DISCOVERY, CYCLE = "30s", "30m"
+
 
 @dataclass
 class Tier:
@@ -221,7 +224,13 @@ def set_up(stack: ExitStack, mib: int) -> tuple[list[Tier], SlowProxy]:
     count, tiers = mib * MIB // MESSAGE_BYTES, []
     for name in TIERS:
         world = PluginWorld(
-            folder / name, endpoint, store_endpoint=url, has_sidecar=name == "plugin", java_options=JAVA
+            folder / name,
+            endpoint,
+            store_endpoint=url,
+            has_sidecar=name == "plugin",
+            java_options=JAVA,
+            discovery=DISCOVERY,
+            cycle=CYCLE,
         )
         world.broker_settings = settings_of(name, url, world.bucket, count)
         tiers.append(filled(name, stack.enter_context(world), count))

@@ -39,6 +39,7 @@ final class ChunkCache {
         long cost;
         boolean isLoaded;
         boolean isUnread;
+        long usedNanos = System.nanoTime();
 
         Slot(Object key, long cost, boolean isUnread, Supplier<CompletableFuture<Chunk>> load) {
             this.key = key;
@@ -99,6 +100,17 @@ final class ChunkCache {
         return true;
     }
 
+    /** Gives back what nobody has asked for since then. */
+    synchronized void dropIdle(long sinceNanos) {
+        slots.values().removeIf(slot -> {
+            boolean isIdle = slot.isLoaded && slot.usedNanos - sinceNanos < 0;
+            if (isIdle) {
+                giveBack(slot);
+            }
+            return isIdle;
+        });
+    }
+
     /** A load whose result isn't kept: it counts while it is under way. */
     CompletableFuture<Chunk> once(long cost, Supplier<CompletableFuture<Chunk>> load) {
         Slot slot = new Slot(null, cost, false, load);
@@ -139,6 +151,7 @@ final class ChunkCache {
     }
 
     private void markRead(Slot slot) {
+        slot.usedNanos = System.nanoTime();
         if (slot.isUnread) {
             slot.isUnread = false;
             unread -= slot.cost;

@@ -59,6 +59,20 @@ final class CacheTest {
         equal(cache.used(), 3_000L);
     }
 
+    static void testWhatNobodyReadsIsGivenBack() throws Exception {
+        ChunkCache cache = new ChunkCache(4_000, new Counters());
+        for (long first = 1; first <= 2; first++) {
+            long own = first;
+            get(cache.get(key(own), 1_000, () -> CompletableFuture.completedFuture(chunk(own))));
+        }
+        cache.readAhead(key(3), 1_000, CompletableFuture::new); // under way
+        long then = System.nanoTime();
+        get(cache.get(key(1), 1_000, () -> CompletableFuture.failedFuture(new IOException("loaded again"))));
+        cache.dropIdle(then);
+        equal(List.of(cache.has(key(1)), cache.has(key(2)), cache.has(key(3))), List.of(true, false, true));
+        equal(cache.used(), 2_000L);
+    }
+
     static void testLoadWithoutRoomWaitsForOthers() throws Exception {
         ChunkCache cache = new ChunkCache(2_000, new Counters());
         CompletableFuture<Chunk> one = new CompletableFuture<>();
