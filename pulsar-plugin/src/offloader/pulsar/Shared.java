@@ -27,8 +27,10 @@ final class Shared {
     /** For the HTTP client's own tasks: never refused, since it can't bear that. */
     static final ThreadPoolExecutor HTTP_POOL = pool("offloader-http", THREADS, Integer.MAX_VALUE);
 
-    /** For reads of the object store, each of which has a thread while it is under way. */
-    static final ThreadPoolExecutor STORE_POOL = pool("offloader-store", 32, QUEUE_MAX);
+    /** Reads of the object store under way at once: each has a thread. */
+    static final int STORE_THREADS = 32;
+
+    static final ThreadPoolExecutor STORE_POOL = pool("offloader-store", STORE_THREADS, QUEUE_MAX);
 
     static final ScheduledThreadPoolExecutor TIMER = timer();
     static final Counters COUNTERS = new Counters();
