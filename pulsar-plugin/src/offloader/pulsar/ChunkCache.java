@@ -86,7 +86,9 @@ final class ChunkCache {
     boolean readAhead(Key key, long cost, Supplier<CompletableFuture<Chunk>> load) {
         Slot slot;
         synchronized (this) {
-            if (slots.containsKey(key)) {
+            slot = slots.get(key);
+            if (slot != null) {
+                slot.usedNanos = System.nanoTime(); // a slow reader still wants it
                 return true;
             }
             if (!waiting.isEmpty() || unread + cost > limit / 2 || !makeRoom(cost, false)) {
