@@ -87,9 +87,9 @@ def through_plan(
                 assert start == at
                 block, at = data[start - chunk["start"] : stop - chunk["start"]], stop
                 assert checksum in (None, crc32c(block))
-                entries = block_entries(block)
-                assert entries[0][0] == first
-                found += entries
+                held = block_entries(block)
+                assert held[0][0] == first
+                found += held
             assert at == chunk["stop"]
         assert [entry_id for entry_id, _ in found] == list(range(chunk["first"], chunk["last"] + 1))
         yield from found
