@@ -6,7 +6,8 @@ Three brokers of one release, each with the same messages (1 KiB, batches of 100
 sidecar, one by tiered-storage-jcloud, both to one MinIO, and one that keeps them in BookKeeper. In turns, with nothing
 and 30 ms added to each request to MinIO: a Java reader from the first message on, three of them that begin one after
 the other, one entry by its id through the admin interface and another one of its ledger, and a seek by time. The bookie
-of the first two has no such ledgers meanwhile.
+of the first two has no such ledgers meanwhile. The reader runs in the broker's process, whose processor time, with that
+of the sidecar, is the figure that still tells something while other programs share the cores.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from urllib.parse import urlsplit
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from benchmarks.s3_rig import cpu_s
 from services.pulsar.broker import offload_settings
 from services.pulsar.build import find_place
 from services.servers import Endpoint, running
@@ -45,6 +47,7 @@ WARM_UPS = 2
 TIERS = ("plugin", "jcloud", "bookkeeper")
 FIGURES = (
     "read, MB/s",
+    "read, CPU s per GB",
     "three readers, MB/s",
     "first message, ms",
     "one entry, ms",
@@ -55,6 +58,9 @@ FIGURES = (
 READERS = 3
 #: As a broker runs, not as the tests' rig starts quickly.
 JAVA = ("-Xmx1g", "-XX:MaxDirectMemorySize=1g", "-XX:TieredStopAtLevel=4", "-XX:-UseSerialGC", "-XX:+UseG1GC")
+
+#: The sidecar's defaults: the tests' seldom rest, and the other brokers have no sidecar to share the processor with.
+DISCOVERY, CYCLE = "30s", "30m"
 
 
 @dataclass
@@ -161,10 +167,14 @@ def measure(tier: Tier, delay_ms: float, dice: random.Random) -> None:
         eventually_some(lambda: tier.world.ledgers(tier.topic))
 
     load()
+    pids = [tier.world.broker.process.pid, *(each.process.pid for each in tier.world.sidecars.values())]
+    used_s = sum(map(cpu_s, pids))
     drained = tier.world.broker.drain(tier.topic, tier.count)
+    used_s = sum(map(cpu_s, pids)) - used_s
     if drained.messages != tier.count:
         raise RuntimeError(f"{tier.name}: {drained.messages} of {tier.count} messages came")
     tier.add("read, MB/s", delay_ms, drained.size_bytes / 1e6 / (drained.all_ms / 1000))
+    tier.add("read, CPU s per GB", delay_ms, used_s / (drained.size_bytes / 1e9))
     load()
     several = tier.world.broker.staggered(tier.topic, tier.count, READERS)
     if several["messages"] != READERS * tier.count:
@@ -221,7 +231,13 @@ def set_up(stack: ExitStack, mib: int) -> tuple[list[Tier], SlowProxy]:
     count, tiers = mib * MIB // MESSAGE_BYTES, []
     for name in TIERS:
         world = PluginWorld(
-            folder / name, endpoint, store_endpoint=url, has_sidecar=name == "plugin", java_options=JAVA
+            folder / name,
+            endpoint,
+            store_endpoint=url,
+            has_sidecar=name == "plugin",
+            java_options=JAVA,
+            discovery=DISCOVERY,
+            cycle=CYCLE,
         )
         world.broker_settings = settings_of(name, url, world.bucket, count)
         tiers.append(filled(name, stack.enter_context(world), count))

@@ -368,7 +368,6 @@ def export_rollback(
     """
     settings, opened = given.prepared(stream)
     state = load_stream(opened, stream)
-    recorded = recorded_ledgers(_broker_record(broker_record))
     target = open_chosen_store(
         *(to, given.endpoint_url, given.region),
         settings=settings.store,
@@ -376,6 +375,7 @@ def export_rollback(
         read_only=dry_run,
         create=not dry_run,
     )
+    recorded = recorded_ledgers(_broker_record(broker_record))
     with SegmentProgress(sys.stderr, always=progress, what="ledgers") as shown:
         shown.expect(len(recorded))
         export = LedgerExport(

@@ -143,6 +143,15 @@ class ClosedLedgers(Mapping[int, int]):
     def __len__(self) -> int:
         return int((self._table.merged().last_entry_id != LAST_UNKNOWN).sum())
 
+    def next_with_entries(self, ledger_id: int) -> int | None:
+        """The lowest ledger after that one which is known to have entries."""
+        found = [each for each, fact in self._table.tail.items() if each > ledger_id and fact.last_entry_id >= 0]
+        for part in self._table.sealed:
+            start = np.searchsorted(part.columns.ledger_id, ledger_id, "right")
+            rows = np.flatnonzero(part.columns.last_entry_id[start:] >= 0)
+            found += part.columns.ledger_id[start + rows[:1]].tolist()
+        return min(found, default=None)
+
     def has_entries_between(self, low: int, high: int) -> bool:
         """Whether a ledger strictly between two is known to have entries."""
         if any(low < ledger_id < high and fact.last_entry_id >= 0 for ledger_id, fact in self._table.tail.items()):

@@ -230,6 +230,20 @@ def _reached(standing: LedgerStanding) -> int:
     return max(ends, default=-1)
 
 
+def adopted_uuid(standing: LedgerStanding) -> UUID | None:
+    """The attempt in which Pulsar's own offloader wrote the ledger's objects; ``None``: they are ours."""
+    return next((each.uuid for each in standing.records if is_at_root(each.driver)), None)
+
+
+def next_ledger(state: ManifestState, ledger_id: int) -> int | None:
+    """The next ledger with entries, if the manifest knows its end and all of it is committed."""
+    following = state.closed_ledgers.next_with_entries(ledger_id)
+    end = state.committed_end()
+    if following is None or end is None or Position(following, state.closed_ledgers[following]) > end:
+        return None
+    return following
+
+
 def require_same_uuid(stream: str, standing: LedgerStanding, uuid: UUID | None) -> None:
     """Compares the broker's uuid with that of objects which Pulsar's own offloader wrote for the ledger.
 
@@ -238,7 +252,7 @@ def require_same_uuid(stream: str, standing: LedgerStanding, uuid: UUID | None) 
     Raises:
         LedgerMismatch: it is another one.
     """
-    own = next((each.uuid for each in standing.records if is_at_root(each.driver)), None)
+    own = adopted_uuid(standing)
     if uuid is not None and own is not None and uuid != own:
         raise LedgerMismatch(
             f"stream {stream}, ledger {standing.ledger_id}: attempt {uuid} is asked for, {own} was adopted",
@@ -413,7 +427,7 @@ class Chunk:
         payload_bytes: of the entries, estimated as in ``Parts``.
         object: number of the object, or ``NO_OBJECT``.
         start, stop: the bytes of whole blocks there.
-        blocks: start, stop and CRC-32C (``None``: not known) of each block.
+        blocks: start, stop, CRC-32C (``None``: not known) and first entry of each block.
     """
 
     first: int
@@ -422,7 +436,7 @@ class Chunk:
     object: int
     start: int
     stop: int
-    blocks: tuple[tuple[int, int, int | None], ...]
+    blocks: tuple[tuple[int, int, int | None, int], ...]
 
 
 def chunks_of(parts: Parts, bytes_max: int = CHUNK_BYTES) -> list[Chunk]:
@@ -455,9 +469,10 @@ def _chunk(parts: Parts, start: int, stop: int, payload_bytes: int, *, is_whole:
     first, last = int(parts.first[start]), int(parts.last[stop - 1])
     if not is_whole:
         return Chunk(first, last, payload_bytes, NO_OBJECT, 0, 0, ())
-    starts, stops, checksums = (column[start:stop].tolist() for column in (parts.start, parts.stop, parts.crc32c))
+    columns = (parts.start, parts.stop, parts.crc32c, parts.first)
+    starts, stops, checksums, firsts = (column[start:stop].tolist() for column in columns)
     known = [None if each == CRC_UNKNOWN else each for each in checksums]
-    blocks = tuple(zip(starts, stops, known, strict=True))
+    blocks = tuple(zip(starts, stops, known, firsts, strict=True))
     return Chunk(first, last, payload_bytes, int(parts.object[start]), starts[0], stops[-1], blocks)
 
 

@@ -1,7 +1,7 @@
 """Whole ledgers for brokers whose plugin reads the cold tier: plans, entries, offloads and what readers aren't given.
 
-Reads through any process: a view of the manifest decides, and one that is a few seconds old is read anew before
-anything is refused. Of a plan that is older than a deletion an object is gone: its reader asks for the entries, and
+Reads through any process: a view of the manifest decides, and one that isn't new is read anew before anything is
+refused. Of a plan that is older than a deletion an object is gone: its reader asks for the entries, and
 learns from the newest manifest that the ledger was deleted.
 """
 
@@ -50,8 +50,10 @@ from offloader.read.ledger_plan import (
     LedgerMismatch,
     LedgerStanding,
     LedgerTrimmed,
+    adopted_uuid,
     ledger_chunks,
     ledger_standing,
+    next_ledger,
     require_same_ledger,
     require_same_uuid,
     require_whole,
@@ -68,8 +70,8 @@ from offloader.write.upload import verify_objects
 
 _log = logging.getLogger("offloader.service.broker")
 
-#: Oldest view of a manifest with which a closed ledger is read.
-VIEW_AGE_S_MAX = 5.0
+#: Oldest view of a manifest with which a closed ledger is read: its objects stay, or the reader learns that they don't.
+VIEW_AGE_S_MAX = 30.0
 #: Longest wait of one request for a ledger's offload.
 WAIT_S_MAX = 25.0
 #: First and longest wait between two looks at the manifest while a ledger isn't complete; doubles.
@@ -193,6 +195,8 @@ class BrokerLedgers:
                 "length": standing.payload_bytes,
                 "entries": standing.entries,
                 "expires_ms": expires_ms if known else None,
+                "next": next_ledger(state, ledger_id),
+                "uuid": None if (adopted := adopted_uuid(standing)) is None else str(adopted),
                 "objects": [urls[number] for number in known],
                 "chunks": [_chunk_document(each) for each in chunks],
             }

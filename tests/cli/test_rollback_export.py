@@ -216,6 +216,14 @@ def test_bytes_of_no_record_are_refused(export: Export, data: bytes) -> None:
     assert "can't be read" in line
 
 
+def test_target_is_checked_before_the_brokers_record_is_read(export: Export) -> None:
+    words = *export.words("nowhere://bucket"), "--broker-record", f"{export.folder}/none"
+    code, line, _ = export.offloader.refuses(*words)
+    assert code == 2
+    assert "nowhere" in line
+    assert "--broker-record" not in line
+
+
 def test_a_record_without_offloaded_ledgers_says_so(export: Export) -> None:
     done = export([PulsarLedger(ledger_id=6)])
     assert done.code == 0

@@ -85,6 +85,7 @@ class PluginWorld:
         ledger_entries: of a ledger.
         patience_s: how long an offload of a whole topic may take.
         environment: of the broker, beside its keys.
+        discovery, cycle: how often a sidecar looks for topics, and decides what retention lets go.
         store_endpoint: what sidecars, and by their URLs the broker, use to reach the S3 server: a proxy before it.
     """
 
@@ -102,6 +103,8 @@ class PluginWorld:
     ledger_entries: int = LEDGER_ENTRIES
     patience_s: float = PATIENCE_S
     environment: Mapping[str, str] = field(default_factory=dict)
+    discovery: str = "500ms"
+    cycle: str = "1s"
 
     def __post_init__(self) -> None:
         self.bucket = f"plugin-{free_port()}"
@@ -320,7 +323,7 @@ class PluginWorld:
             topics = ["{NAMESPACE}", "{TRIMMED}", "{POLICIES}"]
             broker_plugin = true
             follow_broker_trim = true
-            discovery_interval = "500ms"
+            discovery_interval = "{self.discovery}"
             retry_delay_max = "1s"
             [offload]
             method = "streaming"
@@ -328,7 +331,7 @@ class PluginWorld:
             takeover_after = "2s"
             retry_delay_max = "500ms"
             [retention]
-            cycle_interval = "1s"
+            cycle_interval = "{self.cycle}"
             [http]
             listen = "127.0.0.1:{self.ports[name]}"
             [access]

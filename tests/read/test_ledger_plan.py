@@ -33,6 +33,7 @@ from offloader.read.ledger_plan import (
     chunks_of,
     ledger_chunks,
     ledger_standing,
+    next_ledger,
     require_same_ledger,
     require_same_uuid,
     require_whole,
@@ -74,7 +75,7 @@ def direct_entries(writer: StreamWriter, standing: LedgerStanding, chunks: Seque
         if chunk.object == NO_OBJECT:
             continue
         key, _ = standing.records[chunk.object].object_keys(writer.stream)
-        for start, stop, _ in chunk.blocks:
+        for start, stop, _, _ in chunk.blocks:
             found += block_entries(writer.store.get(key, ByteRange(start, stop))[0])
     return found
 
@@ -116,6 +117,18 @@ def test_chunks_have_about_four_mebibytes_and_whole_blocks(writer: StreamWriter)
     assert len(direct_entries(writer, standing, chunks)) == 200
 
 
+def test_next_ledger_is_the_one_after_it_that_is_committed_as_a_whole(writer: StreamWriter) -> None:
+    writer.add([batch_of(7, 0, 10), batch_of(9, 0, 10)], closes=(7, 9))
+    writer.log.commit([LedgerClosed(8, -1), LedgerClosed(12, 20)])
+    writer.add([batch_of(12, 0, 20)])
+    state = writer.log.load()
+    assert [next_ledger(state, each) for each in (3, 7, 8, 9)] == [7, 9, 9, None]
+    writer.add([batch_of(12, 20, 1)])
+    assert next_ledger(writer.log.load(), 9) == 12
+    writer.log.checkpoint()
+    assert [next_ledger(writer.log.load(), each) for each in (7, 9, 12)] == [9, 12, None]
+
+
 def test_compressed_blocks_have_no_object(writer: StreamWriter) -> None:
     writer.add([batch_of(7, 0, 500, size=900)], codec=Codec.ZSTD, closes=(7,))
     standing, [chunk] = plan(writer, 7)
@@ -129,7 +142,7 @@ def test_plain_objects_of_pulsar_are_read_directly_in_v1_only(writer: StreamWrit
     standing, chunks = plan(writer, 7)
     require_ids(chunks, 49)
     assert [entry_id for entry_id, _ in direct_entries(writer, standing, chunks)] == list(range(50))
-    assert {checksum for chunk in chunks for _, _, checksum in chunk.blocks} == {None}
+    assert {checksum for chunk in chunks for _, _, checksum, _ in chunk.blocks} == {None}
     assert sum(chunk.payload_bytes for chunk in chunks) == standing.payload_bytes == 5000
     _, [chunk] = plan(writer, 8)
     assert (chunk.object, chunk.last, chunk.payload_bytes) == (NO_OBJECT, 49, 5000)
@@ -318,5 +331,7 @@ def test_chunks_cover_every_part_once_within_their_size(
             assert any(cut.object[row] == NO_OBJECT for row in rows)
             continue
         assert {int(cut.object[row]) for row in rows} == {chunk.object}
-        assert [start for start, _, _ in chunk.blocks] == [chunk.start, *(stop for _, stop, _ in chunk.blocks[:-1])]
-        assert [checksum for _, _, checksum in chunk.blocks] == [int(cut.crc32c[row]) for row in rows]
+        starts, stops, checksums, firsts = zip(*chunk.blocks, strict=True)
+        assert starts == (chunk.start, *stops[:-1])
+        assert list(checksums) == [int(cut.crc32c[row]) for row in rows]
+        assert list(firsts) == [int(cut.first[row]) for row in rows]

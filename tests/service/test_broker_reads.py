@@ -187,6 +187,18 @@ def test_unknown_stream_is_not_found(broker: Broker) -> None:
 
 
 @pytest.mark.slow
+def test_plan_that_was_asked_for_before_and_the_next_ledgers_ask_the_store_for_nothing(
+    broker: Broker, store: ObjectStore, writer: StreamWriter
+) -> None:
+    writer.add([batch_of(7, 0, 10), batch_of(9, 0, 10)], closes=(7, 9))
+    assert (broker.plan(7).json()["next"], broker.plan(7).json()["uuid"]) == (9, None)
+    before = requests_of(store)["get"].requests
+    assert broker.plan(9).json()["next"] is None
+    assert broker.plan(7).status == 200
+    assert requests_of(store)["get"].requests == before
+
+
+@pytest.mark.slow
 def test_ledger_that_was_let_go_is_gone_and_an_unknown_one_is_not_found(broker: Broker, writer: StreamWriter) -> None:
     for ledger_id in (7, 8):
         writer.add([batch_of(ledger_id, 0, 10)], closes=(ledger_id,))
@@ -262,7 +274,7 @@ def test_adopted_ledger_has_the_uuid_that_the_broker_names(broker: Broker, store
     for key in writer.keys(uuid, 7):
         body, info = store.get(key)
         store.put(key.rpartition("/")[2], body, metadata=info.metadata)
-    assert broker.plan(7, f"?uuid={uuid}").status == 200
+    assert broker.plan(7, f"?uuid={uuid}").json()["uuid"] == broker.plan(7).json()["uuid"] == str(uuid)
     for answer in (broker.plan(7, f"?uuid={uuid4()}"), broker.entries(7, 0, 1, f"&uuid={uuid4()}")):
         assert (answer.status, answer.json()["kind"]) == (409, "source_mismatch")
 

@@ -83,11 +83,13 @@ def through_plan(
         else:
             data = read(plan["objects"][chunk["object"]], chunk["start"], chunk["stop"])
             found, at = [], chunk["start"]
-            for start, stop, checksum in chunk["blocks"]:
+            for start, stop, checksum, first in chunk["blocks"]:
                 assert start == at
                 block, at = data[start - chunk["start"] : stop - chunk["start"]], stop
                 assert checksum in (None, crc32c(block))
-                found += block_entries(block)
+                held = block_entries(block)
+                assert held[0][0] == first
+                found += held
             assert at == chunk["stop"]
         assert [entry_id for entry_id, _ in found] == list(range(chunk["first"], chunk["last"] + 1))
         yield from found

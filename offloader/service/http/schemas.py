@@ -268,8 +268,8 @@ class LedgerChunk(_Answer):
     object: int = Field(description="Index into `objects`; -1: only `/entries` has them.")
     start: int = Field(description="First byte of whole blocks in the object.")
     stop: int = Field(description="The byte after them.")
-    blocks: list[tuple[int, int, int | None]] = Field(
-        description="First byte, the byte after the last, CRC-32C of all bytes between (null: not known)."
+    blocks: list[tuple[int, int, int | None, int]] = Field(
+        description="First byte, the byte after the last, CRC-32C of all bytes between (null: not known), first entry."
     )
 
 
@@ -282,6 +282,8 @@ class LedgerPlan(_Answer):
     expires_ms: int | None = Field(
         description="When the URLs end to be valid, ms since 1970 UTC; null: there are none."
     )
+    next: int | None = Field(description="The next ledger that is in the cold tier; null: none yet.")
+    uuid: str | None = Field(description="Of the attempt of Pulsar's own offloader that wrote it; null: any attempt's.")
     objects: list[str] = Field(description="URLs for ranged GETs without further authentication.")
     chunks: list[LedgerChunk] = Field(description="In order, without a gap; the same for everyone.")
 

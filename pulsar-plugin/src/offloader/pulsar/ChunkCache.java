@@ -39,6 +39,7 @@ final class ChunkCache {
         long cost;
         boolean isLoaded;
         boolean isUnread;
+        long usedNanos = System.nanoTime();
 
         Slot(Object key, long cost, boolean isUnread, Supplier<CompletableFuture<Chunk>> load) {
             this.key = key;
@@ -85,7 +86,9 @@ final class ChunkCache {
     boolean readAhead(Key key, long cost, Supplier<CompletableFuture<Chunk>> load) {
         Slot slot;
         synchronized (this) {
-            if (slots.containsKey(key)) {
+            slot = slots.get(key);
+            if (slot != null) {
+                slot.usedNanos = System.nanoTime(); // a slow reader still wants it
                 return true;
             }
             if (!waiting.isEmpty() || unread + cost > limit / 2 || !makeRoom(cost, false)) {
@@ -97,6 +100,17 @@ final class ChunkCache {
         }
         begin(slot);
         return true;
+    }
+
+    /** Gives back what nobody has asked for since then. */
+    synchronized void dropIdle(long sinceNanos) {
+        slots.values().removeIf(slot -> {
+            boolean isIdle = slot.isLoaded && slot.usedNanos - sinceNanos < 0;
+            if (isIdle) {
+                giveBack(slot);
+            }
+            return isIdle;
+        });
     }
 
     /** A load whose result isn't kept: it counts while it is under way. */
@@ -139,6 +153,7 @@ final class ChunkCache {
     }
 
     private void markRead(Slot slot) {
+        slot.usedNanos = System.nanoTime();
         if (slot.isUnread) {
             slot.isUnread = false;
             unread -= slot.cost;

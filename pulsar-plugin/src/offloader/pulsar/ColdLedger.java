@@ -6,6 +6,7 @@ import java.time.Duration;
 import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.BitSet;
+import java.util.Iterator;
 import java.util.List;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
@@ -52,7 +53,7 @@ final class ColdLedger implements ReadHandle, OffloadedLedgerHandle {
     private final Settings settings;
     private final Statistics statistics;
     private final AtomicInteger pending = new AtomicInteger();
-    private final ArrayDeque<Long> nexts = new ArrayDeque<>();
+    private final ArrayDeque<End> ends = new ArrayDeque<>();
     private final BitSet touched = new BitSet();
     private volatile long accessedMs = System.currentTimeMillis();
     private volatile Plan plan;
@@ -60,6 +61,10 @@ final class ColdLedger implements ReadHandle, OffloadedLedgerHandle {
     private long loadedNanos;
     private long renewMs;
     private CompletableFuture<Plan> reloading;
+    private CompletableFuture<ColdLedger> following;
+
+    /** Where a read ended, and how many reads before it went on where one ended. */
+    private record End(long next, int run) {}
 
     private ColdLedger(long ledger, String stream, String source, UUID uuid, Sidecars sidecars, Settings settings,
             Statistics statistics) {
@@ -76,18 +81,27 @@ final class ColdLedger implements ReadHandle, OffloadedLedgerHandle {
     static CompletableFuture<ReadHandle> open(long ledger, String stream, String source, UUID uuid, Sidecars sidecars,
             Settings settings, Statistics statistics) {
         ColdLedger made = new ColdLedger(ledger, stream, source, uuid, sidecars, settings, statistics);
-        return made.loadPlan().thenApply(found -> {
-            made.take(found);
-            return made;
+        return made.opened().thenApply(handle -> handle);
+    }
+
+    /** Itself once its plan is there: one that was asked for a moment ago, too. */
+    private CompletableFuture<ColdLedger> opened() {
+        return Shared.PLANS.get(planKey(), uuid, this::loadPlan).thenApply(found -> {
+            take(found);
+            return this;
         });
     }
 
-    /** The plan of a ledger, from a sidecar. */
+    private Plans.Key planKey() {
+        return new Plans.Key(source, stream, ledger);
+    }
+
+    /** The plan of a ledger, from a sidecar; {@code uuid} is null for one whose attempt isn't known. */
     static CompletableFuture<Plan> plan(Sidecars sidecars, Settings settings, String stream, long ledger, UUID uuid,
             String source) {
         Shared.COUNTERS.add(Counters.Name.Plans, 1);
-        Sidecars.Call call = Sidecars.Call.of("GET", Sidecars.path(stream, ledger) + "?uuid=" + uuid, source,
-                PLAN_BYTES_MAX, settings.requestTimeout());
+        String path = Sidecars.path(stream, ledger) + (uuid == null ? "" : "?uuid=" + uuid);
+        Sidecars.Call call = Sidecars.Call.of("GET", path, source, PLAN_BYTES_MAX, settings.requestTimeout());
         return sidecars.call(call, Plan::parse, deadline(settings, 2));
     }
 
@@ -197,36 +211,90 @@ final class ColdLedger implements ReadHandle, OffloadedLedgerHandle {
 
     /**
      * Whether a read goes on where one ended, of any of the cursors that share this handle. A read of several entries
-     * may leave some out: those that the broker's own cache has.
+     * may leave some out: those that the broker's own cache has. Single entries count from the third in a row on: a
+     * search by time comes to two neighbours, too.
      */
     private boolean follows(long first, long last) {
         long skipped = last > first ? SKIPPED_MAX : 0;
-        synchronized (nexts) {
-            boolean found = nexts.removeIf(next -> first >= next && first - next <= skipped) || first == 0 && last > 0;
-            nexts.addLast(last + 1);
-            if (nexts.size() > CURSORS_MAX) {
-                nexts.removeFirst();
+        synchronized (ends) {
+            int run = first == 0 && last > 0 ? 1 : 0;
+            for (Iterator<End> each = ends.iterator(); each.hasNext();) {
+                End end = each.next();
+                if (first >= end.next && first - end.next <= skipped) {
+                    each.remove();
+                    run = Math.max(run, end.run + 1);
+                }
             }
-            return found;
+            ends.addLast(new End(last + 1, run));
+            if (ends.size() > CURSORS_MAX) {
+                ends.removeFirst();
+            }
+            return run >= (last > first ? 1 : 2);
         }
     }
 
     private CompletableFuture<LedgerEntries> several(Plan now, long first, long last, boolean isSequential) {
-        if (isSequential) {
-            int from = now.find(first);
-            int to = Math.min(now.parts().size() - 1, now.find(last) + settings.readAhead());
-            if (now.parts().get(from).cost() <= KEPT_MAX) {
-                chunk(now, from); // before those that are only wanted soon
-            }
-            for (int index = from + 1; index <= to; index++) {
-                Plan.Part part = now.parts().get(index);
-                if (part.cost() > KEPT_MAX || !Shared.CACHE.readAhead(key(part), part.cost(), () -> load(now, part))) {
-                    break;
-                }
-            }
+        long next = fetch(now, first, last);
+        if (isSequential && next > last) {
+            readAhead(now, next, now.find(last));
         }
         List<LedgerEntry> entries = new ArrayList<>((int) Math.min(1_000, last - first + 1));
         return given(collect(now, first, last, entries), entries);
+    }
+
+    /** Begins all loads of a read at once; the entry after them. */
+    private long fetch(Plan now, long first, long last) {
+        long next = first;
+        while (next <= last) {
+            Plan.Part unit = unit(now, now.parts().get(now.find(next)), next);
+            if (unit.cost() > KEPT_MAX) {
+                break;
+            }
+            chunk(now, unit);
+            next = unit.last() + 1;
+        }
+        return next;
+    }
+
+    /**
+     * Loads what a reader wants soon: from {@code next} on the rest of its chunk block by block, so that it never waits
+     * for more than one; then whole chunks, at the end of the ledger those of the next one.
+     */
+    private void readAhead(Plan now, long next, int index) {
+        Plan.Part part = now.parts().get(index);
+        long at = next;
+        while (at <= part.last()) {
+            Plan.Part unit = unit(now, part, at);
+            if (!ahead(now, unit)) {
+                return;
+            }
+            at = unit.last() + 1;
+        }
+        int to = index + settings.readAhead();
+        int beyond = to - now.parts().size();
+        if (aheadFrom(now, index + 1, to) && beyond >= 0) {
+            following(now).thenAccept(ledger -> ledger.aheadFrom(ledger.plan, 0, beyond));
+        }
+    }
+
+    /** Loads chunks before they are asked for; false: there is no room for all of them. */
+    private boolean aheadFrom(Plan now, int from, int to) {
+        for (int index = from; index <= Math.min(to, now.parts().size() - 1); index++) {
+            Plan.Part part = now.parts().get(index);
+            if (part.cost() > KEPT_MAX || !ahead(now, part)) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    /** The ledger that comes after this one; never complete where none does or it can't be had. */
+    private synchronized CompletableFuture<ColdLedger> following(Plan now) {
+        if (following == null) {
+            following = now.next() < 0 ? new CompletableFuture<>()
+                    : new ColdLedger(now.next(), stream, source, null, sidecars, settings, statistics).opened();
+        }
+        return following;
     }
 
     /** The entries once all are there; none of their buffers outlives a failure. */
@@ -241,12 +309,11 @@ final class ColdLedger implements ReadHandle, OffloadedLedgerHandle {
     }
 
     private CompletableFuture<Void> collect(Plan now, long first, long last, List<LedgerEntry> into) {
-        int index = now.find(first);
-        Plan.Part part = now.parts().get(index);
+        Plan.Part part = unit(now, now.parts().get(now.find(first)), first);
         CompletableFuture<Chunk> found = part.object() < 0 && part.cost() > KEPT_MAX
                 ? Shared.CACHE.once(KEPT_MAX, () -> entries(first, Math.min(last, part.last()), 64 << 10, (int) KEPT_MAX,
                         deadline(settings, 2)))
-                : chunk(now, index);
+                : chunk(now, part);
         return found.thenComposeAsync(chunk -> {
             long until = Math.min(last, chunk.last());
             copy(chunk, first, until, into);
@@ -273,6 +340,9 @@ final class ColdLedger implements ReadHandle, OffloadedLedgerHandle {
     private CompletableFuture<LedgerEntries> one(Plan now, long entry) {
         int index = now.find(entry);
         Plan.Part part = now.parts().get(index);
+        if (unit(now, part, entry) != part) { // its block takes one request, and is worth keeping
+            return several(now, entry, entry, false);
+        }
         boolean isAgain;
         synchronized (touched) {
             isAgain = touched.get(index);
@@ -297,8 +367,18 @@ final class ColdLedger implements ReadHandle, OffloadedLedgerHandle {
         return new ChunkCache.Key(source, stream, ledger, part.first(), part.last());
     }
 
-    private CompletableFuture<Chunk> chunk(Plan now, int index) {
-        Plan.Part part = now.parts().get(index);
+    /** What is fetched for an entry: its block, unless its whole chunk is here or on its way, or the sidecar has to give it. */
+    private Plan.Part unit(Plan now, Plan.Part part, long entry) {
+        boolean isWhole = part.object() < 0 || Shared.CACHE.has(key(part))
+                || Sidecars.isDead(now.objects().get(part.object()));
+        return isWhole ? part : part.block(entry);
+    }
+
+    private boolean ahead(Plan now, Plan.Part part) {
+        return Shared.CACHE.readAhead(key(part), part.cost(), () -> load(now, part));
+    }
+
+    private CompletableFuture<Chunk> chunk(Plan now, Plan.Part part) {
         return Shared.CACHE.get(key(part), part.cost(), () -> load(now, part));
     }
 
@@ -348,7 +428,10 @@ final class ColdLedger implements ReadHandle, OffloadedLedgerHandle {
                         return;
                     }
                     Shared.COUNTERS.add(Counters.Name.PresignedFailures, 1);
-                    isStale |= Futures.cause(thrown) instanceof PluginError failed && failed.status / 100 == 4;
+                    if (Futures.cause(thrown) instanceof PluginError failed && failed.status / 100 == 4) {
+                        isStale = true;
+                        Shared.PLANS.forget(planKey());
+                    }
                     warn(part, thrown);
                 });
     }
@@ -364,7 +447,8 @@ final class ColdLedger implements ReadHandle, OffloadedLedgerHandle {
 
     private CompletableFuture<Chunk> entries(long first, long last, int expected, int max, long deadline) {
         Shared.COUNTERS.add(Counters.Name.EntriesRequests, 1);
-        String path = Sidecars.path(stream, ledger) + "/entries?from=" + first + "&to=" + last + "&uuid=" + uuid;
+        String path = Sidecars.path(stream, ledger) + "/entries?from=" + first + "&to=" + last
+                + (uuid == null ? "" : "&uuid=" + uuid);
         Sidecars.Call call = new Sidecars.Call("GET", path, source, null, 0, expected, max, settings.requestTimeout());
         return sidecars.call(call, answer -> {
             Shared.COUNTERS.add(Counters.Name.EntriesBytes, answer.length);

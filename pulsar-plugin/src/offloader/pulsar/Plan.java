@@ -5,6 +5,7 @@ import com.fasterxml.jackson.databind.ObjectMapper;
 import java.io.IOException;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.UUID;
 
 /**
  * Where the entries of a ledger lie: chunks of consecutive entries, each a range of an object or only at the sidecar.
@@ -12,9 +13,12 @@ import java.util.List;
  * @param last the last entry
  * @param length bytes of all payloads
  * @param expiresMs when the URLs stop working, in milliseconds since 1970; 0: never
+ * @param next the stream's next ledger in the cold tier; -1: none, or the sidecar doesn't say
+ * @param uuid of the attempt that wrote the objects, where another offloader did; null: they are shared by all attempts
  * @param objects URLs; they are secrets and belong in no message
  */
-record Plan(long last, long length, long entries, long expiresMs, List<String> objects, List<Part> parts) {
+record Plan(long last, long length, long entries, long expiresMs, long next, UUID uuid, List<String> objects,
+        List<Part> parts) {
     private static final ObjectMapper JSON = new ObjectMapper();
     private static final int DIRECT_MAX = 1 << 29;
 
@@ -35,10 +39,28 @@ record Plan(long last, long length, long entries, long expiresMs, List<String> o
         long cost() {
             return Math.max(bytes + 12 * entries() + 12, stop - start) + 4 * entries();
         }
+
+        /** The block that has {@code entry}, as a chunk of its own; this one where the plan doesn't tell which has it. */
+        Part block(long entry) {
+            if (blocks.size() < 2 || blocks.get(0).first < 0) {
+                return this;
+            }
+            int index = blocks.size() - 1;
+            while (index > 0 && blocks.get(index).first > entry) {
+                index--;
+            }
+            Block block = blocks.get(index);
+            long end = index + 1 < blocks.size() ? blocks.get(index + 1).first - 1 : last;
+            long share = (long) ((double) bytes * (block.stop - block.start) / (stop - start));
+            return new Part(block.first, end, share, object, block.start, block.stop, List.of(block));
+        }
     }
 
-    /** @param crc CRC-32C of the block's bytes; -1: unknown */
-    record Block(long start, long stop, long crc) {}
+    /**
+     * @param crc CRC-32C of the block's bytes; -1: unknown
+     * @param first its first entry; -1: the sidecar doesn't say
+     */
+    record Block(long start, long stop, long crc, long first) {}
 
     /** A plan out of a sidecar's answer, with everything in it checked. */
     static Plan parse(byte[] answer) throws IOException {
@@ -64,12 +86,21 @@ record Plan(long last, long length, long entries, long expiresMs, List<String> o
             next = part.last + 1;
         }
         Plan plan = new Plan(number(root, "last"), number(root, "length"), number(root, "entries"),
-                root.path("expires_ms").asLong(0), List.copyOf(objects), List.copyOf(parts));
+                root.path("expires_ms").asLong(0), root.path("next").asLong(-1), uuid(root.path("uuid")),
+                List.copyOf(objects), List.copyOf(parts));
         if (plan.last + 1 != next || plan.entries != next || next == 0) {
             throw new IOException("the plan ends at entry " + (next - 1) + ", its last entry is " + plan.last + " of "
                     + plan.entries);
         }
         return plan;
+    }
+
+    private static UUID uuid(JsonNode node) throws IOException {
+        try {
+            return node.isTextual() ? UUID.fromString(node.asText()) : null;
+        } catch (IllegalArgumentException malformed) {
+            throw new IOException("the plan has a uuid that is none");
+        }
     }
 
     private static Part part(JsonNode node, int objects) throws IOException {
@@ -79,12 +110,12 @@ record Plan(long last, long length, long entries, long expiresMs, List<String> o
         List<Block> blocks = new ArrayList<>();
         long end = start;
         for (JsonNode each : node.path("blocks")) {
-            JsonNode crc = each.path(2);
-            Block block = new Block(each.path(0).asLong(-1), each.path(1).asLong(-1),
-                    crc.isIntegralNumber() ? crc.asLong() : -1);
+            Block block = new Block(each.path(0).asLong(-1), each.path(1).asLong(-1), each.path(2).asLong(-1),
+                    each.path(3).asLong(-1));
             if (block.start < end || block.stop <= block.start || block.stop > stop) {
                 throw new IOException("the plan has a block outside of its chunk");
             }
+            checkFirst(node, blocks, block);
             blocks.add(block);
             end = block.stop;
         }
@@ -98,6 +129,19 @@ record Plan(long last, long length, long entries, long expiresMs, List<String> o
             throw new IOException("the plan has a chunk that makes no sense at entry " + part.first);
         }
         return part;
+    }
+
+    /** Either no block of a chunk tells its first entry, or all do, in order. */
+    private static void checkFirst(JsonNode chunk, List<Block> before, Block block) throws IOException {
+        boolean isFirst = before.isEmpty();
+        long previous = isFirst ? -1 : before.get(before.size() - 1).first;
+        boolean isKnown = block.first >= 0;
+        boolean isRight = isFirst ? !isKnown || block.first == chunk.path("first").asLong(-1)
+                : isKnown ? previous >= 0 && block.first > previous && block.first <= chunk.path("last").asLong(-1)
+                        : previous < 0;
+        if (!isRight) {
+            throw new IOException("the plan has a block that begins with entry " + block.first + " after " + previous);
+        }
     }
 
     private static long number(JsonNode node, String name) throws IOException {

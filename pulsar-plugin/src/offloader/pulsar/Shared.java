@@ -27,8 +27,17 @@ final class Shared {
     /** For the HTTP client's own tasks: never refused, since it can't bear that. */
     static final ThreadPoolExecutor HTTP_POOL = pool("offloader-http", THREADS, Integer.MAX_VALUE);
 
+    /** Reads of the object store under way at once: each has a thread. */
+    static final int STORE_THREADS = 32;
+
+    static final ThreadPoolExecutor STORE_POOL = pool("offloader-store", STORE_THREADS, QUEUE_MAX);
+
     static final ScheduledThreadPoolExecutor TIMER = timer();
     static final Counters COUNTERS = new Counters();
+    /** A chunk that nobody has read for so long gives its memory back to the broker. */
+    private static final long IDLE_NANOS = TimeUnit.SECONDS.toNanos(60);
+
+    static final Plans PLANS = new Plans();
     static final ChunkCache CACHE = new ChunkCache(64 << 20, COUNTERS);
 
     /** Offloads that wait at a sidecar at once. */
@@ -40,6 +49,7 @@ final class Shared {
     static {
         COUNTERS.register();
         TIMER.scheduleAtFixedRate(COUNTERS::logChanges, 60, 60, TimeUnit.SECONDS);
+        TIMER.scheduleAtFixedRate(() -> CACHE.dropIdle(System.nanoTime() - IDLE_NANOS), 10, 10, TimeUnit.SECONDS);
     }
 
     private Shared() {}

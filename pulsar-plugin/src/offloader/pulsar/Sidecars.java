@@ -4,6 +4,7 @@ import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
 import java.io.IOException;
 import java.net.ConnectException;
+import java.net.SocketTimeoutException;
 import java.net.URI;
 import java.net.URLEncoder;
 import java.net.http.HttpClient;
@@ -26,6 +27,7 @@ import java.util.concurrent.CompletionStage;
 import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.Flow;
 import java.util.concurrent.TimeUnit;
+import javax.net.ssl.SSLContext;
 import javax.net.ssl.SSLException;
 import javax.net.ssl.SSLHandshakeException;
 
@@ -41,40 +43,44 @@ final class Sidecars {
     /** Endpoint -> when it is asked again in its turn; for all offloaders of the broker. */
     private static final Map<URI, Long> DEAD = new ConcurrentHashMap<>();
 
-    private static final int CLIENTS_MAX = 16;
-    private static final Map<List<String>, HttpClient> CLIENTS = new HashMap<>();
+    private static final int TRANSPORTS_MAX = 16;
+    private static final Map<List<String>, Transport> TRANSPORTS = new HashMap<>();
 
     private final Settings settings;
     private final Token token;
-    private final HttpClient client;
+    private final Transport transport;
 
     Sidecars(Settings settings) throws IOException {
         this.settings = settings;
         this.token = new Token(settings.tokenFile());
-        this.client = client(settings);
+        this.transport = transport(settings);
     }
 
+    /** Connections to the sidecars and to the object store. */
+    private record Transport(HttpClient client, StoreReads store) {}
+
     /** One for all offloaders with equal settings: each has a thread and connections of its own. */
-    private static HttpClient client(Settings settings) throws IOException {
+    private static Transport transport(Settings settings) throws IOException {
         Path file = settings.caFile();
         String changed = file == null || !Files.exists(file) ? "" : Files.getLastModifiedTime(file).toString();
         List<String> key = List.of(String.valueOf(file), changed, settings.connectTimeout().toString());
-        synchronized (CLIENTS) {
-            HttpClient found = CLIENTS.get(key);
+        synchronized (TRANSPORTS) {
+            Transport found = TRANSPORTS.get(key);
             if (found == null) {
                 HttpClient.Builder builder = HttpClient.newBuilder()
                         .version(HttpClient.Version.HTTP_1_1)
                         .followRedirects(HttpClient.Redirect.NEVER)
                         .executor(Shared.HTTP_POOL)
                         .connectTimeout(settings.connectTimeout());
-                if (file != null) {
-                    builder.sslContext(Trust.with(file));
+                SSLContext context = file == null ? null : Trust.with(file);
+                if (context != null) {
+                    builder.sslContext(context);
                 }
-                found = builder.build();
-                if (CLIENTS.size() >= CLIENTS_MAX) {
-                    CLIENTS.clear(); // those in use live on
+                found = new Transport(builder.build(), new StoreReads(context, settings.connectTimeout()));
+                if (TRANSPORTS.size() >= TRANSPORTS_MAX) {
+                    TRANSPORTS.clear(); // those in use live on
                 }
-                CLIENTS.put(key, found);
+                TRANSPORTS.put(key, found);
             }
             return found;
         }
@@ -238,33 +244,17 @@ final class Sidecars {
      * Bytes {@code start..stop} of an object. No credential is sent and no message has the URL: it is one itself.
      */
     CompletableFuture<byte[]> range(String url, long start, long stop, Duration limit) {
-        HttpRequest.Builder request;
-        try {
-            request = HttpRequest.newBuilder(URI.create(url)).GET()
-                    .header("Range", "bytes=" + start + "-" + (stop - 1));
-        } catch (IllegalArgumentException malformed) {
-            return CompletableFuture.failedFuture(new PluginError("the plan has a URL that isn't one"));
-        }
-        int length = Math.toIntExact(stop - start);
-        return send(request, limit, info -> info.statusCode() / 100 == 2
-                ? new Body(length, length) : new Body(0, PROBLEM_MAX)).whenComplete((response, thrown) -> {
-                    if (thrown == null) {
-                        DEAD.remove(origin(url));
-                    } else {
-                        DEAD.put(origin(url), System.nanoTime() + DEAD_NANOS);
-                    }
-                }).thenCompose(response -> {
-                    int status = response.statusCode();
-                    if (status / 100 != 2) {
-                        return CompletableFuture.failedFuture(
-                                new PluginError("the object store answered HTTP " + status, status, ""));
-                    }
-                    if (response.body().length != length) {
-                        return CompletableFuture.failedFuture(new PluginError("the object store sent "
-                                + response.body().length + " bytes of " + length));
-                    }
-                    return CompletableFuture.completedFuture(response.body());
-                });
+        return transport.store().range(url, start, stop, limit).handle((bytes, thrown) -> {
+            PluginError failed = thrown == null || Futures.cause(thrown) instanceof PluginError ? null
+                    : new PluginError(describe(thrown));
+            if (thrown == null || failed == null && ((PluginError) Futures.cause(thrown)).status != 0) {
+                DEAD.remove(origin(url));
+            } else {
+                DEAD.put(origin(url), System.nanoTime() + DEAD_NANOS);
+            }
+            return thrown == null ? CompletableFuture.completedFuture(bytes)
+                    : CompletableFuture.<byte[]>failedFuture(failed == null ? Futures.cause(thrown) : failed);
+        }).thenCompose(result -> result);
     }
 
     /** The answer, within the limit: the client's own timeout ends with the answer's headers. */
@@ -272,7 +262,7 @@ final class Sidecars {
             HttpRequest.Builder request, Duration limit, HttpResponse.BodyHandler<byte[]> handler) {
         CompletableFuture<HttpResponse<byte[]>> call;
         try {
-            call = client.sendAsync(request.build(), handler);
+            call = transport.client().sendAsync(request.build(), handler);
         } catch (RuntimeException failed) { // its message may quote a header or a URL
             return CompletableFuture.failedFuture(new PluginError("the request can't be sent: "
                     + failed.getClass().getSimpleName()));
@@ -297,6 +287,9 @@ final class Sidecars {
         }
         if (cause instanceof HttpConnectTimeoutException) {
             return "no connection in time";
+        }
+        if (cause instanceof SocketTimeoutException) {
+            return "no answer in time";
         }
         if (cause instanceof ConnectException) {
             return "connection refused, or the host is unknown";

@@ -59,6 +59,21 @@ final class CacheTest {
         equal(cache.used(), 3_000L);
     }
 
+    static void testWhatNobodyReadsIsGivenBack() throws Exception {
+        ChunkCache cache = new ChunkCache(4_000, new Counters());
+        for (long first : new long[] {1, 2, 4}) {
+            get(cache.get(key(first), 1_000, () -> CompletableFuture.completedFuture(chunk(first))));
+        }
+        cache.readAhead(key(3), 1_000, CompletableFuture::new); // under way
+        long then = System.nanoTime();
+        get(cache.get(key(1), 1_000, () -> CompletableFuture.failedFuture(new IOException("loaded again"))));
+        check(cache.readAhead(key(4), 1_000, CompletableFuture::new), "a slow reader's");
+        cache.dropIdle(then);
+        equal(List.of(cache.has(key(1)), cache.has(key(2)), cache.has(key(3)), cache.has(key(4))),
+                List.of(true, false, true, true));
+        equal(cache.used(), 3_000L);
+    }
+
     static void testLoadWithoutRoomWaitsForOthers() throws Exception {
         ChunkCache cache = new ChunkCache(2_000, new Counters());
         CompletableFuture<Chunk> one = new CompletableFuture<>();

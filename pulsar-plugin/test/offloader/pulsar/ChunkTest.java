@@ -18,7 +18,7 @@ final class ChunkTest {
         List<Plan.Block> blocks = new java.util.ArrayList<>();
         int start = 0;
         for (int end : ends) {
-            blocks.add(new Plan.Block(1_000 + start, 1_000 + end, crc == 0 ? Chunk.crc(data, start, end) : crc));
+            blocks.add(new Plan.Block(1_000 + start, 1_000 + end, crc == 0 ? Chunk.crc(data, start, end) : crc, -1));
             start = end;
         }
         return new Plan.Part(first, last, 100, 0, 1_000, 1_000 + data.length, blocks);

@@ -13,7 +13,9 @@ import java.util.Arrays;
 import java.util.List;
 import java.util.Map;
 import java.util.Random;
+import java.util.Set;
 import java.util.TreeMap;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
@@ -57,11 +59,17 @@ final class FakeSidecar implements AutoCloseable {
     final List<Request> requests = new CopyOnWriteArrayList<>();
     final List<byte[]> entries = new ArrayList<>();
     final Map<Long, byte[]> sent = new TreeMap<>();
+    /** Of the clients of requests to the store: one for each connection. */
+    final Set<Integer> storePorts = ConcurrentHashMap.newKeySet();
     final byte[] object;
     volatile Function<Request, Answer> fault = request -> null;
     volatile String token;
     volatile boolean hasUrls = true;
     volatile boolean hasCrc = true;
+    /** Whether the plan tells the first entry of each block; older sidecars didn't. */
+    volatile boolean hasFirsts = true;
+    /** The stream's next ledger; -1: the plan doesn't tell. */
+    volatile long next = -1;
     volatile long expiresMs;
     volatile int pollsUntilCommitted;
     volatile List<long[]> missing = List.of();
@@ -73,6 +81,10 @@ final class FakeSidecar implements AutoCloseable {
     private final List<int[]> blocks = new ArrayList<>();
 
     FakeSidecar(int count, int perBlock, int perChunk) throws IOException {
+        this(LEDGER, count, perBlock, perChunk);
+    }
+
+    FakeSidecar(long ledger, int count, int perBlock, int perChunk) throws IOException {
         this.perBlock = perBlock;
         this.perChunk = perChunk;
         Random random = new Random(count);
@@ -83,7 +95,7 @@ final class FakeSidecar implements AutoCloseable {
         }
         ByteArrayOutputStream all = new ByteArrayOutputStream();
         for (int first = 0; first < count; first += perBlock) {
-            byte[] block = block(LEDGER, first, entries.subList(first, Math.min(count, first + perBlock)));
+            byte[] block = block(ledger, first, entries.subList(first, Math.min(count, first + perBlock)));
             blocks.add(new int[] {all.size(), all.size() + block.length});
             all.write(block);
         }
@@ -152,13 +164,14 @@ final class FakeSidecar implements AutoCloseable {
             if (hasUrls) {
                 place = "\"object\": 0, \"start\": " + parts.get(0)[0] + ", \"stop\": " + parts.get(parts.size() - 1)[1]
                         + ", \"blocks\": [" + parts.stream().map(each -> "[" + each[0] + "," + each[1] + ","
-                                + (hasCrc ? Chunk.crc(object, each[0], each[1]) : "null") + "]")
+                                + (hasCrc ? Chunk.crc(object, each[0], each[1]) : "null")
+                                + (hasFirsts ? "," + perBlock * blocks.indexOf(each) : "") + "]")
                                 .collect(Collectors.joining(",")) + "]";
             }
             chunks.add("{\"first\": " + first + ", \"last\": " + last + ", \"bytes\": " + bytes + ", " + place + "}");
         }
         return "{\"last\": " + (entries.size() - 1) + ", \"length\": " + length() + ", \"entries\": " + entries.size()
-                + ", \"expires_ms\": " + (expiresMs == 0 ? "null" : expiresMs) + ", \"objects\": ["
+                + (next < 0 ? "" : ", \"next\": " + next) + ", \"expires_ms\": " + (expiresMs == 0 ? "null" : expiresMs) + ", \"objects\": ["
                 + (hasUrls ? "\"" + url() + "/store/one?" + SIGNATURE + "\"" : "") + "], \"chunks\": ["
                 + String.join(",", chunks) + "]}";
     }
@@ -170,6 +183,9 @@ final class FakeSidecar implements AutoCloseable {
                     exchange.getRequestHeaders().getFirst("Authorization"),
                     exchange.getRequestHeaders().getFirst("Offloader-Source"), exchange.getRequestBody().readAllBytes());
             requests.add(request);
+            if (request.isStore()) {
+                storePorts.add(exchange.getRemoteAddress().getPort());
+            }
             Answer answer = fault.apply(request);
             answer = answer != null ? answer : request.isStore() ? range(request) : route(request);
             int length = answer.length >= 0 ? answer.length : answer.body.length;

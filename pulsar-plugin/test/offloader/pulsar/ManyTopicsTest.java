@@ -78,7 +78,7 @@ final class ManyTopicsTest {
             checkRead(open(offloader("endpoints", sidecar.url())), sidecar, 0, 199);
             long threads = Thread.getAllStackTraces().keySet().stream().filter(each ->
                     each.getName().startsWith("offloader-")).count();
-            check(threads <= 2 * Shared.THREADS + 1, threads + " threads");
+            check(threads <= 2 * Shared.THREADS + Shared.STORE_THREADS + 1, threads + " threads");
             check(calls.stream().noneMatch(CompletableFuture::isDone), "they ended before the others were served");
             for (CompletableFuture<?> each : calls) {
                 Throwable failed = fails(() -> get(each), "ledger 7 of " + FakeSidecar.STREAM);

@@ -5,6 +5,7 @@ import static offloader.pulsar.Checks.equal;
 import static offloader.pulsar.Checks.fails;
 
 import java.io.IOException;
+import java.util.List;
 
 /** Plans of the sidecar. */
 final class PlanTest {
@@ -28,6 +29,23 @@ final class PlanTest {
         }
         equal(found, new int[] {0, 0, 0, 0, 1, 2, 2, 2, 2, 2});
         check(!plan.toString().contains("SECRET"), plan);
+    }
+
+    static void testBlockOfAnEntryIsAChunkOfItsOwn() throws IOException {
+        String both = CHUNK.formatted(4, 9).replace("4294967295]", "4294967295, 4]").replace("null]", "null, 7]");
+        Plan.Part part = parse(9, CHUNK.formatted(0, 3), both).parts().get(1);
+        for (long entry = 4; entry <= 9; entry++) {
+            Plan.Part block = part.block(entry);
+            equal(List.of(block.first(), block.last(), block.start(), block.stop()),
+                    entry < 7 ? List.of(4L, 6L, 0L, 200L) : List.of(7L, 9L, 200L, 500L));
+            check(block.bytes() <= part.bytes() && block.cost() < part.cost(), block);
+        }
+        Plan.Part unknown = parse(9, CHUNK.formatted(0, 9)).parts().get(0); // of an older sidecar
+        equal(unknown.block(7), unknown);
+        for (String wrong : List.of("4]", "3]", "10]", "-1]")) {
+            fails(() -> parse(9, CHUNK.formatted(0, 3), both.replace("7]", wrong)), "a block that begins with entry");
+        }
+        fails(() -> parse(9, CHUNK.formatted(0, 3), both.replace(", 4]", ", 5]")), "begins with entry 5");
     }
 
     static void testWrongPlansAreErrors() {

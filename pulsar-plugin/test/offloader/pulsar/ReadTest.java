@@ -34,7 +34,7 @@ final class ReadTest {
             for (int first = 0; first < 1_000; first += 30) {
                 checkRead(handle, sidecar, first, Math.min(999, first + 29));
             }
-            equal(sidecar.count("GET /store/"), 20L);
+            equal(sidecar.count("GET /store/"), 24L); // the first chunk by its blocks
             equal(sidecar.count("/entries"), 0L);
             for (FakeSidecar.Request request : sidecar.requests) {
                 equal(request.authorization(), request.isStore() ? null : "Bearer word");
@@ -53,8 +53,34 @@ final class ReadTest {
         }
     }
 
-    static void testOneEntryOutOfOrderFetchesOnlyIt() throws Exception {
+    static void testOneEntryOutOfOrderFetchesItsBlockOnly() throws Exception {
         try (FakeSidecar sidecar = new FakeSidecar(200, 10, 50)) {
+            ReadHandle handle = open(offloader("endpoints", sidecar.url()));
+            checkRead(handle, sidecar, 77, 77);
+            checkRead(handle, sidecar, 70, 70); // a search comes closer
+            checkRead(handle, sidecar, 79, 79);
+            equal(sidecar.requests.size(), 2); // the plan and the block
+            equal(ranges(sidecar), 1);
+            checkRead(handle, sidecar, 69, 69);
+            equal(ranges(sidecar), 2);
+            equal(sidecar.requests.size(), 3);
+        }
+    }
+
+    /** How many different ranges of one block were asked for; fails if one is longer. */
+    private static int ranges(FakeSidecar sidecar) {
+        List<String> found = sidecar.requests.stream().filter(FakeSidecar.Request::isStore)
+                .map(FakeSidecar.Request::range).distinct().toList();
+        for (String range : found) {
+            String[] ends = range.substring("bytes=".length()).split("-");
+            check(Integer.parseInt(ends[1]) - Integer.parseInt(ends[0]) < 10 * 2_012 + 150, range);
+        }
+        return found.size();
+    }
+
+    static void testOneEntryIsAskedForWhereThePlanDoesNotTellItsBlock() throws Exception {
+        try (FakeSidecar sidecar = new FakeSidecar(200, 10, 50)) {
+            sidecar.hasFirsts = false;
             ReadHandle handle = open(offloader("endpoints", sidecar.url()));
             checkRead(handle, sidecar, 77, 77);
             equal(sidecar.count("GET /store/"), 0L);
@@ -63,6 +89,87 @@ final class ReadTest {
             checkRead(handle, sidecar, 60, 60);
             equal(sidecar.count("GET /store/"), 1L);
             equal(sidecar.count("/entries"), 1L);
+        }
+    }
+
+    /** What a search by time does: the blocks that it touches, each once, and nothing else. */
+    static void testSearchLoadsEachBlockOnce() throws Exception {
+        try (FakeSidecar sidecar = new FakeSidecar(1_000, 10, 50)) {
+            ReadHandle handle = open(offloader("endpoints", sidecar.url()));
+            java.util.Set<Integer> blocks = new java.util.TreeSet<>();
+            int low = 0;
+            int high = 999;
+            while (low < high) {
+                int middle = (low + high) / 2;
+                blocks.add(middle / 10);
+                checkRead(handle, sidecar, middle, middle);
+                if (middle < 637) {
+                    low = middle + 1;
+                } else {
+                    high = middle;
+                }
+            }
+            checkRead(handle, sidecar, low, low);
+            equal(sidecar.requests.size(), 1 + blocks.size());
+        }
+    }
+
+    static void testThirdSingleEntryInARowIsSequential() throws Exception {
+        try (FakeSidecar sidecar = new FakeSidecar(1_000, 10, 50)) {
+            ReadHandle handle = open(offloader("endpoints", sidecar.url(), "read_ahead", "2"));
+            for (int entry : new int[] {501, 502}) {
+                checkRead(handle, sidecar, entry, entry);
+            }
+            equal(sidecar.count("GET /store/"), 1L);
+            checkRead(handle, sidecar, 503, 503);
+            eventually(() -> sidecar.count("GET /store/") == 5 + 2); // the chunk's other blocks, and two chunks
+        }
+    }
+
+    static void testTopicThatIsLoadedAgainNeedsNoPlan() throws Exception {
+        try (FakeSidecar sidecar = new FakeSidecar(200, 10, 50)) {
+            PluginOffloader offloader = offloader("endpoints", sidecar.url());
+            checkRead(open(offloader), sidecar, 77, 77);
+            checkRead(open(offloader), sidecar, 70, 79);
+            equal(sidecar.requests.size(), 2);
+            get(offloader.readOffloaded(FakeSidecar.LEDGER, new java.util.UUID(3, 4), Fixture.metadata()));
+            equal(sidecar.requests.size(), 3); // the objects may be those of one attempt
+        }
+    }
+
+    /** A reader that comes to the end of a ledger finds the plan and the first chunks of the next one. */
+    static void testNextLedgerIsOpenBeforeItIsAskedFor() throws Exception {
+        try (FakeSidecar sidecar = new FakeSidecar(100, 10, 50); FakeSidecar two = new FakeSidecar(8, 200, 10, 50)) {
+            sidecar.next = 8;
+            sidecar.fault = request -> request.path().endsWith("/ledgers/8") ? FakeSidecar.Answer.of(200, two.plan())
+                    : null;
+            PluginOffloader offloader = offloader("endpoints", sidecar.url(), "read_ahead", "3");
+            checkRead(open(offloader), sidecar, 0, 9);
+            eventually(() -> two.count("GET /store/") == 2); // three chunks ahead, one of them of the first ledger
+            long plans = sidecar.count("/ledgers/");
+            ReadHandle next = get(offloader.readOffloaded(8, Fixture.UUID_, Fixture.metadata()));
+            try (LedgerEntries entries = get(next.readAsync(0, 99))) {
+                equal(entries.getEntry(99).getEntryBytes(), two.entries.get(99));
+            }
+            equal(sidecar.count("/ledgers/"), plans);
+            eventually(() -> two.count("GET /store/") == 4);
+        }
+    }
+
+    /** Objects that another offloader wrote are those of one attempt. */
+    static void testNextLedgerOfAnotherAttemptIsAskedFor() throws Exception {
+        try (FakeSidecar sidecar = new FakeSidecar(50, 10, 50); FakeSidecar two = new FakeSidecar(8, 50, 10, 50)) {
+            sidecar.next = 8;
+            sidecar.fault = request -> request.path().endsWith("/ledgers/8") ? FakeSidecar.Answer.of(200,
+                    two.plan().replace("{\"last\"", "{\"uuid\": \"" + new java.util.UUID(3, 4) + "\", \"last\"")) : null;
+            PluginOffloader offloader = offloader("endpoints", sidecar.url());
+            checkRead(open(offloader), sidecar, 0, 9);
+            eventually(() -> two.count("GET /store/") == 1);
+            equal(sidecar.count("/ledgers/8"), 1L);
+            get(offloader.readOffloaded(8, new java.util.UUID(3, 4), Fixture.metadata()));
+            equal(sidecar.count("/ledgers/8"), 1L);
+            get(offloader.readOffloaded(8, Fixture.UUID_, Fixture.metadata()));
+            equal(sidecar.count("/ledgers/8"), 2L);
         }
     }
 
@@ -78,9 +185,24 @@ final class ReadTest {
         try (FakeSidecar sidecar = new FakeSidecar(1_000, 10, 50)) {
             ReadHandle handle = open(offloader("endpoints", sidecar.url(), "read_ahead", "3"));
             checkRead(handle, sidecar, 0, 9);
-            eventually(() -> sidecar.count("GET /store/") == 4);
+            eventually(() -> sidecar.count("GET /store/") == 5 + 3);
             checkRead(handle, sidecar, 10, 19);
-            equal(sidecar.count("GET /store/"), 4L);
+            equal(sidecar.count("GET /store/"), 8L);
+        }
+    }
+
+    static void testConnectionsToTheStoreAreUsedAgain() throws Exception {
+        try (FakeSidecar sidecar = new FakeSidecar(1_000, 10, 10)) {
+            ReadHandle handle = open(offloader("endpoints", sidecar.url(), "read_ahead", "0"));
+            for (int first = 0; first < 1_000; first += 10) {
+                if (first == 500) { // an error's answer is read to its end, too
+                    sidecar.fault = request -> request.isStore() ? FakeSidecar.Answer.of(404, "gone") : null;
+                }
+                checkRead(handle, sidecar, first, first + 9);
+                sidecar.fault = request -> null;
+            }
+            equal(sidecar.count("GET /store/"), 100L);
+            check(sidecar.storePorts.size() <= 5, sidecar.storePorts + " connections");
         }
     }
 
@@ -102,7 +224,7 @@ final class ReadTest {
             for (CompletableFuture<LedgerEntries> read : reads) {
                 get(read).close();
             }
-            equal(sidecar.count("GET /store/"), 1L);
+            equal(sidecar.count("GET /store/"), 5L); // one for each block
         }
     }
 
@@ -139,14 +261,14 @@ final class ReadTest {
                 new FakeSidecar.Answer(200, new byte[10_000_000], -1));
         for (FakeSidecar.Answer answer : answers) {
             try (FakeSidecar sidecar = new FakeSidecar(100, 10, 50); Checks.Log log = new Checks.Log()) {
-                ReadHandle handle = open(offloader("endpoints", sidecar.url(), "request_timeout", "1s"));
+                ReadHandle handle = open(offloader("endpoints", sidecar.url(), "request_timeout", "3s"));
                 sidecar.fault = request -> request.isStore() ? answer : null;
                 checkRead(handle, sidecar, 0, 99);
                 sidecar.fault = request -> request.isStore() ? answer : FakeSidecar.Answer.of(503, "");
                 ReadHandle second = new Object() {
                     ReadHandle open() throws Exception {
                         sidecar.fault = request -> null;
-                        ReadHandle opened = Fixture.open(offloader("endpoints", sidecar.url(), "request_timeout", "1s"));
+                        ReadHandle opened = Fixture.open(offloader("endpoints", sidecar.url(), "request_timeout", "3s"));
                         sidecar.fault = request -> request.isStore() ? answer : FakeSidecar.Answer.of(503, "");
                         return opened;
                     }
@@ -279,7 +401,7 @@ final class ReadTest {
             checkRead(handle, sidecar, 500, 509);
             equal(sidecar.count("GET /store/"), 1L);
             checkRead(handle, sidecar, 515, 520);
-            eventually(() -> sidecar.count("GET /store/") == 3);
+            eventually(() -> sidecar.count("GET /store/") == 1 + 4 + 2); // blocks up to the chunk's end, two chunks
         }
     }
 

@@ -67,19 +67,24 @@ final class SidecarsTest {
         }
     }
 
+    /** An attempt whose plan isn't kept. */
+    private static ReadHandle another(PluginOffloader offloader) throws Exception {
+        return get(offloader.readOffloaded(FakeSidecar.LEDGER, java.util.UUID.randomUUID(), Fixture.metadata()));
+    }
+
     static void testChangedTokenIsReadAgain() throws Exception {
         try (FakeSidecar sidecar = new FakeSidecar(50, 10, 50); Checks.Log log = new Checks.Log()) {
             Path file = Files.writeString(Files.createTempFile("token", ""), "SECRET-one\n");
             sidecar.token = "SECRET-one";
             PluginOffloader offloader = offloader("endpoints", sidecar.url(), "token_file", file);
-            open(offloader);
+            another(offloader);
             sidecar.token = "SECRET-another";
-            fails(() -> open(offloader), "HTTP 401 denied");
+            fails(() -> another(offloader), "HTTP 401 denied");
             Files.writeString(file, "SECRET-another\n");
-            open(offloader);
+            another(offloader);
             Files.writeString(file, "SECRET with \u00e9 and spaces\n");
             sidecar.token = "SECRET-3";
-            Throwable failed = fails(() -> open(offloader), "HTTP 401");
+            Throwable failed = fails(() -> another(offloader), "HTTP 401");
             check(log.text().contains("token file"), log.text());
             check(!(failed + log.text()).contains("SECRET"), failed + log.text());
         }
@@ -138,6 +143,8 @@ final class SidecarsTest {
                 fails(() -> open(offloader("endpoints", url, "request_timeout", "2s")), "TLS: ", "hint: ca_file");
                 ReadHandle handle = open(offloader("endpoints", url, "ca_file", pem(good)));
                 equal(handle.getLastAddConfirmed(), 49L);
+                checkRead(handle, sidecar, 0, 9); // the object store by its URL, too
+                equal(sidecar.requests.size(), 0);
                 fails(() -> open(offloader("endpoints", "https://localhost:" + old.getAddress().getPort(), "ca_file",
                         pem(expired), "request_timeout", "2s")), "TLS: ", "validity check failed");
                 fails(() -> offloader("endpoints", url, "ca_file", "/no/such/file"), "ca_file /no/such/file can't be used");
@@ -187,9 +194,16 @@ final class SidecarsTest {
         server.setHttpsConfigurator(new HttpsConfigurator(context));
         server.createContext("/", exchange -> {
             try (exchange) {
-                byte[] plan = sidecar.plan().getBytes();
-                exchange.sendResponseHeaders(200, plan.length);
-                exchange.getResponseBody().write(plan);
+                String url = "https://localhost:" + exchange.getLocalAddress().getPort();
+                byte[] answer = sidecar.plan().replace(sidecar.url(), url).getBytes();
+                String range = exchange.getRequestHeaders().getFirst("Range");
+                if (range != null) {
+                    String[] ends = range.substring("bytes=".length()).split("-");
+                    answer = java.util.Arrays.copyOfRange(
+                            sidecar.object, Integer.parseInt(ends[0]), Integer.parseInt(ends[1]) + 1);
+                }
+                exchange.sendResponseHeaders(range == null ? 200 : 206, answer.length);
+                exchange.getResponseBody().write(answer);
             }
         });
         server.start();
