@@ -20,7 +20,7 @@ def _decoding_remembered() -> None:
 
 def places() -> list[object]:
     return [
-        load.decode_record,
+        vars(load)["decode_record"],
         load._WHOLE,
         simulation_checks.entries_in,
         CheckedDocument.__dict__["decode"],
