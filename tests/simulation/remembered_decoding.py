@@ -7,6 +7,7 @@ and the same view with the same record gives the same view. What raises an error
 from __future__ import annotations
 
 import contextlib
+import typing
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
@@ -33,6 +34,7 @@ _OF_EQUAL_VALUES: tuple[tuple[Any, str], ...] = (
     (checkpoint_parquet, "require_sizes"),
     (checks, "_key_problem"),
     (simulation_checks, "entries_in"),
+    (typing, "_get_protocol_attrs"),  # before Python 3.12 each isinstance of a protocol collects its methods anew
 )
 #: Functions of values that are compared by what they are, not by what they hold.
 _OF_SAME_VALUES: tuple[tuple[Any, str], ...] = (

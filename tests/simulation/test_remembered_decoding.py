@@ -1,0 +1,62 @@
+"""What simulated worlds share is taken back at its end, and changes no trace."""
+
+from __future__ import annotations
+
+import pytest
+
+from formats.checked_json import CheckedDocument
+from formats.manifest import Boundary
+from offloader.manifest import load
+from tests.simulation import simulation_checks
+from tests.simulation.maintained_simulation import simulate_maintained
+from tests.simulation.remembered_decoding import decoding_remembered
+from tests.simulation.simulation import simulate
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _decoding_remembered() -> None:
+    """These tests begin without it."""
+
+
+def places() -> list[object]:
+    return [
+        vars(load)["decode_record"],
+        load._WHOLE,
+        simulation_checks.entries_in,
+        CheckedDocument.__dict__["decode"],
+    ]
+
+
+def test_everything_is_as_before_at_the_end_also_after_an_error() -> None:
+    before = places()
+    changed = []
+
+    def nested() -> None:
+        with decoding_remembered():
+            changed.append(places())
+            with decoding_remembered():
+                changed.append(places())
+            changed.append(places())
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        nested()
+    assert all(was is not now for was, now in zip(before, changed[0], strict=True))
+    assert changed[0] == changed[1] == changed[2], "the inner one changes nothing"
+    assert all(was is now for was, now in zip(before, places(), strict=True))
+
+
+def test_equal_bytes_are_decoded_once_and_other_bytes_are_not_mistaken_for_them() -> None:
+    one, other = Boundary(1, 0, 0), Boundary(2, 0, 0)
+    with decoding_remembered():
+        first = Boundary.decode(one.encode(), object_name="b")
+        assert Boundary.decode(bytes(bytearray(one.encode())), object_name="b") is first
+        assert Boundary.decode(other.encode(), object_name="b") == other
+
+
+@pytest.mark.slow
+def test_remembered_decoding_changes_no_trace() -> None:
+    plain = [simulate(3), simulate_maintained(3)]
+    with decoding_remembered():
+        assert [simulate(3), simulate_maintained(3)] == plain
+        assert [simulate(3), simulate_maintained(3)] == plain
