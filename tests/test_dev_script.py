@@ -274,6 +274,15 @@ def test_plugin_verb_needs_a_jdk_and_not_only_java(machine: Machine) -> None:
     assert f"JAVA_HOME={machine.folder}/jvm/java-17 " in call
 
 
+def test_release_verb_needs_a_jdk_unless_the_plugin_is_left_out(machine: Machine) -> None:
+    machine.java("jvm/java-17/bin/java", "17.0.15")
+    done = machine.dev("release")
+    assert (done.returncode, machine.calls()) == (2, [])
+    assert "missing: a JDK 17 or newer" in done.stderr
+    assert machine.dev("release", "--without-plugin").returncode == 0
+    assert machine.calls()[-1].startswith(f"python -m services.release --without-plugin in {machine.checkout}")
+
+
 def test_jdk_is_installed_for_tests_of_the_plugin_and_for_nothing_else(machine: Machine) -> None:
     machine.java("jvm/java-17/bin/java", "17.0.15")
     machine.apt("openjdk-17-jdk-headless", root=True)

@@ -25,13 +25,24 @@ TIME_S = TIME_S_MIN + 86_400
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 
 
+def copied(root: Path, copy: Path) -> Path:
+    """What a release is made of, in the new folder ``copy``; that folder."""
+    copy.mkdir()
+    for name in (*SOURCES, "deploy", ".dockerignore", "CHANGELOG.md"):
+        if (root / name).is_dir():
+            shutil.copytree(root / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(root / name, copy / name)
+    return copy
+
+
 @pytest.fixture(scope="module")
 @needs("process")
 def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("release")
     plugin = folder / f"offloader-pulsar-plugin-{VERSION}.nar"
     plugin.write_bytes(b"a plugin")
-    build_release(ROOT, folder / "dist", time_s=TIME_S, plugin=plugin)
+    build_release(copied(ROOT, folder / "source"), folder / "dist", time_s=TIME_S, plugin=plugin)
     return folder / "dist"
 
 
@@ -56,13 +67,7 @@ def test_release_has_each_file_and_its_checksum(released: Path) -> None:
 @pytest.mark.process
 @pytest.mark.timeout(600)
 def test_equal_sources_give_equal_files_whatever_their_times_and_modes(released: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "elsewhere"
-    copy.mkdir()
-    for name in (*SOURCES, "deploy", ".dockerignore", "CHANGELOG.md"):
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / name, copy / name)
+    copy = copied(released.parent / "source", tmp_path / "elsewhere")
     for path in copy.rglob("*"):
         if path.is_file():
             os.utime(path, (TIME_S, TIME_S + 7))
