@@ -35,9 +35,17 @@ def drawn_settings(random: Random) -> Settings:
 
 def _drawn_policy(random: Random) -> dict[str, object]:
     """None in a third of the worlds: those are truncated by hand."""
-    kind = random.choice(["none", "size", "time", "consumption", "consumption", "consumption"])
+    kind = random.choice(["none", "size", "time", "keep", "consumption", "consumption"])
     if kind == "none":
         return {}
+    if kind == "keep":
+        options: list[dict[str, object]] = [
+            {"keep_seconds": 60.0},
+            {"keep_bytes": 5000},
+            {"keep_seconds": 3600.0, "keep_bytes": 5000},
+        ]
+        kept = random.choice(options)
+        return {**kept, "keep_at_least_seconds": random.choice([0.0, 30.0]), "record_minutes": 1.0}
     drawn: dict[str, object] = {"policy": kind, "record_minutes": random.choice([0.01, 1.0, 30.0])}
     unit = {"size": "mbytes", "time": "minutes"}.get(kind) or random.choice(["mbytes", "minutes", ""])
     if unit:
