@@ -21,7 +21,7 @@ def _decoding_remembered() -> None:
 def places() -> list[object]:
     return [
         vars(load)["decode_record"],
-        load._WHOLE,
+        vars(load)["fold"],
         simulation_checks.entries_in,
         CheckedDocument.__dict__["decode"],
     ]
