@@ -36,7 +36,7 @@ class Decryptor:
         except ImportError as cause:
             raise Unsupported(
                 "the package cryptography isn't installed, which decrypts messages",
-                hint="pip install 'cryptography>=45'",
+                hint="install offloader with its extra pulsar",
             ) from cause
         self._keys: dict[str, Any] = {}
         for name, path in files.items():
