@@ -339,12 +339,23 @@ def chosen_range(reader: Reader, asked: AskedRange) -> tuple[Position | None, Po
 
 
 @contextmanager
-def opening_sources(ledgers: str) -> Iterator[Callable[[str], LedgerSource | None]]:
-    """The hot tier by a stream's name; none for other streams, or without a database."""
-    if not ledgers:
+def opening_sources(ledgers: str, *, may_be_absent: bool = False) -> Iterator[Callable[[str], LedgerSource | None]]:
+    """The hot tier by a stream's name; none for other streams, or without a database.
+
+    Args:
+        may_be_absent: a database that doesn't exist is noted on standard error, instead of an error.
+    """
+    try:
+        opened = EmbeddedLedgers(ledgers, create=False) if ledgers else None
+    except NotFound as error:
+        if not may_be_absent:
+            raise
+        print(f"note: {error.message}: only what is offloaded is read", file=sys.stderr)
+        opened = None
+    if opened is None:
         yield lambda _: None
         return
-    with closing(EmbeddedLedgers(ledgers, create=False)) as database:
+    with closing(opened) as database:
 
         def source_of(stream: str) -> LedgerSource | None:
             try:

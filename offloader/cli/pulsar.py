@@ -380,8 +380,11 @@ def replay(
     settings, opened = given.prepared(stream)
     limits = ReplayLimits(messages_per_s=rate, bytes_per_s=mbytes_rate * 1e6)
     stream_of_topic(to)  # raises for an invalid name
+    streams = partition_streams(opened, stream)
+    if not streams:
+        load_stream(opened, stream)  # before the broker is asked; names similar ones
     with _client(settings.pulsar, service_url, token_file, ca_file) as client:
-        pairs = _targets(opened, stream, _DOMAIN + to.removeprefix(_DOMAIN), client, asked)
+        pairs = _targets(streams, stream, _DOMAIN + to.removeprefix(_DOMAIN), client, asked)
         for pair in pairs:
             _require_topic(client, pair.topic)
         for pair in pairs:
@@ -447,11 +450,14 @@ class _Pair:
     part: str = ""
 
 
-def _targets(store: ObjectStore, stream: str, topic: str, client: PulsarClient, asked: AskedRange) -> Sequence[_Pair]:
-    """Streams with their targets; raises ``NotFound`` or ``InvalidCall`` if they don't match."""
-    streams = partition_streams(store, stream)
-    if not streams:
-        load_stream(store, stream)  # names similar ones
+def _targets(
+    streams: Mapping[int, str], stream: str, topic: str, client: PulsarClient, asked: AskedRange
+) -> Sequence[_Pair]:
+    """Streams with their targets; raises ``NotFound`` or ``InvalidCall`` if they don't match.
+
+    Args:
+        streams: the partitions of ``stream``; empty: it is one stream.
+    """
     partitions = client.partitions(topic)
     if not streams:
         if partitions:

@@ -253,7 +253,7 @@ def read(
     decoding.require_messages()
     asked = AskedRange.of(start, end, from_time, to_time)
     with ExitStack() as stack:
-        source_of: SourceOf = stack.enter_context(opening_sources(given.ledgers))
+        source_of: SourceOf = stack.enter_context(opening_sources(given.ledgers, may_be_absent=True))
         opened, notes = given.open(), list[str]()
         if following:
             source_of = owners = OwnersHotTiers(opened, source_of, given.settings().access.owner_hosts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from offloader.errors import Corrupt, Unsupported
 from offloader.ledgers.pulsar.topics import stream_of_topic
 from offloader.manifest.catalog import partition_of, partition_streams, read_entry
 from offloader.store.base import ObjectStore
@@ -57,11 +58,14 @@ def resolve_name(given: str, existing: Collection[str]) -> NamedStreams:
 def named_streams(store: ObjectStore, given: str) -> NamedStreams:
     """As ``resolve_name``, among the streams of a store: one request for a stream, a listing for another name.
 
+    A stream whose catalogue entry can't be read exists: what is done with it says what is wrong.
+
     Raises:
         InvalidCall: no name of a stream or of a persistent topic.
-        Corrupt, Unsupported: the stream's catalogue entry is damaged, or a later release wrote it.
     """
     name = stream_name(given)
-    return resolve_name(
-        name, [name] if read_entry(store, name) is not None else partition_streams(store, name).values()
-    )
+    try:
+        exists = read_entry(store, name) is not None
+    except (Corrupt, Unsupported):
+        exists = True
+    return resolve_name(name, [name] if exists else partition_streams(store, name).values())

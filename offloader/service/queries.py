@@ -6,11 +6,10 @@ import heapq
 import itertools
 import json
 import logging
-import threading
 from bisect import bisect_left, bisect_right
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import asdict, dataclass
 from enum import StrEnum
@@ -18,7 +17,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from formats.entries import Position
-from offloader.errors import InvalidCall, NotFound, OffloaderError, StoreUnavailable
+from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.gc.plan import CleanupPlan
 from offloader.gc.reconcile import Reconciliation
 from offloader.gc.sweep import cleanup_stream
@@ -37,6 +36,7 @@ from offloader.retention.scope import home_of
 from offloader.retention.state import past_moves, read_decisions
 from offloader.retention.subscribers import CutLike, StreamRetention, open_retention
 from offloader.runtime.clock import Clock
+from offloader.service.answers import ASKERS_MAX, Deadline, KeptAnswers, SoonAnswers
 from offloader.service.entry_pages import EntryQuery, entry_page
 from offloader.service.process import ServingProcess
 from offloader.service.streams import ProviderProblem
@@ -171,112 +171,6 @@ def timeline_document(shape: StreamTimeline) -> dict[str, Any]:
         "segments_total": len(shape.segments),
         "is_thinned": len(ledgers) < len(shape.ledgers) or len(segments) < len(shape.segments),
     }
-
-
-_Answer = TypeVar("_Answer")
-
-
-#: Longest wait of an overview for the store; what is known without it is shown after that.
-STORE_WAIT_S_MAX = 2.0
-#: Threads that ask the store for overviews.
-ASKERS_MAX = 8
-
-
-class KeptAnswers(Generic[_Answer]):
-    """TTL cache. Thread-safe; concurrent requests for the same key may both compute it.
-
-    Args:
-        age_s_max: maximum age of an answer.
-        kept_max: number of answers; above it the oldest is evicted.
-    """
-
-    def __init__(self, clock: Clock, *, age_s_max: float, kept_max: int = 1) -> None:
-        self._clock, self._age_s_max, self._kept_max = clock, age_s_max, kept_max
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[str, tuple[float, _Answer]] = OrderedDict()
-
-    def get(self, name: str, make: Callable[[], _Answer], *, age_s_max: float | None = None) -> _Answer:
-        """The answer to ``name``, cached or computed.
-
-        Args:
-            age_s_max: maximum age of this one, if lower.
-
-        Raises: what ``make`` raises.
-        """
-        now_s = self._clock.monotonic_s()
-        oldest_s = now_s - min(self._age_s_max, self._age_s_max if age_s_max is None else age_s_max)
-        with self._lock:
-            kept = self._kept.get(name)
-        if kept is not None and kept[0] > oldest_s:
-            return kept[1]
-        answer = make()
-        with self._lock:
-            self._kept.pop(name, None)
-            # Its age counts from the request: later changes may be missing in it.
-            self._kept[name] = now_s, answer
-            while len(self._kept) > self._kept_max:
-                self._kept.popitem(last=False)
-        return answer
-
-    def kept(self, name: str) -> _Answer | None:
-        """The newest answer of any age; ``None``: there is none."""
-        with self._lock:
-            found = self._kept.get(name)
-        return None if found is None else found[1]
-
-
-class SoonAnswers(Generic[_Answer]):
-    """``KeptAnswers`` that are asked for on other threads, so that nobody waits long for a store that hangs.
-    Thread-safe.
-
-    Args:
-        is_away: says that the store doesn't answer; empty: it does, or that isn't known.
-    """
-
-    def __init__(self, kept: KeptAnswers[_Answer], threads: ThreadPoolExecutor, is_away: Callable[[], str]) -> None:
-        self._kept, self._threads, self._is_away = kept, threads, is_away
-        self._lock = threading.Lock()
-        self._asked: dict[str, Future[_Answer]] = {}
-
-    def get(
-        self, name: str, make: Callable[[], _Answer], *, deadline: Deadline, age_s_max: float | None = None
-    ) -> _Answer:
-        """The answer to ``name``; an older one if the store hasn't answered by the deadline, or doesn't answer at all.
-
-        Raises:
-            StoreUnavailable: nor is there an older one. Else what ``make`` raises.
-        """
-        away = self._is_away()
-        if not away:
-            try:
-                return self._begun(name, partial(self._kept.get, name, make, age_s_max=age_s_max)).result(
-                    deadline.left_s()
-                )
-            except TimeoutError:
-                away = f"the store hasn't answered within {STORE_WAIT_S_MAX:g} s"
-        found = self._kept.kept(name)
-        if found is None:
-            raise StoreUnavailable(away, hint="what this process knows itself is shown; /readyz says what is wrong")
-        return found
-
-    def _begun(self, name: str, ask: Callable[[], _Answer]) -> Future[_Answer]:
-        with self._lock:
-            found = self._asked.get(name)
-            if found is None or found.done():
-                self._asked = {key: each for key, each in self._asked.items() if not each.done()}
-                found = self._asked[name] = self._threads.submit(ask)
-        return found
-
-
-class Deadline:
-    """When one request for an overview stops waiting for the store."""
-
-    def __init__(self, clock: Clock, within_s: float = STORE_WAIT_S_MAX) -> None:
-        self._clock, self._end_s = clock, clock.monotonic_s() + within_s
-
-    def left_s(self) -> float:
-        """Seconds that are left, at least 0."""
-        return max(self._end_s - self._clock.monotonic_s(), 0.0)
 
 
 #: Most items of one page.

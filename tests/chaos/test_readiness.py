@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from offloader.runtime.clock import SystemClock
+from offloader.service.answers import STORE_WAIT_S_MAX
 from offloader.service.bootstrap import Assembled, assemble
 from offloader.service.health import PROBE_ANSWER_S, PROBE_PERIOD_S
 from offloader.service.process import RecentErrors
-from offloader.service.queries import STORE_WAIT_S_MAX
 from offloader.settings.layered import SettingsFile
 from services.servers import Endpoint, free_port, make_bucket, start
 from services.toxiproxy import FaultyProxy, Toxiproxy

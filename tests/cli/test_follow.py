@@ -14,6 +14,7 @@ import pytest
 import offloader as package
 from offloader.settings import Settings
 from tests.cli.reading_verbs import Offloader
+from tests.support.ctrl_c import heed_ctrl_c
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import PATIENCE_S
 
@@ -45,6 +46,7 @@ def follower(url: str) -> subprocess.Popen[str]:
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ},
+        preexec_fn=heed_ctrl_c,
     )
 
 

@@ -14,8 +14,8 @@ import pytest
 from offloader.errors import AccessDenied, NotFound, OffloaderError, StoreUnavailable, Throttled, plain_reason
 from offloader.monitor import lag_now, mode_of
 from offloader.runtime.clock import SystemClock
+from offloader.service.answers import Deadline, KeptAnswers, SoonAnswers
 from offloader.service.health import PROBES_OPEN_MAX, OutageFilter, Probe, TroubleLog, ask_store, named
-from offloader.service.queries import Deadline, KeptAnswers, SoonAnswers
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore

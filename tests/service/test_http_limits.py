@@ -246,7 +246,7 @@ def test_concurrent_requests_are_bounded_and_probes_still_answered(tmp_path: Pat
             assert (more.status, more.headers["retry-after"], more.json()["kind"]) == (503, "1", "retry_later")
             assert [ask(f"{http.url}{path}").status for path in ("/healthz", "/metrics")] == [200, 200]
             view.go_on.set()
-            assert [each.result().json() for each in busy] == [{"late": True}] * 3
+            assert [each.result().json()["late"] for each in busy] == [True] * 3
         eventually(lambda: ask(f"{http.url}/v1/overview").status == 200)
     assert PROBES_MAX >= 2
 
@@ -336,7 +336,7 @@ def test_stopping_lets_requests_finish_and_cuts_overdue_ones(tmp_path: Path) -> 
         stopping = pool.submit(http.stop, 60.0)
         eventually(lambda: not _is_served(http))
         view.go_on.set()
-        assert under_way.result().json() == {"late": True}
+        assert under_way.result().json()["late"] is True
         stopping.result()
         http.stop()
 

@@ -15,9 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloader.errors import AccessDenied, InvalidCall, StoreUnavailable
+from offloader.service.answers import KeptAnswers
 from offloader.service.process import ASKED_EACH_TIME, RecentErrors, is_live, reloaded
 from offloader.service.providers.embedded import ProcessLock
-from offloader.service.queries import KeptAnswers, StreamOrder, page_of
+from offloader.service.queries import StreamOrder, page_of
 from offloader.settings.layered import PROCESS_SECTIONS, SettingsFile, conflicts
 from offloader.testing.manual_clock import ManualClock
 

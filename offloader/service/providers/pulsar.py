@@ -550,7 +550,7 @@ class PulsarProvider:
         retention = streams.settings_of(stream_of_topic(topic)).retention
         pulsar = streams.settings_of("").pulsar
         follows = pulsar.broker_plugin and pulsar.follow_broker_trim
-        if (retention.policy == "none" and not follows) or self._stopped.is_set():
+        if not (retention.deletes or follows) or self._stopped.is_set():
             return
         timeout_ms = int(retention.subscriber_timeout_minutes * _MS_PER_MINUTE) or None
         try:
