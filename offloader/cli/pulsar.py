@@ -380,9 +380,7 @@ def replay(
     settings, opened = given.prepared(stream)
     limits = ReplayLimits(messages_per_s=rate, bytes_per_s=mbytes_rate * 1e6)
     stream_of_topic(to)  # raises for an invalid name
-    streams = partition_streams(opened, stream)
-    if not streams:
-        load_stream(opened, stream)  # before the broker is asked; names similar ones
+    streams = _streams_of(opened, stream)  # before the broker is asked
     with _client(settings.pulsar, service_url, token_file, ca_file) as client:
         pairs = _targets(streams, stream, _DOMAIN + to.removeprefix(_DOMAIN), client, asked)
         for pair in pairs:
@@ -397,6 +395,14 @@ def replay(
                 progress=progress,
                 json=json,
             )
+
+
+def _streams_of(store: ObjectStore, stream: str) -> Mapping[int, str]:
+    """The partitions of a topic, empty for one stream; raises ``NotFound`` with similar names."""
+    streams = partition_streams(store, stream)
+    if not streams:
+        load_stream(store, stream)
+    return streams
 
 
 def _client(configured: PulsarSettings, service_url: str, token_file: str, ca_file: str) -> PulsarClient:
