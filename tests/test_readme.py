@@ -155,7 +155,9 @@ def test_readme_names_the_deletion_defaults() -> None:
     assert "Nothing is deleted from the object store unless you say so." in section
     assert {name: defaults.get(name) for name in re.findall(r"`([a-z]+\.[a-z_]+)(?: = true)?`", section)} == {
         "cleanup.delete": False,
-        "retention.policy": "none",
+        "retention.policy": "keep",
+        "retention.keep": "0s",
+        "retention.keep_size": "0B",
         "offload.deletion_lag": "4h",
     }
     assert defaults["cleanup.grace_period"] == "1d"

@@ -25,7 +25,7 @@ from offloader.service.auth import (
     server_tls,
 )
 from offloader.service.broker_ledgers import BrokerLedgers
-from offloader.service.health import BrokerCheck, Probe, ask_store, impatient
+from offloader.service.health import BrokerCheck, Probe, ask_store, probe_settings
 from offloader.service.process import HttpListener, RecentErrors, ServingProcess
 from offloader.service.providers.embedded import EmbeddedProvider
 from offloader.service.providers.flight import FlightProvider
@@ -243,7 +243,7 @@ def _store_probe(settings: Settings, clock: Clock) -> Probe:
         serve.store,
         endpoint_url=serve.endpoint_url or None,
         region=serve.region or None,
-        settings=impatient(settings.store),
+        settings=probe_settings(settings.store),
         clock=clock,
         read_only=True,
     )

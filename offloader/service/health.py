@@ -165,7 +165,7 @@ class Probe:
             _log.warning("%s", text, extra=extra)
 
 
-def impatient(settings: StoreSettings) -> StoreSettings:
+def probe_settings(settings: StoreSettings) -> StoreSettings:
     """Settings of a probe's own connections: one attempt, within the time for an answer."""
     return replace(
         settings,

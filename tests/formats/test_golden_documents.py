@@ -29,6 +29,7 @@ NOT_KEPT = {
     "offloader.ledgers.pulsar.protocol.PROTOCOL_VERSION": "Pulsar's, of a connection",
     "offloader.manifest.boundary._OWN_UUID_VERSION": "of a kind of uuid: a part of objects' names",
     "offloader.spark.session.JAVA_VERSION_MIN": "of a program",
+    "offloader.read.values._VERSION_BYTES": "the length of a schema's version, which is Pulsar's",
     "offloader.monitor.VERSION": "a process writes it anew every few seconds",
 }
 FILES = [pytest.param(kind, path, id=f"{kind.folder} {path.name}")
