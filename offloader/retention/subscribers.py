@@ -388,10 +388,15 @@ class StreamRetention:
                 raise InvalidCall(what, hint=_HOW_CUTS_ARE)
         # Create it only now: a refused call leaves nothing behind.
         scope = self.scope(create=True) if scope.is_topic else scope
-        registry = self._changed(
-            scope, lambda registry, now_ms: registry.add(name, generation, now_ms=now_ms, start=begin)
-        )
-        return registry.subscribers[name]
+        registered: list[Subscriber] = []
+
+        def added(registry: Registry, now_ms: int) -> Registry:
+            after = registry.add(name, generation, now_ms=now_ms, start=begin)
+            registered[:] = [after.subscribers[name]]
+            return after
+
+        # If the answer was lost, another call may have removed it again before it was looked for.
+        return self._changed(scope, added).subscribers.get(name, registered[0])
 
     def remove(self, name: str, *, generation: int | None = None) -> bool:
         """Remove a subscriber, unless its generation is higher by now (default: any generation).

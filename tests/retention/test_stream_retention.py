@@ -504,3 +504,25 @@ def test_topic_keeps_its_identity_while_a_lost_partition_entry_can_be_restored()
     assert len(find_scope(bench.memory, "orders", create=True).partitions) == 3
     # What was written meanwhile forgot the positions in what was missing: it counts as unread, which deletes nothing.
     assert [each.lag_entries for each in bench.retention("orders").subscribers()] == [90, 90]
+
+
+def test_subscriber_that_is_removed_before_the_lost_answer_of_its_registration_was_registered() -> None:
+    bench = Bench()
+    bench.stream()
+    bench.retention().add("other")
+    other = bench.retention(store=bench.memory)
+
+    class LosingAnswers(FaultyStore):
+        """Removes the subscriber after the write whose answer is lost."""
+
+        def around(self, request: Any, call: Callable[[], Any]) -> Any:
+            try:
+                return super().around(request, call)
+            except OutcomeUnknown:
+                assert other.remove("ann")
+                raise
+
+    lost = Fault(call=1, verb="put", key_part="subscribers", after=True, error=OutcomeUnknown)
+    added = bench.retention(store=LosingAnswers(bench.memory, [lost])).add("ann")
+    assert added.name == "ann"
+    assert set(bench.retention().registry().subscribers) == {"other"}
