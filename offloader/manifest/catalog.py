@@ -35,7 +35,15 @@ from formats.keys import (
     stream_prefix,
 )
 from formats.manifest import CatalogEntry
-from offloader.errors import Corrupt, InvalidCall, NotFound, PreconditionFailed, StoreUnavailable, Unsupported
+from offloader.errors import (
+    Corrupt,
+    InvalidCall,
+    NotFound,
+    OffloaderError,
+    PreconditionFailed,
+    StoreUnavailable,
+    Unsupported,
+)
 from offloader.manifest.boundary import (
     REBUILD,
     LostRecords,
@@ -188,18 +196,25 @@ def list_streams(store: ObjectStore, *, prefix: str = "", released: bool = False
 def require_free_name(store: ObjectStore, stream: str) -> None:
     """Refuses a name that no stream of the store can have, before an entry is accepted that can't be stored.
 
-    An unreadable catalogue entry is accepted: what is appended to such a stream stays in its hot tier.
+    An unreadable catalogue entry is accepted: what is appended to such a stream stays in its hot tier. Of a stream that
+    exists, other names don't matter, nor whether they can be read.
 
     Raises:
         InvalidCall: as ``create_entry``.
         StoreUnavailable: the store doesn't respond.
     """
+
+    def clashing() -> str | OffloaderError | None:
+        try:
+            return _clashing(store, stream)
+        except OffloaderError as error:
+            return error
+
     with suppress(Corrupt, Unsupported):
-        entry, clash = both(
-            partial(read_entry, store, stream), partial(_clashing, store, stream), sequential=is_local(store)
-        )
-        if entry is None and clash is not None:
-            raise name_clash(stream, clash)
+        entry, clash = both(partial(read_entry, store, stream), clashing, sequential=is_local(store))
+        if entry is not None or clash is None:
+            return
+        raise clash if isinstance(clash, OffloaderError) else name_clash(stream, clash)
 
 
 def is_released(store: ObjectStore, stream: str) -> bool:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from offloader.errors import StoreUnavailable
+from formats.keys import catalog_key
+from offloader.errors import AccessDenied, OffloaderError, StoreUnavailable
 from offloader.managed_ledger import open_managed_ledger
+from offloader.manifest.catalog import require_free_name
 from offloader.manifest.load import load_manifest
 from offloader.manifest.state import ManifestState
 from offloader.parallel_map import both
@@ -17,6 +19,7 @@ from offloader.read.fetch import Cache
 from offloader.read.reader import open_reader
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
+from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.support.distant_store import Call, DistantStore
 from tests.support.streams import StreamWriter, batch_of
 
@@ -66,6 +69,18 @@ def test_first_segment_of_a_new_stream_is_assigned_after_nine_requests(tmp_path:
         return store.longest_chain(lambda call: call.verb == "put" and call.key.endswith("2.json"))
 
     assert shortest(chain, 9) == 9
+
+
+@pytest.mark.parametrize("error", [AccessDenied, StoreUnavailable])
+def test_names_beside_a_stream_that_exists_need_not_be_readable(
+    memory: ObjectStore, error: type[OffloaderError]
+) -> None:
+    StreamWriter(memory, "a/stream").add([batch_of(1, 0, 1)])
+    closed = FaultyStore(memory, [Fault(call=1, verb="list", error=error, calls=99)])
+    require_free_name(closed, "a/stream")
+    with pytest.raises(error):
+        require_free_name(closed, "a/new")
+    assert ("list", f"{catalog_key('a/stream')}/") in closed.calls
 
 
 def test_stream_that_is_opened_again_by_its_writer_loads_the_manifest_once(memory: ObjectStore, tmp_path: Path) -> None:
