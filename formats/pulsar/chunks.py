@@ -53,8 +53,8 @@ class ChunkJoiner:
         """
         name, chunk = (metadata.producer_name, metadata.uuid), metadata.chunk_id
         is_last = chunk == metadata.num_chunks_from_msg - 1
-        if chunk == 0:
-            self._give_up(name)
+        if chunk == 0 and name in self._begun:
+            self._forget(name)  # the producer sends the message again
         begun = self._begun.setdefault(name, _Begun())
         if len(self._begun) > CHUNKED_MESSAGES_MAX:
             self._give_up(next(iter(self._begun)))
