@@ -62,7 +62,7 @@ from offloader.times import time_ms_of, time_text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepArguments:
-    """Options that replace the policy of the settings file."""
+    """Options in place of the settings file's policy. Its minimum stays, unless another one is given."""
 
     keep: Annotated[
         float,
@@ -103,8 +103,8 @@ class KeepArguments:
         retention = RetentionSettings(
             keep_seconds=self.keep,
             keep_bytes=self.keep_size,
-            keep_at_least_seconds=self.keep_at_least,
-            keep_at_least_bytes=self.keep_at_least_size,
+            keep_at_least_seconds=self.keep_at_least or settings.retention.keep_at_least_seconds,
+            keep_at_least_bytes=self.keep_at_least_size or settings.retention.keep_at_least_bytes,
             record_minutes=settings.retention.record_minutes,
         )
         return replace(settings, retention=retention)

@@ -161,6 +161,17 @@ def test_run_by_keep_is_for_streams_that_are_named(aged: Offloader, store: Objec
     assert (refused.code, "no effect" in refused.err) == (2, True)
 
 
+def test_keep_option_takes_nothing_of_what_the_settings_keep_at_least(aged: Offloader, tmp_path: Path) -> None:
+    settings = tmp_path / "least.toml"
+    settings.write_text('[retention]\nkeep = "7d"\nkeep_at_least_size = "5KiB"\n')
+    given = ("retention", "plan", "orders", "--config", str(settings), "--json")
+    assert aged(*given, "--keep", "1d").rows[0]["new_head"] == "3:0"
+    assert aged(*given, "--keep", "1d", "--keep-at-least-size", "1KiB").rows[0]["new_head"] == "6:0"
+    settings.write_text('[retention]\nkeep = "7d"\nkeep_at_least = "2d"\n')
+    refused = aged(*given, "--keep", "1d")
+    assert (refused.code, "keep_at_least = 2d is above keep = 1d" in refused.err) == (2, True)
+
+
 def test_more_than_half_waits_for_a_yes_since_the_first_decision_that_let_it_go(
     aged: Offloader, store: ObjectStore
 ) -> None:
