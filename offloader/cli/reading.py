@@ -52,7 +52,7 @@ from offloader.cli.output import (
     print_rows,
     utf8_text,
 )
-from offloader.cli.read_streams import OwnersHotTiers, ReadStreams, SourceOf, watch_output
+from offloader.cli.read_streams import OwnersHotTiers, ReadStreams, compared, watch_output
 from offloader.errors import Corrupt, ErrorKind, InvalidCall, OffloaderError
 from offloader.inspect.inspect import Inspection, inspect_object, segment_row, timeline_of
 from offloader.inspect.verify import (
@@ -253,8 +253,9 @@ def read(
     decoding.require_messages()
     asked = AskedRange.of(start, end, from_time, to_time)
     with ExitStack() as stack:
-        source_of: SourceOf = stack.enter_context(opening_sources(given.ledgers, may_be_absent=True))
+        ledgers_of = stack.enter_context(opening_sources(given.ledgers, may_be_absent=True))
         opened, notes = given.open(), list[str]()
+        source_of = compared(opened, ledgers_of)
         if following:
             source_of = owners = OwnersHotTiers(opened, source_of, given.settings().access.owner_hosts)
             notes = owners.reasons

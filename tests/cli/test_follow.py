@@ -39,6 +39,22 @@ def test_entries_that_are_not_offloaded_are_followed_from_the_ledger_database(
         assert cold.out.splitlines() == ["a", "b"]
 
 
+@pytest.mark.parametrize("options", [(), ("--follow", "--limit", "4"), ("--count",)])
+def test_entries_of_another_ledger_database_are_not_read_as_the_streams(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    store = package.open_store(f"file://{tmp_path}/store", create=True)
+    for name, place, entries in (("own", store.url, 2), ("other", f"file://{tmp_path}/else", 5)):
+        other = package.open_store(place, create=True)
+        with package.open_managed_ledger("orders", ledgers=f"sqlite:///{tmp_path}/{name}.db", store=other) as topic:
+            topic.append_batch([b"%d of %s" % (number, name.encode()) for number in range(entries)])
+            topic.offload()
+    read = ("read", "orders", "--store", store.url, "--ledgers", f"sqlite:///{tmp_path}/other.db", *options)
+    done = Offloader(capsys)(*read)
+    assert (done.code, done.out) == (6, "")
+    assert "this hot tier isn't the one its manifest knows: it is another database" in done.err
+
+
 def follower(url: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "offloader", "read", "orders", "--follow", "--store", url],
