@@ -11,14 +11,16 @@ from zlib import crc32
 
 from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.gc.orphans import Garbage, Outcome
-from offloader.gc.plan import CleanupPlan
+from offloader.gc.plan import AwaitedApproval, CleanupPlan
 from offloader.gc.reconcile import StoreReconciliation
 from offloader.gc.sweep import CleanupReport, LargeDelete, cleanup_all, cleanup_stream
 from offloader.manifest.catalog import list_streams
 from offloader.manifest.maintenance import expire_history
 from offloader.manifest.protection import DeletionClock, require_no_global_hold
 from offloader.retention.cycle import JITTER, RETRY, RETRY_S_MIN, HotStreams, RetentionCycle, RetentionService
-from offloader.retention.scope import SourceOf, no_source
+from offloader.retention.scope import SourceOf, home_of, no_source
+from offloader.retention.state import past_moves, read_decisions
+from offloader.retention.subscribers import open_retention
 from offloader.runtime.clock import Clock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
@@ -72,21 +74,17 @@ class Left:
         return Left(self.objects + each.objects, self.size_bytes + each.size_bytes, oldest_ms)
 
 
-@dataclass(frozen=True, slots=True)
-class Unapproved:
-    """A cleanup that would retire more than half of a stream, and waits for an operator's approval.
+def awaited_approval(store: ObjectStore, plan: CleanupPlan) -> AwaitedApproval | None:
+    """The approval that a cleanup plan needs, with the time from the stored retention decisions; ``None``: none.
 
-    Attributes:
-        segments: that would be retired.
-        bytes, bytes_stored: of their objects, and of all of the stream.
-        at_ms: when the newest round found it.
+    Raises:
+        Corrupt, Unsupported, StoreUnavailable: the decisions can't be read.
     """
-
-    stream: str
-    segments: int
-    bytes: int
-    bytes_stored: int
-    at_ms: int
+    if not plan.large:
+        return None
+    home, number = home_of(store, plan.state.stream)
+    retention = open_retention(store, home)
+    return plan.awaited_approval(past_moves(read_decisions(retention, retention.scope()), number))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +143,7 @@ class Maintenance:
         # Guards the start flags and the figures behind the gauges.
         self._lock = threading.Lock()
         self._pending: dict[str, _Pending] = {}
-        self._unapproved: dict[str, Unapproved] = {}
+        self._awaited: dict[str, AwaitedApproval] = {}
         #: Orphans that the newest search left, by owner: ``ours`` and ``foreign``; empty before the first.
         self.leftovers: Mapping[str, Left] = {}
         self._started = self._closed = False
@@ -190,10 +188,10 @@ class Maintenance:
         return {job.name: job.latest for job in self._jobs if job.latest is not None}
 
     @property
-    def waiting(self) -> list[Unapproved]:
-        """Cleanups that wait for an approval since the newest round, by stream."""
+    def awaited_approvals(self) -> list[AwaitedApproval]:
+        """Those that the newest round needed and didn't have, by stream."""
         with self._lock:
-            return sorted(self._unapproved.values(), key=lambda each: each.stream)
+            return sorted(self._awaited.values(), key=lambda each: each.stream)
 
     def clean_approved(self, stream: str, *, plan: str, by: str) -> CleanupReport:
         """One round for one stream, which may retire more than half of it.
@@ -290,7 +288,7 @@ class Maintenance:
                 return
         with self._lock:
             self._pending = {stream: each for stream, each in self._pending.items() if stream in seen}
-            self._unapproved = {stream: each for stream, each in self._unapproved.items() if stream in seen}
+            self._awaited = {stream: each for stream, each in self._awaited.items() if stream in seen}
             found = [each for each in self._pending.values() if each.deletable_segments]
         if found:
             text = "cleanup would retire, release or purge %d segments (%d bytes) of %d streams" + _KEPT
@@ -321,13 +319,17 @@ class Maintenance:
             _log.info(text, stream, *counts, extra=extra)
 
     def _remember(self, report: CleanupReport) -> None:
-        """Keeps what waits for an approval, and forgets what doesn't any more."""
-        stream, plan = report.stream, report.plan
+        """Keeps the approval that the stream's round needs, and forgets an older one."""
+        awaited = None
+        if isinstance(report.error, LargeDelete) and report.plan is not None:
+            try:
+                awaited = awaited_approval(self._store, report.plan)
+            except OffloaderError:  # only the time is unknown
+                awaited = report.plan.awaited_approval(())
         with self._lock:
-            self._unapproved.pop(stream, None)
-            if isinstance(report.error, LargeDelete) and plan is not None:
-                sizes = plan.doomed_segments(), plan.doomed_bytes(), plan.state.sums.object_bytes
-                self._unapproved[stream] = Unapproved(stream, *sizes, self._clock.now_ms())
+            self._awaited.pop(report.stream, None)
+            if awaited is not None:
+                self._awaited[report.stream] = awaited
 
     def _find_orphans(self) -> None:
         failures: list[OffloaderError] = []

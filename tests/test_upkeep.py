@@ -437,28 +437,28 @@ def test_maintenance_starts_once_outlives_a_bug_and_ends_when_closed(caplog: pyt
 
 
 @pytest.mark.slow
-def test_cleanup_of_more_than_half_waits_and_is_done_after_an_approval_of_what_was_shown() -> None:
+def test_cleanup_of_more_than_half_needs_approval_and_is_done_after_an_approval_of_what_was_shown() -> None:
     bench = Bench(cleanup={"allow_large_delete": False})
     bench.pass_time(2 * HOUR_S)
-    (waiting,) = bench.upkeep.waiting
-    assert (waiting.stream, 2 * waiting.bytes > waiting.bytes_stored > waiting.bytes) == (STREAM, True)
-    assert waiting.at_ms <= bench.clock.now_ms()
+    (awaited,) = bench.upkeep.awaited_approvals
+    assert (awaited.stream, 2 * awaited.bytes > awaited.bytes_stored > awaited.bytes) == (STREAM, True)
+    assert awaited.since_ms is None or awaited.since_ms <= bench.clock.now_ms()
     shown = cleanup_stream(bench.memory, STREAM, clock=bench.clock, settings=bench.settings, dry_run=True).plan
     assert shown is not None
     with pytest.raises(InvalidCall, match="has changed"):
         bench.upkeep.clean_approved(STREAM, plan="another", by="an admin")
-    assert bench.upkeep.waiting == [waiting]
+    assert bench.upkeep.awaited_approvals == [awaited]
     assert bench.upkeep.clean_approved(STREAM, plan=shown.identity, by="an admin").swept.retired == 3
-    assert bench.upkeep.waiting == []
+    assert bench.upkeep.awaited_approvals == []
     bench.pass_time(2 * HOUR_S)
-    assert bench.upkeep.waiting == []
+    assert bench.upkeep.awaited_approvals == []
 
 
 @pytest.mark.slow
 def test_an_approval_deletes_nothing_where_deletion_is_off() -> None:
     bench = Bench(deletes=False, cleanup={"allow_large_delete": False})
     bench.pass_time(2 * HOUR_S)
-    assert bench.upkeep.waiting == []
+    assert bench.upkeep.awaited_approvals == []
     shown = cleanup_stream(bench.memory, STREAM, clock=bench.clock, settings=bench.settings, dry_run=True).plan
     assert shown is not None
     with pytest.raises(InvalidCall, match=r"cleanup\.delete is false"):

@@ -27,9 +27,10 @@ from offloader.cli.output import ENDS, Column, bytes_text, counted, duration_tex
 from offloader.errors import ErrorKind, InvalidCall, NotFound, OffloaderError
 from offloader.gc.delete_stream import StreamRemoval, removal_of, remove_stream
 from offloader.gc.orphans import Garbage, Outcome, Place
-from offloader.gc.plan import CleanupPlan, WaitingForYes
+from offloader.gc.plan import AwaitedApproval, CleanupPlan
 from offloader.gc.reconcile import Reconciliation, StoreReconciliation, Tally
 from offloader.gc.sweep import CleanupReport, cleanup_all, cleanup_stream, read_batches, undo_retirements
+from offloader.maintenance import awaited_approval
 from offloader.manifest.catalog import list_streams, read_entry, release_topics_of
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.protection import (
@@ -40,9 +41,7 @@ from offloader.manifest.protection import (
     time_for_deletion_ms,
     user_at_host,
 )
-from offloader.retention.scope import find_scope, home_of
-from offloader.retention.state import past_moves, read_decisions
-from offloader.retention.subscribers import open_retention
+from offloader.retention.scope import find_scope
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
 from offloader.times import time_text
@@ -296,8 +295,10 @@ def run(
         )
     errors = []
     for report in reports:
-        waits = _waits_for_yes(opened, report)
-        print_result(_facts(report, waits), _lines(report, waits), as_json=json)
+        awaited = None
+        if report.plan is not None and (report.dry_run or report.error):
+            awaited = awaited_approval(opened, report.plan)
+        print_result(_facts(report, awaited), _lines(report, awaited), as_json=json)
         errors += [] if report.error is None else [report.error]
     if errors:
         raise errors[0]
@@ -310,22 +311,14 @@ def _plan_rows(planned: CleanupPlan) -> Iterator[Mapping[str, object]]:
         yield {"stream": planned.state.stream, **line.as_json(), "when": when}
 
 
-def _waits_for_yes(store: ObjectStore, report: CleanupReport) -> WaitingForYes | None:
-    if report.plan is None or not report.plan.large or not (report.dry_run or report.error):
-        return None
-    home, number = home_of(store, report.stream)
-    retention = open_retention(store, home)
-    return report.plan.waits_for_yes(past_moves(read_decisions(retention, retention.scope()), number))
-
-
-def _facts(report: CleanupReport, waits: WaitingForYes | None) -> Mapping[str, object]:
+def _facts(report: CleanupReport, awaited: AwaitedApproval | None) -> Mapping[str, object]:
     return {
         "what": "summary",
         "stream": report.stream,
         "dry_run": report.dry_run,
         "held": report.held,
         "large": None if report.plan is None else report.plan.large,
-        "waits_for_yes": None if waits is None else asdict(waits),
+        "awaiting_approval": None if awaited is None else asdict(awaited),
         "is_deleted": report.is_deleted,
         "retired": report.swept.retired,
         "released": report.swept.released,
@@ -346,7 +339,7 @@ def _facts(report: CleanupReport, waits: WaitingForYes | None) -> Mapping[str, o
     }
 
 
-def _lines(report: CleanupReport, waits: WaitingForYes | None) -> Iterator[str]:
+def _lines(report: CleanupReport, awaited: AwaitedApproval | None) -> Iterator[str]:
     swept = report.swept
     for batch in report.pending:
         yield f"{report.stream}: not deleted yet: {_pending_text(batch)}"
@@ -357,8 +350,8 @@ def _lines(report: CleanupReport, waits: WaitingForYes | None) -> Iterator[str]:
     elif report.held:
         done = "on hold, nothing was done"
     elif report.dry_run:
-        since = "" if waits is None or waits.since_ms is None else f", since {time_text(waits.since_ms)}"
-        done = "nothing was done" if waits is None else f"more than half of it{since}: run asks for --yes"
+        since = "" if awaited is None or awaited.since_ms is None else f", since {time_text(awaited.since_ms)}"
+        done = "nothing was done" if awaited is None else f"more than half of it{since}: run asks for --yes"
     else:
         done = (
             f"{counted(swept.retired, 'segment')} retired, {swept.released:,} released, {swept.purged:,} purged; "

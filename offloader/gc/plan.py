@@ -105,19 +105,20 @@ class PlannedDeletion:
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingForYes:
-    """More than half of a stream, which is retired only when an operator agrees.
+class AwaitedApproval:
+    """A cleanup of more than half of a stream, which needs an operator's approval.
 
     Attributes:
-        segments, object_bytes: what would be retired or released.
-        of_bytes: what the stream has in the store.
+        segments, bytes: what would be retired or released, and the size of its objects.
+        bytes_stored: of all objects of the stream.
         since_ms: when retention moved the start position so far; ``None``: unknown, for example after a manual
             truncation.
     """
 
+    stream: str
     segments: int
-    object_bytes: int
-    of_bytes: int
+    bytes: int
+    bytes_stored: int
     since_ms: int | None
 
 
@@ -157,18 +158,19 @@ class CleanupPlan:
                 digest.update(segment.uuid.bytes)
         return digest.hexdigest()[:32]
 
-    def waits_for_yes(self, moves: Sequence[tuple[int, Position]]) -> WaitingForYes | None:
-        """What a round doesn't retire before somebody agrees, and since when; ``None``: no more than half.
+    def awaited_approval(self, moves: Sequence[tuple[int, Position]]) -> AwaitedApproval | None:
+        """What a round doesn't retire without approval, and since when; ``None``: at most half.
 
         Args:
             moves: time and new start position of past retention decisions, in any order.
         """
         if not self.large:
             return None
-        sums = [each.segments.sums() for each in self.doomed]
         before = sorted((at_ms, head) for at_ms, head in moves if self.state.head is None or head <= self.state.head)
         since_ms = next((at_ms for at_ms, head in before if self._is_over_half(head)), None)
-        return WaitingForYes(sum(e.segments for e in sums), self.doomed_bytes(), self.state.sums.object_bytes, since_ms)
+        return AwaitedApproval(
+            self.state.stream, self.doomed_segments(), self.doomed_bytes(), self.state.sums.object_bytes, since_ms
+        )
 
     def _is_over_half(self, head: Position) -> bool:
         goes = self.state.offloaded(None, head.previous())

@@ -18,11 +18,11 @@ from typing import Any, Generic, TypeVar
 
 from formats.entries import Position
 from offloader.errors import InvalidCall, NotFound, OffloaderError
-from offloader.gc.plan import CleanupPlan
+from offloader.gc.plan import AwaitedApproval, CleanupPlan
 from offloader.gc.reconcile import Reconciliation
 from offloader.gc.sweep import cleanup_stream
 from offloader.inspect.inspect import segment_row, timeline_of
-from offloader.maintenance import Unapproved
+from offloader.maintenance import awaited_approval
 from offloader.manifest.log import list_streams
 from offloader.manifest.protection import global_hold
 from offloader.manifest.segment_table import SegmentRecord
@@ -32,8 +32,7 @@ from offloader.plot import StreamTimeline, thinned
 from offloader.read.reader import load_stream
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.explain import explain, outcome_facts
-from offloader.retention.scope import home_of
-from offloader.retention.state import past_moves, read_decisions
+from offloader.retention.state import read_decisions
 from offloader.retention.subscribers import CutLike, StreamRetention, open_retention
 from offloader.runtime.clock import Clock
 from offloader.service.answers import ASKERS_MAX, Deadline, KeptAnswers, SoonAnswers
@@ -230,7 +229,7 @@ class ServiceView:
 
     def overview(self) -> dict[str, Any]:
         """Overview of the process: version, times, store, buffer, limits, streams by mode, the last hour, and cleanups
-        that wait for approval. From memory: the store isn't asked."""
+        that need approval. From memory: the store isn't asked."""
         document = self.status()
         rows: Sequence[Mapping[str, Any]] = document["streams"]
         lags = [row["lag"]["seconds"] for row in rows if row["lag"] and row["lag"]["seconds"] is not None]
@@ -259,11 +258,11 @@ class ServiceView:
                 "lag_seconds_max": max(lags, default=None),
             },
             "last_hour": (self._last_hour if self.sees is None else LastHour(self._clock)).document(),
-            "waiting": [asdict(each) for each in self._waiting() if self._shows(each.stream)],
+            "awaiting_approval": [asdict(each) for each in self._approvals() if self._shows(each.stream)],
         }
 
-    def _waiting(self) -> Sequence[Unapproved]:
-        return () if self._process.upkeep is None else self._process.upkeep.waiting
+    def _approvals(self) -> Sequence[AwaitedApproval]:
+        return () if self._process.upkeep is None else self._process.upkeep.awaited_approvals
 
     def readiness(self) -> Readiness:
         """Current problems of the process, its providers and streams."""
@@ -474,20 +473,15 @@ class ServiceView:
             "stopped": None if stop is None else {"by": stop.by, "reason": stop.reason},
             "is_deleted": report.is_deleted,
             "large": plan is not None and plan.large,
-            "waits_for_yes": None if settings.cleanup.allow_large_delete else self._waits_for_yes(name, plan),
+            "awaiting_approval": (None if plan is None or settings.cleanup.allow_large_delete else self._awaited(plan)),
             "lines": lines[:limit],
             "is_whole": len(lines) <= limit,
             "pending_batches": len(report.pending),
         }
 
-    def _waits_for_yes(self, name: str, plan: CleanupPlan | None) -> dict[str, Any] | None:
-        """What more than half of a stream waits for, and since when; ``None``: nothing waits."""
-        if plan is None or not plan.large:
-            return None
-        home, number = home_of(self._store, name)
-        retention = open_retention(self._store, home, source_of=self._streams.source_of, clock=self._clock)
-        found = plan.waits_for_yes(past_moves(read_decisions(retention, retention.scope()), number))
-        hint = f"`offloader cleanup run {name} --yes`, or cleanup.allow_large_delete = true"
+    def _awaited(self, plan: CleanupPlan) -> dict[str, Any] | None:
+        found = awaited_approval(self._store, plan)
+        hint = f"`offloader cleanup run {plan.state.stream} --yes`, or cleanup.allow_large_delete = true"
         return None if found is None else {**asdict(found), "hint": hint}
 
     def orphans(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The page in four states, wide and on a phone: working, store down, broker down, waiting for an approval.
+"""The page in four states, wide and on a phone: working, store down, broker down, approval needed.
 
 ``python -m docs.page_pictures`` runs it and draws the pictures of the documents anew.
 """
@@ -99,11 +99,11 @@ def broker_down() -> StagedView:
 
 
 def asking() -> StagedView:
-    """Cleanup waits for the approval of more than half of a stream."""
+    """Cleanup of more than half of a stream needs approval."""
     view = working()
     gib = 1024**3
-    view.waiting_rows = [
-        {"stream": CLICKS, "segments": 34, "bytes": 12 * gib, "bytes_stored": 20 * gib, "at_ms": NOW_MS - 600_000},
+    view.approval_rows = [
+        {"stream": CLICKS, "segments": 34, "bytes": 12 * gib, "bytes_stored": 20 * gib, "since_ms": NOW_MS - 600_000},
     ]  # fmt: skip
     view.plan_fields = {"large": True, "segments": 34, "bytes": 12 * gib, "bytes_stored": 20 * gib}
     return view
@@ -113,7 +113,7 @@ STATES: dict[str, tuple[Callable[[], StagedView], str]] = {
     "working": (working, "Working"),
     "store-down": (store_down, "Store unreachable"),
     "broker-down": (broker_down, "Broker unreachable"),
-    "asking": (asking, "Waits for a yes"),
+    "asking": (asking, "Needs approval"),
 }
 
 
@@ -219,7 +219,7 @@ class Commands:
 
     def clean(self, name: str, *, plan: str, by: str) -> dict[str, Any]:
         self.asked.append(("clean", name, plan))
-        self.view.plan_fields, self.view.waiting_rows = {}, []
+        self.view.plan_fields, self.view.approval_rows = {}, []
         counts = {"retired": 34, "released": 0, "purged": 0, "deleted_objects": 0, "deleted_bytes": 0}
         return {"stream": name, **counts}
 
@@ -261,7 +261,7 @@ def test_writer_offloads_pauses_and_resumes(serve: Serve, look: Look, keep_pictu
 def test_reader_sees_no_buttons_and_is_told_who_may_approve(serve: Serve, look: Look) -> None:
     server = serve(asking(), TOKEN, control=None, role="read")
     page = signed_in(look(server.url + address(CLICKS), expected=("401",)))
-    expect(page.get_by_role("region", name="Waits for approval")).to_contain_text("34 segments, 12.0 GiB of 20.0 GiB")
+    expect(page.get_by_role("region", name="Needs approval")).to_contain_text("34 segments, 12.0 GiB of 20.0 GiB")
     expect(page.get_by_text("Somebody with the role admin can approve it here.")).to_be_visible()
     for name in ("Offload now", "Pause…", "Resume", "Approve…"):
         expect(page.get_by_role("button", name=name)).to_have_count(0)
@@ -273,7 +273,7 @@ def test_admin_approves_what_is_shown(serve: Serve, look: Look, keep_picture: Ke
     commands = Commands(view)
     server = serve(view, TOKEN, control=commands, role="admin")
     page = signed_in(look(server.url, width=width, expected=("401",)))
-    page.get_by_role("region", name="Waits for approval").get_by_role("link", name="clicks-partition-0").click()
+    page.get_by_role("region", name="Needs approval").get_by_role("link", name="clicks-partition-0").click()
     page.get_by_role("button", name="Approve…").click()
     dialog = page.get_by_role("dialog", name="Delete more than half of this stream?")
     expect(dialog).to_contain_text(f"Deletes 34 segments, 12.0 GiB of 20.0 GiB (60%) of {CLICKS}.")
@@ -285,7 +285,7 @@ def test_admin_approves_what_is_shown(serve: Serve, look: Look, keep_picture: Ke
     page.get_by_role("button", name="Approve…").click()
     dialog.get_by_role("button", name="Yes, delete").click()
     expect(page.get_by_text("34 segments retired, 0 objects deleted.")).to_be_visible()
-    expect(page.get_by_role("region", name="Waits for approval")).to_be_hidden()
+    expect(page.get_by_role("region", name="Needs approval")).to_be_hidden()
     assert commands.asked == [("clean", CLICKS, "0f8f")]
 
 

@@ -172,19 +172,19 @@ def test_keep_option_takes_nothing_of_what_the_settings_keep_at_least(aged: Offl
     assert (refused.code, "keep_at_least = 2d is above keep = 1d" in refused.err) == (2, True)
 
 
-def test_more_than_half_waits_for_a_yes_since_the_first_decision_that_let_it_go(
+def test_more_than_half_needs_approval_since_the_first_decision_that_let_it_go(
     aged: Offloader, store: ObjectStore
 ) -> None:
     aged("retention", "run", "orders", "--keep", "65h")
-    assert aged("cleanup", "plan", "orders", "--json").rows[-1]["waits_for_yes"] is None
+    assert aged("cleanup", "plan", "orders", "--json").rows[-1]["awaiting_approval"] is None
     aged("retention", "run", "orders", "--keep", "1d")
     aged("retention", "run", "orders", "--keep", "15h")
     decisions = aged("retention", "explain", "orders", "--decisions", "--json").rows
     since_ms = [row["at_ms"] for row in decisions][1]
-    waits = aged("cleanup", "plan", "orders", "--json").rows[-1]["waits_for_yes"]
+    awaited = aged("cleanup", "plan", "orders", "--json").rows[-1]["awaiting_approval"]
     sums = load_manifest(store, "orders").sums
-    assert (waits["segments"], waits["of_bytes"], waits["since_ms"]) == (6, sums.object_bytes, since_ms)
-    assert 2 * waits["object_bytes"] > sums.object_bytes
+    assert (awaited["segments"], awaited["bytes_stored"], awaited["since_ms"]) == (6, sums.object_bytes, since_ms)
+    assert 2 * awaited["bytes"] > sums.object_bytes
     text = aged("cleanup", "plan", "orders").out
     assert "more than half of it, since 20" in text
     assert aged("cleanup", "run", "orders").code != 0

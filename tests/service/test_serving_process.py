@@ -506,19 +506,19 @@ def test_cleanup_of_more_than_half_waits_for_the_approval_of_its_plan(
         served.offload(None, timeout_s=PATIENCE_S)
         last = append(source)
         served.offload(None, timeout_s=PATIENCE_S)
-        assert assembled.view.overview()["waiting"] == []
+        assert assembled.view.overview()["awaiting_approval"] == []
         clock = SystemClock()
         truncate_stream(ManifestLog(store, ORDERS, clock=clock), last, clock=clock)
-        eventually(lambda: assembled.view.overview()["waiting"])
+        eventually(lambda: assembled.view.overview()["awaiting_approval"])
         plan = assembled.view.cleanup_plan(ORDERS)
-        (waiting,) = assembled.view.overview()["waiting"]
+        (awaited,) = assembled.view.overview()["awaiting_approval"]
         assert (plan["large"], plan["deletes"]) == (True, True)
-        assert waiting["segments"] == plan["segments"] == sum(each["action"] == "retire" for each in plan["lines"])
+        assert awaited["segments"] == plan["segments"] == sum(each["action"] == "retire" for each in plan["lines"])
         with pytest.raises(InvalidCall, match="has changed"):
             assembled.control.clean(ORDERS, plan="another", by="a test")
         done = assembled.control.clean(ORDERS, plan=plan["plan"], by="a test")
         assert done["retired"] == plan["segments"]
-        eventually(lambda: assembled.view.overview()["waiting"] == [])
+        eventually(lambda: assembled.view.overview()["awaiting_approval"] == [])
 
 
 def test_hanging_source_does_not_delay_status_requests(

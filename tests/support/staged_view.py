@@ -99,7 +99,7 @@ class StagedView:
     #: Questions to the store get no answer while it isn't set.
     store_answers: threading.Event = field(default_factory=_set)
     minute_bytes: list[int] = field(default_factory=lambda: [0])
-    waiting_rows: list[dict[str, Any]] = field(default_factory=list)
+    approval_rows: list[dict[str, Any]] = field(default_factory=list)
     #: Further fields of a stream's plan of cleanup.
     plan_fields: dict[str, Any] = field(default_factory=dict)
     health: dict[str, Any] = field(default_factory=lambda: {"store": None, "sources": {}})
@@ -133,7 +133,7 @@ class StagedView:
                 "lag_seconds_max": max(lags, default=None),
             },
             "last_hour": {"minute_bytes": self.minute_bytes, "bytes_per_second": sum(self.minute_bytes[-5:]) / 300},
-            "waiting": self.waiting_rows,
+            "awaiting_approval": self.approval_rows,
             "health": self.health,
         }  # fmt: skip
 
@@ -222,7 +222,7 @@ class StagedView:
         return {
             "stream": name, "plan": "0f8f", "segments": len(self.plan_lines), "bytes": 12 * _MIB,
             "bytes_stored": 95 * _MIB, "deletes": True, "grace_seconds": 86_400.0,
-            "held": False, "stopped": None, "is_deleted": False, "large": False, "waits_for_yes": None,
+            "held": False, "stopped": None, "is_deleted": False, "large": False, "awaiting_approval": None,
             "lines": self.plan_lines[:limit], "is_whole": True, "pending_batches": 0,
             **self.plan_fields,
         }  # fmt: skip

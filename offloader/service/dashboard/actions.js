@@ -31,7 +31,7 @@ export class Actions {
     this.approve = button("Approve…", () => this.#approve(), "strong");
     this.notice = el(
       "section",
-      { class: "notice warn", "aria-label": "Waits for approval", hidden: true },
+      { class: "notice warn", "aria-label": "Needs approval", hidden: true },
       this.words,
       this.approve,
     );
@@ -45,16 +45,16 @@ export class Actions {
     this.pause.hidden = !(here && may.includes("pause")) || paused;
     this.resume.hidden = !(here && may.includes("pause")) || !paused;
     this.bar.hidden = this.offload.hidden && this.pause.hidden && this.resume.hidden && !this.done.textContent;
-    this.#showWaiting(may.includes("clean"), cleanup);
+    this.#showAwaited(may.includes("clean"), cleanup);
   }
 
-  #showWaiting(mayClean, plan) {
-    const waits = Boolean(plan && !plan.failed && plan.large && plan.deletes && !plan.held);
-    this.#plan = waits ? plan : null;
-    this.notice.hidden = !waits;
-    if (!waits) return;
+  #showAwaited(mayClean, plan) {
+    const needed = Boolean(plan && !plan.failed && plan.large && plan.deletes && !plan.held);
+    this.#plan = needed ? plan : null;
+    this.notice.hidden = !needed;
+    if (!needed) return;
     const lines = [
-      el("strong", {}, "Cleanup waits for a yes. "),
+      el("strong", {}, "Cleanup needs approval. "),
       `It would delete ${whatGoes(plan)}. That is more than half of the stream, so nothing new is deleted yet.`,
     ];
     const hint = mayClean ? null : el("div", { class: "hint" }, "Somebody with the role admin can approve it here.");
@@ -110,7 +110,7 @@ export class Actions {
     this.#changed();
   }
 
-  /** Whether the person says yes to what stands in a dialog. */
+  /** Whether the person confirms the dialog. */
   #asked(question, yes, kind, content) {
     const form = el(
       "form",

@@ -102,7 +102,7 @@ function badgeOf(overview) {
   if (trouble) return [many(trouble, "problem"), blocked || stalled || disconnected ? "bad" : "warn"];
   if (!overview.ready) return ["Not ready", "bad"];
   if (disconnected) return [`${count(disconnected)} disconnected`, "bad"];
-  return overview.waiting?.length ? ["Waits for a yes", "warn"] : ["Working", "good"];
+  return overview.awaiting_approval?.length ? ["Needs approval", "warn"] : ["Working", "good"];
 }
 
 /** Shows the view that the address names. */

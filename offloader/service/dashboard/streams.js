@@ -43,7 +43,7 @@ export class StreamsView {
     this.root = el("div", { class: "stack" });
     this.tiles = el("div", { class: "tiles" });
     this.problems = el("section", { class: "notice warn", "aria-label": "Problems", hidden: true });
-    this.waiting = el("section", { class: "notice warn", "aria-label": "Waits for approval", hidden: true });
+    this.awaited = el("section", { class: "notice warn", "aria-label": "Needs approval", hidden: true });
     this.hour = el("section", { class: "card hour", "aria-label": "The last hour", hidden: true });
     this.fresh = el("p", { class: "fresh" });
     this.#makeStreams();
@@ -53,7 +53,7 @@ export class StreamsView {
     for (const each of [this.decisions, this.errors]) each.body.className = "scroll";
     this.root.append(
       this.problems,
-      this.waiting,
+      this.awaited,
       this.tiles,
       this.hour,
       this.fresh,
@@ -160,7 +160,7 @@ export class StreamsView {
     this.#showHour(overview.last_hour);
     this.#showFresh(overview);
     this.#showProblems(overview.problems);
-    this.#showWaiting(overview.waiting ?? []);
+    this.#showAwaited(overview.awaiting_approval ?? []);
     this.#showStreams(streams, choice);
     this.#showDecisions(decisions.items);
     this.#showErrors(errors.items);
@@ -207,18 +207,18 @@ export class StreamsView {
     say(this.fresh, `${[ours, its || "none has come from the store yet"].filter(Boolean).join(", ")}.`);
   }
 
-  #showWaiting(waiting) {
-    this.waiting.hidden = waiting.length === 0;
-    const lines = waiting.map((each) =>
+  #showAwaited(approvals) {
+    this.awaited.hidden = approvals.length === 0;
+    const lines = approvals.map((each) =>
       el(
         "li",
         {},
-        el("strong", {}, "Cleanup waits for a yes: "),
+        el("strong", {}, "Cleanup needs approval: "),
         streamLink(each.stream),
-        `, ${whatGoes(each)}. That is more than half of the stream, so nothing new is deleted. Found ${ago(each.at_ms)}.`,
+        `, ${whatGoes(each)}. That is more than half of the stream, so nothing new is deleted.${each.since_ms ? ` Retention allowed it ${ago(each.since_ms)}.` : ""}`,
       ),
     );
-    show(this.waiting, el("ul", {}, ...lines));
+    show(this.awaited, el("ul", {}, ...lines));
   }
 
   #showProblems(problems) {

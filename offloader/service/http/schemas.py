@@ -376,7 +376,9 @@ class Overview(_Answer):
     buffer: dict[str, int]
     streams: dict[str, Any]
     last_hour: LastHour
-    waiting: list[dict[str, Any]] = Field(description="Cleanups of more than half of a stream: an admin may approve.")
+    awaiting_approval: list[dict[str, Any]] = Field(
+        description="Cleanups of more than half of a stream: an admin may approve."
+    )
     may: list[str] = Field(default=[], description="Names of the operations that the caller may do.")
 
 
