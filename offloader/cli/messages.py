@@ -20,7 +20,7 @@ from formats.entries import EntryBatch
 from formats.errors import ChecksumMismatch, FormatError
 from formats.pulsar.entry import decode_frame
 from formats.pulsar.messages import COLUMNS, ROWS_MAX, BadEntry, MessageDecoder, MessageOptions
-from offloader.cli.options import option
+from offloader.cli.options import ADMIN_TOKEN_VARIABLE, option
 from offloader.cli.output import base64_text, counted, json_line, utf8_text
 from offloader.errors import Corrupt, InvalidCall, NotFound
 from offloader.ledgers.pulsar.admin import AdminClient
@@ -31,8 +31,6 @@ from offloader.read.decrypt import Decryptor, WrongKey
 from offloader.read.reader import decode_messages
 from offloader.read.values import MessageSchema, ValueDecoder, VersionedDecoder, schema_of, value_decoder
 
-#: Variable with the token for the admin interface, as of `adopt`.
-TOKEN_VARIABLE = "OFFLOADER_ADMIN_TOKEN"  # noqa: S105 - the name of it
 _ALL = tuple(COLUMNS)
 #: Known without decompression: the number of messages in an entry.
 _COUNTED = ("batch_index",)
@@ -74,7 +72,7 @@ class MessageArguments:
         str,
         option(
             "--admin-url",
-            f"With --messages: ask this Pulsar for the schemas; a token in {TOKEN_VARIABLE} is sent along.",
+            f"With --messages: ask this Pulsar for the schemas; a token in {ADMIN_TOKEN_VARIABLE} is sent along.",
             metavar="URL",
         ),
     ] = ""
@@ -238,7 +236,7 @@ def _values(given: MessageArguments, stream: str) -> VersionedDecoder | None:
 
 def _asked(admin_url: str, topic: str, version: int | None) -> ValueDecoder:
     """The decoder of one version, by the broker's schema."""
-    with AdminClient(admin_url, security=open_security(token_variable=TOKEN_VARIABLE)) as client:
+    with AdminClient(admin_url, security=open_security(token_variable=ADMIN_TOKEN_VARIABLE)) as client:
         kind, data = client.schema(topic, version)
     named = "the newest version" if version is None else f"version {version}"
     return value_decoder(MessageSchema(kind, data), what=f"the schema of {topic}, {named},")

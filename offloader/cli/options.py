@@ -27,6 +27,9 @@ from offloader.store.open import ObjectsPlace, open_store
 from offloader.store.probe import require_conditional_puts
 from offloader.times import TIME_FORMS, time_ms_of
 
+#: Variable with a token for the admin interface of a Pulsar.
+ADMIN_TOKEN_VARIABLE = "OFFLOADER_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
+
 
 def option(name: str, text: str, *, shown: str | bool = False, **more: Any) -> Any:
     """An option with the help ``text``; ``shown``: what the help shows as its default, False: nothing."""

@@ -22,6 +22,7 @@ import typer
 from formats.entries import Position
 from offloader.adopt import REQUESTS_IN_FLIGHT, Adoption, AdoptionProgress, adopt, release
 from offloader.cli.options import (
+    ADMIN_TOKEN_VARIABLE,
     AskedRange,
     ConfigArguments,
     DryRun,
@@ -76,7 +77,6 @@ from offloader.store.open import SCHEME, create_catalogue
 from offloader.store.probe import require_conditional_puts
 from offloader.times import is_relative, time_text
 
-TOKEN_VARIABLE = "OFFLOADER_ADMIN_TOKEN"  # noqa: S105 - the name of it
 #: Comma-separated hosts that may receive the token after a redirect of the admin interface, with * as a wildcard.
 HOSTS_VARIABLE = "OFFLOADER_ADMIN_HOSTS"
 
@@ -109,7 +109,7 @@ def adopt_ledgers(
         str,
         option(
             "--admin-url",
-            f"Ask this Pulsar which ledgers its topics have; a token in {TOKEN_VARIABLE} is sent along.",
+            f"Ask this Pulsar which ledgers its topics have; a token in {ADMIN_TOKEN_VARIABLE} is sent along.",
             metavar="URL",
         ),
     ] = "",
@@ -210,7 +210,7 @@ def _saved(given: Sequence[str]) -> Iterator[TopicLedgers]:
 
 def _asked(admin_url: str, namespaces: Sequence[str]) -> list[TopicLedgers]:
     hosts = [host.strip() for host in os.environ.get(HOSTS_VARIABLE, "").split(",") if host.strip()]
-    with AdminClient(admin_url, security=open_security(token_variable=TOKEN_VARIABLE), hosts=hosts) as client:
+    with AdminClient(admin_url, security=open_security(token_variable=ADMIN_TOKEN_VARIABLE), hosts=hosts) as client:
         names = [topic for namespace in namespaces or client.namespaces() for topic in client.topics(namespace)]
         found = ReaderThreads(CONNECTIONS_MAX).in_order(partial(_ledgers, client, name) for name in names)
         return [topic for topic in found if topic is not None]
