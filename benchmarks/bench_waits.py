@@ -266,7 +266,7 @@ class ChainStore(StoreWrapper):
 
 
 def upload_beside(rig: Rig, url: str, mib: int) -> None:
-    """Bare uploads of as many bytes, from a process of its own, once it is told to."""
+    """Uploads as many bytes with bare boto3 after a line on standard input; runs in its own process."""
     body = np.random.default_rng(1).bytes(4 * PART_BYTES)
     client = rig.client(url)
     print("ready", flush=True)

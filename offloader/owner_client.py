@@ -128,7 +128,7 @@ class OwnerClient:
             wait_s = max(min(deadline_s - self._clock.monotonic_s(), WAIT_S_MAX), 0.0)
             asked = {"wait_seconds": wait_s, **({} if until is None else {"until": str(until)})}
             try:
-                found = self._post(f"/v1/streams/{quote(stream, safe='')}/offload", asked, wait_s + ANSWER_S)
+                found = self._request(f"/v1/streams/{quote(stream, safe='')}/offload", asked, wait_s + ANSWER_S)
             except OwnerUnreachable:
                 raise
             except StoreUnavailable:
@@ -163,7 +163,7 @@ class OwnerClient:
         """
         more = {FORWARDED: "1", **({"Offloader-Source": source} if source else {})}
         path = f"/v1/streams/{quote(stream, safe='')}/ledgers/{ledger_id}/offload"
-        return self._post(path, {**asked, "wait_seconds": wait_s}, wait_s + FORWARD_ANSWER_S, more)
+        return self._request(path, {**asked, "wait_seconds": wait_s}, wait_s + FORWARD_ANSWER_S, more)
 
     def ledgers(self, stream: str) -> Sequence[LedgerInfo]:
         """The ledgers of the stream's hot tier, as the owner lists them. Raises as ``offload``."""
@@ -192,12 +192,12 @@ class OwnerClient:
             raise Corrupt(f"{self.url} answers with something else than entries: {cause}") from cause
 
     def _get(self, path: str) -> Mapping[str, Any]:
-        return self._post(path, None, ANSWER_S)
+        return self._request(path, None, ANSWER_S)
 
-    def _post(
+    def _request(
         self, path: str, body: Mapping[str, Any] | None, limit_s: float, more: Mapping[str, str] | None = None
     ) -> Mapping[str, Any]:
-        """The answer to a ``POST``, without a body to a ``GET``."""
+        """The answer to a ``POST`` of ``body``; to a ``GET`` if that is ``None``."""
         headers = {"Content-Type": "application/json", "Accept": "application/json", **self._authorization(path)}
         headers |= more or {}
         found: list[tuple[int, bytes] | Exception] = []

@@ -296,9 +296,10 @@ def follow_all(
             iter(()) if last is None or (first is not None and first > last) else each.scan(first, last)
             for each, first, last in zip(current, begins, ends, strict=True)
         ]
-        for number, batch in merge_published(scans):
-            wait_s = WAIT_S_MIN
-            yield number, batch
+        with closing(merge_published(scans)) as merged:
+            for number, batch in merged:
+                wait_s = WAIT_S_MIN
+                yield number, batch
         begins = [
             first if last is None or (first is not None and first > last) else last.next()
             for first, last in zip(begins, ends, strict=True)

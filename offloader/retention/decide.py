@@ -173,10 +173,11 @@ class _Cycle:
 
     def keeps(self, cut: Cut) -> int | None:
         """Bytes from ``cut`` to the newest recorded cut, but no more than there are."""
-        kept, there = _difference(self.newest_bytes, self.given.measure.bytes_before(cut)), None
-        if kept is not None:
-            there = self.given.measure.bytes_after(cut)
-        return kept if there is None or kept is None else min(kept, there)
+        kept = _difference(self.newest_bytes, self.given.measure.bytes_before(cut))
+        if kept is None:
+            return None
+        there = self.given.measure.bytes_after(cut)
+        return kept if there is None else min(kept, there)
 
     def keeps_exactly(self, cut: Cut) -> int:
         kept = self.keeps(cut)
