@@ -136,7 +136,7 @@ def run(
     cleanup, which has a grace period. A stream that fails keeps no other from its turn.
     """
     if keep.is_given and not streams and not dry_run:
-        raise InvalidCall("--keep and its like are for streams that are named", hint="name them, or use plan")
+        raise InvalidCall("--keep and --keep-size are for streams that are named", hint="name them, or use plan")
     with _cycles(given, keep, read_only=dry_run) as (cycle, _):
         return _print_each(cycle, streams, cycle.plan if dry_run else cycle.run, json, done=not dry_run)
 

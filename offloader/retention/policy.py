@@ -136,7 +136,8 @@ def policy_of(stream: str, settings: RetentionSettings) -> Policy | None:
     problems = settings.problems()
     if problems:
         raise InvalidCall(
-            f"stream {stream}: {'; '.join(f'retention.{each}' for each in problems)}", hint="nothing of it is deleted"
+            f"stream {stream}: {'; '.join(f'retention.{each}' for each in problems)}",
+            hint="change one of them; until then nothing of the stream is deleted",
         )
     if not settings.deletes or is_internal(stream):
         return None
