@@ -439,7 +439,7 @@ final class ReadTest {
                 return null;
             };
             long began = System.nanoTime();
-            fails(() -> get(handle.readAsync(0, 9)), "no complete answer within 300 ms");
+            fails(() -> get(handle.readAsync(0, 9)), "no complete answer within ");
             fails(() -> get(handle.readAsync(77, 77)), "ledger 7");
             check(System.nanoTime() - began < 10e9, "late");
         } finally {
