@@ -7,13 +7,14 @@ import { ask, routes } from "./api.js";
 import { card, el, keep, mark, row, say, show, table } from "./dom.js";
 import { hourOf } from "./hour.js";
 import { store } from "./store.js";
-import { ago, at, bytes, count, lagOf, many, modeOf, modeWords, nameOf, percent, roughly, span } from "./words.js";
+import { ago, at, bytes, count, lagOf, many, modeOf, modeWords, nameOf, percent, rateOf, roughly, span } from "./words.js";
 
 const PAGE_ROWS = 50;
 const SEARCH_WAIT_MS = 200;
 const ORDERS = [
   ["trouble", "Trouble first"],
   ["lag", "Furthest behind"],
+  ["rate", "Highest rate"],
   ["name", "Name"],
 ];
 const COLUMNS = [
@@ -22,6 +23,7 @@ const COLUMNS = [
   ["Behind", "number"],
   ["Waiting", "number"],
   ["Buffer", "number"],
+  ["Rate", "number"],
   ["Offloaded", "number"],
   ["Progress", "number"],
 ];
@@ -267,6 +269,7 @@ export class StreamsView {
       "",
       ["", el("small")],
       ["", el("span", { class: "meter" }, el("i"))],
+      "",
       ["", el("small")],
       "",
     ];
@@ -274,7 +277,7 @@ export class StreamsView {
   }
 
   #fillRow(node, item) {
-    const [name, mode, behind, waiting, buffer, stored, progress] = node.cells;
+    const [name, mode, behind, waiting, buffer, speed, stored, progress] = node.cells;
     const [space, topic] = nameOf(item.stream);
     const [link, small, why] = name.children;
     if (link.dataset.stream !== item.stream) {
@@ -296,9 +299,10 @@ export class StreamsView {
     buffer.lastElementChild.hidden = used === null;
     buffer.lastElementChild.firstElementChild.style.width = `${used ?? 0}%`;
     buffer.lastElementChild.firstElementChild.dataset.full = String((used ?? 0) > 90);
+    say(speed, rateOf(item));
     two(stored, bytes(item.bytes_offloaded), item.entries_offloaded ? many(item.entries_offloaded, "entry", "entries") : "");
     say(progress, item.last_progress_ms ? ago(item.last_progress_ms) : "");
-    for (const cell of [behind, waiting, buffer, progress]) cell.dataset.empty = String(!cell.textContent);
+    for (const cell of [behind, waiting, buffer, speed, progress]) cell.dataset.empty = String(!cell.textContent);
   }
 
   #showDecisions(items) {
