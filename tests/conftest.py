@@ -91,8 +91,8 @@ def _can_be_had(name: str) -> bool:
 
 _available = tuple(name for name in S3_SERVERS if _can_be_had(name))
 _clouds = tuple(name for name in CLOUDS if _can_be_had(name))
-#: Folders and modules of tests that need a server which can't be had here: of a real broker, in a real browser, behind a proxy that
-#: does damage, and of the comparison with peers. A quick run takes what needs no server out of them.
+#: Folders and modules of tests that need a server which can't be had here: of a real broker, in a real browser, behind
+#: a proxy that does damage, and of the comparison with peers. A quick run takes what needs no server out of them.
 _without_server = frozenset(
     folder
     for name, folder in (

@@ -143,7 +143,7 @@ def open_reader(
     Args:
         stream: the stream's name, or its topic's: ``persistent://tenant/ns/topic``.
         source: the hot tier, for entries that aren't offloaded yet; with it the manifest may not exist yet, without it
-            the stream ends at the committed end.
+            the stream ends at the committed end. Each read compares it with the manifest.
         state: a view of the manifest to pin instead of the newest one.
         cache: for single reads; default: the process's, which all readers share.
         executor: a thread pool to use instead of own threads.
@@ -156,6 +156,7 @@ def open_reader(
         NotFound: no such stream (the hint names similar ones), or no such bucket or directory.
         InvalidCall: not a stream's name.
         Corrupt: the manifest is damaged.
+        SourceMismatch: by reads: the hot tier isn't the one that the manifest knows.
     """
     if lease_seconds and state is not None:
         raise InvalidCall(
