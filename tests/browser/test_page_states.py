@@ -149,6 +149,16 @@ def test_each_state_is_named_and_readable_wide_and_on_a_phone(
         view.store_answers.set()
 
 
+@pytest.mark.parametrize("width", [360, 1024])
+def test_rows_are_whole_on_a_small_phone_and_a_tablet(serve: Serve, look: Look, width: int) -> None:
+    page = look(serve(broker_down()).url, width=width)
+    expect(page.locator(".streams tbody tr")).to_have_count(6)
+    assert page.evaluate(CUT_TEXT) == []
+    assert page.evaluate(OVERLAPS) == []
+    table = page.locator(".streams").evaluate("(table) => table.scrollWidth - table.parentElement.clientWidth")
+    assert table <= 0
+
+
 def test_rate_of_each_stream_is_shown_and_orders_the_list(serve: Serve, look: Look) -> None:
     view = working()
     view.rows = [

@@ -23,8 +23,8 @@ const COLUMNS = [
   ["Behind", "number"],
   ["Waiting", "number"],
   ["Buffer", "number"],
-  ["Rate", "number"],
   ["Offloaded", "number"],
+  ["Rate", "number"],
   ["Progress", "number"],
 ];
 // Of what a page shows of lists that may be long.
@@ -269,15 +269,15 @@ export class StreamsView {
       "",
       ["", el("small")],
       ["", el("span", { class: "meter" }, el("i"))],
-      "",
       ["", el("small")],
+      "",
       "",
     ];
     return row(COLUMNS, cells);
   }
 
   #fillRow(node, item) {
-    const [name, mode, behind, waiting, buffer, speed, stored, progress] = node.cells;
+    const [name, mode, behind, waiting, buffer, stored, speed, progress] = node.cells;
     const [space, topic] = nameOf(item.stream);
     const [link, small, why] = name.children;
     if (link.dataset.stream !== item.stream) {
@@ -299,8 +299,8 @@ export class StreamsView {
     buffer.lastElementChild.hidden = used === null;
     buffer.lastElementChild.firstElementChild.style.width = `${used ?? 0}%`;
     buffer.lastElementChild.firstElementChild.dataset.full = String((used ?? 0) > 90);
-    say(speed, rateOf(item));
     two(stored, bytes(item.bytes_offloaded), item.entries_offloaded ? many(item.entries_offloaded, "entry", "entries") : "");
+    say(speed, rateOf(item));
     say(progress, item.last_progress_ms ? ago(item.last_progress_ms) : "");
     for (const cell of [behind, waiting, buffer, speed, progress]) cell.dataset.empty = String(!cell.textContent);
   }
