@@ -169,6 +169,7 @@ def stream_document(
         "segments": {"offloaded": None if stored is None else stored.segments, "failed": status.segments_failed},
         "entries_offloaded": None if stored is None else stored.entries,
         "bytes_offloaded": None if stored is None else stored.payload_bytes,
+        "bytes_per_second": None,  # a serving process counts it
         "offers_refused": status.offers_refused,
         "gaps_recorded": status.gaps_recorded,
         # A stream that was stopped on request has no error.
@@ -190,7 +191,7 @@ def _stalled(status: StreamStatus, stall: Stall | None, outage: Outage) -> str |
 _UNKNOWN = (
     *("tail", "offered", "committed", "lag", "buffer", "segments", "entries_offloaded", "bytes_offloaded"),
     *("offers_refused", "gaps_recorded", "last_error", "last_progress_ms", "stalled", "disconnected"),
-    "lag_known_ms",
+    *("lag_known_ms", "bytes_per_second"),
 )
 
 
@@ -230,6 +231,7 @@ def manifest_document(state: ManifestState) -> dict[str, Any]:
         },
         "entries_offloaded": totals.entries,
         "bytes_offloaded": totals.payload_bytes,
+        "bytes_per_second": None,
         "gaps": len(state.gaps),
         "offers_refused": None,
         "last_error": None,

@@ -91,12 +91,13 @@ def _can_be_had(name: str) -> bool:
 
 _available = tuple(name for name in S3_SERVERS if _can_be_had(name))
 _clouds = tuple(name for name in CLOUDS if _can_be_had(name))
-#: Folders of tests that need a server which can't be had here: of a real broker, in a real browser, behind a proxy that
-#: does damage, and of the comparison with peers. A quick run takes what needs no server out of them.
+#: Folders and modules of tests that need a server which can't be had here: of a real broker, in a real browser, behind
+#: a proxy that does damage, and of the comparison with peers. A quick run takes what needs no server out of them.
 _without_server = frozenset(
     folder
     for name, folder in (
         ("pulsar", "interop"),
+        ("pulsar", "browser/test_page_broker.py"),
         ("plugin", "plugin"),
         ("chromium", "browser"),
         ("toxiproxy", "chaos"),
@@ -160,7 +161,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     if not config.getoption("quick"):
-        ignored = collection_path.parent == HERE and collection_path.name in _without_server
+        ignored = any(collection_path == HERE / each for each in _without_server)
     else:
         ignored = collection_path.match("test_*.py") and is_wholly_excluded(collection_path)
     return ignored or None

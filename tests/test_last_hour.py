@@ -30,6 +30,23 @@ def test_rate_is_the_mean_of_five_minutes_and_an_old_burst_leaves_it() -> None:
     assert hour.document()["minute_bytes"] == [30_000, 0, 0, 0, 0, 0]
 
 
+def test_rate_of_a_stream_is_its_part_of_the_mean_and_0_when_it_is_idle() -> None:
+    clock = ManualClock()
+    hour = LastHour(clock)
+    clock.advance(60)
+    hour.add(600, "a")
+    clock.advance(60)
+    hour.add(1200, "a")
+    hour.add(300, "b")
+    clock.advance(30)
+    assert (hour.rate_of("a"), hour.rate_of("b"), hour.rate_of("c")) == (12.0, 2.0, 0.0)
+    assert hour.document()["bytes_per_second"] == 14.0
+    clock.advance(60 * 4)
+    assert (hour.rate_of("a"), hour.rate_of("b")) == (1200 / 270, 300 / 270)
+    clock.advance(60)
+    assert (hour.rate_of("a"), hour.rate_of("b")) == (0.0, 0.0)
+
+
 def test_an_hour_is_kept_and_no_more_even_after_a_long_rest() -> None:
     clock = ManualClock()
     hour = LastHour(clock)
@@ -48,3 +65,5 @@ def test_metrics_fill_it_from_what_becomes_readable() -> None:
     metrics.add("bytes_offloaded_total", 300, stream="a/b/persistent/d")
     metrics.add("uploaded_bytes_total", 9_000, stream="a/b/persistent/d")
     assert metrics.last_hour.document()["minute_bytes"] == [1000]
+    clock.advance(10)
+    assert [metrics.last_hour.rate_of(f"a/b/persistent/{name}") for name in "cd"] == [70.0, 30.0]

@@ -12,9 +12,8 @@ from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
 from offloader.cli.options import AskedRange, chosen_range
 from offloader.cli.output import duration_text
 from offloader.errors import InvalidCall, OffloaderError
-from offloader.ledgers.base import LedgerSource, ReadableLedgers
+from offloader.ledgers.base import ReadableLedgers
 from offloader.manifest.names import named_streams
-from offloader.manifest.source_identity import CheckedSource
 from offloader.owner_client import OwnerClient, OwnerHotTier
 from offloader.read.partitions import TopicReader, follow_all, merge_published, open_topic
 from offloader.read.reader import Reader, load_stream, open_reader
@@ -114,19 +113,6 @@ class ReadStreams:
                 yield f"{what}: up to {last} now, published {duration_text(max(now_ms - newest, 0) / 1000)} ago"
         if cold:
             yield "newer entries come once they are offloaded; --ledgers reads them from the ledger database before"
-
-
-def compared(store: ObjectStore, found: Callable[[str], LedgerSource | None]) -> SourceOf:
-    """The hot tiers of ``found``; reading one that isn't the one of the manifest raises ``SourceMismatch``."""
-
-    def source_of(stream: str) -> ReadableLedgers | None:
-        source = found(stream)
-        if source is None:
-            return None
-        state = load_stream(store, stream, may_be_absent=True)
-        return CheckedSource(source, lambda: state)
-
-    return source_of
 
 
 class OwnersHotTiers:

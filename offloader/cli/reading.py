@@ -52,7 +52,7 @@ from offloader.cli.output import (
     print_rows,
     utf8_text,
 )
-from offloader.cli.read_streams import OwnersHotTiers, ReadStreams, compared, watch_output
+from offloader.cli.read_streams import OwnersHotTiers, ReadStreams, SourceOf, watch_output
 from offloader.errors import Corrupt, ErrorKind, InvalidCall, OffloaderError
 from offloader.inspect.inspect import Inspection, inspect_object, segment_row, timeline_of
 from offloader.inspect.verify import (
@@ -255,9 +255,9 @@ def read(
     with ExitStack() as stack:
         ledgers_of = stack.enter_context(opening_sources(given.ledgers, may_be_absent=True))
         opened, notes = given.open(), list[str]()
-        source_of = compared(opened, ledgers_of)
+        source_of: SourceOf = ledgers_of
         if following:
-            source_of = owners = OwnersHotTiers(opened, source_of, given.settings().access.owner_hosts)
+            source_of = owners = OwnersHotTiers(opened, ledgers_of, given.settings().access.owner_hosts)
             notes = owners.reasons
         part = ReadStreams.opened(opened, stream, source_of, asked)
         stack.callback(part.close)

@@ -548,7 +548,8 @@ def truncate(
         str,
         option(
             "--before-time",
-            "Instead of --before: the first entry published then or later stays, and all after it; in each partition.",
+            "Instead of --before: the first entry published then or later stays, and all after it; in each partition. "
+            "Not in the future.",
             metavar="TIME",
         ),
     ] = "",
@@ -570,9 +571,7 @@ def truncate(
     hint = "PARTITION=LEDGER:ENTRY"
     wanted = [partition_position_of(text, option="--before", hint=hint) for text in before or ()]
     if before_time:
-        wanted = _starts_at(
-            opened, stream, time_ms_of(before_time, option="--before-time", now_ms=SystemClock().now_ms()), settings
-        )
+        wanted = _starts_at(opened, stream, _past_ms_of(before_time), settings)
     with ExitStack() as stack:
         database = stack.enter_context(closing(given.open_ledgers())) if given.ledgers else None
 
@@ -637,6 +636,19 @@ def _truncations(
         dry_run=dry_run,
         listed=listed,
     ).values()
+
+
+def _past_ms_of(before_time: str) -> int:
+    """The time of ``--before-time``. Raises ``InvalidCall``: it is in the future, so that every entry would go."""
+    now_ms = SystemClock().now_ms()
+    time_ms = time_ms_of(before_time, option="--before-time", now_ms=now_ms)
+    if time_ms > now_ms:
+        raise InvalidCall(
+            f"--before-time: {time_text(time_ms)} is in the future, so every entry would go; nothing was changed",
+            hint="correct the time; --before-time -0s is now, for a truncation of everything published so far: look "
+            "with --dry-run first",
+        )
+    return time_ms
 
 
 def _starts_at(store: ObjectStore, stream: str, time_ms: int, settings: Settings) -> list[tuple[int | None, Position]]:

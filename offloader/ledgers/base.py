@@ -209,7 +209,7 @@ class WrappedSource(Protocol):
     def inner(self) -> LedgerSource: ...
 
 
-def identified(source: LedgerSource) -> IdentifiedSource | None:
+def identified(source: ReadableLedgers) -> IdentifiedSource | None:
     """The source's identity, unwrapped; ``None`` if it has none."""
     while not isinstance(source, IdentifiedSource):
         if not isinstance(source, WrappedSource):

@@ -22,6 +22,7 @@ from offloader.ledgers.base import (
     LedgerInfo,
     LedgerSource,
     Listener,
+    ReadableLedgers,
     Subscription,
     WrappedSource,
     identified,
@@ -245,40 +246,57 @@ def _reached(segment: SegmentRecord, ledger_id: int) -> int:
     return max([*held, *(each.entry_id for each in ends if each.ledger_id == ledger_id)], default=-1)
 
 
-class CheckedSource:
-    """A ``LedgerSource`` whose ``ledgers`` raises ``SourceMismatch`` if it contradicts the manifest.
+class CheckedLedgers:
+    """``ReadableLedgers`` whose ``ledgers`` raises ``SourceMismatch`` if they aren't those that the manifest knows.
 
-    Skipping, releasing, truncating and acknowledging entries all list the ledgers first, so none of it happens to a
-    wrong source. A source without an identity compares itself if it can: a Pulsar topic. Thread-safe.
+    List them before reading: ``read`` compares nothing. Ledgers that were set aside are left out. Thread-safe.
 
     Args:
         view: the last loaded manifest, ``None`` before that: then nothing is compared.
     """
 
-    def __init__(self, inner: LedgerSource, view: Callable[[], ManifestState | None]) -> None:
-        self.inner, self._view = inner, view
+    def __init__(self, inner: ReadableLedgers, view: Callable[[], ManifestState | None]) -> None:
+        self._ledgers, self._view = inner, view
         self._identity = identified(inner)
 
     def ledgers(self) -> list[LedgerInfo]:
         # The view first: an entry that is recorded after the listing isn't missing in it.
         state = self._view()
-        infos = self.inner.ledgers()
+        infos = self._ledgers.ledgers()
         if state is None:
             return infos
-        if self._identity is None:
-            compare_source(self.inner, state)
-        else:
-            require_same_source(state, self._identity)
-            require_same_ledgers(state, infos)
+        self._compare(state, infos)
         aside = state.aside_ledgers
         return [info for info in infos if info.ledger_id not in aside]
 
     def read(self, start: Position, max_bytes: int) -> EntryBatch | None:
         state = self._view()
-        batch = self.inner.read(start, max_bytes)
+        batch = self._ledgers.read(start, max_bytes)
         while batch is not None and state is not None and batch.ledger_id in state.aside_ledgers:
-            batch = self.inner.read(Position(batch.ledger_id + 1, 0), max_bytes)
+            batch = self._ledgers.read(Position(batch.ledger_id + 1, 0), max_bytes)
         return batch
+
+    def _compare(self, state: ManifestState, infos: Sequence[LedgerInfo]) -> None:
+        if self._identity is not None:
+            require_same_source(state, self._identity)
+            require_same_ledgers(state, infos)
+
+
+class CheckedSource(CheckedLedgers):
+    """A ``LedgerSource`` of an owner, checked as ``CheckedLedgers``.
+
+    Skipping, releasing, truncating and acknowledging entries all list the ledgers first, so none of it happens to a
+    wrong source. A source without an identity compares itself if it can: a Pulsar topic. Thread-safe.
+    """
+
+    def __init__(self, inner: LedgerSource, view: Callable[[], ManifestState | None]) -> None:
+        super().__init__(inner, view)
+        self.inner = inner
+
+    def _compare(self, state: ManifestState, infos: Sequence[LedgerInfo]) -> None:
+        super()._compare(state, infos)
+        if self._identity is None:
+            compare_source(self.inner, state)
 
     def subscribe(self, listener: Listener | None, closed: ClosedListener | None = None) -> Subscription:
         return self.inner.subscribe(listener, closed)

@@ -55,7 +55,7 @@ def open_reader(
         stream: the stream's name or its topic's, ``persistent://tenant/ns/topic``. Where no such stream exists and
             ``<name>-partition-0``, ``-1``, ... do, all of these.
         source: the hot tier, for entries that aren't offloaded yet; with it the manifest may not exist yet, without it
-            the stream ends at the committed end. Of one stream.
+            the stream ends at the committed end. Of one stream; each read compares it with the manifest.
         state: a view of the manifest to pin instead of the newest one. Of one stream.
         cache: for single reads; default: the process's, which all readers share.
         executor: a thread pool to use instead of own threads.
@@ -68,6 +68,7 @@ def open_reader(
         NotFound: no such stream (the hint names similar ones), or no such bucket or directory.
         InvalidCall: not a stream's name, or a topic with more than ``PARTITIONS_READ_MAX`` partitions.
         Corrupt: the manifest is damaged.
+        SourceMismatch: by reads: the hot tier isn't the one that the manifest knows.
     """
 
     def opened(name: str, chosen: ReadSettings | None) -> Reader:

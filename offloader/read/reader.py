@@ -39,6 +39,7 @@ from offloader.manifest.log import list_streams, load_manifest
 from offloader.manifest.names import stream_name
 from offloader.manifest.protection import HeldLease, take_lease
 from offloader.manifest.segment_table import is_at_root
+from offloader.manifest.source_identity import CheckedLedgers
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read import fetch as plan
 from offloader.read.cold import CACHED_READ_CACHE_SHARE, ColdTier, first_at, require_same_place
@@ -142,7 +143,7 @@ def open_reader(
     Args:
         stream: the stream's name, or its topic's: ``persistent://tenant/ns/topic``.
         source: the hot tier, for entries that aren't offloaded yet; with it the manifest may not exist yet, without it
-            the stream ends at the committed end.
+            the stream ends at the committed end. Each read compares it with the manifest.
         state: a view of the manifest to pin instead of the newest one.
         cache: for single reads; default: the process's, which all readers share.
         executor: a thread pool to use instead of own threads.
@@ -155,6 +156,7 @@ def open_reader(
         NotFound: no such stream (the hint names similar ones), or no such bucket or directory.
         InvalidCall: not a stream's name.
         Corrupt: the manifest is damaged.
+        SourceMismatch: by reads: the hot tier isn't the one that the manifest knows.
     """
     if lease_seconds and state is not None:
         raise InvalidCall(
@@ -233,7 +235,9 @@ class Reader:
         self.state = state
         self.stream = state.stream
         self._fetcher = fetcher
-        self._source = source
+        #: As given, and compared with the manifest whenever it is listed, which every read does first.
+        self._given = source
+        self._source = None if source is None else CheckedLedgers(source, lambda: state)
         self._skipped = skipped
         self._lease = lease
         #: Whether entries that both tiers have are read from the hot one.
@@ -287,8 +291,8 @@ class Reader:
         """A reader of the same stream at its current manifest, with its own lease; shares cache and threads."""
         self._require_open()
         lease = None if self._lease is None else self._lease.another()
-        state = load_stream(self._fetcher.store, self.stream, may_be_absent=self._source is not None)
-        return Reader(self._fetcher, state, self._source, self._skipped, lease)
+        state = load_stream(self._fetcher.store, self.stream, may_be_absent=self._given is not None)
+        return Reader(self._fetcher, state, self._given, self._skipped, lease)
 
     def read(self, first: Position, last: Position) -> Entries:
         """Exactly the entries with ``first <= position <= last``, in order.

@@ -136,7 +136,7 @@ class Rule(enum.Enum):
     BEYOND_KEEP_SIZE = "what is beyond keep_size goes"
     KEPT_AT_LEAST = "what is beyond keep or keep_size goes, as far as keep_at_least and keep_at_least_size allow"
     BELOW_MIN = "the whole stream is below min"
-    NO_CUT_KEEPS_MIN = "no cut keeps min"
+    NO_CUT_KEEPS_MIN = "every cut would leave less than keep_at_least or min"
     MIN_WITHOUT_BOUND = "nobody holds data back: the cut that keeps least, but min"
     MAX_WITHOUT_BOUND = "nobody holds data back, and the stream is above max: the cut that keeps most within max"
     BOTH_KEEPING_MIN = "what the limits by size and by time let go, as far as both min allow"

@@ -189,7 +189,7 @@ def assemble(
             hot_streams=lambda: [each.name for each in streams.all()],
             recorder=metrics,
         )
-    process = ServingProcess(offloader, streams, upkeep, recent, credentials, clock)
+    process = ServingProcess(offloader, streams, upkeep, recent, credentials, clock, metrics.last_hour)
     metrics.watch(process.readings)
     view = ServiceView(store, clock=clock, process=process, last_hour=metrics.last_hour)
     control = ServiceControl(store, clock=clock, process=process)

@@ -20,6 +20,7 @@ from offloader.service.auth import Credentials
 from offloader.service.health import Probe, Reach, TroubleLog
 from offloader.service.streams import ProviderProblem, ServedStreams, StreamProvider, error_of
 from offloader.settings.layered import PROCESS_SECTIONS, PROCESS_SETTINGS, SettingsFile, conflicts, key_of
+from offloader.telemetry.last_hour import LastHour
 from offloader.telemetry.recorder import Reading
 from offloader.write.offloader import LedgerOffloader
 
@@ -215,6 +216,7 @@ class ServingProcess:
     Args:
         offloader: writes to the store, which the maker of the process opens and closes.
         upkeep: ``None``: another process does it.
+        last_hour: what it offloads, by stream; default: nothing.
         recent: log handler for recent errors.
 
     Attributes:
@@ -230,9 +232,11 @@ class ServingProcess:
         recent: RecentErrors,
         credentials: Credentials,
         clock: Clock,
+        last_hour: LastHour | None = None,
     ) -> None:
         self.streams, self.upkeep, self.recent, self.started_ms = streams, upkeep, recent, clock.now_ms()
         self._offloader, self._credentials, self._clock = offloader, credentials, clock
+        self._last_hour = last_hour or LastHour(clock)
         self.history = offloader.history
         self._feeds: list[StreamProvider] = []
         self._doors: list[HttpListener] = []
@@ -473,7 +477,12 @@ class ServingProcess:
     def _complete(self, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The rows of the status document, with each stream's provider, and streams that aren't being offloaded."""
         labels: dict[str, dict[str, Any]] = {
-            each.name: {"feed": each.feed, "active": each.is_active, "method": each.settings.offload.method}
+            each.name: {
+                "feed": each.feed,
+                "active": each.is_active,
+                "method": each.settings.offload.method,
+                "bytes_per_second": self._last_hour.rate_of(each.name),
+            }
             for each in self.streams.all()
         }
         found = {row["stream"]: row for row in [*map(self._with_outage, self.streams.documents()), *rows]}

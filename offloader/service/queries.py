@@ -72,6 +72,8 @@ class StreamOrder(StrEnum):
     LAG = "lag"
     #: Stalled or failing ones first, then by lag.
     TROUBLE = "trouble"
+    #: The highest rate first.
+    RATE = "rate"
 
 
 _Key = tuple[int, float, int, str]
@@ -103,6 +105,8 @@ def _key(row: Mapping[str, Any], order: StreamOrder) -> _Key:
     name = str(row["stream"])
     if order is StreamOrder.NAME:
         return 0, 0.0, 0, name
+    if order is StreamOrder.RATE:
+        return 0, -float(row.get("bytes_per_second") or 0), 0, name
     lag = row.get("lag") or {}
     trouble = 0 if order is StreamOrder.TROUBLE and trouble_of(row) else 1
     return trouble, -float(lag.get("seconds") or 0), -int(lag.get("bytes") or 0), name

@@ -71,7 +71,7 @@ class Metrics:
 
     Attributes:
         registry: of this object alone: a process can register further metrics there.
-        last_hour: bytes offloaded by minute, of all streams.
+        last_hour: bytes offloaded by minute, of all streams, and each stream's rate.
     """
 
     def __init__(self, settings: TelemetrySettings | None = None, clock: Clock | None = None) -> None:
@@ -101,7 +101,7 @@ class Metrics:
     def add(self, name: str, amount: float = 1.0, *, stream: str = "", label: str = "") -> None:
         cost = self._costs.get(label, 0.0) * amount if name == "requests_total" else 0.0
         if name == _OFFLOADED:
-            self.last_hour.add(amount)
+            self.last_hour.add(amount, stream)
         with self._lock:
             self._child(name, stream, label).inc(amount)  # type: ignore[union-attr]
             if cost:

@@ -18,6 +18,7 @@ from services.servers import RunningServer, free_port, make_bucket, start
 from tests.support.http_process import ORDERS, ask, quoted
 from tests.support.page_looks import address, shown
 from tests.support.serving_processes import Serving
+from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.process
 
@@ -68,6 +69,8 @@ def test_page_shows_the_state_of_a_process_whose_store_is_frozen(
             url = serving.logged("http_started")["url"]
             offload = f"{url}/v1/streams/{quoted(ORDERS)}/offload"
             assert ask(offload, method="POST").json()["committed"] == "1:19"
+            status = f"{url}/v1/streams?served=true"
+            eventually(lambda: ask(status).json()["items"][0]["bytes_per_second"] > 0)
             page = shown(look(f"{url}/", expected=("503", "Failed to load resource")))
             expect(page.locator("#state")).to_have_text("Working")
 

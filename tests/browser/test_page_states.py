@@ -24,6 +24,8 @@ Keep = Callable[[Page, str], None]
 CLICKS = "shop/eu/persistent/clicks-partition-0"
 STORE_WHY = "no answer within 5 s"
 BROKER_WHY = "the broker pulsar://broker-1:6650: connection refused"
+#: Parts of the streams in what is offloaded; the last one is idle.
+SHARES = (0.25, 0.02, 0.58, 0.1, 0.05, 0.0)
 #: Captions and figures of which a part isn't seen: the text is wider than its box, and the rest is cut off.
 CUT_TEXT = """() => [...document.querySelectorAll("main *, .pill")].filter((node) => {
   const style = getComputedStyle(node);
@@ -57,7 +59,15 @@ def working() -> StagedView:
     view.problem_rows, view.error_rows = [], []
     view.decision_rows = [each for each in view.decision_rows if each["error"] is None]
     view.health = {"store": reach(), "sources": {"pulsar": reach()}}
+    share_rate(view)
     return view
+
+
+def share_rate(view: StagedView) -> None:
+    """Gives each stream a part of the rate of the process."""
+    per_second = sum(view.minute_bytes[-5:]) / 300
+    for row, part in zip(view.rows, SHARES, strict=True):
+        row["bytes_per_second"] = per_second * part
 
 
 def reach(why: str = "") -> dict[str, Any]:
@@ -71,6 +81,7 @@ def outage(view: StagedView, where: str, why: str) -> None:
     }  # fmt: skip
     view.problem_rows.append(problem)
     view.minute_bytes = [*view.minute_bytes[2:], 0, 0]
+    share_rate(view)
 
 
 def store_down() -> StagedView:
@@ -136,6 +147,34 @@ def test_each_state_is_named_and_readable_wide_and_on_a_phone(
         keep_picture(page, f"page-{state}-{width}")
     finally:
         view.store_answers.set()
+
+
+@pytest.mark.parametrize("width", [360, 1024])
+def test_rows_are_whole_on_a_small_phone_and_a_tablet(serve: Serve, look: Look, width: int) -> None:
+    page = look(serve(broker_down()).url, width=width)
+    expect(page.locator(".streams tbody tr")).to_have_count(6)
+    assert page.evaluate(CUT_TEXT) == []
+    assert page.evaluate(OVERLAPS) == []
+    table = page.locator(".streams").evaluate("(table) => table.scrollWidth - table.parentElement.clientWidth")
+    assert table <= 0
+
+
+def test_rate_of_each_stream_is_shown_and_orders_the_list(serve: Serve, look: Look) -> None:
+    view = working()
+    view.rows = [
+        stream_row("a/b/persistent/idle"),
+        stream_row("a/b/persistent/fast", bytes_per_second=20_800_000.0),
+        stream_row("a/b/persistent/slow", bytes_per_second=4_000.0),
+        stream_row("a/b/persistent/elsewhere", bytes_per_second=None),
+    ]
+    page = shown(look(serve(view).url))
+    page.get_by_label("Order of the streams").select_option(label="Highest rate")
+    rows = page.locator(".streams tbody tr")
+    for number, (name, rate) in enumerate([
+        ("fast", "20.8 MB/s"), ("slow", "< 0.01 MB/s"), ("elsewhere", ""), ("idle", "0 MB/s"),
+    ]):  # fmt: skip
+        expect(rows.nth(number)).to_contain_text(name)
+        expect(rows.nth(number).locator('td[data-label="Rate"]')).to_have_text(rate)
 
 
 def test_frozen_store_leaves_the_state_of_the_process_and_its_age(serve: Serve, look: Look) -> None:

@@ -114,8 +114,22 @@ def test_before_time_cuts_in_front_of_the_first_entry_published_then_or_later(
     [row] = offloader("truncate", "orders", "--before-time", str(BASE_MS + 2_002_001), "--json").rows
     assert row["head"] == "2:3"
     assert offloader("truncate", "orders", "--before-time", "2013-07-04").out.endswith("already: nothing to do\n")
-    [row] = offloader("truncate", "orders", "--before-time", "2100-01-01", "--json").rows
+    [row] = offloader("truncate", "orders", "--before-time", "-0s", "--json").rows
     assert row["head"] == "2:10"
+
+
+@pytest.mark.parametrize("options", [(), ("--dry-run",), ("--force",)])
+def test_before_time_in_the_future_is_refused_and_changes_nothing(
+    offloader: Offloader, store: ObjectStore, options: tuple[str, ...]
+) -> None:
+    written(store, "orders")
+    code, line, hint = offloader.refuses("truncate", "orders", "--before-time", "2100-01-01", *options)
+    assert code == 2
+    assert line == (
+        "--before-time: 2100-01-01T00:00:00.000Z is in the future, so every entry would go; nothing was changed"
+    )
+    assert "--before-time -0s is now" in hint
+    assert load_manifest(store, "orders").head is None
 
 
 def test_before_time_cuts_each_partition(offloader: Offloader, store: ObjectStore) -> None:
@@ -131,7 +145,7 @@ def test_before_time_is_refused_where_publish_times_are_unknown(offloader: Offlo
     writer = StreamWriter(store, "orders")
     writer.add([batch_of(1, 0, 10, times=TIME_UNKNOWN_MS)], closes=[1])
     writer.add([batch_of(2, 0, 10)])
-    code, line, hint = offloader.refuses("truncate", "orders", "--before-time", "2100-01-01")
+    code, line, hint = offloader.refuses("truncate", "orders", "--before-time", "-1h")
     assert (code, "without a publish time" in line, "--before LEDGER:ENTRY" in hint) == (2, True, True)
     assert load_manifest(store, "orders").head is None
 

@@ -152,7 +152,7 @@ def test_commands_run_in_order_and_print_documented_output(
                     eventually(is_so)
                 assert is_so(), (command, found)
                 ran += 1
-    assert ran == 27
+    assert ran == 38
 
 
 def test_pictures_are_small_enough_to_load_with_the_page() -> None:

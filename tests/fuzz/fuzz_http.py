@@ -269,7 +269,7 @@ def change(rng: random.Random, pool: list[bytes]) -> bytes:
 
 def _page_at_any_place(rng: random.Random) -> bytes:
     """A page that goes on at a place nobody gave out: a cursor's check is no secret."""
-    order = rng.choice(["name", "lag", "trouble"])
+    order = rng.choice(["name", "lag", "trouble", "rate"])
     place = [order, rng.choice(STRANGE), rng.choice(STRANGE), rng.choice(STRANGE), rng.choice(["", ORDERS, 7])]
     text = rng.choice([json.dumps(place), "[" * 2900, "0:0 " + str(rng.choice(STRANGE)), rng.choice(WORDS)])
     of: tuple[str, ...] = ("streams", order, "", "False")

@@ -29,6 +29,7 @@ rows = st.lists(
         lambda name, lag, error: {
             "stream": name,
             "lag": None if lag is None else {"seconds": lag / 4, "bytes": lag},
+            "bytes_per_second": None if lag is None else lag / 3,
             "stalled": None,
             "last_error": error,
         },
@@ -64,6 +65,9 @@ def test_pages_contain_each_stream_once_while_streams_come_and_go(
     assert len(found) == len(set(found))
     if order is StreamOrder.NAME:
         assert whole == sorted(whole)
+    if order is StreamOrder.RATE:
+        rates = {row["stream"]: row["bytes_per_second"] or 0.0 for row in given_rows}
+        assert [rates[name] for name in whole] == sorted(rates.values(), reverse=True)
     if order is StreamOrder.TROUBLE:
         broken = [row["stream"] for row in given_rows if row["last_error"]]
         assert set(whole[: len(broken)]) == set(broken)

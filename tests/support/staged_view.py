@@ -30,7 +30,8 @@ def stream_row(name: str, *, lag_s: float | None = 0.0, entries: int = 0, **chan
         "feed": "pulsar", "active": True, "method": "streaming",
         "tail": "9:4411", "offered": "9:4410", "committed": "9:3999", "lag": lag,
         "buffer": {"bytes": 4 * _MIB, "bytes_max": 64 * _MIB}, "segments": {"offloaded": 12, "failed": 0},
-        "entries_offloaded": 336_776, "bytes_offloaded": 95 * _MIB, "offers_refused": 0, "gaps_recorded": 0,
+        "entries_offloaded": 336_776, "bytes_offloaded": 95 * _MIB, "bytes_per_second": 0.0,
+        "offers_refused": 0, "gaps_recorded": 0,
         "last_error": None, "last_progress_ms": NOW_MS - 95_000, "stalled": None,
     }  # fmt: skip
     return row | changes

@@ -8,7 +8,7 @@ import { card, el, mark, row, say, show, table } from "./dom.js";
 import { draw, legend, summary } from "./picture.js";
 import { store } from "./store.js";
 import { errorList } from "./streams.js";
-import { ago, at, bytes, count, lagOf, many, modeOf, nameOf, percent, span } from "./words.js";
+import { ago, at, bytes, count, lagOf, many, modeOf, nameOf, percent, rateOf, span } from "./words.js";
 
 const PAGE_ROWS = 20;
 // What is read from the store, not from memory, is asked for less often; sooner where something was committed.
@@ -261,6 +261,7 @@ export class StreamView {
       ["Name", stream.stream],
       ["Brought by", stream.feed ?? "nobody here: it is in the store only"],
       ["Method", stream.method],
+      ["Rate, mean of 5 min", rateOf(stream)],
       ["Committed up to", stream.committed],
       ["Offered up to", stream.offered],
       ["Newest entry", stream.tail],

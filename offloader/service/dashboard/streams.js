@@ -7,13 +7,14 @@ import { ask, routes } from "./api.js";
 import { card, el, keep, mark, row, say, show, table } from "./dom.js";
 import { hourOf } from "./hour.js";
 import { store } from "./store.js";
-import { ago, at, bytes, count, lagOf, many, modeOf, modeWords, nameOf, percent, roughly, span } from "./words.js";
+import { ago, at, bytes, count, lagOf, many, modeOf, modeWords, nameOf, percent, rateOf, roughly, span } from "./words.js";
 
 const PAGE_ROWS = 50;
 const SEARCH_WAIT_MS = 200;
 const ORDERS = [
   ["trouble", "Trouble first"],
   ["lag", "Furthest behind"],
+  ["rate", "Highest rate"],
   ["name", "Name"],
 ];
 const COLUMNS = [
@@ -23,6 +24,7 @@ const COLUMNS = [
   ["Waiting", "number"],
   ["Buffer", "number"],
   ["Offloaded", "number"],
+  ["Rate", "number"],
   ["Progress", "number"],
 ];
 // Of what a page shows of lists that may be long.
@@ -269,12 +271,13 @@ export class StreamsView {
       ["", el("span", { class: "meter" }, el("i"))],
       ["", el("small")],
       "",
+      "",
     ];
     return row(COLUMNS, cells);
   }
 
   #fillRow(node, item) {
-    const [name, mode, behind, waiting, buffer, stored, progress] = node.cells;
+    const [name, mode, behind, waiting, buffer, stored, speed, progress] = node.cells;
     const [space, topic] = nameOf(item.stream);
     const [link, small, why] = name.children;
     if (link.dataset.stream !== item.stream) {
@@ -297,8 +300,9 @@ export class StreamsView {
     buffer.lastElementChild.firstElementChild.style.width = `${used ?? 0}%`;
     buffer.lastElementChild.firstElementChild.dataset.full = String((used ?? 0) > 90);
     two(stored, bytes(item.bytes_offloaded), item.entries_offloaded ? many(item.entries_offloaded, "entry", "entries") : "");
+    say(speed, rateOf(item));
     say(progress, item.last_progress_ms ? ago(item.last_progress_ms) : "");
-    for (const cell of [behind, waiting, buffer, progress]) cell.dataset.empty = String(!cell.textContent);
+    for (const cell of [behind, waiting, buffer, speed, progress]) cell.dataset.empty = String(!cell.textContent);
   }
 
   #showDecisions(items) {

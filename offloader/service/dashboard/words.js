@@ -45,6 +45,9 @@ export function rate(perSecond) {
   return `${value >= 100 ? whole.format(value) : value.toFixed(value >= 1 ? 1 : value > 0 ? 2 : 0)} MB/s`;
 }
 
+/** How fast a stream is offloaded; empty where nobody counts it. */
+export const rateOf = ({ bytes_per_second: perSecond }) => (typeof perSecond === "number" ? rate(perSecond) : "");
+
 /** Seconds as one number and one unit. */
 export function span(seconds) {
   if (seconds === null || seconds === undefined) return "–";

@@ -173,6 +173,10 @@ class StreamRow(_Answer):
     )
     entries_offloaded: int | None = None
     bytes_offloaded: int | None = Field(default=None, description="Of payload.")
+    bytes_per_second: float | None = Field(
+        default=None,
+        description="Payload that this process offloaded, mean of the last five minutes; null: it isn't served here.",
+    )
     last_error: str | None = None
     last_progress_ms: int | None = Field(default=None, description="When a segment was committed last.")
     stalled: str | None = Field(default=None, description="Why there is no progress; null: there is, or nothing to do.")
