@@ -349,7 +349,8 @@ class PartitionEntries:
     def __init__(self, state: ManifestState, ledgers: Sequence[LedgerInfo] = (), known: Known | None = None) -> None:
         #: The start position; ``None``: never truncated.
         self.head = state.head
-        self._state = state
+        #: What was counted. A newer manifest has ends of segments inside what is one piece here.
+        self.state = state
         self._ledgers = {info.ledger_id: info for info in ledgers}
         self._pieces = _merged(_with_known(_cold_pieces(state), known), list(ledgers))
         self._bytes = np.concatenate([[0], np.cumsum(self._pieces[:, 4])])
@@ -422,8 +423,8 @@ class PartitionEntries:
         row = self._row(position)
         if row >= 0 and position.ledger_id == self._pieces[row, 0] and position <= self._last_of(row).next():
             return ""
-        is_known = position.ledger_id in self._ledgers or position.ledger_id in self._state.closed_ledgers
-        if (position.entry_id == 0 and is_known) or any(g.first <= position <= g.last for g in self._state.gaps):
+        is_known = position.ledger_id in self._ledgers or position.ledger_id in self.state.closed_ledgers
+        if (position.entry_id == 0 and is_known) or any(g.first <= position <= g.last for g in self.state.gaps):
             return ""
         if position > self.tail:
             return f"{position} is beyond the tail {self.tail}"
@@ -451,7 +452,7 @@ class PartitionEntries:
         info = self._ledgers.get(last.ledger_id)
         if info is not None and info.closed:
             return info.last_entry_id == last.entry_id
-        return self._state.closed_ledgers.get(last.ledger_id) == last.entry_id
+        return self.state.closed_ledgers.get(last.ledger_id) == last.entry_id
 
 
 def _cold_pieces(state: ManifestState) -> NDArray[np.int64]:

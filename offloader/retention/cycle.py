@@ -111,16 +111,17 @@ class _Snapshot:
         """Limit of the start position: the committed end, or of partitions that aren't offloaded the tail."""
         found: dict[int, Position | None] = {}
         for number in self.scope.partitions:
-            state, entries = self.partitions.state(number), self.own.partitions[number]
-            if state.method == "none":
+            entries = self.own.partitions[number]
+            if entries.state.method == "none":
                 found[number] = entries.tail
-            elif (end := state.prefix_end()) is not None:
+            elif (end := entries.state.prefix_end()) is not None:
                 found[number] = entries.canonical(end.next())
         return cut_at(found)
 
     def boundaries(self) -> Boundaries:
         """The ends of the partitions' segments, from the start positions on."""
-        return Boundaries({n: segment_ends(self.partitions.state(n)) for n in self.scope.partitions}, self.own)
+        counted = {number: self.own.partitions[number].state for number in self.scope.partitions}
+        return Boundaries({number: segment_ends(state) for number, state in counted.items()}, self.own)
 
     def with_records(self, past: RecordedState, begin: Cut, *, is_recorded: bool) -> RecordedState:
         """``past`` adjusted to the current start position, whatever moved it; with the tail if recorded."""
@@ -219,7 +220,7 @@ class RetentionCycle:
         asked = {number: answer for number, answer in answers.items() if answer is not None}
         if not asked:
             return None
-        states = {number: snapshot.partitions.state(number) for number in asked}
+        states = {number: snapshot.own.partitions[number].state for number in asked}
         return broker_view(asked, states, snapshot.own, follows=self._follows(stream))
 
     def _times(self, stream: str) -> DeletionClock:

@@ -467,13 +467,21 @@ def past_moves(rows: Iterable[Mapping[str, Any]], number: int = 0) -> list[tuple
 
 
 def _moved(own: OwnCuts, known: Mapping[int, Known], cut: Cut) -> dict[int, Known]:
-    """Where counting continues from ``cut``, also if ``own`` was counted before ``known`` was raised."""
+    """Where counting continues from ``cut``, also if ``own`` was counted before ``known`` was raised.
+
+    Without partitions of which ``known`` is there or further already: another cycle may have moved it beyond all that
+    ``own`` has.
+    """
     found = {}
     for row in rows_of_cut(cut):
-        number = row.partition
-        if number in own.partitions:
-            at = own.partitions[number].known(row.position)
-            found[number] = at.raised(_uncounted(own, number, known[number])) if number in known else at
+        number, before = row.partition, known.get(row.partition)
+        if number not in own.partitions:
+            continue
+        at = own.partitions[number].known(row.position)
+        if before is None:
+            found[number] = at
+        elif before.position < at.position:
+            found[number] = at.raised(_uncounted(own, number, before))
     return found
 
 

@@ -25,6 +25,7 @@ from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.faulty_store import Fault
 from offloader.testing.memory_ledgers import MemoryLedgers
 from tests.retention.retained_streams import ENTRIES, KIB, STREAM, TOPIC, Bench, mb
+from tests.support.streams import StreamWriter, batch_of
 
 _Answer = TypeVar("_Answer")
 
@@ -310,3 +311,28 @@ def test_ledger_offloaded_during_a_cycle_counts_by_its_manifest() -> None:
         bench.memory, clock=bench.clock, settings_of=lambda _: bench.settings, source_of=lambda _: hot
     )
     assert cycle.run(STREAM).unread_bytes == 20 * KIB
+
+
+def test_segments_that_are_offloaded_during_a_cycle_take_no_part_in_its_decision() -> None:
+    bench = Bench(policy="size", min_mbytes=mb(20))
+    hot = MemoryLedgers(STREAM, bench.clock)
+    hot.append([b"x" * KIB] * 4 * ENTRIES)
+    writer = StreamWriter(bench.memory, STREAM, clock=bench.clock)
+    writer.add([batch_of(1, 0, ENTRIES, size=KIB)])
+
+    def offloads(request: Request) -> bool:
+        """Once all entries are counted, the rest of the open ledger is offloaded in three segments."""
+        if not request.key.endswith("/subscribers"):
+            return False
+        for first in range(ENTRIES, 4 * ENTRIES, ENTRIES):
+            writer.add([batch_of(1, first, ENTRIES, size=KIB)])
+        return True
+
+    store = Meanwhile(bench.memory, offloads)
+    cycle = RetentionCycle(
+        store, clock=bench.clock, settings_of=lambda _: bench.settings, source_of=lambda _: hot, by="tester"
+    )
+    cycle.run(STREAM)
+    assert bench.head() == Position(1, ENTRIES)
+    cycle.run(STREAM)
+    assert bench.head() == Position(1, 2 * ENTRIES)
