@@ -1,0 +1,31 @@
+"""docs/how-to/tables.md: its samples print what the page shows, its arguments are the functions'."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from offloader.read.arrow import ArrowOptions, read_arrow
+from tests.support.documents import run_samples
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "docs" / "how-to" / "tables.md").read_text(encoding="utf-8")
+
+
+def test_the_samples_print_what_the_page_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_samples(TEXT, "/data", tmp_path, monkeypatch, capsys)
+
+
+def test_the_arguments_are_those_of_every_function() -> None:
+    parameters: list[Any] = list(inspect.signature(read_arrow).parameters.values())
+    keywords = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+    assert keywords == set(ArrowOptions.__annotations__)
+    (table,) = re.findall(r"^\| argument \| means \|\n(.*?)\n\n", TEXT, re.M | re.S)
+    listed = set(re.findall(r"`(\w+)`", " ".join(line.split("|")[1] for line in table.splitlines())))
+    assert listed == keywords - {"clock"}
