@@ -21,8 +21,10 @@ from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 from offloader.times import moment_ms
 
-#: Smaller batches are joined up to so many bytes and rows: the partitions of a topic interleave entry by entry.
-JOINED_BYTES_MAX, JOINED_ROWS_MAX = 1024 * 1024, 65_536
+#: Bytes up to which small batches are joined: the partitions of a topic interleave entry by entry.
+JOINED_BYTES_MAX = 1024 * 1024
+#: Rows up to which small batches are joined.
+JOINED_ROWS_MAX = 65_536
 #: All columns, in their order.
 SCHEMA = pa.schema([pa.field("stream", pa.string(), nullable=False), *EntryBatch.build(0, 0, []).to_arrow().schema])
 _Moment = int | str | datetime
@@ -60,7 +62,7 @@ def read_arrow(
 
     This call loads and pins the manifest: later commits aren't seen. One batch is in memory at a time, of a topic one
     of each partition: ``settings.batch_bytes`` payload bytes, or one larger entry; small ones are joined up to
-    ``JOINED_BYTES_MAX``. What is fetched ahead is bounded by ``settings.requests_in_flight_max`` times ``request_bytes``.
+    ``JOINED_BYTES_MAX``. What is fetched ahead is bounded by the settings.
 
     Args:
         stream: as of ``open_reader``.
@@ -225,7 +227,7 @@ class _Snapshot:
 
 
 def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows; neighbours together up to ``JOINED_BYTES_MAX`` and ``JOINED_ROWS_MAX``. Larger batches aren't copied."""
+    """The same rows; small neighbours in one batch. A batch above ``JOINED_BYTES_MAX`` isn't copied."""
     together, size, rows = list[pa.RecordBatch](), 0, 0
     for batch in batches:
         if together and (size + batch.nbytes > JOINED_BYTES_MAX or rows + batch.num_rows > JOINED_ROWS_MAX):
