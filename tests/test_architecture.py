@@ -42,6 +42,7 @@ LAYERS = [
     },
     {
         "offloader.doctor",
+        "offloader.iceberg",
         "offloader.maintenance",
         "offloader.managed_ledger",
         "offloader.owner_client",
@@ -95,6 +96,7 @@ ONLY_IN = {
     "polars": {"offloader.read.arrow"},
     "pyiceberg": {"offloader.iceberg"},
     "prometheus_client": {"offloader.telemetry.prometheus"},
+    "sqlalchemy": {"offloader.iceberg"},
     "sqlite3": {"offloader.ledgers."},
     "starlette": {"offloader.service."},
     "typer": {"offloader.cli."},

@@ -107,6 +107,13 @@ class Content(StrEnum):
     MESSAGES = "messages"
 
 
+class ExportFormat(StrEnum):
+    """What an export writes."""
+
+    PARQUET = "parquet"
+    ICEBERG = "iceberg"
+
+
 _AvroVersion = Annotated[
     list[str] | None,
     option(
@@ -127,6 +134,9 @@ def run(
         int | None, option("--segments-at-once", "backfill: tasks at once.", metavar="N", shown="what the cluster runs")
     ] = None,
     to: Annotated[str, option("--to", "export: where to, as Spark names it.", metavar="FOLDER")] = "",
+    written: Annotated[
+        ExportFormat, typer.Option("--format", help="export: Parquet; Iceberg needs no Spark: `offloader export`.")
+    ] = ExportFormat.PARQUET,
     content: Annotated[Content, typer.Option("--content", help="export: what a row is.")] = Content.ENTRIES,
     json_values: Annotated[
         str,
@@ -157,6 +167,11 @@ def run(
     backfill: what a ledger database holds of the streams and the store doesn't. export: Parquet by stream and date; run
     again it adds what is new. verify: every byte of the streams against their manifests; damage ends with exit code 6.
     """
+    if written is ExportFormat.ICEBERG:
+        raise InvalidCall(
+            "--format iceberg needs no Spark, and is a verb of its own",
+            hint=f"offloader export {' '.join(streams)} --table NAMESPACE.TABLE --catalog URL",
+        )
     options = _options(given, more or [])
     exporting = {"to": to, "content": content.value, "dead_letter": dead_letter, "skip_lost": skip_lost}
     backfilling = {"take_over": take_over, "dry_run": dry_run, "segments_at_once": segments_at_once}

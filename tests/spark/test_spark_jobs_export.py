@@ -161,7 +161,6 @@ def test_export_killed_at_any_range_is_continued(spark: SparkSession, writer: St
     code = f"""
 import os, signal, sys
 from offloader.spark import local_session
-from offloader.read.ranges import PlannedRange, planned_ranges
 from offloader.spark.jobs import export
 from offloader.spark.jobs.export import ExportLog
 add = ExportLog.add
