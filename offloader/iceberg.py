@@ -36,7 +36,7 @@ from pyiceberg.table.snapshots import ancestors_of
 from pyiceberg.transforms import DayTransform, IdentityTransform
 from pyiceberg.types import BinaryType, LongType, NestedField, StringType, TimestamptzType
 from pyiceberg.utils.config import Config
-from requests import Session
+from requests import PreparedRequest, Response, Session
 from requests.adapters import HTTPAdapter
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -163,9 +163,16 @@ class Exported:
 
 
 class _DeadlineAdapter(HTTPAdapter):
-    def send(self, request: Any, **more: Any) -> Any:
-        more["timeout"] = more.get("timeout") or (CONNECT_S_MAX, RESPONSE_S_MAX)
-        return super().send(request, **more)
+    def send(
+        self,
+        request: PreparedRequest,
+        stream: bool = False,
+        timeout: float | tuple[float | None, float | None] | None = None,
+        verify: bool | str = True,
+        cert: str | tuple[str, str] | None = None,
+        proxies: dict[str, str] | None = None,
+    ) -> Response:
+        return super().send(request, stream, timeout or (CONNECT_S_MAX, RESPONSE_S_MAX), verify, cert, proxies)
 
 
 class _RestCatalog(RestCatalog):
@@ -216,7 +223,7 @@ def _catalog(catalog: str, warehouse: str, options: Mapping[str, str]) -> Catalo
     if warehouse:
         given["warehouse"] = warehouse
     if "://" not in catalog:
-        configured = Config().get_catalog_config(catalog)
+        configured: dict[str, Any] = dict(Config().get_catalog_config(catalog) or {})
         if not configured:
             raise NotFound(
                 f"no catalogue {catalog} is configured",
@@ -231,7 +238,8 @@ def _catalog(catalog: str, warehouse: str, options: Mapping[str, str]) -> Catalo
         )
     given["uri"] = catalog
     if catalog.startswith(("http://", "https://")):
-        return _RestCatalog(_NAME, **{**(Config().get_catalog_config(_NAME) or {}), **given})
+        environment: dict[str, Any] = dict(Config().get_catalog_config(_NAME) or {})
+        return _RestCatalog(_NAME, **{**environment, **given})
     return load_catalog(_NAME, type="sql", **given)
 
 

@@ -94,7 +94,7 @@ ONLY_IN = {
     "duckdb": {"offloader.read.arrow"},
     "pandas": {"offloader.demo.", "offloader.read.arrow"},
     "polars": {"offloader.read.arrow"},
-    "pyiceberg": {"offloader.iceberg"},
+    "pyiceberg": {"offloader.cli.export", "offloader.iceberg"},
     "prometheus_client": {"offloader.telemetry.prometheus"},
     "sqlalchemy": {"offloader.iceberg"},
     "sqlite3": {"offloader.ledgers."},

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from formats.entries import Position
+from offloader.iceberg import ExportedRange
 from offloader.read.arrow import ArrowOptions, read_arrow
 from tests.support.documents import run_samples
 
@@ -19,7 +21,7 @@ TEXT = (ROOT / "docs" / "how-to" / "tables.md").read_text(encoding="utf-8")
 def test_the_samples_print_what_the_page_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run_samples(TEXT, "/data", tmp_path, monkeypatch, capsys)
+    assert run_samples(TEXT, "/data", tmp_path, monkeypatch, capsys) == 2
 
 
 def test_the_arguments_are_those_of_every_function() -> None:
@@ -29,3 +31,18 @@ def test_the_arguments_are_those_of_every_function() -> None:
     (table,) = re.findall(r"^\| argument \| means \|\n(.*?)\n\n", TEXT, re.M | re.S)
     listed = set(re.findall(r"`(\w+)`", " ".join(line.split("|")[1] for line in table.splitlines())))
     assert listed == keywords - {"clock"}
+
+
+def test_the_properties_are_those_of_a_commit() -> None:
+    facts = ExportedRange(
+        stream="s",
+        incarnation="i",
+        manifest=1,
+        first=Position(1, 0),
+        last=Position(1, 9),
+        after=None,
+        entries=10,
+        lost=False,
+    )
+    (table,) = re.findall(r"^\| property \| value \|\n(.*?)\n\n", TEXT, re.M | re.S)
+    assert set(re.findall(r"`(offloader\.[\w-]+)`", table)) == set(facts.encode())

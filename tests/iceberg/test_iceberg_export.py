@@ -57,18 +57,22 @@ def require_proven(lake: Lake, *writers: StreamWriter) -> None:
     """The table, read without our code, has what was sent, each entry once, and says so itself.
 
     Of each stream the ranges follow each other without a gap, and have as many entries as the table has rows; a reader
-    of any snapshot sees whole ranges.
+    of an earlier snapshot sees whole ranges.
     """
     table = lake.foreign_table()
     rows = rows_by_duckdb(table)
     assert len({row[:3] for row in rows}) == len(rows), "an entry is there twice"
     assert rows == sent(*writers)
     ranges: dict[str, list[dict[str, str]]] = {}
-    for snapshot in history(table):
+    snapshots = history(table)
+    read = snapshots[:: len(snapshots) // 10 + 1]
+    for snapshot in snapshots:
         facts = {name: snapshot.summary[name] for name in snapshot.summary.additional_properties}
         own = ranges.setdefault(facts["offloader.stream"], [])
         assert facts["offloader.after"] == (own[-1]["offloader.last"] if own else "")
         own.append(facts)
+        if snapshot not in read:
+            continue
         seen = rows_by_pyiceberg(table, snapshot.snapshot_id)
         ends = {name: Position.parse(each[-1]["offloader.last"]) for name, each in ranges.items()}
         assert seen == [row for row in rows if row[0] in ends and Position(row[1], row[2]) <= ends[row[0]]]
@@ -228,9 +232,9 @@ def test_two_exporters_at_once_add_every_entry_once(lake: Lake) -> None:
         each.add([batch_of(ledger, 0, 10)], closes=[ledger])
     lake.table()
     processes = [victim(lake, writers), victim(lake, writers[::-1])]
-    for each in processes:
-        with each:
-            assert each.wait(120) == 0
+    for process in processes:
+        with process:
+            assert process.wait(120) == 0
     require_proven(lake, *writers)
     assert len(named_files(lake.foreign_table())) == 30
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import sys
@@ -42,7 +43,8 @@ def die_at(point: str, passage: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
-    setattr(owner, name, dying)
+    is_static = isinstance(inspect.getattr_static(owner, name), staticmethod)
+    setattr(owner, name, staticmethod(dying) if is_static else dying)
 
 
 def main(store: str, catalog: str, warehouse: str, streams: str, point: str = "", passage: str = "") -> None:
