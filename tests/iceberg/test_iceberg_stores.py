@@ -15,9 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import load_catalog
 
+from offloader import iceberg
+from offloader.errors import StoreUnavailable
 from tests.cli.reading_verbs import Offloader
 from tests.conftest import S3Place
 from tests.iceberg.lake import Lake, rows_by_duckdb, rows_of, sent
+from tests.iceberg.rest_catalog import rest_catalog
+from tests.support.misbehaving_servers import silent_server
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import eventually
 
@@ -156,3 +160,30 @@ def test_following_export_adds_what_is_offloaded_later(lake: Lake) -> None:
         eventually(lambda: rows_by_duckdb(lake.foreign_table()) == sent(writer))
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
+
+
+def test_rest_catalogue(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = lake.writer()
+    for ledger in (1, 2):
+        writer.add([batch_of(ledger, 0, 20)], closes=[ledger])
+    commit, others = iceberg._commit, list[str]()
+
+    def overtaken(table: Any, files: Any, added: iceberg.ExportedRange) -> None:
+        if not others:
+            others.append("another exporter, by the SQL catalogue")
+            lake.export(writer, range_bytes=1)
+        commit(table, files, added)
+
+    with rest_catalog(lake.catalog, lake.warehouse) as url:
+        table = iceberg.open_table("lake.entries", catalog=url)
+        assert [each.entries for each in lake.export(writer, table, range_bytes=1).ranges] == [20, 20]
+        writer.add([batch_of(3, 0, 20)], closes=[3])
+        monkeypatch.setattr(iceberg, "_commit", overtaken)
+        assert lake.export(writer, table).ranges == ()
+    assert rows_by_duckdb(lake.foreign_table()) == sent(writer)
+
+
+def test_rest_catalogue_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(iceberg, "RESPONSE_S_MAX", 0.2)
+    with silent_server() as url, pytest.raises(StoreUnavailable, match="timed out"):
+        iceberg.open_table("lake.entries", catalog=url)
