@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +17,7 @@ from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import (
@@ -27,25 +28,26 @@ from pyiceberg.exceptions import (
     ValidationError,
 )
 from pyiceberg.io.fileformat import FileFormatFactory, FileFormatWriter
+from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
-from pyiceberg.partitioning import PartitionField, PartitionFieldValue, PartitionKey, PartitionSpec
-from pyiceberg.schema import Schema
+from pyiceberg.partitioning import PartitionFieldValue, PartitionKey
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import ancestors_of
 from pyiceberg.transforms import DayTransform, IdentityTransform
-from pyiceberg.types import BinaryType, LongType, NestedField, StringType, TimestamptzType
 from pyiceberg.utils.config import Config
 from requests import PreparedRequest, Response, Session
 from requests.adapters import HTTPAdapter
 from sqlalchemy.exc import SQLAlchemyError
 
-from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
+from formats.entries import EntryBatch, Position
 from formats.errors import one_line
+from formats.pulsar.messages import COLUMNS as MESSAGE_COLUMNS
+from formats.pulsar.messages import BadEntry, MessageDecoder, MessageOptions
 from offloader.errors import Corrupt, InvalidCall, NotFound, OutcomeUnknown, StoreUnavailable, Unsupported
 from offloader.manifest.state import ManifestState
 from offloader.read.ranges import PlannedRange, is_lost_after, planned_ranges
-from offloader.read.reader import Reader, load_stream, open_reader
+from offloader.read.reader import Reader, decode_messages, load_stream, open_reader
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 
@@ -64,34 +66,41 @@ RESPONSE_S_MAX = 60
 #: Seconds to connect to either.
 CONNECT_S_MAX = 10
 
-#: The table's columns, as those of the entries that Spark exports; the partition's fields.
-SCHEMA = Schema(
-    NestedField(1, "stream", StringType(), required=True),
-    NestedField(2, "ledger_id", LongType(), required=True),
-    NestedField(3, "entry_id", LongType(), required=True),
-    NestedField(4, "publish_time", TimestamptzType(), required=False),
-    NestedField(5, "payload", BinaryType(), required=True),
-)
-SPEC = PartitionSpec(
-    PartitionField(4, 1000, DayTransform(), "publish_day"), PartitionField(1, 1001, IdentityTransform(), "stream")
-)
-_ARROW_TYPES = {
-    "stream": pa.string(),
-    "ledger_id": pa.int64(),
-    "entry_id": pa.int64(),
-    "publish_time": pa.timestamp("us", tz="UTC"),
-    "payload": pa.binary(),
+_TIME = pa.timestamp("us", tz="UTC")
+_NEVER_NULL = ("stream", "ledger_id", "entry_id")
+#: A table's columns by its content, as those of what Spark exports.
+COLUMNS = {
+    "entries": pa.schema(
+        [
+            pa.field("stream", pa.string(), nullable=False),
+            pa.field("ledger_id", pa.int64(), nullable=False),
+            pa.field("entry_id", pa.int64(), nullable=False),
+            pa.field("publish_time", _TIME),
+            pa.field("payload", pa.binary(), nullable=False),
+        ]
+    ),
+    "messages": pa.schema(
+        [
+            pa.field("stream", pa.string(), nullable=False),
+            *(
+                pa.field(name, _TIME if pa.types.is_timestamp(kind) else kind, name not in _NEVER_NULL)
+                for name, kind in MESSAGE_COLUMNS.items()
+            ),
+        ]
+    ),
 }
 _US_PER_MS, _US_PER_DAY = 1000, 86_400_000_000
 #: First millisecond of the year 1, and last one of the year 9999: other times are null, since readers can't show them.
 _TIME_MS_MIN, _TIME_MS_MAX = -62_135_596_800_000, 253_402_300_799_999
 #: Stands for the day of entries without a publish time.
-_NO_DAY = -(2**31)
+_NO_DAY = -(10**7)
 _PREFIX = "offloader."
 #: Of the table: the newest range of a stream, for when the snapshot that added it has expired.
 _NEWEST = "offloader.newest."
 _SEQUENCE = "offloader.sequence-number"
+_CONTENT = "offloader.content"
 _NAME = "offloader"
+_REMEDY = "--on-bad-message null (bad_messages=BadEntry.NULL) adds rows that say what is wrong"
 _SECRETS = ("secret", "password", "token", "credential", "access-key")
 _log = logging.getLogger("offloader.iceberg")
 
@@ -105,7 +114,8 @@ class ExportedRange:
         manifest: record that the range was planned from.
         first, last: positions, inclusive.
         after: last position of the range before it; ``None``: this is the first one.
-        entries: rows that were added.
+        entries: in the range.
+        rows: that were added: the entries, or their messages.
         lost: whether retention deleted entries between ``after`` and ``first``.
     """
 
@@ -116,6 +126,7 @@ class ExportedRange:
     last: Position
     after: Position | None
     entries: int
+    rows: int
     lost: bool
 
     def encode(self) -> dict[str, str]:
@@ -128,6 +139,7 @@ class ExportedRange:
             "last": str(self.last),
             "after": "" if self.after is None else str(self.after),
             "entries": str(self.entries),
+            "rows": str(self.rows),
             "lost": "true" if self.lost else "false",
         }
         return {_PREFIX + name: value for name, value in facts.items()}
@@ -146,6 +158,7 @@ class ExportedRange:
             last=Position.parse(facts["last"]),
             after=Position.parse(facts["after"]) if facts["after"] else None,
             entries=int(facts["entries"]),
+            rows=int(facts["rows"]),
             lost=facts["lost"] == "true",
         )
 
@@ -184,7 +197,9 @@ class _RestCatalog(RestCatalog):
         return session
 
 
-def open_table(name: str, *, catalog: str, warehouse: str = "", options: Mapping[str, str] | None = None) -> Table:
+def open_table(
+    name: str, *, catalog: str, warehouse: str = "", options: Mapping[str, str] | None = None, content: str = "entries"
+) -> Table:
     """The table to export to; creates it, and its namespace, where it doesn't exist.
 
     Args:
@@ -193,11 +208,12 @@ def open_table(name: str, *, catalog: str, warehouse: str = "", options: Mapping
             the name of a catalogue in pyiceberg's own configuration. One given by URL is called ``offloader``.
         warehouse: where the files of a new table are: ``file:///folder`` or ``s3://bucket/root``.
         options: further properties of the catalogue, as pyiceberg has them: ``s3.endpoint``.
+        content: what a row of a new table is: ``entries``, or ``messages`` of Pulsar.
 
     Raises:
         InvalidCall: a name, URL or option is wrong, or no warehouse was named for a new table.
         NotFound: no catalogue of that name is configured.
-        Unsupported: the table exists with other columns or partitions.
+        Unsupported: the table exists with another content, other columns or partitions.
         StoreUnavailable: the catalogue or the warehouse gave no usable response.
     """
     if len(name.split(".")) < 2 or not all(name.split(".")):
@@ -207,8 +223,8 @@ def open_table(name: str, *, catalog: str, warehouse: str = "", options: Mapping
         try:
             table = opened.load_table(name)
         except NoSuchTableError:
-            table = _created(opened, name)
-    _require_fitting(table, name)
+            table = _created(opened, name, content)
+    _require_fitting(table, name, content)
     return table
 
 
@@ -243,33 +259,52 @@ def _catalog(catalog: str, warehouse: str, options: Mapping[str, str]) -> Catalo
     return load_catalog(_NAME, type="sql", **given)
 
 
-def _created(catalog: Catalog, name: str) -> Table:
+def _created(catalog: Catalog, name: str, content: str) -> Table:
     if "warehouse" not in catalog.properties and not isinstance(catalog, RestCatalog):
         raise InvalidCall(f"table {name} doesn't exist, and no warehouse was named", hint="give --warehouse URL")
     catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
+    properties = {TableProperties.FORMAT_VERSION: "2", _CONTENT: content}
     try:
-        return catalog.create_table(name, SCHEMA, partition_spec=SPEC, properties={"format-version": "2"})
-    except TableAlreadyExistsError:  # by another exporter, just now
-        return catalog.load_table(name)
+        with (
+            catalog.create_table_transaction(name, COLUMNS[content], properties=properties) as transaction,
+            transaction.update_spec() as update,
+        ):
+            update.add_field("publish_time", DayTransform(), "publish_day")
+            update.add_field("stream", IdentityTransform(), "stream")
+    except (TableAlreadyExistsError, CommitFailedException):  # by another exporter, just now
+        pass
+    return catalog.load_table(name)
 
 
-def _require_fitting(table: Table, name: str) -> None:
-    schema, ours = table.schema(), {each.name: each for each in SCHEMA.fields}
+def _require_fitting(table: Table, name: str, content: str) -> None:
+    found = _content_of(table)
+    if found != content:
+        raise Unsupported(f"table {name} has {found}, not {content}", hint="export to a table of its own")
+    arrow, ours = schema_to_pyarrow(table.schema(), include_field_ids=False), COLUMNS[content]
     missing = [
-        f"{each.name} {each.field_type}"
-        for each in SCHEMA.fields
-        if each.name not in schema.column_names or schema.find_field(each.name).field_type != each.field_type
+        f"{each.name} {each.type}"
+        for each in ours
+        if each.name not in arrow.names or not _is_same(arrow.field(each.name).type, each.type)
     ]
-    further = [each.name for each in schema.fields if each.name not in ours and each.required]
+    further = [each.name for each in arrow if each.name not in ours.names and not each.nullable]
     if missing or further:
         what = f"without {', '.join(missing)}" if missing else f"with the required columns {', '.join(further)}"
         raise Unsupported(f"table {name} exists {what}", hint="export to a table of its own")
-    fields = {(schema.find_column_name(each.source_id), str(each.transform)) for each in table.spec().fields}
+    fields = {(table.schema().find_column_name(each.source_id), str(each.transform)) for each in table.spec().fields}
     if fields != {("publish_time", "day"), ("stream", "identity")} or table.metadata.format_version < 2:
         raise Unsupported(
             f"table {name} is not partitioned by day of publish_time and by stream, or is older than format 2",
             hint="export to a table of its own",
         )
+
+
+def _content_of(table: Table) -> str:
+    return table.properties.get(_CONTENT, "entries")
+
+
+def _is_same(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a column's type is the wanted one; Iceberg doesn't know how large Arrow's offsets are."""
+    return str(found).replace("large_", "") == str(wanted).replace("large_", "") or pa.types.is_nested(found)
 
 
 @contextmanager
@@ -350,6 +385,7 @@ def export(
     *,
     skip_lost: bool = False,
     range_bytes: int = RANGE_BYTES_MAX,
+    bad_messages: BadEntry = BadEntry.ERROR,
     settings: ReadSettings | None = None,
 ) -> Exported:
     """Adds to the table every entry of a stream that it doesn't have yet, up to the end of the newest manifest.
@@ -359,12 +395,14 @@ def export(
         table: of ``open_table``; it is refreshed.
         skip_lost: skip entries that retention deleted before their export, instead of failing.
         range_bytes: most bytes of segments in one range; a larger segment is a range of its own.
+        bad_messages: of a table of messages: fail at an entry that isn't one, or add a row that says why.
 
     Raises:
         NotFound: no such stream.
         InvalidCall: the table has another stream of that name.
         Trimmed: entries were deleted before their export, and ``skip_lost`` isn't set.
-        Corrupt: the table's properties were changed, or the entries aren't those that the manifest counts.
+        Corrupt: the table's properties were changed, the entries aren't those that the manifest counts, or a message is
+            damaged.
         StoreUnavailable: catalogue or warehouse gave no usable response, or others always committed first.
         OutcomeUnknown: a commit may have happened. Run it again: it goes on where the table says.
     """
@@ -386,22 +424,31 @@ def export(
             if planned is None:
                 return Exported(state.stream, tuple(done), after)
             with _translated(f"table {name}", hint="run it again: it goes on after the last commit"):
-                added = _add_range(table, reader, state, planned, after, lost=lost)
+                rows_of = _converter(_content_of(table), state.stream, bad_messages)
+                added = _add_range(table, reader, state, planned, after, rows_of, lost=lost)
             if added is not None:
                 done.append(added)
                 _log.info("exported %s..%s of %s, %d entries", added.first, added.last, added.stream, added.entries)
 
 
 def _add_range(
-    table: Table, reader: Reader, state: ManifestState, planned: PlannedRange, after: Position | None, *, lost: bool
+    table: Table,
+    reader: Reader,
+    state: ManifestState,
+    planned: PlannedRange,
+    after: Position | None,
+    rows_of: _RowsOf,
+    *,
+    lost: bool,
 ) -> ExportedRange | None:
     """Writes a range's files and commits them; ``None``: another exporter has added it meanwhile."""
-    files = _RangeFiles(table, state.stream)
+    files, entries = _RangeFiles(table, state.stream), 0
     try:
         for batch in reader.scan(planned.first, planned.last):
-            files.add(batch)
+            entries += len(batch)
+            for rows in rows_of(batch):
+                files.add(rows)
         written = files.close()
-        entries = sum(each.record_count for each in written)
         if planned.entries is not None and entries != planned.entries:
             raise Corrupt(
                 f"stream {state.stream}, {planned.first}..{planned.last}: {entries} entries were read, the manifest "
@@ -419,6 +466,7 @@ def _add_range(
         last=planned.last,
         after=after,
         entries=entries,
+        rows=sum(each.record_count for each in written),
         lost=lost,
     )
     for _ in range(COMMIT_ATTEMPTS_MAX):
@@ -459,6 +507,37 @@ def _commit(table: Table, files: Sequence[DataFile], added: ExportedRange) -> No
     transaction.commit_transaction()
 
 
+# -- rows
+
+#: Rows of a table out of entries.
+_RowsOf = Callable[[EntryBatch], Iterator[pa.RecordBatch]]
+
+
+def _converter(content: str, stream: str, bad_messages: BadEntry) -> _RowsOf:
+    """Makes the rows of a content; times of the years 1 to 9999 in microseconds, others null."""
+    schema = COLUMNS[content]
+    decoder = MessageDecoder(MessageOptions(bad_entries=bad_messages), source=f"stream {stream},")
+
+    def rows_of(batch: EntryBatch) -> Iterator[pa.RecordBatch]:
+        found = [batch.to_arrow()] if content == "entries" else decode_messages(batch, decoder, remedy=_REMEDY)
+        for rows in found:
+            columns = [
+                _micros(rows[each.name]) if each.type == _TIME else rows[each.name]
+                for each in schema
+                if each.name != "stream"
+            ]
+            names = pa.repeat(pa.scalar(stream), rows.num_rows)
+            yield pa.RecordBatch.from_arrays([names, *columns], schema=schema)
+
+    return rows_of
+
+
+def _micros(times: pa.Array) -> pa.Array:
+    values = times.view(pa.int64())
+    shown = pc.and_(pc.greater_equal(values, _TIME_MS_MIN), pc.less_equal(values, _TIME_MS_MAX))
+    return pc.multiply(pc.if_else(shown, values, None), _US_PER_MS).view(_TIME)
+
+
 # -- data files
 
 
@@ -481,11 +560,8 @@ class _RangeFiles:
     def __init__(self, table: Table, stream: str) -> None:
         self._table = table
         self._stream = stream
-        self._schema = table.schema().select(*_ARROW_TYPES)
-        self._arrow = pa.schema(
-            pa.field(each.name, _ARROW_TYPES[each.name], not each.required, {"PARQUET:field_id": str(each.field_id)})
-            for each in self._schema.fields
-        )
+        self._schema = table.schema().select(*COLUMNS[_content_of(table)].names)
+        self._arrow = schema_to_pyarrow(self._schema)
         self._model = FileFormatFactory.get(FileFormat.PARQUET)
         self._locations = table.location_provider()
         self._uuid = uuid4()
@@ -494,9 +570,11 @@ class _RangeFiles:
         self._started: list[str] = []
         self._finished: list[DataFile] = []
 
-    def add(self, batch: EntryBatch) -> None:
-        """Adds entries, which follow those before."""
-        rows, days = self._rows(batch)
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Adds rows, which follow those before."""
+        micros = pc.fill_null(rows["publish_time"].view(pa.int64()), _NO_DAY * _US_PER_DAY)
+        days = micros.to_numpy() // _US_PER_DAY
+        rows = rows.select(self._arrow.names).cast(self._arrow)
         for day in np.unique(days).tolist():
             chosen = days == day
             self._wait(day, rows if chosen.all() else rows.filter(pa.array(chosen)))
@@ -520,21 +598,6 @@ class _RangeFiles:
                 self._table.io.delete(location)
             except OSError as error:
                 _log.info("%s wasn't deleted: %s", location, error)
-
-    def _rows(self, batch: EntryBatch) -> tuple[pa.RecordBatch, np.ndarray[Any, np.dtype[np.int64]]]:
-        """Rows of the table, and the day of each."""
-        times = batch.publish_times_ms
-        unknown = (times == TIME_UNKNOWN_MS) | (times < _TIME_MS_MIN) | (times > _TIME_MS_MAX)
-        micros = np.where(unknown, 0, times) * _US_PER_MS
-        columns = {
-            "stream": pa.repeat(pa.scalar(self._stream), len(batch)),
-            "ledger_id": pa.array(np.full(len(batch), batch.ledger_id, dtype=np.int64)),
-            "entry_id": pa.array(batch.entry_ids),
-            "publish_time": pa.array(micros, mask=unknown).view(pa.timestamp("us", tz="UTC")),
-            "payload": batch.payloads,
-        }
-        rows = pa.RecordBatch.from_arrays([columns[name] for name in self._arrow.names], schema=self._arrow)
-        return rows, np.where(unknown, _NO_DAY, micros // _US_PER_DAY)
 
     def _wait(self, day: int, rows: pa.RecordBatch) -> None:
         if day not in self._open:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from formats.entries import Position
+from formats.pulsar.messages import BadEntry
 from offloader.cli.options import ConfigArguments, Json, amount, name_argument, option
 from offloader.cli.output import print_result
-from offloader.cli.spark import ExportFormat
+from offloader.cli.spark import Content, ExportFormat
 from offloader.errors import InvalidCall, OffloaderError, OutcomeUnknown
 from offloader.manifest.names import named_streams
 from offloader.retention.subscribers import open_retention, require_subscriber_name
@@ -48,6 +49,8 @@ class TableArguments:
         option("--catalog-option", "A property of the catalogue, as pyiceberg has it. May be repeated.", metavar="N=V"),
     ] = None
 
+    content: Annotated[Content, typer.Option("--content", help="What a row of the table is.")] = Content.ENTRIES
+
     def open(self) -> Table:
         """The table; raises ``InvalidCall``, and as ``offloader.iceberg.open_table``."""
         if not self.table or not self.catalog:
@@ -58,7 +61,9 @@ class TableArguments:
 
         from offloader.iceberg import open_table  # loads pyiceberg, which is slow, and an extra
 
-        return open_table(self.table, catalog=self.catalog, warehouse=self.warehouse, options=options)
+        return open_table(
+            self.table, catalog=self.catalog, warehouse=self.warehouse, options=options, content=self.content.value
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +81,9 @@ class RangeArguments:
             metavar="NAME",
         ),
     ] = ""
+    on_bad_message: Annotated[
+        BadEntry, typer.Option("--on-bad-message", help="With --content messages: fail, or add a row that says why.")
+    ] = BadEntry.ERROR
     range_size: Annotated[
         int, amount("--range-size", "Most data in one commit.", "bytes", whole=True, low=1, shown="1GiB")
     ] = 1024**3
@@ -134,7 +142,13 @@ def _exported(
     if retention is not None:
         retention.add(wanted.subscriber)
     done = [
-        export(store, each, table, skip_lost=wanted.skip_lost, range_bytes=wanted.range_size, settings=settings)
+        export(
+            *(store, each, table),
+            skip_lost=wanted.skip_lost,
+            range_bytes=wanted.range_size,
+            bad_messages=wanted.on_bad_message,
+            settings=settings,
+        )
         for each in named.streams
     ]
     if retention is not None:
@@ -156,8 +170,8 @@ def _option_of(text: str) -> tuple[str, str]:
 
 
 def _print(done: Exported, *, as_json: bool) -> None:
-    entries = sum(each.entries for each in done.ranges)
-    facts = {"stream": done.stream, "ranges": len(done.ranges), "entries": entries, "end": done.end}
+    entries, rows = sum(each.entries for each in done.ranges), sum(each.rows for each in done.ranges)
+    facts = {"stream": done.stream, "ranges": len(done.ranges), "entries": entries, "rows": rows, "end": done.end}
     new = f"{entries:,} new entries, exported up to {done.end}" if done.ranges else "nothing new"
     print_result(facts, f"{done.stream}: {new}", as_json=as_json)
     sys.stdout.flush()

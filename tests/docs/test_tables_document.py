@@ -42,6 +42,7 @@ def test_the_properties_are_those_of_a_commit() -> None:
         last=Position(1, 9),
         after=None,
         entries=10,
+        rows=10,
         lost=False,
     )
     (table,) = re.findall(r"^\| property \| value \|\n(.*?)\n\n", TEXT, re.M | re.S)

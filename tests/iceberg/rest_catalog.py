@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.rest import CreateTableRequest, TableResponse
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import (
@@ -29,7 +28,9 @@ _CODES = {
 
 
 class _Handler(BaseHTTPRequestHandler):
-    catalog: Catalog
+    catalog: SqlCatalog
+    #: Tables that are created by their first commit.
+    staged: dict[str, Table]
 
     def do_GET(self) -> None:
         self._answer()
@@ -62,20 +63,16 @@ class _Handler(BaseHTTPRequestHandler):
                 return json.dumps({"namespace": namespace, "properties": {}})
             case ["namespaces", namespace, "tables"]:
                 asked = CreateTableRequest.model_validate({"location": None, **json.loads(body)})
-                assert asked.partition_spec is not None
-                return _text(
-                    self.catalog.create_table(
-                        (namespace, asked.name),
-                        asked.table_schema,
-                        partition_spec=asked.partition_spec,
-                        properties=asked.properties,
-                    )
+                assert asked.stage_create
+                self.staged[asked.name] = self.catalog._create_staged_table(
+                    (namespace, asked.name), asked.table_schema, properties=asked.properties
                 )
+                return _text(self.staged[asked.name])
             case ["namespaces", namespace, "tables", name] if self.command == "GET":
                 return _text(self.catalog.load_table((namespace, name)))
             case ["namespaces", namespace, "tables", name]:
                 given = CommitTableRequest.model_validate_json(body)
-                table = self.catalog.load_table((namespace, name))
+                table = self.staged.pop(name, None) or self.catalog.load_table((namespace, name))
                 return self.catalog.commit_table(table, given.requirements, given.updates).model_dump_json(
                     by_alias=True
                 )
@@ -83,14 +80,15 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _text(table: Table) -> str:
-    response = TableResponse(**{"metadata-location": table.metadata_location, "metadata": table.metadata})
-    return response.model_dump_json(by_alias=True)
+    facts: dict[str, Any] = {"metadata-location": table.metadata_location, "metadata": table.metadata}
+    return TableResponse(**facts).model_dump_json(by_alias=True)
 
 
 @contextmanager
 def rest_catalog(uri: str, warehouse: str) -> Iterator[str]:
     """The URL of a server over the SQL catalogue at ``uri``."""
-    handler = type("Handler", (_Handler,), {"catalog": SqlCatalog("offloader", uri=uri, warehouse=warehouse)})
+    catalog = SqlCatalog("offloader", uri=uri, warehouse=warehouse)
+    handler = type("Handler", (_Handler,), {"catalog": catalog, "staged": {}})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, name="rest catalogue")
         thread.start()

@@ -10,16 +10,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import load_catalog
 
+from formats.entries import EntryBatch
+from formats.pulsar.messages import MessageDecoder, MessageOptions
 from offloader import iceberg
 from offloader.errors import StoreUnavailable
 from tests.cli.reading_verbs import Offloader
 from tests.conftest import S3Place
-from tests.iceberg.lake import Lake, rows_by_duckdb, rows_of, sent
+from tests.formats.pulsar_entries import recorded
+from tests.iceberg.lake import Lake, named_files, rows_by_duckdb, rows_of, sent
 from tests.iceberg.rest_catalog import rest_catalog
 from tests.support.misbehaving_servers import silent_server
 from tests.support.streams import StreamWriter, batch_of
@@ -62,7 +66,7 @@ def test_command_exports_streams_and_all_partitions_of_a_topic(lake: Lake, capsy
     ]
     assert rows_by_duckdb(lake.foreign_table()) == sent(*writers)
     again = offloader("export", "t/other", *places(lake), "--json")
-    assert again.rows == [{"stream": "t/other", "ranges": 0, "entries": 0, "end": "2:4"}]
+    assert again.rows == [{"stream": "t/other", "ranges": 0, "entries": 0, "rows": 0, "end": "2:4"}]
 
 
 def test_retention_keeps_what_the_subscribed_export_has_not_committed(
@@ -90,6 +94,43 @@ def test_retention_keeps_what_the_subscribed_export_has_not_committed(
     one.add([batch_of(2, 7, 1)])
     assert offloader(*arguments).code == 0
     assert cut_of("t/one") == ("lake", {"0.0": "2:8"})
+
+
+def test_table_of_messages_has_every_column_of_every_message(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+    writer, expected = lake.writer("t/messages"), list[dict[str, Any]]()
+    for ledger, (name, topic) in enumerate(sorted(recorded("plain").items())):
+        batch = EntryBatch.build(ledger, 0, [data for *_, data in topic.entries])
+        writer.add([batch], closes=[ledger])
+        rows = [row for part in MessageDecoder(MessageOptions(), source=name).decode(batch) for row in part.to_pylist()]
+        expected += [{"stream": "t/messages", **row} for row in rows]
+    done = Offloader(capsys)("export", "t/messages", *places(lake), "--content", "messages", "--json")
+    assert done.rows[0]["rows"] == len(expected) > done.rows[0]["entries"] == len(writer.entries)
+    table = lake.foreign_table()
+
+    def ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return sorted(rows, key=lambda row: (row["ledger_id"], row["entry_id"], row["batch_index"]))
+
+    files = [pq.read_table(path, partitioning=None) for path in named_files(table)]
+    assert ordered(pa.concat_tables(files).to_pylist()) == ordered(expected)
+    scanned = table.scan().to_arrow().to_pylist()
+    for row in scanned:
+        row["encryption_keys"] = row["encryption_keys"] or None  # pyiceberg's scan takes a null list for an empty one
+    assert ordered(scanned) == ordered(expected)
+    _, said, _ = Offloader(capsys).refuses("export", "t/messages", *places(lake))
+    assert said == "table lake.entries has messages, not entries"
+
+
+def test_damaged_message_fails_or_is_a_row_that_says_why(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+    writer, offloader = lake.writer("t/messages"), Offloader(capsys)
+    writer.add([EntryBatch.build(1, 0, [b"no message", b"nor this"])])
+    arguments = ["export", "t/messages", *places(lake), "--content", "messages"]
+    code, said, hint = offloader.refuses(*arguments)
+    assert (code, "1:0" in said) == (6, True)
+    assert "--on-bad-message null" in hint
+    assert lake.data_files() == []
+    assert offloader(*arguments, "--on-bad-message", "null").code == 0
+    found = lake.foreign_table().scan().to_arrow()
+    assert (found.num_rows, found["error"].null_count, found["value"].null_count) == (2, 0, 2)
 
 
 @pytest.mark.parametrize(
