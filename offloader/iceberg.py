@@ -211,13 +211,15 @@ def open_table(
         content: what a row of a new table is: ``entries``, or ``messages`` of Pulsar.
 
     Raises:
-        InvalidCall: a name, URL or option is wrong, or no warehouse was named for a new table.
+        InvalidCall: a name, URL, option or content is wrong, or no warehouse was named for a new table.
         NotFound: no catalogue of that name is configured.
         Unsupported: the table exists with another content, other columns or partitions.
         StoreUnavailable: the catalogue or the warehouse gave no usable response.
     """
     if len(name.split(".")) < 2 or not all(name.split(".")):
         raise InvalidCall(f"table {name!r} has no namespace", hint="write NAMESPACE.TABLE, for example lake.entries")
+    if content not in COLUMNS:
+        raise InvalidCall(f"a table has no content {content!r}", hint=f"one of {', '.join(COLUMNS)}")
     with _translated(f"table {name} in catalogue {catalog}", hint="is the catalogue's URL right, and is it running?"):
         opened = _catalog(catalog, warehouse, options or {})
         try:
@@ -235,28 +237,27 @@ def _catalog(catalog: str, warehouse: str, options: Mapping[str, str]) -> Catalo
                 f"catalogue option {each}: other users of this machine see it",
                 hint=f"set PYICEBERG_CATALOG__OFFLOADER__{each.upper().replace('.', '__').replace('-', '_')}",
             )
-    given = {"s3.connect-timeout": str(CONNECT_S_MAX), "s3.request-timeout": str(RESPONSE_S_MAX), **options}
-    if warehouse:
-        given["warehouse"] = warehouse
-    if "://" not in catalog:
-        configured: dict[str, Any] = dict(Config().get_catalog_config(catalog) or {})
-        if not configured:
-            raise NotFound(
-                f"no catalogue {catalog} is configured",
-                hint="give a URL, for example sqlite:////folder/catalog.db, or configure it in ~/.pyiceberg.yaml",
-            )
-        kind = configured.get("type") or ("rest" if str(configured.get("uri", "")).startswith("http") else "")
-        return _RestCatalog(catalog, **{**configured, **given}) if kind == "rest" else load_catalog(catalog, **given)
-    if "@" in catalog and ":" in catalog.partition("://")[2].rpartition("@")[0]:
+    has_url = "://" in catalog
+    name = _NAME if has_url else catalog
+    configured: dict[str, Any] = dict(Config().get_catalog_config(name) or {})
+    if not has_url and not configured:
+        raise NotFound(
+            f"no catalogue {catalog} is configured",
+            hint="give a URL, for example sqlite:////folder/catalog.db, or configure it in ~/.pyiceberg.yaml",
+        )
+    if has_url and ":" in catalog.partition("://")[2].rpartition("@")[0]:
         raise InvalidCall(
             "the catalogue's URL has a password: other users of this machine see it",
             hint="configure the catalogue in ~/.pyiceberg.yaml, and give its name",
         )
-    given["uri"] = catalog
-    if catalog.startswith(("http://", "https://")):
-        environment: dict[str, Any] = dict(Config().get_catalog_config(_NAME) or {})
-        return _RestCatalog(_NAME, **{**environment, **given})
-    return load_catalog(_NAME, type="sql", **given)
+    deadlines = {"s3.connect-timeout": str(CONNECT_S_MAX), "s3.request-timeout": str(RESPONSE_S_MAX)}
+    given = {**deadlines, **configured, **options}
+    if warehouse:
+        given["warehouse"] = warehouse
+    if has_url:
+        given |= {"uri": catalog, "type": "rest" if catalog.startswith("http") else "sql"}
+    is_rest = given.get("type", "rest") == "rest" and str(given.get("uri", "")).startswith("http")
+    return _RestCatalog(name, **given) if is_rest else load_catalog(name, **given)
 
 
 def _created(catalog: Catalog, name: str, content: str) -> Table:

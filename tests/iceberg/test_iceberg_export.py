@@ -463,6 +463,7 @@ def test_damaged_stream_commits_nothing(lake: Lake, writer: StreamWriter) -> Non
     ("more", "kind", "text", "hint"),
     [
         ({"name": "entries"}, InvalidCall, "table 'entries' has no namespace", "NAMESPACE.TABLE"),
+        ({"content": "values"}, InvalidCall, "a table has no content 'values'", "entries, messages"),
         ({"catalog": "prod"}, NotFound, "no catalogue prod is configured", "pyiceberg.yaml"),
         ({"catalog": "postgresql://me:hidden@db/x"}, InvalidCall, "URL has a password", "pyiceberg.yaml"),
         (
@@ -484,3 +485,18 @@ def test_wrong_places_are_refused_with_a_hint(
         iceberg.open_table(given.pop("name"), **given)
     assert hint in json.dumps(str(caught.value))
     assert "hidden" not in str(caught.value)
+
+
+def test_catalogue_is_found_by_its_name_in_the_configuration(
+    lake: Lake, writer: StreamWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYICEBERG_CATALOG__PROD__URI", lake.catalog)
+    monkeypatch.setenv("PYICEBERG_CATALOG__PROD__TYPE", "sql")
+    monkeypatch.setenv("PYICEBERG_CATALOG__PROD__S3__REQUEST_TIMEOUT", "7")
+    writer.add([batch_of(1, 0, 10)])
+    table = iceberg.open_table("lake.entries", catalog="prod", warehouse=lake.warehouse, options={"s3.region": "eu"})
+    assert lake.export(writer, table).end == Position(1, 9)
+    assert {name: table.catalog.properties[name] for name in ("s3.region", "s3.request-timeout")} == {
+        "s3.region": "eu",
+        "s3.request-timeout": "7",
+    }
