@@ -61,6 +61,8 @@ BUFFERED_BYTES_MAX = 64 * 1024**2
 OPEN_FILES_MAX = 8
 #: Commits of one range that others may get in front of, before the export gives up.
 COMMIT_ATTEMPTS_MAX = 100
+#: Attempts to create a table, its namespace and the catalogue's own tables, which others may create at the same time.
+OPEN_ATTEMPTS_MAX = 3
 #: Seconds that a REST catalogue and an object store have for a response.
 RESPONSE_S_MAX = 60
 #: Seconds to connect to either.
@@ -221,11 +223,13 @@ def open_table(
     if content not in COLUMNS:
         raise InvalidCall(f"a table has no content {content!r}", hint=f"one of {', '.join(COLUMNS)}")
     with _translated(f"table {name} in catalogue {catalog}", hint="is the catalogue's URL right, and is it running?"):
-        opened = _catalog(catalog, warehouse, options or {})
-        try:
-            table = opened.load_table(name)
-        except NoSuchTableError:
-            table = _created(opened, name, content)
+        for attempt in range(1, OPEN_ATTEMPTS_MAX + 1):
+            try:
+                table = _opened(_catalog(catalog, warehouse, options or {}), name, content)
+                break
+            except SQLAlchemyError:  # another exporter creates the same rows just now
+                if attempt == OPEN_ATTEMPTS_MAX:
+                    raise
     _require_fitting(table, name, content)
     return table
 
@@ -260,7 +264,11 @@ def _catalog(catalog: str, warehouse: str, options: Mapping[str, str]) -> Catalo
     return _RestCatalog(name, **given) if is_rest else load_catalog(name, **given)
 
 
-def _created(catalog: Catalog, name: str, content: str) -> Table:
+def _opened(catalog: Catalog, name: str, content: str) -> Table:
+    try:
+        return catalog.load_table(name)
+    except NoSuchTableError:
+        pass
     if "warehouse" not in catalog.properties and not isinstance(catalog, RestCatalog):
         raise InvalidCall(f"table {name} doesn't exist, and no warehouse was named", hint="give --warehouse URL")
     catalog.create_namespace_if_not_exists(name.rpartition(".")[0])

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "how-to" / "tables.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_samples_print_what_the_page_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from tests.support.streams import BASE_MS, StreamWriter, batch_of, random_batch
 
 ROOT = Path(__file__).resolve().parents[2]
 DAY_MS = 86_400_000
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -188,7 +190,6 @@ def test_recorded_gap_is_no_loss(lake: Lake, writer: StreamWriter) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.slow
 def test_every_entry_is_there_once_after_twenty_kills(lake: Lake, writer: StreamWriter) -> None:
     chance = random.Random(20)
     other = lake.writer("public/default/persistent/invoices")
@@ -201,45 +202,49 @@ def test_every_entry_is_there_once_after_twenty_kills(lake: Lake, writer: Stream
                 each.add([batch_of(ledger, 0, 20, times=times)], closes=[ledger])
 
     grow(2)
-    died: set[str] = set()
-    for number in range(20):
-        point = chance.choice(list(POINTS)) if number >= len(POINTS) else list(POINTS)[number]
-        passage = chance.randint(1, 2)
-        grow(1)
-        assert run_victim(lake, [writer, other], point, passage) == -signal.SIGKILL, (point, passage)
-        died.add(point)
-    assert died == set(POINTS)
-    assert run_victim(lake, [writer, other]) == 0
+    points = [*POINTS, *chance.choices(list(POINTS), k=20 - len(POINTS))]
+    with victims() as nursery:
+        for point in points:
+            grow(1)
+            line = order(lake, [writer, other], point, str(chance.randint(1, 2)))
+            assert ended(nursery, line) == -signal.SIGKILL, line
+        assert ended(nursery, order(lake, [writer, other])) == 0
     require_proven(lake, writer, other)
 
 
-def victim(lake: Lake, writers: list[StreamWriter], *more: str) -> subprocess.Popen[bytes]:
+def victims() -> subprocess.Popen[str]:
+    """A process that forks another one for each line."""
+    command = [sys.executable, "-m", "tests.iceberg.victim"]
+    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def order(lake: Lake, writers: list[StreamWriter], *more: str) -> str:
     streams = ",".join(each.stream for each in writers)
-    places = [lake.store_url, lake.catalog, lake.warehouse, streams, *more]
-    return subprocess.Popen([sys.executable, "-m", "tests.iceberg.victim", *places], cwd=ROOT)
+    return " ".join([lake.store_url, lake.catalog, lake.warehouse, streams, *more]) + "\n"
 
 
-def run_victim(lake: Lake, writers: list[StreamWriter], point: str = "", passage: int = 0) -> int:
-    with victim(lake, writers, *([point, str(passage)] if point else [])) as process:
-        return process.wait(120)
+def ended(nursery: subprocess.Popen[str], line: str) -> int:
+    """The exit code of the process that did what the line says."""
+    assert nursery.stdin is not None
+    assert nursery.stdout is not None
+    nursery.stdin.write(line)
+    nursery.stdin.flush()
+    return int(nursery.stdout.readline())
 
 
 # Several exporters
 
 
 @pytest.mark.process
-@pytest.mark.slow
 def test_two_exporters_at_once_add_every_entry_once(lake: Lake) -> None:
     writers = [lake.writer(f"t/{name}") for name in ("a", "b")]
-    for each, ledger in itertools.product(writers, range(1, 16)):
+    for each, ledger in itertools.product(writers, range(1, 11)):
         each.add([batch_of(ledger, 0, 10)], closes=[ledger])
-    lake.table()
-    processes = [victim(lake, writers), victim(lake, writers[::-1])]
-    for process in processes:
-        with process:
-            assert process.wait(120) == 0
+    with victims() as one, victims() as two, ThreadPoolExecutor(2) as threads:
+        exits = threads.map(ended, (one, two), (order(lake, writers), order(lake, writers[::-1])))
+        assert list(exits) == [0, 0]
     require_proven(lake, *writers)
-    assert len(named_files(lake.foreign_table())) == 30
+    assert len(named_files(lake.foreign_table())) == 20
 
 
 @pytest.mark.parametrize("same", [True, False])

@@ -30,6 +30,7 @@ from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

@@ -197,6 +197,7 @@ def test_lease_ends_with_the_table_that_it_protects(store: ObjectStore, writer: 
 # Batches
 
 
+@pytest.mark.slow
 def test_one_batch_is_in_memory_at_a_time(store: ObjectStore) -> None:
     writer = StreamWriter(store, STREAM, block_bytes=256 * 1024)
     for ledger in range(1, 9):
