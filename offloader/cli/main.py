@@ -37,6 +37,7 @@ VERBS = {
     "manifest": "Show, rebuild or checkpoint a stream's manifest.",
     "read": "Print a stream's entries.",
     "replay": "Send a stream's messages to a Pulsar topic.",
+    "export": "Add streams to an Iceberg table.",
     "verify": "Check a stream's objects against its manifest.",
     "inspect": "Show one object, header by header.",
     "accept-source": "Go on with another ledger database.",
@@ -81,7 +82,7 @@ _PLACES = {
 }
 #: Verbs whose own process holds no entries up to a budget: they read from the store, or Spark's workers do, which
 #: inherit the allocator's settings.
-_WITHOUT_BUDGET = frozenset({"inspect", "read", "spark", "verify"})
+_WITHOUT_BUDGET = frozenset({"export", "inspect", "read", "spark", "verify"})
 _DEBUG = "--debug"
 #: Narrowest help.
 _WIDTH_MIN = 50

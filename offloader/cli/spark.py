@@ -107,6 +107,16 @@ class Content(StrEnum):
     MESSAGES = "messages"
 
 
+class ExportFormat(StrEnum):
+    """What an export writes."""
+
+    PARQUET = "parquet"
+    ICEBERG = "iceberg"
+
+
+_Format = Annotated[
+    ExportFormat, typer.Option("--format", help="export: Parquet; Iceberg needs no Spark: `offloader export`.")
+]
 _AvroVersion = Annotated[
     list[str] | None,
     option(
@@ -127,6 +137,7 @@ def run(
         int | None, option("--segments-at-once", "backfill: tasks at once.", metavar="N", shown="what the cluster runs")
     ] = None,
     to: Annotated[str, option("--to", "export: where to, as Spark names it.", metavar="FOLDER")] = "",
+    written: _Format = ExportFormat.PARQUET,
     content: Annotated[Content, typer.Option("--content", help="export: what a row is.")] = Content.ENTRIES,
     json_values: Annotated[
         str,
@@ -157,6 +168,7 @@ def run(
     backfill: what a ledger database holds of the streams and the store doesn't. export: Parquet by stream and date; run
     again it adds what is new. verify: every byte of the streams against their manifests; damage ends with exit code 6.
     """
+    _require_parquet(written, streams)
     options = _options(given, more or [])
     exporting = {"to": to, "content": content.value, "dead_letter": dead_letter, "skip_lost": skip_lost}
     backfilling = {"take_over": take_over, "dry_run": dry_run, "segments_at_once": segments_at_once}
@@ -181,11 +193,18 @@ def run(
             return print_scrub(scrub, as_json=json)
         case Action.BACKFILL:
             given.require_ledgers()
-            file = given.file() if given.config else None
-            given_hot = {**backfilling, "ledgers": given.ledgers, "config": file}
+            given_hot = {**backfilling, "ledgers": given.ledgers, "config": given.file() if given.config else None}
             opened = given.open()
             done = _run_job(action, master, lambda jobs, spark: jobs.backfill(spark, streams, options, **given_hot))
             return print_backfilled(done, opened, dry_run=dry_run, as_json=json)
+
+
+def _require_parquet(written: ExportFormat, streams: Sequence[str]) -> None:
+    if written is not ExportFormat.PARQUET:
+        raise InvalidCall(
+            "--format iceberg needs no Spark, and is a verb of its own",
+            hint=f"offloader export {' '.join(streams)} --table NAMESPACE.TABLE --catalog URL",
+        )
 
 
 def _values(json_values: str, avro_values: str, avro_version: list[str]) -> Values | None:

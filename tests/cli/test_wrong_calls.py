@@ -24,6 +24,10 @@ OF_A_STREAM: dict[str, tuple[str, ...]] = {
     "status": (),
     "delete-stream": ("--yes",),
     "truncate": ("--before", "0:1"),
+    "export": (
+        *("--table", "lake.entries", "--catalog", "sqlite:///{folder}/catalog.db"),
+        *("--warehouse", "file://{folder}/warehouse"),
+    ),
     "replay": ("--to", "persistent://a/b/c", "--service-url", "pulsar://127.0.0.1:1"),
     "retention explain": (),
     "retention plan": (),

@@ -59,6 +59,7 @@ manifest expire a/paused --dry-run
 read a/streamed --limit 3
 read a/streamed --count
 verify a/streamed
+export a/streamed --table lake.entries --catalog CATALOG --warehouse WAREHOUSE
 verify a/by-ledger --deep
 inspect DATA
 inspect INDEX
@@ -135,6 +136,8 @@ def _words(folder: Path, store: ObjectStore) -> Mapping[str, str]:
         "LOST": f"sqlite:///{folder}/lost.db",
         "ASIDE": f"sqlite:///{folder}/aside.db",
         "CONFIG": str(config),
+        "CATALOG": f"sqlite:///{folder}/catalog.db",
+        "WAREHOUSE": f"file://{folder}/warehouse",
         "ORACLE": ORACLE,
         "RECORD": str(record),
         "DATA": next(key for key in keys if key.startswith("a/streamed/") and not key.endswith("-index")),

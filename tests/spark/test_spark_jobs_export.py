@@ -18,8 +18,9 @@ from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
 from formats.manifest import Retire, Truncate
 from formats.segment import SegmentMap
 from offloader.errors import Corrupt, InvalidCall, OffloaderError, OutcomeUnknown, Trimmed, Unsupported
+from offloader.read.ranges import PlannedRange, planned_ranges
 from offloader.spark.jobs import export
-from offloader.spark.jobs.export import ExportedRange, ExportLog, PlannedRange, planned_ranges
+from offloader.spark.jobs.export import ExportedRange, ExportLog
 from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.formats.pulsar_entries import Sent, batch_entry, entry_of, metadata_of

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from formats.entries import Position
-from formats.segment import SegmentSummary
-from offloader.errors import Corrupt, InvalidCall, OutcomeUnknown, Trimmed, Unsupported
+from offloader.errors import Corrupt, InvalidCall, OutcomeUnknown, Unsupported
 from offloader.manifest.state import ManifestState
-from offloader.read.fetch import readable_segments, segments_between, whole_range
+from offloader.read.ranges import PlannedRange, is_lost_after, planned_ranges
 from offloader.spark.jobs.values import NEEDED as VALUE_COLUMNS
 from offloader.spark.jobs.values import with_decoded
 from offloader.spark.jobs.verify import PLACE_OPTIONS, pinned_streams, require_known
@@ -150,15 +149,6 @@ _DAY = "date_from_unix_date(CAST(floor(unix_micros(publish_time) / 86400000000) 
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedRange:
-    """Positions to export together, inclusive; ``entries`` is ``None`` if the manifest doesn't have the number."""
-
-    first: Position
-    last: Position
-    entries: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class Exported:
     """Result of a run for one stream: its new ranges in order, and the last exported position; ``None``: none."""
 
@@ -247,30 +237,6 @@ def _require_sense(
         raise InvalidCall(f"export needs the columns {', '.join(missing)} too", hint="add them to the option columns")
 
 
-def planned_ranges(state: ManifestState, after: Position | None, range_bytes: int) -> Iterator[PlannedRange]:
-    """The readable part after a position, split at segments' ends, each of ``range_bytes`` of data objects at most."""
-    ends = whole_range(state)
-    if ends is None:
-        return
-    first, last = ends if after is None else (max(ends[0], after.next()), ends[1])
-
-    def planned(summaries: Sequence[SegmentSummary]) -> PlannedRange:
-        begin, end = summaries[0].begin, summaries[-1].end
-        is_whole = first <= begin and end <= last
-        entries = sum(each.entries for each in summaries) if is_whole else None
-        return PlannedRange(max(first, begin), min(last, end), entries)
-
-    together, size = list[SegmentSummary](), 0
-    for record in segments_between(readable_segments(state), first, last):
-        if together and size + record.content.data_bytes > range_bytes:
-            yield planned(together)
-            together, size = [], 0
-        together.append(record.content)
-        size += record.content.data_bytes
-    if together:
-        yield planned(together)
-
-
 @dataclass(frozen=True, kw_only=True)
 class _StreamExport:
     """The export of one stream; ``is_exact``: its rows are all entries of the range."""
@@ -287,7 +253,11 @@ class _StreamExport:
         newest = self.log.newest()
         after = None if newest is None else newest.last
         number = 1 if newest is None else newest.number + 1
-        lost = newest is not None and self._lost_after(newest, skip_lost)
+        lost = newest is not None and is_lost_after(
+            self.state, newest.incarnation, newest.last, exported_to=self.log.folder, skip_lost=skip_lost
+        )
+        if lost:
+            _log.warning("stream %s: some entries after %s can't be exported any more", self.state.stream, after)
         done: list[ExportedRange] = []
         for planned in planned_ranges(self.state, after, range_bytes):
             rows, bad_rows = self._write(planned, number)
@@ -308,28 +278,6 @@ class _StreamExport:
             done.append(written)
             number, lost = number + 1, False
         return Exported(self.state.stream, tuple(done), done[-1].last if done else after)
-
-    def _lost_after(self, newest: ExportedRange, skip_lost: bool) -> bool:
-        """Whether entries between the last exported and the first readable position may have been deleted."""
-        stream = self.state.stream
-        if newest.incarnation != str(self.state.incarnation):
-            raise InvalidCall(
-                f"stream {stream} was deleted and made anew since its export to {self.log.folder}",
-                hint="export to a new folder",
-            )
-        first, after = self.state.first_position(), newest.last
-        if first is None or first <= after or self.state.follows(after, first):
-            return False
-        if any(after < gap.last and gap.first < first for gap in self.state.gaps):
-            return False
-        if not skip_lost:
-            raise Trimmed(
-                f"stream {stream}: exported up to {after}, and what follows was deleted: it begins at {first}",
-                first_available=first,
-                hint=f"to go on at {first} without what was between: --skip-lost (skip_lost=True)",
-            )
-        _log.warning("stream %s: nothing between %s and %s can be exported any more", stream, after, first)
-        return True
 
     def _write(self, planned: PlannedRange, number: int) -> tuple[int, int]:
         """Rows written as data, and bad rows."""

@@ -1,0 +1,177 @@
+"""``offloader export STREAM...``: adds streams to an Iceberg table, once or as they grow."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from formats.entries import Position
+from formats.pulsar.messages import BadEntry
+from offloader.cli.options import ConfigArguments, Json, amount, name_argument, option
+from offloader.cli.output import print_result
+from offloader.cli.spark import Content, ExportFormat
+from offloader.errors import InvalidCall, OffloaderError, OutcomeUnknown
+from offloader.manifest.names import named_streams
+from offloader.retention.subscribers import open_retention, require_subscriber_name
+from offloader.runtime.clock import SystemClock
+from offloader.settings import ReadSettings
+from offloader.store.base import ObjectStore
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
+    from offloader.iceberg import Exported
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableArguments:
+    """Options that name the table."""
+
+    table: Annotated[str, option("--table", "The table, created if it doesn't exist.", metavar="NAMESPACE.TABLE")] = ""
+    catalog: Annotated[
+        str,
+        option(
+            "--catalog",
+            "Its catalogue: sqlite:////folder/catalog.db or another SQL database, https://... for REST, or a name in "
+            "~/.pyiceberg.yaml.",
+            metavar="URL",
+        ),
+    ] = ""
+    warehouse: Annotated[
+        str, option("--warehouse", "Where a new table's files are: file:///folder, s3://bucket/root.", metavar="URL")
+    ] = ""
+    catalog_option: Annotated[
+        list[str] | None,
+        option("--catalog-option", "A property of the catalogue, as pyiceberg has it. May be repeated.", metavar="N=V"),
+    ] = None
+
+    content: Annotated[Content, typer.Option("--content", help="What a row of the table is.")] = Content.ENTRIES
+
+    def open(self) -> Table:
+        """The table; raises ``InvalidCall``, and as ``offloader.iceberg.open_table``."""
+        if not self.table or not self.catalog:
+            raise InvalidCall(
+                "where to?", hint="give --table NAMESPACE.TABLE and --catalog URL, and for a new table --warehouse URL"
+            )
+        options = dict(_option_of(text) for text in self.catalog_option or [])
+
+        from offloader.iceberg import open_table  # loads pyiceberg, which is slow, and an extra
+
+        return open_table(
+            self.table, catalog=self.catalog, warehouse=self.warehouse, options=options, content=self.content.value
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeArguments:
+    """Options about what is exported."""
+
+    skip_lost: Annotated[
+        bool, typer.Option("--skip-lost", help="Go on where retention took entries before they were exported.")
+    ] = False
+    subscriber: Annotated[
+        str,
+        option(
+            "--subscriber",
+            "Keep from retention what isn't exported, as this subscriber of the streams; the store is written to.",
+            metavar="NAME",
+        ),
+    ] = ""
+    on_bad_message: Annotated[
+        BadEntry, typer.Option("--on-bad-message", help="With --content messages: fail, or add a row that says why.")
+    ] = BadEntry.ERROR
+    range_size: Annotated[
+        int, amount("--range-size", "Most data in one commit.", "bytes", whole=True, low=1, shown="1GiB")
+    ] = 1024**3
+
+
+def run(
+    streams: Annotated[list[str], name_argument("The streams' names, or topics'.", metavar="STREAM...")],
+    given: ConfigArguments,
+    place: TableArguments,
+    wanted: RangeArguments,
+    written: Annotated[
+        ExportFormat, typer.Option("--format", help="Iceberg; Parquet needs Spark: `offloader spark export`.")
+    ] = ExportFormat.ICEBERG,
+    following: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what is offloaded later, until interrupted.")
+    ] = False,
+    every: Annotated[float, amount("--every", "With --follow: time between two looks.", "seconds", low=0.1)] = 60.0,
+    json: Json = False,
+) -> None:
+    """Add to an Iceberg table what it doesn't have of the streams; docs/how-to/tables.md.
+
+    One commit a range, with the stream's positions: run again, or killed and run again, it goes on after the last
+    commit. Several may run at once. With --subscriber retention keeps what the table doesn't have yet.
+    """
+    if written is not ExportFormat.ICEBERG:
+        raise InvalidCall(
+            "Parquet files are written by Spark", hint=f"offloader spark export {' '.join(streams)} --to FOLDER"
+        )
+    if wanted.subscriber:
+        require_subscriber_name(wanted.subscriber)
+    settings, store = given.prepared(read_only=not wanted.subscriber)
+    table = place.open()
+    clock, stop = SystemClock(), threading.Event()
+    while True:
+        try:
+            for name in streams:
+                for done in _exported(store, name, table, wanted, settings.read):
+                    if done.ranges or not following:
+                        _print(done, as_json=json)
+        except OffloaderError as error:
+            if not following or not (error.retryable or isinstance(error, OutcomeUnknown)):
+                raise
+            print(f"note: {error}; trying again in {every:g} s", file=sys.stderr)
+        if not following or clock.wait(stop, every):
+            return
+
+
+def _exported(
+    store: ObjectStore, name: str, table: Table, wanted: RangeArguments, settings: ReadSettings
+) -> list[Exported]:
+    """Exports a stream, or all partitions of a topic; then acknowledges them as the subscriber."""
+    from offloader.iceberg import export
+
+    named = named_streams(store, name)
+    retention = open_retention(store, named.name) if wanted.subscriber else None
+    if retention is not None:
+        retention.add(wanted.subscriber)
+    done = [
+        export(
+            *(store, each, table),
+            skip_lost=wanted.skip_lost,
+            range_bytes=wanted.range_size,
+            bad_messages=wanted.on_bad_message,
+            settings=settings,
+        )
+        for each in named.streams
+    ]
+    if retention is not None:
+        ends: dict[int, Position] = {
+            number: each.end.next() for number, each in zip(named.partitions or [0], done, strict=True) if each.end
+        }
+        if ends:
+            retention.publish(wanted.subscriber, ends if named.partitions else ends[0])
+    return done
+
+
+def _option_of(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise InvalidCall(
+            f"--catalog-option {text!r} isn't NAME=VALUE", hint="for example s3.endpoint=http://10.0.0.1:9000"
+        )
+    return name, value
+
+
+def _print(done: Exported, *, as_json: bool) -> None:
+    entries, rows = sum(each.entries for each in done.ranges), sum(each.rows for each in done.ranges)
+    facts = {"stream": done.stream, "ranges": len(done.ranges), "entries": entries, "rows": rows, "end": done.end}
+    new = f"{entries:,} new entries, exported up to {done.end}" if done.ranges else "nothing new"
+    print_result(facts, f"{done.stream}: {new}", as_json=as_json)
+    sys.stdout.flush()

@@ -1,0 +1,665 @@
+"""Export of streams to a table of Apache Iceberg: one commit a range, the range's positions in the commit.
+
+The table alone decides where an export goes on: a run reads the newest exported range out of the table's history. A
+commit succeeds only if nobody committed since that was read, so that two exporters never add one range twice.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    NoSuchTableError,
+    RESTError,
+    TableAlreadyExistsError,
+    ValidationError,
+)
+from pyiceberg.io.fileformat import FileFormatFactory, FileFormatWriter
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.partitioning import PartitionFieldValue, PartitionKey
+from pyiceberg.table import Table, TableProperties
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import ancestors_of
+from pyiceberg.transforms import DayTransform, IdentityTransform
+from pyiceberg.utils.config import Config
+from requests import PreparedRequest, Response, Session
+from requests.adapters import HTTPAdapter
+from sqlalchemy.exc import SQLAlchemyError
+
+from formats.entries import EntryBatch, Position
+from formats.errors import one_line
+from formats.pulsar.messages import COLUMNS as MESSAGE_COLUMNS
+from formats.pulsar.messages import BadEntry, MessageDecoder, MessageOptions
+from offloader.errors import Corrupt, InvalidCall, NotFound, OutcomeUnknown, StoreUnavailable, Unsupported
+from offloader.manifest.state import ManifestState
+from offloader.read.ranges import PlannedRange, is_lost_after, planned_ranges
+from offloader.read.reader import Reader, decode_messages, load_stream, open_reader
+from offloader.settings import ReadSettings
+from offloader.store.base import ObjectStore
+
+#: Bytes of data objects in one range: the most that a crashed run has to repeat. A larger segment is a range itself.
+RANGE_BYTES_MAX = 1024**3
+#: Bytes of a data file before compression.
+FILE_BYTES_MAX = 512 * 1024**2
+#: Bytes of entries that wait for their row group, in all open files together.
+BUFFERED_BYTES_MAX = 64 * 1024**2
+#: Data files of one range that are open at once: one a day.
+OPEN_FILES_MAX = 8
+#: Commits of one range that others may get in front of, before the export gives up.
+COMMIT_ATTEMPTS_MAX = 100
+#: Attempts to create a table, its namespace and the catalogue's own tables, which others may create at the same time.
+OPEN_ATTEMPTS_MAX = 3
+#: Seconds that a REST catalogue and an object store have for a response.
+RESPONSE_S_MAX = 60
+#: Seconds to connect to either.
+CONNECT_S_MAX = 10
+
+_TIME = pa.timestamp("us", tz="UTC")
+_NEVER_NULL = ("stream", "ledger_id", "entry_id")
+#: A table's columns by its content, as those of what Spark exports.
+COLUMNS = {
+    "entries": pa.schema(
+        [
+            pa.field("stream", pa.string(), nullable=False),
+            pa.field("ledger_id", pa.int64(), nullable=False),
+            pa.field("entry_id", pa.int64(), nullable=False),
+            pa.field("publish_time", _TIME),
+            pa.field("payload", pa.binary(), nullable=False),
+        ]
+    ),
+    "messages": pa.schema(
+        [
+            pa.field("stream", pa.string(), nullable=False),
+            *(
+                pa.field(name, _TIME if pa.types.is_timestamp(kind) else kind, name not in _NEVER_NULL)
+                for name, kind in MESSAGE_COLUMNS.items()
+            ),
+        ]
+    ),
+}
+_US_PER_MS, _US_PER_DAY = 1000, 86_400_000_000
+#: First millisecond of the year 1, and last one of the year 9999: other times are null, since readers can't show them.
+_TIME_MS_MIN, _TIME_MS_MAX = -62_135_596_800_000, 253_402_300_799_999
+#: Stands for the day of entries without a publish time.
+_NO_DAY = -(10**7)
+_PREFIX = "offloader."
+#: Of the table: the newest range of a stream, for when the snapshot that added it has expired.
+_NEWEST = "offloader.newest."
+_SEQUENCE = "offloader.sequence-number"
+_CONTENT = "offloader.content"
+_NAME = "offloader"
+_REMEDY = "--on-bad-message null (bad_messages=BadEntry.NULL) adds rows that say what is wrong"
+_SECRETS = ("secret", "password", "token", "credential", "access-key")
+_log = logging.getLogger("offloader.iceberg")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedRange:
+    """A range of a stream that one snapshot of the table added.
+
+    Attributes:
+        stream, incarnation: of the entries.
+        manifest: record that the range was planned from.
+        first, last: positions, inclusive.
+        after: last position of the range before it; ``None``: this is the first one.
+        entries: in the range.
+        rows: that were added: the entries, or their messages.
+        lost: whether retention deleted entries between ``after`` and ``first``.
+    """
+
+    stream: str
+    incarnation: str
+    manifest: int
+    first: Position
+    last: Position
+    after: Position | None
+    entries: int
+    rows: int
+    lost: bool
+
+    def encode(self) -> dict[str, str]:
+        """As properties of a snapshot."""
+        facts = {
+            "stream": self.stream,
+            "stream-id": self.incarnation,
+            "manifest": str(self.manifest),
+            "first": str(self.first),
+            "last": str(self.last),
+            "after": "" if self.after is None else str(self.after),
+            "entries": str(self.entries),
+            "rows": str(self.rows),
+            "lost": "true" if self.lost else "false",
+        }
+        return {_PREFIX + name: value for name, value in facts.items()}
+
+    @classmethod
+    def decode(cls, properties: Mapping[str, str]) -> ExportedRange | None:
+        """From properties; ``None``: another program's. Raises ``ValueError`` or ``KeyError`` for invalid ones."""
+        if _PREFIX + "stream" not in properties:
+            return None
+        facts = {name.removeprefix(_PREFIX): value for name, value in properties.items() if name.startswith(_PREFIX)}
+        return cls(
+            stream=facts["stream"],
+            incarnation=facts["stream-id"],
+            manifest=int(facts["manifest"]),
+            first=Position.parse(facts["first"]),
+            last=Position.parse(facts["last"]),
+            after=Position.parse(facts["after"]) if facts["after"] else None,
+            entries=int(facts["entries"]),
+            rows=int(facts["rows"]),
+            lost=facts["lost"] == "true",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """Result of a run for one stream: the ranges that it added, and the last exported position; ``None``: none."""
+
+    stream: str
+    ranges: tuple[ExportedRange, ...]
+    end: Position | None
+
+
+# -- the table
+
+
+class _DeadlineAdapter(HTTPAdapter):
+    def send(
+        self,
+        request: PreparedRequest,
+        stream: bool = False,
+        timeout: float | tuple[float | None, float | None] | None = None,
+        verify: bool | str = True,
+        cert: str | tuple[str, str] | None = None,
+        proxies: dict[str, str] | None = None,
+    ) -> Response:
+        return super().send(request, stream, timeout or (CONNECT_S_MAX, RESPONSE_S_MAX), verify, cert, proxies)
+
+
+class _RestCatalog(RestCatalog):
+    def _create_session(self) -> Session:
+        session = super()._create_session()
+        for scheme in ("https://", "http://"):
+            if type(session.adapters.get(scheme)) is HTTPAdapter:
+                session.mount(scheme, _DeadlineAdapter())
+        return session
+
+
+def open_table(
+    name: str, *, catalog: str, warehouse: str = "", options: Mapping[str, str] | None = None, content: str = "entries"
+) -> Table:
+    """The table to export to; creates it, and its namespace, where it doesn't exist.
+
+    Args:
+        name: with its namespace: ``lake.entries``.
+        catalog: ``sqlite:////folder/catalog.db`` or another URL of SQLAlchemy, ``https://...`` of a REST catalogue, or
+            the name of a catalogue in pyiceberg's own configuration. One given by URL is called ``offloader``.
+        warehouse: where the files of a new table are: ``file:///folder`` or ``s3://bucket/root``.
+        options: further properties of the catalogue, as pyiceberg has them: ``s3.endpoint``.
+        content: what a row of a new table is: ``entries``, or ``messages`` of Pulsar.
+
+    Raises:
+        InvalidCall: a name, URL, option or content is wrong, or no warehouse was named for a new table.
+        NotFound: no catalogue of that name is configured.
+        Unsupported: the table exists with another content, other columns or partitions.
+        StoreUnavailable: the catalogue or the warehouse gave no usable response.
+    """
+    if len(name.split(".")) < 2 or not all(name.split(".")):
+        raise InvalidCall(f"table {name!r} has no namespace", hint="write NAMESPACE.TABLE, for example lake.entries")
+    if content not in COLUMNS:
+        raise InvalidCall(f"a table has no content {content!r}", hint=f"one of {', '.join(COLUMNS)}")
+    with _translated(f"table {name} in catalogue {catalog}", hint="is the catalogue's URL right, and is it running?"):
+        for attempt in range(1, OPEN_ATTEMPTS_MAX + 1):
+            try:
+                table = _opened(_catalog(catalog, warehouse, options or {}), name, content)
+                break
+            except SQLAlchemyError:  # another exporter creates the same rows just now
+                if attempt == OPEN_ATTEMPTS_MAX:
+                    raise
+    _require_fitting(table, name, content)
+    return table
+
+
+def _catalog(catalog: str, warehouse: str, options: Mapping[str, str]) -> Catalog:
+    for each in options:
+        if any(word in each.lower() for word in _SECRETS):
+            raise InvalidCall(
+                f"catalogue option {each}: other users of this machine see it",
+                hint=f"set PYICEBERG_CATALOG__OFFLOADER__{each.upper().replace('.', '__').replace('-', '_')}",
+            )
+    has_url = "://" in catalog
+    name = _NAME if has_url else catalog
+    configured: dict[str, Any] = dict(Config().get_catalog_config(name) or {})
+    if not has_url and not configured:
+        raise NotFound(
+            f"no catalogue {catalog} is configured",
+            hint="give a URL, for example sqlite:////folder/catalog.db, or configure it in ~/.pyiceberg.yaml",
+        )
+    if has_url and ":" in catalog.partition("://")[2].rpartition("@")[0]:
+        raise InvalidCall(
+            "the catalogue's URL has a password: other users of this machine see it",
+            hint="configure the catalogue in ~/.pyiceberg.yaml, and give its name",
+        )
+    deadlines = {"s3.connect-timeout": str(CONNECT_S_MAX), "s3.request-timeout": str(RESPONSE_S_MAX)}
+    given = {**deadlines, **configured, **options}
+    if warehouse:
+        given["warehouse"] = warehouse
+    if has_url:
+        given |= {"uri": catalog, "type": "rest" if catalog.startswith("http") else "sql"}
+    is_rest = given.get("type", "rest") == "rest" and str(given.get("uri", "")).startswith("http")
+    return _RestCatalog(name, **given) if is_rest else load_catalog(name, **given)
+
+
+def _opened(catalog: Catalog, name: str, content: str) -> Table:
+    try:
+        return catalog.load_table(name)
+    except NoSuchTableError:
+        pass
+    if "warehouse" not in catalog.properties and not isinstance(catalog, RestCatalog):
+        raise InvalidCall(f"table {name} doesn't exist, and no warehouse was named", hint="give --warehouse URL")
+    catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
+    properties = {TableProperties.FORMAT_VERSION: "2", _CONTENT: content}
+    try:
+        with (
+            catalog.create_table_transaction(name, COLUMNS[content], properties=properties) as transaction,
+            transaction.update_spec() as update,
+        ):
+            update.add_field("publish_time", DayTransform(), "publish_day")
+            update.add_field("stream", IdentityTransform(), "stream")
+    except (TableAlreadyExistsError, CommitFailedException):  # by another exporter, just now
+        pass
+    return catalog.load_table(name)
+
+
+def _require_fitting(table: Table, name: str, content: str) -> None:
+    found = _content_of(table)
+    if found != content:
+        raise Unsupported(f"table {name} has {found}, not {content}", hint="export to a table of its own")
+    arrow, ours = schema_to_pyarrow(table.schema(), include_field_ids=False), COLUMNS[content]
+    missing = [
+        f"{each.name} {each.type}"
+        for each in ours
+        if each.name not in arrow.names or not _is_same(arrow.field(each.name).type, each.type)
+    ]
+    further = [each.name for each in arrow if each.name not in ours.names and not each.nullable]
+    if missing or further:
+        what = f"without {', '.join(missing)}" if missing else f"with the required columns {', '.join(further)}"
+        raise Unsupported(f"table {name} exists {what}", hint="export to a table of its own")
+    fields = {(table.schema().find_column_name(each.source_id), str(each.transform)) for each in table.spec().fields}
+    if fields != {("publish_time", "day"), ("stream", "identity")} or table.metadata.format_version < 2:
+        raise Unsupported(
+            f"table {name} is not partitioned by day of publish_time and by stream, or is older than format 2",
+            hint="export to a table of its own",
+        )
+
+
+def _content_of(table: Table) -> str:
+    return table.properties.get(_CONTENT, "entries")
+
+
+def _is_same(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a column's type is the wanted one; Iceberg doesn't know how large Arrow's offsets are."""
+    return str(found).replace("large_", "") == str(wanted).replace("large_", "") or pa.types.is_nested(found)
+
+
+@contextmanager
+def _translated(what: str, *, hint: str) -> Iterator[None]:
+    """Errors of the libraries as ``StoreUnavailable``."""
+    try:
+        yield
+    except (OSError, SQLAlchemyError, RESTError, ValidationError) as error:
+        raise StoreUnavailable(
+            f"{what} can't be used: {one_line(str(error)).partition('[SQL')[0]}", hint=hint
+        ) from error
+
+
+# -- what the table has
+
+
+def exported_ranges(metadata: TableMetadata) -> list[ExportedRange]:
+    """The ranges of all streams that the table's current state has, the newest first, as far as snapshots are kept.
+
+    Raises:
+        Corrupt: a snapshot's properties were changed.
+    """
+    found = (_decoded(each.summary.additional_properties if each.summary else {}) for each in _history(metadata))
+    return [each for each in found if each is not None]
+
+
+def newest_range(metadata: TableMetadata, stream: str) -> ExportedRange | None:
+    """The last exported range of a stream; ``None``: nothing of it was exported.
+
+    The table's history decides: after a rollback of the table its export goes on from there. Where the history's older
+    snapshots have expired, the table's own property does.
+
+    Raises:
+        Corrupt: properties were changed, or the table was rolled back to before everything that is known of the stream.
+    """
+    newest = next((each for each in exported_ranges(metadata) if each.stream == stream), None)
+    kept = metadata.properties.get(_NEWEST + stream)
+    oldest = next(reversed(_history(metadata)), None)
+    # A table's first snapshot has number 1.
+    if newest is not None or kept is None or oldest is None or oldest.sequence_number == 1:
+        return newest
+    try:
+        properties = dict(json.loads(kept))
+        sequence = int(properties[_SEQUENCE])
+    except (ValueError, TypeError, KeyError) as cause:
+        raise _changed(f"property {_NEWEST}{stream}", cause) from cause
+    if sequence >= (oldest.sequence_number or 0):
+        raise Corrupt(
+            f"the table was rolled back, and the snapshots that say up to where stream {stream} was exported expired",
+            hint="export the stream to a new table",
+        )
+    return _decoded(properties)
+
+
+def _history(metadata: TableMetadata) -> Sequence[Any]:
+    """The current snapshot and those that it follows, the newest first, as far as they are kept."""
+    return list(ancestors_of(metadata.current_snapshot(), metadata))
+
+
+def _decoded(properties: Mapping[str, str]) -> ExportedRange | None:
+    try:
+        return ExportedRange.decode(properties)
+    except (ValueError, KeyError) as cause:
+        raise _changed("a snapshot's summary", cause) from cause
+
+
+def _changed(where: str, cause: Exception) -> Corrupt:
+    return Corrupt(f"{where} isn't what an export writes: {cause!r}", hint="export to a new table")
+
+
+# -- the export
+
+
+def export(
+    store: ObjectStore,
+    stream: str,
+    table: Table,
+    *,
+    skip_lost: bool = False,
+    range_bytes: int = RANGE_BYTES_MAX,
+    bad_messages: BadEntry = BadEntry.ERROR,
+    settings: ReadSettings | None = None,
+) -> Exported:
+    """Adds to the table every entry of a stream that it doesn't have yet, up to the end of the newest manifest.
+
+    Args:
+        stream: its name.
+        table: of ``open_table``; it is refreshed.
+        skip_lost: skip entries that retention deleted before their export, instead of failing.
+        range_bytes: most bytes of segments in one range; a larger segment is a range of its own.
+        bad_messages: of a table of messages: fail at an entry that isn't one, or add a row that says why.
+
+    Raises:
+        NotFound: no such stream.
+        InvalidCall: the table has another stream of that name.
+        Trimmed: entries were deleted before their export, and ``skip_lost`` isn't set.
+        Corrupt: the table's properties were changed, the entries aren't those that the manifest counts, or a message is
+            damaged.
+        StoreUnavailable: catalogue or warehouse gave no usable response, or others always committed first.
+        OutcomeUnknown: a commit may have happened. Run it again: it goes on where the table says.
+    """
+    if range_bytes < 1:
+        raise InvalidCall(f"range_bytes is {range_bytes}, it must be above zero")
+    name = ".".join(table.name())
+    state = load_stream(store, stream)
+    done: list[ExportedRange] = []
+    with open_reader(store, state.stream, state=state, settings=settings) as reader:
+        with _translated(f"table {name}", hint="run it again: it goes on after the last commit"):
+            table.refresh()
+        while True:
+            newest = newest_range(table.metadata, state.stream)
+            after = None if newest is None else newest.last
+            lost = newest is not None and is_lost_after(
+                state, newest.incarnation, newest.last, exported_to=f"table {name}", skip_lost=skip_lost
+            )
+            planned = next(planned_ranges(state, after, range_bytes), None)
+            if planned is None:
+                return Exported(state.stream, tuple(done), after)
+            with _translated(f"table {name}", hint="run it again: it goes on after the last commit"):
+                rows_of = _converter(_content_of(table), state.stream, bad_messages)
+                added = _add_range(table, reader, state, planned, after, rows_of, lost=lost)
+            if added is not None:
+                done.append(added)
+                _log.info("exported %s..%s of %s, %d entries", added.first, added.last, added.stream, added.entries)
+
+
+def _add_range(
+    table: Table,
+    reader: Reader,
+    state: ManifestState,
+    planned: PlannedRange,
+    after: Position | None,
+    rows_of: _RowsOf,
+    *,
+    lost: bool,
+) -> ExportedRange | None:
+    """Writes a range's files and commits them; ``None``: another exporter has added it meanwhile."""
+    files, entries = _RangeFiles(table, state.stream), 0
+    try:
+        for batch in reader.scan(planned.first, planned.last):
+            entries += len(batch)
+            for rows in rows_of(batch):
+                files.add(rows)
+        written = files.close()
+        if planned.entries is not None and entries != planned.entries:
+            raise Corrupt(
+                f"stream {state.stream}, {planned.first}..{planned.last}: {entries} entries were read, the manifest "
+                f"has {planned.entries}; nothing was committed",
+                hint="`offloader verify --deep` says what is damaged",
+            )
+    except BaseException:
+        files.discard()
+        raise
+    added = ExportedRange(
+        stream=state.stream,
+        incarnation=str(state.incarnation),
+        manifest=state.record_id,
+        first=planned.first,
+        last=planned.last,
+        after=after,
+        entries=entries,
+        rows=sum(each.record_count for each in written),
+        lost=lost,
+    )
+    for _ in range(COMMIT_ATTEMPTS_MAX):
+        try:
+            _commit(table, written, added)
+            return added
+        except CommitFailedException:  # nothing was committed
+            table.refresh()
+            newest = newest_range(table.metadata, state.stream)
+            if (None if newest is None else newest.last) != after:
+                files.discard()
+                return None
+        except (OSError, SQLAlchemyError, RESTError) as error:
+            raise OutcomeUnknown(
+                f"the commit of {added.first}..{added.last} of stream {added.stream} may have happened: {error}",
+                hint="run it again: it goes on where the table says",
+            ) from error
+    files.discard()
+    raise StoreUnavailable(
+        f"stream {state.stream}: {COMMIT_ATTEMPTS_MAX} times another program committed to the table first",
+        hint="run fewer exporters for one table",
+    )
+
+
+def _commit(table: Table, files: Sequence[DataFile], added: ExportedRange) -> None:
+    """One commit of files and positions; raises ``CommitFailedException`` if the table was changed since its load."""
+    metadata = table.metadata
+    # pyiceberg would repeat an append after another commit, which may have added the same range.
+    once = {**metadata.properties, TableProperties.COMMIT_NUM_RETRIES: "0"}
+    table.metadata = metadata.model_copy(update={"properties": once})
+    properties = added.encode()
+    transaction = table.transaction()
+    kept = json.dumps({**properties, _SEQUENCE: str(metadata.next_sequence_number())})
+    transaction.set_properties({_NEWEST + added.stream: kept})
+    with transaction.update_snapshot(snapshot_properties=properties).fast_append() as append:
+        for each in files:
+            append.append_data_file(each)
+    transaction.commit_transaction()
+
+
+# -- rows
+
+#: Rows of a table out of entries.
+_RowsOf = Callable[[EntryBatch], Iterator[pa.RecordBatch]]
+
+
+def _converter(content: str, stream: str, bad_messages: BadEntry) -> _RowsOf:
+    """Makes the rows of a content; times of the years 1 to 9999 in microseconds, others null."""
+    schema = COLUMNS[content]
+    decoder = MessageDecoder(MessageOptions(bad_entries=bad_messages), source=f"stream {stream},")
+
+    def rows_of(batch: EntryBatch) -> Iterator[pa.RecordBatch]:
+        found = [batch.to_arrow()] if content == "entries" else decode_messages(batch, decoder, remedy=_REMEDY)
+        for rows in found:
+            columns = [
+                _micros(rows[each.name]) if each.type == _TIME else rows[each.name]
+                for each in schema
+                if each.name != "stream"
+            ]
+            names = pa.repeat(pa.scalar(stream), rows.num_rows)
+            yield pa.RecordBatch.from_arrays([names, *columns], schema=schema)
+
+    return rows_of
+
+
+def _micros(times: pa.Array) -> pa.Array:
+    values = times.view(pa.int64())
+    shown = pc.and_(pc.greater_equal(values, _TIME_MS_MIN), pc.less_equal(values, _TIME_MS_MAX))
+    return pc.multiply(pc.if_else(shown, values, None), _US_PER_MS).view(_TIME)
+
+
+# -- data files
+
+
+@dataclass(slots=True)
+class _DayFile:
+    """The open data file of one day, and what waits to be written to it."""
+
+    location: str
+    key: PartitionKey
+    output: Any
+    writer: FileFormatWriter
+    waiting: list[pa.RecordBatch] = field(default_factory=list)
+    waiting_bytes: int = 0
+    written_bytes: int = 0
+
+
+class _RangeFiles:
+    """Writes the data files of a range: one a day, until it is full. Holds ``BUFFERED_BYTES_MAX`` of entries."""
+
+    def __init__(self, table: Table, stream: str) -> None:
+        self._table = table
+        self._stream = stream
+        self._schema = table.schema().select(*COLUMNS[_content_of(table)].names)
+        self._arrow = schema_to_pyarrow(self._schema)
+        self._model = FileFormatFactory.get(FileFormat.PARQUET)
+        self._locations = table.location_provider()
+        self._uuid = uuid4()
+        #: Day -> its file, the least recently used first.
+        self._open = OrderedDict[int, _DayFile]()
+        self._started: list[str] = []
+        self._finished: list[DataFile] = []
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Adds rows, which follow those before."""
+        micros = pc.fill_null(rows["publish_time"].view(pa.int64()), _NO_DAY * _US_PER_DAY)
+        days = micros.to_numpy() // _US_PER_DAY
+        rows = rows.select(self._arrow.names).cast(self._arrow)
+        for day in np.unique(days).tolist():
+            chosen = days == day
+            self._wait(day, rows if chosen.all() else rows.filter(pa.array(chosen)))
+
+    def close(self) -> list[DataFile]:
+        """Closes all files; the files of the range."""
+        while self._open:
+            self._finish(next(iter(self._open)))
+        return self._finished
+
+    def discard(self) -> None:
+        """Deletes what was written, as far as possible: files that no snapshot names do no harm."""
+        for each in self._open.values():
+            try:
+                each.writer.close()
+            except (OSError, ValueError, pa.ArrowException) as error:
+                _log.debug("%s wasn't closed: %s", each.location, error)
+        self._open.clear()
+        for location in self._started:
+            try:
+                self._table.io.delete(location)
+            except OSError as error:
+                _log.info("%s wasn't deleted: %s", location, error)
+
+    def _wait(self, day: int, rows: pa.RecordBatch) -> None:
+        if day not in self._open:
+            if len(self._open) >= OPEN_FILES_MAX:
+                self._finish(next(iter(self._open)))
+            self._open[day] = self._new_file(day)
+        self._open.move_to_end(day)
+        file = self._open[day]
+        file.waiting.append(rows)
+        file.waiting_bytes += rows.nbytes
+        if sum(each.waiting_bytes for each in self._open.values()) >= BUFFERED_BYTES_MAX:
+            largest = max(self._open, key=lambda each: self._open[each].waiting_bytes)
+            self._write(self._open[largest])
+            if self._open[largest].written_bytes >= FILE_BYTES_MAX:
+                self._finish(largest)
+
+    def _new_file(self, day: int) -> _DayFile:
+        spec, schema = self._table.spec(), self._table.schema()
+        values = {"stream": self._stream, "publish_time": None if day == _NO_DAY else day}
+        fields = [
+            PartitionFieldValue(each, values[schema.find_column_name(each.source_id) or ""]) for each in spec.fields
+        ]
+        key = PartitionKey(fields, spec, schema)
+        name = f"{self._uuid}-{len(self._started):05d}.{self._model.file_extension()}"
+        location = self._locations.new_data_location(name, key)
+        output = self._table.io.new_output(location)
+        self._started.append(location)
+        writer = self._model.create_writer(output, self._schema, self._table.properties)
+        return _DayFile(location, key, output, writer)
+
+    def _write(self, file: _DayFile) -> None:
+        """Writes what waits, as a row group."""
+        file.writer.write(pa.Table.from_batches(file.waiting, schema=self._arrow))
+        file.written_bytes += file.waiting_bytes
+        file.waiting, file.waiting_bytes = [], 0
+
+    def _finish(self, day: int) -> None:
+        file = self._open[day]
+        if file.waiting:
+            self._write(file)
+        statistics = file.writer.close()
+        del self._open[day]
+        self._finished.append(
+            DataFile.from_args(
+                content=DataFileContent.DATA,
+                file_path=file.location,
+                file_format=FileFormat.PARQUET,
+                partition=file.key.partition,
+                file_size_in_bytes=len(file.output),
+                sort_order_id=None,
+                spec_id=self._table.spec().spec_id,
+                equality_ids=None,
+                key_metadata=None,
+                **statistics.to_serialized_dict(),
+            )
+        )

@@ -1,0 +1,243 @@
+"""Entries as Arrow batches, and as tables of DuckDB, Polars and pandas."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing
+from datetime import datetime
+from importlib import import_module
+from typing import Any, TypedDict, Unpack
+
+import pyarrow as pa
+
+from formats.entries import EntryBatch, Position
+from offloader.errors import InvalidCall, Unsupported
+from offloader.ledgers.base import ReadableLedgers
+from offloader.read.partitions import TopicReader, merge_published, open_reader
+from offloader.read.reader import Reader
+from offloader.runtime.clock import Clock
+from offloader.settings import ReadSettings
+from offloader.store.base import ObjectStore
+from offloader.times import moment_ms
+
+#: Bytes up to which small batches are joined: the partitions of a topic interleave entry by entry.
+JOINED_BYTES_MAX = 1024 * 1024
+#: Rows up to which small batches are joined.
+JOINED_ROWS_MAX = 65_536
+#: All columns, in their order.
+SCHEMA = pa.schema([pa.field("stream", pa.string(), nullable=False), *EntryBatch.build(0, 0, []).to_arrow().schema])
+_Moment = int | str | datetime
+
+
+class ArrowOptions(TypedDict, total=False):
+    """Arguments of ``read_arrow`` that ``to_duckdb``, ``to_polars`` and ``to_pandas`` pass on."""
+
+    start: Position | None
+    end: Position | None
+    from_time: _Moment | None
+    to_time: _Moment | None
+    columns: Sequence[str]
+    settings: ReadSettings | None
+    source: ReadableLedgers | None
+    lease_seconds: int
+    clock: Clock | None
+
+
+def read_arrow(
+    store: ObjectStore,
+    stream: str,
+    *,
+    start: Position | None = None,
+    end: Position | None = None,
+    from_time: _Moment | None = None,
+    to_time: _Moment | None = None,
+    columns: Sequence[str] = (),
+    settings: ReadSettings | None = None,
+    source: ReadableLedgers | None = None,
+    lease_seconds: int = 0,
+    clock: Clock | None = None,
+) -> pa.RecordBatchReader:
+    """The entries of a stream, or of all partitions of a topic merged by publish time, as Arrow batches.
+
+    This call loads and pins the manifest: later commits aren't seen. One batch is in memory at a time, of a topic one
+    of each partition: ``settings.batch_bytes`` payload bytes, or one larger entry; small ones are joined up to
+    ``JOINED_BYTES_MAX``. What is fetched ahead is bounded by the settings.
+
+    Args:
+        stream: as of ``open_reader``.
+        start, end: first and last position, both included. Of one stream.
+        from_time, to_time: instead of ``start`` and ``end``: from the earliest entry published then or later, and
+            before the earliest one of then. Times as of ``Reader.position_at``.
+        columns: of stream, ledger_id, entry_id, publish_time (ms, UTC, null = unknown) and payload, in the wanted
+            order; default: all.
+        settings, source, lease_seconds, clock: as of ``open_reader``. The lease ends when the result is dropped.
+
+    Raises:
+        NotFound: no such stream (the hint names similar ones).
+        InvalidCall: not a stream's name, an unknown column, two bounds for one end, or a position in a topic with
+            partitions.
+        Trimmed, BeyondEnd: a position is outside of the stream.
+        Corrupt: the manifest is damaged. Reading the batches raises as ``Reader.scan``.
+    """
+    options = ArrowOptions(
+        start=start,
+        end=end,
+        from_time=from_time,
+        to_time=to_time,
+        columns=columns,
+        settings=settings,
+        source=source,
+        lease_seconds=lease_seconds,
+        clock=clock,
+    )
+    return _snapshot(store, stream, options).batch_reader()
+
+
+def to_duckdb(store: ObjectStore, stream: str, *, connection: Any = None, **options: Unpack[ArrowOptions]) -> Any:
+    """A relation of DuckDB over a stream or topic. Each query of it reads the entries again, from the same snapshot.
+
+    Args:
+        connection: of DuckDB; default: its default connection.
+        options: as of ``read_arrow``. A lease ends when the relation is dropped.
+
+    Returns:
+        a ``duckdb.DuckDBPyRelation``. Errors of reading are DuckDB's; their text has the one of this library's error.
+
+    Raises:
+        Unsupported: duckdb isn't installed.
+        as ``read_arrow``.
+    """
+    duckdb = _package("duckdb")
+    return duckdb.from_arrow(_snapshot(store, stream, options), connection=connection or duckdb.default_connection())
+
+
+def to_polars(store: ObjectStore, stream: str, **options: Unpack[ArrowOptions]) -> Any:
+    """A ``polars.DataFrame`` of a stream or topic, all of it in memory.
+
+    Args:
+        options: as of ``read_arrow``.
+
+    Raises:
+        Unsupported: polars isn't installed.
+        as ``read_arrow`` and ``Reader.scan``.
+    """
+    polars = _package("polars")
+    return polars.from_arrow(read_arrow(store, stream, **options).read_all())
+
+
+def to_pandas(store: ObjectStore, stream: str, **options: Unpack[ArrowOptions]) -> Any:
+    """A ``pandas.DataFrame`` of a stream or topic, all of it in memory.
+
+    Args:
+        options: as of ``read_arrow``.
+
+    Raises:
+        Unsupported: pandas isn't installed.
+        as ``read_arrow`` and ``Reader.scan``.
+    """
+    _package("pandas")
+    return read_arrow(store, stream, **options).read_pandas()
+
+
+def _package(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise Unsupported(f"{name} isn't installed", hint=f"pip install {name}") from error
+
+
+def _snapshot(store: ObjectStore, stream: str, options: ArrowOptions) -> _Snapshot:
+    columns = list(options.get("columns", ())) or SCHEMA.names
+    unknown = [name for name in columns if name not in SCHEMA.names]
+    if unknown:
+        raise InvalidCall(f"entries have no column {', '.join(unknown)}", hint=f"columns: {', '.join(SCHEMA.names)}")
+    if len(set(columns)) < len(columns):
+        raise InvalidCall(f"columns names one twice: {', '.join(columns)}", hint="name each once")
+    first, last, moments = options.get("start"), options.get("end"), (options.get("from_time"), options.get("to_time"))
+    for position, moment, what in ((first, moments[0], "begin"), (last, moments[1], "end")):
+        if position is not None and moment is not None:
+            raise InvalidCall(f"a position and a time both say where to {what}", hint="leave one of them out")
+    # Once for all partitions, so that "-1h" is one time.
+    from_ms, to_ms = (None if each is None else moment_ms(each, what="publish time") for each in moments)
+    reader = open_reader(
+        store,
+        stream,
+        settings=options.get("settings"),
+        source=options.get("source"),
+        lease_seconds=options.get("lease_seconds", 0),
+        clock=options.get("clock"),
+    )
+    try:
+        if not isinstance(reader, TopicReader):
+            return _Snapshot(reader, [(reader, _range(reader, first, last, from_ms, to_ms))], columns)
+        if first is not None or last is not None:
+            reader.scan(first, last)  # refuses positions
+        both = [(each, _range(each, None, None, from_ms, to_ms)) for each in reader.partitions.values()]
+        return _Snapshot(reader, both, columns)
+    except BaseException:
+        reader.close()
+        raise
+
+
+_Range = tuple[Position, Position] | None
+
+
+def _range(
+    reader: Reader, first: Position | None, last: Position | None, from_ms: int | None, to_ms: int | None
+) -> _Range:
+    """The range's ends, which a hot tier that grows doesn't move; ``None``: no entry is in it."""
+    chosen = reader.range_of(first, last, from_ms, to_ms)
+    if chosen is None:
+        return None
+    reader.scan(*chosen).close()  # checks the positions
+    begin, end = chosen[0] or reader.first_position, chosen[1] or reader.last_position
+    return None if begin is None or end is None else (begin, end)
+
+
+class _Snapshot:
+    """Entries in ranges of opened readers, as often as they are asked for. Closes ``owner`` when it is dropped."""
+
+    def __init__(self, owner: Reader, ranges: Sequence[tuple[Reader, _Range]], columns: Sequence[str]) -> None:
+        self._ranges = ranges
+        self._columns = columns
+        self.schema = pa.schema([SCHEMA.field(name) for name in columns])
+        weakref.finalize(self, owner.close)
+
+    def batch_reader(self) -> pa.RecordBatchReader:
+        """The batches, in order; each is read when it is asked for."""
+        return pa.RecordBatchReader.from_batches(self.schema, self._batches())
+
+    def __arrow_c_schema__(self) -> object:
+        return self.schema.__arrow_c_schema__()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.batch_reader().__arrow_c_stream__(requested_schema)
+
+    def _batches(self) -> Generator[pa.RecordBatch, None, None]:
+        scans: list[Iterator[EntryBatch]] = [
+            iter(()) if chosen is None else reader.scan(*chosen) for reader, chosen in self._ranges
+        ]
+        with closing(merge_published(scans)) as merged:
+            yield from _joined(self._table(self._ranges[number][0].stream, batch) for number, batch in merged)
+
+    def _table(self, stream: str, batch: EntryBatch) -> pa.RecordBatch:
+        columns = [pa.repeat(pa.scalar(stream), len(batch)), *batch.to_arrow().columns]
+        return pa.RecordBatch.from_arrays(columns, schema=SCHEMA).select(self._columns)
+
+
+def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows; small neighbours in one batch. A batch above ``JOINED_BYTES_MAX`` isn't copied."""
+    together, size, rows = list[pa.RecordBatch](), 0, 0
+    for batch in batches:
+        if together and (size + batch.nbytes > JOINED_BYTES_MAX or rows + batch.num_rows > JOINED_ROWS_MAX):
+            yield _one(together)
+            together, size, rows = [], 0, 0
+        together.append(batch)
+        size, rows = size + batch.nbytes, rows + batch.num_rows
+    if together:
+        yield _one(together)
+
+
+def _one(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -1,0 +1,231 @@
+"""Export to Iceberg by the command line: files, an S3 server, topics, following, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs
+import pyarrow.parquet as pq
+import pytest
+from pyiceberg.catalog import load_catalog
+
+from formats.entries import EntryBatch
+from formats.pulsar.messages import MessageDecoder, MessageOptions
+from offloader import iceberg
+from offloader.errors import StoreUnavailable
+from tests.cli.reading_verbs import Offloader
+from tests.conftest import S3Place
+from tests.formats.pulsar_entries import recorded
+from tests.iceberg.lake import Lake, named_files, rows_by_duckdb, rows_of, sent
+from tests.iceberg.rest_catalog import rest_catalog
+from tests.support.misbehaving_servers import silent_server
+from tests.support.streams import StreamWriter, batch_of
+from tests.support.waiting import eventually
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake(tmp_path)
+
+
+def places(lake: Lake) -> list[str]:
+    return [
+        "--store",
+        lake.store_url,
+        "--table",
+        "lake.entries",
+        "--catalog",
+        lake.catalog,
+        "--warehouse",
+        lake.warehouse,
+    ]
+
+
+def test_command_exports_streams_and_all_partitions_of_a_topic(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+    offloader = Offloader(capsys)
+    writers = [lake.writer(f"shop/eu/persistent/orders-partition-{number}") for number in range(2)]
+    writers.append(lake.writer("t/other"))
+    for number, each in enumerate(writers):
+        each.add([batch_of(1, 0, 10 + number)], closes=[1])
+        each.add([batch_of(2, 0, 5)], closes=[2])
+    done = offloader("export", "persistent://shop/eu/orders", "t/other", *places(lake), "--range-size", "1")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines() == [
+        "shop/eu/persistent/orders-partition-0: 15 new entries, exported up to 2:4",
+        "shop/eu/persistent/orders-partition-1: 16 new entries, exported up to 2:4",
+        "t/other: 17 new entries, exported up to 2:4",
+    ]
+    assert rows_by_duckdb(lake.foreign_table()) == sent(*writers)
+    again = offloader("export", "t/other", *places(lake), "--json")
+    assert again.rows == [{"stream": "t/other", "ranges": 0, "entries": 0, "rows": 0, "end": "2:4"}]
+
+
+def test_retention_keeps_what_the_subscribed_export_has_not_committed(
+    lake: Lake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    offloader = Offloader(capsys)
+    one, *partitions = (
+        lake.writer(name) for name in ("t/one", "a/b/persistent/c-partition-0", "a/b/persistent/c-partition-1")
+    )
+    arguments = ["export", "t/one", "persistent://a/b/c", *places(lake), "--subscriber", "lake"]
+    assert offloader(*arguments).code == 0
+    for each in (one, *partitions):
+        each.add([batch_of(1, 0, 10)], closes=[1])
+        each.add([batch_of(2, 0, 7)])
+
+    def cut_of(name: str) -> object:
+        [row] = offloader("subscribers", "list", name, "--store", lake.store_url, "--json").rows
+        return row["subscriber"], row["cut"]
+
+    assert cut_of("t/one") == ("lake", None)
+    assert offloader(*arguments).code == 0
+    assert cut_of("t/one") == ("lake", {"0.0": "2:7"})
+    assert cut_of("persistent://a/b/c") == ("lake", {"0.0": "2:7", "1.0": "2:7"})
+    assert offloader(*arguments).code == 0, "publishing the same again"
+    one.add([batch_of(2, 7, 1)])
+    assert offloader(*arguments).code == 0
+    assert cut_of("t/one") == ("lake", {"0.0": "2:8"})
+
+
+def test_table_of_messages_has_every_column_of_every_message(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+    writer, expected = lake.writer("t/messages"), list[dict[str, Any]]()
+    for ledger, (name, topic) in enumerate(sorted(recorded("plain").items())):
+        batch = EntryBatch.build(ledger, 0, [data for *_, data in topic.entries])
+        writer.add([batch], closes=[ledger])
+        rows = [row for part in MessageDecoder(MessageOptions(), source=name).decode(batch) for row in part.to_pylist()]
+        expected += [{"stream": "t/messages", **row} for row in rows]
+    done = Offloader(capsys)("export", "t/messages", *places(lake), "--content", "messages", "--json")
+    assert done.rows[0]["rows"] == len(expected) > done.rows[0]["entries"] == len(writer.entries)
+    table = lake.foreign_table()
+
+    def ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return sorted(rows, key=lambda row: (row["ledger_id"], row["entry_id"], row["batch_index"]))
+
+    files = [pq.read_table(path, partitioning=None) for path in named_files(table)]
+    assert ordered(pa.concat_tables(files).to_pylist()) == ordered(expected)
+    scanned = table.scan().to_arrow().to_pylist()
+    for row in scanned:
+        row["encryption_keys"] = row["encryption_keys"] or None  # pyiceberg's scan takes a null list for an empty one
+    assert ordered(scanned) == ordered(expected)
+    _, said, _ = Offloader(capsys).refuses("export", "t/messages", *places(lake))
+    assert said == "table lake.entries has messages, not entries"
+
+
+def test_damaged_message_fails_or_is_a_row_that_says_why(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
+    writer, offloader = lake.writer("t/messages"), Offloader(capsys)
+    writer.add([EntryBatch.build(1, 0, [b"no message", b"nor this"])])
+    arguments = ["export", "t/messages", *places(lake), "--content", "messages"]
+    code, said, hint = offloader.refuses(*arguments)
+    assert (code, "1:0" in said) == (6, True)
+    assert "--on-bad-message null" in hint
+    assert lake.data_files() == []
+    assert offloader(*arguments, "--on-bad-message", "null").code == 0
+    found = lake.foreign_table().scan().to_arrow()
+    assert (found.num_rows, found["error"].null_count, found["value"].null_count) == (2, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "hint"),
+    [
+        (["export", "s"], "where to?", "--table NAMESPACE.TABLE and --catalog URL"),
+        (["export", "s", "--format", "parquet"], "Parquet files are written by Spark", "offloader spark export s --to"),
+        (["export", "s", "--table", "a.b", "--catalog", "c", "--catalog-option", "x"], "'x' isn't NAME=VALUE", "s3."),
+        (["spark", "export", "s", "--format", "iceberg"], "needs no Spark", "offloader export s --table"),
+        (["export", "s", "--table", "a.b", "--catalog", "c"], "no catalogue c is configured", "sqlite:"),
+    ],
+)
+def test_wrong_calls_are_refused(
+    lake: Lake, capsys: pytest.CaptureFixture[str], arguments: list[str], error: str, hint: str
+) -> None:
+    lake.writer("s")
+    _, said, hinted = Offloader(capsys).refuses(*arguments, "--store", lake.store_url)
+    assert error in said
+    assert hint in hinted
+
+
+@pytest.mark.process
+def test_warehouse_on_an_s3_server(
+    lake: Lake, s3_place: S3Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = StreamWriter(s3_place.open(), "t/orders")
+    writer.add([batch_of(1, 0, 100)], closes=[1])
+    writer.add([batch_of(2, 0, 100)])
+    endpoint = s3_place.options["endpoint_url"]
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_place.options["access_key"])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_place.options["secret_key"])
+    arguments = [
+        *("export", "t/orders", "--store", s3_place.url, "--endpoint-url", endpoint, "--table", "lake.entries"),
+        *("--catalog", lake.catalog, "--warehouse", f"{s3_place.url}/warehouse", "--range-size", "1"),
+        *("--catalog-option", f"s3.endpoint={endpoint}", "--catalog-option", "s3.region=us-east-1"),
+    ]
+    offloader = Offloader(capsys)
+    assert offloader(*arguments).out == "t/orders: 200 new entries, exported up to 2:99\n"
+    assert offloader(*arguments).out == "t/orders: nothing new\n"
+    facts = {"s3.endpoint": endpoint, "s3.region": "us-east-1"}
+    table = load_catalog("offloader", type="sql", uri=lake.catalog, **facts).load_table("lake.entries")
+    assert rows_of(table.scan().to_arrow()) == sent(writer)
+    files: Any = pyarrow.fs.S3FileSystem(
+        access_key=s3_place.options["access_key"],
+        secret_key=s3_place.options["secret_key"],
+        endpoint_override=endpoint,
+        region="us-east-1",
+    )
+    paths = [path.removeprefix("s3://") for path in table.inspect.files()["file_path"].to_pylist()]
+    assert len(paths) == 2
+    assert sum(pq.read_metadata(path, filesystem=files).num_rows for path in paths) == 200
+
+
+@pytest.mark.process
+def test_following_export_adds_what_is_offloaded_later(lake: Lake) -> None:
+    writer = lake.writer()
+    writer.add([batch_of(1, 0, 10)])
+    command = [sys.executable, "-m", "offloader", "export", writer.stream, *places(lake), "--follow", "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [*command, "--every", "200ms"], cwd=lake.folder, env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for end in (9, 19, 29):
+            assert json.loads(process.stdout.readline())["end"] == f"1:{end}"
+            assert rows_by_duckdb(lake.foreign_table()) == sent(writer)
+            writer.add([batch_of(1, end + 1, 10)])
+        eventually(lambda: rows_by_duckdb(lake.foreign_table()) == sent(writer))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+
+
+def test_rest_catalogue(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = lake.writer()
+    for ledger in (1, 2):
+        writer.add([batch_of(ledger, 0, 20)], closes=[ledger])
+    commit, others = iceberg._commit, list[str]()
+
+    def overtaken(table: Any, files: Any, added: iceberg.ExportedRange) -> None:
+        if not others:
+            others.append("another exporter, by the SQL catalogue")
+            lake.export(writer, range_bytes=1)
+        commit(table, files, added)
+
+    with rest_catalog(lake.catalog, lake.warehouse) as url:
+        table = iceberg.open_table("lake.entries", catalog=url)
+        assert [each.entries for each in lake.export(writer, table, range_bytes=1).ranges] == [20, 20]
+        writer.add([batch_of(3, 0, 20)], closes=[3])
+        monkeypatch.setattr(iceberg, "_commit", overtaken)
+        assert lake.export(writer, table).ranges == ()
+    assert rows_by_duckdb(lake.foreign_table()) == sent(writer)
+
+
+def test_rest_catalogue_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(iceberg, "RESPONSE_S_MAX", 0.2)
+    with silent_server() as url, pytest.raises(StoreUnavailable, match="timed out"):
+        iceberg.open_table("lake.entries", catalog=url)
