@@ -22,7 +22,7 @@ import typer
 from formats.describe import DescribedBytes
 from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
 from formats.segment import SegmentSummary
-from offloader.cli.errors import failure_of
+from offloader.cli.errors import failure_of, run_on_each
 from offloader.cli.messages import MessageArguments, MessageReader
 from offloader.cli.options import (
     AskedRange,
@@ -356,13 +356,11 @@ def verify(
     names are notes, unless one tells of a record that is lost.
     """
     opened = given.open()
-    damaged = False
-    for stream in [each for name in streams for each in named_streams(opened, name).streams]:
-        damaged |= _verify(opened, stream, deep=deep, as_json=json)
-    return ErrorKind.DATA_CORRUPTION.value if damaged else 0
+    named = [each for name in streams for each in named_streams(opened, name).streams]
+    return run_on_each(named, partial(_verify, opened, deep=deep, as_json=json), as_json=json)
 
 
-def _verify(store: ObjectStore, stream: str, *, deep: bool, as_json: bool) -> bool:
+def _verify(store: ObjectStore, stream: str, *, deep: bool, as_json: bool) -> int:
     totals = CheckTotals()
     try:
         state = load_stream(store, stream)
@@ -372,7 +370,7 @@ def _verify(store: ObjectStore, stream: str, *, deep: bool, as_json: bool) -> bo
             totals.count([finding])
             print_finding(finding, as_json=as_json)
         print_totals(stream, 0, totals, deep=deep, as_json=as_json)
-        return True
+        return ErrorKind.DATA_CORRUPTION.value
     progress = TransientLine(sys.stderr)
     for finding in _findings(store, state, totals, progress, deep=deep):
         totals.count([finding])
@@ -380,7 +378,7 @@ def _verify(store: ObjectStore, stream: str, *, deep: bool, as_json: bool) -> bo
         print_finding(finding, as_json=as_json)
     progress.clear()
     print_totals(stream, state.record_id, totals, deep=deep, as_json=as_json)
-    return totals.damage > 0
+    return ErrorKind.DATA_CORRUPTION.value if totals.damage else 0
 
 
 def _findings(

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from offloader.errors import Corrupt, Unsupported
+from offloader.errors import Corrupt, InvalidCall, Unsupported
 from offloader.ledgers.pulsar.topics import stream_of_topic
 from offloader.manifest.catalog import partition_of, partition_streams, read_entry
 from offloader.store.base import ObjectStore
+
+#: Partitions named in an error.
+NAMED_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,26 @@ class NamedStreams:
     def streams(self) -> tuple[str, ...]:
         """All streams, in the order of their partitions."""
         return tuple(self.partitions.values()) or (self.name,)
+
+    def require_one(self, why: str) -> str:
+        """The one stream.
+
+        Args:
+            why: of a topic with partitions, why it has to be one: "a position is of one".
+
+        Raises:
+            InvalidCall: a topic with partitions, which the error names.
+        """
+        if self.partitions:
+            raise InvalidCall(
+                f"{self.name} has {len(self.partitions)} partitions, and {why}", hint=f"name {self.some()}"
+            )
+        return self.name
+
+    def some(self) -> str:
+        """The streams in words, the first few of many."""
+        more = f" or another of {len(self.streams)}" if len(self.streams) > NAMED_MAX else ""
+        return " or ".join(self.streams[:NAMED_MAX]) + more
 
 
 def stream_name(given: str) -> str:

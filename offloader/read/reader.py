@@ -34,9 +34,10 @@ from offloader.errors import (
     Unsupported,
 )
 from offloader.ledgers.base import ReadableLedgers, newest, newest_listed
+from offloader.manifest.catalog import partition_streams
 from offloader.manifest.load import load_manifest_view_at
 from offloader.manifest.log import list_streams, load_manifest
-from offloader.manifest.names import stream_name
+from offloader.manifest.names import resolve_name, stream_name
 from offloader.manifest.protection import HeldLease, take_lease
 from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.state import ManifestState, SegmentRecord
@@ -116,6 +117,12 @@ def load_stream(
     except NotFound as error:
         if may_be_absent:
             return ManifestState(stream=stream, incarnation=UUID(int=0))
+        named = resolve_name(stream, partition_streams(store, stream).values())
+        if named.partitions:
+            raise NotFound(
+                f"{stream} is a topic with {len(named.partitions)} partitions, and this is about one stream",
+                hint=f"name {named.some()}",
+            ) from error
         similar = difflib.get_close_matches(stream, list_streams(store), n=SUGGESTIONS_MAX)
         hint = f"did you mean {' or '.join(similar)}?" if similar else "`offloader ls` lists the streams"
         raise NotFound(f"stream {stream} isn't in {store.url}", hint=hint) from error

@@ -22,6 +22,7 @@ from offloader.errors import Closed, Corrupt, ExecutorLost, InvalidCall, NotFoun
 from offloader.ledgers.base import LedgerInfo, Ledgers, LedgerSource
 from offloader.ledgers.sqlite.database import database_path
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
+from offloader.manifest.names import resolve_name
 from offloader.read.reader import load_stream
 from offloader.runtime.clock import SystemClock
 from offloader.runtime.workers import Workers
@@ -210,7 +211,7 @@ def _absolute(url: str) -> str:
 def _named(wanted: Sequence[str], known: Sequence[str], ledgers: str) -> list[str]:
     found: set[str] = set()
     for each in wanted:
-        fitting = {each} & set(known)
+        fitting = set(resolve_name(each, known).streams) & set(known)
         if not fitting and is_pattern(each):
             fitting = {name for name in known if fnmatch.fnmatchcase(name, each)}
         if not fitting:
