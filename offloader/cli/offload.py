@@ -52,7 +52,7 @@ from offloader.write import epoch as accepting
 from offloader.write.backfill import BackfillPlan, HistoryResult
 from offloader.write.backfill_service import BackfillService, LedgerMethodPlan
 from offloader.write.hot_tier import LedgerSizeEstimator, position_leaving
-from offloader.write.ledger_export import ExportedLedger, LedgerExport, RecordedLedger, error_of, recorded_ledgers
+from offloader.write.ledger_export import ExportedLedger, LedgerExport, error_of, recorded_ledgers
 from offloader.write.offloader import LedgerOffloader, manual_method, offload_manually
 from offloader.write.rollback import RewriteResult, StreamedLedger, streamed_ledgers
 
@@ -422,13 +422,36 @@ def export_rollback(
     that only brokers get (markers, aborted messages) are in it. Each is read back and compared; what is there already
     stays. The stream isn't changed. Interrupted, it goes on where it was when it is called again.
     """
-    named = named_streams(given.open(), stream)
-    recorded = {each: recorded_ledgers(_broker_record(path)) for each, path in _by_stream(named, broker_record).items()}
+    settings, opened = given.prepared(stream)
+    named = named_streams(opened, stream)
+    paths = _by_stream(named, broker_record)
+    states = {each: load_stream(opened, each) for each in named.streams}
+    target = open_chosen_store(
+        *(to, given.endpoint_url, given.region),
+        settings=settings.store,
+        limits=settings.limits,
+        read_only=dry_run,
+        create=not dry_run,
+    )
+    recorded = {each: recorded_ledgers(_broker_record(path)) for each, path in paths.items()}
 
-    def export(each: str) -> None:
-        _export_one(each, recorded[each], named, given=given, to=to, dry_run=dry_run, progress=progress, json=json)
+    def one(each: str) -> None:
+        own = given.settings(each)
+        with SegmentProgress(sys.stderr, always=progress, what="ledgers") as shown:
+            shown.expect(len(recorded[each]))
+            export = LedgerExport(
+                *(opened, states[each], target), settings=own.offload, read=own.read, on_progress=shown.segment
+            )
+            done = export.run(recorded[each], dry_run=dry_run)
+        of, columns = _of_partition(named, each)
+        rows = [{**of, **_export_row(ledger, dry_run=dry_run)} for ledger in done]
+        empty = f"the broker's record has no offloaded ledger: {paths[each]}"
+        print_rows(rows, [*columns, *_EXPORT_COLUMNS], as_json=json, empty=empty)
+        error = error_of(done)
+        if error is not None:
+            raise error
 
-    return run_on_each(named.streams, export, as_json=json)
+    return run_on_each(named.streams, one, as_json=json)
 
 
 def _by_stream(named: NamedStreams, given: Sequence[str]) -> Mapping[str, str]:
@@ -454,52 +477,17 @@ def _by_stream(named: NamedStreams, given: Sequence[str]) -> Mapping[str, str]:
     return found
 
 
-def _export_one(
-    stream: str,
-    recorded: Sequence[RecordedLedger],
-    named: NamedStreams,
-    *,
-    given: ConfigArguments,
-    to: str,
-    dry_run: bool,
-    progress: bool,
-    json: bool,
-) -> None:
-    settings, opened = given.prepared(stream)
-    state = load_stream(opened, stream)
-    target = open_chosen_store(
-        *(to, given.endpoint_url, given.region),
-        settings=settings.store,
-        limits=settings.limits,
-        read_only=dry_run,
-        create=not dry_run,
-    )
-    with SegmentProgress(sys.stderr, always=progress, what="ledgers") as shown:
-        shown.expect(len(recorded))
-        export = LedgerExport(
-            *(opened, state, target), settings=settings.offload, read=settings.read, on_progress=shown.segment
-        )
-        done = export.run(recorded, dry_run=dry_run)
-    of, columns = _of_partition(named, stream)
-    rows = [
-        {
-            **of,
-            "ledger_id": each.ledger.ledger_id,
-            "uuid": str(each.ledger.uuid),
-            "entries": each.ledger.entries,
-            "payload_bytes": each.payload_bytes,
-            "state": _export_state(each, dry_run=dry_run),
-            "data": each.ledger.objects().data_key,
-            "index": each.ledger.objects().index_key,
-            "why": "" if each.error is None else each.error.message,
-        }
-        for each in done
-    ]
-    empty = f"the broker's record of {stream} has no offloaded ledger"
-    print_rows(rows, [*columns, *_EXPORT_COLUMNS], as_json=json, empty=empty)
-    error = error_of(done)
-    if error is not None:
-        raise error
+def _export_row(done: ExportedLedger, *, dry_run: bool) -> Mapping[str, object]:
+    return {
+        "ledger_id": done.ledger.ledger_id,
+        "uuid": str(done.ledger.uuid),
+        "entries": done.ledger.entries,
+        "payload_bytes": done.payload_bytes,
+        "state": _export_state(done, dry_run=dry_run),
+        "data": done.ledger.objects().data_key,
+        "index": done.ledger.objects().index_key,
+        "why": "" if done.error is None else done.error.message,
+    }
 
 
 def _broker_record(path: str) -> Sequence[PulsarLedger]:
@@ -610,9 +598,9 @@ def accept_source(stream: Stream, given: LedgerArguments, dry_run: DryRun = Fals
     are left aside: never offloaded, released or deleted. Stop the process that appends first. There is no undo. Of a
     topic with partitions each is accepted by its own name.
     """
-    given.require_ledgers()
     named_streams(given.prepared(stream)[1], stream).require_one(_ACCEPTED)
     settings, opened = given.prepared(stream, read_only=dry_run)
+    given.require_ledgers()
     load_stream(opened, stream)  # require the stream before the database creates it
     clock = SystemClock()
     with closing(given.open_ledgers(create=not dry_run)) as database:
