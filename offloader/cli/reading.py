@@ -254,11 +254,10 @@ def read(
     asked = AskedRange.of(start, end, from_time, to_time)
     with ExitStack() as stack:
         ledgers_of = stack.enter_context(opening_sources(given.ledgers, may_be_absent=True))
-        opened, notes = given.open(), list[str]()
+        opened, owners = given.open(), None
         source_of = compared(opened, ledgers_of)
         if following:
-            source_of = owners = OwnersHotTiers(opened, source_of, given.settings().access.owner_hosts)
-            notes = owners.reasons
+            source_of = owners = OwnersHotTiers(opened, source_of, given.settings().access.owner_hosts, SystemClock())
         part = ReadStreams.opened(opened, stream, source_of, asked)
         stack.callback(part.close)
         decoder = MessageReader(decoding, part.streams, part.numbers) if messages else None
@@ -266,7 +265,7 @@ def read(
             found = part.count()
             _print_count(min(found, limit) if limit else found, json=json)
             return
-        batches = stack.enter_context(closing(_followed(part, notes) if following else part.scan()))
+        batches = stack.enter_context(closing(part.scan() if owners is None else _followed(part, owners)))
         if decoder is None:
             _print_entries(batches, limit, None if raw else partial(_json_of, part.numbers) if json else _text_of)
         elif count:
@@ -275,15 +274,19 @@ def read(
             decoder.print(batches, limit, as_json=json)
 
 
-def _followed(part: ReadStreams, notes: list[str]) -> Generator[tuple[int, EntryBatch], None, None]:
+def _followed(part: ReadStreams, owners: OwnersHotTiers) -> Generator[tuple[int, EntryBatch], None, None]:
     """Present and future entries; ends when the reader of standard output has gone."""
     clock = SystemClock()
-    for line in (*notes, *part.behind(clock.now_ms())):
-        print(f"note: {line}", file=sys.stderr)
+
+    def say(line: str) -> None:
+        print(f"note: {line}", file=sys.stderr, flush=True)
+
+    for line in (*owners.reasons, *part.behind(clock.now_ms())):
+        say(line)
     stop = threading.Event()
     watch_output(sys.stdout, stop)
     try:
-        yield from part.follow(clock, stop)
+        yield from part.follow(owners, clock, stop, say)
         if stop.is_set():
             raise BrokenPipeError
     finally:

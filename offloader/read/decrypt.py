@@ -23,7 +23,7 @@ class WrongKey(Inconsistent):
 
 class Decryptor:
     """Opens payloads as Pulsar's clients encrypt them: AES-GCM under a data key, which is encrypted for each reader's
-    key: an RSA key with OAEP and SHA-1, an EC key with ECIES (Java's client only).
+    key: an RSA key with OAEP and SHA-1, an EC key with ECIES as the Java client does.
 
     Args:
         files: name of the key, as the producer gave it -> PEM file of the private key; "": of every name.

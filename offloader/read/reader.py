@@ -290,12 +290,17 @@ class Reader:
         """The offloaded segments with readable entries, in the stream's order."""
         return list(self._cold.segments)
 
-    def refresh(self) -> Reader:
-        """A reader of the same stream at its current manifest, with its own lease; shares cache and threads."""
+    def refresh(self, hot_of: Callable[[ManifestState], ReadableLedgers | None] | None = None) -> Reader:
+        """A reader of the same stream at its current manifest, with its own lease; shares cache and threads.
+
+        Args:
+            hot_of: the hot tier by that manifest; default: the same one.
+        """
         self._require_open()
         lease = None if self._lease is None else self._lease.another()
         state = load_stream(self._fetcher.store, self.stream, may_be_absent=self._source is not None)
-        return Reader(self._fetcher, state, self._source, self._skipped, lease)
+        source = self._source if hot_of is None else hot_of(state)
+        return Reader(self._fetcher, state, source, self._skipped, lease)
 
     def read(self, first: Position, last: Position) -> Entries:
         """Exactly the entries with ``first <= position <= last``, in order.
