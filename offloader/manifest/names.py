@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
 from offloader.errors import Corrupt, InvalidCall, Unsupported
 from offloader.ledgers.pulsar.topics import stream_of_topic
@@ -76,6 +77,12 @@ def resolve_name(given: str, existing: Collection[str]) -> NamedStreams:
     split = [(partition_of(stream), stream) for stream in existing]
     found = {of[1]: stream for of, stream in split if of is not None and of[0] == name}
     return NamedStreams(name, dict(sorted(found.items())))
+
+
+def matching_streams(wanted: str, existing: Collection[str]) -> list[str]:
+    """The existing streams of a name, as ``resolve_name``, or of a pattern with ``*``, ``?`` and ``[...]``, sorted."""
+    found = set(resolve_name(wanted, existing).streams) & set(existing)
+    return sorted(found or {name for name in existing if fnmatchcase(name, wanted)})
 
 
 def named_streams(store: ObjectStore, given: str) -> NamedStreams:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -102,12 +103,9 @@ def test_verb_is_about_each_partition(offloader: Offloader, verb: str, name: str
     assert streams_of(done.rows) == PARTITIONS
     text = offloader(*verb.split(), name, *EACH[verb])
     assert text.code == 0
-    assert all(partition in text.out for partition in PARTITIONS) or verb.strip() in NAMELESS
+    assert all(partition in text.out for partition in PARTITIONS)
     assert PLAIN not in text.out
 
-
-#: Their tables have no column for the stream, only the lines below.
-NAMELESS: set[str] = set()
 
 #: Verb -> what it needs besides the name. It is about the topic as one.
 WHOLE = {
@@ -165,6 +163,7 @@ def test_what_is_of_one_stream_is_refused_and_names_the_partitions(
 def test_every_verb_that_takes_a_stream_is_in_a_table() -> None:
     """A verb with an argument for streams is listed above, or in the tests below."""
     tested = {each.strip() for table in (EACH, WHOLE, REFUSED) for each in table}
+    # `replay` and `spark` have theirs in tests/replay and tests/spark.
     below = {"offload", "replay", "spark", "adopt", "cleanup audit", "rollback export", "cleanup undo"}
     below |= {"reader-groups set"} | {f"subscribers {action}" for action in ("add", "ack", "remove")}
     assert set(verbs_with_streams()) - tested - below == set()
@@ -268,10 +267,20 @@ def test_rollback_of_one_damaged_partition_leaves_the_other_rewritten(offloader:
     assert [int(load_manifest(topic.store, each).offloaded()[0].layout) for each in PARTITIONS] == [2, 1]
 
 
-def test_status_file_names_partitions_too(offloader: Offloader) -> None:
-    assert [row["stream"] for row in offloader("status", TOPIC, "--json").rows] == PARTITIONS
+def test_a_status_file_alone_knows_a_topics_partitions(
+    offloader: Offloader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "status.json"
+    rows = [{"stream": name, "segments": {}, "buffer": {"bytes": 0, "bytes_max": 1}} for name in (*PARTITIONS, PLAIN)]
+    file.write_text(json.dumps({"version": 1, "written_ms": 1, "streams": rows}))
+    monkeypatch.delenv("OFFLOADER_STORE")
+    done = offloader("status", TOPIC, "--status-file", str(file), "--json")
+    assert [row["stream"] for row in done.rows] == PARTITIONS
 
 
-def test_adopt_and_backfill_take_topics(offloader: Offloader, tmp_path: Path) -> None:
-    done = offloader("adopt", TOPIC, "--dry-run", "--json")
-    assert done.code == 0
+def test_release_of_adopted_ledgers_takes_a_topic(offloader: Offloader) -> None:
+    done = offloader("adopt", TOPIC, "--release", "--json")
+    assert (done.code, [(row["stream"], row["released"]) for row in done.rows]) == (
+        0,
+        [(each, 0) for each in PARTITIONS],
+    )
