@@ -292,19 +292,19 @@ class OwnerHotTier:
 
     Attributes:
         url: the owner's.
-        is_lost: whether one of them has.
+        lost: why one of them has; empty: none did.
     """
 
     def __init__(self, owner: OwnerClient, stream: str) -> None:
         self._owner, self._stream = owner, stream
-        self.url, self.is_lost = owner.url, False
+        self.url, self.lost = owner.url, ""
 
     def ledgers(self) -> list[LedgerInfo]:
         """All ledgers that still exist, ascending."""
         found = list(self._asked(lambda: self._owner.ledgers(self._stream)))
         if not found:
-            self.is_lost = True
-            raise HotTierLost(f"{self.url} has no ledgers of stream {self._stream} (any more)")
+            self.lost = f"{self.url} has no ledgers of stream {self._stream} (any more)"
+            raise HotTierLost(self.lost)
         return found
 
     def read(self, start: Position, max_bytes: int) -> EntryBatch | None:  # noqa: ARG002 - the owner bounds its answers
@@ -318,7 +318,7 @@ class OwnerHotTier:
         try:
             return ask()
         except OffloaderError as error:
-            self.is_lost = True
+            self.lost = error.message
             raise HotTierLost(error.message, hint=error.hint) from error
 
 

@@ -11,12 +11,12 @@ from typing import TextIO
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
 from offloader.cli.options import AskedRange, chosen_range
 from offloader.cli.output import duration_text
-from offloader.errors import InvalidCall, OffloaderError
+from offloader.errors import InvalidCall, OffloaderError, OutcomeUnknown
 from offloader.ledgers.base import HotTierLost, LedgerSource, ReadableLedgers
 from offloader.manifest.names import named_streams
 from offloader.manifest.source_identity import CheckedSource
 from offloader.manifest.state import ManifestState
-from offloader.owner_client import OwnerClient, OwnerHotTier
+from offloader.owner_client import OwnerClient, OwnerHotTier, OwnerUnreachable
 from offloader.read.partitions import TopicReader, follow_all, merge_published, open_topic
 from offloader.read.reader import Reader, load_stream, open_reader
 from offloader.runtime.clock import Clock
@@ -126,7 +126,7 @@ class ReadStreams:
 def _cold_end(reader: Reader, now_ms: int) -> str:
     """Up to where a stream is followed that is read from the cold tier only."""
     newest = max((record.content.publish_time_max_ms for record in reader.segments()), default=TIME_UNKNOWN_MS)
-    last, what = reader.last_position, "only what is offloaded is followed"
+    last, what = reader.state.committed_end(), "only what is offloaded is followed"
     if last is None:
         return f"{what}: nothing yet"
     if newest == TIME_UNKNOWN_MS:
@@ -149,15 +149,18 @@ def compared(store: ObjectStore, found: Callable[[str], LedgerSource | None]) ->
 
 #: A follower looks for a lost hot tier so long before it says so, and says it again so often while it lasts.
 SILENCE_S_MAX, AGAIN_S = 10.0, 60.0
+#: Nobody is asked again at an address within so long after it didn't answer, for whichever stream.
+ASK_AGAIN_S = 5.0
 
 
 @dataclass(slots=True)
 class _Outage:
-    """A hot tier that can't be read: since when, why, and when that was said last (``None``: not yet)."""
+    """A hot tier that can't be read: since when, why, when that was said last (``None``: not yet), whether it ended."""
 
     since_s: float
     why: str
     said_s: float | None = None
+    is_over: bool = False
 
 
 class OwnersHotTiers:
@@ -177,6 +180,7 @@ class OwnersHotTiers:
         self._own: dict[str, ReadableLedgers] = {}
         self._tiers: dict[str, OwnerHotTier] = {}
         self._outages: dict[str, _Outage] = {}
+        self._silent: dict[str, tuple[float, HotTierLost]] = {}
 
     def __call__(self, stream: str) -> ReadableLedgers | None:
         """The hot tier of a stream; ``None``: it can't be read from here."""
@@ -197,27 +201,46 @@ class OwnersHotTiers:
         if stream in self._own:
             return self._own[stream]
         known = self._tiers.get(stream)
-        if known is not None and known.url == url.rstrip("/") and not known.is_lost:
+        if known is not None and known.url == url.rstrip("/") and not known.lost:
+            if stream in self._outages:  # a whole look at it went well
+                self._outages[stream].is_over = True
             return known
+        if known is not None and known.lost:
+            self._note(stream, known.lost)
         try:
-            if not url:
-                raise HotTierLost("no process owns it that can be asked")
-            hot = OwnerHotTier(OwnerClient(url, clock=self._clock, hosts=self._hosts), stream)
-            hot.ledgers()
+            self._tiers[stream] = hot = self._asked(stream, url)
         except OffloaderError as error:
             if known is not None or url:
-                outage = self._outages.setdefault(stream, _Outage(self._clock.monotonic_s(), ""))
-                outage.why = error.message
+                self._note(stream, error.message)
             return None
-        self._tiers[stream] = hot
         return hot
+
+    def _asked(self, stream: str, url: str) -> OwnerHotTier:
+        """The hot tier at an address that answers; raises ``HotTierLost``, or what is wrong with the address."""
+        if not url:
+            raise HotTierLost("no process owns it that can be asked")
+        at_s, error = self._silent.get(url, (0.0, None))
+        if error is not None and self._clock.monotonic_s() - at_s < ASK_AGAIN_S:
+            raise error
+        hot = OwnerHotTier(OwnerClient(url, clock=self._clock, hosts=self._hosts), stream)
+        try:
+            hot.ledgers()
+        except HotTierLost as lost:
+            if isinstance(lost.__cause__, OwnerUnreachable | OutcomeUnknown):
+                self._silent[url] = self._clock.monotonic_s(), lost
+            raise
+        return hot
+
+    def _note(self, stream: str, why: str) -> None:
+        outage = self._outages.setdefault(stream, _Outage(self._clock.monotonic_s(), ""))
+        outage.why, outage.is_over = why, False
 
     def news(self, reader: Reader) -> Iterator[str]:
         """What is to be said about a stream now: its hot tier has been lost for long, or is back."""
         outage, now_s = self._outages.get(reader.stream), self._clock.monotonic_s()
         if outage is None:
             return
-        if reader.has_hot_tier:
+        if outage.is_over:
             del self._outages[reader.stream]
             if outage.said_s is not None:
                 yield f"stream {reader.stream}: followed from {self._tiers[reader.stream].url} now"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import signal
 import subprocess
@@ -9,13 +11,17 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from offloader.cli.main import main
+from offloader.cli.options import AskedRange
+from offloader.cli.read_streams import OwnersHotTiers, ReadStreams
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
-from offloader.manifest.log import list_streams, load_manifest
+from offloader.manifest.log import ManifestLog, list_streams, load_manifest
+from offloader.runtime.clock import SystemClock
 from offloader.store.open import open_store
 from services.servers import free_port
 from tests.support.ctrl_c import heed_ctrl_c
@@ -192,3 +198,70 @@ def test_follower_without_an_owner_reads_what_is_offloaded_and_says_how_far_behi
                 eventually(lambda: place.owned_by(next_url))
                 eventually(lambda: follower.has(place.expected))
                 eventually(lambda: follower.notes[-1].endswith(f"followed from {next_url} now"))
+
+
+class HalfOwner(BaseHTTPRequestHandler):
+    """An owner that lists its ledger and, until it is told otherwise, refuses to give entries."""
+
+    is_whole = False
+
+    def do_GET(self) -> None:
+        status, answer = 503, {"kind": "retry_later", "detail": "out of order"}
+        if self.path.endswith("/ledgers"):
+            fields = {"closed": False, "entries": 3, "size_bytes": 3, "created_ms": 0, "closed_ms": None}
+            status, answer = 200, {"items": [{"ledger_id": 7, **fields}]}
+        elif self.is_whole:
+            first = int(self.path.partition("from=7:")[2].partition("&")[0])
+            rows = [(number, base64.b64encode(b"%d" % number).decode()) for number in range(first, 3)]
+            fields = {"publish_time_ms": None}
+            status = 200
+            answer = {"items": [{"position": f"7:{at}", "payload_base64": data, **fields} for at, data in rows]}
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class Shifted(SystemClock):
+    """Ahead of the time by what the test says."""
+
+    ahead_s = 0.0
+
+    def monotonic_s(self) -> float:
+        return super().monotonic_s() + self.ahead_s
+
+
+def test_owner_that_lists_ledgers_and_gives_no_entries_is_said_to_be_lost(tmp_path: Path) -> None:
+    store, stop, clock = open_store(f"file://{tmp_path}/store", create=True), threading.Event(), Shifted()
+    said: list[str] = []
+    handler = type("Handler", (HalfOwner,), {})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{server.server_address[1]}"
+            ManifestLog(store, STREAM, clock=clock, writer_url=url).open_epoch()
+
+            class Steps(SystemClock):
+                def wait(self, event: threading.Event, timeout_s: float) -> bool:
+                    clock.ahead_s += 4
+                    handler.is_whole = bool(said)
+                    assert clock.ahead_s < 400
+                    return event.is_set()
+
+            owners = OwnersHotTiers(store, lambda _: None, (), clock)
+            part = ReadStreams.opened(store, STREAM, owners, AskedRange(None, None, None, None))
+            found: list[bytes] = []
+            for _, batch in part.follow(owners, Steps(), stop, said.append):
+                found += [entry.payload for entry in batch.entries()]
+                if len(found) == 3:
+                    stop.set()
+            part.close()
+        finally:
+            server.shutdown()
+            thread.join()
+    assert found == [b"0", b"1", b"2"]
+    assert said[0].startswith(f"stream {STREAM}: its owner has been lost for 1")
+    assert f"{url}: out of order; only what is offloaded is followed: nothing yet" in said[0]
