@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -206,7 +207,8 @@ class HalfOwner(BaseHTTPRequestHandler):
     is_whole = False
 
     def do_GET(self) -> None:
-        status, answer = 503, {"kind": "retry_later", "detail": "out of order"}
+        status = 503
+        answer: dict[str, Any] = {"kind": "retry_later", "detail": "out of order"}
         if self.path.endswith("/ledgers"):
             fields = {"closed": False, "entries": 3, "size_bytes": 3, "created_ms": 0, "closed_ms": None}
             status, answer = 200, {"items": [{"ledger_id": 7, **fields}]}
@@ -236,8 +238,11 @@ class Shifted(SystemClock):
 def test_owner_that_lists_ledgers_and_gives_no_entries_is_said_to_be_lost(tmp_path: Path) -> None:
     store, stop, clock = open_store(f"file://{tmp_path}/store", create=True), threading.Event(), Shifted()
     said: list[str] = []
-    handler = type("Handler", (HalfOwner,), {})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+
+    class Owner(HalfOwner):
+        pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Owner) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
@@ -247,7 +252,7 @@ def test_owner_that_lists_ledgers_and_gives_no_entries_is_said_to_be_lost(tmp_pa
             class Steps(SystemClock):
                 def wait(self, event: threading.Event, timeout_s: float) -> bool:
                     clock.ahead_s += 4
-                    handler.is_whole = bool(said)
+                    Owner.is_whole = bool(said)
                     assert clock.ahead_s < 400
                     return event.is_set()
 
