@@ -37,7 +37,7 @@ from offloader.retention.state import read_decisions
 from offloader.retention.subscribers import CutLike, StreamRetention, open_retention
 from offloader.runtime.clock import Clock
 from offloader.service.answers import ASKERS_MAX, Deadline, KeptAnswers, SoonAnswers
-from offloader.service.entry_pages import EntryQuery, entry_page
+from offloader.service.entry_pages import PARTITIONS_MAX, EntryQuery, entry_page
 from offloader.service.process import ServingProcess
 from offloader.service.streams import ProviderProblem
 from offloader.store.base import ObjectStore
@@ -354,21 +354,39 @@ class ServiceView:
         return self._labelled(manifest if row is None else with_manifest(row, manifest))
 
     def segments(self, name: str, *, after: str = "", limit: int = 100) -> Page[dict[str, Any]]:
-        """A page of a stream's segments in the stream's order.
+        """A page of a stream's segments in the stream's order; of a topic's, one partition after the other.
 
         Args:
             after: ``next_after`` of the previous page; empty: the first page.
 
         Raises:
             NotFound: no such stream.
-            InvalidCall: ``after`` isn't a place among segments.
+            InvalidCall: ``after`` isn't a place among segments, or a topic has more than ``PARTITIONS_MAX`` partitions.
         """
-        segments = load_stream(self._store, name).segments.in_order()
-        start = start_after(segments, after)
-        found = segments[start : start + max(min(limit, LIMIT_MAX), 1)]
-        more = start + len(found) < len(segments)
-        rows = tuple(segment_row(record, name) for record in found)
-        return Page(rows, f"{found[-1].begin} {found[-1].uuid}" if more else None, len(segments))
+        named = named_streams(self._store, name)
+        if len(named.partitions) > PARTITIONS_MAX:
+            named.require_one(f"a page is of at most {PARTITIONS_MAX}")
+        # The number of its partition precedes a place.
+        at, _, place = after.partition(" ") if named.partitions and after else ("0", "", after)
+        if not at.isdecimal():
+            start_after((), after)  # raises
+        rows: list[dict[str, Any]] = []
+        wanted, total, left, last = max(min(limit, LIMIT_MAX), 1), 0, 0, ""
+        states = at_once(partial(load_stream, self._store), named.streams)
+        for number, state in zip(named.partitions or (0,), states, strict=True):
+            segments = state.segments.in_order()
+            total += len(segments)
+            if number < int(at):
+                continue
+            start = start_after(segments, place if number == int(at) else "")
+            found = segments[start : start + wanted - len(rows)]
+            left += len(segments) - start - len(found)
+            of = {"stream": state.stream, "partition": number} if named.partitions else {}
+            rows += [{**of, **segment_row(record, state.stream)} for record in found]
+            if found:
+                last = f"{found[-1].begin} {found[-1].uuid}"
+                last = f"{number} {last}" if named.partitions else last
+        return Page(tuple(rows), last if left else None, total)
 
     def entries(
         self, name: str, *, first: str = "", from_time: str = "", to_time: str = "", after: str = "", limit: int = 100

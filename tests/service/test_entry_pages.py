@@ -15,6 +15,7 @@ from offloader.store.open import open_store
 from services.servers import free_port
 from tests.cli.reading_verbs import Offloader
 from tests.support.http_process import ORDERS, PAYMENTS, HttpProcess, ask, http_process, quoted
+from tests.support.waiting import PATIENCE_S
 
 PARTITIONS = [f"shop/eu/persistent/events-partition-{number}" for number in (0, 1)]
 Served = tuple[OffloadHttp, HttpProcess]
@@ -85,11 +86,34 @@ def test_commands_are_for_all_partitions_of_a_topic(served: Served) -> None:
     assert (refused.status, "a position is of one" in refused.json()["detail"]) == (400, True)
 
 
+def test_segments_of_a_topic_come_in_pages_partition_by_partition(served: Served) -> None:
+    http, process = served
+    for number in range(2):  # more than one segment each
+        for stream in PARTITIONS:
+            process.sources[stream].append([b"more"], [1_700_000_000_000 + number])
+            process.streams[stream].offload(timeout_s=PATIENCE_S)
+    at = f"{http.url}/v1/streams/{quoted('persistent://shop/eu/events')}/segments"
+    whole = ask(at).json()
+    assert whole["next_cursor"] is None
+    assert whole["total"] == len(whole["items"]) >= 6
+    alone = [ask(f"{http.url}/v1/streams/{quoted(each)}/segments").json()["items"] for each in PARTITIONS]
+    assert [(row["stream"], row["partition"]) for row in whole["items"]] == [
+        (stream, number) for number, stream in enumerate(PARTITIONS) for _ in alone[number]
+    ]
+    assert [row["uuid"] for row in whole["items"]] == [row["uuid"] for part in alone for row in part]
+    for limit in (1, 2, 3, len(alone[0])):
+        found, cursor = [], ""
+        while cursor is not None:
+            page = ask(f"{at}?limit={limit}&cursor={cursor}").json()
+            found += page["items"]
+            cursor = page["next_cursor"]
+        assert found == whole["items"]
+
+
 @pytest.mark.parametrize(
     ("what", "status", "said"),
     [
         ("", 404, "is a topic with 2 partitions, and this is about one stream"),
-        ("/segments", 404, "is a topic with 2 partitions, and this is about one stream"),
         ("/timeline", 404, "is a topic with 2 partitions, and this is about one stream"),
         ("/cleanup", 400, "has 2 partitions, and a plan is of one stream"),
     ],

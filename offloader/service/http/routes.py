@@ -241,7 +241,7 @@ def stream_routes(view: ServiceView) -> APIRouter:
 
     @router.get("/{stream}/segments", response_model_exclude_unset=True)
     def segments(name: StreamName, cursor: Cursor = "", limit: Limit = 100) -> ListPage[SegmentRow]:
-        """Its segments in the stream's order."""
+        """Its segments in the stream's order; of a topic with partitions all, one partition after the other."""
         of = ("segments", name)
         page = view.segments(name, after=place_of(cursor, *of), limit=limit)
         return _page(ListPage[SegmentRow], page, of)
