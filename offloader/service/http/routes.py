@@ -73,16 +73,20 @@ def command_routes(control: ServiceControl, *, answer_s: float) -> APIRouter:
 
     @router.post("/offload")
     def offload(caller: Known, name: StreamName, body: OffloadRequest | None = None) -> Committed:
-        """Close and complete the current segment now, and wait until it is committed. 503: it isn't yet, ask again. Of
-        a topic with partitions: of all that are offloaded here, in `partitions`."""
+        """Close and complete the current segment now, and wait until it is committed. 503: it isn't yet, ask again.
+
+        Of a topic with partitions: of all that are offloaded here, in `partitions`.
+        """
         asked = body or OffloadRequest()
         wait_s = min(asked.wait_seconds, answer_s * _WAIT_SHARE)
         return shown(Committed, control.offload(name, until=asked.until, timeout_s=wait_s, by=caller.name))
 
     @router.post("/pause")
     def pause(caller: Known, name: StreamName, body: PauseRequest | None = None) -> Paused:
-        """Assign no further segment until `resume`; what comes stays in the hot tier. Of a topic with partitions: of
-        all, in `partitions`."""
+        """Assign no further segment until `resume`; what comes stays in the hot tier.
+
+        Of a topic with partitions: of all, in `partitions`.
+        """
         return shown(Paused, control.pause(name, reason=(body or PauseRequest()).reason, by=caller.name))
 
     @router.post("/resume")
