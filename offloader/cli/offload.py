@@ -91,16 +91,18 @@ def offload(
 
 def _to_offload(name: str, given: LedgerArguments) -> NamedStreams:
     """What a name means among the streams of the store and of the ledger database, if there is one."""
-    existing: list[str] = []
-    if given.ledgers:
-        with closing(given.open_ledgers()) as database:
-            existing = database.streams()
     in_store = NamedStreams(name)
     try:
-        in_store = named_streams(given.prepared(name)[1], name)
+        opened = given.prepared(name)[1]
+        in_store = named_streams(opened, name)
+        if not in_store.partitions and read_entry(opened, name) is not None:
+            return in_store
     except BucketMissing:  # the first offload makes a local directory
         given.require_ledgers()
-    return resolve_name(name, {*existing, *in_store.partitions.values()})
+    if not given.ledgers:
+        return in_store
+    with closing(given.open_ledgers()) as database:
+        return resolve_name(name, {*database.streams(), *in_store.partitions.values()})
 
 
 def _offload_one(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from uuid import UUID
@@ -15,7 +16,7 @@ from formats.keys import data_key
 from formats.metadata.messages import OffloadContext, PulsarLedger
 from offloader.cli.main import VERBS, place_of
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
-from offloader.manifest.log import load_manifest
+from offloader.manifest.log import list_streams, load_manifest
 from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.support.ledger_records import record_of
@@ -210,6 +211,17 @@ def test_offload_completes_each_partition_and_names_the_one_that_fails(
     assert (whole["stream"], whole["entries"]) == (PARTITIONS[1], 1)
     assert done.err.startswith(f"offloader: stream {PARTITIONS[0]}: ")
     database.close()
+
+
+def test_offload_of_a_stream_leaves_what_only_looks_like_its_partition(
+    offloader: Offloader, topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OFFLOADER_LEDGERS", topic.ledgers)
+    with closing(EmbeddedLedgers(topic.ledgers)) as database:
+        database.open_stream(f"{PLAIN}-partition-0").append([b"a"], 0)
+    code, line, _ = offloader.refuses("offload", PLAIN, "--take-over")
+    assert (code, f"stream '{PLAIN}' isn't in ledger database" in line) == (3, True)
+    assert f"{PLAIN}-partition-0" not in list_streams(topic.store)
 
 
 def test_export_takes_a_record_of_each_partition(offloader: Offloader, topic: Topic, tmp_path: Path) -> None:
