@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from functools import partial
 from typing import NamedTuple
 from uuid import UUID
@@ -25,6 +24,7 @@ from offloader.manifest.apply import apply_edits
 from offloader.manifest.boundary import listed
 from offloader.manifest.load import load_manifest
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.names import matching_streams
 from offloader.manifest.rebuild import FoundSegment, choose_segments, read_segment
 from offloader.manifest.segment_table import AT_ROOT, SegmentRecord
 from offloader.manifest.state import EditRefused, ManifestState
@@ -560,7 +560,7 @@ def adopt(
         store: its root holds Pulsar's objects. ``catalogue:///directory`` keeps the manifests elsewhere.
         topics: the brokers' lists of topics' ledgers; they decide a ledger's topic when no metadata names it, and which
             ledgers are missing.
-        streams: names or patterns of those to adopt; none: all.
+        streams: names, of topics with partitions too, or patterns of those to adopt; none: all.
         cluster: only objects written by this Pulsar cluster.
         take_ownership: let our retention and cleanup delete the objects from now on, including those adopted earlier.
         deep: every entry is read.
@@ -587,7 +587,7 @@ def adopt(
         if count % 100 == 0:
             on_progress(AdoptionProgress(done.objects, count))
     owners = _owners(found, done)
-    names = [name for name in sorted(owners) if not streams or any(fnmatchcase(name, pattern) for pattern in streams)]
+    names = sorted({name for wanted in streams for name in matching_streams(wanted, owners)} if streams else owners)
     record = partial(_adopted, store, clock, take_ownership, dry_run)
     recorded = workers.in_order(partial(record, name, found, owners[name], by_stream.get(name)) for name in names)
     for count, each in enumerate(recorded, 1):

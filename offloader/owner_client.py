@@ -10,7 +10,7 @@ import ssl
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -29,7 +29,7 @@ from offloader.errors import (
     OutcomeUnknown,
     StoreUnavailable,
 )
-from offloader.ledgers.base import LedgerInfo, newest_listed
+from offloader.ledgers.base import HotTierLost, LedgerInfo, newest_listed
 from offloader.manifest.state import ManifestState
 from offloader.read.ledger_plan import LedgerMismatch, LedgerTrimmed
 from offloader.read.reader import load_stream
@@ -44,6 +44,8 @@ HOSTS_VARIABLE = "OFFLOADER_OWNER_HOSTS"
 CONNECT_TIMEOUT_S = 5.0
 #: The owner responds "not done yet" within the first; the second is added for receiving the whole response.
 WAIT_S_MAX, ANSWER_S = 20.0, 25.0
+#: The same of a follower's request: it looks elsewhere then.
+FOLLOW_ANSWER_S = 10.0
 #: The same of a forwarded request, whose sender waits as well.
 FORWARD_ANSWER_S = 4.0
 #: Header of a forwarded request: it isn't forwarded again.
@@ -192,7 +194,7 @@ class OwnerClient:
             raise Corrupt(f"{self.url} answers with something else than entries: {cause}") from cause
 
     def _get(self, path: str) -> Mapping[str, Any]:
-        return self._request(path, None, ANSWER_S)
+        return self._request(path, None, FOLLOW_ANSWER_S)
 
     def _request(
         self, path: str, body: Mapping[str, Any] | None, limit_s: float, more: Mapping[str, str] | None = None
@@ -284,19 +286,43 @@ class OwnerClient:
 
 
 class OwnerHotTier:
-    """The hot tier of a stream as its owner gives it over HTTP (``ReadableLedgers``). Thread-safe."""
+    """The hot tier of a stream as its owner gives it over HTTP (``ReadableLedgers``). Thread-safe.
+
+    Its methods raise ``HotTierLost``: the owner doesn't answer, answers with an error, or has no ledgers of the stream.
+
+    Attributes:
+        url: the owner's.
+        lost: why one of them has; empty: none did.
+    """
 
     def __init__(self, owner: OwnerClient, stream: str) -> None:
         self._owner, self._stream = owner, stream
+        self.url, self.lost = owner.url, ""
 
     def ledgers(self) -> list[LedgerInfo]:
         """All ledgers that still exist, ascending."""
-        return list(self._owner.ledgers(self._stream))
+        found = list(self._asked(lambda: self._owner.ledgers(self._stream)))
+        if not found:
+            self.lost = f"{self.url} has no ledgers of stream {self._stream} (any more)"
+            raise HotTierLost(self.lost)
+        return found
 
     def read(self, start: Position, max_bytes: int) -> EntryBatch | None:  # noqa: ARG002 - the owner bounds its answers
         """As ``LedgerSource.read``; the owner gives entries of the cold tier too."""
         last = newest_listed(self.ledgers())
-        return None if last is None or start > last else self._owner.entries(self._stream, start)
+        if last is None or start > last:
+            return None
+        return self._asked(lambda: self._owner.entries(self._stream, start))
+
+    def _asked(self, ask: Callable[[], _Answer]) -> _Answer:
+        try:
+            return ask()
+        except OffloaderError as error:
+            self.lost = error.message
+            raise HotTierLost(error.message, hint=error.hint) from error
+
+
+_Answer = TypeVar("_Answer")
 
 
 _LEDGER_FIELDS = ("ledger_id", "closed", "entries", "size_bytes", "created_ms", "closed_ms")

@@ -5,19 +5,20 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Annotated, Any
 from uuid import UUID
 
 import typer
 
 from formats.documents import DeletedSegment, DeletionRecord
-from offloader.cli.errors import failure_of
+from formats.entries import Position
+from offloader.cli.errors import failure_of, run_on_each
 from offloader.cli.options import (
     ConfigArguments,
     DryRun,
     Json,
     StoreArguments,
-    Stream,
     StreamOrTopic,
     name_argument,
     option,
@@ -33,6 +34,7 @@ from offloader.gc.sweep import CleanupReport, cleanup_all, cleanup_stream, read_
 from offloader.maintenance import awaited_approval
 from offloader.manifest.catalog import list_streams, read_entry, release_topics_of
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.names import NamedStreams, named_streams, resolve_name
 from offloader.manifest.protection import (
     global_hold,
     lift_global_hold,
@@ -60,7 +62,7 @@ _AUDIT_COLUMNS = [
 
 def audit(
     given: StoreArguments,
-    stream: Annotated[str, name_argument("The stream's name.", shown="every stream")] = "",
+    stream: Annotated[str, name_argument("The stream's name, or its topic's.", shown="every stream")] = "",
     json: Json = False,
 ) -> None:
     """List every segment that was deleted from the store: who decided, why, which objects, how many bytes, when.
@@ -70,11 +72,12 @@ def audit(
     """
     opened = given.open()
     streams = list_streams(opened)
-    if stream and stream not in streams:
+    chosen = resolve_name(stream, streams).streams if stream else streams
+    if stream and chosen[0] not in streams:
         raise NotFound(f"stream {stream} isn't in {opened.url}", hint="`offloader ls` lists the streams")
     rows = (
         _audit_row(batch, segment)
-        for name in ([stream] if stream else streams)
+        for name in chosen
         for done in (True, False)
         for batch in read_batches(opened, name, done=done)
         for segment in batch.segments
@@ -106,18 +109,25 @@ def _audit_row(batch: DeletionRecord, segment: DeletedSegment) -> Mapping[str, o
 
 def hold(
     given: ConfigArguments,
-    stream: Annotated[str, name_argument("The stream's name.")] = "",
+    stream: Annotated[str, name_argument("The stream's name, or its topic's.")] = "",
     everything: Annotated[bool, typer.Option("--all", help="All deletion in the store.")] = False,
     off: Annotated[bool, typer.Option("--off", help="Lift it.")] = False,
     reason: Annotated[str, option("--reason", "Why, for people.", metavar="TEXT", shown="none")] = "",
     json: Json = False,
-) -> None:
+) -> int:
     """Keep everything of a stream, or of the whole store, until the hold is lifted.
 
     Nothing is truncated, retired, purged or deleted meanwhile; what is under way ends before its next step.
     """
     if bool(stream) == everything:
         raise InvalidCall("a hold is on one stream or on everything", hint="name a STREAM, or say --all")
+    one = partial(_hold, given=given, off=off, reason=reason, json=json)
+    named = named_streams(given.prepared(stream)[1], stream) if stream else NamedStreams("")
+    return run_on_each(named.streams, one, as_json=json)
+
+
+def _hold(stream: str, *, given: ConfigArguments, off: bool, reason: str, json: bool) -> None:
+    """On one stream; on everything if it is empty."""
     _, opened = given.prepared(stream, read_only=False)
     clock, changed = SystemClock(), True
     if stream:
@@ -135,7 +145,7 @@ def hold(
 
 def orphans(
     given: ConfigArguments,
-    stream: Annotated[str, name_argument("The stream's name; without one: the whole store.")] = "",
+    stream: Annotated[str, name_argument("The stream's name, or its topic's; without one: the whole store.")] = "",
     delete: Annotated[bool, typer.Option("--delete", help="Delete what may be deleted.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing, which is the default.")] = False,
     ours: Annotated[bool, typer.Option("--ours", help="Leave out what is foreign; the sums still count it.")] = False,
@@ -149,6 +159,13 @@ def orphans(
     """
     if delete and dry_run:
         raise InvalidCall("--delete and --dry-run contradict each other", hint="leave out one of them")
+    named = named_streams(given.prepared(stream)[1], stream) if stream else NamedStreams("")
+    one = partial(_orphans, named=named, given=given, delete=delete, ours=ours, json=json)
+    return run_on_each(named.streams, one, as_json=json)
+
+
+def _orphans(stream: str, *, named: NamedStreams, given: ConfigArguments, delete: bool, ours: bool, json: bool) -> int:
+    """Of one stream; of the whole store if it is empty."""
     settings_of = given.settings_of()
     settings = settings_of(stream)
     opened = given.open(settings, read_only=not delete)
@@ -165,7 +182,10 @@ def orphans(
             delete=delete,
         )
     print_rows(said.rows(search.leftovers(), clock.now_ms()), _ORPHAN_COLUMNS, as_json=json)
-    print_result(said.facts(search.needed), said.lines(search.needed), as_json=json)
+    if named.partitions and not json:
+        print(f"{stream}:")
+    of = {"stream": stream} if named.partitions else {}
+    print_result({**of, **said.facts(search.needed)}, said.lines(search.needed), as_json=json)
     return said.exit_code
 
 
@@ -245,12 +265,12 @@ _PLAN_COLUMNS = [
 ]
 
 
-def plan(given: ConfigArguments, stream: _Stream = "", prefix: _Prefix = "", json: Json = False) -> None:
+def plan(given: ConfigArguments, stream: _Stream = "", prefix: _Prefix = "", json: Json = False) -> int:
     """List what the next round would do, segment by segment, why, and what it waits for. Writes nothing.
 
     What is old is told by this machine's clock alone here; a round asks the store's clock too.
     """
-    run(given, stream, prefix, dry_run=True, json=json)
+    return run(given, stream, prefix, dry_run=True, json=json)
 
 
 def run(
@@ -260,7 +280,7 @@ def run(
     yes: Annotated[bool, typer.Option("--yes", help="Also when more than half of a stream would be retired.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="The same as plan.")] = False,
     json: Json = False,
-) -> None:
+) -> int:
     """Run one round: retire what nobody needs, purge what was retired and is over its grace period and readers.
 
     The objects of a segment go only after the manifest has recorded that it is purged. Interrupted, the next round goes
@@ -268,11 +288,20 @@ def run(
     """
     if stream and prefix:
         raise InvalidCall("--prefix is for all streams", hint="leave out the stream's name")
-    clock = SystemClock()
-    settings, opened = given.prepared(stream, read_only=dry_run)
+    opened = given.prepared(stream)[1]
+    named = named_streams(opened, stream) if stream else NamedStreams("")
     stop = global_hold(opened) if dry_run else None
     if stop is not None and not json:
         print(f"all deletion is stopped by {stop.by}: {stop.reason}: nothing of this happens")
+
+    one = partial(_round, given=given, prefix=prefix, yes=yes, dry_run=dry_run, json=json)
+    return run_on_each(named.streams, one, as_json=json)
+
+
+def _round(stream: str, *, given: ConfigArguments, prefix: str, yes: bool, dry_run: bool, json: bool) -> None:
+    """Of one stream; of all if it is empty."""
+    clock = SystemClock()
+    settings, opened = given.prepared(stream, read_only=dry_run)
 
     def show(planned: CleanupPlan) -> None:
         print_rows(_plan_rows(planned), _PLAN_COLUMNS, as_json=json)
@@ -368,7 +397,7 @@ def _pending_text(batch: DeletionRecord) -> str:
 
 
 def undo(
-    stream: Stream,
+    stream: StreamOrTopic,
     given: ConfigArguments,
     segment: Annotated[
         list[str] | None,
@@ -380,19 +409,36 @@ def undo(
     ] = "",
     dry_run: DryRun = False,
     json: Json = False,
-) -> None:
+) -> int:
     """Bring back what a truncation took away, as long as it isn't purged.
 
     The stream begins where it did before. What was purged is gone, and with it everything before that. A policy that
-    truncated the stream will do so again: put a hold on it first.
+    truncated the stream will do so again: put a hold on it first. Of a topic with partitions each begins there again;
+    --segment and --to are of one.
     """
     try:
         uuids = [UUID(text) for text in segment or []]
     except ValueError as cause:
         raise InvalidCall(f"--segment: {cause}", hint="`offloader cleanup plan STREAM` lists them") from cause
+    head = position_of(to, option="--to") if to else None
+    named = named_streams(given.prepared(stream)[1], stream)
+    if uuids or head is not None:
+        named.require_one("a segment is of one" if uuids else "a position is of one")
+    one = partial(_undo, given=given, uuids=uuids, head=head, dry_run=dry_run, json=json)
+    return run_on_each(named.streams, one, as_json=json)
+
+
+def _undo(
+    stream: str,
+    *,
+    given: ConfigArguments,
+    uuids: Sequence[UUID],
+    head: Position | None,
+    dry_run: bool,
+    json: bool,
+) -> None:
     settings, opened = given.prepared(stream, read_only=dry_run)
     log = ManifestLog(opened, stream, clock=SystemClock(), settings=settings.manifest)
-    head = position_of(to, option="--to") if to else None
     done = undo_retirements(log, segments=uuids, head=head, dry_run=dry_run)
     facts = {
         "stream": stream,

@@ -6,7 +6,9 @@ One line per error and one per hint; a traceback only with ``--debug``.
 from __future__ import annotations
 
 import json
+import sys
 import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TextIO
 
@@ -15,7 +17,7 @@ import typer
 from formats.errors import FormatError, Inconsistent
 from offloader.errors import ErrorKind, OffloaderError, install_hint
 
-__all__ = ["EXIT_BROKEN_PIPE", "EXIT_INTERRUPTED", "Failure", "failure_of", "report"]
+__all__ = ["EXIT_BROKEN_PIPE", "EXIT_INTERRUPTED", "Failure", "failure_of", "report", "run_on_each"]
 
 #: 128 + SIGINT and 128 + SIGPIPE, as shells count.
 EXIT_INTERRUPTED = 130
@@ -113,6 +115,31 @@ def report(error: BaseException, stream: TextIO, *, as_json: bool = False, debug
     else:
         failure.print(stream)
     return failure.exit_code
+
+
+def run_on_each(streams: Sequence[str], run: Callable[[str], int | None], *, as_json: bool = False) -> int:
+    """Calls ``run`` with each stream; returns the exit code of the first one that failed, or 0.
+
+    The error of the only stream is raised. Of several streams, one that fails keeps no other from its turn: its error
+    is printed on standard error with its name, and with ``as_json`` is a row of the output, too.
+
+    Args:
+        run: returns ``None`` or an exit code.
+    """
+    if len(streams) == 1:
+        return run(streams[0]) or 0
+    codes: list[int] = []
+    for stream in streams:
+        try:
+            codes.append(run(stream) or 0)
+        except (OffloaderError, FormatError) as error:
+            failure = failure_of(error)
+            codes.append(failure.exit_code)
+            if as_json:
+                print(json.dumps({"stream": stream, "error": asdict(failure)}, ensure_ascii=False))
+            sys.stdout.flush()
+            failure.print(sys.stderr, f"stream {stream}: ")
+    return next((code for code in codes if code), 0)
 
 
 def _one_line(text: str) -> str:

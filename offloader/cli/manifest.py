@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
-from offloader.cli.options import ConfigArguments, Json, Stream, option, position_of
+from offloader.cli.errors import run_on_each
+from offloader.cli.options import ConfigArguments, Json, Stream, StreamOrTopic, option, position_of
 from offloader.cli.output import ENDS, Column, bytes_text, print_result, print_rows
 from offloader.errors import ErrorKind, InvalidCall
 from offloader.manifest.catalog import is_released, read_entry, require_entry
@@ -20,6 +22,7 @@ from offloader.manifest.load import LoadedManifest, kept_records, load_manifest_
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.lost_records import Range, missing_ranges
 from offloader.manifest.maintenance import expire_records, sweep_dead_incarnations
+from offloader.manifest.names import named_streams
 from offloader.manifest.protection import require_no_global_hold
 from offloader.manifest.rebuild import Rebuild, rebuild_manifest
 from offloader.runtime.clock import SystemClock
@@ -33,13 +36,17 @@ Plan = Annotated[bool, typer.Option("--dry-run", help="Only print what would be 
 
 
 def show(
-    stream: Stream,
+    stream: StreamOrTopic,
     given: ConfigArguments,
     records: Annotated[int, typer.Option("--records", min=0, help="The newest records too, so many.")] = 0,
     json: Json = False,
-) -> None:
-    """Show what a stream's manifest says, in short."""
-    _show(given.prepared(stream)[1], stream, records, as_json=json)
+) -> int:
+    """Show what a stream's manifest says, in short; of a topic with partitions one after the other."""
+    opened = given.prepared(stream)[1]
+    named = named_streams(opened, stream)
+    of_partition = bool(named.partitions)
+    one = partial(_show, opened, records=records, of_partition=of_partition, as_json=json)
+    return run_on_each(named.streams, one, as_json=json)
 
 
 def rebuild(
@@ -75,13 +82,15 @@ def rebuild(
     """Make a new manifest from the objects.
 
     For a stream whose manifest can't be read or lost records. Objects are neither changed nor deleted. What is missing
-    is listed and recorded as gaps, and ends with exit code 6 unless it is accepted by name.
+    is listed and recorded as gaps, and ends with exit code 6 unless it is accepted by name. Of a topic with partitions
+    each is rebuilt by its own name.
     """
     if not head:
         raise InvalidCall(
             "where does the stream begin? No object says what was truncated",
             hint="give --head LEDGER:ENTRY, or --head first when nothing ever was",
         )
+    named_streams(given.prepared(stream)[1], stream).require_one("a manifest is made anew for one stream")
     settings, opened = given.prepared(stream, read_only=dry_run)
     accepted = [_range_of(text) for text in accept_loss or []]
     ends = [position_of(text, option="--closed") for text in closed or []]
@@ -102,24 +111,34 @@ def rebuild(
     return ErrorKind.DATA_CORRUPTION.value if lost else 0
 
 
-def checkpoint(stream: Stream, given: ConfigArguments, dry_run: Plan = False, json: Json = False) -> None:
-    """Write a checkpoint of a stream's manifest now."""
-    settings, opened = given.prepared(stream, read_only=dry_run)
-    if dry_run:
-        _print_plan(_load(opened, stream), as_json=json)
-        return
-    log = ManifestLog(opened, stream, clock=SystemClock(), settings=settings.manifest)
-    log.load()
-    log.checkpoint()
-    _show(opened, stream, 0, as_json=json)
+def checkpoint(stream: StreamOrTopic, given: ConfigArguments, dry_run: Plan = False, json: Json = False) -> int:
+    """Write a checkpoint of a stream's manifest now; of a topic with partitions of each."""
+
+    def one(each: str) -> None:
+        settings, opened = given.prepared(each, read_only=dry_run)
+        if dry_run:
+            _print_plan(_load(opened, each), as_json=json)
+            return
+        log = ManifestLog(opened, each, clock=SystemClock(), settings=settings.manifest)
+        log.load()
+        log.checkpoint()
+        _show(opened, each, as_json=json)
+
+    return run_on_each(named_streams(given.prepared(stream)[1], stream).streams, one, as_json=json)
 
 
-def expire(stream: Stream, given: ConfigArguments, dry_run: Plan = False, json: Json = False) -> None:
+def expire(stream: StreamOrTopic, given: ConfigArguments, dry_run: Plan = False, json: Json = False) -> int:
     """Delete what a stream's manifest doesn't need any more.
 
     That is: records, checkpoints and runs that a checkpoint older than orphan_age_min holds, and what dead incarnations
-    of the stream left. Never an object of a segment.
+    of the stream left. Never an object of a segment. Of a topic with partitions: of each.
     """
+    named = named_streams(given.prepared(stream)[1], stream)
+    one = partial(_expire, given=given, dry_run=dry_run, as_json=json)
+    return run_on_each(named.streams, one, as_json=json)
+
+
+def _expire(stream: str, *, given: ConfigArguments, dry_run: bool, as_json: bool) -> None:
     settings, opened = given.prepared(stream, read_only=dry_run)
     clock, entry = SystemClock(), read_entry(opened, stream)
     if entry is None and not is_released(opened, stream):
@@ -145,20 +164,23 @@ def expire(stream: Stream, given: ConfigArguments, dry_run: Plan = False, json: 
         "unknown": unknown,
     }
     verb = "would delete" if dry_run else "deleted"
-    done = f"{verb} {facts['records']:,} records, {facts['checkpoints']:,} checkpoints and {facts['runs']:,} runs"
+    counts = [f"{facts[what]:,} {what}" for what in ("records", "checkpoints", "runs")]
+    done = f"{stream}: {verb} {counts[0]}, {counts[1]} and {counts[2]}"
     lines = [f"{done}, and {facts['objects_of_dead_incarnations']:,} objects of {len(swept):,} dead incarnations"]
     lines += [] if expired is None else [f"records from {expired.first_kept_id:,} on are kept"]
     lines += [f"unknown, stays: {key}" for key in unknown]
-    print_result(facts, lines, as_json=json)
+    print_result(facts, lines, as_json=as_json)
 
 
-def _show(store: ObjectStore, stream: str, records: int, *, as_json: bool) -> None:
+def _show(store: ObjectStore, stream: str, *, records: int = 0, of_partition: bool = False, as_json: bool) -> None:
     loaded = _load(store, stream)
     facts = _facts(loaded)
     width = max(map(len, facts))
     lines = (f"{_LABELS.get(name, name).ljust(width)}  {_text(name, value)}" for name, value in facts.items())
     print_result(facts, lines, as_json=as_json)
-    print_rows(_record_rows(store, loaded, records), _RECORD_COLUMNS, as_json=as_json)
+    of = {"stream": stream} if of_partition else {}
+    rows = ({**of, **row} for row in _record_rows(store, loaded, records))
+    print_rows(rows, _RECORD_COLUMNS, as_json=as_json)
 
 
 def _range_of(text: str) -> Range:
@@ -259,7 +281,7 @@ def _print_plan(loaded: LoadedManifest, *, as_json: bool) -> None:
     text = f"would write a checkpoint of record {state.record_id:,}: {facts['runs']} runs, {facts['bytes']:,} bytes"
     if plan is None:
         text = f"record {newest:,} has its checkpoint already: nothing would be written"
-    print_result(facts, text, as_json=as_json)
+    print_result(facts, f"{state.stream}: {text}", as_json=as_json)
 
 
 _FOUND_COLUMNS = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import codecs
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -80,7 +81,7 @@ class MessageArguments:
         list[str] | None,
         option(
             "--private-key",
-            "With --messages: decrypt with this RSA key (PEM), of this name if one is given. May be repeated.",
+            "With --messages: decrypt with this RSA or EC key (PEM), of this name if one is given. May be repeated.",
             metavar="[NAME=]FILE",
         ),
     ] = None
@@ -161,11 +162,14 @@ class MessageReader:
         """A row with its partition, and its value by the schema."""
         if self._numbers:
             row[PARTITION] = self._numbers[number]
-        has_value = row["value"] is not None and row["marker_type"] is None and not row["encryption_keys"]
-        if self._values is None or not has_value:
+        is_message = row["marker_type"] is None and not row["compacted_out"] and not row["encryption_keys"]
+        if self._values is None or not is_message or (row["value"] is None and row["error"] is not None):
             return row
         try:
-            row[DECODED] = plain_value(self._values.decode(row["value"], row["schema_version"]))
+            # A message without a value may be a pair without one, whose key is the message's.
+            if row["value"] is not None or self._values.is_of_pairs(row["schema_version"]):
+                found = self._values.decode(row["value"], row["schema_version"], _key_bytes(row))
+                row[DECODED] = plain_value(found)
         except ValueError as error:
             why = f"the value can't be decoded: {error}"
             if self._bad is BadEntry.ERROR:
@@ -237,9 +241,9 @@ def _values(given: MessageArguments, stream: str) -> VersionedDecoder | None:
 def _asked(admin_url: str, topic: str, version: int | None) -> ValueDecoder:
     """The decoder of one version, by the broker's schema."""
     with AdminClient(admin_url, security=open_security(token_variable=ADMIN_TOKEN_VARIABLE)) as client:
-        kind, data = client.schema(topic, version)
+        schema = MessageSchema(*client.schema(topic, version))
     named = "the newest version" if version is None else f"version {version}"
-    return value_decoder(MessageSchema(kind, data), what=f"the schema of {topic}, {named},")
+    return value_decoder(schema, what=f"the schema of {topic}, {named},")
 
 
 def plain_value(value: Any) -> Any:
@@ -271,8 +275,8 @@ def message_text(row: _Row) -> str:
     """``id <tab> publish time <tab> key <tab> value``, the value cut; other than an ordinary value is in brackets."""
     key = "-" if row["key"] is None else _one_line(row["key"])
     time = "-" if row["publish_time"] is None else _time(row["publish_time"])
-    value = json_line(row[DECODED]).encode() if DECODED in row else row["value"]
-    return "\t".join([_id(row), time, key, _note(row) or _preview(value)])
+    shown = _preview(json_line(row[DECODED]).encode()) if DECODED in row else _note(row) or _preview(row["value"])
+    return "\t".join([_id(row), time, key, shown])
 
 
 def message_json(row: _Row) -> str:
@@ -298,6 +302,13 @@ _SHOWN_ALREADY = frozenset(
         *(PARTITION, DECODED),
     )
 )
+
+
+def _key_bytes(row: _Row) -> bytes | None:
+    key: str | None = row["key"]
+    if key is None:
+        return None
+    return base64.b64decode(key) if row["key_is_base64"] else key.encode()
 
 
 def _id(row: _Row) -> str:

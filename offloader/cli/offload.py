@@ -19,6 +19,7 @@ from formats.entries import Position
 from formats.errors import FormatError
 from formats.metadata.messages import PulsarLedger
 from formats.pulsar.ledger_record import decode_ledger_record
+from offloader.cli.errors import run_on_each
 from offloader.cli.options import (
     ConfigArguments,
     DryRun,
@@ -40,7 +41,7 @@ from offloader.inspect.saving import COST, Saving, measure_saving
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.names import named_streams
+from offloader.manifest.names import NamedStreams, named_streams, resolve_name
 from offloader.manifest.state import ManifestState
 from offloader.owner_client import OwnerUnreachable, ask_owner
 from offloader.read.reader import load_stream
@@ -59,7 +60,7 @@ _PLANNED = [Column("layout", "LAYOUT"), *ENDS, Column("bytes", "ABOUT", bytes_te
 
 
 def offload(
-    stream: Stream,
+    stream: StreamOrTopic,
     given: LedgerArguments,
     until: Annotated[str, option("--until", "Last entry.", metavar="LEDGER:ENTRY", shown="the newest")] = "",
     size_threshold: Annotated[
@@ -69,16 +70,52 @@ def offload(
     take_over: TakeOver = False,
     progress: ShowProgress = False,
     json: Json = False,
-) -> None:
+) -> int:
     """Offload what a stream's ledgers hold and the store doesn't, and check in the store that it is there.
 
     Where a process offloads the stream that can be asked (`offloader serve` with HTTP), that one is: it closes and
     completes its current segment. Else from the ledger database, by the stream's method: streaming (V2 segments of
     about the segment size, up to the newest entry; one that a writer left unfinished is completed) or ledger (an object
     pair for each closed ledger). A settings file says the method, else the manifest does. Interrupted, it goes on where
-    it was when it is called again.
+    it was when it is called again. Of a topic with partitions each is offloaded in turn; --until is of one.
     """
     last = position_of(until, option="--until") if until else None
+    named = _to_offload(stream, given)
+    if last is not None:
+        named.require_one("a position is of one")
+    one = partial(
+        _offload_one, given=given, last=last, size_threshold=size_threshold, dry_run=dry_run, take_over=take_over
+    )
+    return run_on_each(named.streams, partial(one, progress=progress, json=json), as_json=json)
+
+
+def _to_offload(name: str, given: LedgerArguments) -> NamedStreams:
+    """What a name means among the streams of the store and of the ledger database, if there is one."""
+    in_store = NamedStreams(name)
+    try:
+        opened = given.prepared(name)[1]
+        in_store = named_streams(opened, name)
+        if not in_store.partitions and read_entry(opened, name) is not None:
+            return in_store
+    except BucketMissing:  # the first offload makes a local directory
+        given.require_ledgers()
+    if not given.ledgers:
+        return in_store
+    with closing(given.open_ledgers()) as database:
+        return resolve_name(name, {*database.streams(), *in_store.partitions.values()})
+
+
+def _offload_one(
+    stream: str,
+    *,
+    given: LedgerArguments,
+    last: Position | None,
+    size_threshold: int,
+    dry_run: bool,
+    take_over: bool,
+    progress: bool,
+    json: bool,
+) -> None:
     file = given.file() if given.config else None
     settings = Settings() if file is None else file.settings_of(stream)
     opened = _opened(given, settings, stream, read_only=dry_run)
@@ -218,22 +255,22 @@ _ROLLBACK_COLUMNS = [
 
 
 def plan_rollback(
-    stream: Stream,
+    stream: StreamOrTopic,
     given: ConfigArguments,
     _dry_run: Annotated[bool, typer.Option("--dry-run", hidden=True)] = False,
     _progress: Annotated[bool, typer.Option("--progress", hidden=True)] = False,
     json: Json = False,
-) -> None:
+) -> int:
     """List the ledgers that a V1 reader can't read.
 
     Such a reader is from before the streaming method and knows V1 objects only. Also listed: what would become of each
     ledger. Nothing is written.
     """
-    _print_rollback_plan(given, stream, (), as_json=json)
+    return _print_rollback_plans(given, named_streams(given.open(), stream), (), as_json=json)
 
 
 def apply_rollback(
-    stream: Stream,
+    stream: StreamOrTopic,
     given: ConfigArguments,
     delete: Annotated[
         list[int] | None,
@@ -248,22 +285,32 @@ def apply_rollback(
     take_over: TakeOver = False,
     progress: ShowProgress = False,
     json: Json = False,
-) -> None:
+) -> int:
     """Make a stream's ledgers readable for a V1 reader.
 
     Such a reader is from before the streaming method and knows V1 objects only. Writes each whole ledger as a V1 object
     and lets it take the place of its V2 segments, whose objects go after the grace period. Everything stays readable
-    meanwhile. Interrupted, it goes on where it was when it is called again.
+    meanwhile. Interrupted, it goes on where it was when it is called again. Of a topic with partitions each is
+    rewritten, one after the other; --delete is of one.
     """
     chosen = sorted(set(delete or []))
+    named = named_streams(given.open(), stream)
+    if chosen:
+        named.require_one("a ledger is of one")
     if dry_run:
-        _print_rollback_plan(given, stream, chosen, as_json=json)
-        return
+        return _print_rollback_plans(given, named, chosen, as_json=json)
     if chosen and not yes:
         raise InvalidCall(
             f"deleting {_ledgers(chosen)} from {stream} loses what only the store has of them",
             hint="look at it with --dry-run, then say --yes",
         )
+    one = partial(_apply_rollback, given=given, delete=chosen, take_over=take_over, progress=progress, json=json)
+    return run_on_each(named.streams, one, as_json=json)
+
+
+def _apply_rollback(
+    stream: str, *, given: ConfigArguments, delete: Sequence[int], take_over: bool, progress: bool, json: bool
+) -> None:
     settings = given.settings(stream)
     # Old readers don't support compression.
     settings = replace(settings, offload=replace(settings.offload, codec="none"))
@@ -273,8 +320,8 @@ def apply_rollback(
         closing(LedgerOffloader(opened, settings)) as offloader,
         SegmentProgress(sys.stderr, always=progress, what="ledgers") as shown,
     ):
-        shown.expect(sum(1 for each in ledgers if not each.obstacle and each.ledger_id not in chosen))
-        result = offloader.history.rollback(stream, delete=chosen, take_over=take_over, on_progress=shown.segment)
+        shown.expect(sum(1 for each in ledgers if not each.obstacle and each.ledger_id not in delete))
+        result = offloader.history.rollback(stream, delete=delete, take_over=take_over, on_progress=shown.segment)
     _print_rollback(opened, stream, result, as_json=json)
     if result.errors:
         raise result.errors[0]
@@ -287,12 +334,22 @@ def apply_rollback(
         )
 
 
-def _print_rollback_plan(given: ConfigArguments, stream: str, delete: Collection[int], *, as_json: bool) -> None:
-    ledgers = streamed_ledgers(load_stream(given.open(), stream))
-    rows = [{**asdict(each), "becomes": _fate(each, delete)} for each in ledgers]
-    print_rows(
-        rows, _ROLLBACK_COLUMNS, as_json=as_json, empty=f"an old reader can read all that is offloaded of {stream}"
-    )
+def _print_rollback_plans(
+    given: ConfigArguments, named: NamedStreams, delete: Collection[int], *, as_json: bool
+) -> int:
+    def show(stream: str) -> None:
+        ledgers = streamed_ledgers(load_stream(given.open(), stream))
+        of, columns = _of_partition(named, stream)
+        rows = [{**of, **asdict(each), "becomes": _fate(each, delete)} for each in ledgers]
+        empty = f"an old reader can read all that is offloaded of {stream}"
+        print_rows(rows, [*columns, *_ROLLBACK_COLUMNS], as_json=as_json, empty=empty)
+
+    return run_on_each(named.streams, show, as_json=as_json)
+
+
+def _of_partition(named: NamedStreams, stream: str) -> tuple[Mapping[str, str], Sequence[Column]]:
+    """What is added to each row of a table that says the stream only of a topic with partitions, and its column."""
+    return ({"stream": stream}, [Column("stream", "STREAM")]) if named.partitions else ({}, [])
 
 
 def _fate(ledger: StreamedLedger, delete: Collection[int]) -> str:
@@ -343,22 +400,23 @@ _EXPORT_COLUMNS = [
 
 
 def export_rollback(
-    stream: Stream,
+    stream: StreamOrTopic,
     given: ConfigArguments,
     to: Annotated[str, option("--to", "The bucket in which the broker's own offloader will look.", metavar="URL")],
     broker_record: Annotated[
-        str,
+        list[str],
         option(
             "--broker-record",
             "What the broker's metadata store has of the topic: the value of "
-            "/managed-ledgers/TENANT/NAMESPACE/persistent/TOPIC.",
-            metavar="FILE",
+            "/managed-ledgers/TENANT/NAMESPACE/persistent/TOPIC. Of a topic with "
+            "partitions one for each, by its number.",
+            metavar="[PARTITION=]FILE",
         ),
     ],
     dry_run: DryRun = False,
     progress: ShowProgress = False,
     json: Json = False,
-) -> None:
+) -> int:
     """Write a stream's ledgers where a broker without the plugin looks for them.
 
     For a broker that offloaded through the plugin and goes back to Pulsar's own offloader. Each ledger that its record
@@ -367,7 +425,9 @@ def export_rollback(
     stays. The stream isn't changed. Interrupted, it goes on where it was when it is called again.
     """
     settings, opened = given.prepared(stream)
-    state = load_stream(opened, stream)
+    named = named_streams(opened, stream)
+    paths = _by_stream(named, broker_record)
+    states = {each: load_stream(opened, each) for each in named.streams}
     target = open_chosen_store(
         *(to, given.endpoint_url, given.region),
         settings=settings.store,
@@ -375,32 +435,61 @@ def export_rollback(
         read_only=dry_run,
         create=not dry_run,
     )
-    recorded = recorded_ledgers(_broker_record(broker_record))
-    with SegmentProgress(sys.stderr, always=progress, what="ledgers") as shown:
-        shown.expect(len(recorded))
-        export = LedgerExport(
-            *(opened, state, target), settings=settings.offload, read=settings.read, on_progress=shown.segment
-        )
-        done = export.run(recorded, dry_run=dry_run)
-    rows = [
-        {
-            "ledger_id": each.ledger.ledger_id,
-            "uuid": str(each.ledger.uuid),
-            "entries": each.ledger.entries,
-            "payload_bytes": each.payload_bytes,
-            "state": _export_state(each, dry_run=dry_run),
-            "data": each.ledger.objects().data_key,
-            "index": each.ledger.objects().index_key,
-            "why": "" if each.error is None else each.error.message,
-        }
-        for each in done
-    ]
-    print_rows(
-        rows, _EXPORT_COLUMNS, as_json=json, empty=f"the broker's record has no offloaded ledger: {broker_record}"
-    )
-    error = error_of(done)
-    if error is not None:
-        raise error
+    recorded = {each: recorded_ledgers(_broker_record(path)) for each, path in paths.items()}
+
+    def one(each: str) -> None:
+        own = given.settings(each)
+        with SegmentProgress(sys.stderr, always=progress, what="ledgers") as shown:
+            shown.expect(len(recorded[each]))
+            export = LedgerExport(
+                *(opened, states[each], target), settings=own.offload, read=own.read, on_progress=shown.segment
+            )
+            done = export.run(recorded[each], dry_run=dry_run)
+        of, columns = _of_partition(named, each)
+        rows = [{**of, **_export_row(ledger, dry_run=dry_run)} for ledger in done]
+        empty = f"the broker's record has no offloaded ledger: {paths[each]}"
+        print_rows(rows, [*columns, *_EXPORT_COLUMNS], as_json=json, empty=empty)
+        error = error_of(done)
+        if error is not None:
+            raise error
+
+    return run_on_each(named.streams, one, as_json=json)
+
+
+def _by_stream(named: NamedStreams, given: Sequence[str]) -> Mapping[str, str]:
+    """The record's file of each stream; raises ``InvalidCall`` unless there is exactly one for each."""
+    hint = "give --broker-record PARTITION=FILE once for each partition"
+    if not named.partitions:
+        if len(given) > 1:
+            raise InvalidCall(f"{named.name} is one stream, and has one record", hint="give --broker-record once")
+        return {named.name: given[0]}
+    found: dict[str, str] = {}
+    for text in given:
+        number, separator, path = text.partition("=")
+        if not separator or not number.isdecimal():
+            named.require_one("a broker's record is of one: --broker-record PARTITION=FILE")
+        stream = named.partitions.get(int(number))
+        if stream is None or stream in found:
+            what = f"names partition {number} twice" if stream else f"partition {number} isn't in the store"
+            raise InvalidCall(f"--broker-record {text}: {what}", hint=hint)
+        found[stream] = path
+    absent = [str(number) for number, stream in named.partitions.items() if stream not in found]
+    if absent:
+        raise InvalidCall(f"there is no record of partition {', '.join(absent)} of {named.name}", hint=hint)
+    return found
+
+
+def _export_row(done: ExportedLedger, *, dry_run: bool) -> Mapping[str, object]:
+    return {
+        "ledger_id": done.ledger.ledger_id,
+        "uuid": str(done.ledger.uuid),
+        "entries": done.ledger.entries,
+        "payload_bytes": done.payload_bytes,
+        "state": _export_state(done, dry_run=dry_run),
+        "data": done.ledger.objects().data_key,
+        "index": done.ledger.objects().index_key,
+        "why": "" if done.error is None else done.error.message,
+    }
 
 
 def _broker_record(path: str) -> Sequence[PulsarLedger]:
@@ -438,24 +527,34 @@ def pause(
     given: ConfigArguments,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for who reads the manifest.")] = "",
     json: Json = False,
-) -> None:
+) -> int:
     """Stop offloading a stream until it is resumed, in whichever process it runs.
 
     A segment that is under way completes; whatever comes later stays in the hot tier. A running writer notices with its
     next record. Appending, reading and retention go on.
     """
-    for each in _streams(stream, given):
-        _record(each, given, partial(_pause, reason=reason), "is paused", "was paused already", as_json=json)
+    change = partial(_pause, reason=reason)
+    one = partial(
+        _record, given=given, change=change, changed="is paused", as_it_was="was paused already", as_json=json
+    )
+    return run_on_each(_streams(stream, given), one, as_json=json)
 
 
-def resume(stream: StreamOrTopic, given: ConfigArguments, json: Json = False) -> None:
+def resume(stream: StreamOrTopic, given: ConfigArguments, json: Json = False) -> int:
     """Let a paused stream go on, exactly where it stopped.
 
     A running writer that has entries waiting looks every minute at the latest; one in the process that resumes it goes
     on at once.
     """
-    for each in _streams(stream, given):
-        _record(each, given, BackfillService.resume, "goes on", "wasn't paused", as_json=json)
+    one = partial(
+        _record,
+        given=given,
+        change=BackfillService.resume,
+        changed="goes on",
+        as_it_was="wasn't paused",
+        as_json=json,
+    )
+    return run_on_each(_streams(stream, given), one, as_json=json)
 
 
 def _pause(runs: BackfillService, stream: str, *, reason: str) -> bool:
@@ -469,11 +568,11 @@ def _streams(name: str, given: ConfigArguments) -> Sequence[str]:
 
 def _record(
     stream: str,
+    *,
     given: ConfigArguments,
     change: Callable[[BackfillService, str], bool],
     changed: str,
     as_it_was: str,
-    *,
     as_json: bool,
 ) -> None:
     # Check that the stream exists before probing the store with a write.
@@ -489,13 +588,19 @@ def _record(
     print_result(facts, text, as_json=as_json)
 
 
+#: Why what can't be undone isn't done to several streams at once.
+_ACCEPTED = "what is accepted is of one stream"
+
+
 def accept_source(stream: Stream, given: LedgerArguments, dry_run: DryRun = False, json: Json = False) -> None:
     """Make a ledger database the stream's hot tier, whatever its manifest knows of another one.
 
     For a database that was lost, restored from an older backup, or replaced. Nothing is deleted: complete segments that
     were on their way are kept, what is missing becomes a gap, and ledgers of the database that contradict the manifest
-    are left aside: never offloaded, released or deleted. Stop the process that appends first. There is no undo.
+    are left aside: never offloaded, released or deleted. Stop the process that appends first. There is no undo. Of a
+    topic with partitions each is accepted by its own name.
     """
+    named_streams(given.prepared(stream)[1], stream).require_one(_ACCEPTED)
     settings, opened = given.prepared(stream, read_only=dry_run)
     given.require_ledgers()
     load_stream(opened, stream)  # require the stream before the database creates it
@@ -520,9 +625,11 @@ def accept_loss(
 
     Their positions stay used. What the object store doesn't have of them becomes a gap of the manifest, whatever
     on_gap says. A segment that is on its way is taken from its writer and kept if it is complete. Restore the database
-    instead if there is a copy that has them. Stop the process that appends first. There is no undo.
+    instead if there is a copy that has them. Stop the process that appends first. There is no undo. Of a topic with
+    partitions each is accepted by its own name.
     """
     given.require_ledgers()
+    named_streams(given.prepared(stream)[1], stream).require_one(_ACCEPTED)
     settings, opened = given.prepared(stream, read_only=dry_run)
     clock, recorded = SystemClock(), None
     with closing(given.open_ledgers()) as database:

@@ -21,6 +21,7 @@ import typer
 
 from formats.entries import Position
 from offloader.adopt import REQUESTS_IN_FLIGHT, Adoption, AdoptionProgress, adopt, release
+from offloader.cli.errors import run_on_each
 from offloader.cli.options import (
     ADMIN_TOKEN_VARIABLE,
     AskedRange,
@@ -58,6 +59,7 @@ from offloader.ledgers.pulsar.protocol import ClientLimits
 from offloader.ledgers.pulsar.topics import TopicLedgers, ledgers_of_topics, stream_of_topic
 from offloader.ledgers.pulsar.transport import open_security, security_of
 from offloader.manifest.catalog import partition_streams
+from offloader.manifest.names import named_streams
 from offloader.read.fetch import ReaderThreads
 from offloader.read.reader import load_stream, open_reader
 from offloader.replay import (
@@ -141,8 +143,7 @@ def adopt_ledgers(
     if namespaces and not admin_url:
         raise InvalidCall("--namespace is for --admin-url", hint="name the streams to adopt instead")
     if release_them:
-        _release(streams, _opened(given, read_only, dry_run=dry_run), dry_run=dry_run, as_json=json)
-        return 0
+        return _release(streams, _opened(given, read_only, dry_run=dry_run), dry_run=dry_run, as_json=json)
     topics = [*_saved(internal_stats or []), *(_asked(admin_url, namespaces or []) if admin_url else [])]
     opened = _opened(given, read_only, dry_run=dry_run)
     if not dry_run:
@@ -182,14 +183,18 @@ def _opened(given: StoreArguments, read_only: str, *, dry_run: bool) -> ObjectSt
     return open_chosen_store(url, read_only=False)
 
 
-def _release(streams: Sequence[str] | None, store: ObjectStore, *, dry_run: bool, as_json: bool) -> None:
+def _release(streams: Sequence[str] | None, store: ObjectStore, *, dry_run: bool, as_json: bool) -> int:
     if not streams:
         raise InvalidCall("--release of what?", hint="name the streams")
     verb = "would release" if dry_run else "released"
-    for stream in streams:
+
+    def one(stream: str) -> None:
         count = release(store, stream, clock=SystemClock(), dry_run=dry_run)
         facts = {"what": "stream", "stream": stream, "released": count, "dry_run": dry_run}
         print_result(facts, f"{stream}: {verb} {counted(count, 'segment')}; the objects stay", as_json=as_json)
+
+    named = [each for name in streams for each in named_streams(store, name).streams]
+    return run_on_each(named, one, as_json=as_json)
 
 
 _SAVED_HINT = "save what `pulsar-admin topics stats-internal TOPIC` prints, and name that file"

@@ -11,13 +11,14 @@ from typing import TextIO
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
 from offloader.cli.options import AskedRange, chosen_range
 from offloader.cli.output import duration_text
-from offloader.errors import InvalidCall, OffloaderError
-from offloader.ledgers.base import ReadableLedgers
+from offloader.errors import InvalidCall, OffloaderError, OutcomeUnknown
+from offloader.ledgers.base import HotTierLost, ReadableLedgers
 from offloader.manifest.names import named_streams
-from offloader.owner_client import OwnerClient, OwnerHotTier
+from offloader.manifest.state import ManifestState
+from offloader.owner_client import OwnerClient, OwnerHotTier, OwnerUnreachable
 from offloader.read.partitions import TopicReader, follow_all, merge_published, open_topic
 from offloader.read.reader import Reader, load_stream, open_reader
-from offloader.runtime.clock import Clock, SystemClock
+from offloader.runtime.clock import Clock
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 
@@ -90,29 +91,62 @@ class ReadStreams:
         ]
         return merge_published(scans)
 
-    def follow(self, clock: Clock, stop: threading.Event) -> Generator[tuple[int, EntryBatch], None, None]:
-        """As ``scan``, and then what becomes readable. Where nothing is between the times, only that."""
+    def follow(
+        self, owners: OwnersHotTiers, clock: Clock, stop: threading.Event, say: Callable[[str], object]
+    ) -> Generator[tuple[int, EntryBatch], None, None]:
+        """As ``scan``, and then what becomes readable. Where nothing is between the times, only that.
+
+        Args:
+            owners: the hot tiers; where one is lost, its stream's next owner is read, or what is offloaded.
+            say: called with a line for people about a hot tier that is lost or back.
+        """
         starts = [
             _after(reader.last_position) if chosen is None else chosen[0]
             for reader, chosen in zip(self.readers, self.ranges, strict=True)
         ]
-        return follow_all(self.readers, starts, clock=clock, stop=stop)
+
+        def refreshed(reader: Reader) -> Reader:
+            newer = reader.refresh(owners.of)
+            for line in owners.news(newer):
+                say(line)
+            return newer
+
+        return follow_all(self.readers, starts, clock=clock, stop=stop, refreshed=refreshed)
 
     def behind(self, now_ms: int) -> Iterator[str]:
         """How far what is followed is behind now, for a person, where it is only what is offloaded."""
         cold = [reader for reader in self.readers if not reader.has_hot_tier]
         for reader in cold:
-            newest = max((record.content.publish_time_max_ms for record in reader.segments()), default=TIME_UNKNOWN_MS)
-            last = reader.last_position
-            what = f"stream {reader.stream}: only what is offloaded is followed"
-            if last is None:
-                yield f"{what}: nothing yet"
-            elif newest == TIME_UNKNOWN_MS:
-                yield f"{what}: up to {last} now"
-            else:
-                yield f"{what}: up to {last} now, published {duration_text(max(now_ms - newest, 0) / 1000)} ago"
+            yield f"stream {reader.stream}: {_cold_end(reader, now_ms)}"
         if cold:
             yield "newer entries come once they are offloaded; --ledgers reads them from the ledger database before"
+
+
+def _cold_end(reader: Reader, now_ms: int) -> str:
+    """Up to where a stream is followed that is read from the cold tier only."""
+    newest = max((record.content.publish_time_max_ms for record in reader.segments()), default=TIME_UNKNOWN_MS)
+    last, what = reader.state.committed_end(), "only what is offloaded is followed"
+    if last is None:
+        return f"{what}: nothing yet"
+    if newest == TIME_UNKNOWN_MS:
+        return f"{what}: up to {last} now"
+    return f"{what}: up to {last} now, published {duration_text(max(now_ms - newest, 0) / 1000)} ago"
+
+
+#: A follower looks for a lost hot tier so long before it says so, and says it again so often while it lasts.
+SILENCE_S_MAX, AGAIN_S = 10.0, 60.0
+#: Nobody is asked again at an address within so long after it didn't answer, for whichever stream.
+ASK_AGAIN_S = 5.0
+
+
+@dataclass(slots=True)
+class _Outage:
+    """A hot tier that can't be read: since when, why, when that was said last (``None``: not yet), whether it ended."""
+
+    since_s: float
+    why: str
+    said_s: float | None = None
+    is_over: bool = False
 
 
 class OwnersHotTiers:
@@ -123,26 +157,83 @@ class OwnersHotTiers:
         hosts: that may receive a token, as of ``OwnerClient``.
 
     Attributes:
-        reasons: why an owner's hot tier isn't read, a line each.
+        reasons: why an owner's hot tier isn't read from the start, a line each.
     """
 
-    def __init__(self, store: ObjectStore, found: SourceOf, hosts: Collection[str]) -> None:
-        self._store, self._found, self._hosts, self.reasons = store, found, hosts, list[str]()
+    def __init__(self, store: ObjectStore, found: SourceOf, hosts: Collection[str], clock: Clock) -> None:
+        self._store, self._found, self._hosts, self._clock = store, found, hosts, clock
+        self.reasons = list[str]()
+        self._own: dict[str, ReadableLedgers] = {}
+        self._tiers: dict[str, OwnerHotTier] = {}
+        self._outages: dict[str, _Outage] = {}
+        self._silent: dict[str, tuple[float, HotTierLost]] = {}
 
     def __call__(self, stream: str) -> ReadableLedgers | None:
         """The hot tier of a stream; ``None``: it can't be read from here."""
         own = self._found(stream)
         if own is not None:
+            self._own[stream] = own
             return own
-        url = load_stream(self._store, stream, may_be_absent=True).owner.url
-        if not url:
-            return None
+        hot = self.of(load_stream(self._store, stream, may_be_absent=True))
+        outage = self._outages.get(stream)
+        if outage is not None:
+            outage.said_s = self._clock.monotonic_s()  # by ``reasons``
+            self.reasons.append(f"stream {stream}: its owner can't be asked for what isn't offloaded: {outage.why}")
+        return hot
+
+    def of(self, state: ManifestState) -> ReadableLedgers | None:
+        """The hot tier of the stream's owner by its manifest, once that answers; ``None``: it doesn't, or has none."""
+        stream, url = state.stream, state.owner.url
+        if stream in self._own:
+            return self._own[stream]
+        known = self._tiers.get(stream)
+        if known is not None and known.url == url.rstrip("/") and not known.lost:
+            if stream in self._outages:  # a whole look at it went well
+                self._outages[stream].is_over = True
+            return known
+        if known is not None and known.lost:
+            self._note(stream, known.lost)
         try:
-            hot = OwnerHotTier(OwnerClient(url, clock=SystemClock(), hosts=self._hosts), stream)
-            return hot if hot.ledgers() else None
+            self._tiers[stream] = hot = self._asked(stream, url)
         except OffloaderError as error:
-            self.reasons.append(f"stream {stream}: its owner can't be asked for what isn't offloaded: {error}")
+            if known is not None or url:
+                self._note(stream, error.message)
             return None
+        return hot
+
+    def _asked(self, stream: str, url: str) -> OwnerHotTier:
+        """The hot tier at an address that answers; raises ``HotTierLost``, or what is wrong with the address."""
+        if not url:
+            raise HotTierLost("no process owns it that can be asked")
+        at_s, error = self._silent.get(url, (0.0, None))
+        if error is not None and self._clock.monotonic_s() - at_s < ASK_AGAIN_S:
+            raise error
+        hot = OwnerHotTier(OwnerClient(url, clock=self._clock, hosts=self._hosts), stream)
+        try:
+            hot.ledgers()
+        except HotTierLost as lost:
+            if isinstance(lost.__cause__, OwnerUnreachable | OutcomeUnknown):
+                self._silent[url] = self._clock.monotonic_s(), lost
+            raise
+        return hot
+
+    def _note(self, stream: str, why: str) -> None:
+        outage = self._outages.setdefault(stream, _Outage(self._clock.monotonic_s(), ""))
+        outage.why, outage.is_over = why, False
+
+    def news(self, reader: Reader) -> Iterator[str]:
+        """What is to be said about a stream now: its hot tier has been lost for long, or is back."""
+        outage, now_s = self._outages.get(reader.stream), self._clock.monotonic_s()
+        if outage is None:
+            return
+        if outage.is_over:
+            del self._outages[reader.stream]
+            if outage.said_s is not None:
+                yield f"stream {reader.stream}: followed from {self._tiers[reader.stream].url} now"
+        elif now_s - (outage.since_s + SILENCE_S_MAX if outage.said_s is None else outage.said_s + AGAIN_S) >= 0:
+            outage.said_s = now_s
+            what = f"its owner has been lost for {duration_text(now_s - outage.since_s)}: {outage.why}"
+            yield f"stream {reader.stream}: {what}; {_cold_end(reader, self._clock.now_ms())}"
 
 
 def _after(position: Position | None) -> Position | None:

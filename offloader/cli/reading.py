@@ -22,7 +22,7 @@ import typer
 from formats.describe import DescribedBytes
 from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
 from formats.segment import SegmentSummary
-from offloader.cli.errors import failure_of
+from offloader.cli.errors import failure_of, run_on_each
 from offloader.cli.messages import MessageArguments, MessageReader
 from offloader.cli.options import (
     AskedRange,
@@ -254,11 +254,10 @@ def read(
     asked = AskedRange.of(start, end, from_time, to_time)
     with ExitStack() as stack:
         ledgers_of = stack.enter_context(opening_sources(given.ledgers, may_be_absent=True))
-        opened, notes = given.open(), list[str]()
+        opened, owners = given.open(), None
         source_of: SourceOf = ledgers_of
         if following:
-            source_of = owners = OwnersHotTiers(opened, ledgers_of, given.settings().access.owner_hosts)
-            notes = owners.reasons
+            source_of = owners = OwnersHotTiers(opened, ledgers_of, given.settings().access.owner_hosts, SystemClock())
         part = ReadStreams.opened(opened, stream, source_of, asked)
         stack.callback(part.close)
         decoder = MessageReader(decoding, part.streams, part.numbers) if messages else None
@@ -266,7 +265,7 @@ def read(
             found = part.count()
             _print_count(min(found, limit) if limit else found, json=json)
             return
-        batches = stack.enter_context(closing(_followed(part, notes) if following else part.scan()))
+        batches = stack.enter_context(closing(part.scan() if owners is None else _followed(part, owners)))
         if decoder is None:
             _print_entries(batches, limit, None if raw else partial(_json_of, part.numbers) if json else _text_of)
         elif count:
@@ -275,15 +274,19 @@ def read(
             decoder.print(batches, limit, as_json=json)
 
 
-def _followed(part: ReadStreams, notes: list[str]) -> Generator[tuple[int, EntryBatch], None, None]:
+def _followed(part: ReadStreams, owners: OwnersHotTiers) -> Generator[tuple[int, EntryBatch], None, None]:
     """Present and future entries; ends when the reader of standard output has gone."""
     clock = SystemClock()
-    for line in (*notes, *part.behind(clock.now_ms())):
-        print(f"note: {line}", file=sys.stderr)
+
+    def say(line: str) -> None:
+        print(f"note: {line}", file=sys.stderr, flush=True)
+
+    for line in (*owners.reasons, *part.behind(clock.now_ms())):
+        say(line)
     stop = threading.Event()
     watch_output(sys.stdout, stop)
     try:
-        yield from part.follow(clock, stop)
+        yield from part.follow(owners, clock, stop, say)
         if stop.is_set():
             raise BrokenPipeError
     finally:
@@ -356,13 +359,11 @@ def verify(
     names are notes, unless one tells of a record that is lost.
     """
     opened = given.open()
-    damaged = False
-    for stream in [each for name in streams for each in named_streams(opened, name).streams]:
-        damaged |= _verify(opened, stream, deep=deep, as_json=json)
-    return ErrorKind.DATA_CORRUPTION.value if damaged else 0
+    named = [each for name in streams for each in named_streams(opened, name).streams]
+    return run_on_each(named, partial(_verify, opened, deep=deep, as_json=json), as_json=json)
 
 
-def _verify(store: ObjectStore, stream: str, *, deep: bool, as_json: bool) -> bool:
+def _verify(store: ObjectStore, stream: str, *, deep: bool, as_json: bool) -> int:
     totals = CheckTotals()
     try:
         state = load_stream(store, stream)
@@ -372,7 +373,7 @@ def _verify(store: ObjectStore, stream: str, *, deep: bool, as_json: bool) -> bo
             totals.count([finding])
             print_finding(finding, as_json=as_json)
         print_totals(stream, 0, totals, deep=deep, as_json=as_json)
-        return True
+        return ErrorKind.DATA_CORRUPTION.value
     progress = TransientLine(sys.stderr)
     for finding in _findings(store, state, totals, progress, deep=deep):
         totals.count([finding])
@@ -380,7 +381,7 @@ def _verify(store: ObjectStore, stream: str, *, deep: bool, as_json: bool) -> bo
         print_finding(finding, as_json=as_json)
     progress.clear()
     print_totals(stream, state.record_id, totals, deep=deep, as_json=as_json)
-    return totals.damage > 0
+    return ErrorKind.DATA_CORRUPTION.value if totals.damage else 0
 
 
 def _findings(

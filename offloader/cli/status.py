@@ -7,7 +7,7 @@ import sys
 import textwrap
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import fields
 from itertools import takewhile
@@ -21,6 +21,7 @@ from offloader.cli.options import Json, StoreArguments, amount, name_argument, o
 from offloader.cli.output import Column, bytes_text, duration_text, json_line, print_rows
 from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.manifest.log import list_streams
+from offloader.manifest.names import named_streams, resolve_name
 from offloader.monitor import manifest_document, read_status_file, trouble_of, with_manifest
 from offloader.read.reader import load_stream
 from offloader.runtime.clock import Clock, SystemClock
@@ -329,7 +330,7 @@ def _troubles(rows: Sequence[Mapping[str, Any]], width: int, lines_max: int | No
 
 def run(
     given: StoreArguments,
-    stream: Annotated[str, name_argument("One stream's name.", shown="all")] = "",
+    stream: Annotated[str, name_argument("One stream's name, or its topic's.", shown="all")] = "",
     status_file: Annotated[
         str,
         option(
@@ -434,13 +435,18 @@ def _documents(store: ObjectStore | None, status_file: str, stream: str, limit: 
     document: dict[str, Any] = read_status_file(Path(status_file)) if status_file else {"written_ms": None}
     written = {row["stream"]: row for row in document.get("streams", [])}
     stored = set() if store is None or stream else set(list_streams(store))
-    names = [stream] if stream else sorted(stored | written.keys())
+    named: Collection[str] = [stream]
+    if stream and stream not in written:
+        named = resolve_name(stream, written).streams
+        if store is not None and list(named) == [stream]:
+            named = named_streams(store, stream).streams
+    names = list(named) if stream else sorted(stored | written.keys())
     rows, code = [], 0
     for name in names[: limit or None]:
         try:
             rows.append(_one(store, written.get(name), name, status_file))
         except OffloaderError as error:
-            if stream or error.retryable:
+            if len(names) == 1 or error.retryable:
                 raise
             failure = failure_of(error)
             code = max(code, failure.exit_code)

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from uuid import UUID
 
 from formats.entries import EntryBatch, Position
+from offloader.errors import StoreUnavailable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +111,10 @@ ClosedListener = Callable[[LedgerInfo], None]
 class Subscription(Protocol):
     def cancel(self) -> None:
         """No call of the listener begins after this returns."""
+
+
+class HotTierLost(StoreUnavailable):
+    """The process that a hot tier was read from doesn't answer any more, or not with entries: ask the next owner."""
 
 
 class ReadableLedgers(Protocol):

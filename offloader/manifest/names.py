@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 
-from offloader.errors import Corrupt, Unsupported
+from offloader.errors import Corrupt, InvalidCall, Unsupported
 from offloader.ledgers.pulsar.topics import stream_of_topic
 from offloader.manifest.catalog import partition_of, partition_streams, read_entry
 from offloader.store.base import ObjectStore
+
+#: Partitions named in an error.
+NAMED_MAX = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,26 @@ class NamedStreams:
     def streams(self) -> tuple[str, ...]:
         """All streams, in the order of their partitions."""
         return tuple(self.partitions.values()) or (self.name,)
+
+    def require_one(self, why: str) -> str:
+        """The one stream.
+
+        Args:
+            why: of a topic with partitions, why it has to be one: "a position is of one".
+
+        Raises:
+            InvalidCall: a topic with partitions, which the error names.
+        """
+        if self.partitions:
+            raise InvalidCall(
+                f"{self.name} has {len(self.partitions)} partitions, and {why}", hint=f"name {self.some()}"
+            )
+        return self.name
+
+    def some(self) -> str:
+        """The streams in words, the first few of many."""
+        more = f" or another of {len(self.streams)}" if len(self.streams) > NAMED_MAX else ""
+        return " or ".join(self.streams[:NAMED_MAX]) + more
 
 
 def stream_name(given: str) -> str:
@@ -53,6 +77,12 @@ def resolve_name(given: str, existing: Collection[str]) -> NamedStreams:
     split = [(partition_of(stream), stream) for stream in existing]
     found = {of[1]: stream for of, stream in split if of is not None and of[0] == name}
     return NamedStreams(name, dict(sorted(found.items())))
+
+
+def matching_streams(wanted: str, existing: Collection[str]) -> list[str]:
+    """The existing streams of a name, as ``resolve_name``, or of a pattern with ``*``, ``?`` and ``[...]``, sorted."""
+    found = set(resolve_name(wanted, existing).streams) & set(existing)
+    return sorted(found or {name for name in existing if fnmatchcase(name, wanted)})
 
 
 def named_streams(store: ObjectStore, given: str) -> NamedStreams:

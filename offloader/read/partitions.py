@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
 from formats.pulsar.messages import publish_times_ms
 from offloader.errors import InvalidCall, NotFound
-from offloader.ledgers.base import ReadableLedgers
+from offloader.ledgers.base import HotTierLost, ReadableLedgers
 from offloader.manifest.catalog import partition_streams
 from offloader.manifest.names import resolve_name, stream_name
 from offloader.manifest.state import ManifestState, SegmentRecord
@@ -168,9 +168,9 @@ class TopicReader(Reader):
         """The offloaded segments with readable entries, partition by partition."""
         return [record for reader in self.partitions.values() for record in reader.segments()]
 
-    def refresh(self) -> TopicReader:
-        """A reader of the same partitions at their current manifests."""
-        return TopicReader(self.stream, {number: reader.refresh() for number, reader in self.partitions.items()})
+    def refresh(self, hot_of: Callable[[ManifestState], ReadableLedgers | None] | None = None) -> TopicReader:
+        """A reader of the same partitions at their current manifests. Args as of ``Reader``."""
+        return TopicReader(self.stream, {number: each.refresh(hot_of) for number, each in self.partitions.items()})
 
     @property
     def has_hot_tier(self) -> bool:
@@ -281,35 +281,58 @@ def follow(
 
 
 def follow_all(
-    readers: Sequence[Reader], starts: Sequence[Position | None], *, clock: Clock, stop: threading.Event | None = None
+    readers: Sequence[Reader],
+    starts: Sequence[Position | None],
+    *,
+    clock: Clock,
+    stop: threading.Event | None = None,
+    refreshed: Callable[[Reader], Reader] = Reader.refresh,
 ) -> Generator[tuple[int, EntryBatch], None, None]:
     """As ``follow``, of several streams: what is readable is merged by publish time, then what comes.
+
+    Where a hot tier is lost (``HotTierLost``), it goes on after the last entry that came out of each stream.
+
+    Args:
+        refreshed: the reader for the next look, which may have another hot tier, or none.
 
     Yields:
         the number of the reader, and entries of its stream.
     """
     stop = stop or threading.Event()
-    wait_s, longest_s = WAIT_S_MIN, min(HOT_WAIT_S_MAX if each.has_hot_tier else WAIT_S_MAX for each in readers)
+    wait_s = WAIT_S_MIN
     current, begins = list(readers), list(starts)
     while not stop.is_set():
-        ends = [each.last_position for each in current]
-        scans = [
-            iter(()) if last is None or (first is not None and first > last) else each.scan(first, last)
-            for each, first, last in zip(current, begins, ends, strict=True)
-        ]
-        with closing(merge_published(scans)) as merged:
-            for number, batch in merged:
-                wait_s = WAIT_S_MIN
-                yield number, batch
-        begins = [
-            first if last is None or (first is not None and first > last) else last.next()
-            for first, last in zip(begins, ends, strict=True)
-        ]
-        if clock.wait(stop, wait_s):
+        try:
+            ends = [each.last_position for each in current]
+            scans = [
+                iter(()) if last is None or (first is not None and first > last) else each.scan(first, last)
+                for each, first, last in zip(current, begins, ends, strict=True)
+            ]
+            with closing(merge_published(scans)) as merged:
+                for number, batch in merged:
+                    wait_s = WAIT_S_MIN
+                    begins[number] = batch.last.next()
+                    yield number, batch
+            begins = [_next_begin(*each) for each in zip(current, begins, ends, strict=True)]
+        except HotTierLost:
+            wait_s = WAIT_S_MIN
+        longest_s = min(HOT_WAIT_S_MAX if each.has_hot_tier else WAIT_S_MAX for each in current)
+        if clock.wait(stop, min(wait_s, longest_s)):
             return
         wait_s = min(2 * wait_s, longest_s)
-        newer = [each.refresh() for each in current]
+        newer = [refreshed(each) for each in current]
         for each, given in zip(current, readers, strict=True):
             if each is not given:
                 each.close()
         current = newer
+
+
+def _next_begin(reader: Reader, begin: Position | None, last: Position | None) -> Position | None:
+    """Where a stream goes on after a look that ended at ``last``; ``begin``: after the last entry that came out.
+
+    A manifest tells where nothing lies between the two; a hot tier that somebody else reads for us may only not have
+    given it.
+    """
+    if last is None or reader.has_hot_tier or (begin is not None and begin > last):
+        return begin
+    return last.next()

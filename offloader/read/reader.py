@@ -34,9 +34,10 @@ from offloader.errors import (
     Unsupported,
 )
 from offloader.ledgers.base import ReadableLedgers, newest, newest_listed
+from offloader.manifest.catalog import partition_streams
 from offloader.manifest.load import load_manifest_view_at
 from offloader.manifest.log import list_streams, load_manifest
-from offloader.manifest.names import stream_name
+from offloader.manifest.names import resolve_name, stream_name
 from offloader.manifest.protection import HeldLease, take_lease
 from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.source_identity import CheckedLedgers
@@ -117,6 +118,12 @@ def load_stream(
     except NotFound as error:
         if may_be_absent:
             return ManifestState(stream=stream, incarnation=UUID(int=0))
+        named = resolve_name(stream, partition_streams(store, stream).values())
+        if named.partitions:
+            raise NotFound(
+                f"{stream} is a topic with {len(named.partitions)} partitions, and this is about one stream",
+                hint=f"name {named.some()}",
+            ) from error
         similar = difflib.get_close_matches(stream, list_streams(store), n=SUGGESTIONS_MAX)
         hint = f"did you mean {' or '.join(similar)}?" if similar else "`offloader ls` lists the streams"
         raise NotFound(f"stream {stream} isn't in {store.url}", hint=hint) from error
@@ -287,12 +294,17 @@ class Reader:
         """The offloaded segments with readable entries, in the stream's order."""
         return list(self._cold.segments)
 
-    def refresh(self) -> Reader:
-        """A reader of the same stream at its current manifest, with its own lease; shares cache and threads."""
+    def refresh(self, hot_of: Callable[[ManifestState], ReadableLedgers | None] | None = None) -> Reader:
+        """A reader of the same stream at its current manifest, with its own lease; shares cache and threads.
+
+        Args:
+            hot_of: the hot tier by that manifest; default: the same one.
+        """
         self._require_open()
         lease = None if self._lease is None else self._lease.another()
         state = load_stream(self._fetcher.store, self.stream, may_be_absent=self._given is not None)
-        return Reader(self._fetcher, state, self._given, self._skipped, lease)
+        source = self._given if hot_of is None else hot_of(state)
+        return Reader(self._fetcher, state, source, self._skipped, lease)
 
     def read(self, first: Position, last: Position) -> Entries:
         """Exactly the entries with ``first <= position <= last``, in order.

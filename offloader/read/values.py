@@ -1,4 +1,4 @@
-"""Values of messages by their schema: Avro, JSON, protobuf, and Pulsar's primitive types."""
+"""Values of messages by their schema: Avro, JSON, protobuf, Pulsar's primitive types, and pairs of these."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import base64
 import json
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
 from io import BytesIO
 from typing import Any, Protocol
@@ -204,12 +205,14 @@ class MessageSchema:
     """A schema as Pulsar's registry has it.
 
     Attributes:
-        kind: ``AVRO``, ``JSON``, ``PROTOBUF_NATIVE``, ``STRING``, ...
+        kind: ``AVRO``, ``JSON``, ``PROTOBUF_NATIVE``, ``KEY_VALUE``, ``STRING``, ...
         data: its definition, empty for primitive types.
+        properties: of ``KEY_VALUE``: types of key and value, and where the key is.
     """
 
     kind: str
     data: str = ""
+    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 def schema_of(document: bytes, *, what: str, message_type: str = "") -> MessageSchema:
@@ -229,7 +232,9 @@ def schema_of(document: bytes, *, what: str, message_type: str = "") -> MessageS
     except (ValueError, RecursionError):
         return _descriptors(document, what, message_type)
     if isinstance(given, dict) and isinstance(given.get("data"), str) and "fields" not in given:
-        return MessageSchema(str(given.get("type", "AVRO")).upper(), given["data"])
+        properties = given.get("properties")
+        known = properties if isinstance(properties, dict) else {}
+        return MessageSchema(str(given.get("type", "AVRO")).upper(), given["data"], known)
     return MessageSchema("AVRO", json.dumps(given))
 
 
@@ -270,6 +275,8 @@ def value_decoder(schema: MessageSchema, *, what: str) -> ValueDecoder:
     if schema.kind in _UNPACKED:
         return _Primitive(schema.kind, *_UNPACKED[schema.kind])
     match schema.kind:
+        case "KEY_VALUE":
+            return _key_value(schema, what)
         case "AVRO":
             return AvroDecoder(schema.data, {})
         case "JSON":
@@ -291,16 +298,57 @@ class _Json:
             raise ValueError(f"it isn't JSON: {error}") from error
 
 
-#: Pulsar's primitive types: format of ``struct``; "": text.
-_UNPACKED: dict[str, tuple[str]] = {
-    "STRING": ("",),
-    "BOOLEAN": (">?",),
-    "INT8": (">b",),
-    "INT16": (">h",),
-    "INT32": (">i",),
-    "INT64": (">q",),
-    "FLOAT": (">f",),
-    "DOUBLE": (">d",),
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_NANOS = 10**9
+
+
+def _moment(milliseconds: int) -> datetime:
+    return _EPOCH + timedelta(milliseconds=milliseconds)
+
+
+def _day(days: int) -> date:
+    return _EPOCH.date() + timedelta(days=days)
+
+
+def _time_of_day(nanoseconds: int) -> str:
+    seconds, fraction = divmod(nanoseconds, _NANOS)
+    if not 0 <= seconds < 86400:
+        raise ValueError(f"a day hasn't {seconds} seconds")
+    return f"{(_EPOCH + timedelta(seconds=seconds)).time()}{_fraction(fraction)}"
+
+
+def _instant(seconds: int, nanoseconds: int) -> str:
+    return f"{(_EPOCH + timedelta(seconds=seconds)).replace(tzinfo=None).isoformat()}{_fraction(nanoseconds)}+00:00"
+
+
+def _fraction(nanoseconds: int) -> str:
+    """Nanoseconds as digits after a dot, which Python's times don't have."""
+    return f".{nanoseconds:09}".rstrip("0") if nanoseconds else ""
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+#: Pulsar's primitive types, as its Java client writes them: format of ``struct``, and the value of what is unpacked.
+#: "" is UTF-8 text; "s" are bytes.
+_UNPACKED: dict[str, tuple[str, Callable[..., Any]]] = {
+    "STRING": ("", _as_it_is),
+    "BYTES": ("s", _as_it_is),
+    "BOOLEAN": (">?", _as_it_is),
+    "INT8": (">b", _as_it_is),
+    "INT16": (">h", _as_it_is),
+    "INT32": (">i", _as_it_is),
+    "INT64": (">q", _as_it_is),
+    "FLOAT": (">f", _as_it_is),
+    "DOUBLE": (">d", _as_it_is),
+    "DATE": (">q", _moment),
+    "TIMESTAMP": (">q", _moment),
+    "TIME": (">q", lambda milliseconds: _time_of_day(milliseconds * 1_000_000)),
+    "INSTANT": (">qi", _instant),
+    "LOCAL_DATE": (">q", _day),
+    "LOCAL_TIME": (">q", _time_of_day),
+    "LOCAL_DATE_TIME": (">qq", lambda days, nanoseconds: f"{_day(days)}T{_time_of_day(nanoseconds)}"),
 }
 
 
@@ -308,12 +356,76 @@ _UNPACKED: dict[str, tuple[str]] = {
 class _Primitive:
     kind: str
     form: str
+    value_of: Callable[..., Any]
 
     def decode(self, value: bytes, version: bytes | None) -> Any:  # noqa: ARG002 - all versions are the same
         try:
-            return struct.unpack(self.form, value)[0] if self.form else value.decode()
-        except (struct.error, UnicodeDecodeError) as error:
+            if self.form == "s":
+                return value
+            return self.value_of(*struct.unpack(self.form, value)) if self.form else value.decode()
+        except (struct.error, ValueError, OverflowError) as error:
             raise ValueError(f"it isn't {self.kind}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class KeyValueDecoder:
+    """Pairs of a key and a value, each of its own schema.
+
+    Attributes:
+        is_separated: the key is the message's; else both are in the value, each with its length in front.
+    """
+
+    key: ValueDecoder
+    value: ValueDecoder
+    is_separated: bool
+
+    def decode(self, value: bytes | None, version: bytes | None, key: bytes | None = None) -> Any:  # noqa: ARG002
+        """``{"key": ..., "value": ...}``; ``None`` is a part that is null. Raises ``ValueError``.
+
+        Args:
+            key: the message's.
+        """
+        if not self.is_separated:
+            if value is None:
+                return None
+            key, value = _split_pair(value)
+        parts = {"key": (self.key, key), "value": (self.value, value)}
+        found: dict[str, Any] = {}
+        for name, (decoder, data) in parts.items():
+            try:
+                found[name] = None if data is None else decoder.decode(data, None)
+            except ValueError as error:
+                raise ValueError(f"the {name} of the pair: {error}") from error
+        return found
+
+
+def _split_pair(data: bytes) -> tuple[bytes | None, bytes | None]:
+    parts: list[bytes | None] = []
+    at = 0
+    for _ in range(2):
+        length = int.from_bytes(data[at : at + 4], "big", signed=True)
+        at += 4
+        if at > len(data) or length < -1 or at + length > len(data):
+            raise ValueError(f"it isn't a pair of key and value: it ends at byte {len(data)}")
+        parts.append(None if length < 0 else data[at : at + length])
+        at += max(length, 0)
+    if at < len(data):
+        raise ValueError(f"it isn't a pair of key and value: {len(data) - at} bytes are left over")
+    return parts[0], parts[1]
+
+
+def _key_value(schema: MessageSchema, what: str) -> KeyValueDecoder:
+    try:
+        parts = json.loads(schema.data)
+        kinds = {name: schema.properties[f"{name}.schema.type"] for name in ("key", "value")}
+        texts = {name: each if isinstance(each := parts[name], str) else json.dumps(each) for name in kinds}
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise InvalidCall(
+            f"{what} isn't a schema of pairs: {type(error).__name__}: {error}",
+            hint='give the answer of the admin interface with its "properties"',
+        ) from error
+    key, value = (value_decoder(MessageSchema(kinds[name], texts[name]), what=f"{what} {name}") for name in kinds)
+    return KeyValueDecoder(key, value, is_separated=schema.properties.get("kv.encoding.type") == "SEPARATED")
 
 
 class _Protobuf:
@@ -365,8 +477,20 @@ class VersionedDecoder:
     ) -> None:
         self._known, self._ask = dict(given), ask
 
-    def decode(self, value: bytes, version: bytes | None) -> Any:
-        """The value. Raises ``ValueError``: it isn't of its schema, or its schema isn't known."""
+    def is_of_pairs(self, version: bytes | None) -> bool:
+        """Whether messages of that version are pairs of a key and a value. Raises ``ValueError`` as ``decode``."""
+        return isinstance(self._of(version), KeyValueDecoder)
+
+    def decode(self, value: bytes, version: bytes | None, key: bytes | None = None) -> Any:
+        """The value. Raises ``ValueError``: it isn't of its schema, or its schema isn't known.
+
+        Args:
+            key: the message's, which may be half of a pair.
+        """
+        decoder = self._of(version)
+        return decoder.decode(value, None, key) if isinstance(decoder, KeyValueDecoder) else decoder.decode(value, None)
+
+    def _of(self, version: bytes | None) -> ValueDecoder:
         number = version_number(version)
         decoder = self._known.get(number) or self._known.get(None)
         if decoder is None and self._ask is not None:
@@ -374,4 +498,4 @@ class VersionedDecoder:
         if decoder is None:
             known = ", ".join(map(str, sorted(each for each in self._known if each is not None)))
             raise ValueError(f"its schema version is {number}, and schemas were given for {known}")
-        return decoder.decode(value, None)
+        return decoder

@@ -24,6 +24,7 @@ from offloader.gc.sweep import cleanup_stream
 from offloader.inspect.inspect import segment_row, timeline_of
 from offloader.maintenance import awaited_approval
 from offloader.manifest.log import list_streams
+from offloader.manifest.names import NamedStreams, named_streams, resolve_name
 from offloader.manifest.protection import global_hold
 from offloader.manifest.segment_table import SegmentRecord
 from offloader.monitor import manifest_document, trouble_of, with_manifest
@@ -36,7 +37,7 @@ from offloader.retention.state import read_decisions
 from offloader.retention.subscribers import CutLike, StreamRetention, open_retention
 from offloader.runtime.clock import Clock
 from offloader.service.answers import ASKERS_MAX, Deadline, KeptAnswers, SoonAnswers
-from offloader.service.entry_pages import EntryQuery, entry_page
+from offloader.service.entry_pages import PARTITIONS_MAX, EntryQuery, entry_page
 from offloader.service.process import ServingProcess
 from offloader.service.streams import ProviderProblem
 from offloader.store.base import ObjectStore
@@ -357,21 +358,39 @@ class ServiceView:
         return self._labelled(manifest if row is None else with_manifest(row, manifest))
 
     def segments(self, name: str, *, after: str = "", limit: int = 100) -> Page[dict[str, Any]]:
-        """A page of a stream's segments in the stream's order.
+        """A page of a stream's segments in the stream's order; of a topic's, one partition after the other.
 
         Args:
             after: ``next_after`` of the previous page; empty: the first page.
 
         Raises:
             NotFound: no such stream.
-            InvalidCall: ``after`` isn't a place among segments.
+            InvalidCall: ``after`` isn't a place among segments, or a topic has more than ``PARTITIONS_MAX`` partitions.
         """
-        segments = load_stream(self._store, name).segments.in_order()
-        start = start_after(segments, after)
-        found = segments[start : start + max(min(limit, LIMIT_MAX), 1)]
-        more = start + len(found) < len(segments)
-        rows = tuple(segment_row(record, name) for record in found)
-        return Page(rows, f"{found[-1].begin} {found[-1].uuid}" if more else None, len(segments))
+        named = named_streams(self._store, name)
+        if len(named.partitions) > PARTITIONS_MAX:
+            named.require_one(f"a page is of at most {PARTITIONS_MAX}")
+        # The number of its partition precedes a place.
+        at, _, place = after.partition(" ") if named.partitions and after else ("0", "", after)
+        if not at.isdecimal():
+            start_after((), after)  # raises
+        rows: list[dict[str, Any]] = []
+        wanted, total, left, last = max(min(limit, LIMIT_MAX), 1), 0, 0, ""
+        states = at_once(partial(load_stream, self._store), named.streams)
+        for number, state in zip(named.partitions or (0,), states, strict=True):
+            segments = state.segments.in_order()
+            total += len(segments)
+            if number < int(at):
+                continue
+            start = start_after(segments, place if number == int(at) else "")
+            found = segments[start : start + wanted - len(rows)]
+            left += len(segments) - start - len(found)
+            of = {"stream": state.stream, "partition": number} if named.partitions else {}
+            rows += [{**of, **segment_row(record, state.stream)} for record in found]
+            if found:
+                last = f"{found[-1].begin} {found[-1].uuid}"
+                last = f"{number} {last}" if named.partitions else last
+        return Page(tuple(rows), last if left else None, total)
 
     def entries(
         self, name: str, *, first: str = "", from_time: str = "", to_time: str = "", after: str = "", limit: int = 100
@@ -459,6 +478,7 @@ class ServiceView:
 
     def cleanup_plan(self, name: str, *, limit: int = LIMIT_MAX) -> dict[str, Any]:
         """The next cleanup run's effect on a stream, segment by segment."""
+        named_streams(self._store, name).require_one("a plan is of one stream")
         settings = self._streams.settings_of(name)
         report = cleanup_stream(self._store, name, clock=self._clock, settings=settings, dry_run=True)
         plan = report.plan
@@ -567,6 +587,8 @@ class ServiceControl:
     def offload(self, name: str, *, until: str = "", timeout_s: float, by: str) -> dict[str, Any]:
         """Closes and completes the current segment of a stream that is served here, and waits for it.
 
+        Of a topic with partitions: of all that are served here, within the same limit, in ``partitions``.
+
         Args:
             until: last entry to offload; default: the newest one now.
             timeout_s: limit of the wait; offloading continues after it.
@@ -578,22 +600,36 @@ class ServiceControl:
             As ``StreamSupervisor.offload``.
         """
         last = _position(until, "until") if until else None
-        _tell("offload", name, by)
-        committed = self._process.streams.require(name).offload(last, timeout_s=timeout_s)
-        return {"stream": name, "committed": None if committed is None else str(committed)}
+        named = NamedStreams(name)
+        if self._process.streams.get(name) is None:
+            named = resolve_name(name, [row["stream"] for row in self._process.document()["streams"]])
+        if last is not None:
+            named.require_one("a position is of one")
+        end_s = self._clock.monotonic_s() + timeout_s
+
+        def offload(stream: str) -> dict[str, Any]:
+            _tell("offload", stream, by)
+            left_s = max(end_s - self._clock.monotonic_s(), 0.0)
+            committed = self._process.streams.require(stream).offload(last, timeout_s=left_s)
+            return {"stream": stream, "committed": None if committed is None else str(committed)}
+
+        rows = [offload(each) for each in named.streams]
+        return {"stream": name, "committed": None, "partitions": rows} if named.partitions else rows[0]
 
     def complete(self, name: str, until: Position, *, timeout_s: float) -> None:
         """As ``offload``, for callers that ask often: it isn't logged."""
         self._process.streams.require(name).offload(until, timeout_s=timeout_s)
 
     def pause(self, name: str, *, reason: str = "", by: str) -> dict[str, Any]:
-        """Assigns no further segment of a stream until ``resume``. Raises ``NotFound``: no such stream; Fenced: it was
-        deleted."""
-        return self._record(name, "pause", lambda runs: runs.pause(name, reason), by)
+        """Assigns no further segment of a stream, or of each partition of a topic, until ``resume``.
+
+        Raises ``NotFound``: no such stream; Fenced: it was deleted. Partitions before the one that failed are paused.
+        """
+        return self._each(name, "pause", lambda runs, each: runs.pause(each, reason), by)
 
     def resume(self, name: str, *, by: str) -> dict[str, Any]:
         """Resumes a paused stream. Raises as ``pause``."""
-        return self._record(name, "resume", lambda runs: runs.resume(name), by)
+        return self._each(name, "resume", lambda runs, each: runs.resume(each), by)
 
     def clean(self, name: str, *, plan: str, by: str) -> dict[str, Any]:
         """One round of cleanup for a stream, although it retires more than half of it.
@@ -660,8 +696,23 @@ class ServiceControl:
         _tell("unsubscribe", name, by, subscriber)
         return {"stream": name, "subscriber": subscriber, "removed": removed}
 
-    def _record(self, name: str, what: str, change: Callable[[BackfillService], bool], by: str) -> dict[str, Any]:
-        changed = change(self._process.history)
+    def _each(self, name: str, what: str, change: Callable[[BackfillService, str], bool], by: str) -> dict[str, Any]:
+        """The record of one stream, or the sum of a topic's, with each in ``partitions``."""
+        named = named_streams(self._store, name)
+        rows = [self._record(each, what, change, by) for each in named.streams]
+        if not named.partitions:
+            return rows[0]
+        return {
+            "stream": name,
+            "paused": all(row["paused"] for row in rows),
+            "changed": any(row["changed"] for row in rows),
+            "assigned": sum(row["assigned"] for row in rows),
+            "committed": None,
+            "partitions": rows,
+        }
+
+    def _record(self, name: str, what: str, change: Callable[[BackfillService, str], bool], by: str) -> dict[str, Any]:
+        changed = change(self._process.history, name)
         if changed:
             _tell(what, name, by)
             served = self._process.streams.get(name)

@@ -13,7 +13,7 @@ from typing import Any
 import fastavro
 import pytest
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+from cryptography.hazmat.primitives.asymmetric import ed25519, padding, rsa
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from google.protobuf import descriptor_pb2
 
@@ -271,10 +271,14 @@ def test_messages_are_decrypted_with_a_key_that_is_named(
 def test_wrong_key_files_are_refused(offloader: Offloader, tmp_path: Path, writer: StreamWriter) -> None:
     writer.add([EntryBatch.build(7, 0, [single_entry(Sent())])])
     (tmp_path / "text").write_text("no key")
-    ec_key = ec.generate_private_key(ec.SECP256R1())
+    ed_key = ed25519.Ed25519PrivateKey.generate()
     form = serialization.PrivateFormat.PKCS8
-    (tmp_path / "ec").write_bytes(ec_key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
-    for name, code, said in (("none", 3, "can't be read"), ("text", 2, "is no private key"), ("ec", 2, "no RSA key")):
+    (tmp_path / "ed").write_bytes(ed_key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+    for name, code, said in (
+        ("none", 3, "can't be read"),
+        ("text", 2, "is no private key"),
+        ("ed", 2, "neither an RSA nor an EC"),
+    ):
         found, line, hint = offloader.refuses("read", "orders", "--messages", "--private-key", str(tmp_path / name))
         assert (found, said in line, bool(hint)) == (code, True, True), name
 

@@ -9,7 +9,7 @@ import pytest
 
 from offloader.errors import InvalidCall
 from offloader.managed_ledger import open_managed_ledger
-from offloader.manifest.names import NamedStreams, named_streams, resolve_name, stream_name
+from offloader.manifest.names import NamedStreams, matching_streams, named_streams, resolve_name, stream_name
 from offloader.read.reader import load_stream
 from offloader.retention.subscribers import open_retention
 from offloader.store.open import open_store
@@ -64,3 +64,19 @@ def test_python_calls_take_a_topics_name(tmp_path: Path) -> None:
         topic.offload()
     assert load_stream(store, TOPIC).stream == STREAM
     assert open_retention(store, TOPIC).name == STREAM
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ("a/topic", ["a/topic-partition-0", "a/topic-partition-10", "a/topic-partition-2"]),
+        ("persistent://a/b/plain", ["a/b/persistent/plain"]),
+        ("a/topic-partition-2", ["a/topic-partition-2"]),
+        ("a/topic*", ["a/topic-partition-0", "a/topic-partition-10", "a/topic-partition-2"]),
+        ("a/b/*/plain", ["a/b/persistent/plain"]),
+        ("a/top", []),
+    ],
+)
+def test_names_of_topics_and_patterns_stand_for_existing_streams(wanted: str, found: list[str]) -> None:
+    existing = [*(f"a/topic-partition-{number}" for number in (0, 2, 10)), "a/b/persistent/plain"]
+    assert matching_streams(wanted, existing) == found

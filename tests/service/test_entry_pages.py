@@ -15,6 +15,7 @@ from offloader.store.open import open_store
 from services.servers import free_port
 from tests.cli.reading_verbs import Offloader
 from tests.support.http_process import ORDERS, PAYMENTS, HttpProcess, ask, http_process, quoted
+from tests.support.waiting import PATIENCE_S
 
 PARTITIONS = [f"shop/eu/persistent/events-partition-{number}" for number in (0, 1)]
 Served = tuple[OffloadHttp, HttpProcess]
@@ -65,6 +66,70 @@ def test_topic_names_and_times_are_taken(served: Served) -> None:
     assert entries(http, topic, "?from_time=-1h")["items"] == []
     assert text_of(entries(http, f"persistent://{ORDERS.replace('/persistent', '')}", "?limit=1")) == [f"{ORDERS} 0"]
     assert ask(f"{http.url}/v1/streams/{quoted(f'persistent://{PAYMENTS}')}").status == 404
+
+
+def test_commands_are_for_all_partitions_of_a_topic(served: Served) -> None:
+    http, process = served
+    at = f"{http.url}/v1/streams/{quoted('persistent://shop/eu/events')}"
+    for command, paused in (("pause", True), ("resume", False)):
+        answer = ask(f"{at}/{command}", method="POST").json()
+        assert (answer["paused"], answer["changed"]) == (paused, True)
+        assert [(row["stream"], row["paused"]) for row in answer["partitions"]] == [
+            (each, paused) for each in PARTITIONS
+        ]
+    ends = [process.sources[each].append([b"last"], [1_700_000_000_000])[-1].last for each in PARTITIONS]
+    answer = ask(f"{at}/offload", method="POST", body={"wait_seconds": 60}).json()
+    assert [(row["stream"], row["committed"]) for row in answer["partitions"]] == [
+        (each, str(end)) for each, end in zip(PARTITIONS, ends, strict=True)
+    ]
+    refused = ask(f"{at}/offload", method="POST", body={"until": "1:0"})
+    assert (refused.status, "a position is of one" in refused.json()["detail"]) == (400, True)
+
+
+def test_segments_of_a_topic_come_in_pages_partition_by_partition(served: Served) -> None:
+    http, process = served
+    for number in range(2):  # more than one segment each
+        for stream in PARTITIONS:
+            process.sources[stream].append([b"more"], [1_700_000_000_000 + number])
+            process.streams[stream].offload(timeout_s=PATIENCE_S)
+    at = f"{http.url}/v1/streams/{quoted('persistent://shop/eu/events')}/segments"
+    whole = ask(at).json()
+    assert whole["next_cursor"] is None
+    assert whole["total"] == len(whole["items"]) >= 6
+    alone = [ask(f"{http.url}/v1/streams/{quoted(each)}/segments").json()["items"] for each in PARTITIONS]
+    assert [(row["stream"], row["partition"]) for row in whole["items"]] == [
+        (stream, number) for number, stream in enumerate(PARTITIONS) for _ in alone[number]
+    ]
+    assert [row["uuid"] for row in whole["items"]] == [row["uuid"] for part in alone for row in part]
+    for limit in (1, 2, 3, len(alone[0])):
+        found, cursor = [], ""
+        while cursor is not None:
+            page = ask(f"{at}?limit={limit}&cursor={cursor}").json()
+            found += page["items"]
+            cursor = page["next_cursor"]
+        assert found == whole["items"]
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "said"),
+    [
+        ("", 404, "is a topic with 2 partitions, and this is about one stream"),
+        ("/timeline", 404, "is a topic with 2 partitions, and this is about one stream"),
+        ("/cleanup", 400, "has 2 partitions, and a plan is of one stream"),
+    ],
+)
+def test_what_is_of_one_stream_names_the_partitions_of_a_topic(
+    served: Served, what: str, status: int, said: str
+) -> None:
+    answer = ask(f"{served[0].url}/v1/streams/{quoted('persistent://shop/eu/events')}{what}")
+    problem = answer.json()
+    assert (answer.status, said in problem["detail"]) == (status, True)
+    assert problem["hint"] == f"name {PARTITIONS[0]} or {PARTITIONS[1]}"
+
+
+@pytest.mark.parametrize("what", ["retention", "decisions", "subscribers", "entries"])
+def test_what_is_of_a_topic_takes_one_with_partitions(served: Served, what: str) -> None:
+    assert ask(f"{served[0].url}/v1/streams/{quoted('persistent://shop/eu/events')}/{what}").status == 200
 
 
 @pytest.mark.parametrize(

@@ -139,13 +139,13 @@ class AdminClient:
         """The subscriptions of one topic, or one partition."""
         return stats_of(self._json(f"{_path(topic)}/stats"), topic)
 
-    def schema(self, topic: str, version: int | None) -> tuple[str, str]:
-        """Type and definition of a topic's schema, of its newest version where none is given."""
+    def schema(self, topic: str, version: int | None) -> tuple[str, str, Mapping[str, str]]:
+        """Type, definition and properties of a topic's schema, of its newest version where none is given."""
         path = _path(topic).replace("/persistent/", "/schemas/", 1)
         found = self._json(f"{path}/schema" + ("" if version is None else f"/{version}"))
         if not isinstance(found, dict) or not isinstance(found.get("type"), str):
             raise Corrupt(f"{self.url}: topic {topic} has no schema")
-        return found["type"], str(found.get("data") or "")
+        return found["type"], str(found.get("data") or ""), found.get("properties") or {}
 
     def fate(self, topic: str, position: Position) -> EntryFate:
         """Why an entry of one topic, or one partition, wasn't delivered to a reader."""

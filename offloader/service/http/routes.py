@@ -73,19 +73,25 @@ def command_routes(control: ServiceControl, *, answer_s: float) -> APIRouter:
 
     @router.post("/offload")
     def offload(caller: Known, name: StreamName, body: OffloadRequest | None = None) -> Committed:
-        """Close and complete the current segment now, and wait until it is committed. 503: it isn't yet, ask again."""
+        """Close and complete the current segment now, and wait until it is committed. 503: it isn't yet, ask again.
+
+        Of a topic with partitions: of all that are offloaded here, in `partitions`.
+        """
         asked = body or OffloadRequest()
         wait_s = min(asked.wait_seconds, answer_s * _WAIT_SHARE)
         return shown(Committed, control.offload(name, until=asked.until, timeout_s=wait_s, by=caller.name))
 
     @router.post("/pause")
     def pause(caller: Known, name: StreamName, body: PauseRequest | None = None) -> Paused:
-        """Assign no further segment until `resume`; what comes stays in the hot tier."""
+        """Assign no further segment until `resume`; what comes stays in the hot tier.
+
+        Of a topic with partitions: of all, in `partitions`.
+        """
         return shown(Paused, control.pause(name, reason=(body or PauseRequest()).reason, by=caller.name))
 
     @router.post("/resume")
     def resume(caller: Known, name: StreamName) -> Paused:
-        """Let a paused stream go on."""
+        """Let a paused stream go on; of a topic with partitions all, in `partitions`."""
         return shown(Paused, control.resume(name, by=caller.name))
 
     @router.post("/cleanup")
@@ -239,7 +245,7 @@ def stream_routes(view: ServiceView) -> APIRouter:
 
     @router.get("/{stream}/segments", response_model_exclude_unset=True)
     def segments(name: StreamName, cursor: Cursor = "", limit: Limit = 100) -> ListPage[SegmentRow]:
-        """Its segments in the stream's order."""
+        """Its segments in the stream's order; of a topic with partitions all, one partition after the other."""
         of = ("segments", name)
         page = view.segments(name, after=place_of(cursor, *of), limit=limit)
         return _page(ListPage[SegmentRow], page, of)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import logging
 import os
 import socket
@@ -22,6 +21,7 @@ from offloader.errors import Closed, Corrupt, ExecutorLost, InvalidCall, NotFoun
 from offloader.ledgers.base import LedgerInfo, Ledgers, LedgerSource
 from offloader.ledgers.sqlite.database import database_path
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
+from offloader.manifest.names import matching_streams
 from offloader.read.reader import load_stream
 from offloader.runtime.clock import SystemClock
 from offloader.runtime.workers import Workers
@@ -29,7 +29,6 @@ from offloader.settings import LimitSettings, OffloadSettings, Settings, StoreSe
 from offloader.settings.layered import SettingsFile
 from offloader.spark.jobs.verify import STORE_OPTIONS, require_known
 from offloader.spark.options import SourceOptions
-from offloader.spark.scan import is_pattern
 from offloader.spark.session import translated
 from offloader.store.base import ObjectStore
 from offloader.store.probe import require_conditional_puts
@@ -210,13 +209,11 @@ def _absolute(url: str) -> str:
 def _named(wanted: Sequence[str], known: Sequence[str], ledgers: str) -> list[str]:
     found: set[str] = set()
     for each in wanted:
-        fitting = {each} & set(known)
-        if not fitting and is_pattern(each):
-            fitting = {name for name in known if fnmatch.fnmatchcase(name, each)}
+        fitting = matching_streams(each, known)
         if not fitting:
             some = ", ".join(known[:5]) or "nothing"
             raise NotFound(f"no stream {each} in {ledgers}", hint=f"it has {some}{' ...' if len(known) > 5 else ''}")
-        found |= fitting
+        found.update(fitting)
     return sorted(found)
 
 
