@@ -64,7 +64,7 @@ _PLACES = {
     "config": ("config", "ACTIONS"),
     "delete-stream": ("cleanup", "delete_stream"),
     "inspect": ("reading", "inspect"),
-    "ls": ("reading", "list_stored"),
+    "ls": ("listing", "list_stored"),
     "manifest": ("manifest", "ACTIONS"),
     "offload": ("offload", "offload"),
     "pause": ("offload", "pause"),

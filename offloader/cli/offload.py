@@ -19,11 +19,11 @@ from formats.entries import Position
 from formats.errors import FormatError
 from formats.metadata.messages import PulsarLedger
 from formats.pulsar.ledger_record import decode_ledger_record
+from offloader.cli.ledgers import LedgerArguments
 from offloader.cli.options import (
     ConfigArguments,
     DryRun,
     Json,
-    LedgerArguments,
     ShowProgress,
     Stream,
     StreamOrTopic,

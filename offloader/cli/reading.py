@@ -1,4 +1,4 @@
-"""Verbs that look at what is stored: ls, segments, read, verify, inspect. They change nothing.
+"""Verbs that look at what is stored: segments, read, verify, inspect. They change nothing.
 
 Entries and objects are shown with control characters escaped: a terminal obeys none of their bytes.
 """
@@ -22,21 +22,19 @@ import typer
 from formats.describe import DescribedBytes
 from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
 from formats.segment import SegmentSummary
-from offloader.cli.errors import failure_of
+from offloader.cli.ledgers import LedgerArguments, opening_sources
 from offloader.cli.messages import MessageArguments, MessageReader
 from offloader.cli.options import (
     AskedRange,
     From,
     FromTime,
     Json,
-    LedgerArguments,
     StoreArguments,
     StreamOrTopic,
     ToTime,
     amount,
     argument,
     name_argument,
-    opening_sources,
     option,
 )
 from offloader.cli.output import (
@@ -53,7 +51,7 @@ from offloader.cli.output import (
     utf8_text,
 )
 from offloader.cli.read_streams import OwnersHotTiers, ReadStreams, compared, watch_output
-from offloader.errors import Corrupt, ErrorKind, InvalidCall, OffloaderError
+from offloader.errors import Corrupt, ErrorKind, InvalidCall
 from offloader.inspect.inspect import Inspection, inspect_object, segment_row, timeline_of
 from offloader.inspect.verify import (
     CheckTotals,
@@ -65,62 +63,16 @@ from offloader.inspect.verify import (
     describe_damage,
     find_unexpected,
 )
-from offloader.manifest.log import list_streams, load_manifest
 from offloader.manifest.names import named_streams
 from offloader.manifest.state import ManifestState
 from offloader.plot import draw
-from offloader.read.fetch import Fetcher, readable_segments, whole_range
+from offloader.read.fetch import Fetcher
 from offloader.read.reader import load_stream
 from offloader.runtime.clock import SystemClock
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 from offloader.times import time_text
 from offloader.write.upload import verify_objects
-
-# -- ls
-
-_STREAM_COLUMNS = [Column("stream", "STREAM"), Column("segments", "SEGMENTS", right=True), *AMOUNTS, *ENDS]
-
-
-def list_stored(
-    given: StoreArguments,
-    prefix: Annotated[str, argument("Only streams whose name begins like this.")] = "",
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Most streams shown; 0 = all.")] = 0,
-    json: Json = False,
-) -> int:
-    """List the streams of a store: what each has in the cold tier."""
-    opened = given.open()
-    names = list_streams(opened, prefix=prefix)[: limit or None]
-    codes: list[int] = []
-    rows = _stream_rows(opened, names, codes)
-    print_rows(rows, _STREAM_COLUMNS, as_json=json, empty=f"no streams in {opened.url}")
-    return max(codes, default=0)
-
-
-def _stream_rows(store: ObjectStore, names: list[str], codes: list[int]) -> Iterator[Mapping[str, object]]:
-    """A row for each stream; a damaged one has its error, and its exit code is added to ``codes``."""
-    for name in names:
-        try:
-            state = load_manifest(store, name)
-            ends = whole_range(state)
-            sums = readable_segments(state).sums()
-            yield {
-                "stream": name,
-                "segments": sums.segments,
-                "entries": sums.entries,
-                "payload_bytes": sums.payload_bytes,
-                "object_bytes": sums.object_bytes,
-                "first": ends[0] if ends else None,
-                "last": ends[1] if ends else None,
-            }
-        except OffloaderError as error:
-            if error.retryable:
-                raise  # the store is unreachable, for every other stream too
-            failure = failure_of(error)
-            codes.append(failure.exit_code)
-            broken = f"{name} ({failure.message})"
-            yield {"stream": broken, "payload_bytes": 0, "object_bytes": 0, "error": failure.error}
-
 
 # -- segments
 

@@ -9,16 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from offloader.cli.options import (
-    NAME_A_STORE,
-    DryRun,
-    Json,
-    LedgerArguments,
-    TakeOver,
-    argument,
-    name_argument,
-    option,
-)
+from offloader.cli.ledgers import LedgerArguments
+from offloader.cli.options import NAME_A_STORE, DryRun, Json, TakeOver, argument, name_argument, option
 from offloader.cli.output import json_line, print_result
 from offloader.cli.reading import print_finding, print_totals, stored_rows, stored_totals, totals_text
 from offloader.errors import ErrorKind, InvalidCall
