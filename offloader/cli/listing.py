@@ -11,7 +11,8 @@ from offloader.cli.errors import failure_of
 from offloader.cli.options import Json, StoreArguments, argument
 from offloader.cli.output import AMOUNTS, ENDS, Column, print_rows
 from offloader.errors import OffloaderError
-from offloader.manifest.log import list_streams, load_manifest
+from offloader.manifest.catalog import list_streams
+from offloader.manifest.load import load_manifest
 from offloader.read.fetch import readable_segments, whole_range
 from offloader.store.base import ObjectStore
 

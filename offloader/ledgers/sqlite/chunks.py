@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from formats.checksum import crc32c
@@ -206,7 +207,7 @@ def require_small(payloads: pa.Array | Sequence[bytes], limit_bytes: int, *, whe
     """
     require_payloads(payloads, where=where)
     if isinstance(payloads, (pa.Array, pa.ChunkedArray)):
-        largest = pa.compute.max(pa.compute.binary_length(payloads)).as_py() or 0
+        largest = pc.max(pc.binary_length(payloads)).as_py() or 0
     else:
         largest = max(map(len, payloads), default=0)
     if largest + ENTRY_HEADER_BYTES > limit_bytes:
