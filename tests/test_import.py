@@ -116,6 +116,15 @@ def test_a_listing_of_a_local_store_loads_no_sdk_validator_database_or_parquet(t
 
 
 @pytest.mark.process
+def test_a_listing_of_a_local_store_starts_no_thread(tmp_path: Path) -> None:
+    """NumPy's linear algebra would start one for each core, which takes as long as loading NumPy."""
+    url = open_store(f"file://{tmp_path}/store").url
+    listing = f"from offloader.cli.main import main\nassert main(['ls', '--store', {url!r}]) == 0"
+    done = python(f"{listing}\nimport os\nprint(len(os.listdir('/proc/self/task')))", path=[ROOT])
+    assert done.stdout.splitlines()[-1] == "1", done.stderr
+
+
+@pytest.mark.process
 def test_errors_and_settings_are_light_too() -> None:
     modules = loaded_modules("import offloader\noffloader.errors.NotFound\noffloader.Settings()")
     assert not HEAVY & {name.split(".")[0] for name in modules}

@@ -34,7 +34,7 @@ from offloader.cli.options import (
     position_of,
 )
 from offloader.cli.output import ENDS, Column, SegmentProgress, bytes_text, counted, json_line, print_result, print_rows
-from offloader.cli.reading import STORED_COLUMNS, stored_rows, stored_totals, totals_text
+from offloader.cli.stored import STORED_COLUMNS, stored_rows, stored_totals, totals_text
 from offloader.errors import BucketMissing, InvalidCall, NotFound, OffloaderError, Unsupported
 from offloader.inspect.saving import COST, Saving, measure_saving
 from offloader.ledgers.base import LedgerInfo

@@ -14,14 +14,12 @@ from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
-from uuid import UUID
+from typing import Annotated
 
 import typer
 
 from formats.describe import DescribedBytes
 from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
-from formats.segment import SegmentSummary
 from offloader.cli.ledgers import LedgerArguments, opening_sources
 from offloader.cli.messages import MessageArguments, MessageReader
 from offloader.cli.options import (
@@ -72,7 +70,6 @@ from offloader.runtime.clock import SystemClock
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 from offloader.times import time_text
-from offloader.write.upload import verify_objects
 
 # -- segments
 
@@ -125,49 +122,6 @@ def _plot(state: ManifestState, path: Path, *, as_json: bool) -> None:
         raise InvalidCall(f"--plot {path}: a picture is {' or '.join(PICTURES)}", hint="give the file such a name")
     draw(timeline_of(state), path)
     print_result({"stream": state.stream, "picture": str(path)}, f"Picture: {path}", as_json=as_json)
-
-
-STORED_COLUMNS = [Column("uuid", "SEGMENT"), Column("layout", "LAYOUT"), *ENDS, *AMOUNTS]
-
-
-def stored_rows(
-    store: ObjectStore, stream: str, segments: Iterable[tuple[UUID, SegmentSummary]]
-) -> list[Mapping[str, Any]]:
-    """A row for each segment, in the stream's order.
-
-    Raises:
-        ObjectMissing, ObjectChanged: the store differs from the manifest.
-    """
-    return [
-        _stored_row(store, stream, uuid, summary) for uuid, summary in sorted(segments, key=lambda each: each[1].begin)
-    ]
-
-
-def stored_totals(rows: list[Mapping[str, Any]]) -> dict[str, int]:
-    """Sums over the rows; each segment is two objects."""
-    sums = {name: sum(row[name] for row in rows) for name in ("entries", "payload_bytes", "object_bytes")}
-    return {"segments": len(rows), "objects": 2 * len(rows), **sums}
-
-
-def totals_text(totals: Mapping[str, int], store: ObjectStore) -> str:
-    """The same for people."""
-    size = bytes_text(totals["payload_bytes"])
-    return f"{totals['entries']:,} entries, {size}, in {totals['objects']} objects, each checked in {store.url}"
-
-
-def _stored_row(store: ObjectStore, stream: str, uuid: UUID, summary: SegmentSummary) -> Mapping[str, Any]:
-    data, index = verify_objects(store, stream, uuid, summary)
-    return {
-        "uuid": str(uuid),
-        "layout": f"V{int(summary.layout)}",
-        "first": summary.begin,
-        "last": summary.end,
-        "entries": summary.entries,
-        "payload_bytes": summary.payload_bytes,
-        "object_bytes": summary.data_bytes + summary.index_bytes,
-        "data": data,
-        "index": index,
-    }
 
 
 # -- read

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from formats.checksum import crc32c
@@ -207,6 +206,9 @@ def require_small(payloads: pa.Array | Sequence[bytes], limit_bytes: int, *, whe
     """
     require_payloads(payloads, where=where)
     if isinstance(payloads, (pa.Array, pa.ChunkedArray)):
+        # Loaded with its first use: it takes 40 ms, which each command with a ledger database would wait for.
+        import pyarrow.compute as pc
+
         largest = pc.max(pc.binary_length(payloads)).as_py() or 0
     else:
         largest = max(map(len, payloads), default=0)
