@@ -41,7 +41,8 @@ def _bookkeeper() -> Any:
 def _decode_error() -> type[Exception]:
     from google.protobuf.message import DecodeError
 
-    return DecodeError
+    error: type[Exception] = DecodeError
+    return error
 
 
 def parse_message(kind: Any, data: bytes, what: str = "ledger metadata", offset: int | None = None) -> Any:

@@ -369,25 +369,36 @@ def parts_at_once(settings: OffloadSettings, segments_max: int, limit_bytes: int
     return parts
 
 
-def history_part_bytes(
-    settings: OffloadSettings, segment_bytes: int, segments_max: int, parts_max: int, limit_bytes: int
-) -> int:
-    """Length of a run's parts: the settings' one, doubled while so many segments and parts stay within their share of
-    the budget, and each segment has parts enough for its connections.
+def parts_of_history(
+    settings: OffloadSettings, segment_bytes: int, segments_max: int, limit_bytes: int
+) -> tuple[int, int]:
+    """Parts of each segment of a run to send in parallel, and their length.
+
+    The settings' length is doubled while the segments' share of the budget has room for it, if need be by sending half
+    as many: as many bytes are on their way, in fewer requests. A run keeps as many requests as a live segment has, and
+    a segment parts enough for its connections.
 
     Args:
         segment_bytes: of a segment of the run, about.
         segments_max: of the run, in parallel.
-        parts_max: of each segment, as ``parts_at_once`` says.
         limit_bytes: the process's budget.
     """
-    part_bytes, most = part_bytes_for(settings), segment_bytes // (PARTS_FOR_EACH_SENT_MIN * parts_max)
-    while 2 * part_bytes <= min(HISTORY_PART_BYTES_MAX, most):
-        memory_bytes = segments_max * segment_memory_bytes(settings, parts_max, 2 * part_bytes)
-        if memory_bytes * HISTORY_SHARE > limit_bytes:
+    parts, part_bytes = parts_at_once(settings, segments_max, limit_bytes), part_bytes_for(settings)
+
+    def fits(parts: int, part_bytes: int) -> bool:
+        memory_bytes = segments_max * segment_memory_bytes(settings, parts, part_bytes)
+        return (
+            memory_bytes * HISTORY_SHARE <= limit_bytes
+            and segment_bytes >= PARTS_FOR_EACH_SENT_MIN * parts * part_bytes
+        )
+
+    while 2 * part_bytes <= HISTORY_PART_BYTES_MAX:
+        half = parts // 2 if parts >= 4 and segments_max * (parts // 2) >= settings.parts_in_flight_max else parts
+        chosen = next((each for each in (parts, half) if fits(each, 2 * part_bytes)), None)
+        if chosen is None:
             break
-        part_bytes *= 2
-    return part_bytes
+        parts, part_bytes = chosen, 2 * part_bytes
+    return parts, part_bytes
 
 
 class HistoryMemory:
@@ -524,14 +535,13 @@ class BackfillJob:
         settings, budget = tools.settings, tools.budget
         self._segments_max = plan.at_once(settings.backfill_segments_in_flight_max)
         self._attempts_max = 1 if plan.independent else ATTEMPTS_MAX
-        self._parts_max = 1 if budget is None else parts_at_once(settings, self._segments_max, budget.limit_bytes)
-        self._part_bytes = 0
+        self._parts_max, self._part_bytes = 1, 0
         self._done: Future[HistoryResult] = Future()
         self._task = SerialTask(tools.workers, self._step)
         self._memory: HistoryMemory | None = None
         if budget is not None:
-            asked = plan.segment_bytes, self._segments_max, self._parts_max
-            self._part_bytes = history_part_bytes(settings, *asked, budget.limit_bytes)
+            asked = plan.segment_bytes, self._segments_max, budget.limit_bytes
+            self._parts_max, self._part_bytes = parts_of_history(settings, *asked)
             segment_bytes = segment_memory_bytes(settings, self._parts_max, self._part_bytes)
             self._memory = HistoryMemory(budget, segment_bytes, self._task.schedule)
         self._stopped = False

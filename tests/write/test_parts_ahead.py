@@ -20,7 +20,7 @@ from offloader.store.memory import MemoryStore
 from offloader.store.rate_limit import Priority, current_priority
 from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.memory_ledgers import MemoryLedgers
-from offloader.write.backfill import HISTORY_SHARE, history_part_bytes, parts_at_once, segment_memory_bytes
+from offloader.write.backfill import HISTORY_SHARE, parts_at_once, parts_of_history, segment_memory_bytes
 from offloader.write.offloader import LedgerOffloader
 from tests.support.readback import stored_entries
 from tests.support.waiting import PATIENCE_S, eventually
@@ -156,26 +156,27 @@ def test_parts_at_once_keep_within_the_share_of_the_memory(segments: int, limit_
 
 
 @pytest.mark.parametrize(
-    ("segment_mib", "segments", "limit_mib", "part_mib"),
+    ("segment_mib", "segments", "limit_mib", "parts", "part_mib"),
     [
-        (1024, 1, 512, 32),
-        (1024, 1, 1024, 64),
-        (1024, 1, 8192, 64),
-        (1024, 2, 512, 16),
-        (1024, 4, 2048, 64),
-        (1024, 1, 200, 16),
-        (300, 1, 512, 16),
+        (1024, 1, 512, 4, 32),
+        (1024, 1, 1024, 4, 64),
+        (1024, 1, 8192, 4, 64),
+        (518, 2, 512, 2, 32),
+        (1024, 4, 512, 2, 16),
+        (1024, 4, 2048, 2, 64),
+        (1024, 1, 200, 4, 16),
+        (300, 1, 512, 4, 16),
+        (10, 2, 512, 4, 16),
     ],
 )
 def test_parts_of_a_run_are_as_long_as_its_share_of_the_memory_allows(
-    segment_mib: int, segments: int, limit_mib: int, part_mib: int
+    segment_mib: int, segments: int, limit_mib: int, parts: int, part_mib: int
 ) -> None:
-    """Each part is a PUT; a short segment still has parts for all of its connections."""
+    """Each part is a PUT. A run still has as many under way as a live segment, and parts enough for each of them."""
     settings, limit_bytes = OffloadSettings(), limit_mib * MIB
-    parts = parts_at_once(settings, segments, limit_bytes)
-    found = history_part_bytes(settings, segment_mib * MIB, segments, parts, limit_bytes)
-    assert found == part_mib * MIB
-    assert segments * segment_memory_bytes(settings, parts, found) * HISTORY_SHARE <= limit_bytes
+    found = parts_of_history(settings, segment_mib * MIB, segments, limit_bytes)
+    assert found == (parts, part_mib * MIB)
+    assert segments * segment_memory_bytes(settings, *found) * HISTORY_SHARE <= limit_bytes
 
 
 def test_segment_of_a_run_is_sent_in_fewer_and_longer_parts() -> None:
