@@ -8,7 +8,6 @@ from enum import IntEnum
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from formats.checksum import check_crc32c
@@ -47,6 +46,9 @@ def interleave(batch: EntryBatch, out: Bytes | None = None) -> Bytes:
     headers, first = _headers(lengths, batch.entry_ids), int(lengths[0])
     if (lengths == first).all():
         return _interleave_equal(batch, headers, first, np.empty(wire_bytes, dtype=np.uint8) if out is None else out)
+    # Loaded with its first use: it takes 40 ms, which a listing would wait for.
+    import pyarrow.compute as pc
+
     offsets = np.arange(0, ENTRY_HEADER_BYTES * count + 1, ENTRY_HEADER_BYTES, dtype=np.int32)
     column = pa.BinaryArray.from_buffers(
         pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(headers)], null_count=0

@@ -10,7 +10,6 @@ from uuid import UUID
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from formats.checked_json import ABSENT_BY_DEFAULT, CheckedDocument
@@ -107,6 +106,8 @@ def encode_ledgers(ledgers: LedgerColumns) -> bytes:
     Raises:
         LimitExceeded: it is too large to be read.
     """
+    import pyarrow.parquet as pq
+
     has_facts = any((getattr(ledgers, name) != FACT_UNKNOWN).any() for name in _FACTS)
     schema = _SCHEMA_WITH_FACTS if has_facts else _SCHEMA
     arrays = [pa.array(getattr(ledgers, name), type=schema.field(name).type) for name in schema.names]

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from formats.errors import BadMagic, Inconsistent, LimitExceeded, Truncated, UnsupportedVersion, located
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
 
 #: Numbers of one ledger span: ledger id, first and last entry id, entries, payload bytes.
 SPAN_NUMBERS = 5
@@ -472,6 +473,9 @@ def encode_columns(columns: SegmentColumns, metadata: Mapping[bytes, bytes]) -> 
         _DRIVERS_KEY: json.dumps([dict(driver) for driver in columns.drivers], sort_keys=True).encode(),
         _RANGES_KEY: json.dumps(ranges).encode(),
     }
+    # Loaded with its first use, here and below: most streams have no checkpoint, and a listing would wait for it.
+    import pyarrow.parquet as pq
+
     table = pa.Table.from_arrays(arrays, schema=_SCHEMA.with_metadata({**own, **metadata}))
     sink = pa.BufferOutputStream()
     ways = _SMALL if count < COMPRESSED_ROWS_MIN else _LARGE
@@ -538,6 +542,8 @@ def open_parquet(data: bytes, limits: ColumnLimits, version: bytes, schemas: Seq
     Raises:
         FormatError: any problem.
     """
+    import pyarrow.parquet as pq
+
     require_sizes(data, limits)
     try:
         file = pq.ParquetFile(pa.BufferReader(data))
@@ -610,6 +616,8 @@ def _ranges(file: pq.ParquetFile, metadata: Mapping[bytes, bytes], count: int) -
     if not count:
         return dict.fromkeys(NUMBER_COLUMNS, (0, 0))
     if given is None:  # an earlier release wrote it
+        import pyarrow.compute as pc
+
         columns = ((name, file.read(columns=[name], use_threads=False).column(name)) for name in NUMBER_COLUMNS)
         return {name: (pc.min(column).as_py(), pc.max(column).as_py()) for name, column in columns}
     found = {name: (int(low), int(high)) for name, (low, high) in dict(json.loads(given)).items()}

@@ -9,9 +9,9 @@ from __future__ import annotations
 import enum
 import errno
 import socket
-import ssl
+import sys
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from formats.errors import one_line
 
@@ -67,15 +67,17 @@ def plain_reason(error: BaseException, answer_s: float | None = None) -> str:
         answer_s: the call's limit, for ``no answer within 5 s``.
     """
     causes = list(_causes(error))
+    # Where nothing has loaded it, which takes long, no error is one of its.
+    ssl: Any = sys.modules.get("ssl")
     for each in causes:
-        if isinstance(each, ssl.SSLCertVerificationError):
+        if ssl and isinstance(each, ssl.SSLCertVerificationError):
             return f"its certificate isn't good: {each.verify_message}"
         if isinstance(each, OSError) and each.errno in _UNREACHABLE:
             return "no way to that address"
         found = next((text for kind, text in _REASONS.items() if isinstance(each, kind)), "")
         if found:
             return found
-        if isinstance(each, ssl.SSLError):
+        if ssl and isinstance(each, ssl.SSLError):
             return f"it speaks no TLS that fits: {(each.reason or 'unknown reason').lower().replace('_', ' ')}"
     if any("timeout" in f"{type(each).__name__}".lower() for each in causes):
         return "no answer" if answer_s is None else f"no answer within {answer_s:g} s"

@@ -49,7 +49,7 @@ OTHERS = ("pulsar", "plugin", "chromium", "toxiproxy")
 CLOUDS = ("fake-gcs", "azurite")
 BUCKET = "offloader-tests"
 #: Variables that a command sets for its own process.
-_ALLOCATOR = (*system.ALLOCATOR, "ARROW_DEFAULT_MEMORY_POOL")
+_ALLOCATOR = (*system.ALLOCATOR, *system.NO_IDLE_THREADS, "ARROW_DEFAULT_MEMORY_POOL")
 
 # How long an example takes says something about the machine, nothing about the code: benchmarks measure that.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])

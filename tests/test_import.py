@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 import offloader
+from offloader.store.open import open_store
+from tests.support.streams import StreamWriter, batch_of
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = {
@@ -82,6 +84,50 @@ def test_help_loads_nothing_heavy_and_no_verb() -> None:
         "offloader.cli.main",
     }
     assert len(modules) <= HELP_MODULES_MAX
+
+
+#: What a listing of a local store doesn't need, beside ``HEAVY`` without NumPy and Arrow.
+NOT_FOR_A_LISTING = {
+    "cryptography",
+    "fastavro",
+    "google.protobuf",
+    "importlib.metadata",
+    "offloader.ledgers.sqlite",
+    "offloader.manifest.log",
+    "offloader.read.reader",
+    "offloader.write",
+    "pyarrow.compute",
+    "pyarrow.parquet",
+    "rich",
+    "sqlite3",
+    "ssl",
+}
+
+
+@pytest.mark.process
+def test_a_listing_of_a_local_store_loads_no_sdk_validator_database_or_parquet(tmp_path: Path) -> None:
+    """Modules instead of seconds: people wait for this command, and nearly all of its time is imports."""
+    store = open_store(f"file://{tmp_path}/store")
+    StreamWriter(store, "orders").add([batch_of(3, 0, 100)])
+    modules = loaded_modules(f"from offloader.cli.main import main\nassert main(['ls', '--store', {store.url!r}]) == 0")
+    parts = [name.split(".") for name in modules]
+    found = {".".join(each[:length]) for each in parts for length in range(1, len(each) + 1)}
+    assert not (HEAVY - {"numpy", "pyarrow"} | NOT_FOR_A_LISTING) & found
+    assert {name for name in found if name.startswith("offloader.cli.")} == {
+        f"offloader.cli.{name}" for name in ("errors", "listing", "main", "options", "output")
+    }
+
+
+@pytest.mark.process
+def test_a_listing_of_a_local_store_starts_no_threads_for_linear_algebra(tmp_path: Path) -> None:
+    """NumPy's library would start one for each core, which takes as long as loading NumPy. Arrow's allocator may have
+    one."""
+    url = open_store(f"file://{tmp_path}/store").url
+    listing = f"from offloader.cli.main import main\nassert main(['ls', '--store', {url!r}]) == 0"
+    names = "[each.read_text().strip() for each in Path('/proc/self/task').glob('*/comm')]"
+    done = python(f"{listing}\nfrom pathlib import Path\nprint(*{names})", path=[ROOT])
+    assert done.returncode == 0, done.stderr
+    assert len([name for name in done.stdout.splitlines()[-1].split() if not name.startswith("jemalloc")]) == 1
 
 
 @pytest.mark.process

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 from uuid import UUID
 
-from google.protobuf.message import DecodeError
-
 from formats.errors import Inconsistent
-from formats.metadata import bookkeeper_ledger_pb2, pulsar_ledger_pb2
 
-_PULSAR: Any = pulsar_ledger_pb2
-_BOOKKEEPER: Any = bookkeeper_ledger_pb2
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -25,6 +21,28 @@ _INT64 = range(-(2**63), 2**63)
 _OPEN, _CLOSED = 1, 3
 #: BookKeeper's enum ``DigestType``: CRC32C.
 _DIGEST_CRC32C = 3
+
+
+# Loaded with the first message: protobuf takes 25 ms, which a listing would wait for.
+@cache
+def _pulsar() -> Any:
+    from formats.metadata import pulsar_ledger_pb2
+
+    return pulsar_ledger_pb2
+
+
+@cache
+def _bookkeeper() -> Any:
+    from formats.metadata import bookkeeper_ledger_pb2
+
+    return bookkeeper_ledger_pb2
+
+
+def _decode_error() -> type[Exception]:
+    from google.protobuf.message import DecodeError
+
+    error: type[Exception] = DecodeError
+    return error
 
 
 def parse_message(kind: Any, data: bytes, what: str = "ledger metadata", offset: int | None = None) -> Any:
@@ -37,7 +55,7 @@ def parse_message(kind: Any, data: bytes, what: str = "ledger metadata", offset:
         message = kind.FromString(data)
         if message.IsInitialized():
             return message
-    except DecodeError as cause:
+    except _decode_error() as cause:
         raise Inconsistent(
             what, offset=offset, expected=f"protobuf {kind.DESCRIPTOR.name}", found=str(cause)
         ) from cause
@@ -93,7 +111,7 @@ class PulsarLedger:
     @classmethod
     def decode(cls, data: bytes) -> PulsarLedger:
         """The value in ``data``; ``Inconsistent`` when it isn't this protobuf message."""
-        message = parse_message(_PULSAR.LedgerInfo, data)
+        message = parse_message(_pulsar().LedgerInfo, data)
         context = OffloadContext.of_message(message.offloadContext) if message.HasField("offloadContext") else None
         return cls(
             ledger_id=message.ledgerId,
@@ -108,7 +126,7 @@ class PulsarLedger:
 
     def encode(self) -> bytes:
         """The message, fields in the order of their numbers."""
-        message = parse_message(_PULSAR.LedgerInfo, self.message) if self.message else _PULSAR.LedgerInfo()
+        message = parse_message(_pulsar().LedgerInfo, self.message) if self.message else _pulsar().LedgerInfo()
         fields = {"entries": self.entries, "size": self.size_bytes, "timestamp": self.closed_ms}
         own = {"offloaderBlocks": self.blocks, "offloaderIndexCrc32c": self.index_crc32c}
         _set(message, {"ledgerId": self.ledger_id, **fields, **own})
@@ -137,7 +155,7 @@ class BookKeeperLedger:
     @classmethod
     def decode(cls, data: bytes) -> BookKeeperLedger:
         """The value in ``data``; ``Inconsistent`` when it isn't this protobuf message."""
-        message = parse_message(_BOOKKEEPER.LedgerMetadataFormat, data)
+        message = parse_message(_bookkeeper().LedgerMetadataFormat, data)
         return cls(
             length_bytes=message.length,
             last_entry_id=_get(message, "lastEntryId"),
@@ -150,9 +168,9 @@ class BookKeeperLedger:
     def encode(self) -> bytes:
         """The message, fields in the order of their numbers; a new one has quorum 1, ensemble 1, CRC-32C."""
         if self.message:
-            message = parse_message(_BOOKKEEPER.LedgerMetadataFormat, self.message)
+            message = parse_message(_bookkeeper().LedgerMetadataFormat, self.message)
         else:
-            message = _BOOKKEEPER.LedgerMetadataFormat()
+            message = _bookkeeper().LedgerMetadataFormat()
             message.quorumSize = message.ensembleSize = message.ackQuorumSize = 1
             message.digestType = _DIGEST_CRC32C
         _set(message, {"length": self.length_bytes, "lastEntryId": self.last_entry_id, "ctime": self.created_ms})

@@ -9,14 +9,17 @@ options, is a mapping instead: action -> such a function. This module handles ``
 
 from __future__ import annotations
 
+import gc
 import importlib
 import inspect
 import os
 import shutil
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import is_dataclass
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.main import get_command
@@ -65,7 +68,7 @@ _PLACES = {
     "config": ("config", "ACTIONS"),
     "delete-stream": ("cleanup", "delete_stream"),
     "inspect": ("reading", "inspect"),
-    "ls": ("reading", "list_stored"),
+    "ls": ("listing", "list_stored"),
     "manifest": ("manifest", "ACTIONS"),
     "offload": ("offload", "offload"),
     "pause": ("offload", "pause"),
@@ -109,7 +112,9 @@ def main(
     if verb == "serve":  # runs for weeks
         own_process.keep_heap_small()
     try:
-        command: Any = get_command(_app(verb, verbs, package))
+        with _uncollected():
+            command: Any = get_command(_app(verb, verbs, package))
+        _keep_plain_values(command)
         actions = getattr(command.commands.get(verb), "commands", ())
         arguments = _action_first(words, verb, actions) or ["--help"]
         width = shutil.get_terminal_size().columns  # click's own limit is 80
@@ -122,6 +127,18 @@ def main(
     except (Exception, KeyboardInterrupt) as error:
         code = report(error, sys.stderr, as_json="--json" in options, debug=_DEBUG in options)
     return _flushed(code)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Looks for no garbage while a verb is loaded: what is loaded stays, and looking through it takes long."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _app(verb: str, verbs: Mapping[str, str], package: str) -> typer.Typer:
@@ -148,6 +165,33 @@ def _app(verb: str, verbs: Mapping[str, str], package: str) -> typer.Typer:
         else:
             app.command(name, help=text)(_not_loaded)
     return app
+
+
+def _keep_plain_values(command: Any) -> None:
+    """Lets typer convert only what has to be: it loads pydantic for that, a quarter of what a listing takes."""
+    for each in getattr(command, "commands", {}).values():
+        _keep_plain_values(each)
+    for parameter in (*command.params, command.get_help_option(typer.Context(command))):
+        parameter.process_value = partial(_value_of, parameter, parameter.process_value)
+
+
+def _value_of(parameter: Any, convert: Callable[[Any, Any], Any], context: Any, value: Any) -> Any:
+    """The value of an option or argument; ``convert`` is typer's own way, for all but the plain cases.
+
+    Plain are a text for a text, a default of the option's own type, none at all, and a text for the verb's own parser.
+    """
+    described = getattr(parameter, "type_descriptor", None)
+    if described is None or parameter.multiple or parameter.nargs != 1 or (value is None and parameter.required):
+        return convert(context, value)
+    parse = described.parameter_info.parser
+    if parse is not None and value is not None:
+        try:
+            value = parse(value)
+        except (ValueError, AssertionError):
+            return convert(context, value)  # typer has the words for it
+    elif value is not None and type(value) is not described.annotation:
+        return convert(context, value)
+    return value if parameter.callback is None else parameter.callback(context, parameter, value)
 
 
 def _action_first(words: list[str], verb: str, actions: Collection[str]) -> list[str]:
@@ -189,7 +233,10 @@ def _command(run: Callable[..., Any]) -> Callable[..., Any]:
     for each in signature.parameters.values():
         if isinstance(each.annotation, type) and is_dataclass(each.annotation):
             groups[each.name] = each.annotation
-            parameters += inspect.signature(each.annotation, eval_str=True).parameters.values()
+            # Each field's annotation in the terms of the module that wrote it: groups extend those of other modules.
+            kinds = get_type_hints(each.annotation, include_extras=True)
+            fields = inspect.signature(each.annotation).parameters.values()
+            parameters += [one.replace(annotation=kinds[one.name]) for one in fields]
         else:
             parameters.append(each)
 

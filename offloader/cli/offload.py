@@ -20,11 +20,11 @@ from formats.errors import FormatError
 from formats.metadata.messages import PulsarLedger
 from formats.pulsar.ledger_record import decode_ledger_record
 from offloader.cli.errors import run_on_each
+from offloader.cli.ledgers import LedgerArguments
 from offloader.cli.options import (
     ConfigArguments,
     DryRun,
     Json,
-    LedgerArguments,
     ShowProgress,
     Stream,
     StreamOrTopic,
@@ -35,7 +35,7 @@ from offloader.cli.options import (
     position_of,
 )
 from offloader.cli.output import ENDS, Column, SegmentProgress, bytes_text, counted, json_line, print_result, print_rows
-from offloader.cli.reading import STORED_COLUMNS, stored_rows, stored_totals, totals_text
+from offloader.cli.stored import STORED_COLUMNS, stored_rows, stored_totals, totals_text
 from offloader.errors import BucketMissing, InvalidCall, NotFound, OffloaderError, Unsupported
 from offloader.inspect.saving import COST, Saving, measure_saving
 from offloader.ledgers.base import LedgerInfo

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from formats.entries import Position
-from offloader.errors import InvalidCall, NotFound
-from offloader.ledgers.base import LedgerSource
-from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
+from offloader.errors import InvalidCall
 from offloader.manifest.names import stream_name
-from offloader.read.reader import Reader
 from offloader.runtime.clock import SystemClock
 from offloader.settings import LimitSettings, Settings, StoreSettings
 from offloader.settings.fields import DURATION, SIZE
@@ -26,6 +22,9 @@ from offloader.store.base import ObjectStore
 from offloader.store.open import ObjectsPlace, open_store
 from offloader.store.probe import require_conditional_puts
 from offloader.times import TIME_FORMS, time_ms_of
+
+if TYPE_CHECKING:
+    from offloader.read.reader import Reader
 
 #: Variable with a token for the admin interface of a Pulsar.
 ADMIN_TOKEN_VARIABLE = "OFFLOADER_ADMIN_TOKEN"  # noqa: S105 - the name of a variable
@@ -231,38 +230,6 @@ class ConfigArguments(StoreArguments):
         return self.file().settings_of if self.config else lambda _: Settings()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerArguments(ConfigArguments):
-    """Options of verbs that read a ledger database."""
-
-    ledgers: Annotated[
-        str,
-        option(
-            "--ledgers",
-            "The ledger database: sqlite:///relative.db, sqlite:////absolute.db.",
-            envvar="OFFLOADER_LEDGERS",
-            metavar="URL",
-        ),
-    ] = ""
-
-    def require_ledgers(self) -> None:
-        """Raises ``InvalidCall`` without a ledger database."""
-        if not self.ledgers:
-            raise InvalidCall(
-                "no ledger database was named", hint="give --ledgers sqlite:///FILE or set OFFLOADER_LEDGERS"
-            )
-
-    def open_ledgers(self, *, create: bool = False) -> EmbeddedLedgers:
-        """The ledger database; close it.
-
-        Raises:
-            InvalidCall: none was given.
-            OffloaderError: as ``EmbeddedLedgers``.
-        """
-        self.require_ledgers()
-        return EmbeddedLedgers(self.ledgers, create=create)
-
-
 def position_of(text: str, *, option: str) -> Position:
     """``LEDGER:ENTRY`` as a position.
 
@@ -339,31 +306,3 @@ class AskedRange:
 def chosen_range(reader: Reader, asked: AskedRange) -> tuple[Position | None, Position | None] | None:
     """The range's first and last position; ``None`` when no entry lies between the times."""
     return reader.range_of(asked.first, asked.last, asked.from_ms, asked.to_ms)
-
-
-@contextmanager
-def opening_sources(ledgers: str, *, may_be_absent: bool = False) -> Iterator[Callable[[str], LedgerSource | None]]:
-    """The hot tier by a stream's name; none for other streams, or without a database.
-
-    Args:
-        may_be_absent: a database that doesn't exist is noted on standard error, instead of an error.
-    """
-    try:
-        opened = EmbeddedLedgers(ledgers, create=False) if ledgers else None
-    except NotFound as error:
-        if not may_be_absent:
-            raise
-        print(f"note: {error.message}: only what is offloaded is read", file=sys.stderr)
-        opened = None
-    if opened is None:
-        yield lambda _: None
-        return
-    with closing(opened) as database:
-
-        def source_of(stream: str) -> LedgerSource | None:
-            try:
-                return database.view_stream(stream)
-            except NotFound:
-                return None
-
-        yield source_of

@@ -1,4 +1,4 @@
-"""Verbs that look at what is stored: ls, segments, read, verify, inspect. They change nothing.
+"""Verbs that look at what is stored: segments, read, verify, inspect. They change nothing.
 
 Entries and objects are shown with control characters escaped: a terminal obeys none of their bytes.
 """
@@ -14,29 +14,26 @@ from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
-from uuid import UUID
+from typing import Annotated
 
 import typer
 
 from formats.describe import DescribedBytes
 from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
-from formats.segment import SegmentSummary
-from offloader.cli.errors import failure_of, run_on_each
+from offloader.cli.errors import run_on_each
+from offloader.cli.ledgers import LedgerArguments, opening_sources
 from offloader.cli.messages import MessageArguments, MessageReader
 from offloader.cli.options import (
     AskedRange,
     From,
     FromTime,
     Json,
-    LedgerArguments,
     StoreArguments,
     StreamOrTopic,
     ToTime,
     amount,
     argument,
     name_argument,
-    opening_sources,
     option,
 )
 from offloader.cli.output import (
@@ -53,7 +50,7 @@ from offloader.cli.output import (
     utf8_text,
 )
 from offloader.cli.read_streams import OwnersHotTiers, ReadStreams, SourceOf, watch_output
-from offloader.errors import Corrupt, ErrorKind, InvalidCall, OffloaderError
+from offloader.errors import Corrupt, ErrorKind, InvalidCall
 from offloader.inspect.inspect import Inspection, inspect_object, segment_row, timeline_of
 from offloader.inspect.verify import (
     CheckTotals,
@@ -65,62 +62,15 @@ from offloader.inspect.verify import (
     describe_damage,
     find_unexpected,
 )
-from offloader.manifest.log import list_streams, load_manifest
 from offloader.manifest.names import named_streams
 from offloader.manifest.state import ManifestState
 from offloader.plot import draw
-from offloader.read.fetch import Fetcher, readable_segments, whole_range
+from offloader.read.fetch import Fetcher
 from offloader.read.reader import load_stream
 from offloader.runtime.clock import SystemClock
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 from offloader.times import time_text
-from offloader.write.upload import verify_objects
-
-# -- ls
-
-_STREAM_COLUMNS = [Column("stream", "STREAM"), Column("segments", "SEGMENTS", right=True), *AMOUNTS, *ENDS]
-
-
-def list_stored(
-    given: StoreArguments,
-    prefix: Annotated[str, argument("Only streams whose name begins like this.")] = "",
-    limit: Annotated[int, typer.Option("--limit", min=0, help="Most streams shown; 0 = all.")] = 0,
-    json: Json = False,
-) -> int:
-    """List the streams of a store: what each has in the cold tier."""
-    opened = given.open()
-    names = list_streams(opened, prefix=prefix)[: limit or None]
-    codes: list[int] = []
-    rows = _stream_rows(opened, names, codes)
-    print_rows(rows, _STREAM_COLUMNS, as_json=json, empty=f"no streams in {opened.url}")
-    return max(codes, default=0)
-
-
-def _stream_rows(store: ObjectStore, names: list[str], codes: list[int]) -> Iterator[Mapping[str, object]]:
-    """A row for each stream; a damaged one has its error, and its exit code is added to ``codes``."""
-    for name in names:
-        try:
-            state = load_manifest(store, name)
-            ends = whole_range(state)
-            sums = readable_segments(state).sums()
-            yield {
-                "stream": name,
-                "segments": sums.segments,
-                "entries": sums.entries,
-                "payload_bytes": sums.payload_bytes,
-                "object_bytes": sums.object_bytes,
-                "first": ends[0] if ends else None,
-                "last": ends[1] if ends else None,
-            }
-        except OffloaderError as error:
-            if error.retryable:
-                raise  # the store is unreachable, for every other stream too
-            failure = failure_of(error)
-            codes.append(failure.exit_code)
-            broken = f"{name} ({failure.message})"
-            yield {"stream": broken, "payload_bytes": 0, "object_bytes": 0, "error": failure.error}
-
 
 # -- segments
 
@@ -173,49 +123,6 @@ def _plot(state: ManifestState, path: Path, *, as_json: bool) -> None:
         raise InvalidCall(f"--plot {path}: a picture is {' or '.join(PICTURES)}", hint="give the file such a name")
     draw(timeline_of(state), path)
     print_result({"stream": state.stream, "picture": str(path)}, f"Picture: {path}", as_json=as_json)
-
-
-STORED_COLUMNS = [Column("uuid", "SEGMENT"), Column("layout", "LAYOUT"), *ENDS, *AMOUNTS]
-
-
-def stored_rows(
-    store: ObjectStore, stream: str, segments: Iterable[tuple[UUID, SegmentSummary]]
-) -> list[Mapping[str, Any]]:
-    """A row for each segment, in the stream's order.
-
-    Raises:
-        ObjectMissing, ObjectChanged: the store differs from the manifest.
-    """
-    return [
-        _stored_row(store, stream, uuid, summary) for uuid, summary in sorted(segments, key=lambda each: each[1].begin)
-    ]
-
-
-def stored_totals(rows: list[Mapping[str, Any]]) -> dict[str, int]:
-    """Sums over the rows; each segment is two objects."""
-    sums = {name: sum(row[name] for row in rows) for name in ("entries", "payload_bytes", "object_bytes")}
-    return {"segments": len(rows), "objects": 2 * len(rows), **sums}
-
-
-def totals_text(totals: Mapping[str, int], store: ObjectStore) -> str:
-    """The same for people."""
-    size = bytes_text(totals["payload_bytes"])
-    return f"{totals['entries']:,} entries, {size}, in {totals['objects']} objects, each checked in {store.url}"
-
-
-def _stored_row(store: ObjectStore, stream: str, uuid: UUID, summary: SegmentSummary) -> Mapping[str, Any]:
-    data, index = verify_objects(store, stream, uuid, summary)
-    return {
-        "uuid": str(uuid),
-        "layout": f"V{int(summary.layout)}",
-        "first": summary.begin,
-        "last": summary.end,
-        "entries": summary.entries,
-        "payload_bytes": summary.payload_bytes,
-        "object_bytes": summary.data_bytes + summary.index_bytes,
-        "data": data,
-        "index": index,
-    }
 
 
 # -- read

@@ -15,17 +15,16 @@ import typer
 
 from formats.documents import GroupState
 from formats.entries import TIME_UNKNOWN_MS, Position
+from offloader.cli.ledgers import LedgerArguments, opening_sources
 from offloader.cli.options import (
     ConfigArguments,
     DryRun,
     Json,
-    LedgerArguments,
     StreamOrTopic,
     TakeOver,
     amount,
     argument,
     name_argument,
-    opening_sources,
     option,
     partition_position_of,
 )

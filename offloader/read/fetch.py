@@ -34,7 +34,7 @@ from offloader.errors import (
     Trimmed,
     Unsupported,
 )
-from offloader.manifest.log import load_manifest
+from offloader.manifest.load import load_manifest
 from offloader.manifest.segment_table import SegmentSlice, is_at_root
 from offloader.manifest.state import ManifestState, SegmentRecord, SegmentStatus
 from offloader.settings import ReadSettings

@@ -328,7 +328,7 @@ class OffloadSettings:
     block_bytes: int = size(MIB, "target size of a block", low=256, high=1024 * MIB, key="block_size")
     part_bytes: int = size(
         16 * MIB,
-        "size of an uploaded part; a segment below it is a single PUT",
+        "size of an uploaded part, of history at least; a segment below it is a single PUT",
         low=5 * MIB,
         high=5 * 1024 * MIB,
         key="part_size",

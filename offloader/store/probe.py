@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from offloader.errors import OffloaderError, PreconditionFailed, Unsupported
 from offloader.parallel_map import at_once
@@ -60,7 +61,7 @@ def require_conditional_puts(
         store: opened for writing.
         single_writer: accept such a store, because the operator guarantees a single writer.
         rounds: races of two creators.
-        notes: a folder of this user, for commands: a store that passed there within a day gets the short probe.
+        notes: a folder of this user, for commands: a bucket that passed there within a day gets the short probe.
 
     Raises:
         Unsupported: a condition is ignored and ``single_writer`` isn't set.
@@ -88,8 +89,13 @@ def require_conditional_puts(
 
 
 def _note_name(store: ObjectStore) -> str:
-    """A name for the store, its server and its bucket; none of them can be read from it."""
-    places = (store.url, *(f"{name}={value}" for name, value in sorted(store.driver_metadata.items())))
+    """A name for the store's server and bucket, which keep conditions or don't, whatever the root is; none of them can
+    be read from it."""
+    where = urlsplit(store.url)
+    places = (
+        f"{where.scheme}://{where.netloc}",
+        *(f"{name}={value}" for name, value in sorted(store.driver_metadata.items())),
+    )
     return hashlib.sha256("\n".join(places).encode()).hexdigest()
 
 

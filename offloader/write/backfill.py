@@ -93,9 +93,13 @@ class HistoryPlan:
 
     Args:
         segments: independent of each other: they are written one by one, each tried once, also after a failed one.
+
+    Attributes:
+        segment_bytes: about how long they get; 0: unknown.
     """
 
     independent = True
+    segment_bytes = 0
 
     def __init__(self, segments: Iterable[PlannedSegment]) -> None:
         self._segments = iter(segments)
@@ -130,6 +134,7 @@ class BackfillPlan(HistoryPlan):
         self._sizes = LedgerSizeEstimator(ledgers)
         self.segments = sum(self._sizes.segments(each, segment_bytes) for each in self._left)
         self.wire_bytes = round(sum(self._sizes.between(each.begin, each.end) for each in self._left))
+        self.segment_bytes = self.wire_bytes // max(1, self.segments)
 
     @property
     def begin(self) -> Position | None:
@@ -265,6 +270,7 @@ class SegmentJob:
         uuid: its name, which the manifest has assigned to ``planned``.
         planned: its entries and layout.
         parts_max: parts of it that fit in memory at once, if this process uploads it.
+        part_bytes: length of its parts; 0: by the settings.
         testimony: metadata in its data object about the record that assigned it.
     """
 
@@ -274,6 +280,7 @@ class SegmentJob:
     uuid: UUID
     planned: PlannedSegment
     parts_max: int = 1
+    part_bytes: int = 0
     testimony: Testimony | None = None
 
 
@@ -316,6 +323,7 @@ def upload_order(
         return write_segment(
             *(pieces, planned.layout, upload, settings),
             is_stopped=is_stopped,
+            part_bytes=order.part_bytes,
             parts_max=order.parts_max,
             send_aside=send_aside,
             memory=memory,
@@ -326,13 +334,22 @@ def upload_order(
 HISTORY_PARTS = 2
 #: Segments in parallel take at most this share of the budget; the first one takes what it needs.
 HISTORY_SHARE = 2
+#: Longest part that a run chooses by itself, as long as Pulsar's: each part is a PUT, and is paid for.
+HISTORY_PART_BYTES_MAX = 64 * 1024 * 1024
+#: Parts of a segment for each that is sent in parallel, at least: with fewer, connections wait for the first and the
+#: last one.
+PARTS_FOR_EACH_SENT_MIN = 4
 
 
-def segment_memory_bytes(settings: OffloadSettings, parts_max: int = 1) -> int:
+def segment_memory_bytes(settings: OffloadSettings, parts_max: int = 1, part_bytes: int = 0) -> int:
     """Memory for reading and uploading one segment: a read, the open part, the blocks being encoded, and ``parts_max``
-    parts being sent; 1: no part is made while one is sent."""
+    parts being sent; 1: no part is made while one is sent.
+
+    Args:
+        part_bytes: length of a part; 0: by the settings.
+    """
     segment_bytes = segment_bytes_max(settings)
-    part_bytes = min(part_bytes_for(settings), segment_bytes)
+    part_bytes = min(part_bytes or part_bytes_for(settings), segment_bytes)
     parts = 1 if parts_max == 1 else 1 + parts_max
     return READ_BYTES + parts * part_bytes + 2 * min(settings.block_bytes, segment_bytes)
 
@@ -350,6 +367,38 @@ def parts_at_once(settings: OffloadSettings, segments_max: int, limit_bytes: int
     while parts > 1 and segments_max * segment_memory_bytes(settings, parts) * HISTORY_SHARE > limit_bytes:
         parts -= 1
     return parts
+
+
+def parts_of_history(
+    settings: OffloadSettings, segment_bytes: int, segments_max: int, limit_bytes: int
+) -> tuple[int, int]:
+    """Parts of each segment of a run to send in parallel, and their length.
+
+    The settings' length is doubled while the segments' share of the budget has room for it, if need be by sending half
+    as many: as many bytes are on their way, in fewer requests. A run keeps as many requests as a live segment has, and
+    a segment parts enough for its connections.
+
+    Args:
+        segment_bytes: of a segment of the run, about.
+        segments_max: of the run, in parallel.
+        limit_bytes: the process's budget.
+    """
+    parts, part_bytes = parts_at_once(settings, segments_max, limit_bytes), part_bytes_for(settings)
+
+    def fits(parts: int, part_bytes: int) -> bool:
+        memory_bytes = segments_max * segment_memory_bytes(settings, parts, part_bytes)
+        return (
+            memory_bytes * HISTORY_SHARE <= limit_bytes
+            and segment_bytes >= PARTS_FOR_EACH_SENT_MIN * parts * part_bytes
+        )
+
+    while 2 * part_bytes <= HISTORY_PART_BYTES_MAX:
+        half = parts // 2 if parts >= 4 and segments_max * (parts // 2) >= settings.parts_in_flight_max else parts
+        chosen = next((each for each in (parts, half) if fits(each, 2 * part_bytes)), None)
+        if chosen is None:
+            break
+        parts, part_bytes = chosen, 2 * part_bytes
+    return parts, part_bytes
 
 
 class HistoryMemory:
@@ -486,12 +535,14 @@ class BackfillJob:
         settings, budget = tools.settings, tools.budget
         self._segments_max = plan.at_once(settings.backfill_segments_in_flight_max)
         self._attempts_max = 1 if plan.independent else ATTEMPTS_MAX
-        self._parts_max = 1 if budget is None else parts_at_once(settings, self._segments_max, budget.limit_bytes)
+        self._parts_max, self._part_bytes = 1, 0
         self._done: Future[HistoryResult] = Future()
         self._task = SerialTask(tools.workers, self._step)
         self._memory: HistoryMemory | None = None
         if budget is not None:
-            segment_bytes = segment_memory_bytes(settings, self._parts_max)
+            asked = plan.segment_bytes, self._segments_max, budget.limit_bytes
+            self._parts_max, self._part_bytes = parts_of_history(settings, *asked)
+            segment_bytes = segment_memory_bytes(settings, self._parts_max, self._part_bytes)
             self._memory = HistoryMemory(budget, segment_bytes, self._task.schedule)
         self._stopped = False
 
@@ -637,7 +688,8 @@ class BackfillJob:
             log = self._log
             try:
                 whose = log.stream, log.state.incarnation, log.epoch or 0
-                order = SegmentJob(*whose, attempt.uuid, attempt.planned, self._parts_max, log.testimony())
+                sizes = self._parts_max, self._part_bytes
+                order = SegmentJob(*whose, attempt.uuid, attempt.planned, *sizes, log.testimony())
                 attempt.outcome.set_result(self._tools.upload(self._source, order, lambda: self._stopped))
             except BaseException as error:
                 attempt.outcome.set_exception(error)

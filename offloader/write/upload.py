@@ -387,6 +387,7 @@ def write_segment(
     settings: OffloadSettings,
     *,
     is_stopped: Callable[[], bool] = lambda: False,
+    part_bytes: int = 0,
     parts_max: int = 1,
     send_aside: Callable[[Callable[[], object]], object] | None = None,
     memory: BlockMemory | None = None,
@@ -396,6 +397,7 @@ def write_segment(
     Args:
         pieces: in order, not empty.
         is_stopped: called before each read; when True the upload is aborted.
+        part_bytes: length of the parts; 0: by the settings.
         parts_max, send_aside: as for ``BoundedUploader``.
         memory: as for ``SegmentBuilder``.
 
@@ -407,7 +409,7 @@ def write_segment(
     builder = SegmentBuilder(
         layout=layout,
         block_bytes=settings.block_bytes,
-        part_bytes=part_bytes_for(settings),
+        part_bytes=part_bytes or part_bytes_for(settings),
         codec=Codec[settings.codec.upper()],
         memory=memory,
     )

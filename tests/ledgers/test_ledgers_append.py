@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from offloader.errors import Closed, InvalidCall, LimitReached
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.sqlite.chunks import CHUNK_BYTES, must_roll
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.stream import chunks_from
 from offloader.settings import LedgerSettings
 from tests.ledgers.ledger_cases import START_MS, TurnedClock, payloads_of, read_all
 from tests.support.presence import there
@@ -239,6 +242,21 @@ def test_reading_gives_at_least_one_entry_and_as_many_as_fit(make: Make) -> None
     assert taken(1, 12) == [b"bbbb", b"cccc", b"dddd"]
     assert taken(3, 1) == [b"dddd"]
     assert taken(4, 1) == []
+
+
+def test_a_read_from_the_first_entry_of_a_row_loads_no_row_that_it_leaves_out(tmp_path: Path, make: Make) -> None:
+    """A read of 4 MiB at the beginning of a row once loaded, checked and copied 5 MiB."""
+    stream = make().open_stream("s")
+    stream.append([b"x" * 1024] * 4096)
+    with closing(sqlite3.connect(tmp_path / "l.db")) as connection:
+
+        def rows(entry_id: int, max_bytes: int) -> list[int]:
+            return [chunk.first_entry_id for chunk in chunks_from(connection, 1, entry_id, max_bytes)]
+
+        assert rows(0, CHUNK_BYTES) == [0]
+        assert rows(1024, 2 * CHUNK_BYTES) == [1024, 2048]
+        assert rows(1024, 2 * CHUNK_BYTES + 1) == [1024, 2048, 3072]
+        assert rows(1025, CHUNK_BYTES) == [1024, 2048], "of the first row it isn't known what counts"
 
 
 def test_reading_continues_at_the_next_ledger_with_entries(make: Make) -> None:

@@ -94,6 +94,19 @@ def test_store_that_passed_is_asked_less_by_the_next_command_within_a_day(server
     assert len(list((tmp_path / "notes").iterdir())) == 1, "old notes are removed"
 
 
+def test_other_root_of_a_bucket_that_passed_is_asked_less(servers: Any, tmp_path: Path) -> None:
+    """What keeps conditions is the server, whatever the root is."""
+    place = servers.place("moto")
+    asked = []
+    for url in (place.url, f"{place.url}-beside"):
+        store = open_store(url, **place.options)
+        require_conditional_puts(store, notes=tmp_path / "notes")
+        asked.append(sum(count.requests for count in requests_of(store).values()))
+    assert asked[0] > 150
+    assert asked[1] < 30
+    assert len(list((tmp_path / "notes").iterdir())) == 1
+
+
 def test_store_that_fails_the_probe_is_not_noted(servers: Any, tmp_path: Path) -> None:
     place = servers.place("moto")
     with DroppingConditions(place.endpoint.url, 20) as proxy:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -19,7 +20,7 @@ from offloader.store.memory import MemoryStore
 from offloader.store.rate_limit import Priority, current_priority
 from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.memory_ledgers import MemoryLedgers
-from offloader.write.backfill import HISTORY_SHARE, parts_at_once, segment_memory_bytes
+from offloader.write.backfill import HISTORY_SHARE, parts_at_once, parts_of_history, segment_memory_bytes
 from offloader.write.offloader import LedgerOffloader
 from tests.support.readback import stored_entries
 from tests.support.waiting import PATIENCE_S, eventually
@@ -64,8 +65,9 @@ class _Gate(StoreWrapper):
 
 
 class Bench:
-    def __init__(self, parts: int) -> None:
-        made = Settings.of({"offload": {"block_bytes": KIB, "parts_in_flight_max": parts}})
+    def __init__(self, parts: int, segment_mib: float = 1024) -> None:
+        sizes = {"block_bytes": KIB, "max_size_per_offload_segment_mbytes": segment_mib}
+        made = Settings.of({"offload": {**sizes, "parts_in_flight_max": parts}})
         self.settings = replace(made, offload=replace(made.offload, part_bytes=8 * KIB))
         self.store = _Gate(MemoryStore(f"ahead-{next(_names)}", "", SystemClock()))
         self.offloader = LedgerOffloader(self.store, self.settings)
@@ -151,6 +153,44 @@ def test_parts_at_once_keep_within_the_share_of_the_memory(segments: int, limit_
     assert parts_at_once(settings, segments, limit_mib * MIB) == parts
     if parts > 1:
         assert segments * segment_memory_bytes(settings, parts) * HISTORY_SHARE <= limit_mib * MIB
+
+
+@pytest.mark.parametrize(
+    ("segment_mib", "segments", "limit_mib", "parts", "part_mib"),
+    [
+        (1024, 1, 512, 4, 32),
+        (1024, 1, 1024, 4, 64),
+        (1024, 1, 8192, 4, 64),
+        (518, 2, 512, 2, 32),
+        (1024, 4, 512, 2, 16),
+        (1024, 4, 2048, 2, 64),
+        (1024, 1, 200, 4, 16),
+        (300, 1, 512, 4, 16),
+        (10, 2, 512, 4, 16),
+    ],
+)
+def test_parts_of_a_run_are_as_long_as_its_share_of_the_memory_allows(
+    segment_mib: int, segments: int, limit_mib: int, parts: int, part_mib: int
+) -> None:
+    """Each part is a PUT. A run still has as many under way as a live segment, and parts enough for each of them."""
+    settings, limit_bytes = OffloadSettings(), limit_mib * MIB
+    found = parts_of_history(settings, segment_mib * MIB, segments, limit_bytes)
+    assert found == (parts, part_mib * MIB)
+    assert segments * segment_memory_bytes(settings, *found) * HISTORY_SHARE <= limit_bytes
+
+
+def test_segment_of_a_run_is_sent_in_fewer_and_longer_parts() -> None:
+    """Parts of 8 KiB by the settings; the budget has room for longer ones, four for the one connection.
+
+    200 KB of entries with a third more in headers of blocks of 1 KiB: 34 parts of 8 KiB, or 9 of 32 KiB.
+    """
+    bench = Bench(1, segment_mib=0.5)
+    with closing(bench.offloader):
+        bench.append(400)
+        bench.store.open.set()
+        bench.offloader.history.backfill(bench.ledgers, STREAM)
+    assert bench.store.parts == 9
+    assert stored_entries(bench.store.inner, STREAM) == bench.ledgers.appended
 
 
 def test_plan_of_one_segment_leaves_all_parts_to_it(new_bench: Callable[..., Bench]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -22,6 +23,7 @@ from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.write.epoch import Ownership
+from offloader.write.quota import part_bytes_for
 from offloader.write.stream_state import Mode
 from tests.support.readback import stored_entries, unaccounted_keys
 from tests.support.waiting import eventually
@@ -106,11 +108,15 @@ def test_a_complete_data_object_is_adopted_and_not_sent_again(new_bench: Callabl
     assert [edit.uuid for edit in edits if isinstance(edit, Offloaded)] == [left[0].uuid]
 
 
-def test_existing_index_is_checked_against_the_data_and_used(new_bench: Callable[..., Bench]) -> None:
-    """The owner died before its commit: its own index stays, byte for byte."""
+@pytest.mark.parametrize("part_bytes", [BIG.offload.part_bytes, 4096])
+def test_existing_index_is_checked_against_the_data_and_used(new_bench: Callable[..., Bench], part_bytes: int) -> None:
+    """The owner died before its commit: its own index stays, byte for byte, also if its parts were longer."""
     bench = new_bench(settings=BIG)
     [left] = crash_at(bench, "put", "-index", after=True).assigned()
     index = bench.memory.get(index_key(STREAM, left.uuid))
+    bench.settings = replace(BIG, offload=replace(BIG.offload, part_bytes=part_bytes))
+    data_bytes = bench.memory.head(data_key(STREAM, left.uuid)).size_bytes
+    assert (data_bytes > part_bytes_for(bench.settings.offload)) is (part_bytes == 4096)
 
     stream = bench.start(bench.open())
     eventually(lambda: stream.status().committed == bench.expected[-1][0])

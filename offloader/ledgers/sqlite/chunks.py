@@ -206,7 +206,10 @@ def require_small(payloads: pa.Array | Sequence[bytes], limit_bytes: int, *, whe
     """
     require_payloads(payloads, where=where)
     if isinstance(payloads, (pa.Array, pa.ChunkedArray)):
-        largest = pa.compute.max(pa.compute.binary_length(payloads)).as_py() or 0
+        # Loaded with its first use: it takes 40 ms, which each command with a ledger database would wait for.
+        import pyarrow.compute as pc
+
+        largest = pc.max(pc.binary_length(payloads)).as_py() or 0
     else:
         largest = max(map(len, payloads), default=0)
     if largest + ENTRY_HEADER_BYTES > limit_bytes:

@@ -85,8 +85,9 @@ def chunks_from(connection: sqlite3.Connection, ledger_id: int, entry_id: int, m
         chunk = Chunk(*values)
         chunks.append(chunk)
         total_bytes += len(chunk.payload)
-        # the first chunk may hold bytes before entry_id, so it doesn't count in full
-        if len(chunks) > 1 and total_bytes - len(chunks[0].payload) >= max_bytes:
+        # a first chunk that begins before entry_id holds bytes that don't count; how many isn't known yet
+        uncounted = 0 if chunks[0].first_entry_id == entry_id else len(chunks[0].payload)
+        if total_bytes - uncounted >= max_bytes:
             break
     return chunks
 

@@ -1,0 +1,59 @@
+"""The verb ls, which loads no more than it needs: people wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated
+
+import typer
+
+from offloader.cli.errors import failure_of
+from offloader.cli.options import Json, StoreArguments, argument
+from offloader.cli.output import AMOUNTS, ENDS, Column, print_rows
+from offloader.errors import OffloaderError
+from offloader.manifest.catalog import list_streams
+from offloader.manifest.load import load_manifest
+from offloader.read.fetch import readable_segments, whole_range
+from offloader.store.base import ObjectStore
+
+_STREAM_COLUMNS = [Column("stream", "STREAM"), Column("segments", "SEGMENTS", right=True), *AMOUNTS, *ENDS]
+
+
+def list_stored(
+    given: StoreArguments,
+    prefix: Annotated[str, argument("Only streams whose name begins like this.")] = "",
+    limit: Annotated[int, typer.Option("--limit", min=0, help="Most streams shown; 0 = all.")] = 0,
+    json: Json = False,
+) -> int:
+    """List the streams of a store: what each has in the cold tier."""
+    opened = given.open()
+    names = list_streams(opened, prefix=prefix)[: limit or None]
+    codes: list[int] = []
+    rows = _stream_rows(opened, names, codes)
+    print_rows(rows, _STREAM_COLUMNS, as_json=json, empty=f"no streams in {opened.url}")
+    return max(codes, default=0)
+
+
+def _stream_rows(store: ObjectStore, names: list[str], codes: list[int]) -> Iterator[Mapping[str, object]]:
+    """A row for each stream; a damaged one has its error, and its exit code is added to ``codes``."""
+    for name in names:
+        try:
+            state = load_manifest(store, name)
+            ends = whole_range(state)
+            sums = readable_segments(state).sums()
+            yield {
+                "stream": name,
+                "segments": sums.segments,
+                "entries": sums.entries,
+                "payload_bytes": sums.payload_bytes,
+                "object_bytes": sums.object_bytes,
+                "first": ends[0] if ends else None,
+                "last": ends[1] if ends else None,
+            }
+        except OffloaderError as error:
+            if error.retryable:
+                raise  # the store is unreachable, for every other stream too
+            failure = failure_of(error)
+            codes.append(failure.exit_code)
+            broken = f"{name} ({failure.message})"
+            yield {"stream": broken, "payload_bytes": 0, "object_bytes": 0, "error": failure.error}
