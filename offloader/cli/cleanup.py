@@ -41,7 +41,7 @@ from offloader.manifest.protection import (
     time_for_deletion_ms,
     user_at_host,
 )
-from offloader.retention.scope import find_scope
+from offloader.retention.scope import find_scope, record_partitions
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
 from offloader.times import time_text
@@ -444,6 +444,7 @@ def delete_stream(
         return
     if not yes:
         _ask(planned, opened)
+    record_partitions(opened, streams)
     done = [
         remove_stream(opened, each, clock=clock, settings=settings.manifest, ignore_leases=ignore_leases)
         for each in streams

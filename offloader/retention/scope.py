@@ -6,6 +6,7 @@ import difflib
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Generic
 from uuid import UUID
@@ -145,6 +146,21 @@ def find_scope(
             forget_documents(store, name, gone)
         return replace(scope, incarnation=wanted.incarnation)
     raise StoreUnavailable(f"the retention entry of topic {name} changes all the time")
+
+
+def record_partitions(store: ObjectStore, streams: Iterable[str]) -> None:
+    """Record what partitions the topics of these streams have. Call it before streams are deleted.
+
+    A topic counts as deleted, and its subscribers with it, when none of the recorded partitions is left. One that came
+    since the last record has to be in it before the others go. Topics without a retention state need no record.
+
+    Raises:
+        Corrupt, Unsupported: an entry is damaged, or a later release wrote it.
+    """
+    for topic in sorted({split[0] for stream in streams if (split := partition_of(stream)) is not None}):
+        if read_topic_entry(store, topic)[0] is not None:
+            with suppress(NotFound):
+                find_scope(store, topic, create=True)
 
 
 #: The hot tier of a stream, by its name; ``None``: unavailable, the stream then ends at its committed end.

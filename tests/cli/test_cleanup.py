@@ -10,6 +10,7 @@ from formats.entries import Position
 from offloader.cli.main import main
 from offloader.manifest.log import load_manifest
 from offloader.manifest.protection import take_lease
+from offloader.retention.subscribers import open_retention
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
@@ -151,6 +152,18 @@ def test_deleting_a_topic_deletes_all_its_partitions(offloader: Offloader, store
     left = [info.key for info in store.list("").objects if info.size_bytes]
     assert all("orders-partition-extra" in key for key in left)
     assert len(load_manifest(store, "orders-partition-extra").offloaded()) == 5
+
+
+def test_deleting_a_partition_keeps_subscribers_of_one_that_came_after_them(
+    offloader: Offloader, store: ObjectStore, tmp_path: Path
+) -> None:
+    written(store, "orders-partition-1")
+    open_retention(store, "orders").add("billing")
+    written(store, "orders-partition-0")
+    gone = str(tmp_path / "gone.toml")
+    [row] = offloader("delete-stream", "orders-partition-1", "--yes", "--json", "--config", gone).rows
+    assert row["finished"]
+    assert open_retention(store, "orders").registry().names() == ["billing"]
 
 
 @pytest.mark.parametrize("action", ["plan", "run", "undo", "hold", "audit"])

@@ -8,7 +8,7 @@ from formats.entries import Position
 from offloader.errors import NotFound
 from offloader.gc.delete_stream import remove_stream
 from offloader.retention.cycle import retained_streams
-from offloader.retention.scope import home_of
+from offloader.retention.scope import home_of, record_partitions
 from offloader.retention.subscribers import open_retention
 from tests.retention.retained_streams import STREAM, TOPIC, Bench
 
@@ -23,6 +23,20 @@ def test_topic_without_its_first_partition_lives_on_in_a_later_one() -> None:
         bench.clock.advance(25 * 3600)
     found = open_retention(bench.memory, TOPIC, clock=bench.clock).registry()
     assert found.names() == ["reader 0", "reader 1"]
+
+
+def test_topic_lives_on_in_a_partition_that_came_after_its_last_record() -> None:
+    bench, (zero, one) = Bench(policy="consumption"), (f"{TOPIC}-partition-{number}" for number in range(2))
+    bench.grow(one)
+    bench.subscribe("billing", TOPIC)
+    bench.grow(zero, ledgers=3)
+    record_partitions(bench.memory, [one])
+    for _ in range(2):
+        remove_stream(bench.memory, one, clock=bench.clock)
+        bench.clock.advance(25 * 3600)
+    assert open_retention(bench.memory, TOPIC, clock=bench.clock).registry().names() == ["billing"]
+    bench.run(TOPIC)
+    assert bench.head(zero) is None
 
 
 def test_stream_named_like_a_partition_of_a_plain_stream_has_its_own_retention() -> None:

@@ -16,7 +16,7 @@ from offloader.gc.reconcile import StoreReconciliation
 from offloader.gc.sweep import cleanup_all, cleanup_stream
 from offloader.manifest.log import ManifestLog
 from offloader.retention.cycle import RetentionCycle
-from offloader.retention.scope import DocumentStore
+from offloader.retention.scope import DocumentStore, record_partitions
 from offloader.retention.subscribers import StreamRetention
 from offloader.retention.truncate import truncate_topic
 from offloader.store.base import ObjectStore
@@ -163,6 +163,7 @@ class TopicActs:
         """A partition is deleted until nothing of it is left."""
         world = self.world
         store = world.quiet("delete")
+        record_partitions(store, [partition.stream])
         for _ in range(3):
             try:
                 remove_stream(
