@@ -119,7 +119,7 @@ def compile_java(sources: Sequence[Path], classes: Path, class_path: Sequence[Pa
         "--release",
         str(JAVA_RELEASE),
         "-proc:none",
-        "-Xlint:all,-classfile,-processing,-try",
+        "-Xlint:all,-classfile,-path,-processing,-try",
         "-Werror",
     ]
     command += ["-encoding", "UTF-8", "-d", str(classes), "-cp", os.pathsep.join(map(str, class_path))]
