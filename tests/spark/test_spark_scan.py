@@ -17,7 +17,7 @@ from formats.manifest import Retire, Truncate
 from formats.segment import SegmentMap
 from offloader.manifest.protection import leases_of
 from offloader.store.open import open_store
-from tests.spark.reading import entries_in, load
+from tests.spark.reading import entries_in, failure_of, load
 from tests.support.streams import BASE_MS, StreamWriter, batch_of
 from tests.support.waiting import PATIENCE_S
 
@@ -32,15 +32,6 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def writer(tmp_path: Path) -> StreamWriter:
     return StreamWriter(open_store(f"file://{tmp_path}/store"))
-
-
-def failure_of(frame_call: object) -> str:
-    """What Spark says when the call fails."""
-    from pyspark.errors import PySparkException
-
-    with pytest.raises(PySparkException) as caught:
-        frame_call()  # type: ignore[operator]
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("split_bytes", ["1500", "10000", "67108864"])
