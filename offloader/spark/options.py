@@ -49,7 +49,7 @@ _STREAM_ONLY = (
 _BATCH_ONLY = ("endPosition", "endTime", "asOfManifest", "leaseSeconds", "bounds")
 #: Options of earlier releases, and what does it now.
 _REPLACED = {
-    "prunebyfilters": "offloader.spark.entries(spark, store, stream, where=...) reads only the wanted part",
+    "pruneByFilters": "offloader.spark.entries(spark, store, stream, where=...) reads only the wanted part",
 }
 
 
@@ -216,8 +216,9 @@ class SourceOptions:
         unknown = [name for name in given if name.lower() not in names]
         if unknown:
             close = difflib.get_close_matches(unknown[0].lower(), names, n=1)
-            if gone := [_REPLACED[name.lower()] for name in unknown if name.lower() in _REPLACED]:
-                raise InvalidCall(f"option {unknown[0]} is no more", hint=gone[0])
+            for name, instead in _REPLACED.items():
+                if name.lower() in map(str.lower, unknown):
+                    raise InvalidCall(f"option {name} is no more", hint=instead)
             hint = f"did you mean {names[close[0]][0]}?" if close else f"options: {', '.join(_OPTIONS)}"
             raise InvalidCall(f"no such option: {', '.join(sorted(unknown))}", hint=hint)
         values = {}
