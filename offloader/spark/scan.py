@@ -361,10 +361,13 @@ def _indexes(options: SourceOptions, candidates: Sequence[_Candidate], store: Ob
 
     A task looks for its blocks in the index itself, so nothing is gained where all fits into one partition.
     """
-    bytes_of = [each.bytes_wanted for each in candidates]
-    many = sum(bytes_of) > options.split_bytes
+    sizes = [each.bytes_wanted for each in candidates]
+    if sum(sizes) <= options.split_bytes:
+        return [None] * len(candidates)
     times = _bounds_times(options)
-    wanted = [many and (times or each.bytes_wanted > options.split_bytes or not each.is_whole) for each in candidates]
+    wanted = [
+        times or size > options.split_bytes or not each.is_whole for each, size in zip(candidates, sizes, strict=True)
+    ]
     if sum(wanted) > INDEXES_READ_MAX:
         return [None] * len(candidates)
     load = partial(index_or_none, Fetcher(store, ReadSettings()))
