@@ -163,9 +163,8 @@ def _closing(tokens: Sequence[str]) -> int:
 
 def _comparisons(term: Sequence[str], time_zone: str) -> list[_Comparison]:
     """Comparisons of a column with a value that all hold where the term is true; empty: it isn't understood."""
-    # TIMESTAMP '...' and DATE '...' mean what the text alone means beside a time.
-    words = [word for at, word in enumerate(term) if not (word in ("TIMESTAMP", "DATE") and _is_text(term[at + 1 :]))]
-    match words:
+    # Beside a time TIMESTAMP '...' and DATE '...' mean what the text alone does.
+    match [word for at, word in enumerate(term) if not _is_prefix(word, "".join(term[at + 1 : at + 2]))]:
         case [column, "BETWEEN", low, "AND", high] if column in _COLUMNS:
             pairs = [(">=", low), ("<=", high)]
         case [column, "IN", "(", *listed, ")"] if column in _COLUMNS and all(sign == "," for sign in listed[1::2]):
@@ -200,12 +199,13 @@ def _is_hull(term: Sequence[str]) -> bool:
     return "IN" in term and "," in term and "stream" not in term
 
 
-def _is_text(tokens: Sequence[str]) -> bool:
-    return bool(tokens) and tokens[0].startswith("'")
+def _is_prefix(word: str, text: str) -> bool:
+    """Whether a word only names the type of the text after it; Spark leaves the time of day out of a DATE."""
+    return text.startswith("'") and (word == "TIMESTAMP" or (word == "DATE" and len(text) == len("'2026-01-01'")))
 
 
 def _value(column: str, literal: str, time_zone: str) -> str | int | None:
-    text = literal[1:-1] if _is_text([literal]) else None
+    text = literal[1:-1] if literal.startswith("'") else None
     if column == "stream":
         return text
     if column == "publish_time":
@@ -233,8 +233,10 @@ def _narrow(ranges: _Ranges, comparison: _Comparison) -> None:
         _narrow_times(ranges, sign, value)
     else:
         both = ranges.ledger if column == "ledger_id" else ranges.entry
+        # No id is outside of these.
+        value = min(max(value, -1), ENTRY_ID_MAX)
         if sign in ("=", ">", ">="):
-            both[0] = max(both[0], value + (sign == ">"))
+            both[0] = max(both[0], min(value + (sign == ">"), ENTRY_ID_MAX))
         if sign in ("=", "<", "<="):
             both[1] = min(both[1], value - (sign == "<"))
 

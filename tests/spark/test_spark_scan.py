@@ -382,10 +382,8 @@ def test_moved_bucket_is_read(spark: SparkSession, writer: StreamWriter) -> None
 # Discovery
 
 
-def test_spark_finds_the_source_by_itself_without_pushdown(spark: SparkSession, orders: StreamWriter) -> None:
-    other = spark.newSession()
-    other.conf.set("spark.sql.python.filterPushdown.enabled", "false")
-    frame = load(other, orders, splitBytes="20000")
+def test_spark_finds_the_source_by_itself(spark: SparkSession, orders: StreamWriter) -> None:
+    frame = load(spark.newSession(), orders, splitBytes="20000")
     assert frame.where("ledger_id = 9").count() == 40
     assert entries_in(frame) == sorted(orders.entries)
 
