@@ -1,14 +1,11 @@
-"""Spark's entry point: Spark imports modules named ``pyspark_*`` and takes their ``DefaultSource``.
-
-Defines no filter pushdown, which fails while Spark's setting for it is off.
-"""
+"""Spark's entry point: Spark imports modules named ``pyspark_*`` and takes their ``DefaultSource``."""
 
 from __future__ import annotations
 
-from offloader.spark.source import PlainOffloaderDataSource
+from offloader.spark.source import OffloaderDataSource
 
 __all__ = ["DefaultSource"]
 
 
-class DefaultSource(PlainOffloaderDataSource):
+class DefaultSource(OffloaderDataSource):
     """``spark.read.format("offloader")`` without registration."""

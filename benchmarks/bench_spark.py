@@ -39,7 +39,7 @@ from benchmarks import bench_manifest
 from benchmarks.bench_read import opened_store, seconds, write_stream
 from offloader.read.reader import open_reader
 from offloader.spark.options import Needs, SourceOptions
-from offloader.spark.scan import plan_slices
+from offloader.spark.scan import pinned_states, plan_slices
 from offloader.spark.session import local_session
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
@@ -224,10 +224,10 @@ def plans(segments: int) -> dict[str, float]:
         options = SourceOptions.of({"store": store.url, "stream": "bench-plan", "splitBytes": str(65 << 20)})
         before = requests_of(store).get("get")
         cpu_before_s = time.process_time()
-        whole_s = seconds(lambda: plan_slices(options, (), Needs.PAYLOADS, store))
+        whole_s = seconds(lambda: plan_slices(options, pinned_states(options, store), Needs.PAYLOADS, store))
         whole_cpu_s = time.process_time() - cpu_before_s
         requests = requests_of(store)["get"].requests - (before.requests if before else 0)
-        positions_s = seconds(lambda: plan_slices(options, (), Needs.INDEXES, store))
+        positions_s = seconds(lambda: plan_slices(options, pinned_states(options, store), Needs.INDEXES, store))
     return {
         "plan_segments": segments,
         "plan_s": round(whole_s, 2),

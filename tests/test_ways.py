@@ -25,7 +25,7 @@ from offloader.retention.cycle import RetentionCycle
 from offloader.retention.subscribers import open_retention
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
-from offloader.spark.source import PlainOffloaderDataSource
+from offloader.spark.source import OffloaderDataSource
 from offloader.write.stream_state import Mode
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import eventually
@@ -175,7 +175,7 @@ def spark_row(tmp_path: Path) -> Way:
     }
     with traced(moments) as way:
         way.begun, way.passed_over = True, frozenset({"LocalStore._get"})  # loading the manifest is no part of it
-        source = PlainOffloaderDataSource({"store": store.url, "stream": STREAM})
+        source = OffloaderDataSource({"store": store.url, "stream": STREAM})
         reader = source.reader(StructType([StructField("entry_id", LongType()), StructField("payload", BinaryType())]))
         partitions = reader.partitions()
         way.passed_over = frozenset()

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from offloader.spark.frames import entries, messages
     from offloader.spark.session import find_java, local_session
 
-__all__ = ["find_java", "local_session", "register"]
+__all__ = ["entries", "find_java", "local_session", "messages", "register"]
 
 
 def register(spark: SparkSession) -> None:
-    """Enables pushed filters for ``spark.read.format("offloader")``, which the option ``pruneByFilters`` uses.
+    """Registers the data source ``offloader``, and checks that a session's workers can import this package.
 
-    Without it Spark finds the data source by itself (module ``pyspark_offloader``), without filter pushdown: a source
-    that defines it fails unless ``spark.sql.python.filterPushdown.enabled`` is on. This switches it on.
+    Without it Spark finds the data source by itself (module ``pyspark_offloader``).
 
     Raises:
         Unsupported: the session's workers run a Python on this machine that doesn't have this package.
@@ -29,11 +29,19 @@ def register(spark: SparkSession) -> None:
     from offloader.spark.source import OffloaderDataSource
 
     require_interpreter(spark)
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     spark.dataSource.register(OffloaderDataSource)
 
 
+#: Public name -> its module.
+_PLACES = {
+    "entries": "offloader.spark.frames",
+    "find_java": "offloader.spark.session",
+    "local_session": "offloader.spark.session",
+    "messages": "offloader.spark.frames",
+}
+
+
 def __getattr__(name: str) -> Any:
-    if name not in ("find_java", "local_session"):
+    if name not in _PLACES:
         raise AttributeError(f"module 'offloader.spark' has no attribute {name!r}")
-    return getattr(importlib.import_module("offloader.spark.session"), name)
+    return getattr(importlib.import_module(_PLACES[name]), name)

@@ -1,4 +1,4 @@
-"""Options, columns and pushed filters of the data source, parsed and checked before the first fetch.
+"""Options and columns of the data source, parsed and checked before the first fetch.
 
 The columns of each content have Spark's and Arrow's types; values of messages may have a schema of their own.
 """
@@ -8,24 +8,21 @@ from __future__ import annotations
 import difflib
 import enum
 import functools
-import operator
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from formats.entries import TIME_UNKNOWN_MS, Position
+from formats.entries import Position
 from formats.pulsar.messages import PAYLOAD_BYTES_LIMIT, PAYLOAD_BYTES_MAX
 from offloader.errors import InvalidCall, Unsupported
 from offloader.manifest.names import stream_name
 from offloader.read.cold import NOT_MOVED
 from offloader.runtime.clock import SystemClock
 from offloader.settings import LimitSettings, Pairs, StoreSettings
+from offloader.spark.where import Bounds
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from offloader.times import is_relative, time_ms_of, time_text
@@ -49,7 +46,11 @@ _STREAM_ONLY = (
     "subscriber",
     "subscriberRenewSeconds",
 )
-_BATCH_ONLY = ("endPosition", "endTime", "asOfManifest", "leaseSeconds", "pruneByFilters")
+_BATCH_ONLY = ("endPosition", "endTime", "asOfManifest", "leaseSeconds", "bounds")
+#: Options of earlier releases, and what does it now.
+_REPLACED = {
+    "pruneByFilters": "offloader.spark.entries(spark, store, stream, where=...) reads only the wanted part",
+}
 
 
 def _text(_: str, text: str) -> str:
@@ -93,6 +94,31 @@ def _number(name: str, text: str) -> int:
     return int(text)
 
 
+#: A stream's name may have commas and equals signs in it.
+_RECORD = re.compile(r"\s*(\S.*?)\s*=\s*(\d+)\s*(?:,|$)")
+
+
+def _records(name: str, text: str) -> tuple[tuple[str, int], ...]:
+    """``7`` -> record 7 of the stream called "", that is, of the only one; ``a=7, b=8`` -> of each stream."""
+    if text.strip().isdecimal():
+        return (("", _number(name, text)),)
+    found, at = [], 0
+    while at < len(text):
+        match = _RECORD.match(text, at)
+        if match is None:
+            raise InvalidCall(f"option {name}: {text!r} is neither a record's number nor stream=number, stream=number")
+        found.append((match[1], _number(name, match[2])))
+        at = match.end()
+    return tuple(found)
+
+
+def _bounds(name: str, text: str) -> Bounds:
+    try:
+        return Bounds.decode(text)
+    except (ValueError, TypeError) as cause:
+        raise InvalidCall(f"option {name}: {text!r} isn't what offloader.spark.entries sets") from cause
+
+
 def _moves(name: str, text: str) -> Pairs:
     pairs = [tuple(map(str.strip, each.split("=", 1))) for each in text.split(",")]
     if not all(len(pair) == 2 and all(pair) for pair in pairs):
@@ -132,7 +158,8 @@ class SourceOptions:
         start_position, end_position: inclusive.
         start_ms, end_ms: publish times, the end excluded; either excludes entries without a publish time.
         split_bytes: target size of a partition.
-        as_of_manifest: manifest record to pin instead of the newest one.
+        as_of_manifest: manifest record to read instead of the newest one: of each stream, or under the name "" of the
+            only one.
         bad_messages_are_rows: entries that can't be read as messages become rows with the reason, instead of failing.
         markers: whether markers of Pulsar's servers are messages too.
         message_bytes_max: most bytes of one entry's decompressed payload.
@@ -144,8 +171,7 @@ class SourceOptions:
         fail_on_data_loss: a streaming query fails when entries were deleted before it read them.
         subscriber: a streaming query's name as a subscriber of its streams; none: it isn't one.
         subscriber_renew_s: interval of its renewals without progress.
-        prune_by_filters: let pushed filters skip blocks. Only for a data frame that is used in one query, once: see
-            ``offloader.spark.source.PushingReader``.
+        bounds: of ``offloader.spark.entries`` and ``messages``; ``None``: another data frame.
         access_key, secret_key, session_token: only if the user gave them; otherwise workers use their own chain.
     """
 
@@ -160,7 +186,7 @@ class SourceOptions:
     start_ms: int | None = field(default=None, metadata=_option("startTime", _time))
     end_ms: int | None = field(default=None, metadata=_option("endTime", _time))
     split_bytes: int = field(default=SPLIT_BYTES, metadata=_option("splitBytes", _number))
-    as_of_manifest: int | None = field(default=None, metadata=_option("asOfManifest", _number))
+    as_of_manifest: tuple[tuple[str, int], ...] = field(default=(), metadata=_option("asOfManifest", _records))
     bad_messages_are_rows: bool = field(default=False, metadata=_option("onBadMessage", _is("null", "error", "null")))
     markers: bool = field(default=True, metadata=_option("markers", _truth))
     message_bytes_max: int = field(default=PAYLOAD_BYTES_MAX, metadata=_option("messageBytesMax", _number))
@@ -168,7 +194,7 @@ class SourceOptions:
     skip_missing: bool = field(default=False, metadata=_option("onMissing", _skips))
     lease_seconds: int = field(default=0, metadata=_option("leaseSeconds", _number))
     relocate: Pairs = field(default=NOT_MOVED, metadata=_option("relocate", _moves))
-    prune_by_filters: bool = field(default=False, metadata=_option("pruneByFilters", _truth))
+    bounds: Bounds | None = field(default=None, metadata=_option("bounds", _bounds))
     start_latest: bool = field(default=False, metadata=_option("startFrom", _is("latest", "earliest", "latest")))
     max_bytes_per_trigger: int | None = field(default=None, metadata=_option("maxBytesPerTrigger", _number))
     max_entries_per_trigger: int | None = field(default=None, metadata=_option("maxEntriesPerTrigger", _number))
@@ -190,6 +216,9 @@ class SourceOptions:
         unknown = [name for name in given if name.lower() not in names]
         if unknown:
             close = difflib.get_close_matches(unknown[0].lower(), names, n=1)
+            for name, instead in _REPLACED.items():
+                if name.lower() in map(str.lower, unknown):
+                    raise InvalidCall(f"option {name} is no more", hint=instead)
             hint = f"did you mean {names[close[0]][0]}?" if close else f"options: {', '.join(_OPTIONS)}"
             raise InvalidCall(f"no such option: {', '.join(sorted(unknown))}", hint=hint)
         values = {}
@@ -199,7 +228,10 @@ class SourceOptions:
         for name in ("store", "stream"):
             if not values.get(name):
                 example = "s3://bucket/root" if name == "store" else "public/default/persistent/orders"
-                raise InvalidCall(f"option {name} is missing", hint=f'.option("{name}", "{example}")')
+                raise InvalidCall(
+                    f"option {name} is missing",
+                    hint=f'.option("{name}", "{example}"), or in SQL: FROM offloader WITH ({name} \'{example}\', ...)',
+                )
         options = cls(**values)
         if options.start_ms is not None and options.end_ms is not None and options.end_ms < options.start_ms:
             raise InvalidCall("option endTime is before startTime", hint="swap the two")
@@ -215,7 +247,11 @@ class SourceOptions:
                 f"{options.store} lives in one process and Spark's workers are others",
                 hint="use a file:// or s3:// store",
             )
-        return options
+        if options.bounds is None:
+            return options
+        times = [(options.start_ms, options.bounds.start_ms), (options.end_ms, options.bounds.end_ms)]
+        starts, ends = ([time for time in each if time is not None] for each in times)
+        return replace(options, start_ms=max(starts, default=None), end_ms=min(ends, default=None))
 
     def require_batch(self) -> None:
         """Raises ``InvalidCall`` for options of ``readStream`` only."""
@@ -265,87 +301,7 @@ _OPTIONS: dict[str, tuple[str, _Parser]] = {
     each.metadata["option"]: (each.name, each.metadata["read"]) for each in fields(SourceOptions)
 }
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
-_INT64_MAX = 2**63 - 1
 US_PER_MS = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Predicate:
-    """One pushed filter on one column; several are combined with AND.
-
-    Attributes:
-        column: stream, ledger_id, entry_id or publish_time.
-        operation: eq, ne, lt, le, gt, ge, in, not_in, not_null, null or prefix.
-        values: to compare with: text for stream, numbers for the ids, microseconds since 1970 UTC for the time.
-    """
-
-    column: str
-    operation: str
-    values: tuple[Any, ...] = ()
-
-
-def microseconds(when: datetime) -> int | None:
-    """Microseconds since 1970 UTC; ``None`` for an ambiguous time without a zone."""
-    return None if when.tzinfo is None else (when - _EPOCH) // _MICROSECOND
-
-
-def matches_value(predicates: Iterable[Predicate], column: str, value: str) -> bool:
-    """Whether rows with ``value`` in ``column`` may satisfy all predicates on it."""
-    one = np.array([value], dtype=object)
-    return all(bool(_range_matches(p, one, one)[0]) for p in predicates if p.column == column)
-
-
-def block_mask(predicates: Iterable[Predicate], columns: Mapping[str, NDArray[np.int64]]) -> NDArray[np.bool_]:
-    """Mask of the blocks (or other runs of entries) that may hold rows satisfying all predicates.
-
-    Args:
-        predicates: those on other columns than the ones below count as satisfiable.
-        columns: ``ledger_id``; ``first_entry_id`` and ``last_entry_id`` (-1 unknown); ``publish_time_min_ms`` and
-            ``publish_time_max_ms`` (-1 unknown, or no entry has a time). int64, shape (n,).
-    """
-    mask = np.ones(len(columns["ledger_id"]), dtype=bool)
-    for predicate in predicates:
-        if predicate.column == "ledger_id":
-            mask &= _range_matches(predicate, columns["ledger_id"], columns["ledger_id"])
-        elif predicate.column == "entry_id":
-            last = columns["last_entry_id"]
-            mask &= _range_matches(predicate, columns["first_entry_id"], np.where(last == -1, _INT64_MAX, last))
-        elif predicate.column == "publish_time":
-            mask &= _time_matches(predicate, columns["publish_time_min_ms"], columns["publish_time_max_ms"])
-    return mask
-
-
-def _time_matches(predicate: Predicate, low_ms: NDArray[np.int64], high_ms: NDArray[np.int64]) -> NDArray[np.bool_]:
-    # Comparisons with a null time are never true, so entries without one don't matter. Blocks without a known time
-    # aren't excluded.
-    unknown = np.asarray((low_ms == TIME_UNKNOWN_MS) | (high_ms == TIME_UNKNOWN_MS), dtype=bool)
-    # Object arrays: Python's integers don't overflow in the conversion from ms to microseconds.
-    low, high = low_ms.astype(object) * US_PER_MS, high_ms.astype(object) * US_PER_MS
-    return unknown | _range_matches(predicate, low, high)
-
-
-def _range_matches(predicate: Predicate, low: NDArray[Any], high: NDArray[Any]) -> NDArray[np.bool_]:
-    """Whether a value between ``low`` and ``high``, inclusive, may satisfy the predicate."""
-    values = predicate.values
-    found: Any
-    match predicate.operation:
-        case "eq" | "in":
-            found = functools.reduce(operator.or_, [(low <= value) & (high >= value) for value in values])
-        case "ne" | "not_in":
-            found = functools.reduce(operator.and_, [(low != value) | (high != value) for value in values])
-        case "lt" | "le":
-            found = getattr(operator, predicate.operation)(low, values[0])
-        case "gt" | "ge":
-            found = getattr(operator, predicate.operation)(high, values[0])
-        case "null":
-            found = np.full(len(low), predicate.column == "publish_time")  # other columns are never null
-        case "prefix" if predicate.column == "stream":
-            found = [value.startswith(values[0]) for value in low]
-        case _:
-            found = np.ones(len(low), dtype=bool)
-    return np.asarray(found, dtype=bool)
 
 
 class Needs(enum.IntEnum):
@@ -421,6 +377,22 @@ class Projection:
 
     schema: pa.Schema
     needs: Needs
+
+
+def is_option(name: str) -> bool:
+    """Whether the data source has an option of that name, in upper or lower case."""
+    return name.lower() in {option.lower() for option in _OPTIONS}
+
+
+def column_names(content: str) -> list[str]:
+    """The columns of a content, in order."""
+    return list(_COLUMNS[content])
+
+
+def arrow_schema(content: str, names: Iterable[str] = ()) -> pa.Schema:
+    """Columns of a content, all of which may be null; ``names``, or all."""
+    columns = _COLUMNS[content]
+    return pa.schema([(name, columns[name][1]) for name in names or columns])
 
 
 def ddl(content: str, names: Iterable[str] = ()) -> str:

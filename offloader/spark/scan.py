@@ -11,10 +11,11 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,10 +24,10 @@ from numpy.typing import NDArray
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
 from formats.pulsar.messages import BadEntry, MessageDecoder, MessageOptions
-from formats.segment import SegmentSummary
+from formats.segment import LedgerSpan, SegmentSummary
 from formats.segment_map import SegmentMap
 from offloader.errors import Corrupt, InvalidCall, NotFound, ObjectChanged, ObjectMissing, OffloaderError, Trimmed
-from offloader.manifest.log import list_streams
+from offloader.manifest.log import list_streams, load_manifest
 from offloader.manifest.names import named_streams
 from offloader.manifest.protection import take_lease
 from offloader.manifest.state import ManifestState
@@ -37,7 +38,8 @@ from offloader.read.fetch import Cache, Fetcher, SegmentObjects
 from offloader.read.reader import decode_messages, load_manifest_at, load_stream, published_between, require_inside
 from offloader.runtime.clock import SystemClock
 from offloader.settings import ReadSettings
-from offloader.spark.options import US_PER_MS, Needs, Predicate, Projection, SourceOptions, block_mask, matches_value
+from offloader.spark.options import US_PER_MS, Needs, Projection, SourceOptions
+from offloader.spark.where import Bounds
 from offloader.store.base import ObjectStore
 from offloader.store.wrappers import VerbCount, requests_of
 
@@ -46,6 +48,12 @@ INDEXES_READ_MAX = 1000
 #: Cost of a row in a task without payloads, in bytes: the ids, and with them the publish time.
 _ROW_BYTES = {Needs.INDEXES: 16, Needs.ENTRY_TABLES: 24}
 _PATTERN = frozenset("*?[")
+#: Streams that an error names.
+NAMES_SHOWN_MAX = 3
+#: Streams whose records ``facts_of`` names: they are sent along with every plan.
+FACTS_STREAMS_MAX = 100
+#: Segments that a task opens at most, about: each costs it as much as this part of ``splitBytes``.
+SEGMENTS_PER_PARTITION = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +85,14 @@ class _Candidate:
     @property
     def is_whole(self) -> bool:
         return self.first <= self.summary.begin and self.last >= self.summary.end
+
+    @property
+    def bytes_wanted(self) -> float:
+        """About how much of the data object is in the range, by the manifest."""
+        if self.is_whole:
+            return self.summary.data_bytes
+        taken = sum(part.entries for part in _parts(self.summary.ledgers, self.first, self.last))
+        return self.summary.data_bytes * min(1.0, taken / max(self.summary.entries, 1))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,29 +130,62 @@ class _Piece:
             yield int(homes[start]), own
 
 
-def pinned_states(options: SourceOptions, predicates: Sequence[Predicate], store: ObjectStore) -> list[ManifestState]:
+def pinned_states(options: SourceOptions, store: ObjectStore) -> list[ManifestState]:
     """One view of each stream's manifest, for all further planning.
 
     Raises:
         NotFound: no such stream, or none matches the pattern.
         InvalidCall, Trimmed: ``asOfManifest`` can't be pinned.
     """
-    names = streams_named(options, store)
-    if not names:
-        raise NotFound(f"no stream in {store.url} fits {options.stream}", hint="`offloader ls` lists the streams")
-    names = [name for name in names if matches_value(predicates, "stream", name)]
+    if not (options.lease_seconds or options.as_of_manifest or is_pattern(options.stream)):
+        with suppress(NotFound):
+            state = load_manifest(store, options.stream)
+            if not state.stream_deleted:
+                return [state] if _is_wanted(options, state.stream) else []
+    records = _pinned_records(options, store) if options.as_of_manifest else {}
+    names = list(records) if options.as_of_manifest else _wanted_names(options, store)
     if options.lease_seconds:
         # Before loading; leases are neither renewed nor ended, and hold for the requested time.
         writable = options.open_store(read_only=False)
         for name in names:
             take_lease(writable, name, options.lease_seconds, clock=SystemClock(), reader="Spark")
-    if options.as_of_manifest is not None:
+    if options.as_of_manifest:
+        return at_once(lambda name: load_manifest_at(store, name, records[name]), names, sequential_max=1)
+    return load_streams(names, store, may_be_gone=is_pattern(options.stream))
+
+
+def _wanted_names(options: SourceOptions, store: ObjectStore) -> list[str]:
+    bounds = options.bounds
+    if bounds is not None and bounds.streams is not None and is_pattern(options.stream):
+        return [name for name in bounds.streams if fnmatch.fnmatchcase(name, options.stream)]
+    names = streams_named(options, store)
+    if not names:
+        raise NotFound(f"no stream in {store.url} fits {options.stream}", hint="`offloader ls` lists the streams")
+    return [name for name in names if _is_wanted(options, name)]
+
+
+def _pinned_records(options: SourceOptions, store: ObjectStore) -> dict[str, int]:
+    """The record of each stream; streams that ``asOfManifest`` doesn't name are left out: they are newer."""
+    given = dict(options.as_of_manifest)
+    if "" in given:
+        names = _wanted_names(options, store)
         if len(names) > 1:
-            raise InvalidCall(
-                f"option asOfManifest pins one stream, {options.stream} names {len(names)}", hint="name one stream"
-            )
-        return [load_manifest_at(store, name, options.as_of_manifest) for name in names]
-    return load_streams(names, store)
+            shown = ", ".join(f"{name}=..." for name in names[:NAMES_SHOWN_MAX])
+            raise InvalidCall(f"option asOfManifest needs one record a stream here: {shown}")
+        return dict.fromkeys(names, given[""])
+    pattern = options.stream
+    names = (
+        [name for name in given if fnmatch.fnmatchcase(name, pattern)]
+        if is_pattern(pattern)
+        else streams_named(options, store)
+    )
+    if others := sorted(set(given) - set(names)):
+        raise InvalidCall(f"option asOfManifest names {', '.join(others)}, which {pattern} doesn't")
+    return {name: record for name, record in given.items() if _is_wanted(options, name)}
+
+
+def _is_wanted(options: SourceOptions, stream: str) -> bool:
+    return options.bounds is None or options.bounds.streams is None or stream in options.bounds.streams
 
 
 def load_streams(names: Iterable[str], store: ObjectStore, *, may_be_gone: bool = False) -> list[ManifestState]:
@@ -170,35 +219,37 @@ def streams_named(options: SourceOptions, store: ObjectStore) -> list[str]:
 
 
 def plan_slices(
-    options: SourceOptions, predicates: Sequence[Predicate], needs: Needs, store: ObjectStore
+    options: SourceOptions, states: Iterable[ManifestState], needs: Needs, store: ObjectStore
 ) -> list[tuple[SegmentSlice, ...]]:
     """The partitions of a scan of entries, of about equal cost, each at most about ``splitBytes``.
 
     Raises:
-        the errors of ``pinned_states``;
         Trimmed, BeyondEnd: ``startPosition`` or ``endPosition`` is outside of the one named stream. With a pattern they
             are mere bounds.
     """
-    states = pinned_states(options, predicates, store)
-    ranges = [wanted for state in states if (wanted := _wanted_range(options, state)) is not None]
-    return plan_ranges(options, predicates, needs, ranges, store)
+    ranges = wanted_ranges(options, states)
+    if options.bounds is not None and options.bounds.limit is not None:
+        ranges = first_of(ranges, options.bounds.limit)
+    return plan_ranges(options, needs, ranges, store)
 
 
 def plan_ranges(
-    options: SourceOptions,
-    predicates: Sequence[Predicate],
-    needs: Needs,
-    ranges: Iterable[StreamRange],
-    store: ObjectStore,
+    options: SourceOptions, needs: Needs, ranges: Iterable[StreamRange], store: ObjectStore
 ) -> list[tuple[SegmentSlice, ...]]:
     """As ``plan_slices``, of given ranges; ``options`` bounds only times."""
-    candidates = [candidate for wanted in ranges for candidate in _candidates(options, predicates, wanted, store)]
-    maps = _indexes(options, predicates, candidates, store)
+    candidates = [candidate for wanted in ranges for candidate in _candidates(options, wanted, store)]
+    maps = _indexes(options, candidates, store)
+    opening = options.split_bytes / SEGMENTS_PER_PARTITION
     pieces = [
-        _piece(options, predicates, needs, candidate, segment_map)
+        _piece(options, needs, candidate, segment_map, opening)
         for candidate, segment_map in zip(candidates, maps, strict=True)
     ]
     return _packed([piece for piece in pieces if piece.blocks], options.split_bytes)
+
+
+def wanted_ranges(options: SourceOptions, states: Iterable[ManifestState]) -> list[StreamRange]:
+    """The wanted range of each stream that has one, with the errors of ``plan_slices``."""
+    return [wanted for state in states if (wanted := _wanted_range(options, state)) is not None]
 
 
 def _wanted_range(options: SourceOptions, state: ManifestState) -> StreamRange | None:
@@ -208,43 +259,91 @@ def _wanted_range(options: SourceOptions, state: ManifestState) -> StreamRange |
         require_inside(state, ends, first, last)
     if ends is None:
         return None
-    return StreamRange(state, max(first or ends[0], ends[0]), min(last or ends[1], ends[1]))
+    bounds = options.bounds or Bounds()
+    begin = max(each for each in (ends[0], first, bounds.first) if each is not None)
+    end = min(each for each in (ends[1], last, bounds.last) if each is not None)
+    return StreamRange(state, begin, end) if begin <= end else None
 
 
-def _candidates(
-    options: SourceOptions, predicates: Sequence[Predicate], wanted: StreamRange, store: ObjectStore
-) -> list[_Candidate]:
+def first_of(ranges: Iterable[StreamRange], limit: int) -> list[StreamRange]:
+    """The beginning of the ranges: ``limit`` entries, or more where the manifest doesn't say which is the last."""
+    found = []
+    for wanted in ranges:
+        if limit <= 0:
+            break
+        last = wanted.last
+        for part in parts_of(wanted):
+            if part.is_counted and part.entries >= limit:
+                last = Position(part.ledger_id, part.first + limit - 1)
+            limit -= part.entries if part.is_counted else 0
+            if limit <= 0:
+                break
+        found.append(replace(wanted, last=last))
+    return found
+
+
+class LedgerPart(NamedTuple):
+    """Entries ``first`` .. ``last`` of a ledger in one segment; ``payload_bytes`` is about theirs.
+
+    ``is_counted``: ``entries`` is exact, as all ids in between are taken; else it is the most there can be.
+    """
+
+    ledger_id: int
+    first: int
+    last: int
+    entries: int
+    payload_bytes: float
+    is_counted: bool
+
+
+def parts_of(wanted: StreamRange) -> Iterator[LedgerPart]:
+    """The ledgers' parts in a range, in the stream's order, as the manifest has them."""
+    for record in plan.segments_between(plan.readable_segments(wanted.state), wanted.first, wanted.last):
+        yield from _parts(record.spans, wanted.first, wanted.last)
+
+
+def _parts(spans: Iterable[LedgerSpan], begin: Position, end: Position) -> Iterator[LedgerPart]:
+    for span in spans:
+        first, last = span.first_entry_id, span.last_entry_id
+        count = last - first + 1
+        if span.ledger_id == begin.ledger_id:
+            first = max(first, begin.entry_id)
+        if span.ledger_id == end.ledger_id:
+            last = min(last, end.entry_id)
+        if begin.ledger_id <= span.ledger_id <= end.ledger_id and first <= last:
+            taken = last - first + 1
+            size = span.payload_bytes * taken / count
+            yield LedgerPart(span.ledger_id, first, last, taken, size, is_counted=span.entries == count)
+
+
+def facts_of(options: SourceOptions, states: Sequence[ManifestState]) -> dict[str, Any]:
+    """What the manifests say of a scan: their records, its entries (``None``: not known exactly) and payload bytes."""
+    bounds, parts = options.bounds or Bounds(), list(chain.from_iterable(map(parts_of, wanted_ranges(options, states))))
+    is_exact = options.content == "entries" and bounds.is_exact and not _bounds_times(options)
+    is_exact &= not (options.skip_corrupt or options.skip_missing) and all(part.is_counted for part in parts)
+    entries, size = sum(part.entries for part in parts), sum(part.payload_bytes for part in parts)
+    if bounds.limit is not None and bounds.limit < entries:
+        entries, size = bounds.limit, size * bounds.limit / entries
+    records = {state.stream: state.record_id for state in states[:FACTS_STREAMS_MAX]}
+    return {"records": records, "entries": entries if is_exact else None, "payload_bytes": int(size)}
+
+
+def _candidates(options: SourceOptions, wanted: StreamRange, store: ObjectStore) -> list[_Candidate]:
     state, first, last = wanted.state, wanted.first, wanted.last
     return [
         _Candidate(objects_of(state.stream, record, store, options.relocate), record.summary, first, last)
         for record in plan.segments_between(plan.readable_segments(state), first, last)
-        if record.summary is not None and _segment_matches(options, predicates, record.summary)
+        if record.summary is not None and _segment_matches(options, record.summary)
     ]
 
 
-def _segment_matches(options: SourceOptions, predicates: Sequence[Predicate], summary: SegmentSummary) -> bool:
-    if not _prunes(options, predicates):
-        return True
+def _segment_matches(options: SourceOptions, summary: SegmentSummary) -> bool:
     low, high = summary.publish_time_min_ms, summary.publish_time_max_ms
-    if not _in_time(options, np.array([low]), np.array([high]))[0]:
-        return False
-    spans = summary.ledgers
-    return bool(
-        block_mask(
-            predicates,
-            {
-                "ledger_id": np.array([span.ledger_id for span in spans], dtype=np.int64),
-                "first_entry_id": np.array([span.first_entry_id for span in spans], dtype=np.int64),
-                "last_entry_id": np.array([span.last_entry_id for span in spans], dtype=np.int64),
-                "publish_time_min_ms": np.full(len(spans), low, dtype=np.int64),
-                "publish_time_max_ms": np.full(len(spans), high, dtype=np.int64),
-            },
-        ).any()
-    )
+    return not _bounds_times(options) or bool(_in_time(options, np.array([low]), np.array([high]))[0])
 
 
-def _prunes(options: SourceOptions, predicates: Sequence[Predicate]) -> bool:
-    return options.start_ms is not None or options.end_ms is not None or bool(predicates)
+def _bounds_times(options: SourceOptions) -> bool:
+    return options.start_ms is not None or options.end_ms is not None
 
 
 def _in_time(options: SourceOptions, low_ms: NDArray[np.int64], high_ms: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -257,12 +356,18 @@ def _in_time(options: SourceOptions, low_ms: NDArray[np.int64], high_ms: NDArray
     return mask
 
 
-def _indexes(
-    options: SourceOptions, predicates: Sequence[Predicate], candidates: Sequence[_Candidate], store: ObjectStore
-) -> list[SegmentMap | None]:
-    """Indexes of the segments to split or prune; ``None`` for others and for damaged ones."""
-    prunes = _prunes(options, predicates)
-    wanted = [c.summary.data_bytes > options.split_bytes or prunes or not c.is_whole for c in candidates]
+def _indexes(options: SourceOptions, candidates: Sequence[_Candidate], store: ObjectStore) -> list[SegmentMap | None]:
+    """Indexes of the segments to split; ``None`` for others and for damaged ones.
+
+    A task looks for its blocks in the index itself, so nothing is gained where all fits into one partition.
+    """
+    sizes = [each.bytes_wanted for each in candidates]
+    if sum(sizes) <= options.split_bytes:
+        return [None] * len(candidates)
+    times = _bounds_times(options)
+    wanted = [
+        times or size > options.split_bytes or not each.is_whole for each, size in zip(candidates, sizes, strict=True)
+    ]
     if sum(wanted) > INDEXES_READ_MAX:
         return [None] * len(candidates)
     load = partial(index_or_none, Fetcher(store, ReadSettings()))
@@ -282,38 +387,29 @@ def index_or_none(fetcher: Fetcher, objects: SegmentObjects) -> SegmentMap | Non
 
 
 def _piece(
-    options: SourceOptions,
-    predicates: Sequence[Predicate],
-    needs: Needs,
-    candidate: _Candidate,
-    segment_map: SegmentMap | None,
+    options: SourceOptions, needs: Needs, candidate: _Candidate, segment_map: SegmentMap | None, opening: float
 ) -> _Piece:
-    """Costs of a segment's blocks for a task, in bytes; equal without the index."""
+    """Costs of a segment's blocks for a task, in bytes and at least ``opening``; equal without the index."""
     summary = candidate.summary
     if segment_map is None:
-        total = summary.data_bytes if needs is Needs.PAYLOADS else summary.entries * _ROW_BYTES[needs]
-        return _Piece(candidate, max(summary.blocks, 1), float(total))
-    numbers = wanted_blocks(options, predicates, segment_map, candidate.first, candidate.last)
+        total = candidate.bytes_wanted if needs is Needs.PAYLOADS else summary.entries * _ROW_BYTES[needs]
+        return _Piece(candidate, max(summary.blocks, 1), max(float(total), opening))
+    numbers = wanted_blocks(options, segment_map, candidate.first, candidate.last)
     if needs is Needs.PAYLOADS or not segment_map.has_extension:
         costs = segment_map.blocks.length[numbers].astype(np.float64)
     else:
         costs = segment_map.blocks.entries[numbers].astype(np.float64) * _ROW_BYTES[needs]
+    costs *= max(1.0, opening / max(float(costs.sum()), 1.0))
     return _Piece(candidate, len(numbers), float(costs.sum()), numbers, costs)
 
 
 def wanted_blocks(
-    options: SourceOptions, predicates: Sequence[Predicate], segment_map: SegmentMap, first: Position, last: Position
+    options: SourceOptions, segment_map: SegmentMap, first: Position, last: Position
 ) -> NDArray[np.int64]:
     """Numbers of the blocks that may hold wanted rows, in the order of positions."""
     numbers = segment_map.find(first, last)
     blocks = segment_map.blocks
-    columns = {
-        name: getattr(blocks, name)[numbers]
-        for name in ("ledger_id", "first_entry_id", "last_entry_id", "publish_time_min_ms", "publish_time_max_ms")
-    }
-    mask = block_mask(predicates, columns)
-    mask &= _in_time(options, columns["publish_time_min_ms"], columns["publish_time_max_ms"])
-    return numbers[mask]
+    return numbers[_in_time(options, blocks.publish_time_min_ms[numbers], blocks.publish_time_max_ms[numbers])]
 
 
 def _packed(pieces: Sequence[_Piece], split_bytes: int) -> list[tuple[SegmentSlice, ...]]:
@@ -386,20 +482,17 @@ class _Rows:
 def read_slices(
     slices: Sequence[SegmentSlice],
     options: SourceOptions,
-    predicates: Sequence[Predicate],
     projection: Projection,
     store: ObjectStore,
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a partition, in the streams' order, within the bounds of ``options``.
-
-    Blocks that ``predicates`` exclude aren't fetched; rows aren't filtered by them.
 
     Raises:
         Corrupt, ObjectChanged, ObjectMissing, Trimmed: unless the options skip them.
         StoreUnavailable: the store doesn't respond; Spark retries the task.
     """
     fetcher = Fetcher(store, ReadSettings(), cache=_INDEXES)
-    task = _Task(options, predicates, projection, fetcher)
+    task = _Task(options, projection, fetcher)
     before = requests_of(store)
     try:
         with closing(task.rows(slices)) as rows:
@@ -419,14 +512,10 @@ def read_slices(
 
 
 class _Task:
-    def __init__(
-        self, options: SourceOptions, predicates: Sequence[Predicate], projection: Projection, fetcher: Fetcher
-    ) -> None:
+    def __init__(self, options: SourceOptions, projection: Projection, fetcher: Fetcher) -> None:
         self._options = options
-        self._predicates = predicates
         # Time bounds are exact, so they need times even if the schema doesn't.
-        bounded = options.start_ms is not None or options.end_ms is not None
-        self._needs = max(projection.needs, Needs.ENTRY_TABLES if bounded else Needs.INDEXES)
+        self._needs = max(projection.needs, Needs.ENTRY_TABLES if _bounds_times(options) else Needs.INDEXES)
         self._fetcher = fetcher
         self._lock = threading.Lock()
         #: Statistics: skipped pieces were damaged or missing, blocks that are ruled out can't hold wanted rows.
@@ -458,7 +547,7 @@ class _Task:
 
     def _steps(self, piece: SegmentSlice, segment_map: SegmentMap) -> Iterator[Callable[[], list[_Rows]]]:
         """The steps of a slice, in order: at most one storage call each."""
-        numbers = wanted_blocks(self._options, self._predicates, segment_map, piece.first, piece.last)
+        numbers = wanted_blocks(self._options, segment_map, piece.first, piece.last)
         own = np.zeros(len(segment_map.blocks), dtype=bool)
         for start, stop in piece.blocks:
             own[start:stop] = True
@@ -508,7 +597,7 @@ class _Task:
 
     def _in_time(self, rows: _Rows) -> _Rows:
         times, start_ms, end_ms = rows.publish_times_ms, self._options.start_ms, self._options.end_ms
-        if times is None or (start_ms is None and end_ms is None):
+        if times is None or not _bounds_times(self._options):
             return rows
         if self._options.content == "messages":
             mask = published_between(rows.entries, start_ms, end_ms)

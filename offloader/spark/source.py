@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
-from datetime import datetime
 from itertools import chain
 from typing import Any
 
@@ -13,40 +13,33 @@ import pyarrow as pa
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
+    DataSourceStreamWriter,
+    DataSourceWriter,
     InputPartition,
-    IsNotNull,
-    IsNull,
-    LessThan,
-    LessThanOrEqual,
-    Not,
-    StringStartsWith,
 )
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from formats.checkpoint import DELETED, HOT_RELEASED, LAST_UNKNOWN
 from formats.entries import TIME_UNKNOWN_MS
 from formats.manifest import encode_record
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCall, OffloaderError, Unsupported
 from offloader.inspect.verify import check_fills, check_order, check_segments, find_unexpected
 from offloader.manifest.load import kept_records
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.fetch import Fetcher
 from offloader.settings import ReadSettings
+from offloader.spark.frames import FACTS
 from offloader.spark.options import (
     US_PER_MS,
-    Predicate,
     SourceOptions,
+    arrow_schema,
     ddl,
-    microseconds,
+    is_option,
     projection,
     require_fixed_start,
 )
-from offloader.spark.scan import pinned_states, plan_slices, read_slices
+from offloader.spark.scan import facts_of, pinned_states, plan_slices, read_slices
 from offloader.spark.session import work_begins
 from offloader.spark.stream import StreamingReader
 from offloader.store.base import ObjectStore
@@ -147,26 +140,29 @@ DRIVER_CONTENTS: Mapping[str, Callable[[ManifestState, ObjectStore, ReadSettings
 
 
 class OffloaderReader(DataSourceReader):
-    """Reads without pushed filters. Pickled to the executors: holds options and columns only."""
+    """Reads the pinned manifests. Pickled to the executors without them: those need options and columns only."""
 
-    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+    def __init__(self, options: SourceOptions, schema: StructType, pinned: Pinned) -> None:
         self.options = options
         self.projection = projection(schema.fields, options.content)
-        self.predicates: tuple[Predicate, ...] = ()
+        self._pinned: Pinned | None = pinned
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pinned": None}
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Plans the query, once: every stream's manifest is pinned here."""
+        """Plans a query. Spark calls this once, or for each query with a filter while it pushes filters."""
         work_begins()
         store = self.options.open_store()
+        assert self._pinned is not None, "planned where the source was unpickled"
+        states = self._pinned.found()
         if self.options.content in DRIVER_CONTENTS:
-            states = pinned_states(self.options, self.predicates, store)
             settings = ReadSettings(relocate=self.options.relocate)
             rows = [row for state in states for row in DRIVER_CONTENTS[self.options.content](state, store, settings)]
             schema = self.projection.schema
             columns = [pa.array([row[field.name] for row in rows], type=field.type) for field in schema]
             return [InputPartition(pa.Table.from_arrays(columns, schema=schema).to_batches())]
-        slices = plan_slices(self.options, self.predicates, self.projection.needs, store)
-        return [InputPartition(each) for each in slices]
+        return [InputPartition(each) for each in plan_slices(self.options, states, self.projection.needs, store)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition."""
@@ -176,107 +172,107 @@ class OffloaderReader(DataSourceReader):
         if self.options.content in DRIVER_CONTENTS:
             return iter(value)
         work_begins()
-        return read_slices(value, self.options, self.predicates, self.projection, self.options.open_store())
+        return read_slices(value, self.options, self.projection, self.options.open_store())
 
 
-class PushingReader(OffloaderReader):
-    """Reads with pushed filters, which Spark allows only where its setting is on.
+class Pinned:
+    """The streams' manifests as they were when a data frame was loaded, or why they couldn't be read.
 
-    They skip blocks only with the option ``pruneByFilters``, and that is safe only for a data frame that takes part in
-    one query, once. Spark (4.1 to 4.3) keeps the partitions of the last filtered query with the *relation*. It reads a
-    later query without filters from them, and both sides of a union or a self-join: with pruned partitions those would
-    silently lose rows. ``startPosition``, ``endPosition``, ``startTime``, ``endTime`` and ``stream`` skip the same
-    blocks, belong to the relation, and are always safe.
+    An error is raised by queries only: Spark loads a streaming query in the same way, which reads none of this.
     """
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Records filters where that is safe, and leaves all of them to Spark: statistics exclude blocks, not rows."""
-        if self.options.prune_by_filters:
-            known = (p for p in map(_predicate, filters) if p is not None)
-            # A message's own publish time may differ from its entry's, which the statistics have.
-            own_time = self.options.content == "messages"
-            self.predicates = tuple(p for p in known if not (own_time and p.column == "publish_time"))
-        return filters
+    def __init__(self, options: SourceOptions) -> None:
+        self._states: list[ManifestState] = []
+        self._error: OffloaderError | None = None
+        try:
+            self._states = pinned_states(options, options.open_store())
+        except OffloaderError as error:
+            self._error = error
+
+    def found(self) -> list[ManifestState]:
+        """The manifests; raises the error that loading had."""
+        if self._error is not None:
+            raise self._error
+        return self._states
 
 
-class PlainOffloaderDataSource(DataSource):
-    """The data source without filter pushdown: works with all of Spark's settings."""
+class OffloaderDataSource(DataSource):
+    """The data source. Spark makes one for each ``load()``, and keeps it pickled in the data frame.
 
-    pushes_filters = False
+    For a data frame with a schema of the user's it does so at the first query. A streaming query and a statement that
+    writes or makes a table have one too. Of its methods Spark calls one in each copy.
+    """
 
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
         work_begins()
+        self._pinned: Pinned | None = None
+        # Refused options are reported by the methods.
+        with suppress(InvalidCall, Unsupported):
+            checked = SourceOptions.of(options)
+            checked.require_batch()
+            self._pinned = Pinned(checked)
 
     @classmethod
     def name(cls) -> str:
         return "offloader"
 
-    def schema(self) -> str:
+    def schema(self) -> str | StructType:
+        if "provider" in self.options:
+            return _schema_of_table(self.options)
         options = SourceOptions.of(self.options)
-        return ddl(options.content, options.columns)
+        columns = ddl(options.content, options.columns)
+        if options.bounds is None or self._pinned is None:
+            return columns
+        return with_facts(options, self._pinned.found())
 
     def reader(self, schema: StructType) -> OffloaderReader:
         options = SourceOptions.of(self.options)
         options.require_batch()
-        if options.prune_by_filters and not self.pushes_filters:
-            raise InvalidCall(
-                "option pruneByFilters needs filters that are pushed", hint="call offloader.spark.register(spark) first"
-            )
-        return (PushingReader if self.pushes_filters else OffloaderReader)(options, schema)
+        assert self._pinned is not None, "one reader a copy"
+        # Spark sends this object to the executors too.
+        pinned, self._pinned = self._pinned, None
+        return OffloaderReader(options, schema, pinned)
 
     def streamReader(self, schema: StructType) -> StreamingReader:  # noqa: N802 - Spark's name
+        self._pinned = None
         require_fixed_start(self.options)
         return StreamingReader(SourceOptions.of(self.options), schema)
 
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002 - Spark's arguments
+        raise _read_only()
 
-class OffloaderDataSource(PlainOffloaderDataSource):
-    """The data source with filter pushdown; ``offloader.spark.register`` installs it."""
-
-    pushes_filters = True
-
-
-_OPERATIONS: dict[type[Filter], tuple[str, str]] = {
-    # Operation of a filter, and its negation for non-null values.
-    EqualTo: ("eq", "ne"),
-    In: ("in", "not_in"),
-    LessThan: ("lt", "ge"),
-    LessThanOrEqual: ("le", "gt"),
-    GreaterThan: ("gt", "le"),
-    GreaterThanOrEqual: ("ge", "lt"),
-    IsNull: ("null", "not_null"),
-    IsNotNull: ("not_null", "null"),
-    StringStartsWith: ("prefix", ""),
-}
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: ARG002, N802
+        raise _read_only()
 
 
-def _predicate(given: Filter) -> Predicate | None:
-    """The filter as a value; ``None`` when it can't exclude anything."""
-    negated = isinstance(given, Not)
-    inner: Any = given.child if isinstance(given, Not) else given
-    names = _OPERATIONS.get(type(inner))
-    operation = "" if names is None else names[negated]
-    if not operation or len(inner.attribute) != 1:
-        return None
-    column = inner.attribute[0]
-    if operation in ("null", "not_null"):
-        return Predicate(column, operation)
-    values = inner.value if isinstance(inner, In) else (inner.value,)
-    # A comparison with null is never true, so a null in a list has no effect.
-    known = [_value(column, value) for value in values if value is not None]
-    if not known or any(value is None for value in known):
-        return None
-    return Predicate(column, operation, tuple(known))
+def with_facts(options: SourceOptions, states: Sequence[ManifestState]) -> StructType:
+    """The columns; the first has what the manifests say in its metadata, where ``offloader.spark.frames`` reads it."""
+    schema = from_arrow_schema(arrow_schema(options.content, options.columns))
+    schema.fields[0].metadata = {FACTS: facts_of(options, states)}
+    return schema
 
 
-def _value(column: str, value: object) -> str | int | None:
-    """A literal for ``Predicate``; ``None`` if its type doesn't fit the column."""
-    match column, value:
-        case "stream", str():
-            return value
-        case "ledger_id" | "entry_id", int() if not isinstance(value, bool):
-            return value
-        case "publish_time", datetime():
-            return microseconds(value)
-        case _:
-            return None
+def _read_only() -> Unsupported:
+    return Unsupported(
+        "Spark can't write with the format offloader: entries come from a broker or from `offloader offload`",
+        hint="keep rows with frame.write.parquet(...), or CREATE TABLE name USING parquet AS SELECT ...",
+    )
+
+
+def _schema_of_table(given: Mapping[str, str]) -> str:
+    """The columns for CREATE TABLE; Spark keeps them, and forgets every option that the statement gives.
+
+    Raises:
+        Unsupported: it gives others than the columns depend on.
+    """
+    own = {name: text for name, text in given.items() if is_option(name)}
+    lost = sorted(name for name in own if name.lower() not in ("content", "columns"))
+    if lost:
+        raise Unsupported(
+            f"Spark keeps no options of a table with the format offloader: {', '.join(lost)} would be lost",
+            hint="CREATE TEMPORARY VIEW ... USING offloader OPTIONS (...) keeps them; or CREATE TABLE offloader USING"
+            " offloader without them, and SELECT ... FROM offloader WITH (store '...', stream '...')",
+        )
+    options = SourceOptions.of({"store": "file:///", "stream": "*", **own})
+    return ddl(options.content, options.columns)

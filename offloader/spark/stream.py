@@ -406,7 +406,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         wanted = [self._range(views.get(name), name, starts.get(name), offset) for name, offset in ends.items()]
         ranges = [each for each in wanted if each is not None]
         store = self.options.open_store()
-        return [InputPartition(each) for each in plan_ranges(self.options, (), self.projection.needs, ranges, store)]
+        return [InputPartition(each) for each in plan_ranges(self.options, self.projection.needs, ranges, store)]
 
     def commit(self, end: Mapping[str, Any]) -> None:
         """Releases the entries of a finished batch."""
@@ -420,7 +420,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition."""
         work_begins()
-        return read_slices(partition.value, self.options, (), self.projection, self.options.open_store())
+        return read_slices(partition.value, self.options, self.projection, self.options.open_store())
 
     def __getstate__(self) -> dict[str, Any]:
         """For an executor, which needs no manifest."""

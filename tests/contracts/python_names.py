@@ -33,7 +33,10 @@ _DUNDERS = {"__call__", "__contains__", "__enter__", "__exit__", "__getitem__", 
 
 
 def python_names() -> str:
-    found = {**_of_documents(), **_of_packages()}
+    found = _of_documents()
+    for name, value in _of_packages().items():
+        # Two of the same name are told apart by the package of the second one.
+        found[name if name not in found else f"{value.__module__.split('.')[-2]}.{name}"] = value
     answered: dict[int, type[Any]] = {}
     values: list[Any] = list(found.values())
     for _ in range(ANSWERS_DEEP):

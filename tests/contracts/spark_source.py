@@ -47,7 +47,15 @@ def _words(name: str, read: Callable[[str, str], object]) -> list[str]:
 
 def _kind(name: str, read: Callable[[str, str], object]) -> str:
     """What an option is, by the first text that it takes."""
-    samples = {"?": "text", "2026-01-31": "time", "7:8": "position", "7": "number", "old=new": "pairs"}
+    samples = {
+        "?": "text",
+        "2026-01-31": "time",
+        "7:8": "position",
+        "old=new": "pairs",
+        "a/b=7": "number, or stream=number",
+        "7": "number",
+        "{}": "JSON",
+    }
     for sample, kind in samples.items():
         try:
             found = read(name, sample)

@@ -92,7 +92,7 @@ def test_the_samples_print_what_the_text_shows(folder: Path) -> None:
                 program += [f"assert main({shlex.split(line)[1:]!r}) == 0", "print('--end--')"]
                 expected.append(wanted)
     found = [part.splitlines() for part in printed([sys.executable, "-c", "\n".join(program)], folder).split(END)]
-    assert len(expected) == 11
+    assert len(expected) == 14
     for lines, wanted in zip(found, [*expected, []], strict=True):
         assert is_like(lines, wanted), f"printed {lines}, the text has {wanted}"
 

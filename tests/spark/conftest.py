@@ -32,8 +32,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 @needs("java")
-def spark() -> Iterator[SparkSession]:
-    session = local_session("offloader tests", cores=2)
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    warehouse = {"spark.sql.warehouse.dir": f"file://{tmp_path_factory.mktemp('warehouse')}"}
+    session = local_session("offloader tests", cores=2, config=warehouse)
     yield session
     session.stop()
 

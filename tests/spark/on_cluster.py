@@ -23,7 +23,7 @@ import offloader
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.spark.jobs import backfill, export, verify
 from offloader.spark.options import CONTENTS
-from offloader.spark.source import PlainOffloaderDataSource
+from offloader.spark.source import OffloaderDataSource
 
 STREAM = "shop/orders"
 MESSAGES = "shop/messages"
@@ -91,7 +91,7 @@ def scans(spark: SparkSession, options: dict[str, str]) -> dict[str, Any]:
     messages = load(MESSAGES, content="messages").orderBy("ledger_id", "entry_id", "batch_index").collect()
     found["message_values"] = [bytes(row.value).decode() for row in messages]
     frame.explain("extended")
-    source = PlainOffloaderDataSource({**options, "stream": STREAM, **small})
+    source = OffloaderDataSource({**options, "stream": STREAM, **small})
     reader = source.reader(frame.schema)
     Path("pickles").write_bytes(cloudpickle.dumps((reader, reader.partitions())))  # type: ignore[no-untyped-call]
     return found

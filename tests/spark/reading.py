@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from formats.entries import TIME_UNKNOWN_MS, Entry
+from offloader.spark.scan import SegmentSlice, pinned_states, plan_slices
 from tests.support.streams import StreamWriter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+    from offloader.spark.options import Needs, SourceOptions
+    from offloader.store.base import ObjectStore
 
 
 def load(spark: SparkSession, writer: StreamWriter, *, schema: str = "", **options: str) -> DataFrame:
@@ -32,3 +38,17 @@ def entries_in(frame: DataFrame) -> list[Entry]:
         for row in rows
     ]
     return sorted(found)
+
+
+def failure_of(frame_call: object) -> str:
+    """What Spark says when the call fails."""
+    from pyspark.errors import PySparkException
+
+    with pytest.raises(PySparkException) as caught:
+        frame_call()  # type: ignore[operator]
+    return str(caught.value)
+
+
+def planned(options: SourceOptions, needs: Needs, store: ObjectStore) -> list[tuple[SegmentSlice, ...]]:
+    """The partitions of a scan of the streams as they are now."""
+    return plan_slices(options, pinned_states(options, store), needs, store)

@@ -1,20 +1,27 @@
-"""Pushed filters never drop a row that Spark would keep, and skip what they rule out."""
+"""``offloader.spark.entries`` reads what a condition asks for, and every row for which it is true."""
 
 from __future__ import annotations
 
+import functools
+import operator
+import random
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from formats.entries import TIME_UNKNOWN_MS
-from offloader.spark.options import Needs, Predicate, SourceOptions, block_mask, matches_value, microseconds
-from offloader.spark.scan import plan_slices
-from tests.spark.reading import load
-from tests.support.streams import BASE_MS, StreamWriter
+from formats.entries import Position
+from offloader.errors import InvalidCall, NotFound
+from offloader.spark import entries
+from offloader.spark.options import Needs, SourceOptions
+from offloader.spark.source import OffloaderDataSource
+from offloader.spark.where import bounds_of
+from offloader.store.open import open_store
+from offloader.store.wrappers import requests_of
+from tests.spark.reading import failure_of, load, planned
+from tests.support.streams import BASE_MS, StreamWriter, batch_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -47,6 +54,11 @@ CONDITIONS = [
     "entry_id NOT IN (0, 1, 2)",
     "ledger_id = 3 AND (entry_id = 3 OR entry_id = 130)",
     "ledger_id = 3 OR publish_time IS NULL",
+    "ledger_id BETWEEN 4 AND 9 AND entry_id <= 30",
+    "ledger_id >= 3 AND ledger_id <= 4 AND entry_id > 90",
+    "publish_time >= '2023-11-14 23:05:00'",
+    "publish_time >= '2023-11-14 23:05:00' AND publish_time < TIMESTAMP '2023-11-15 00:00:00' AND stream LIKE '%ord%'",
+    "publish_time BETWEEN DATE '2023-11-14' AND '2023-11-15 12:00'",
     f"publish_time = {T3100}",
     f"publish_time <=> {T3100}",
     f"NOT (publish_time <=> {T3100})",
@@ -80,7 +92,7 @@ Positions = list[tuple[int, int]]
 
 @pytest.fixture(scope="module")
 def unfiltered(spark: SparkSession, orders: StreamWriter) -> dict[str, Positions]:
-    """For each condition the rows for which Spark finds it true in an unfiltered scan: nothing is pushed here."""
+    """For each condition the rows for which Spark finds it true in an unfiltered scan: nothing is bounded here."""
     flags = [f"({condition}) AS flag{number}" for number, condition in enumerate(CONDITIONS)]
     rows = load(spark, orders).selectExpr("ledger_id", "entry_id", *flags).collect()
     return {
@@ -93,183 +105,208 @@ def positions(frame: DataFrame) -> Positions:
     return sorted((row.ledger_id, row.entry_id) for row in frame.select("ledger_id", "entry_id").collect())
 
 
-@pytest.mark.parametrize("condition", CONDITIONS)
-def test_filtered_scan_equals_filtering_an_unfiltered_scan(
-    spark: SparkSession, orders: StreamWriter, unfiltered: dict[str, Positions], condition: str
-) -> None:
-    frame = load(spark, orders, pruneByFilters="true")
-    assert positions(frame.where(condition)) == unfiltered[condition]
-
-
-def test_data_frame_answers_any_queries_in_any_order(
+@pytest.mark.java
+def test_frame_of_a_condition_has_the_rows_of_a_filtered_scan(
     spark: SparkSession, orders: StreamWriter, unfiltered: dict[str, Positions]
 ) -> None:
-    """Spark reads a query that pushes nothing from the partitions of the one before: they must always be whole."""
-    frame = load(spark, orders)
-    everything = len(orders.entries)
-    for condition in ("entry_id < 2", "ledger_id = 3 OR publish_time IS NULL", "ledger_id = 9"):
-        assert positions(frame.where(condition)) == unfiltered[condition]
-        assert frame.count() == everything
-    few, others = frame.where("ledger_id = 3 AND entry_id < 20"), frame.where("ledger_id = 9")
-    assert few.union(others).count() == 60
-    assert few.union(frame).count() == 20 + everything
+    """All in one query, of which each condition is a part: relations of their own don't disturb each other."""
+    place, columns = (orders.store.url, orders.stream), ["ledger_id", "entry_id"]
+    frames = [entries(spark, *place, columns=columns, where=condition) for condition in CONDITIONS]
+    assert all(frame.columns == columns for frame in frames)
+    numbered = [frame.selectExpr(f"{number} AS number", *columns) for number, frame in enumerate(frames)]
+    rows = functools.reduce(lambda one, other: one.union(other), numbered).collect()
+    for number, condition in enumerate(CONDITIONS):
+        found = sorted((row.ledger_id, row.entry_id) for row in rows if row.number == number)
+        assert found == unfiltered[condition], condition
+        known = "<lambda>" in frames[number].count.__qualname__
+        assert not known or frames[number].count() == len(found), condition
 
 
-def test_spark_reuses_pruned_partitions_so_pruning_is_optional(spark: SparkSession, orders: StreamWriter) -> None:
-    """What Spark does with one data frame in two queries. When this fails, Spark has changed: make pruning the rule."""
-    frame = load(spark, orders, pruneByFilters="true")
-    assert frame.where("ledger_id = 3 AND entry_id < 20").count() == 20
-    assert frame.count() < len(orders.entries)
-
-
-def test_pruning_without_pushed_filters_is_refused(spark: SparkSession, orders: StreamWriter) -> None:
-    from pyspark.errors import PySparkException
-
-    other = spark.newSession()
-    other.conf.set("spark.sql.python.filterPushdown.enabled", "false")
-    with pytest.raises(PySparkException, match=r"call offloader\.spark\.register"):
-        load(other, orders, pruneByFilters="true").count()
-
-
+@pytest.mark.java
 def test_the_conditions_are_not_all_alike(unfiltered: dict[str, Positions]) -> None:
     assert len({len(found) for found in unfiltered.values()}) > 20
 
 
-def test_times_in_another_time_zone_mean_the_same_moment(spark: SparkSession, orders: StreamWriter) -> None:
+@pytest.mark.java
+def test_times_without_a_zone_are_in_the_sessions_zone(spark: SparkSession, orders: StreamWriter) -> None:
     zone = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
     try:
         when = datetime.fromtimestamp(BASE_MS / 1000 + 3100, timezone(timedelta(hours=9))).strftime("%Y-%m-%d %H:%M:%S")
         expected = sum(entry.publish_time_ms >= BASE_MS + 1000 * 3100 for entry in orders.entries)
-        assert (
-            load(spark, orders, pruneByFilters="true").where(f"publish_time >= timestamp'{when}'").count() == expected
-        )
+        for literal in (f"'{when}'", f"TIMESTAMP '{when}'"):
+            where = f"publish_time >= {literal}"
+            assert entries(spark, orders.store.url, orders.stream, where=where).count() == expected
     finally:
         spark.conf.set("spark.sql.session.timeZone", str(zone))
 
 
-# What they spare
+@pytest.mark.java
+def test_limit_is_of_the_first_entries(spark: SparkSession, orders: StreamWriter) -> None:
+    frame = entries(spark, orders.store.url, orders.stream, columns=["ledger_id", "entry_id"], limit=260)
+    first = sorted((entry.ledger_id, entry.entry_id) for entry in orders.entries)[:260]
+    assert positions(frame) == first
+    assert frame.count() == 260
+    filtered = entries(spark, orders.store.url, orders.stream, where="length(payload) > 0 AND ledger_id = 9", limit=7)
+    assert len(filtered.collect()) == 7
 
 
-def planned(writer: StreamWriter, *predicates: Predicate, needs: Needs = Needs.PAYLOADS) -> int:
-    """How many blocks a plan reads."""
-    options = SourceOptions(store=writer.store.url, stream=writer.stream)
-    partitions = plan_slices(options, predicates, needs, writer.store)
+@pytest.mark.java
+def test_count_is_the_manifests_where_that_is_exact(spark: SparkSession, tmp_path: Path) -> None:
+    """The data objects are gone: whoever reads them fails."""
+    writer = StreamWriter(open_store(f"file://{tmp_path}/store"), "shop/orders")
+    uuids = [writer.add([batch_of(1, 100 * number, 100)]) for number in range(3)]
+    writer.store.delete([key for uuid in uuids for key in writer.keys(uuid)])
+    for where, expected in (
+        ("", 300),
+        ("ledger_id = 1 AND entry_id BETWEEN 50 AND 249", 200),
+        ("ledger_id > 1", 0),
+        ("stream = 'shop/orders'", 300),
+    ):
+        assert entries(spark, writer.store.url, "shop/*", where=where).count() == expected
+    assert entries(spark, writer.store.url, "shop/*", limit=30).count() == 30
+    for where in ("publish_time >= '2020-01-01'", "entry_id % 2 = 0"):
+        assert "ObjectMissing" in failure_of(entries(spark, writer.store.url, "shop/*", where=where).count)
+
+
+@pytest.mark.java
+def test_refused_arguments_are_named(spark: SparkSession, orders: StreamWriter) -> None:
+    place = orders.store.url, orders.stream
+    with pytest.raises(InvalidCall, match="option columns: content=entries has no key"):
+        entries(spark, *place, columns=["key"])
+    with pytest.raises(InvalidCall, match="entries takes store as no option"):
+        entries(spark, *place, options={"store": "x"})
+    with pytest.raises(InvalidCall, match="limit is -1"):
+        entries(spark, *place, limit=-1)
+    with pytest.raises(NotFound, match=r"stream shop/nothing isn't in"):
+        entries(spark, place[0], "shop/nothing")
+    said = failure_of(lambda: load(spark, orders, pruneByFilters="true"))
+    assert "option pruneByFilters is no more" in said
+    with pytest.raises(InvalidCall) as refused:
+        SourceOptions.of({"store": "x", "stream": "y", "prunebyfilters": "true"})
+    assert "offloader.spark.entries(spark, store, stream, where=...)" in refused.value.hint
+
+
+@pytest.mark.java
+def test_small_frame_is_broadcast_in_a_join(spark: SparkSession, orders: StreamWriter) -> None:
+    def join(small: DataFrame) -> str:
+        plan: Any = load(spark, orders).join(small, ["ledger_id", "entry_id"])._jdf
+        return str(plan.queryExecution().executedPlan().toString())
+
+    assert "BroadcastHashJoin" not in join(load(spark, orders))
+    assert "BroadcastHashJoin" in join(
+        entries(spark, orders.store.url, orders.stream, columns=["ledger_id", "entry_id"])
+    )
+
+
+# What a plan reads
+
+
+def read_alone(writer: StreamWriter, where: str, **options: str) -> tuple[list[int], dict[str, int]]:
+    """The entry ids that Spark would get, and the requests after the manifest was loaded."""
+    from pyspark.sql.types import LongType, StructType
+
+    bounds = bounds_of(where, time_zone="UTC").encoded()
+    given = {"store": writer.store.url, "stream": writer.stream, "bounds": bounds, **options}
+    store = SourceOptions.of(given).open_store()
+    source = OffloaderDataSource(given)
+    before = {verb: count.requests for verb, count in requests_of(store).items()}
+    reader = source.reader(StructType().add("entry_id", LongType()).add("payload", "binary"))
+    batches = [batch for part in reader.partitions() if part.value for batch in reader.read(part)]
+    after = {verb: count.requests - before.get(verb, 0) for verb, count in requests_of(store).items()}
+    ids = [entry_id for batch in batches for entry_id in batch["entry_id"].to_pylist()]
+    return ids, {verb: count for verb, count in after.items() if count}
+
+
+def test_single_entry_costs_two_requests_beyond_the_opening(tmp_path: Path) -> None:
+    writer = StreamWriter(open_store(f"file://{tmp_path}/store"), "shop/orders")
+    for number in range(20):
+        writer.add([batch_of(1, 500 * number, 500)])
+    small = {"splitBytes": "5000"}  # less than a segment has
+    assert read_alone(writer, "ledger_id = 1 AND entry_id = 4321", **small) == ([4321], {"get": 2})
+    assert read_alone(writer, "ledger_id = 1 AND entry_id = 99999", **small) == ([], {})
+    assert read_alone(writer, "ledger_id = 2", **small) == ([], {})
+    assert read_alone(writer, "stream = 'another' AND ledger_id = 1", **small) == ([], {})
+
+
+def test_stream_under_a_pattern_is_bound_and_others_are_not_opened(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}/store")
+    for number in range(20):
+        writer = StreamWriter(store, f"shop/s{number}")
+        writer.add([batch_of(1, 0, 5)])
+    before = requests_of(store)["get"].requests
+    alone = {"store": store.url, "stream": "shop/*", "bounds": bounds_of("stream = 'shop/s7'", time_zone="").encoded()}
+    [[piece]] = planned(SourceOptions.of(alone), Needs.PAYLOADS, store)
+    assert piece.objects.stream == "shop/s7"
+    assert requests_of(store)["get"].requests - before < 10, "those of one opening"
+
+
+def test_many_small_streams_are_read_by_many_tasks(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}/store")
+    for number in range(300):
+        StreamWriter(store, f"shop/s{number}").add([batch_of(1, 0, 1)])
+    partitions = planned(SourceOptions.of({"store": store.url, "stream": "shop/*"}), Needs.PAYLOADS, store)
+    assert len(partitions) == 5
+    assert sum(len(slices) for slices in partitions) == 300
+    assert max(len(slices) for slices in partitions) <= 65
+
+
+def blocks_planned(writer: StreamWriter, where: str) -> int:
+    options = {"store": writer.store.url, "stream": writer.stream, "splitBytes": "1000"}
+    bounds = bounds_of(where, time_zone="UTC").encoded()
+    partitions = planned(SourceOptions.of({**options, "bounds": bounds}), Needs.PAYLOADS, writer.store)
     return sum(stop - start for slices in partitions for piece in slices for start, stop in piece.blocks)
 
 
-def test_statistics_rule_out_segments_and_blocks(orders: StreamWriter) -> None:
-    everything = planned(orders)
-    assert planned(orders, Predicate("ledger_id", "eq", (12,))) < everything / 4
-    assert planned(orders, Predicate("ledger_id", "eq", (3,)), Predicate("entry_id", "eq", (70,))) == 1
-    assert planned(orders, Predicate("ledger_id", "gt", (99,))) == 0
-    moment = (BASE_MS + 1000 * 3100) * 1000
+def test_bounds_rule_out_segments_and_blocks(orders: StreamWriter) -> None:
+    everything = blocks_planned(orders, "")
+    assert blocks_planned(orders, "ledger_id = 12") < everything / 4
+    assert blocks_planned(orders, "ledger_id > 99") == 0
     # Plain blocks say nothing of their times: they can't be ruled out.
-    with_times = planned(orders, Predicate("publish_time", "eq", (moment,)))
-    assert with_times < everything / 2
-    assert planned(orders, Predicate("stream", "eq", ("another",))) == 0
+    time = datetime.fromtimestamp(BASE_MS / 1000 + 3100, UTC).isoformat()
+    assert 0 < blocks_planned(orders, f"publish_time = '{time}'") < everything / 2
 
 
 # The decision itself
 
-RANGES = st.tuples(st.integers(-3, 12), st.integers(0, 5)).map(lambda pair: (pair[0], pair[0] + pair[1]))
-OPERATIONS = st.sampled_from(["eq", "ne", "lt", "le", "gt", "ge", "in", "not_in", "null", "not_null", "something"])
+COMPARED: dict[str, Callable[[int, int], bool]] = {
+    "=": operator.eq,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<>": operator.ne,
+}
 
 
-def keeps(operation: str, values: tuple[int, ...], value: int | None) -> bool:
-    """Spark's answer for one row, by the book; ``None`` is null, for which every comparison is not true."""
-    if operation in ("null", "not_null"):
-        return (value is None) == (operation == "null")
-    if operation == "something":
-        return True
-    if value is None:
-        return False
-    return {
-        "eq": value == values[0],
-        "ne": value != values[0],
-        "lt": value < values[0],
-        "le": value <= values[0],
-        "gt": value > values[0],
-        "ge": value >= values[0],
-        "in": value in values,
-        "not_in": value not in values,
-    }[operation]
+def random_condition(chance: random.Random) -> tuple[str, Callable[[Position], bool]]:
+    """Terms that are understood and others, and a function that evaluates them."""
+    terms: list[str] = []
+    tests: list[Callable[[Position], bool]] = []
+    for _ in range(chance.randint(1, 4)):
+        column, number = chance.randrange(2), chance.choice([0, 1, 2, 3, 5, 9])
+        name, sign = ("ledger_id", "entry_id")[column], chance.choice([*COMPARED, "BETWEEN", "IN"])
+        if sign == "BETWEEN":
+            terms.append(f"{name} BETWEEN {number} AND {number + 2}")
+            tests.append(functools.partial(lambda c, n, at: n <= at[c] <= n + 2, column, number))
+        elif sign == "IN":
+            terms.append(f"{name} IN ({number}, {number + 3})")
+            tests.append(functools.partial(lambda c, n, at: at[c] in (n, n + 3), column, number))
+        else:
+            terms.append(f"({name} {sign} {number})")
+            tests.append(functools.partial(lambda c, s, n, at: COMPARED[s](at[c], n), column, sign, number))
+    return " AND ".join(terms), lambda at: all(test(at) for test in tests)
 
 
-@settings(max_examples=400, deadline=None)
-@given(RANGES, OPERATIONS, st.lists(st.integers(-5, 20), min_size=1, max_size=3), st.booleans())
-def test_a_block_is_ruled_out_only_when_none_of_its_rows_can_be_kept(
-    bounds: tuple[int, int], operation: str, values: list[int], has_nulls: bool
-) -> None:
-    low, high = bounds
-    given_values = tuple(values if operation in ("in", "not_in") else values[:1])
-    ids = Predicate("entry_id", operation, given_values)
-    times = Predicate("publish_time", operation, tuple(value * 1000 for value in given_values))
-    columns = {
-        "ledger_id": np.array([1]),
-        "first_entry_id": np.array([low]),
-        "last_entry_id": np.array([high]),
-        "publish_time_min_ms": np.array([low]),
-        "publish_time_max_ms": np.array([high]),
-    }
-    may_keep = any(keeps(operation, given_values, value) for value in range(low, high + 1))
-    if low >= 0:
-        assert bool(block_mask([ids], columns)[0]) >= may_keep
-        # ... and where the range is one value, exactly then.
-        if low == high:
-            assert bool(block_mask([ids], columns)[0]) == may_keep
-    if low != TIME_UNKNOWN_MS and high != TIME_UNKNOWN_MS:
-        with_null = may_keep or (has_nulls and keeps(operation, given_values, None))
-        assert bool(block_mask([times], columns)[0]) >= with_null
-
-
-def test_unknown_statistics_rule_nothing_out() -> None:
-    columns = {
-        "ledger_id": np.array([1]),
-        "first_entry_id": np.array([10]),
-        "last_entry_id": np.array([-1]),
-        "publish_time_min_ms": np.array([-1]),
-        "publish_time_max_ms": np.array([-1]),
-    }
-    assert block_mask([Predicate("entry_id", "eq", (10**9,))], columns).tolist() == [True]
-    assert block_mask([Predicate("entry_id", "lt", (10,))], columns).tolist() == [False]
-    for operation in ("eq", "lt", "gt", "null", "not_null", "ne"):
-        assert block_mask([Predicate("publish_time", operation, (5,))], columns).tolist() == [True]
-
-
-def test_numbers_beyond_64_bits_do_not_overflow() -> None:
-    columns = {
-        "ledger_id": np.array([2**62]),
-        "first_entry_id": np.array([0]),
-        "last_entry_id": np.array([2**63 - 1]),
-        "publish_time_min_ms": np.array([2**62]),
-        "publish_time_max_ms": np.array([2**62]),
-    }
-    assert block_mask([Predicate("publish_time", "gt", (2**63 * 100,))], columns).tolist() == [True]
-    assert block_mask([Predicate("ledger_id", "lt", (2**70,))], columns).tolist() == [True]
-    assert block_mask([Predicate("entry_id", "gt", (2**70,))], columns).tolist() == [False]
-
-
-@pytest.mark.parametrize(
-    ("operation", "values", "kept"),
-    [
-        ("eq", ("a/b",), True),
-        ("eq", ("a/c",), False),
-        ("ne", ("a/b",), False),
-        ("in", ("x", "a/b"), True),
-        ("not_in", ("x",), True),
-        ("lt", ("b",), True),
-        ("gt", ("b",), False),
-        ("prefix", ("a/",), True),
-        ("prefix", ("b/",), False),
-        ("null", (), False),
-        ("not_null", (), True),
-    ],
-)
-def test_streams_are_chosen_by_their_name(operation: str, values: tuple[str, ...], kept: bool) -> None:
-    assert matches_value([Predicate("stream", operation, values)], "stream", "a/b") is kept
-
-
-def test_a_time_without_a_zone_is_not_trusted() -> None:
-    assert microseconds(datetime(2020, 1, 1, tzinfo=UTC)) == 1_577_836_800_000_000
-    assert microseconds(datetime(2020, 1, 1)) is None  # noqa: DTZ001
+def test_bounds_hold_every_row_that_a_condition_keeps_and_exact_ones_no_other() -> None:
+    chance, rows = random.Random(7), [Position(a, b) for a in range(8) for b in range(8)]
+    exact = 0
+    for _ in range(3000):
+        where, keeps = random_condition(chance)
+        bounds = bounds_of(where, time_zone="UTC")
+        within = [at for at in rows if (bounds.first or at) <= at <= (bounds.last or at)]
+        kept = [at for at in rows if keeps(at)]
+        assert set(kept) <= set(within), where
+        assert not bounds.is_exact or kept == within, where
+        exact += bounds.is_exact
+    assert exact > 300

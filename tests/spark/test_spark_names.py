@@ -10,9 +10,10 @@ from pyspark.sql.types import StructType
 from offloader.errors import InvalidCall
 from offloader.runtime.clock import SystemClock
 from offloader.spark.options import Needs, SourceOptions, require_fixed_start
-from offloader.spark.scan import pinned_states, plan_slices, streams_named
-from offloader.spark.source import PlainOffloaderDataSource
+from offloader.spark.scan import pinned_states, streams_named
+from offloader.spark.source import OffloaderDataSource
 from offloader.store.open import open_store
+from tests.spark.reading import planned
 from tests.support.streams import StreamWriter, batch_of
 
 STREAM = "shop/eu/persistent/orders"
@@ -43,14 +44,14 @@ def test_topics_and_their_partitions_are_streams_of_a_query(url: str) -> None:
     }
     for name, streams in named.items():
         assert streams_named(options(url, stream=name), store) == streams, name
-        assert [state.stream for state in pinned_states(options(url, stream=name), (), store)] == streams
+        assert [state.stream for state in pinned_states(options(url, stream=name), store)] == streams
     with pytest.raises(InvalidCall, match="is no persistent topic"):
         options(url, stream="persistent://orders")
 
 
 def test_position_bounds_the_partitions_of_a_topic(url: str) -> None:
     """As with a pattern, a partition may lie outside."""
-    slices = plan_slices(options(url, stream=STREAM, startPosition="4:0"), (), Needs.PAYLOADS, open_store(url))
+    slices = planned(options(url, stream=STREAM, startPosition="4:0"), Needs.PAYLOADS, open_store(url))
     assert len(slices) == 1
 
 
@@ -66,6 +67,6 @@ def test_relative_time_is_an_option(url: str) -> None:
 def test_streaming_query_refuses_a_start_that_moves_when_it_is_restarted(url: str) -> None:
     given = {"store": url, "stream": STREAM, "startTime": "-1h"}
     with pytest.raises(InvalidCall, match="startTime: -1h is another time when the query is restarted") as caught:
-        PlainOffloaderDataSource(given).streamReader(StructType([]))
+        OffloaderDataSource(given).streamReader(StructType([]))
     assert "give the time itself: 20" in caught.value.hint
     require_fixed_start({**given, "startTime": "2026-11-25"})

@@ -18,13 +18,13 @@ from offloader.spark.scan import (
     BATCH_ROWS_MAX,
     INDEXES_READ_MAX,
     SegmentSlice,
-    plan_slices,
     read_slices,
 )
-from offloader.spark.source import OffloaderReader
+from offloader.spark.source import OffloaderReader, Pinned
 from offloader.store.base import ByteRange, ObjectInfo, ObjectStore
 from offloader.store.open import open_store
 from offloader.testing.faulty_store import FaultyStore
+from tests.spark.reading import planned
 from tests.support.streams import StreamWriter, batch_of
 
 ENTRIES = pa.schema([("ledger_id", pa.int64()), ("entry_id", pa.int64()), ("payload", pa.binary())])
@@ -46,7 +46,7 @@ def rows(
     schema: pa.Schema = ENTRIES,
     needs: Needs = Needs.PAYLOADS,
 ) -> list[pa.RecordBatch]:
-    return list(read_slices(slices, options(writer), (), Projection(schema, needs), store or writer.store))
+    return list(read_slices(slices, options(writer), Projection(schema, needs), store or writer.store))
 
 
 def blocks_of(partitions: list[tuple[SegmentSlice, ...]]) -> dict[object, list[int]]:
@@ -63,7 +63,7 @@ def blocks_of(partitions: list[tuple[SegmentSlice, ...]]) -> dict[object, list[i
 def test_partitions_hold_every_block_once_and_are_cut_at_blocks(writer: StreamWriter, split_bytes: int) -> None:
     for number in range(4):
         writer.add([batch_of(1, 300 * number, 300)])
-    partitions = plan_slices(options(writer, split_bytes=split_bytes), (), Needs.PAYLOADS, writer.store)
+    partitions = planned(options(writer, split_bytes=split_bytes), Needs.PAYLOADS, writer.store)
     totals = {record.uuid: record.summary for record in writer.log.state.offloaded()}
     assert blocks_of(partitions) == {uuid: list(range(s.blocks)) for uuid, s in totals.items() if s is not None}
     sizes = []
@@ -80,7 +80,7 @@ def test_partitions_hold_every_block_once_and_are_cut_at_blocks(writer: StreamWr
 @pytest.mark.slow
 def test_partitions_are_small_and_carry_no_manifest_and_no_credentials(writer: StreamWriter) -> None:
     writer.add([batch_of(1, 0, 20_000)])
-    partitions = plan_slices(options(writer, split_bytes=50_000), (), Needs.PAYLOADS, writer.store)
+    partitions = planned(options(writer, split_bytes=50_000), Needs.PAYLOADS, writer.store)
     assert len(partitions) > 10
     for each in partitions:
         pickled = pickle.dumps(each)
@@ -95,7 +95,8 @@ def test_pickled_reader_is_small(writer: StreamWriter) -> None:
 
     for number in range(50):
         writer.add([batch_of(1, 10 * number, 10)])
-    reader = OffloaderReader(options(writer), StructType().add("entry_id", LongType()).add("payload", BinaryType()))
+    schema = StructType().add("entry_id", LongType()).add("payload", BinaryType())
+    reader = OffloaderReader(options(writer), schema, Pinned(options(writer)))
     before = len(pickle.dumps(reader))
     reader.partitions()
     assert len(pickle.dumps(reader)) == before < 2000
@@ -121,7 +122,7 @@ class RangesOnly:
 def test_executors_only_read_ranges_of_the_objects_in_their_partition(writer: StreamWriter) -> None:
     for number in range(3):
         writer.add([batch_of(1, 300 * number, 300)])
-    partitions = plan_slices(options(writer, split_bytes=4000), (), Needs.PAYLOADS, writer.store)
+    partitions = planned(options(writer, split_bytes=4000), Needs.PAYLOADS, writer.store)
     ids: list[int] = []
     for slices in partitions:
         store = RangesOnly(writer.store)
@@ -140,7 +141,7 @@ def test_publish_times_read_a_fraction_of_the_bytes_and_positions_none(writer: S
     key = writer.keys(writer.uuids[0])[0]
     read = {}
     for needs, name in ((Needs.PAYLOADS, "payload"), (Needs.ENTRY_TABLES, "publish_time"), (Needs.INDEXES, "entry_id")):
-        [slices] = plan_slices(options(writer), (), needs, writer.store)
+        [slices] = planned(options(writer), needs, writer.store)
         store = RangesOnly(writer.store)
         types = {"payload": pa.binary(), "publish_time": pa.timestamp("us", tz="UTC"), "entry_id": pa.int64()}
         found = rows(slices, writer, store, pa.schema([(name, types[name])]), needs)  # type: ignore[arg-type]
@@ -152,7 +153,7 @@ def test_publish_times_read_a_fraction_of_the_bytes_and_positions_none(writer: S
 
 def test_plan_excludes_entries_committed_later(writer: StreamWriter) -> None:
     writer.add([batch_of(1, 0, 50)])
-    partitions = plan_slices(options(writer), (), Needs.PAYLOADS, writer.store)
+    partitions = planned(options(writer), Needs.PAYLOADS, writer.store)
     writer.add([batch_of(1, 50, 50)])
     ids = [i for slices in partitions for batch in rows(slices, writer) for i in batch["entry_id"].to_pylist()]
     assert ids == list(range(50))
@@ -162,11 +163,10 @@ def test_each_manifest_is_loaded_once(writer: StreamWriter) -> None:
     for number in range(5):
         writer.add([batch_of(1, 50 * number, 50)])
     store = FaultyStore(writer.store)
-    plan_slices(options(writer), (), Needs.PAYLOADS, store)
-    # The boundary is read before and after the records: only then a view counts. Whether the name is a stream's is
-    # looked up first, and may be a topic's.
+    planned(options(writer), Needs.PAYLOADS, store)
+    # The boundary is read before and after the records: only then a view counts.
     keys = [key for _, key in store.calls if not key.endswith("/boundary")]
-    assert keys.pop(0) == keys[0] == catalog_key(writer.stream)
+    assert keys[0] == catalog_key(writer.stream)
     assert len(keys) == len(set(keys))
     assert [key for key in keys if key.endswith("-index")] == []  # nothing has to be cut or pruned
 
@@ -179,7 +179,7 @@ def test_segments_are_cut_by_block_counts_when_there_are_too_many_indexes(
     store = FaultyStore(writer.store)
     monkeypatch.setattr("offloader.spark.scan.INDEXES_READ_MAX", 2)
     assert INDEXES_READ_MAX > 2
-    partitions = plan_slices(options(writer, split_bytes=4000), (), Needs.PAYLOADS, store)
+    partitions = planned(options(writer, split_bytes=4000), Needs.PAYLOADS, store)
     assert [key for _, key in store.calls if key.endswith("-index")] == []
     totals = {record.uuid: record.summary for record in writer.log.state.offloaded()}
     assert blocks_of(partitions) == {uuid: list(range(s.blocks)) for uuid, s in totals.items() if s is not None}
@@ -198,7 +198,7 @@ def test_batches_are_of_a_size_that_suits_the_pipe_to_the_jvm(
 ) -> None:
     writer.block_bytes = block_bytes
     writer.add([EntryBatch.build(1, 0, [bytes(size) for size in sizes])])
-    [slices] = plan_slices(options(writer, split_bytes=10**9), (), Needs.PAYLOADS, writer.store)
+    [slices] = planned(options(writer, split_bytes=10**9), Needs.PAYLOADS, writer.store)
     batches = rows(slices, writer)
     assert [i for batch in batches for i in batch["entry_id"].to_pylist()] == list(range(len(sizes)))
     for batch in batches:
@@ -211,7 +211,7 @@ def test_batches_are_of_a_size_that_suits_the_pipe_to_the_jvm(
 
 def test_slices_keep_expected_object_facts_when_pickled(writer: StreamWriter) -> None:
     writer.add([batch_of(1, 0, 10)])
-    [slices] = plan_slices(options(writer), (), Needs.PAYLOADS, writer.store)
+    [slices] = planned(options(writer), Needs.PAYLOADS, writer.store)
     objects = pickle.loads(pickle.dumps(slices))[0].objects
     summary = writer.log.state.offloaded()[0].summary
     assert summary is not None
@@ -225,7 +225,7 @@ def test_slices_keep_expected_object_facts_when_pickled(writer: StreamWriter) ->
 
 def test_tasks_of_one_process_fetch_an_index_once(writer: StreamWriter) -> None:
     writer.add([batch_of(1, 0, 900)])
-    first, second = plan_slices(options(writer, split_bytes=5000), (), Needs.PAYLOADS, writer.store)[:2]
+    first, second = planned(options(writer, split_bytes=5000), Needs.PAYLOADS, writer.store)[:2]
     assert first[0].objects == second[0].objects
     store = FaultyStore(writer.store)
     for slices in (first, second):
@@ -235,7 +235,7 @@ def test_tasks_of_one_process_fetch_an_index_once(writer: StreamWriter) -> None:
 
 def test_task_logs_fetched_and_used_bytes(writer: StreamWriter, caplog: pytest.LogCaptureFixture) -> None:
     writer.add([batch_of(1, 0, 2_000)])
-    [partition] = plan_slices(options(writer), (), Needs.PAYLOADS, writer.store)
+    [partition] = planned(options(writer), Needs.PAYLOADS, writer.store)
     index_object = writer.store.get(partition[0].objects.index_key)[0]
     index = SegmentMap.parse(index_object)
     with caplog.at_level("INFO", logger="offloader.spark"):

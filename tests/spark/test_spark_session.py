@@ -110,7 +110,6 @@ def test_the_session_runs_this_python_listens_on_loopback_and_shows_no_page(spar
     assert conf.get("spark.driver.host") == conf.get("spark.driver.bindAddress") == "127.0.0.1"
     assert conf.get("spark.ui.enabled") == "false"
     assert spark.sparkContext.uiWebUrl is None
-    assert spark.conf.get("spark.sql.python.filterPushdown.enabled") == "true"
 
 
 def state_of_workers(spark: SparkSession) -> tuple[int, float]:

@@ -56,7 +56,7 @@ def pinned_streams(streams: Sequence[str], options: Mapping[str, str]) -> list[t
     found: dict[str, tuple[ManifestState, SourceOptions]] = {}
     for name in streams:
         read = SourceOptions.of({**options, "stream": name})
-        for state in pinned_states(read, (), read.open_store()):
+        for state in pinned_states(read, read.open_store()):
             found.setdefault(state.stream, (state, read))
     return list(found.values())
 
