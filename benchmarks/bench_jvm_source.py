@@ -114,7 +114,11 @@ def main() -> None:
 
                 check(trial(), scan())
                 scan().write.option("compression", "none").parquet(parquet)
-                ways = {"trial": trial, "scan": scan, "parquet": partial(spark.read.parquet, parquet)}
+                ways: dict[str, Callable[[], Any]] = {
+                    "trial": trial,
+                    "scan": scan,
+                    "parquet": partial(spark.read.parquet, parquet),
+                }
                 rows = trial().count()
                 found = {"store": arguments.store, "entry_bytes": entry_bytes, "rows": rows}
                 found |= measure(ways, arguments.rounds, rows * entry_bytes / 1e9)
