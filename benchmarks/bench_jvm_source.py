@@ -29,7 +29,7 @@ from benchmarks.bench_spark import CORES, SCHEMA, SPLIT_BYTES, WARMING_ROUNDS, c
 from offloader.read.fetch import Fetcher
 from offloader.settings import ReadSettings
 from offloader.spark.options import Needs, SourceOptions
-from offloader.spark.scan import plan_slices
+from offloader.spark.scan import pinned_states, plan_slices
 from offloader.spark.session import local_session
 from offloader.store.base import ObjectStore
 from services.broker_plugin import compile_java
@@ -43,7 +43,7 @@ def plan(store: ObjectStore, folder: Path, stream: str, file: Path) -> None:
     options = SourceOptions.of({"store": store.url, "stream": stream, "splitBytes": str(SPLIT_BYTES)})
     fetcher = Fetcher(store, ReadSettings())
     lines = []
-    for part in plan_slices(options, (), Needs.PAYLOADS, store):
+    for part in plan_slices(options, pinned_states(options, store), Needs.PAYLOADS, store):
         fields = [stream]
         for each in part:
             place = store.signed_url(each.objects.data_key, EXPIRES_S) or str(folder / "store" / each.objects.data_key)

@@ -25,6 +25,7 @@ COMMANDS: dict[str, list[str]] = {
     "cleanup undo": [STREAM],
     "delete-stream": [STREAM, "--dry-run"],
     "doctor": [],
+    "export": [STREAM, "--table", "a.b", "--catalog", "sqlite:///:memory:", "--warehouse", "file:///nowhere"],
     "inspect": ["nothing"],
     "ls": [],
     "manifest checkpoint": [STREAM],

@@ -164,8 +164,8 @@ def test_what_is_of_one_stream_is_refused_and_names_the_partitions(
 def test_every_verb_that_takes_a_stream_is_in_a_table() -> None:
     """A verb with an argument for streams is listed above, or in the tests below."""
     tested = {each.strip() for table in (EACH, WHOLE, REFUSED) for each in table}
-    # `replay` and `spark` have theirs in tests/replay and tests/spark.
-    below = {"offload", "replay", "spark", "adopt", "cleanup audit", "rollback export", "cleanup undo"}
+    # `export`, `replay` and `spark` have theirs in tests/iceberg, tests/replay and tests/spark.
+    below = {"export", "offload", "replay", "spark", "adopt", "cleanup audit", "rollback export", "cleanup undo"}
     below |= {"reader-groups set"} | {f"subscribers {action}" for action in ("add", "ack", "remove")}
     assert set(verbs_with_streams()) - tested - below == set()
 

@@ -150,4 +150,4 @@ def test_the_table_of_options_has_every_option_of_read_with_its_default() -> Non
     defaults = {name: cell.strip("`") for name, cell in rows.items() if cell.startswith("`")}
     place = {"store": "file:///x", "stream": "y"}
     assert SourceOptions.of({**place, **defaults}) == SourceOptions.of(place)
-    assert len(defaults) == 8
+    assert len(defaults) == 7

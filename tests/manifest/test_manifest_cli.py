@@ -80,7 +80,7 @@ def test_a_checkpoint_is_written_once_and_a_dry_run_writes_none(
     prefix = manifest_prefix(STREAM, writer.log.state.incarnation)
     before = [info.key for info in store.list(prefix).objects]
     code, out, _ = said(capsys, "checkpoint", STREAM, "--store", store.url, "--dry-run")
-    assert (code, out.split(":")[0]) == (0, "would write a checkpoint of record 3")
+    assert (code, out.split(": ")[:2]) == (0, [STREAM, "would write a checkpoint of record 3"])
     assert [info.key for info in store.list(prefix).objects] == before
 
     for _ in range(2):
@@ -142,7 +142,7 @@ def test_expire_deletes_checkpointed_records_and_dead_incarnations(
     code, out, _ = said(capsys, *arguments)
     assert code == 0
     assert out.splitlines()[0] == (
-        "deleted 0 records, 0 checkpoints and 0 runs, and 0 objects of 0 dead incarnations"
+        f"{STREAM}: deleted 0 records, 0 checkpoints and 0 runs, and 0 objects of 0 dead incarnations"
     ), "nothing is a day old"
 
     at_once = tmp_path / "at-once.toml"
@@ -150,7 +150,9 @@ def test_expire_deletes_checkpointed_records_and_dead_incarnations(
     before = sorted(info.key for info in store.list("").objects)
     code, out, _ = said(capsys, *arguments, "--config", str(at_once), "--dry-run")
     assert code == 0
-    assert out.startswith("would delete 3 records, 0 checkpoints and 0 runs, and 1 objects of 1 dead incarnations")
+    assert out.startswith(
+        f"{STREAM}: would delete 3 records, 0 checkpoints and 0 runs, and 1 objects of 1 dead incarnations"
+    )
     assert sorted(info.key for info in store.list("").objects) == before
 
     set_global_hold(store, by="ana", reason="a test", now_ms=5)

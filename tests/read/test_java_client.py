@@ -15,12 +15,12 @@ from formats.pulsar.messages import messages
 from offloader.read.values import MessageSchema, value_decoder
 from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
-from tests.formats.pulsar_entries import RECORDED
 from tests.support.streams import StreamWriter
 
+#: Entries of a real broker; `tests/formats/golden_messages/README.md` tells how they were recorded.
+RECORDED = Path(__file__).resolve().parent / "java-client.jsonl"
 TOPICS: dict[str, dict[str, Any]] = {
-    found["topic"]: found
-    for found in map(json.loads, (RECORDED / "java-client.jsonl").read_text(encoding="utf-8").splitlines())
+    found["topic"]: found for found in map(json.loads, RECORDED.read_text(encoding="utf-8").splitlines())
 }
 #: Topic -> what was sent there, as it is shown.
 SENT: dict[str, list[Any]] = {
