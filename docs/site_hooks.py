@@ -14,7 +14,7 @@ DOCS = ROOT / "docs"
 #: Folder of the site for files that the documents link to and that lie outside of docs/.
 PROJECT = "project"
 #: Pages outside of docs/ that are part of the site.
-PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/README.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "deploy/README.md", "pulsar-plugin/README.md")
 _LINK = re.compile(r"(\]\()([^)\s#]+)(#[^)\s]*)?(\))")
 _FENCE = re.compile(r"^( *```\w+) [^\n`]*$", re.M)
 _CODE = re.compile(r"(^ *```.*?^ *```$)", re.M | re.S)

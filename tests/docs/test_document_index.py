@@ -12,7 +12,11 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 INDEX = DOCS / "README.md"
 DECISIONS = DOCS / "decisions" / "README.md"
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), ROOT / "deploy" / "README.md", *sorted(DOCS.rglob("*.md"))]
+DOCUMENTS = [
+    *sorted(ROOT.glob("*.md")),
+    *(ROOT / name / "README.md" for name in ("deploy", "pulsar-plugin")),
+    *sorted(DOCS.rglob("*.md")),
+]
 #: ``* [NAME](PATH): text``
 ENTRY = re.compile(r"^\* \[([^\]]+)\]\(([^)#]+)\): (\S.*)$", re.M)
 
