@@ -145,6 +145,7 @@ def test_install_document_has_the_steps_of_the_unit() -> None:
     assert "serve.store" in text.partition("useradd")[2]
 
 
+@pytest.mark.process
 def test_steps_of_the_unit_install_existing_files(tmp_path: Path) -> None:
     """All but the account and systemd, below another folder."""
     for step in unit_steps():
