@@ -479,6 +479,9 @@ def _with_known(cold: NDArray[np.int64], known: Known | None) -> NDArray[np.int6
     if bool((own & (cold[:, 1] < entry_id) & (cold[:, 2] >= entry_id)).any()):
         return cold
     part = known.before.minus(known.before_ledger)
+    left = cold[own & (cold[:, 1] < entry_id)]
+    if (int(left[:, 3].sum()), int(left[:, 4].sum())) == (part.entries, part.payload_bytes):
+        return cold  # all there: ends of segments in front of the position stay exact
     row = np.array([[ledger_id, 0, entry_id - 1, part.entries, part.payload_bytes]], dtype=np.int64)
     return _ordered(cold[~(own & (cold[:, 1] < entry_id))], row)
 
