@@ -6,7 +6,7 @@ import enum
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
 from typing import Any, NamedTuple, TypeAlias
@@ -374,6 +374,12 @@ class PartitionEntries:
         """Size before a position since the stream was created; O(log n)."""
         return self._offset.plus(self._raw(position))
 
+    def bytes_in_doubt(self, position: Position) -> int:
+        """Payload bytes that may lie before a position beyond ``before``: of the piece that it is inside of."""
+        row = self._row(position)
+        is_inside = row >= 0 and self._first_of(row) < position <= self._last_of(row)
+        return int(self._pieces[row, 4]) if is_inside else 0
+
     def total(self) -> Size:
         """Size before the tail."""
         return self._offset.plus(Size(int(self._bytes[-1]), int(self._entries[-1])))
@@ -532,12 +538,13 @@ class OwnCuts:
 
     def size_before(self, cut: Cut) -> Size:
         """Size before a cut since the stream was created."""
-        sizes = (
-            self.partitions[segment.number].before(position)
-            for segment in cut.offsets
-            if segment.number in self.partitions and (position := _position(cut, segment.number)) is not None
-        )
-        return reduce(Size.plus, sizes, NOTHING)
+        return reduce(Size.plus, (entries.before(position) for entries, position in self._places(cut)), NOTHING)
+
+    def _places(self, cut: Cut) -> Iterator[tuple[PartitionEntries, Position]]:
+        for segment in cut.offsets:
+            position = _position(cut, segment.number)
+            if segment.number in self.partitions and position is not None:
+                yield self.partitions[segment.number], position
 
     def bytes_before(self, cut: Cut) -> int:
         """Payload bytes of ``size_before``."""
@@ -546,6 +553,10 @@ class OwnCuts:
     def bytes_after(self, cut: Cut) -> int:
         """Payload bytes from a cut to the tail."""
         return self.total().payload_bytes - self.bytes_before(cut)
+
+    def bytes_in_doubt(self, cut: Cut) -> int:
+        """Payload bytes that may lie before a cut beyond ``bytes_before``: of pieces that it is inside of."""
+        return sum(entries.bytes_in_doubt(position) for entries, position in self._places(cut))
 
     def entries_before(self, cut: Cut) -> int:
         """Entries of ``size_before``."""

@@ -120,8 +120,6 @@ class _Snapshot:
 
     def boundaries(self) -> Boundaries:
         """The ends of the partitions' segments, from the start positions on."""
-        for number in self.scope.partitions:
-            self.partitions.state(number)  # NotFound: it was deleted since it was counted
         counted = {number: self.own.partitions[number].state for number in self.scope.partitions}
         return Boundaries({number: segment_ends(state) for number, state in counted.items()}, self.own)
 

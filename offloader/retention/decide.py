@@ -188,6 +188,10 @@ class _Cycle:
             )
         return kept
 
+    def keeps_surely(self, cut: Cut) -> int:
+        """Bytes that are kept wherever in a counted piece the cut is: what min is compared with."""
+        return self.keeps_exactly(cut) - self.given.measure.bytes_in_doubt(cut)
+
     def not_before_head(self, cut: Cut) -> Cut:
         return self.lineage.join((cut, self.head))
 
@@ -325,7 +329,7 @@ class _Cycle:
         ruling = self.ruling(limits, verdicts, wanted)
         candidates = tuple(candidate for verdict in verdicts for candidate in verdict.candidates)
         for each in limits:
-            if not each.min or (each.unit is Unit.SIZE and self.keeps_exactly(cut) >= each.min):
+            if not each.min or (each.unit is Unit.SIZE and self.keeps_surely(cut) >= each.min):
                 continue
             window = self.window(Limits(each.unit, each.min))
             if window is None:
@@ -481,15 +485,15 @@ class _Cycle:
         return self.given.now_ms - min(times)
 
     def size_bound(self, limits: Limits, bound: Cut) -> _Verdict:
-        kept = self.keeps_exactly(bound)
-        if limits.min <= kept and (limits.max is None or kept < limits.max):
+        kept, keeps_min = self.keeps_exactly(bound), self.keeps_surely(bound) >= limits.min
+        if keeps_min and (limits.max is None or kept < limits.max):
             return _Verdict(Rule.BOUND, bound)
         candidates = self.window(limits)
         if candidates is None:
-            return _Verdict(Rule.NO_CUT_KEEPS_MIN) if kept < limits.min else _Verdict(Rule.BOUND_ABOVE_MAX, bound)
+            return _Verdict(Rule.BOUND_ABOVE_MAX, bound) if keeps_min else _Verdict(Rule.NO_CUT_KEEPS_MIN)
         low, high = (candidate.cut for candidate in candidates)
         join, meet = self.lineage.join, self.lineage.meet
-        if kept < limits.min:
+        if not keeps_min:
             cut, rule = meet((bound, low)), Rule.BOUND_LOWERED_TO_MIN
             if limits.max is not None and self.keeps_exactly(cut) > limits.max:
                 cut, rule = join((cut, high)), Rule.BOUND_LOWERED_THEN_RAISED
@@ -497,7 +501,7 @@ class _Cycle:
             cut, rule = bound, Rule.BOUND_ABOVE_MAX
         else:
             cut, rule = join((bound, high)), Rule.BOUND_RAISED_TO_MAX
-            if self.keeps_exactly(cut) < limits.min:
+            if self.keeps_surely(cut) < limits.min:
                 cut, rule = join((meet((bound, low)), high)), Rule.BOUND_RAISED_KEEPING_MIN
         return _Verdict(rule, cut, candidates)
 

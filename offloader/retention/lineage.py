@@ -43,6 +43,9 @@ class Measure(Protocol):
     def bytes_after(self, cut: Cut) -> int | None:
         """Payload bytes from a cut to the end as they are now, ``None``: no more is known than by ``bytes_before``."""
 
+    def bytes_in_doubt(self, cut: Cut) -> int:
+        """Payload bytes that may lie before a cut beyond ``bytes_before``: of pieces that it is inside of."""
+
 
 @dataclass(frozen=True, slots=True)
 class StreamSegment:
@@ -262,3 +265,6 @@ class LineageMeasure:
 
     def bytes_after(self, cut: Cut) -> int | None:  # noqa: ARG002  a lineage has no end
         return None
+
+    def bytes_in_doubt(self, cut: Cut) -> int:  # noqa: ARG002  its offsets are bytes
+        return 0

@@ -397,7 +397,7 @@ class RecordedCuts:
 
     def bytes_before(self, cut: Cut) -> int:
         """Payload bytes before a cut since the stream was created."""
-        count = bisect_right(self._records, False, key=lambda record: not self._own.reaches(cut, record.cut))
+        count = self._recorded_before(cut)
         recorded = self._records[count - 1].size_bytes if count else 0
         more = sum(self._more.get(segment.number, 0) for segment in cut.offsets)
         return max(self._own.bytes_before(cut) + more, recorded or 0)
@@ -409,6 +409,16 @@ class RecordedCuts:
     def bytes_after(self, cut: Cut) -> int:
         """Payload bytes from a cut to the tail: fewer than recorded sizes tell if a partition was deleted since."""
         return self._own.bytes_after(cut)
+
+    def bytes_in_doubt(self, cut: Cut) -> int:
+        """As of ``OwnCuts``; nothing where the cut was recorded."""
+        count = self._recorded_before(cut)
+        is_recorded = count > 0 and self._own.reaches(self._records[count - 1].cut, cut)
+        return 0 if is_recorded else self._own.bytes_in_doubt(cut)
+
+    def _recorded_before(self, cut: Cut) -> int:
+        """How many recorded cuts are at or before a cut."""
+        return bisect_right(self._records, False, key=lambda record: not self._own.reaches(cut, record.cut))
 
 
 def lineage_of(scope: Scope) -> Lineage:

@@ -380,3 +380,18 @@ def test_bad_calls_are_refused_by_name() -> None:
     with pytest.raises(NotFound, match="nowhere"):
         Bench(policy="consumption").run("public/default/persistent/nowhere")
     assert bench.head() is None
+
+
+def test_subscriber_in_the_midst_of_a_segment_never_lets_go_of_what_min_keeps() -> None:
+    """It isn't known how much of the segment is before it: at the most all."""
+    bench = Bench(policy="size", min_mbytes=mb(35))
+    bench.grow(ledgers=4)
+    bench.subscribe("billing")
+    bench.publish("billing", Position(1, ENTRIES - 1))
+    outcome = bench.run()
+    assert outcome.decision is not None
+    assert (outcome.decision.rule, bench.head()) == (Rule.NO_CUT_KEEPS_MIN, None)
+    bench.grow()
+    outcome = bench.run()
+    assert outcome.decision is not None
+    assert (outcome.decision.rule, bench.head()) == (Rule.BOUND, Position(1, ENTRIES - 1))
