@@ -16,7 +16,8 @@ from offloader.cli.output import print_result
 from offloader.cli.spark import Content, ExportFormat
 from offloader.errors import InvalidCall, OffloaderError, OutcomeUnknown
 from offloader.manifest.names import named_streams
-from offloader.retention.subscribers import open_retention, require_subscriber_name
+from offloader.retention.cuts import partition_segment
+from offloader.retention.subscribers import StreamRetention, open_retention, require_subscriber_name
 from offloader.runtime.clock import SystemClock
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
@@ -156,8 +157,22 @@ def _exported(
             number: each.end.next() for number, each in zip(named.partitions or [0], done, strict=True) if each.end
         }
         if ends:
-            retention.publish(wanted.subscriber, ends if named.partitions else ends[0])
+            _publish(retention, wanted.subscriber, ends if named.partitions else ends[0])
     return done
+
+
+def _publish(retention: StreamRetention, subscriber: str, ends: dict[int, Position] | Position) -> None:
+    """Acknowledges what the table has; fine where another exporter of the same subscriber is further."""
+    try:
+        retention.publish(subscriber, ends)
+    except InvalidCall:
+        found = retention.registry().subscribers.get(subscriber)
+        places = ends if isinstance(ends, dict) else {0: ends}
+        known = {} if found is None or found.cut is None else found.cut.offsets
+        for number, end in places.items():
+            place = known.get(partition_segment(number))
+            if not isinstance(place, Position) or place < end:
+                raise
 
 
 def _option_of(text: str) -> tuple[str, str]:

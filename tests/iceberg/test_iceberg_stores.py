@@ -97,6 +97,27 @@ def test_retention_keeps_what_the_subscribed_export_has_not_committed(
     assert cut_of("t/one") == ("lake", {"0.0": "2:8"})
 
 
+def test_exporter_that_another_of_its_subscriber_has_passed_is_done(
+    lake: Lake, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, offloader, export = lake.writer("t/one"), Offloader(capsys), iceberg.export
+    one.add([batch_of(1, 0, 10)])
+    arguments = ["export", "t/one", *places(lake), "--subscriber", "lake"]
+
+    def passed(*given: Any, **more: Any) -> Any:
+        """Before it acknowledges, another exporter adds more."""
+        done = export(*given, **more)
+        monkeypatch.setattr(iceberg, "export", export)
+        one.add([batch_of(1, 10, 5)])
+        assert offloader(*arguments).code == 0
+        return done
+
+    monkeypatch.setattr(iceberg, "export", passed)
+    assert offloader(*arguments).code == 0
+    [row] = offloader("subscribers", "list", "t/one", "--store", lake.store_url, "--json").rows
+    assert row["cut"] == {"0.0": "1:15"}
+
+
 def test_table_of_messages_has_every_column_of_every_message(lake: Lake, capsys: pytest.CaptureFixture[str]) -> None:
     writer, expected = lake.writer("t/messages"), list[dict[str, Any]]()
     for ledger, (name, topic) in enumerate(sorted(recorded("plain").items())):
