@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import numpy as np
@@ -48,6 +51,7 @@ from offloader.errors import Corrupt, InvalidCall, NotFound, OutcomeUnknown, Sto
 from offloader.manifest.state import ManifestState
 from offloader.read.ranges import PlannedRange, is_lost_after, planned_ranges
 from offloader.read.reader import Reader, decode_messages, load_stream, open_reader
+from offloader.runtime.system import sync_directory
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 
@@ -481,6 +485,7 @@ def _add_range(
     for _ in range(COMMIT_ATTEMPTS_MAX):
         try:
             _commit(table, written, added)
+            _sync_local_files(table, written)
             return added
         except CommitFailedException:  # nothing was committed
             table.refresh()
@@ -514,6 +519,30 @@ def _commit(table: Table, files: Sequence[DataFile], added: ExportedRange) -> No
         for each in files:
             append.append_data_file(each)
     transaction.commit_transaction()
+
+
+def _sync_local_files(table: Table, files: Sequence[DataFile]) -> None:
+    """Makes the files of the newest commit durable where they are in a local folder; pyiceberg leaves that out.
+
+    Whoever hears of a range may let go of its entries.
+    """
+    snapshot = table.current_snapshot()
+    names = [table.metadata_location, *(each.file_path for each in files)]
+    if snapshot is not None:
+        names += [snapshot.manifest_list, *(each.manifest_path for each in snapshot.manifests(table.io))]
+    root = _local_path(table.location())
+    paths = [path for name in names if (path := _local_path(name)) is not None]
+    for path in paths:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    folders = {folder for path in paths for folder in path.parents if root is None or root.parent in folder.parents}
+    for folder in sorted(folders):
+        sync_directory(folder)
+
+
+def _local_path(location: str) -> Path | None:
+    parts = urlsplit(location)
+    return Path(parts.path) if parts.scheme in ("", "file") else None
 
 
 # -- rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pytest
@@ -309,6 +311,27 @@ def test_commit_whose_answer_was_lost_is_not_repeated(
             lake.export(writer, table)
     assert lake.export(writer).ranges == ()
     require_proven(lake, writer)
+
+
+def test_files_of_a_local_warehouse_are_synced_before_a_range_is_told(
+    lake: Lake, writer: StreamWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer.add([batch_of(1, 0, 10)])
+    synced, sync = set[Path](), os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.add(Path(f"/proc/self/fd/{descriptor}").readlink())
+        sync(descriptor)
+
+    table = lake.table()
+    monkeypatch.setattr(os, "fsync", noted)
+    assert lake.export(writer, table).ranges
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    named = [table.metadata_location, snapshot.manifest_list, *named_files(table)]
+    named += [each.manifest_path for each in snapshot.manifests(table.io)]
+    files = {Path(urlsplit(each).path) for each in named}
+    assert files | {each.parent for each in files} <= synced
 
 
 # The table's own life
