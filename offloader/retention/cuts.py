@@ -476,7 +476,8 @@ def _cold_pieces(state: ManifestState) -> NDArray[np.int64]:
 def _with_known(cold: NDArray[np.int64], known: Known | None) -> NDArray[np.int64]:
     """The pieces, with the known size of the ledger before a known position as one of them.
 
-    It replaces those left in the manifest. A piece around the position is a rewritten, complete ledger.
+    It replaces those left in the manifest, unless all of them are. A piece around the position is a rewritten, complete
+    ledger.
     """
     if known is None or known.position.entry_id == 0:
         return cold

@@ -270,3 +270,25 @@ def test_ledger_rewritten_into_one_object_keeps_its_sizes() -> None:
     found = PartitionEntries(joined.log.load(), known=known)
     assert found.total() == Size(140, 8)
     assert found.before(Position(5, 0)) == Size(40, 4)
+
+
+def test_segments_in_front_of_a_known_position_stay_exact_while_all_are_there() -> None:
+    """A cut was decided and never carried out: what is known is ahead of the start position."""
+    world = World({1: [10, 20, 30, 40]}, {1})
+    for entry in range(4):
+        world.offload([Position(1, entry)])
+    known = PartitionEntries(world.log.load()).known(Position(1, 3))
+    found = PartitionEntries(world.log.load(), known=known)
+    assert [found.before(Position(1, entry)).payload_bytes for entry in range(5)] == [0, 10, 30, 60, 100]
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None)
+@given(worlds())
+def test_what_is_before_a_position_is_between_its_size_and_what_is_in_doubt(drawn: tuple[World, int, bool]) -> None:
+    world, count, with_hot = drawn
+    found = entries_of(world, count, with_hot)
+    present = [p for piece in world.pieces(count, with_hot) for p in piece]
+    for place in places(world):
+        truth, least = world.size_of([p for p in present if p < place]), found.before(place).payload_bytes
+        assert least <= truth <= least + found.bytes_in_doubt(place)
