@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,13 +42,21 @@ from pyiceberg.transforms import DayTransform, IdentityTransform
 from pyiceberg.utils.config import Config
 from requests import PreparedRequest, Response, Session
 from requests.adapters import HTTPAdapter
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from formats.entries import EntryBatch, Position
 from formats.errors import one_line
 from formats.pulsar.messages import COLUMNS as MESSAGE_COLUMNS
 from formats.pulsar.messages import BadEntry, MessageDecoder, MessageOptions
-from offloader.errors import Corrupt, InvalidCall, NotFound, OutcomeUnknown, StoreUnavailable, Unsupported
+from offloader.errors import (
+    Corrupt,
+    InvalidCall,
+    NotFound,
+    OutcomeUnknown,
+    StoreUnavailable,
+    Unsupported,
+    plain_reason,
+)
 from offloader.manifest.state import ManifestState
 from offloader.read.ranges import PlannedRange, is_lost_after, planned_ranges
 from offloader.read.reader import Reader, decode_messages, load_stream, open_reader
@@ -226,11 +235,22 @@ def open_table(
         raise InvalidCall(f"table {name!r} has no namespace", hint="write NAMESPACE.TABLE, for example lake.entries")
     if content not in COLUMNS:
         raise InvalidCall(f"a table has no content {content!r}", hint=f"one of {', '.join(COLUMNS)}")
-    with _translated(f"table {name} in catalogue {catalog}", hint="is the catalogue's URL right, and is it running?"):
+    where = f"table {name} in catalogue {catalog}"
+    with (
+        warnings.catch_warnings(),
+        _translated(where, hint="is the catalogue's URL right, and is it running?"),
+    ):
+        # What it warns of is then an error.
+        warnings.filterwarnings("ignore", message="No preferred file implementation", category=UserWarning)
         for attempt in range(1, OPEN_ATTEMPTS_MAX + 1):
             try:
                 table = _opened(_catalog(catalog, warehouse, options or {}), name, content)
                 break
+            except (ArgumentError, ValueError) as error:
+                raise InvalidCall(
+                    f"table {name}: catalogue {catalog} or its warehouse can't be opened: {one_line(str(error))}",
+                    hint="see docs/how-to/tables.md for URLs that can be used",
+                ) from error
             except SQLAlchemyError:  # another exporter creates the same rows just now
                 if attempt == OPEN_ATTEMPTS_MAX:
                     raise
@@ -327,7 +347,7 @@ def _translated(what: str, *, hint: str) -> Iterator[None]:
         yield
     except (OSError, SQLAlchemyError, RESTError, ValidationError) as error:
         raise StoreUnavailable(
-            f"{what} can't be used: {one_line(str(error)).partition('[SQL')[0]}", hint=hint
+            f"{what} can't be used: {plain_reason(error).partition('[SQL')[0].rstrip()}", hint=hint
         ) from error
 
 

@@ -204,7 +204,7 @@ class OwnersHotTiers:
     def _asked(self, stream: str, url: str) -> OwnerHotTier:
         """The hot tier at an address that answers; raises ``HotTierLost``, or what is wrong with the address."""
         if not url:
-            raise HotTierLost("no process owns it that can be asked")
+            raise HotTierLost("no process that serves it is known")
         at_s, error = self._silent.get(url, (0.0, None))
         if error is not None and self._clock.monotonic_s() - at_s < ASK_AGAIN_S:
             raise error

@@ -330,8 +330,8 @@ def follow_all(
 def _next_begin(reader: Reader, begin: Position | None, last: Position | None) -> Position | None:
     """Where a stream goes on after a look that ended at ``last``; ``begin``: after the last entry that came out.
 
-    A manifest tells where nothing lies between the two; a hot tier that somebody else reads for us may only not have
-    given it.
+    A manifest proves that no entry lies between the two. A hot tier that is read over HTTP may only not have returned
+    one yet.
     """
     if last is None or reader.has_hot_tier or (begin is not None and begin > last):
         return begin

@@ -1,4 +1,4 @@
-"""``offloader read --follow`` through the process that owns the hot tier, when that process is killed."""
+"""``offloader read --follow`` from the hot tier, while the process that serves it is killed."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_follower_without_an_owner_reads_what_is_offloaded_and_says_how_far_behi
 
 
 class HalfOwner(BaseHTTPRequestHandler):
-    """An owner that lists its ledger and, until it is told otherwise, refuses to give entries."""
+    """An owner that lists its ledger, and refuses to return entries until the test allows it."""
 
     is_whole = False
 

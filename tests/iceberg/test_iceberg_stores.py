@@ -248,5 +248,5 @@ def test_rest_catalogue(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rest_catalogue_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(iceberg, "RESPONSE_S_MAX", 0.2)
-    with silent_server() as url, pytest.raises(StoreUnavailable, match="timed out"):
+    with silent_server() as url, pytest.raises(StoreUnavailable, match="no answer"):
         iceberg.open_table("lake.entries", catalog=url)

@@ -153,7 +153,7 @@ def test_limit_is_of_the_first_entries(spark: SparkSession, orders: StreamWriter
 
 @pytest.mark.java
 def test_count_is_the_manifests_where_that_is_exact(spark: SparkSession, tmp_path: Path) -> None:
-    """The data objects are gone: whoever reads them fails."""
+    """Without the data objects, so that every read of them fails."""
     writer = StreamWriter(open_store(f"file://{tmp_path}/store"), "shop/orders")
     uuids = [writer.add([batch_of(1, 100 * number, 100)]) for number in range(3)]
     writer.store.delete([key for uuid in uuids for key in writer.keys(uuid)])
