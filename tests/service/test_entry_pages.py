@@ -18,12 +18,14 @@ from tests.support.http_process import ORDERS, PAYMENTS, HttpProcess, ask, http_
 from tests.support.waiting import PATIENCE_S
 
 PARTITIONS = [f"shop/eu/persistent/events-partition-{number}" for number in (0, 1)]
+#: Whose entries one test counts.
+COUNTED = [f"shop/eu/persistent/counted-partition-{number}" for number in (0, 1)]
 Served = tuple[OffloadHttp, HttpProcess]
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with http_process(tmp_path_factory.mktemp("entries"), streams=(ORDERS, PAYMENTS, *PARTITIONS)) as found:
+    with http_process(tmp_path_factory.mktemp("entries"), streams=(ORDERS, PAYMENTS, *PARTITIONS, *COUNTED)) as found:
         yield found
 
 
@@ -54,13 +56,13 @@ def test_entries_of_both_tiers_come_in_pages(served: Served) -> None:
 
 def test_topic_names_and_times_are_taken(served: Served) -> None:
     http, process = served
-    for number, stream in enumerate(PARTITIONS):
+    for number, stream in enumerate(COUNTED):
         process.sources[stream].append([b"later %d" % number], [1_700_000_100_000 - number])
-    topic = "persistent://shop/eu/events"
+    topic = "persistent://shop/eu/counted"
     assert text_of(entries(http, topic, "?from_time=2023-11-14T22:14:00Z")) == ["later 1", "later 0"]
     page = entries(http, topic, "?to_time=2023-11-14T22:14:00Z&limit=25")
     assert [row["partition"] for row in page["items"]] == [0] * 20 + [1] * 5
-    assert page["items"][0]["stream"] == PARTITIONS[0]
+    assert page["items"][0]["stream"] == COUNTED[0]
     rest = entries(http, topic, f"?to_time=2023-11-14T22:14:00Z&cursor={page['next_cursor']}")
     assert [row["partition"] for row in rest["items"]] == [1] * 15
     assert entries(http, topic, "?from_time=-1h")["items"] == []

@@ -126,6 +126,25 @@ def test_noise_gets_a_response_and_affects_no_other_client(tmp_path: Path, caplo
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"GET /" + b"a" * 4_000_000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", 431),
+        (HEAD + b"Connection: close\r\nContent-Length: 4000000\r\n\r\n" + b" " * 4_000_000, 413),
+    ],
+)
+def test_client_that_sends_more_than_is_read_gets_the_answer(
+    tmp_path: Path, raw: bytes, status: int, secure: bool
+) -> None:
+    authority = Authority(tmp_path)
+    tls = ssl.create_default_context(cafile=authority.ca_file) if secure else None
+    access = {"certificate_file": str(authority.issue("127.0.0.1"))} if secure else {}
+    with http_process(tmp_path, {"access": access}, streams=()) as (http, _):
+        assert exchange(http, raw, tls).startswith(f"HTTP/1.1 {status} ".encode())
+
+
+@pytest.mark.slow
 def test_a_body_is_as_long_as_allowed_and_no_longer(tmp_path: Path) -> None:
     with http_process(tmp_path, {"http": {"body_bytes_max": 2048}}) as (http, _):
         url = f"{http.url}{STREAM}/pause"

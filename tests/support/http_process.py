@@ -240,9 +240,14 @@ def ask(
             return Answer(error.code, dict(error.headers.items()), error.read())
 
 
-def exchange(http: OffloadHttp, raw: bytes) -> bytes:
+def _secured(plain: socket.socket, host: str, tls: ssl.SSLContext | None) -> socket.socket:
+    return plain if tls is None else tls.wrap_socket(plain, server_hostname=host)
+
+
+def exchange(http: OffloadHttp, raw: bytes, tls: ssl.SSLContext | None = None) -> bytes:
     """Everything that is answered to these bytes, until the other side closes."""
-    with socket.create_connection((http.address.host, http.address.port), timeout=300) as connection:
+    where = (http.address.host, http.address.port)
+    with socket.create_connection(where, timeout=300) as plain, _secured(plain, http.address.host, tls) as connection:
         connection.sendall(raw)
         found = b""
         while piece := connection.recv(65536):

@@ -17,6 +17,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection
 from functools import partial
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import anyio.to_thread
@@ -54,12 +55,50 @@ _CUT_S = 0.5
 _REST_S = 0.2
 #: The smallest IPv6 network that a provider assigns to one customer.
 _NETWORK_BITS = 64
-
-
+#: What is read and dropped of a request that is answered before its end.
+_DRAIN_BYTES_MAX, _DRAIN_S = 16 * 2**20, 2.0
 _HEAD_TOO_LONG = 431
 #: uvicorn logs every malformed request, so any client could fill the log. They are counted instead.
 _wire_log = logging.getLogger("offloader.service.http.wire")
 _wire_log.setLevel(logging.CRITICAL)
+
+
+class _DrainedTransport:
+    """A transport whose closing reads the rest of a request first, for some seconds or bytes, and drops it.
+
+    Closing with unread bytes resets a connection, and the client loses the answer (RFC 9112, section 9.6).
+
+    Args:
+        has_rest: whether a request has come only in part.
+    """
+
+    def __init__(
+        self, transport: asyncio.Transport, has_rest: Callable[[], bool], loop: asyncio.AbstractEventLoop
+    ) -> None:
+        self._transport, self._has_rest, self._loop = transport, has_rest, loop
+        self._bytes_left = _DRAIN_BYTES_MAX
+        self._is_draining = False
+
+    def close(self) -> None:
+        if self.is_closing() or not self._has_rest():
+            self._transport.close()
+            return
+        self._is_draining = True
+        self._loop.call_later(_DRAIN_S, self._transport.close)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self._transport.resume_reading()
+
+    def drop(self, size_bytes: int) -> None:
+        self._bytes_left -= size_bytes
+        if self._bytes_left < 0:
+            self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._is_draining or self._transport.is_closing()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
 
 
 class Connection(H11Protocol):
@@ -84,7 +123,8 @@ class Connection(H11Protocol):
     # --- asyncio callbacks ---------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self._drained = _DrainedTransport(transport, self._has_rest, self.loop)
+        super().connection_made(cast("asyncio.Transport", self._drained))
         self.app_state = {CERTIFICATE_NAMES: certificate_names(transport.get_extra_info("ssl_object"))}
         self._expect_request()
 
@@ -96,6 +136,9 @@ class Connection(H11Protocol):
             self.lost.set_result(None)
 
     def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            self._drained.drop(len(data))
+            return
         if self._receiving is None and self.conn.their_state is h11.IDLE:
             self._expect_request()
         super().data_received(data)
@@ -143,6 +186,10 @@ class Connection(H11Protocol):
         super().shutdown()
         if self.transport.is_closing():
             self._expect_reading()
+
+    def _has_rest(self) -> bool:
+        state = self.conn.their_state
+        return state in (h11.SEND_BODY, h11.ERROR) or (state is h11.IDLE and bool(self.conn.trailing_data[0]))
 
     def _expect_request(self) -> None:
         """Starts the deadline of a whole request, independent of its number of chunks."""
