@@ -435,12 +435,21 @@ class _Cycle:
                 found.append((number, chain[least], chain[most]))
         if not found:
             return None
-        source, low, own = min(found, key=lambda each: self.kept(each[1], limits.unit))
+        source, low, own = found[0]
+        if len(found) > 1 and self.is_later(found[1][1], low, limits.unit):
+            source, low, own = found[1]
         # Of the other chain only a cut that isn't after m in any partition: else a join with it might not keep min.
         others = [(number, high) for number, _, high in found if high is own or self.lineage.reaches(low.cut, high.cut)]
         fitting = [each for each in others if limits.max is None or self.kept(each[1], limits.unit) <= limits.max]
         number, high = max(fitting, key=lambda each: self.kept(each[1], limits.unit)) if fitting else (source, low)
         return self.candidate(Role.MIN, low, source), self.candidate(Role.MAX, high, number)
+
+    def is_later(self, one: Record, other: Record, unit: Unit) -> bool:
+        """Whether a truncation at ``one`` removes more, or where neither does, keeps the smaller amount."""
+        cut, than = self.not_before_head(one.cut), self.not_before_head(other.cut)
+        if self.lineage.reaches(than, cut):
+            return False
+        return self.lineage.reaches(cut, than) or self.kept(one, unit) < self.kept(other, unit)
 
     def chosen(self, cut: Cut, candidates: Sequence[Candidate]) -> Candidate:
         """The chosen cut, with the time of the record or boundary that it is."""

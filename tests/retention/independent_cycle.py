@@ -117,7 +117,7 @@ class IndependentCycle:
         both = [self.amounts(limits, chain) for chain in (self.records, self.boundaries)]
         for chain in both:
             enough = [each for each in chain if each[0] >= limits.min]
-            if enough and (best is None or enough[-1][0] < best[0]):
+            if enough and (best is None or is_later(enough[-1], best)):
                 best, own = enough[-1], chain
         if best is None:
             return None, None
@@ -183,3 +183,10 @@ def join(*vectors: Vector) -> Vector:
 
 def at_or_after(one: Vector, other: Vector) -> bool:
     return all(one[segment] >= other[segment] for segment in one)
+
+
+def is_later(one: tuple[int, Vector], other: tuple[int, Vector]) -> bool:
+    """Further in the stream; where neither is, with the smaller amount kept."""
+    if at_or_after(other[1], one[1]):
+        return False
+    return at_or_after(one[1], other[1]) or one[0] < other[0]

@@ -87,6 +87,14 @@ def test_segment_boundary_is_a_candidate_beside_recorded_cuts(
     assert [(each.is_boundary, each.cut) for each in chosen] == ([] if head is None else [(True, at(head))])
 
 
+def test_old_data_that_came_after_an_old_record_goes_in_the_first_cycle() -> None:
+    """As a replay of history writes it: the boundary is further in the stream, and older, than the record."""
+    given = stream(keep(age=40), {50: (50,), **NOW}, boundaries=ends({10: (70,)}))
+    decision = decide(given)
+    assert decision.cut == at((70,))
+    assert decide(Situation(**{**fields_of(given), "head": decision.cut})).cut is None
+
+
 def test_recorded_cut_wins_over_a_boundary_that_keeps_the_same() -> None:
     decision = decide(stream(keep(age=40), {60: (60,), **NOW}, boundaries=ends({60: (58,)})))
     assert decision.cut == at((60,))
