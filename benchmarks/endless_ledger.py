@@ -1,6 +1,6 @@
 """A hot tier that costs next to nothing: entries of one ledger from a small pool of random bytes, over and over.
 
-Owns what the benchmarks offload. Must never copy a payload: what is measured is the way into the store.
+It doesn't copy a payload: what is measured is the way into the store.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the benchmarks against S3 servers share: a server whose processor time is known, and bare boto3 beside it.
 
-Owns the reference that rates are compared with. Must never go through the code that is measured.
+It doesn't go through the code that is measured.
 """
 
 from __future__ import annotations

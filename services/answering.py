@@ -1,6 +1,6 @@
 """A process of ours that answers each line of its input with a line of JSON.
 
-Owns asking and the limits of waiting. Must never leave the process behind.
+It doesn't leave the process behind.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Finding the program of a server: in the cache, on PATH, or built from its source (Go) or its package (npm).
 
-Owns the pinned versions and the cache ``$XDG_CACHE_HOME/offloader/bin/<name>-<version>``. Must never leave something
-half made under a final name.
+It doesn't leave something half made under a final name.
 """
 
 from __future__ import annotations

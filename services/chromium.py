@@ -1,6 +1,6 @@
 """The browser that the page is tested in.
 
-Owns where it is looked for. Must never start or download one.
+It doesn't start or download one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What comes from Maven: fetched, compiled and put in the cache once, whoever asks first.
 
-Owns that call and its time limit. Must never leave half of it under its final name.
+It doesn't leave half of it under its final name.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A gate before an S3 server: it tells who listens about each request while it passes, refuses some with 503, and lets
 the answers of some get lost.
 
-Owns where a request begins and ends on a connection, the refusals and the losses. Must never change a byte that passes
-(but where a client takes it for its HTTP proxy, and names the server in the request line), or hold more than a piece of
-a body.
+It doesn't change a byte that passes (but where a client takes it for its HTTP proxy, and names the server in the
+request line), or hold more than a piece of a body.
 
 A listener hears of a request three times: before the server gets any of it, when half of its body is with the server,
 and when the server has answered and the client doesn't know yet. What it does takes place at that very moment.

@@ -1,7 +1,6 @@
 """Object stores on this machine, of S3 and other clouds: given by the environment, or started and stopped at the end.
 
-Owns their command lines, ports, data folders and processes. Must never leave a process behind or write outside
-the folder it is given.
+It doesn't leave a process behind or write outside the folder it is given.
 
     python -m services.servers run minio      # in the foreground until Ctrl-C
     python -m services.servers up             # in the background; prints what to set

@@ -1,7 +1,6 @@
 """A network that is farther away: between clients and a server on this machine, in a process of its own.
 
-Owns the delay that each HTTP request gets and the bandwidth that all of them share. Must never change a byte, copy one
-into Python, or wait for ever.
+It doesn't change a byte, copy one into Python, or wait for ever.
 
     python -m services.slow_proxy 127.0.0.1:9000 --delay-ms 30 --mb-per-s 20     # prints its port, until it is ended
 

@@ -1,7 +1,6 @@
 """A network that does damage: Shopify's toxiproxy between clients and servers on this machine.
 
-Owns its process, its proxies and the faults that each of them has. Must never leave the process behind, or listen where
-other machines reach it.
+It doesn't leave the process behind, or listen where other machines reach it.
 
     with toxiproxy() as faults:
         between = faults.proxy("s3", endpoint.url)      # clients use between.url

@@ -1,7 +1,4 @@
-"""``python -m tests.oldest_versions``: what to install for the oldest releases that pyproject.toml allows.
-
-Owns nothing but that list: what the package and its extras need, at their lower bounds; what tests need besides, free.
-"""
+"""``python -m tests.oldest_versions``: what to install for the oldest releases that pyproject.toml allows."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """A peer in a process of its own: it answers what it is told, line by line, and times itself.
 
-Owns the questions, which a peer that isn't Python answers in the same way
-(services/pulsar/java/OffloaderPeer.java). Must never time what isn't the peer's work.
+It doesn't time what isn't the peer's work.
 
     python -m benchmarks.peers.answering NAME JSON
 

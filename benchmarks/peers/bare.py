@@ -1,6 +1,6 @@
 """The store's clients without anything of ours: they move the bytes, and know nothing of entries.
 
-Owns the limits that offloaders are compared with. Must never go through the code that is measured.
+It doesn't go through the code that is measured.
 """
 
 from __future__ import annotations

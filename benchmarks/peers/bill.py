@@ -1,6 +1,6 @@
 """What a store charges: requests as the server counted them, at S3's list prices.
 
-Owns prices and which request costs what. Must never take a client's word for how many there were.
+It doesn't take a client's word for how many there were.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The bytes that all peers are offered: entries of one length behind each other in a file.
 
-Owns how they are made and found. Must never let a peer have others.
+It doesn't let a peer have others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who is compared: how each peer is started, what it is called, and what it hasn't got.
 
-Owns that list. Must never show a peer worse than its users see it: each runs with the settings that it comes with,
-where it isn't said otherwise.
+It doesn't show a peer worse than its users see it: each runs with the settings that it comes with, where it isn't said
+otherwise.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """One peer, one distance to the store: what it reaches, what it costs, what it takes.
 
-Owns the order of questions and the arithmetic. Must never mix one peer's requests or objects with another's: the bucket
-is empty before each.
+It doesn't mix one peer's requests or objects with another's: the bucket is empty before each.
 """
 
 from __future__ import annotations

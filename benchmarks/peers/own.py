@@ -1,6 +1,6 @@
 """This project: a stream that is open gets its entries, and a reader reads them back.
 
-Owns how it is used here: as a library, with the settings that nobody changed. Must never do what a user couldn't.
+It doesn't do what a user couldn't.
 """
 
 from __future__ import annotations

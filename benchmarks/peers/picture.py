@@ -1,6 +1,6 @@
 """The comparison as bars.
 
-Owns its layout. Must never draw a bar where there is no figure.
+It doesn't draw a bar where there is no figure.
 """
 
 from __future__ import annotations

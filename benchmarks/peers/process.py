@@ -1,6 +1,6 @@
 """A peer's process and everything it started, seen from outside: memory of its own, processor time.
 
-Owns the looking. Must never ask the peer for it: a Java virtual machine and Python count differently.
+It doesn't ask the peer for it: a Java virtual machine and Python count differently.
 """
 
 from __future__ import annotations

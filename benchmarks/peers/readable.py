@@ -1,7 +1,6 @@
 """From an append to its entry being readable in the tier: a trickle of entries, and a second's worth closes a segment.
 
-Owns the trickle and the looking. Must never ask the two tiers in different ways: each product says what is offloaded,
-and is asked as often.
+It doesn't ask the two tiers in different ways: each product says what is offloaded, and is asked as often.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The document that compares: results into Markdown, wins and losses alike.
 
-Owns its words and its table. Must never say what isn't in the results: the same results make the same document.
+It doesn't say what isn't in the results: the same results make the same document.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What was measured, kept in a file: parts that are measured by themselves become one table.
 
-Owns that document. Must never put figures of different sizes beside each other.
+It doesn't put figures of different sizes beside each other.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Spark: over Parquet files in the store, and over our segments there.
 
-Owns both ways and what Spark needs for S3. Must never give one of them what the other one hasn't: both run with two
-cores, read all columns of a stream's entries and drop the rows.
+It doesn't give one of them what the other one hasn't: both run with two cores, read all columns of a stream's entries
+and drop the rows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A process of Pulsar's classes that answers questions, one line of JSON for each.
 
-Owns how it is started. Must never wait for it without a limit.
+It doesn't wait for it without a limit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One running broker: started, asked, stopped.
 
-Owns what it is asked. Must never leave it behind.
+It doesn't leave it behind.
 
     with running_broker(folder, {"managedLedgerOffloadDriver": "S3", ...}, environment) as broker:
         broker.service_url, broker.admin_url, broker.hot(7, 0, 9)

@@ -1,6 +1,6 @@
 """Pulsar's offloader for S3 without a broker around it: what it reads and writes as V2 segments.
 
-Owns what it is asked. Must never leave it behind.
+It doesn't leave it behind.
 
     with running_offloads(folder, offload_settings(url, bucket), keys) as pulsar:
         pulsar.segment(uuid, entries)

@@ -1,6 +1,6 @@
 """``./dev chaos``: kills and faults on the real path, round after round, with the oracle's word after each.
 
-Owns options, progress, and what a run was broken off at. Exit code 1 where the oracle found something.
+Exit code 1 where the oracle found something.
 """
 
 from __future__ import annotations

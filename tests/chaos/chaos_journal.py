@@ -1,6 +1,6 @@
 """What an appender did, as it wrote it down, and what it appended: the truth that everything else is compared with.
 
-Owns the lines of a journal and the bytes of each payload. It imports nothing of this project.
+It imports nothing of this project.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What rounds came to, as values: added up into a table, and kept in a file, so that a run can be gone on with.
 
-Owns the table's lines and the file's. It judges nothing.
+It judges nothing.
 """
 
 from __future__ import annotations

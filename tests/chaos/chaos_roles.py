@@ -1,6 +1,6 @@
 """The processes of a run: how each is started, what it says, and that nothing of it is left behind.
 
-Owns their command lines and settings files. It kills on request and decides nothing.
+It kills on request and decides nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One round: a world, its processes, the kills of a schedule one after another, and what the oracle finds at the end.
 
-Owns the order of things. What is right and wrong is the oracle's; what is done to whom is the schedule's.
+What is right and wrong is the oracle's; what is done to whom is the schedule's.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is done to a run, as data: which process is killed when, and what is wrong with its world meanwhile.
 
-Owns the choice, a pure function of a seed. It starts, stops and waits for nothing.
+It starts, stops and waits for nothing.
 """
 
 from __future__ import annotations

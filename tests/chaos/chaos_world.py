@@ -1,6 +1,6 @@
 """The world of a run: a real S3 server, the ways to it, its disks and clocks, and what is wrong with them.
 
-Owns all that isn't a process of ours, and makes each fault begin and end. It decides nothing.
+It decides nothing.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     ./dev chaos --partition                     # twenty seeds, MinIO and versitygw in turns
     ./dev chaos --partition --seed 7 --server versitygw
 
-Owns the processes, the ways between them and what was produced. The broker is the fake one of ``offloader.testing``, in
-this process: a failover subscription decides who works, real sockets carry it, and it gives up who is silent.
+The broker is the fake one of ``offloader.testing``, in this process: a failover subscription decides who works, real
+sockets carry it, and it gives up who is silent.
 """
 
 from __future__ import annotations

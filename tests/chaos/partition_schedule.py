@@ -1,6 +1,6 @@
 """Which ways are cut, how and for how long, while two processes share a stream: values, out of a seed.
 
-Owns the schedule. Must never touch a process or a proxy.
+It doesn't touch a process or a proxy.
 """
 
 from __future__ import annotations

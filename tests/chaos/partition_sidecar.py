@@ -1,6 +1,6 @@
 """A sidecar whose ways to the store, the broker and its admin interface can be cut, each apart from the others.
 
-Owns its process, its proxies and its settings. Must never know what is tried with it.
+It doesn't know what is tried with it.
 """
 
 from __future__ import annotations

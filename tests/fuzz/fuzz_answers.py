@@ -1,6 +1,6 @@
 """What brokers answer over their admin interface, and what is shown at the doors: each is taken, or refused by name.
 
-Owns answers, tokens and texts of addresses. Must never let a refusal show what may be a secret.
+It doesn't let a refusal show what may be a secret.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Feeds a decoder changed inputs in a process of its own, and finds out what became of each.
 
-Owns the limits of one input (processor time, memory), what counts as refused, and which inputs are worth keeping: those
-that end at a place where none ended before. Must never know a decoder.
+One input has a limit of processor time and memory; inputs are kept that end at a place where none ended before. It
+knows no decoder.
 
 An input that kills the process (a crash in native code, a hang, memory beyond the limit) is read from the memory that
 both processes share, where it was put before it was tried.

@@ -1,7 +1,6 @@
 """Requests over HTTP as bytes of a connection: each is answered as it should, and none reaches beyond the store.
 
-Owns a process without sockets: bytes go through uvicorn's protocol, the gate and the application to a store in a
-folder. Whatever comes: an answer in time, never one that says "bug", always with the headers that keep browsers safe.
+Whatever comes: an answer in time, never one that says "bug", always with the headers that keep browsers safe.
 """
 
 from __future__ import annotations

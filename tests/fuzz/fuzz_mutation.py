@@ -1,6 +1,6 @@
 """Inputs that are nearly right: bytes cut, spliced and overwritten with extreme numbers; JSON with fields changed.
 
-Owns how inputs are changed and how values of a type are made up. Must never know a decoder.
+It knows no decoder.
 """
 
 from __future__ import annotations

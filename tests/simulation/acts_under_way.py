@@ -1,6 +1,6 @@
 """Acts in a simulated world: calls that stop before each of their requests, some of them at once.
 
-Owns which of them are under way, and since when. Must never decide which act begins, nor look at what one does.
+It doesn't decide which act begins, nor look at what one does.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What is done to a stream that is tended: each act a call on a way to the store of its own.
 
-Owns how an act is put together. Must never decide which one comes next.
+It doesn't decide which one comes next.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What must hold of a stream that is truncated, swept and deleted; each check answers what is wrong, or nothing.
 
-Owns those invariants. Must never use the code that decides or deletes: it looks at the bucket and at what was appended.
+It doesn't use the code that decides or deletes: it looks at the bucket and at what was appended.
 """
 
 from __future__ import annotations

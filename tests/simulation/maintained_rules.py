@@ -1,7 +1,6 @@
 """What no step of whoever tends a stream may do: too early, on hold, while all is stopped, or by a clock that is wrong.
 
-Owns what has to be remembered for that: when segments were retired, and since when a hold counts. Must never use the
-code that decides what is old or held.
+It doesn't use the code that decides what is old or held.
 """
 
 from __future__ import annotations

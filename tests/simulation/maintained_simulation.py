@@ -1,6 +1,6 @@
 """A stream that is written, read, truncated, swept, undone, held, deleted and made again, as one seed says.
 
-Owns what happens when. Must never depend on anything but the seed: the same seed gives the same trace.
+It doesn't depend on anything but the seed: the same seed gives the same trace.
 """
 
 from __future__ import annotations

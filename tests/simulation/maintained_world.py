@@ -1,6 +1,6 @@
 """A simulated world in which a stream is also read with leases, truncated, swept, undone, held, deleted and made again.
 
-Owns who tends the stream, and what must hold at each of their steps. Must never decide what happens.
+It doesn't decide what happens.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A log without the warnings that a simulation expects by the thousand.
 
-Owns that level. Must never stay quiet after the block.
+It doesn't stay quiet after the block.
 """
 
 from __future__ import annotations

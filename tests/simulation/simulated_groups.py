@@ -1,6 +1,6 @@
 """Reader groups of a simulated topic: what their readers have really read, and so what may go.
 
-Owns that progress, and which step of a group comes next. Must never look at a group's document to know what was read.
+It doesn't look at a group's document to know what was read.
 """
 
 from __future__ import annotations

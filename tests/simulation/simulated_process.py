@@ -1,6 +1,6 @@
 """A writer over one stream in a simulated world, by whatever method it offloads just now.
 
-Owns everything of a process that a crash takes away. Must never touch the world's clock, or another process.
+It doesn't touch the world's clock, or another process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A reader with a lease that goes through a stream slowly, in a simulated world.
 
-Owns what it planned to read, and whether its lease held all the time since. Must never count on an object after its
-lease had ended once.
+It doesn't count on an object after its lease had ended once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A store in memory that fails, loses answers, answers late and cuts a process off, as one seed says.
 
-Owns faults as data, drawn for each call. Must never lose what it confirmed.
+It doesn't lose what it confirmed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Subscribers in a simulated world: what each was told about what it published, and so what must be kept for it.
 
-Owns that memory and the invariants of retention that follow from it. Must never look at the registry: what a subscriber
-was told is what it may rely on.
+It doesn't look at the registry: what a subscriber was told is what it may rely on.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Workers without threads: every task runs when, and in the order in which, a seed says.
 
-Owns the ready tasks and the timers of one simulated process. Must never start a thread or read the machine's clock.
+It doesn't start a thread or read the machine's clock.
 """
 
 from __future__ import annotations

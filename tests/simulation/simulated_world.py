@@ -1,7 +1,6 @@
 """One stream, its hot tier, its bucket and its writers, without threads: who drives it says what happens next.
 
-Owns the processes, the order in which their tasks run, and what must hold of them all. Must never decide what happens,
-and must never depend on anything but the randomness it is given.
+It doesn't decide what happens, and doesn't depend on anything but the randomness it is given.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A stream offloaded in a simulated world: one seed drives the clock, the scheduler, the store's faults and crashes,
 other writers, changes of the method, and what happens to the hot tier.
 
-Owns what happens when. Must never depend on anything but the seed: the same seed gives the same trace.
+It doesn't depend on anything but the seed: the same seed gives the same trace.
 """
 
 from __future__ import annotations

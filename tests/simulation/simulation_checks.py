@@ -1,6 +1,6 @@
 """What must hold of a stream's bucket, whatever happened to it; each check answers what is wrong, or nothing.
 
-Owns the invariants. Must never use the code that reads streams: it looks at the objects themselves.
+It doesn't use the code that reads streams: it looks at the objects themselves.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """``./dev soak``: simulations by the thousand, and one of them again.
 
-Owns the command line and what it prints. Must never decide what is right: ``tests.simulation.simulation`` does.
+It doesn't decide what is right: ``tests.simulation.simulation`` does.
 """
 
 from __future__ import annotations

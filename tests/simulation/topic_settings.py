@@ -1,6 +1,6 @@
 """Settings and policies of simulated worlds in which a topic of partitions is tended.
 
-Owns drawing them. Must never draw what a settings file would be refused for.
+It doesn't draw what a settings file would be refused for.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A topic of partitions that is written, scaled, read by subscribers and groups, truncated, deleted, as one seed says.
 
-Owns what happens when. Must never depend on anything but the seed: the same seed gives the same trace.
+It doesn't depend on anything but the seed: the same seed gives the same trace.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A simulated topic of several partitions that are offloaded, truncated as one stream, swept, deleted and made again.
 
-Owns its partitions, whoever tends them, and what must hold whenever a record or an intent takes effect. Must never
-decide what happens.
+It doesn't decide what happens.
 """
 
 from __future__ import annotations

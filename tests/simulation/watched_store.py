@@ -1,6 +1,6 @@
 """A bucket that tells at once when a manifest's record, a stop, or the end of an object takes effect, and who did it.
 
-Owns noticing. Must never change a request or its answer: what is seen is seen after it happened, also late.
+It doesn't change a request or its answer: what is seen is seen after it happened, also late.
 """
 
 from __future__ import annotations

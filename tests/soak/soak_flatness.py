@@ -1,6 +1,6 @@
 """Whether what a process uses stays the same, or grows: decided from samples.
 
-Owns the decision, a pure function. Must never sample anything itself.
+It doesn't sample anything itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The load of a long run, in a process of its own: producers at full speed, and readers that check what they get.
 
-Owns what is sent and how it is recognised again. Must never let a producer run ahead of what is durable by more than
-its window: the hot tier would grow for want of a reader, and that would say nothing.
+It doesn't let a producer run ahead of what is durable by more than its window: the hot tier would grow for want of a
+reader, and that would say nothing.
 
     python -m tests.soak.soak_load ORDER        # until standard input ends; one line of totals at the end
 """

@@ -1,6 +1,6 @@
 """A picture of a long run: each series, its warm-up, its slope, and what was decided.
 
-Owns the layout. Must never decide anything: it draws what it is given.
+It doesn't decide anything: it draws what it is given.
 """
 
 from __future__ import annotations

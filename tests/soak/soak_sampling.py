@@ -1,6 +1,6 @@
 """What processes use, once a second: from the system and from what the sidecar exposes.
 
-Owns the samples. Must never ask more of a process than an operator's monitoring would.
+It doesn't ask more of a process than an operator's monitoring would.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Ctrl-C for processes that tests start.
 
-Owns that they heed it. Must never change how this process does.
+It doesn't change how this process does.
 """
 
 from __future__ import annotations

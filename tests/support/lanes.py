@@ -1,7 +1,6 @@
 """Which worker gets which tests, and in what order, when several run at once (pytest-xdist, ``--dist loadscope``).
 
-Owns two rules: all tests in the process's own Spark go to one worker, and what takes long begins first. Must never
-decide whether a test runs, or what it sees.
+It doesn't decide whether a test runs, or what it sees.
 
 Without the first rule each worker starts a Spark and warms it up; without the second the last minutes belong to one
 worker, which has just begun with what takes longest: xdist sorts modules by how many tests they have.

@@ -1,6 +1,6 @@
 """What a test knows to be there, though its type says that it may not be.
 
-Must never be used to pass by what a test is about: that something is there is then the assertion.
+Where that something is there is what a test is about, an assertion says so instead.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The admin interface of the fake Pulsar broker: real HTTP, about the topics it was given.
 
-Owns its server and what it was told. Must never be reachable from elsewhere, nor use the client it is to test.
+Only this machine reaches it. It doesn't use the client it is to test.
 """
 
 from __future__ import annotations

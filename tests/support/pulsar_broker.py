@@ -1,7 +1,6 @@
 """A Pulsar broker in this process, below any parser: real sockets, real frames, and misbehaving when told to.
 
-Owns its sockets and what it was told. Must never be reachable from elsewhere, nor use the code it is to test beyond the
-codec of frames.
+Only this machine reaches it. It doesn't use the code it is to test beyond the codec of frames.
 """
 
 from __future__ import annotations

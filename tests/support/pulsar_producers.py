@@ -1,6 +1,6 @@
 """Producers of the fake Pulsar broker's topics: what they send is stored, deduplicated, refused or lost on the way.
 
-Owns names, sequence ids and what goes wrong. Must never store what a broker that said no wouldn't have.
+It doesn't store what a broker that said no wouldn't have.
 """
 
 from __future__ import annotations

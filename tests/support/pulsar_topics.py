@@ -1,6 +1,6 @@
 """Topics of the fake Pulsar broker: ledgers of entries, subscriptions that are acknowledged, and lies.
 
-Owns what is stored and who gets it. Must never touch a socket: that is ``tests.support.pulsar_broker``.
+It doesn't touch a socket: that is ``tests.support.pulsar_broker``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Actors over one store whose every request waits for its turn.
 
-Owns the order of requests: a counterexample of a model, request by request, becomes a test. Must never let two
-requests run at once, nor wait for ever.
+It doesn't let two requests run at once, nor wait for ever.
 """
 
 from __future__ import annotations
