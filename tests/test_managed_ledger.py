@@ -151,6 +151,15 @@ def test_without_a_method_nothing_is_offloaded(bench: Bench) -> None:
     assert bench.read(topic, bench.expected[0][0], bench.expected[-1][0]) == bench.expected
 
 
+def test_before_anything_is_offloaded_no_hot_copy_is_deleted(bench: Bench) -> None:
+    topic = bench.open(method="none", deletion_lag_minutes=0)
+    bench.append(topic, 3)
+    topic.close_ledger()
+
+    assert topic.release_hot() == []
+    assert bench.read(topic, bench.expected[0][0], bench.expected[-1][0]) == bench.expected
+
+
 def test_a_second_opening_fences_the_first(bench: Bench) -> None:
     first = bench.open()
     bench.append(first, 2)

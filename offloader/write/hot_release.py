@@ -194,20 +194,21 @@ class HotRelease:
                 self._timer.cancel()
 
     def look(self) -> ReleasedLedgers:
-        """Poll now; raises like ``release_hot_ledgers``."""
+        """Poll now; raises like ``release_hot_ledgers``. Without a manifest nothing was offloaded yet."""
         now_ms = self._clock.now_ms()
         closed = (info for info in self._source.ledgers() if info.closed)
         if self._lag_ms < 0 or not any((info.closed_ms or now_ms) + self._lag_ms <= now_ms for info in closed):
             return ReleasedLedgers()
-        return release_hot_ledgers(
-            self._source, self._log, now_ms=now_ms, lag_ms=self._lag_ms, with_gaps=self._with_gaps
-        )
+        try:
+            return release_hot_ledgers(
+                self._source, self._log, now_ms=now_ms, lag_ms=self._lag_ms, with_gaps=self._with_gaps
+            )
+        except NotFound:
+            return ReleasedLedgers()
 
     def _tick(self) -> None:
         try:
             errors = self.look().errors
-        except NotFound:
-            errors = []  # nothing was ever offloaded
         except OffloaderError as cause:
             errors = [cause]
         # A common cause, such as a full disk, may block all of them: log it once.
