@@ -319,10 +319,13 @@ class ServiceView:
         served = {row["stream"]: row for row in self._process.document()["streams"]}
         try:
             return self._one_stream(name, served.get(name), served_only=served_only)
-        except NotFound:
-            named = resolve_name(name, served) if served_only else self._named(name)
-            if not named.partitions:
+        except OffloaderError as error:
+            partitions = dict(resolve_name(name, served).partitions)
+            if isinstance(error, NotFound) and not served_only:
+                partitions |= self._named(name).partitions
+            if not partitions:
                 raise
+        named = NamedStreams(name, dict(sorted(partitions.items())))
         one = partial(self._of_partition, served, served_only)
         return topic_row(name, numbered(named.partitions, at_once(one, named.streams)))
 

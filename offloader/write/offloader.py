@@ -309,8 +309,7 @@ class LedgerOffloader:
             offload.stop()
             raise
         self.observation.add(offload)
-        if self._observe:
-            self.observation.start(self._observers.call_after)
+        self.observe()
         return offload
 
     def offload_ledgers(self, source: LedgerSource, stream: str) -> Position | None:
@@ -338,6 +337,7 @@ class LedgerOffloader:
             source, run, settings=settings or self.settings.offload, workers=self._run_workers, clock=self._clock
         )
         trigger.start()
+        self.observe()
         return trigger
 
     def runs_of(self, settings: OffloadSettings | None) -> BackfillService:
@@ -347,6 +347,12 @@ class LedgerOffloader:
             if key not in self._runs:
                 self._runs[key] = BackfillService(self.store, self._tools_of(key), self.settings.manifest)
             return self._runs[key]
+
+    def observe(self) -> None:
+        """Start to observe the streams periodically, and so to write the status file, if that is wanted. Idempotent;
+        the first stream does it too."""
+        if self._observe:
+            self.observation.start(self._observers.call_after)
 
     def status(self) -> dict[str, Any]:
         """Status document (``offloader.monitor``) of this process's streams, its limits and its store."""

@@ -460,6 +460,32 @@ def test_status_file_of_a_stopped_process_says_so(
     assert [(row["stream"], row["mode"]) for row in rows] == [(ORDERS, "stopped")]
 
 
+@pytest.mark.parametrize("method", ["ledger", "none", "streaming", "nothing is served"])
+def test_status_file_is_kept_up_to_date_whatever_the_method(
+    store: FaultyStore, database: EmbeddedLedgers, tmp_path: Path, method: str
+) -> None:
+    feed, path = HeldFeed("feed"), tmp_path / "status.json"
+    is_idle = method == "nothing is served"
+    settings = settings_file(
+        telemetry__status_file=str(path),
+        telemetry__status_interval_s=0.05,
+        offload__method="streaming" if is_idle else method,
+    )
+    with serving(store, settings, feed):
+        assert feed.streams is not None
+        if not is_idle:
+            append(source := database.open_stream(ORDERS))
+            feed.streams.add(ORDERS, source, feed="feed")
+        eventually(path.exists)
+
+        def rows() -> list[str]:
+            return [row["stream"] for row in read_status_file(path)["streams"]]
+
+        eventually(lambda: rows() == ([] if is_idle else [ORDERS]))
+        written_ms = read_status_file(path)["written_ms"]
+        eventually(lambda: read_status_file(path)["written_ms"] > written_ms)
+
+
 @pytest.mark.slow
 def test_retention_and_cleanup_run_by_themselves(store: FaultyStore, database: EmbeddedLedgers) -> None:
     feed = HeldFeed()
