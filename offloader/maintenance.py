@@ -87,6 +87,14 @@ def awaited_approval(store: ObjectStore, plan: CleanupPlan) -> AwaitedApproval |
     return plan.awaited_approval(past_moves(read_decisions(retention, retention.scope()), number))
 
 
+def plan_changed(name: str) -> InvalidCall:
+    """The error for the approval of a plan that isn't the current one of a stream or topic."""
+    return InvalidCall(
+        f"stream {name}: what cleanup would delete has changed since it was looked at",
+        hint="look at it again, then approve that",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Pending:
     """One stream's undeleted objects of purged segments, refused batches, and what ``cleanup.delete`` would let go."""
@@ -208,10 +216,7 @@ class Maintenance:
 
         def require_approved(found: CleanupPlan) -> None:
             if found.identity != plan:
-                raise InvalidCall(
-                    f"stream {stream}: what cleanup would delete has changed since it was looked at",
-                    hint="look at it again, then approve that",
-                )
+                raise plan_changed(stream)
 
         report = cleanup_stream(
             self._store,

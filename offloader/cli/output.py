@@ -35,6 +35,14 @@ def bytes_text(count: int) -> str:
     return f"{size:.1f} {_UNITS[unit]}" if unit else f"{count} B"
 
 
+def rate_text(bytes_per_second: float) -> str:
+    """``1536000`` -> ``"1.5 MB/s"``: in powers of ten, as on the page."""
+    rate = bytes_per_second / 1e6
+    if 0 < rate < 0.01:
+        return "<0.01 MB/s"
+    return f"{rate:,.{0 if rate == 0 or rate >= 100 else 1 if rate >= 1 else 2}f} MB/s"
+
+
 def duration_text(seconds: float) -> str:
     """``7200`` -> ``"2.0 h"``; up to two of a unit in the next smaller one."""
     for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):

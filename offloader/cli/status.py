@@ -18,7 +18,7 @@ import typer
 
 from offloader.cli.errors import failure_of
 from offloader.cli.options import Json, StoreArguments, amount, name_argument, option
-from offloader.cli.output import Column, bytes_text, duration_text, json_line, print_rows
+from offloader.cli.output import Column, bytes_text, duration_text, json_line, print_rows, rate_text
 from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.manifest.log import list_streams
 from offloader.manifest.names import named_streams, resolve_name
@@ -166,6 +166,7 @@ PLAIN_COLUMNS = [
     Column("offered", "OFFERED", right=True),
     Column("tail", "TAIL", right=True),
     Column("lag", "LAG", _lag),
+    Column("bytes_per_second", "RATE", rate_text, right=True),
     Column("buffer", "BUFFER", _buffer),
     Column("segments", "SEGMENTS", _segments),
     Column("bytes_offloaded", "OFFLOADED", bytes_text, right=True),
@@ -180,11 +181,13 @@ PLAIN_COLUMNS = [
 def _cells(row: Mapping[str, Any], now_ms: int) -> dict[str, str]:
     """A stream's cells by column, in display order."""
     lag, buffer, when_ms, offloaded = (row.get(key) for key in ("lag", "buffer", "last_progress_ms", "bytes_offloaded"))
+    rate = row.get("bytes_per_second")
     return {
         "mode": _plain(row.get("mode")),
         "lag": "-" if lag is None else _lag_time(lag),
         "entries": "-" if lag is None else f"{lag['entries']:,}",
         "bytes": "-" if lag is None else bytes_text(lag["bytes"]),
+        "rate": "-" if rate is None else rate_text(rate),
         "buffer": "-" if buffer is None else f"{buffer['bytes'] / max(1, buffer['bytes_max']):.0%}",
         "progress": "-" if when_ms is None else f"{duration_text(max(0, now_ms - when_ms) / 1000)} ago",
         "committed": _plain(row.get("committed")),
@@ -202,7 +205,10 @@ def _lag_time(lag: Mapping[str, Any]) -> str:
 #: Columns of texts; the others are right-aligned.
 _LEFT = frozenset(("mode", "segments"))
 #: By priority for the available width.
-_PRIORITY = ("mode", "lag", "entries", "progress", "bytes", "buffer", "committed", "segments", "offloaded", "tail")
+_PRIORITY = (
+    *("mode", "lag", "entries", "progress", "bytes", "buffer", "rate"),
+    *("committed", "segments", "offloaded", "tail"),
+)
 
 
 def frame(

@@ -54,7 +54,7 @@ from offloader.manifest.boundary import (
     unlisted_incarnation,
     unlisted_segment,
 )
-from offloader.parallel_map import at_once, both
+from offloader.parallel_map import at_once
 from offloader.runtime.clock import Clock
 from offloader.store.base import CREATE, IfMatch, ObjectInfo, ObjectStore, PutMode, is_local
 from offloader.stream_names import name_clash, require_stream_name
@@ -200,21 +200,34 @@ def require_free_name(store: ObjectStore, stream: str) -> None:
     exists, other names don't matter, nor whether they can be read.
 
     Raises:
-        InvalidCall: as ``create_entry``.
+        InvalidCall: as ``create_entry``; or a topic whose partitions are streams here: it would hide them.
         StoreUnavailable: the store doesn't respond.
     """
 
-    def clashing() -> str | OffloaderError | None:
+    def clashing() -> OffloaderError | None:
         try:
-            return _clashing(store, stream)
+            clash = _clashing(store, stream)
+            return None if clash is None else name_clash(stream, clash)
         except OffloaderError as error:
             return error
 
+    def hidden() -> OffloaderError | None:
+        try:
+            partitions = partition_streams(store, stream)
+        except OffloaderError as error:
+            return error
+        if not partitions:
+            return None
+        why = f"stream {stream} can't be created: it is a topic with {len(partitions)} partitions here"
+        return InvalidCall(why, hint=f"name one of them: {next(iter(partitions.values()))}")
+
+    looks: list[Callable[[], object]] = [partial(read_entry, store, stream), clashing, hidden]
     with suppress(Corrupt, Unsupported):
-        entry, clash = both(partial(read_entry, store, stream), clashing, sequential=is_local(store))
-        if entry is not None or clash is None:
-            return
-        raise clash if isinstance(clash, OffloaderError) else name_clash(stream, clash)
+        entry, *found = at_once(_call, looks, sequential_max=len(looks) if is_local(store) else 1)
+        if entry is None:
+            for error in found:
+                if isinstance(error, OffloaderError):
+                    raise error
 
 
 def is_released(store: ObjectStore, stream: str) -> bool:

@@ -62,6 +62,14 @@ def stream_name(given: str) -> str:
     return stream_of_topic(given) if "://" in given else given
 
 
+def searched_name(given: str) -> str:
+    """What a search for a part of a topic's name, ``persistent://tenant/ns/top``, finds in streams' names; any other
+    text stays."""
+    rest = given.removeprefix("persistent://")
+    levels = rest.split("/", 2)
+    return rest if rest == given or len(levels) < 3 else f"{levels[0]}/{levels[1]}/persistent/{levels[2]}"
+
+
 def resolve_name(given: str, existing: Collection[str]) -> NamedStreams:
     """What a stream's or a topic's name means among the streams that exist.
 

@@ -12,6 +12,7 @@ from functools import lru_cache
 from formats.documents import GROUP_PREFIX, GroupState, StreamCutRow, ToDoRow, group_key, group_of_key
 from offloader.errors import InvalidCall, LimitReached, NotFound, OffloaderError
 from offloader.manifest.boundary import listed
+from offloader.manifest.names import stream_name
 from offloader.retention import reader_groups
 from offloader.retention.cuts import Cut, cut_of_rows, rows_alive, stream_rows
 from offloader.retention.reader_groups import GROUP_STREAMS_MAX, GroupConfig, absent_group, require_group
@@ -129,7 +130,7 @@ class ReaderGroups:
         Raises:
             InvalidCall: a stream that the group doesn't read, or positions that the stream doesn't have.
         """
-        for stream, cut in cuts.items():
+        for stream, cut in _named(cuts).items():
             if cut.offsets and (problem := self._stream(stream).cuts().problem(cut)):
                 raise InvalidCall(
                     f"reader {reader} of group {name} at checkpoint {checkpoint}, stream {stream}: {problem}"
@@ -256,11 +257,11 @@ class ReaderGroups:
 
     def _rows(self, cuts: Mapping[str, Cut]) -> tuple[StreamCutRow, ...]:
         """Cuts with the incarnations of their streams: a name may be reused later."""
-        homes = {}
-        for stream in cuts:
+        homes, named = {}, _named(cuts)
+        for stream in named:
             with suppress(NotFound):
                 homes[stream] = self._stream(stream).scope().rows
-        return stream_rows(cuts, homes)
+        return stream_rows(named, homes)
 
     def _check(self, config: GroupConfig) -> None:
         for stream in config.streams:
@@ -282,3 +283,8 @@ class ReaderGroups:
             return outcome
         found = self._change(group.name, lambda each: reader_groups.expired(each, heads))
         return GroupOutcome(found.group, [*outcome.refused, *found.refused], [*outcome.failed, *found.failed])
+
+
+def _named(cuts: Mapping[str, Cut]) -> dict[str, Cut]:
+    """Cuts by the streams' names, where a topic's was given."""
+    return {stream_name(of): cut for of, cut in cuts.items()}

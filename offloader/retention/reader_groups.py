@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from formats.documents import CheckpointRow, GroupState, StreamCutRow, ToDoRow
 from offloader.errors import InvalidCall, LimitReached, NotFound, Unsupported
+from offloader.manifest.names import stream_name
 from offloader.retention.cuts import FUTURE, Cut, both_rows, cut_of_rows, stream_rows
 from offloader.retention.subscribers import PublishStatus
 
@@ -30,7 +31,7 @@ class GroupConfig:
     """Configuration of a group.
 
     Attributes:
-        streams: names of streams or partitioned topics.
+        streams: names of streams, or of topics with or without partitions: ``persistent://tenant/ns/topic``.
         retention: whether it holds data back, and how its progress is reported.
         starts, ends: where it begins and ends, by stream; else at the stream's beginning, never.
         automatic_checkpoint_ms: time between two automatic checkpoints.
@@ -55,6 +56,9 @@ class GroupConfig:
             raise InvalidCall("a reader group needs a stream to read")
         if len(self.streams) > GROUP_STREAMS_MAX:
             raise LimitReached(f"a reader group of {len(self.streams)} streams: at most {GROUP_STREAMS_MAX}")
+        object.__setattr__(self, "streams", tuple(map(stream_name, self.streams)))
+        for name in ("starts", "ends"):
+            object.__setattr__(self, name, {stream_name(of): cut for of, cut in getattr(self, name).items()})
         if strangers := sorted({*self.starts, *self.ends} - set(self.streams)):
             raise InvalidCall(f"a cut is of stream {strangers[0]}, which the reader group doesn't read")
         for stream in self.streams:

@@ -284,6 +284,7 @@ class ServingProcess:
         for probe in self._probes():
             probe.start()
         self.streams.start()
+        self._offloader.observe()
         self._workers.call_after(TROUBLES_S, self._tell_troubles)
         if self.upkeep is not None:
             self.upkeep.start(self._workers.call_after)

@@ -8,7 +8,7 @@ import json
 import logging
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import asdict, dataclass
@@ -18,18 +18,19 @@ from typing import Any, Generic, TypeVar
 
 from formats.entries import Position
 from offloader.errors import InvalidCall, NotFound, OffloaderError
+from offloader.gc.orphans import Garbage
 from offloader.gc.plan import AwaitedApproval, CleanupPlan
 from offloader.gc.reconcile import Reconciliation
 from offloader.gc.sweep import cleanup_stream
 from offloader.inspect.inspect import segment_row, timeline_of
-from offloader.maintenance import awaited_approval
+from offloader.maintenance import Maintenance, awaited_approval, plan_changed
 from offloader.manifest.log import list_streams
-from offloader.manifest.names import NamedStreams, named_streams, resolve_name
+from offloader.manifest.names import NamedStreams, named_streams, resolve_name, searched_name, stream_name
 from offloader.manifest.protection import global_hold
 from offloader.manifest.segment_table import SegmentRecord
 from offloader.monitor import manifest_document, trouble_of, with_manifest
 from offloader.parallel_map import at_once
-from offloader.plot import StreamTimeline, thinned
+from offloader.plot import StreamTimeline
 from offloader.read.reader import load_stream
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.explain import explain, outcome_facts
@@ -40,6 +41,7 @@ from offloader.service.answers import ASKERS_MAX, Deadline, KeptAnswers, SoonAns
 from offloader.service.entry_pages import PARTITIONS_MAX, EntryQuery, entry_page
 from offloader.service.process import ServingProcess
 from offloader.service.streams import ProviderProblem
+from offloader.service.view_documents import joint_plan, numbered, timeline_document, topic_plan, topic_row
 from offloader.store.base import ObjectStore
 from offloader.store.wrappers import with_short_retries
 from offloader.telemetry.last_hour import LastHour
@@ -148,35 +150,6 @@ def start_after(segments: Sequence[SegmentRecord], after: str) -> int:
     return next((number + 1 for number in range(start, stop) if str(segments[number].uuid) == uuid), start)
 
 
-#: Bars of ledgers, and of segments; above it neighbours are merged.
-BARS_MAX = 400
-#: Points of entries over time.
-POINTS_MAX = 800
-#: Gaps listed.
-GAPS_MAX = 200
-
-
-def timeline_document(shape: StreamTimeline) -> dict[str, Any]:
-    """``{"ledgers", "segments", "timeline", "gaps", "ledgers_total", "segments_total", "is_thinned"}``.
-
-    A span is ``{"name", "start", "stop", "size_bytes"}`` in entries of the stream; ``timeline`` is pairs of entries
-    before and publish time in ms (-1: unknown), ``gaps`` of entries before and what is missing there.
-    """
-    ledgers, segments = thinned(shape.ledgers, BARS_MAX), thinned(shape.segments, BARS_MAX)
-    step = -(-len(shape.timeline) // POINTS_MAX) or 1
-    # From the end, to include the last point; the first one is the origin of the axis.
-    points = [shape.timeline[0], *reversed(shape.timeline[:0:-step])] if shape.timeline else []
-    return {
-        "ledgers": list(map(asdict, ledgers)),
-        "segments": list(map(asdict, segments)),
-        "timeline": [list(point) for point in points],
-        "gaps": [list(gap) for gap in shape.gaps[:GAPS_MAX]],
-        "ledgers_total": len(shape.ledgers),
-        "segments_total": len(shape.segments),
-        "is_thinned": len(ledgers) < len(shape.ledgers) or len(segments) < len(shape.segments),
-    }
-
-
 #: Most items of one page.
 LIMIT_MAX = 500
 #: Maximum age of the cached list of the store's streams.
@@ -277,9 +250,10 @@ class ServiceView:
         return Readiness(not any(each.blocks_ready for each in found), tuple(shown))
 
     def errors(self, *, stream: str | None = None, limit: int = LIMIT_MAX) -> list[dict[str, Any]]:
-        """The newest warnings and errors, the newest first."""
-        found = (each for each in self._process.recent.newest(stream=stream) if self._shows(each.stream))
-        return [asdict(each) for each in itertools.islice(found, limit)]
+        """The newest warnings and errors, the newest first; ``stream``: only of that stream or topic."""
+        found = [each for each in self._process.recent.newest() if self._shows(each.stream)]
+        wanted = None if stream is None else resolve_name(stream, {each.stream for each in found}).streams
+        return [asdict(each) for each in found if wanted is None or each.stream in wanted][:limit]
 
     def status(self) -> Mapping[str, Any]:
         """The status document of the process (as ``offloader status --status-file`` reads it)."""
@@ -292,7 +266,7 @@ class ServiceView:
 
     def config(self, topic: str = "") -> list[dict[str, Any]]:
         """Every effective setting of a topic, or of the process, with its source."""
-        values = self._streams.file.values_of(topic).values()
+        values = self._streams.file.values_of(stream_name(topic)).values()
         return sorted((each.as_json() for each in values), key=lambda row: str(row["name"]))
 
     def streams(
@@ -307,7 +281,7 @@ class ServiceView:
         """A page of the streams as status documents, including those that only the store has.
 
         Args:
-            contains: only names with this substring, case-insensitive.
+            contains: only names with this substring, case-insensitive; also of a topic's name, ``persistent://...``.
             after: ``next_after`` of the previous page.
             served_only: only those of this process, from memory: the store isn't asked.
 
@@ -319,7 +293,7 @@ class ServiceView:
         names = set(served)
         if not served_only:
             names |= set(self._names.get("", lambda: list(list_streams(self._store)), deadline=deadline))
-        wanted = contains.casefold()
+        wanted = searched_name(contains).casefold()
         rows = [
             served.get(name) or {"stream": name, "lag": None, "stalled": None, "last_error": None}
             for name in names
@@ -332,7 +306,7 @@ class ServiceView:
 
     def stream(self, name: str, *, served_only: bool = False) -> dict[str, Any]:
         """One stream's status document, with its manifest's recent state; with ``store_error`` if the store doesn't
-        respond for a stream that is served here.
+        respond for a stream that is served here. Of a topic with partitions: ``topic_row``.
 
         Args:
             served_only: only what this process knows, from memory: the store isn't asked.
@@ -340,9 +314,26 @@ class ServiceView:
         Raises:
             NotFound: neither served here nor, unless ``served_only``, in the store.
             OffloaderError: it isn't served here, and the store doesn't respond.
+            InvalidCall: a topic has more than ``PARTITIONS_MAX`` partitions.
         """
-        rows = self._process.document()["streams"]
-        row = next((dict(row) for row in rows if row["stream"] == name), None)
+        served = {row["stream"]: row for row in self._process.document()["streams"]}
+        try:
+            return self._one_stream(name, served.get(name), served_only=served_only)
+        except OffloaderError as error:
+            partitions = dict(resolve_name(name, served).partitions)
+            if isinstance(error, NotFound) and not served_only:
+                partitions |= self._named(name).partitions
+            if not partitions:
+                raise
+        named = NamedStreams(name, dict(sorted(partitions.items())))
+        one = partial(self._of_partition, served, served_only)
+        return topic_row(name, numbered(named.partitions, at_once(one, named.streams)))
+
+    def _of_partition(self, served: Mapping[str, Mapping[str, Any]], served_only: bool, name: str) -> dict[str, Any]:
+        return self._one_stream(name, served.get(name), served_only=served_only)
+
+    def _one_stream(self, name: str, served: Mapping[str, Any] | None, *, served_only: bool) -> dict[str, Any]:
+        row = None if served is None else dict(served)
         if served_only:
             if row is None:
                 raise NotFound(f"stream {name} isn't offloaded by this process", hint="ask for all of its streams")
@@ -357,6 +348,13 @@ class ServiceView:
             return self._labelled({**row, **unknown})
         return self._labelled(manifest if row is None else with_manifest(row, manifest))
 
+    def _named(self, name: str) -> NamedStreams:
+        """What a name means here. Raises ``InvalidCall``: more partitions than an answer is of."""
+        named = named_streams(self._store, name)
+        if len(named.partitions) > PARTITIONS_MAX:
+            named.require_one(f"an answer is of at most {PARTITIONS_MAX}")
+        return named
+
     def segments(self, name: str, *, after: str = "", limit: int = 100) -> Page[dict[str, Any]]:
         """A page of a stream's segments in the stream's order; of a topic's, one partition after the other.
 
@@ -367,9 +365,7 @@ class ServiceView:
             NotFound: no such stream.
             InvalidCall: ``after`` isn't a place among segments, or a topic has more than ``PARTITIONS_MAX`` partitions.
         """
-        named = named_streams(self._store, name)
-        if len(named.partitions) > PARTITIONS_MAX:
-            named.require_one(f"a page is of at most {PARTITIONS_MAX}")
+        named = self._named(name)
         # The number of its partition precedes a place.
         at, _, place = after.partition(" ") if named.partitions and after else ("0", "", after)
         if not at.isdecimal():
@@ -414,17 +410,30 @@ class ServiceView:
         return entry_page(self._store, name, self._streams.source_of, query)
 
     def ledgers(self, name: str) -> list[dict[str, Any]]:
-        """The hot tier's ledgers of a stream that is served here; none of others."""
-        source = self._streams.source_of(name)
-        return [] if source is None else [asdict(each) for each in source.ledgers()[-LIMIT_MAX:]]
+        """The hot tier's ledgers of a stream that is served here; none of others. Of a topic with partitions: of those
+        that are served here, one after the other, each with its ``stream`` and ``partition``."""
+
+        def of(stream: str) -> list[dict[str, Any]]:
+            source = self._streams.source_of(stream)
+            return [] if source is None else [asdict(each) for each in source.ledgers()[-LIMIT_MAX:]]
+
+        named = resolve_name(name, [row["stream"] for row in self._process.document()["streams"]])
+        parts = named.partitions.items()
+        return [{**row, "stream": each, "partition": number} for number, each in parts for row in of(each)] or of(name)
 
     def timeline(self, name: str) -> dict[str, Any]:
         """Readable segments over their ledgers and time, for a plot (``timeline_document``); empty lists if no segment
-        is readable yet.
+        is readable yet. Of a topic with partitions: one of each, in ``partitions``.
 
         Raises:
             NotFound: no such stream.
         """
+        named = self._named(name)
+        if named.partitions:
+            return {"partitions": numbered(named.partitions, at_once(self._timeline_of, named.streams))}
+        return self._timeline_of(name)
+
+    def _timeline_of(self, name: str) -> dict[str, Any]:
         state = load_stream(self._store, name)
         try:
             return timeline_document(timeline_of(state))
@@ -477,8 +486,14 @@ class ServiceView:
         return [each.as_json() for each in retention.subscribers(timeout_ms=timeout_ms)]
 
     def cleanup_plan(self, name: str, *, limit: int = LIMIT_MAX) -> dict[str, Any]:
-        """The next cleanup run's effect on a stream, segment by segment."""
-        named_streams(self._store, name).require_one("a plan is of one stream")
+        """The next cleanup run's effect on a stream, segment by segment. Of a topic with partitions: ``topic_plan``."""
+        named = self._named(name)
+        if named.partitions:
+            plans = at_once(partial(self._cleanup_plan, limit=limit), named.streams)
+            return topic_plan(name, numbered(named.partitions, plans), limit=limit)
+        return self._cleanup_plan(name, limit=limit)
+
+    def _cleanup_plan(self, name: str, *, limit: int) -> dict[str, Any]:
         settings = self._streams.settings_of(name)
         report = cleanup_stream(self._store, name, clock=self._clock, settings=settings, dry_run=True)
         plan = report.plan
@@ -520,12 +535,15 @@ class ServiceView:
         return {"left": {owner: asdict(left) for owner, left in upkeep.leftovers.items()}, "jobs": jobs}
 
     def orphans_of(self, name: str, *, limit: int = 100) -> list[dict[str, object]]:
-        """Orphaned objects under the stream's prefix, from a dry run."""
-        search = Reconciliation(
-            self._store, name, clock=self._clock, settings=self._streams.settings_of(name).manifest, delete=False
-        )
+        """Orphaned objects under the stream's prefix, or those of a topic's partitions, from a dry run."""
+
+        def leftovers(stream: str) -> Iterator[Garbage]:
+            settings = self._streams.settings_of(stream).manifest
+            return Reconciliation(self._store, stream, clock=self._clock, settings=settings, delete=False).leftovers()
+
         now_ms = self._clock.now_ms()
-        return [each.as_json(now_ms) for each in itertools.islice(search.leftovers(), min(limit, LIMIT_MAX))]
+        found = itertools.chain.from_iterable(map(leftovers, self._named(name).streams))
+        return [each.as_json(now_ms) for each in itertools.islice(found, min(limit, LIMIT_MAX))]
 
     def _remembered(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """A page's row of a stream that is served here, without a request to the store."""
@@ -570,6 +588,8 @@ def _manifest_of(store: ObjectStore, name: str) -> dict[str, Any] | NotFound:
 
 _log = logging.getLogger("offloader.service.commands")
 
+#: What one round of cleanup did, in numbers.
+_SWEPT = ("retired", "released", "purged", "deleted_objects", "deleted_bytes")
 #: Instead of a position: the current end.
 LATEST = "latest"
 
@@ -632,7 +652,7 @@ class ServiceControl:
         return self._each(name, "resume", lambda runs, each: runs.resume(each), by)
 
     def clean(self, name: str, *, plan: str, by: str) -> dict[str, Any]:
-        """One round of cleanup for a stream, although it retires more than half of it.
+        """One round of cleanup for a stream, or each partition of a topic, although it retires more than half of it.
 
         Args:
             plan: ``plan`` of the ``cleanup_plan`` that was approved.
@@ -644,16 +664,25 @@ class ServiceControl:
         upkeep = self._process.upkeep
         if upkeep is None:
             raise InvalidCall("this process doesn't clean up", hint="ask the one with serve.maintenance = true")
-        _tell("clean", name, by)
-        swept = upkeep.clean_approved(name, plan=plan, by=by).swept
-        return {
-            "stream": name,
-            "retired": swept.retired,
-            "released": swept.released,
-            "purged": swept.purged,
-            "deleted_objects": swept.deleted_objects,
-            "deleted_bytes": swept.deleted_bytes,
-        }
+        named = named_streams(self._store, name)
+        if not named.partitions:
+            return self._clean(upkeep, name, plan, by)
+        plans = {each: self._identity(each) for each in named.streams}
+        if joint_plan(plans) != plan:
+            raise plan_changed(name)
+        rows = [self._clean(upkeep, each, found, by) for each, found in plans.items() if found is not None]
+        sums = {key: sum(row[key] for row in rows) for key in _SWEPT}
+        return {"stream": name, **sums, "partitions": rows}
+
+    def _identity(self, stream: str) -> str | None:
+        settings = self._process.streams.settings_of(stream)
+        plan = cleanup_stream(self._store, stream, clock=self._clock, settings=settings, dry_run=True).plan
+        return None if plan is None else plan.identity
+
+    def _clean(self, upkeep: Maintenance, stream: str, plan: str, by: str) -> dict[str, Any]:
+        _tell("clean", stream, by)
+        swept = upkeep.clean_approved(stream, plan=plan, by=by).swept
+        return {"stream": stream, **{key: getattr(swept, key) for key in _SWEPT}}
 
     def subscribe(
         self, name: str, subscriber: str, *, start: object = None, generation: int = 0, by: str

@@ -22,6 +22,7 @@ from formats.segment import SegmentSummary
 from offloader.errors import Closed, InvalidCall, OffloaderError, StoreUnavailable
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.log import ManifestLog
+from offloader.manifest.names import stream_name
 from offloader.manifest.segment_table import AT_ROOT, is_at_root
 from offloader.manifest.state import EditRefused, ManifestState, StreamPaused
 from offloader.monitor import Observation
@@ -152,7 +153,7 @@ class LedgerOffloader:
         Args:
             uuid: the segment's name; each is used once.
             driver_metadata: where the objects are to be; empty, or this store's own.
-            stream: decides the keys; empty: Pulsar's own layout, objects at the store's root.
+            stream: its name, or its topic's, decides the keys; empty: Pulsar's own layout, objects at the store's root.
             incarnation, epoch: written to the objects, so that a bucket is self-describing.
             after: the position the first entry has to follow.
             buffer: counts held bytes together with other segments of the stream; default: one of its own.
@@ -170,7 +171,7 @@ class LedgerOffloader:
         upload = partial(upload_of, incarnation=incarnation, epoch=epoch, testimony=testimony)
         return OffloadHandle(
             uuid=uuid,
-            upload=upload(self.store, stream, uuid, None, codec=settings.codec),
+            upload=upload(self.store, stream_name(stream), uuid, None, codec=settings.codec),
             workers=self._workers,
             buffer=buffer or StreamQuota(settings.offload_buffer_bytes_max),
             settings=settings,
@@ -208,7 +209,7 @@ class LedgerOffloader:
         self._claim(uuid)
         upload = upload_of(
             self.store,
-            stream,
+            stream_name(stream),
             uuid,
             ledger.info.ledger_id,
             incarnation=incarnation,
@@ -227,12 +228,12 @@ class LedgerOffloader:
             ledger_id: the ledger.
             context: from ``offloader.manifest.state.offload_context``, or Pulsar's own metadata.
             driver_metadata: where the objects were written; empty, or this store's own.
-            stream: decides the keys; empty: Pulsar's own layout, objects at the store's root.
+            stream: its name, or its topic's, decides the keys; empty: Pulsar's own layout, objects at the store's root.
 
         Raises: as ``offloader.read.reader.read_offloaded``.
         """
         return read_offloaded(
-            self.store, ledger_id, context, driver_metadata, stream=stream, settings=self.settings.read
+            self.store, ledger_id, context, driver_metadata, stream=stream_name(stream), settings=self.settings.read
         )
 
     def delete_offloaded(
@@ -247,7 +248,7 @@ class LedgerOffloader:
         Raises (in the future):
             StoreUnavailable: the store kept one of them.
         """
-        folder = "" if is_at_root(driver_metadata) else stream
+        folder = "" if is_at_root(driver_metadata) else stream_name(stream)
         self._require_here({name: value for name, value in driver_metadata.items() if name not in AT_ROOT})
 
         def delete() -> None:
@@ -289,7 +290,7 @@ class LedgerOffloader:
             settings: of the stream; default: those of the process. Settings that all streams share (workers, memory,
                 segments of history at once) are always the process's.
         """
-        tools = self._tools_of(settings)
+        stream, tools = stream_name(stream), self._tools_of(settings)
         log = log or self.history.owners_log(stream)
         make_handle = partial(
             self.streaming_offload,
@@ -308,8 +309,7 @@ class LedgerOffloader:
             offload.stop()
             raise
         self.observation.add(offload)
-        if self._observe:
-            self.observation.start(self._observers.call_after)
+        self.observe()
         return offload
 
     def offload_ledgers(self, source: LedgerSource, stream: str) -> Position | None:
@@ -318,7 +318,7 @@ class LedgerOffloader:
         Raises:
             the error of the first failed ledger; all others were tried.
         """
-        result = self.history.ledgers(source, stream)
+        result = self.history.ledgers(source, stream_name(stream))
         if result.errors:
             raise result.errors[0]
         return result.committed
@@ -332,11 +332,12 @@ class LedgerOffloader:
             source: the hot tier, of the appending process.
             settings: as for ``offload_stream``.
         """
-        run = partial(self.runs_of(settings).ledgers, source, stream)
+        run = partial(self.runs_of(settings).ledgers, source, stream_name(stream))
         trigger = LedgerTrigger(
             source, run, settings=settings or self.settings.offload, workers=self._run_workers, clock=self._clock
         )
         trigger.start()
+        self.observe()
         return trigger
 
     def runs_of(self, settings: OffloadSettings | None) -> BackfillService:
@@ -346,6 +347,12 @@ class LedgerOffloader:
             if key not in self._runs:
                 self._runs[key] = BackfillService(self.store, self._tools_of(key), self.settings.manifest)
             return self._runs[key]
+
+    def observe(self) -> None:
+        """Start to observe the streams periodically, and so to write the status file, if that is wanted. Idempotent;
+        the first stream does it too."""
+        if self._observe:
+            self.observation.start(self._observers.call_after)
 
     def status(self) -> dict[str, Any]:
         """Status document (``offloader.monitor``) of this process's streams, its limits and its store."""

@@ -75,6 +75,39 @@ def test_page_shows_state_of_real_process(look: Look, tmp_path: Path) -> None:
         expect(page.locator("#state")).to_have_text("Working")
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_topic_page_shows_all_partitions_and_offloads_them(
+    look: Look, keep_picture: Keep, tmp_path: Path, width: int
+) -> None:
+    partitions = [f"shop/eu/persistent/events-partition-{number}" for number in (0, 1)]
+    with http_process(tmp_path, streams=(*partitions, ORDERS)) as (http, process):
+        # Retention is of the topic: a partition's page says so.
+        page = shown(look(f"{http.url}/{address(partitions[1])}", width=width, expected=("400",)))
+        page.get_by_role("link", name="All partitions").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("events")
+        table = page.get_by_role("table", name="Partitions").locator("tbody tr")
+        expect(table).to_have_count(2)
+        expect(table.nth(1)).to_contain_text("live")
+        expect(page.get_by_role("region", name="In the store")).to_contain_text("40 entries")
+        expect(page.get_by_role("region", name="Ledgers, segments and time")).to_be_hidden()
+        expect(page.get_by_role("table", name="Segments").locator("tbody tr")).to_have_count(2)
+        for stream in partitions:
+            process.sources[stream].append([b"one more"])
+        page.get_by_role("button", name="Offload now").click()
+        expect(page.get_by_text("Everything of 2 partitions is in the store.")).to_be_visible()
+        expect(page.get_by_role("table", name="Segments")).to_contain_text("partition 1, V2, ledger")
+        expect(page.get_by_role("region", name="In the store")).to_contain_text("42 entries")
+        assert overflow_px(page) <= 0
+        keep_picture(page, f"topic-{width}")
+        page.get_by_role("table", name="Partitions").get_by_role("link", name="partition 0").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("events-partition-0")
+        expect(page.get_by_role("region", name="Ledgers, segments and time")).to_be_visible()
+        # A topic is found by the name that a person knows.
+        page.goto(f"{http.url}/#/stream/persistent%3A%2F%2Fshop%2Feu%2Fevents")
+        expect(table).to_have_count(2)
+        page.goto("about:blank")
+
+
 def test_stream_page_draws_ledgers_segments_and_facts(serve: Serve, look: Look, keep_picture: Keep) -> None:
     view = lively()
     page = shown(look(serve(view).url + address(WORST), expected=("404",)))

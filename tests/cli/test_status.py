@@ -14,6 +14,7 @@ import subprocess
 import sys
 import termios
 import threading
+from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
 from uuid import uuid4
@@ -24,14 +25,16 @@ from formats.entries import Position
 from formats.manifest import Assign
 from offloader.cli.status import watch
 from offloader.errors import Corrupt, StoreUnavailable
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import open_managed_ledger
 from offloader.settings import Settings
 from offloader.store.open import open_store
 from offloader.testing.manual_clock import ManualClock
 from tests.cli.reading_verbs import Offloader
 from tests.support.ctrl_c import heed_ctrl_c
+from tests.support.served import HeldFeed, serving, settings_file
 from tests.support.streams import BASE_MS, StreamWriter, batch_of
-from tests.support.waiting import PATIENCE_S
+from tests.support.waiting import PATIENCE_S, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -119,6 +122,34 @@ def test_status_file_and_manifest_are_merged(
     assert (live["stream"], live["source"], live["mode"]) == ("live", "process and manifest", "stopped")
     assert live["segments"] == {"assigned": 0, "offloaded": 1, "retired": 0, "failed": 0}
     assert (orders["stream"], orders["source"]) == ("orders", "manifest")
+
+
+def test_rate_of_a_serving_process_is_in_the_table_and_in_json(
+    offloader: Offloader, tmp_path: Path, store_url: str
+) -> None:
+    file, feed = tmp_path / "status.json", HeldFeed()
+    database = EmbeddedLedgers(str(tmp_path / "ledgers.db"))
+    source = database.open_stream("orders")
+    open_store(store_url, create=True)
+    settings = settings_file(
+        serve__store=store_url, telemetry__status_file=str(file), telemetry__status_interval_s=0.05
+    )
+    with serving(None, settings, feed) as assembled, closing(database):
+        assert feed.streams is not None
+        eventually(feed.streams.add("orders", source, feed="held").status)
+        source.append([b"x" * 1_000_000], [BASE_MS])
+        assembled.process.streams.require("orders").offload(None, timeout_s=PATIENCE_S)
+
+        def is_fast() -> bool:
+            (row,) = offloader("status", "--status-file", str(file), "--json").rows
+            return bool(row["bytes_per_second"] > 1000)
+
+        eventually(is_fast)
+        heading, row = offloader("status", "--status-file", str(file), "--store", store_url).out.splitlines()[-2:]
+        assert "RATE" in heading
+        assert " MB/s" in row
+    (row,) = offloader("status", "--store", store_url, "--json").rows
+    assert row["bytes_per_second"] is None
 
 
 def test_an_old_file_is_called_old(offloader: Offloader, tmp_path: Path, store_url: str) -> None:

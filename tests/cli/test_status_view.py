@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from offloader.cli.output import rate_text
 from offloader.cli.status import frame, head_lines, limit_lines
 from tests.support.streams import BASE_MS
 
@@ -49,6 +50,37 @@ def test_a_wide_terminal_shows_positions_segments_and_what_was_offloaded_too() -
     assert heading.split()[-4:] == ["COMMITTED", "TAIL", "OFFLOADED", "SEGMENTS"]
     assert shown.endswith("  90 s ago       7:99  7:142   12.0 GiB  12 offloaded, 1 failed")
     assert shown.startswith("public/default/persistent/orders-partition-0  live  ")
+
+
+@pytest.mark.parametrize(("width", "is_shown"), [(80, False), (100, True), (200, True)])
+def test_a_terminal_of_100_columns_shows_how_fast_each_stream_is_offloaded(width: int, is_shown: bool) -> None:
+    name = "orders-of-a-shop-with-a-long-name"
+    rows = [
+        row(0, stream=f"{PREFIX}{name}-0", bytes_per_second=12_345_678.9),
+        row(1, stream=f"{PREFIX}{name}-1", bytes_per_second=0.0),
+        row(2, stream=f"{PREFIX}{name}-2", bytes_per_second=None),
+    ]
+    heading, *shown = lines(rows, width)[2:]
+    assert ("RATE" in heading.split()) is is_shown
+    for said, line in zip(("12.3 MB/s", " 0 MB/s", " - "), shown, strict=True):
+        assert (said in line) is is_shown
+    assert all(column in heading for column in ("MODE", "LAG", "ENTRIES", "BYTES", "BUFFER", "PROGRESS"))
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [
+        (0.0, "0 MB/s"),
+        (1.0, "<0.01 MB/s"),
+        (123_456.0, "0.12 MB/s"),
+        (1_536_000.0, "1.5 MB/s"),
+        (99_940_000.0, "99.9 MB/s"),
+        (123_400_000.0, "123 MB/s"),
+        (1_234_000_000.0, "1,234 MB/s"),
+    ],
+)
+def test_rate_is_written_as_on_the_page(rate: float, text: str) -> None:
+    assert rate_text(rate) == text
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 100, 120, 160, 200])

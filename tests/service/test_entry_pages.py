@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from offloader.manifest.log import ManifestLog, load_manifest
+from offloader.retention.truncate import truncate_stream
+from offloader.runtime.clock import SystemClock
 from offloader.service.http.server import OffloadHttp
 from offloader.store.open import open_store
 from services.servers import free_port
@@ -112,26 +115,106 @@ def test_segments_of_a_topic_come_in_pages_partition_by_partition(served: Served
         assert found == whole["items"]
 
 
+def of_topic(http: OffloadHttp, what: str = "", topic: str = "persistent://shop/eu/events") -> Any:
+    answer = ask(f"{http.url}/v1/streams/{quoted(topic)}{what}")
+    assert answer.status == 200, answer.body
+    return answer.json()
+
+
+def of_each(http: OffloadHttp, what: str = "") -> list[Any]:
+    return [ask(f"{http.url}/v1/streams/{quoted(each)}{what}").json() for each in PARTITIONS]
+
+
+def test_status_of_a_topic_is_the_sum_of_its_partitions(served: Served) -> None:
+    http, _ = served
+    for query in ("", "?served=true"):
+        found, alone = of_topic(http, query), of_each(http, query)
+        assert [(row["stream"], row["partition"]) for row in found["partitions"]] == [
+            (stream, number) for number, stream in enumerate(PARTITIONS)
+        ]
+        assert (found["stream"], found["namespace"], found["active"]) == ("shop/eu/persistent/events", "shop/eu", True)
+        assert (found["mode"], found["feed"]) == (alone[0]["mode"], "ledgers")
+        assert found["lag"] == {"entries": 0, "bytes": 0, "seconds": 0.0}
+        for key in ("entries_offloaded", "bytes_offloaded"):
+            assert found[key] == sum(row[key] for row in alone) > 0
+        assert found["segments"]["offloaded"] == sum(row["segments"]["offloaded"] for row in alone)
+        assert found["last_progress_ms"] == max(row["last_progress_ms"] for row in alone)
+        assert [row["committed"] for row in found["partitions"]] == [row["committed"] for row in alone]
+
+
+def test_timeline_and_ledgers_of_a_topic_are_those_of_its_partitions(served: Served) -> None:
+    http, _ = served
+    shapes = of_topic(http, "/timeline")["partitions"]
+    alone = of_each(http, "/timeline")
+    assert [
+        {**shape, "stream": PARTITIONS[number], "partition": number} for number, shape in enumerate(alone)
+    ] == shapes
+    assert all(shape["segments"] for shape in shapes)
+    ledgers = of_topic(http, "/ledgers")["items"]
+    assert [(row["stream"], row["partition"], row["ledger_id"]) for row in ledgers] == [
+        (PARTITIONS[number], number, row["ledger_id"])
+        for number, found in enumerate(of_each(http, "/ledgers"))
+        for row in found["items"]
+    ]
+
+
+def test_orphans_of_a_topic_are_those_of_its_partitions(served: Served) -> None:
+    http, process = served
+    keys = [f"{stream}/data/left-{number}" for number, stream in enumerate(PARTITIONS)]
+    for key in keys:
+        process.store.put(key, b"foreign")
+    assert [row["key"] for row in of_topic(http, "/orphans")["items"]] == keys
+    assert [row["key"] for row in of_topic(http, "/orphans?limit=1")["items"]] == keys[:1]
+    for key in keys:
+        process.store.delete([key])
+
+
+def test_plan_of_cleanup_of_a_topic_is_of_all_its_partitions(served: Served) -> None:
+    (http, process), clock = served, SystemClock()
+    for number, stream in enumerate(PARTITIONS):  # partition 0 loses more than partition 1
+        for _ in range(2):
+            process.sources[stream].append([b"more"], [1_700_000_000_000])
+            process.streams[stream].offload(timeout_s=PATIENCE_S)
+        segments = load_manifest(process.store, stream).offloaded()
+        truncate_stream(ManifestLog(process.store, stream, clock=clock), segments[2 - number].begin, clock=clock)
+    found, alone = of_topic(http, "/cleanup"), of_each(http, "/cleanup")
+    assert [plan["segments"] for plan in alone] == [2, 1]
+    for key in ("segments", "bytes", "bytes_stored"):
+        assert found[key] == sum(plan[key] for plan in alone) > 0
+    assert [line["stream"] for line in found["lines"]] == [PARTITIONS[0], PARTITIONS[0], PARTITIONS[1]]
+    assert [(row["stream"], row["partition"], row["plan"]) for row in found["partitions"]] == [
+        (stream, number, alone[number]["plan"]) for number, stream in enumerate(PARTITIONS)
+    ]
+    assert found["plan"] not in (None, alone[0]["plan"], alone[1]["plan"])
+    few = of_topic(http, "/cleanup?limit=1")
+    assert (few["plan"], len(few["lines"]), few["is_whole"]) == (found["plan"], 1, False)
+
+
+def test_every_route_of_a_stream_takes_a_topic_with_partitions(served: Served) -> None:
+    """Routes of brokers are of a managed ledger, whose name isn't a topic's."""
+    http, _ = served
+    paths = ask(f"{http.url}/v1/openapi.json").json()["paths"]
+    routes = [path for path, methods in paths.items() if path.startswith("/v1/streams/{stream}") and "get" in methods]
+    routes = [path for path in routes if "{ledger}" not in path]
+    assert len(routes) >= 10
+    for path in routes:
+        of_topic(http, path.removeprefix("/v1/streams/{stream}"))
+    for query in ("/v1/errors?stream=", "/v1/config?topic="):
+        assert ask(f"{http.url}{query}{quoted('persistent://shop/eu/events')}").status == 200
+
+
 @pytest.mark.parametrize(
-    ("what", "status", "said"),
+    ("text", "found"),
     [
-        ("", 404, "is a topic with 2 partitions, and this is about one stream"),
-        ("/timeline", 404, "is a topic with 2 partitions, and this is about one stream"),
-        ("/cleanup", 400, "has 2 partitions, and a plan is of one stream"),
+        ("persistent://shop/eu/events", PARTITIONS),
+        ("persistent://shop/eu/EVENTS-partition-1", PARTITIONS[1:]),
+        ("persistent://shop/e", [ORDERS, PAYMENTS, *PARTITIONS, *COUNTED]),
+        ("persistent://shop/eu/nothing", []),
     ],
 )
-def test_what_is_of_one_stream_names_the_partitions_of_a_topic(
-    served: Served, what: str, status: int, said: str
-) -> None:
-    answer = ask(f"{served[0].url}/v1/streams/{quoted('persistent://shop/eu/events')}{what}")
-    problem = answer.json()
-    assert (answer.status, said in problem["detail"]) == (status, True)
-    assert problem["hint"] == f"name {PARTITIONS[0]} or {PARTITIONS[1]}"
-
-
-@pytest.mark.parametrize("what", ["retention", "decisions", "subscribers", "entries"])
-def test_what_is_of_a_topic_takes_one_with_partitions(served: Served, what: str) -> None:
-    assert ask(f"{served[0].url}/v1/streams/{quoted('persistent://shop/eu/events')}/{what}").status == 200
+def test_streams_are_found_by_a_part_of_a_topics_name(served: Served, text: str, found: list[str]) -> None:
+    rows = ask(f"{served[0].url}/v1/streams?contains={quoted(text)}").json()["items"]
+    assert sorted(row["stream"] for row in rows) == sorted(found)
 
 
 @pytest.mark.parametrize(

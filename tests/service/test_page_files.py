@@ -10,7 +10,7 @@ import pytest
 
 from offloader.plot import Span, StreamTimeline
 from offloader.service.http.routes import PAGE_HEADERS, page_files
-from offloader.service.queries import BARS_MAX, POINTS_MAX, timeline_document
+from offloader.service.view_documents import BARS_MAX, POINTS_MAX, timeline_document
 from tests.support.http_process import ask, http_process
 
 FOLDER = Path(__file__).resolve().parents[2] / "offloader" / "service" / "dashboard"

@@ -91,6 +91,26 @@ def test_served_streams_are_shown_while_the_store_is_unreachable(tmp_path: Path)
 
 
 @pytest.mark.slow
+def test_topic_is_known_by_the_partitions_that_are_served_before_the_store_has_them(tmp_path: Path) -> None:
+    topic, clock = "shop/eu/persistent/events", ManualClock()
+    partitions = [f"{topic}-partition-{number}" for number in (0, 1)]
+    away = FaultyStore(open_store("memory://topic-without-store"), [Fault(call=1, calls=10**6)], clock=clock)
+    with http_process(tmp_path, streams=(ORDERS,)) as (_, process):
+        rows = [{**idle_document(each, "starting", error=None), "active": True} for each in partitions]
+        for store in (process.store, away):
+            view = ServiceView(store, clock=clock, process=_Idle(process, rows).served)
+            found = view.stream(topic)
+            assert (found["mode"], [row["stream"] for row in found["partitions"]]) == ("starting", partitions)
+            assert bool(found.get("store_error")) is (store is away)
+        # Those of the store and of another process are partitions as well.
+        process.add(f"{topic}-partition-2")
+        view = ServiceView(process.store, clock=clock, process=_Idle(process, rows).served)
+        assert [row["partition"] for row in view.stream(topic)["partitions"]] == [0, 1, 2]
+        with pytest.raises(NotFound):
+            view.stream("shop/eu/persistent/nothing")
+
+
+@pytest.mark.slow
 def test_state_of_the_process_needs_no_answer_of_the_store(tmp_path: Path) -> None:
     """What was offloaded is by the manifest as the process knows it; the store isn't asked."""
     with http_process(tmp_path, streams=(ORDERS,)) as (_, process):

@@ -460,6 +460,32 @@ def test_status_file_of_a_stopped_process_says_so(
     assert [(row["stream"], row["mode"]) for row in rows] == [(ORDERS, "stopped")]
 
 
+@pytest.mark.parametrize("method", ["ledger", "none", "streaming", "nothing is served"])
+def test_status_file_is_kept_up_to_date_whatever_the_method(
+    store: FaultyStore, database: EmbeddedLedgers, tmp_path: Path, method: str
+) -> None:
+    feed, path = HeldFeed("feed"), tmp_path / "status.json"
+    is_idle = method == "nothing is served"
+    settings = settings_file(
+        telemetry__status_file=str(path),
+        telemetry__status_interval_s=0.05,
+        offload__method="streaming" if is_idle else method,
+    )
+    with serving(store, settings, feed):
+        assert feed.streams is not None
+        if not is_idle:
+            append(source := database.open_stream(ORDERS))
+            feed.streams.add(ORDERS, source, feed="feed")
+        eventually(path.exists)
+
+        def rows() -> list[str]:
+            return [row["stream"] for row in read_status_file(path)["streams"]]
+
+        eventually(lambda: rows() == ([] if is_idle else [ORDERS]))
+        written_ms = read_status_file(path)["written_ms"]
+        eventually(lambda: read_status_file(path)["written_ms"] > written_ms)
+
+
 @pytest.mark.slow
 def test_retention_and_cleanup_run_by_themselves(store: FaultyStore, database: EmbeddedLedgers) -> None:
     feed = HeldFeed()
@@ -519,6 +545,38 @@ def test_cleanup_of_more_than_half_waits_for_the_approval_of_its_plan(
         done = assembled.control.clean(ORDERS, plan=plan["plan"], by="a test")
         assert done["retired"] == plan["segments"]
         eventually(lambda: assembled.view.overview()["awaiting_approval"] == [])
+
+
+def test_plan_of_a_topic_is_approved_for_all_its_partitions(store: FaultyStore, database: EmbeddedLedgers) -> None:
+    feed, clock, topic = HeldFeed(), SystemClock(), "shop/eu/persistent/events"
+    # The second partition has nothing to delete.
+    partitions = [f"{topic}-partition-{number}" for number in (0, 1, 2)]
+    with serving(store, settings_file(serve__maintenance=True, cleanup__delete=True), feed) as assembled:
+        assert feed.streams is not None
+        for number, stream in enumerate(partitions):
+            source = database.open_stream(stream)
+            served = feed.streams.add(stream, source, feed="held")
+            eventually(served.status)
+            append(source, 400)
+            served.offload(None, timeout_s=PATIENCE_S)
+            last = append(source)
+            served.offload(None, timeout_s=PATIENCE_S)
+            if number != 1:
+                truncate_stream(ManifestLog(store, stream, clock=clock), last, clock=clock)
+        plan = assembled.view.cleanup_plan(topic)
+        planned = [row["segments"] for row in plan["partitions"]]
+        assert (plan["large"], plan["deletes"], plan["segments"], planned[1]) == (True, True, sum(planned), 0)
+        one = plan["partitions"][0]["plan"]
+        for stale in ("another", one):
+            with pytest.raises(InvalidCall, match=f"{topic}: what cleanup would delete has changed"):
+                assembled.control.clean(topic, plan=stale, by="a test")
+        done = assembled.control.clean(topic, plan=plan["plan"], by="a test")
+        assert done["retired"] == plan["segments"] > 0
+        assert [(row["stream"], row["retired"]) for row in done["partitions"]] == list(
+            zip(partitions, planned, strict=True)
+        )
+        with pytest.raises(InvalidCall, match="has changed"):
+            assembled.control.clean(topic, plan=plan["plan"], by="a test")
 
 
 def test_hanging_source_does_not_delay_status_requests(

@@ -195,6 +195,23 @@ def test_each_route_shows_a_bound_token_its_own_streams_only(
         assert said(http, route, OTHER, "ADMIN").status == 200
 
 
+@pytest.mark.parametrize(
+    ("token", "topic", "status"),
+    [
+        ("TEAM", "persistent://shop/eu/orders", 200),
+        ("TEAM", "persistent://shop/eu/clicks", 200),
+        ("CLICKS", "persistent://shop/eu/clicks", 200),
+        ("CLICKS", "persistent://shop/eu/orders", 404),
+        ("TEAM", "persistent://secret/plans/mergers", 404),
+    ],
+)
+def test_a_bound_token_names_its_streams_as_topics(
+    process: tuple[OffloadHttp, HttpProcess], token: str, topic: str, status: int
+) -> None:
+    for what in ("", "/entries", "/timeline"):
+        assert said(process[0], f"GET /v1/streams/{{stream}}{what}", topic, token).status == status
+
+
 @pytest.mark.slow
 def test_answers_about_the_process_are_about_the_tokens_streams(process: tuple[OffloadHttp, HttpProcess]) -> None:
     http, _ = process

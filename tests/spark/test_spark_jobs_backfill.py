@@ -293,6 +293,17 @@ def test_ledger_method_backfills_ledgers_singly_and_skips_disabled_streams(
     assert "its method is none" in named.error.message
 
 
+def test_partition_that_is_named_by_its_topic_and_not_offloaded_is_an_error(
+    spark: SparkSession, hot: HotTier, store: ObjectStore
+) -> None:
+    """Of a pattern such a stream is left out."""
+    hot.database.open_stream("a/b/persistent/c-partition-0").append([b"x"], [1])
+    file = SettingsFile("test", {"": {"offload.method": "none"}})
+    for name, is_error in (("persistent://a/b/c", True), ("a/b/*", False)):
+        [done] = backfill(spark, [name], {"store": store.url}, ledgers=hot.url, config=file)
+        assert (done.stream, done.error is not None) == ("a/b/persistent/c-partition-0", is_error)
+
+
 @pytest.mark.parametrize(
     ("streams", "more", "kind", "expected"),
     [

@@ -8,11 +8,14 @@ import pytest
 from pyspark.sql.types import StructType
 
 from offloader.errors import InvalidCall
+from offloader.manifest.names import matching_streams
 from offloader.runtime.clock import SystemClock
+from offloader.spark.jobs.verify import pinned_streams
 from offloader.spark.options import Needs, SourceOptions, require_fixed_start
 from offloader.spark.scan import pinned_states, streams_named
 from offloader.spark.source import OffloaderDataSource
 from offloader.store.open import open_store
+from offloader.times import time_ms_of
 from tests.spark.reading import planned
 from tests.support.streams import StreamWriter, batch_of
 
@@ -70,3 +73,18 @@ def test_streaming_query_refuses_a_start_that_moves_when_it_is_restarted(url: st
         OffloaderDataSource(given).streamReader(StructType([]))
     assert "give the time itself: 20" in caught.value.hint
     require_fixed_start({**given, "startTime": "2026-11-25"})
+
+
+def test_jobs_take_topics_with_partitions(url: str) -> None:
+    """Verification and export pin the streams of a name; backfill looks for them among those of the hot tier."""
+    partitions = [f"{STREAM}-partition-{number}" for number in (0, 1)]
+    for name in ("persistent://shop/eu/orders", STREAM):
+        pinned = pinned_streams([name, f"{STREAM}-partition-1"], {"store": url})
+        assert [state.stream for state, _ in pinned] == partitions
+        assert matching_streams(name, [*partitions, "shop/eu/persistent/plain"]) == partitions
+
+
+@pytest.mark.parametrize("form", ["2013-07-04", "2013-07-04T12:00:00Z", "2013-07-04T14:00:00+02:00", "1372939200000"])
+def test_times_of_a_query_are_written_as_on_the_command_line(url: str, form: str) -> None:
+    found = options(url, stream=STREAM, startTime=form, endTime=form)
+    assert found.start_ms == found.end_ms == time_ms_of(form, option="", now_ms=0)

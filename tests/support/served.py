@@ -69,9 +69,17 @@ class HeldFeed:
 
 @contextmanager
 def serving(
-    store: ObjectStore, file: SettingsFile, *feeds: StreamProvider, clock: Clock | None = None, started: bool = True
+    store: ObjectStore | None,
+    file: SettingsFile,
+    *feeds: StreamProvider,
+    clock: Clock | None = None,
+    started: bool = True,
 ) -> Iterator[Assembled]:
-    """A process with these feeds and nothing else, stopped without draining at the end."""
+    """A process with these feeds and nothing else, stopped without draining at the end.
+
+    Args:
+        store: instead of the settings' ``serve.store``; it isn't measured.
+    """
     recent = RecentErrors()
     logger = logging.getLogger("offloader")
     logger.addHandler(recent)

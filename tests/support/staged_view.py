@@ -14,7 +14,8 @@ from typing import Any
 from offloader.errors import NotFound, StoreUnavailable
 from offloader.monitor import idle_document
 from offloader.plot import StreamTimeline
-from offloader.service.queries import Page, StreamOrder, page_of, timeline_document
+from offloader.service.queries import Page, StreamOrder, page_of
+from offloader.service.view_documents import timeline_document
 from tests.support.waiting import PATIENCE_S
 
 NOW_MS = 1_795_000_000_000

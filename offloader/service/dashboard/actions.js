@@ -64,9 +64,10 @@ export class Actions {
 
   #offload() {
     const body = { wait_seconds: OFFLOAD_WAIT_S };
-    this.#do("Offloading…", routes.offload, body, ({ committed }) =>
-      committed ? `Everything up to ${committed} is in the store.` : "The stream has no entry.",
-    );
+    this.#do("Offloading…", routes.offload, body, ({ committed, partitions }) => {
+      if (partitions) return `Everything of ${many(partitions.length, "partition")} is in the store.`;
+      return committed ? `Everything up to ${committed} is in the store.` : "The stream has no entry.";
+    });
   }
 
   async #pause() {

@@ -24,6 +24,14 @@ const SEGMENTS = [
   ["Stored", "number"],
   ["Offloaded", "number"],
 ];
+const PARTITIONS = [
+  ["Partition", ""],
+  ["Mode", ""],
+  ["Behind", "number"],
+  ["Offloaded", "number"],
+  ["Rate", "number"],
+  ["Progress", "number"],
+];
 const SUBSCRIBERS = [
   ["Subscriber", ""],
   ["State", ""],
@@ -64,6 +72,8 @@ export class StreamView {
     this.heading = el("h1", { tabindex: "-1" }, this.title);
     this.trouble = el("div", { class: "notice bad", role: "alert", hidden: true });
     this.tiles = el("div", { class: "tiles" });
+    this.partitions = card("Partitions");
+    this.partitions.section.hidden = true;
     this.picture = card("Ledgers, segments and time");
     this.facts = card("Where it stands");
     this.retention = card("What retention would do now, and why");
@@ -79,6 +89,8 @@ export class StreamView {
     this.fresh = el("p", { class: "fresh" });
     this.#makeSegments();
     const [space] = nameOf(name);
+    const topic = PARTITION.exec(name);
+    const whole = topic ? el("a", { class: "back", href: addressOf(topic[1]) }, "All partitions") : null;
     this.root = el(
       "div",
       { class: "stack" },
@@ -89,12 +101,14 @@ export class StreamView {
         this.heading,
         this.badge,
         el("span", { class: "faint" }, space),
+        whole,
         this.actions.bar,
       ),
       this.trouble,
       this.actions.notice,
       this.tiles,
       this.fresh,
+      this.partitions.section,
       this.picture.section,
       el("div", { class: "two" }, this.facts.section, this.subscribers.section),
       this.retention.section,
@@ -195,6 +209,7 @@ export class StreamView {
     this.#showTrouble(stream);
     this.#showTiles(stream);
     this.#showFacts(stream, overview);
+    this.#showPartitions(stream.partitions);
     this.#drawn = { shape, waiting: stream.lag?.entries ?? 0 };
     this.#draw();
     if (shape) {
@@ -277,8 +292,32 @@ export class StreamView {
     show(this.facts.body, el("div", { class: "body" }, el("dl", { class: "facts" }, ...lines)));
   }
 
+  /** Those of a topic: each has a picture of its own. */
+  #showPartitions(partitions) {
+    this.partitions.section.hidden = !partitions;
+    this.picture.section.hidden = Boolean(partitions);
+    if (!partitions) return;
+    const made = table(PARTITIONS, "Partitions");
+    const lines = partitions.map((each) => {
+      const badge = el("span", { class: "badge" });
+      const [word, state] = modeOf(each);
+      say(badge, word);
+      mark(badge, state);
+      return row(PARTITIONS, [
+        el("a", { href: addressOf(each.stream) }, `partition ${each.partition}`),
+        badge,
+        each.lag ? lagOf(each) : "–",
+        bytes(each.bytes_offloaded),
+        rateOf(each) || "–",
+        ago(each.last_progress_ms),
+      ]);
+    });
+    made.body.append(...lines);
+    show(this.partitions.body, made.whole);
+  }
+
   #draw() {
-    if (!this.#drawn?.shape) return;
+    if (!this.#drawn?.shape || this.#drawn.shape.partitions) return;
     const { shape, waiting } = this.#drawn;
     if (shape.failed) {
       show(this.picture.body, note(shape.failed));
@@ -301,7 +340,7 @@ export class StreamView {
     this.#next = page.next_cursor;
     const lines = page.items.map((each) =>
       row(SEGMENTS, [
-        [el("span", { class: "mono" }, each.uuid.slice(0, 8)), el("small", {}, `${each.layout}, ${ledgers(each.ledgers)}`)],
+        [el("span", { class: "mono" }, each.uuid.slice(0, 8)), el("small", {}, `${partOf(each)}${each.layout}, ${ledgers(each.ledgers)}`)],
         each.status,
         count(each.entries),
         [each.first, el("small", {}, each.publish_time_min_ms ? at(each.publish_time_min_ms) : "")],
@@ -379,6 +418,13 @@ export class StreamView {
     show(this.plan.body, made.whole);
   }
 }
+
+const PARTITION = /^(.+)-partition-\d+$/;
+
+const addressOf = (name) => `#/stream/${encodeURIComponent(name)}`;
+
+/** Of a topic's row: which partition it is of. */
+const partOf = ({ partition }) => (partition === undefined ? "" : `partition ${partition}, `);
 
 const note = (error) => el("p", { class: "empty" }, error.message, error.hint ? el("small", {}, ` ${error.hint}`) : null);
 

@@ -96,7 +96,10 @@ def command_routes(control: ServiceControl, *, answer_s: float) -> APIRouter:
 
     @router.post("/cleanup")
     def clean(caller: Known, name: StreamName, body: CleanupRequest) -> Cleaned:
-        """Let one round of cleanup retire more than half of the stream, as its plan says. 400: the plan has changed."""
+        """Let one round of cleanup retire more than half of the stream, as its plan says. 400: the plan has changed.
+
+        Of a topic with partitions: of all, in `partitions`, as the topic's plan says.
+        """
         return shown(Cleaned, control.clean(name, plan=body.plan, by=caller.name))
 
     @router.put("/subscribers/{subscriber}")
@@ -210,8 +213,14 @@ _Row = dict[str, Any]
 _Page = TypeVar("_Page", bound=BaseModel)
 #: Queries of ``ServiceView`` about one stream -> the shape of their list (``None``: an object), and what they are.
 _OF_STREAM: Mapping[str, tuple[type[BaseModel] | None, str]] = {
-    "ledgers": (Items[LedgerRow], "The ledgers of its hot tier, if it is offloaded here."),
-    "timeline": (None, "Readable segments against the ledgers in them and publish time, for a picture."),
+    "ledgers": (
+        Items[LedgerRow],
+        "The ledgers of its hot tier, if it is offloaded here; of a topic with partitions all.",
+    ),
+    "timeline": (
+        None,
+        "Readable segments against the ledgers in them and publish time, for a picture. Of a topic: `partitions`.",
+    ),
     "retention": (None, "What the next decision would be and why, as facts and in words."),
     "decisions": (Items[_Row], "The recorded decisions, the newest first."),
     "subscribers": (Items[SubscriberRow], "Who consumes it, how far each is, and whether it holds data back."),
@@ -240,7 +249,7 @@ def stream_routes(view: ServiceView) -> APIRouter:
 
     @router.get("/{stream}", response_model_exclude_unset=True)
     def stream(name: StreamName, served: Served = False) -> StreamRow:
-        """One stream: what the process and the manifest say."""
+        """One stream: what the process and the manifest say. Of a topic: sums, and `partitions`."""
         return shown(StreamRow, view.stream(name, served_only=served))
 
     @router.get("/{stream}/segments", response_model_exclude_unset=True)
@@ -276,12 +285,12 @@ def stream_routes(view: ServiceView) -> APIRouter:
 
     @router.get("/{stream}/cleanup")
     def cleanup(name: StreamName, limit: Limit = 100) -> _Row:
-        """What the next round of cleanup would do, segment by segment."""
+        """What the next round of cleanup would do, segment by segment. Of a topic: sums, and `partitions`."""
         return view.cleanup_plan(name, limit=limit)
 
     @router.get("/{stream}/orphans")
     def orphans(name: StreamName, limit: Limit = 100) -> Items[_Row]:
-        """Things below the stream's name that no manifest needs, as a search finds them now."""
+        """Things below the stream's name that no manifest needs, as a search finds them now; of a topic all."""
         return Items[_Row](items=view.orphans_of(name, limit=limit))
 
     return router

@@ -38,7 +38,7 @@ def require_allowed(request: Request) -> None:
     subscriber = request.path_params.get("subscriber")
     named = None if subscriber is None else decoded(subscriber, "subscriber's name")
     stream = request.path_params.get("stream")
-    name = None if stream is None else decoded(stream, "stream's name")
+    name = None if stream is None else stream_name(decoded(stream, "stream's name"))
     caller_of(request).may(operation, subscriber=named, stream=name)
 
 
@@ -181,6 +181,9 @@ class StreamRow(_Answer):
     last_progress_ms: int | None = Field(default=None, description="When a segment was committed last.")
     stalled: str | None = Field(default=None, description="Why there is no progress; null: there is, or nothing to do.")
     disconnected: str | None = Field(default=None, description="Why its hot tier can't be asked; null: it can.")
+    partitions: list[dict[str, Any]] | None = Field(
+        default=None, description="Of a topic with partitions: each of them, with its `partition`; the rest are sums."
+    )
 
 
 class SegmentRow(_Answer):
@@ -226,6 +229,8 @@ class LedgerRow(_Answer):
     closed: bool
     entries: int | None
     size_bytes: int | None
+    stream: str | None = Field(default=None, description="Of a topic with partitions: the partition's stream.")
+    partition: int | None = Field(default=None, description="Likewise its number.")
 
 
 class SubscriberRow(_Answer):

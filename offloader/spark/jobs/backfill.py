@@ -21,7 +21,7 @@ from offloader.errors import Closed, Corrupt, ExecutorLost, InvalidCall, NotFoun
 from offloader.ledgers.base import LedgerInfo, Ledgers, LedgerSource
 from offloader.ledgers.sqlite.database import database_path
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
-from offloader.manifest.names import matching_streams
+from offloader.manifest.names import matching_streams, resolve_name
 from offloader.read.reader import load_stream
 from offloader.runtime.clock import SystemClock
 from offloader.runtime.workers import Workers
@@ -191,7 +191,7 @@ def backfill(
             place=place,
             store=store,
             config=config,
-            named=frozenset(streams),
+            named=frozenset(stream for each in streams for stream in resolve_name(each, names).streams),
             slots=slots,
             take_over=take_over,
             dry_run=dry_run,
