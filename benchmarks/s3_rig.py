@@ -22,7 +22,7 @@ import boto3
 from botocore.config import Config
 from google_crc32c import value as crc32c
 
-from offloader.store.s3_client import encoded_crc32c
+from offloader.store.s3_responses import encoded_crc32c
 from services.servers import Endpoint, make_bucket, start
 from services.slow_proxy import slowed
 

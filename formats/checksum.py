@@ -1,6 +1,6 @@
 """CRC-32C (Castagnoli), the checksum of every block, part and index.
 
-Uses ``google-crc32c`` or the portable ``crcmod``, with identical results.
+Computed by ``google-crc32c``: by its C extension, or by its Python where a platform has no such extension.
 """
 
 from __future__ import annotations
@@ -20,27 +20,19 @@ _POLYNOMIAL = 0x82F63B78
 
 
 @functools.cache
-def _google_extend() -> Callable[[int, Any], int] | None:
-    try:
-        import google_crc32c
-    except ImportError:
-        return None
-    # Without its C extension that package is a pure Python loop, slower than crcmod.
+def _extend() -> Callable[[int, Any], int]:
+    import google_crc32c
+
     extend: Callable[[int, Any], int] = google_crc32c.extend
-    return extend if google_crc32c.implementation == "c" else None
-
-
-@functools.cache
-def _crcmod_extend() -> Callable[[int, Any], int]:
-    import crcmod.predefined
-
-    function = crcmod.predefined.mkPredefinedCrcFun("crc-32c")
-    return lambda value, data: int(function(bytes(data), value))
+    # Its Python takes bytes only.
+    return extend if google_crc32c.implementation == "c" else lambda value, data: extend(value, bytes(data))
 
 
 def implementation() -> str:
-    """Which library computes: ``"google-crc32c"`` (fast) or ``"crcmod"``."""
-    return "google-crc32c" if _google_extend() is not None else "crcmod"
+    """What computes: ``"google-crc32c (c)"``, its extension, or ``"google-crc32c (python)"``, which is far slower."""
+    import google_crc32c
+
+    return f"google-crc32c ({google_crc32c.implementation})"
 
 
 def crc32c(data: Buffer, value: int = 0) -> int:
@@ -52,7 +44,7 @@ def crc32c(data: Buffer, value: int = 0) -> int:
         return value
     # bytes and NumPy arrays pass google-crc32c's check for read-only buffers, bytearray and memoryview don't.
     plain = data if type(data) is bytes else byte_array(data)
-    return (_google_extend() or _crcmod_extend())(value, plain)
+    return _extend()(value, plain)
 
 
 def check_crc32c(what: str, data: Buffer, expected: int) -> None:

@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
-import zstandard
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from formats.checksum import check_crc32c, crc32c
@@ -21,8 +21,9 @@ from formats.errors import BadMagic, Inconsistent, LimitExceeded, Truncated, Uns
 
 #: zstd's own default: the best ratio that still keeps up with an upload.
 ZSTD_LEVEL = 3
-#: Largest window of a frame: 128 MiB, zstd's own limit for streams.
-_WINDOW_BYTES_MAX = 1 << 27
+_FRAME_MAGIC = bytes.fromhex("28b52ffd")
+#: By two bits of a frame's descriptor: bytes of the dictionary's id, and of the content size.
+_DICTIONARY_ID_BYTES, _CONTENT_SIZE_BYTES = (0, 1, 2, 4), (0, 2, 4, 8)
 
 
 class Codec(IntEnum):
@@ -44,7 +45,8 @@ def compress(codec: Codec, data: Buffer) -> bytes:
     """``data`` in the codec's form; zstd gives one frame that states its content size."""
     if codec is Codec.NONE:
         return bytes(data)
-    return zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_content_size=True).compress(byte_array(data).data)
+    packed: bytes = pa.Codec("zstd", compression_level=ZSTD_LEVEL).compress(byte_array(data), asbytes=True)
+    return packed
 
 
 def decompress(codec: Codec, data: Buffer, length: int, limit: int) -> bytes:
@@ -66,15 +68,27 @@ def decompress(codec: Codec, data: Buffer, length: int, limit: int) -> bytes:
 
 def _unzstd(data: Buffer, length: int) -> bytes:
     try:
-        view = byte_array(data).data
-        # The library allocates what the frame declares, regardless of max_output_size: so check first.
-        declared = zstandard.frame_content_size(view)
+        declared = _content_size(bytes(data[:18]))
         if declared != length:
             raise Inconsistent("zstd frame's content size", expected=length, found=declared)
-        decompressor = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES_MAX)
-        return decompressor.decompress(view, max_output_size=length, allow_extra_data=False)
-    except (zstandard.ZstdError, ValueError) as cause:
+        # Fails unless exactly so many bytes come out.
+        plain: bytes = pa.Codec("zstd").decompress(byte_array(data), length, asbytes=True)
+        return plain
+    except (OSError, ValueError, pa.ArrowException) as cause:
         raise Inconsistent("zstd frame", expected="a whole frame", found=str(cause)) from cause
+
+
+def _content_size(head: bytes) -> int | str:
+    """The content size that a frame states in its first 18 bytes (RFC 8878, 3.1.1.1), or what is there instead."""
+    if head[:4] != _FRAME_MAGIC or len(head) < 6:
+        return "no frame"
+    descriptor = head[4]
+    is_single_segment = bool(descriptor & 0x20)
+    start = 5 + (not is_single_segment) + _DICTIONARY_ID_BYTES[descriptor & 3]
+    size_bytes = _CONTENT_SIZE_BYTES[descriptor >> 6] or int(is_single_segment)
+    if size_bytes == 0 or len(head) < start + size_bytes:
+        return "none"
+    return int.from_bytes(head[start : start + size_bytes], "little") + (256 if size_bytes == 2 else 0)
 
 
 EXTENSION_VERSION = 1

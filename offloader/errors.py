@@ -11,6 +11,7 @@ import errno
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 from formats.errors import one_line
@@ -164,6 +165,24 @@ class InvalidCall(OffloaderError):
 
 class Unsupported(InvalidCall):
     """The store or source doesn't support the operation."""
+
+
+@contextmanager
+def needs_extra(extra: str, what: str) -> Iterator[None]:
+    """Context for imports of packages that the extra ``extra`` brings.
+
+    Args:
+        what: what needs them, for the message: ``"the command line"``.
+
+    Raises:
+        Unsupported: one isn't installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        package = (error.name or "").partition(".")[0]
+        text = f"{what} needs the package {package}, which isn't installed"
+        raise Unsupported(text, hint=install_hint(extra)) from error
 
 
 class LimitReached(InvalidCall):

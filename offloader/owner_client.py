@@ -15,7 +15,6 @@ from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
-import urllib3
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
 from offloader.errors import (
@@ -28,6 +27,7 @@ from offloader.errors import (
     OffloaderError,
     OutcomeUnknown,
     StoreUnavailable,
+    needs_extra,
 )
 from offloader.ledgers.base import HotTierLost, LedgerInfo, newest_listed
 from offloader.manifest.state import ManifestState
@@ -36,6 +36,9 @@ from offloader.read.reader import load_stream
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
+
+with needs_extra("cli", "a client of the process that owns a stream"):
+    import urllib3
 
 #: Environment variables: the token to present, and a CA file for the owner's certificate.
 TOKEN_VARIABLE, CA_VARIABLE = "OFFLOADER_TOKEN", "OFFLOADER_CA_FILE"

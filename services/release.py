@@ -137,7 +137,7 @@ def release_notes(root: Path, version: str) -> str:
 ```text
 sha256sum -c SHA256SUMS --ignore-missing
 python3 -m venv ~/offloader
-~/offloader/bin/pip install -c constraints.txt "$(ls ./offloader-{version}-py3-none-any.whl)[serve,spark]"
+~/offloader/bin/pip install -c constraints.txt "$(ls ./offloader-{version}-py3-none-any.whl)[cli,s3]"
 docker build -f deploy/Containerfile -t offloader - < "$(ls offloader-container-{version}.tar.gz)"
 ```
 

@@ -99,7 +99,7 @@ ONLY_IN = {
     "sqlalchemy": {"offloader.iceberg"},
     "sqlite3": {"offloader.ledgers."},
     "starlette": {"offloader.service."},
-    "typer": {"offloader.cli."},
+    "typer": {"offloader.cli", "offloader.cli."},
     "uvicorn": {"offloader.service."},
     "rich": {"offloader.cli.", "offloader.demo."},
     "grpc": set[str](),

@@ -193,7 +193,7 @@ def test_demo_installs_only_its_packages_and_uses_the_full_environment(machine: 
     machine.write("offloader", '#!/bin/bash\necho "offloader $* in $PWD"\n', machine.checkout / ".venv/bin")
     done = machine.dev("demo", "--store", "s3://bucket/a b")
     assert done.stdout == f"offloader demo --store s3://bucket/a b in {machine.folder}\n", "in the caller's folder"
-    assert "[demo,spark]" in machine.calls()[-1]
+    assert "[demo,s3,spark]" in machine.calls()[-1]
     machine.dev("install")
     assert "[dev]" in machine.calls()[-1]
     machine.dev("demo")
@@ -257,7 +257,7 @@ def test_any_command_runs_where_it_was_typed_and_needs_no_java(machine: Machine)
     machine.write("offloader", '#!/bin/bash\necho "offloader $* in $PWD"\n', machine.checkout / ".venv/bin")
     done = machine.dev("run", "ls", "--store", "file:///a b")
     assert done.stdout == f"offloader ls --store file:///a b in {machine.folder}\n"
-    assert "[demo,spark]" in machine.calls()[-1]
+    assert "[demo,s3,spark]" in machine.calls()[-1]
 
 
 def test_plugin_verb_needs_a_jdk_and_not_only_java(machine: Machine) -> None:
@@ -312,7 +312,7 @@ def test_all_tests_run_without_a_jdk_that_cannot_be_installed(machine: Machine) 
 
 
 def test_servers_to_try_things_out_need_no_more_than_the_demo(machine: Machine) -> None:
-    for words, extras in ((["up"], "[demo,spark]"), (["down"], ""), (["run", "moto"], "[dev]"), (["down"], "")):
+    for words, extras in ((["up"], "[demo,s3,spark]"), (["down"], ""), (["run", "moto"], "[dev]"), (["down"], "")):
         assert machine.dev("services", *words).returncode == 0
         *installed, call = machine.calls()
         assert call.startswith(f"python -m services.servers {' '.join(words)} in {machine.checkout} ")

@@ -1,7 +1,7 @@
 """The published package: the wheel, built from the source distribution, in an environment of its own away from here.
 
-The environment sees the packages that are installed here, but only those that the wheel says it needs: without its
-extras a package that only an extra brings is as good as missing.
+The environment sees the packages that are installed here, but only those that the wheel says it needs with the extras
+that are asked for: a package that only another extra brings is as good as missing.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import offloader
 from services.release import release_notes
 from tests.support.documents import fences
 from tests.support.quick import needs
-from tests.support.wheel import build_wheel, copy_checkout
+from tests.support.wheel import as_installed, build_wheel, copy_checkout, extras, required
 
 ROOT = Path(__file__).resolve().parents[1]
 #: What stands in the environment before anything else: packages of others are found, but not the ones that are named.
@@ -47,9 +46,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Environment:
-    """A new environment with the wheel in it."""
+    """A new environment with the wheel in it, and with what it needs with these extras."""
 
-    def __init__(self, folder: Path, wheel: Path, *, with_extras: bool) -> None:
+    def __init__(self, folder: Path, wheel: Path, extras: Iterable[str]) -> None:
         self.folder = folder
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=240)
         (self.site,) = folder.glob("lib/python*/site-packages")
@@ -57,7 +56,7 @@ class Environment:
         install = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--no-deps", "--no-index"]
         subprocess.run([*install, "--quiet", str(wheel)], check=True, timeout=240)
         paths = [path for path in sys.path if path.endswith("site-packages")]
-        missing = [] if with_extras else sorted(undeclared())
+        missing = sorted(undeclared(extras))
         (self.site / "sitecustomize.py").write_text(SITE.format(paths=paths, missing=missing), encoding="utf-8")
 
     def run(self, *words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -82,16 +81,9 @@ class Environment:
         return done.stdout
 
 
-def undeclared() -> set[str]:
-    """Packages that are installed here and that neither ours nor what it needs without extras has declared."""
-    declared: set[str] = set()
-    waiting = [("offloader", frozenset[str]())]
-    while waiting:
-        name, extras = waiting.pop()
-        if name in declared:
-            continue
-        declared.add(name)
-        waiting += needed(name, extras)
+def undeclared(extras: Iterable[str]) -> set[str]:
+    """Packages that are installed here and that neither ours nor what it needs with these extras has declared."""
+    declared = required(*extras)
     found = importlib.metadata.packages_distributions()
     return {
         package
@@ -101,23 +93,11 @@ def undeclared() -> set[str]:
     }
 
 
-def needed(name: str, extras: Iterable[str]) -> list[tuple[str, frozenset[str]]]:
-    try:
-        texts = importlib.metadata.requires(name) or []
-    except importlib.metadata.PackageNotFoundError:  # for another system
-        return []
-    requirements = map(Requirement, texts)
-    return [
-        (canonicalize_name(each.name), frozenset(each.extras))
-        for each in requirements
-        if each.marker is None or any(each.marker.evaluate({"extra": extra}) for extra in ("", *extras))
-    ]
-
-
 @pytest.fixture(scope="module")
 @needs("process")
 def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    return Environment(tmp_path_factory.mktemp("bare"), wheel, with_extras=False)
+    """What README installs."""
+    return Environment(tmp_path_factory.mktemp("bare"), wheel, ["cli", "s3"])
 
 
 def test_the_wheel_holds_both_packages_and_no_tests(wheel: Path) -> None:
@@ -145,7 +125,7 @@ def test_source_distribution_contains_the_wheels_files_and_the_build_files(wheel
     assert {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name} <= inside
 
 
-def test_readme_sample_works_with_the_wheels_own_requirements(bare: Environment) -> None:
+def test_readme_sample_works_with_the_extras_that_readme_installs(bare: Environment) -> None:
     assert bare.offloader("--version") == f"offloader {offloader.__version__}\n"
     where = bare.run(bare.python, "-c", "import offloader, formats; print(offloader.__file__, formats.__file__)")
     assert where.stdout.split() == [str(bare.site / "offloader/__init__.py"), str(bare.site / "formats/__init__.py")]
@@ -163,7 +143,7 @@ def test_readme_sample_works_with_the_wheels_own_requirements(bare: Environment)
     assert "[serve]" in bare.offloader("config", "sample")
 
 
-def test_demo_reads_a_file_with_the_wheels_own_requirements(bare: Environment) -> None:
+def test_demo_reads_a_file_with_the_extras_that_readme_installs(bare: Environment) -> None:
     events = bare.folder / "events.txt"
     events.write_text("".join(f"event {number}\n" for number in range(2_000)))
     printed = bare.offloader("demo", "--input", events, "--no-spark", "--no-picture", "--dir", bare.folder / "demo")
@@ -187,7 +167,7 @@ def test_missing_extra_is_named(bare: Environment, words: list[str], extra: str)
 @pytest.mark.process
 def test_tests_pass_on_the_installed_package(wheel: Path, tmp_path: Path) -> None:
     """A few of each kind, in a folder without the package."""
-    installed = Environment(tmp_path / "env", wheel, with_extras=True)
+    installed = Environment(tmp_path / "env", wheel, ["dev"])
     away = tmp_path / "away"
     ignored = shutil.ignore_patterns("__pycache__")
     for name in ("tests", "services"):
@@ -247,15 +227,6 @@ def install_lines(page: str) -> str:
     return next(text for _, text in fences((ROOT / page).read_text(encoding="utf-8")) if "pip install" in text)
 
 
-def as_installed(constraint: str) -> str:
-    """The same for the version that is installed here: another one with the oldest releases."""
-    name, exact, _ = constraint.partition("==")
-    try:
-        return f"{name}=={importlib.metadata.version(name)}" if exact else constraint
-    except importlib.metadata.PackageNotFoundError:
-        return constraint
-
-
 @pytest.mark.process
 @pytest.mark.timeout(1200)  # pip makes two environments: ten seconds on a machine with nothing else to do
 def test_readme_lines_install_upgrade_and_stay_in_their_folder(tmp_path: Path) -> None:
@@ -290,14 +261,9 @@ def test_readme_and_install_document_name_the_extras() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (sentence,) = re.findall(r"the extras that you need \((.*?)\)", readme)
     rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/how-to/install.md").read_text(encoding="utf-8"), re.M)
-    extras = set(importlib.metadata.metadata("offloader").get_all("Provides-Extra") or ()) - {
-        "bench",
-        "dev",
-        "docs",
-        "pulsar",
-    }
-    assert set(re.findall(r"`(\w+)`", sentence)) == extras
-    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == extras
+    named = extras() - {"bench", "dev", "docs"}
+    assert set(re.findall(r"`(\w+)`", sentence)) == named
+    assert set(re.findall(r"`(\w+)`", " ".join(rows))) == named
 
 
 def test_readme_and_install_document_install_by_the_same_lines() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 import zlib
 from collections.abc import Callable
@@ -9,7 +10,6 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-import lz4.block
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
@@ -193,7 +193,7 @@ def decompress_payload(codec: int, data: bytes, size: int, limit: int) -> bytes:
         raise LimitExceeded("payload's decompressed size", expected=f"at most {limit} bytes", found=size)
     try:
         plain = decompress(data, size)
-    except (OSError, ValueError, lz4.block.LZ4BlockError, zlib.error, pa.ArrowException) as cause:
+    except (OSError, ValueError, zlib.error, pa.ArrowException) as cause:
         raise Inconsistent(
             "compressed payload", expected=f"{size} bytes of {codec_name(codec)}", found=str(cause)
         ) from cause
@@ -203,10 +203,60 @@ def decompress_payload(codec: int, data: bytes, size: int, limit: int) -> bytes:
 
 
 def _lz4(data: bytes, size: int) -> bytes:
-    # Arrow has this codec too, but doesn't report the decompressed size: a too large declaration would expose old
-    # memory.
-    plain: bytes = lz4.block.decompress(data, uncompressed_size=max(size, 1))
+    return (_lz4_package() or _lz4_by_arrow)(data, size)
+
+
+@functools.cache
+def _lz4_package() -> Callable[[bytes, int], bytes] | None:
+    """Decompression by the package lz4 where it is installed: it reports how many bytes came out."""
+    try:
+        import lz4.block
+    except ImportError:
+        return None
+
+    def decompress_lz4(data: bytes, size: int) -> bytes:
+        try:
+            plain: bytes = lz4.block.decompress(data, uncompressed_size=max(size, 1))
+        except lz4.block.LZ4BlockError as cause:
+            raise ValueError(str(cause)) from cause
+        return plain
+
+    return decompress_lz4
+
+
+def _lz4_by_arrow(data: bytes, size: int) -> bytes:
+    # Arrow doesn't report it: a too large declaration would expose the rest of its buffer, old memory.
+    found = _lz4_size(data)
+    if found != size:
+        raise Inconsistent("lz4 payload's own size", expected=size, found=found)
+    plain: bytes = pa.Codec("lz4_raw").decompress(pa.py_buffer(data), size, asbytes=True)
     return plain
+
+
+def _lz4_size(data: bytes) -> int:
+    """Bytes that an LZ4 block decompresses to, counted sequence by sequence; any number for one that is damaged."""
+    position = size = 0
+    end = len(data)
+    while position < end:
+        token = data[position]
+        literals, position = _lz4_length(data, token >> 4, position + 1)
+        position += literals
+        size += literals
+        if position >= end:
+            break  # the last sequence has no match
+        match, position = _lz4_length(data, token & 15, position + 2)
+        size += match + 4
+    return size
+
+
+def _lz4_length(data: bytes, length: int, position: int) -> tuple[int, int]:
+    """A length that begins with four bits of the token, and where what follows it begins."""
+    more = 255 if length == 15 else 0
+    while more == 255 and position < len(data):
+        more = data[position]
+        position += 1
+        length += more
+    return length, position
 
 
 def _zlib(data: bytes, size: int) -> bytes:

@@ -1,4 +1,14 @@
 """The command line: ``main`` loads the verb; every other module is a verb or shared output and options.
 
 Only terminal output: library users need no decision made here.
+
+Raises:
+    Unsupported: the packages of the extra ``cli`` aren't installed.
 """
+
+from __future__ import annotations
+
+from offloader.errors import needs_extra
+
+with needs_extra("cli", "the command line"):
+    import typer  # noqa: F401

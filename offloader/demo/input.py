@@ -26,7 +26,6 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import zstandard
 from numpy.typing import NDArray
 
 from formats.entries import TIME_UNKNOWN_MS
@@ -227,35 +226,6 @@ def _other_to_json(value: Any) -> str:
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
-class _ZstdFile(io.RawIOBase):
-    """A file of Zstandard frames, decompressed; unlike the library's own reader it notices where the last one breaks
-    off (``EOFError``)."""
-
-    def __init__(self, raw: BinaryIO) -> None:
-        self._raw, self._frame, self._plain = raw, zstandard.ZstdDecompressor().decompressobj(), b""
-        self._is_between = True
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """The next bytes."""
-        while not self._plain:
-            packed = self._frame.unused_data or self._raw.read(io.DEFAULT_BUFFER_SIZE)
-            if not packed:
-                if not self._is_between:
-                    raise EOFError("the file ends inside of a frame")
-                return 0
-            if self._frame.eof:
-                self._frame = zstandard.ZstdDecompressor().decompressobj()
-            self._plain = self._frame.decompress(packed)
-            self._is_between = self._frame.eof
-        count = min(len(buffer), len(self._plain))
-        buffer[:count], self._plain = self._plain[:count], self._plain[count:]
-        return count
-
-
 class EventFile:
     """A file's events in order.
 
@@ -299,9 +269,12 @@ class EventFile:
         try:
             with self._opened() as file:
                 yield from _batches(self._rows(file))
-        except (gzip.BadGzipFile, zlib.error, EOFError, zstandard.ZstdError) as error:
+        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
             raise InvalidCall(f"{self.name} is damaged: it can't be decompressed: {error}", hint=_UNCHANGED) from error
         except OSError as error:
+            if error.errno is None:  # of Arrow's decompression, not of the machine
+                text = f"{self.name} is damaged: it can't be decompressed: {error}"
+                raise InvalidCall(text, hint=_UNCHANGED) from error
             raise AccessDenied(f"input file {self.name} can't be read: {error.strerror or error}") from error
 
     @contextmanager
@@ -313,7 +286,7 @@ class EventFile:
                 with gzip.GzipFile(fileobj=raw) as unpacked:
                     yield io.BufferedReader(unpacked)
             elif begin.startswith(_ZSTD):
-                yield io.BufferedReader(_ZstdFile(raw))
+                yield io.BufferedReader(pa.input_stream(raw, compression="zstd"))
             else:
                 yield raw
 

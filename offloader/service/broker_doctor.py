@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import urllib3
-
 from offloader.doctor import Finding, fine, problem, warning
 from offloader.errors import (
     AccessDenied,
@@ -27,6 +25,7 @@ from offloader.errors import (
     StoreUnavailable,
     Trimmed,
     Unsupported,
+    needs_extra,
 )
 from offloader.ledgers.pulsar.discovery import TopicPatterns, survey
 from offloader.ledgers.pulsar.source import PulsarCluster
@@ -35,6 +34,9 @@ from offloader.owner_client import CA_VARIABLE
 from offloader.runtime.clock import Clock
 from offloader.service.auth import tokens_of
 from offloader.settings import Settings
+
+with needs_extra("cli", "the check of a broker's plugin"):
+    import urllib3
 
 _CHECK = "plugin's way here"
 _LEDGERS = "plugin's ledgers"

@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from offloader.spark.frames import entries, messages
+    from offloader.spark.lag import LagListener, lag_of
     from offloader.spark.session import find_java, local_session
 
-__all__ = ["entries", "find_java", "local_session", "messages", "register"]
+__all__ = ["LagListener", "entries", "find_java", "lag_of", "local_session", "messages", "register"]
 
 
 def register(spark: SparkSession) -> None:
@@ -34,8 +35,10 @@ def register(spark: SparkSession) -> None:
 
 #: Public name -> its module.
 _PLACES = {
+    "LagListener": "offloader.spark.lag",
     "entries": "offloader.spark.frames",
     "find_java": "offloader.spark.session",
+    "lag_of": "offloader.spark.lag",
     "local_session": "offloader.spark.session",
     "messages": "offloader.spark.frames",
 }

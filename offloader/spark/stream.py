@@ -110,6 +110,24 @@ def begin_of_batch(start: StreamOffset | None, end: StreamOffset) -> Position | 
     return start.position
 
 
+def behind(state: ManifestState, reached: Position | None) -> tuple[int, int]:
+    """Entries and bytes of payloads after ``reached`` up to the committed end; ``None``: all.
+
+    Of a segment that is read in part the bytes are in proportion to its entry ids.
+    """
+    ends = whole_range(state)
+    first = None if ends is None else ends[0] if reached is None else max(ends[0], reached.next())
+    if ends is None or first is None or first > ends[1]:
+        return 0, 0
+    found = segments_between(readable_segments(state), first, ends[1])
+    if not found:
+        return 0, 0
+    sums, part = found.sums(), found[0].content
+    whole = max(_ids_between(part, part.begin, part.end), 1)
+    read = whole - _ids_between(part, first, part.end)
+    return sums.entries - part.entries * read // whole, sums.payload_bytes - part.payload_bytes * read // whole
+
+
 def is_lost(state: ManifestState, position: Position) -> bool:
     """Whether entries right after ``position`` were deleted: the stream begins later.
 
@@ -329,6 +347,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._views: dict[str, ManifestState] = {}
         self._looked_s: float | None = None
         self._targets: dict[str, Position | None] | None = None
+        self._planned: dict[str, StreamOffset] = {}
         self._subscription: Subscription | None = None
         if options.subscriber:
             require_subscriber_name(options.subscriber)
@@ -378,13 +397,21 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for name, end in batch_ends(backlogs, limits, self._index).items():
             since = offsets[name].since if name in offsets else new
             offsets[name] = _offset(views[name], end, since)
+        self._planned = dict(offsets)
         return encode_offsets(offsets)
 
     def reportLatestOffset(self) -> _Json | None:  # noqa: N802 - Spark's name
-        """The committed ends, for the query's progress."""
-        return encode_offsets(
-            {name: _offset(state, state.committed_end(), None) for name, state in self._look().items()}
-        )
+        """The committed ends, for the query's progress, and what lies between the batch's end and them.
+
+        Spark calls this after ``latestOffset``.
+        """
+        views = self._look()
+        found = encode_offsets({name: _offset(state, state.committed_end(), None) for name, state in views.items()})
+        for name, state in views.items():
+            planned = self._planned.get(name)
+            entries, payload_bytes = behind(state, planned.position if planned is not None else None)
+            found[name].update(entriesBehind=entries, bytesBehind=payload_bytes)
+        return found
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Bounds the query by the currently committed ends."""

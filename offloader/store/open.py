@@ -9,11 +9,12 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 from formats.keys import RESERVED_LEVELS
-from offloader.errors import Corrupt, InvalidCall, NotFound, Unsupported, install_hint
+from offloader.errors import Corrupt, InvalidCall, NotFound, Unsupported, needs_extra
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import LimitSettings, StoreSettings
 from offloader.store.base import CREATE, DeleteFailure, ObjectStore, StoreOptions, require_place_only, without_secrets
@@ -34,8 +35,8 @@ _MODULES = {
 _OTHER_MODULE = "offloader.store.fsspec"
 #: Scheme of a catalogue.
 SCHEME = "catalogue"
-#: Schemes whose packages come with an extra.
-_EXTRAS = {"abfs": "azure", "abfss": "azure", "az": "azure", "gcs": "gcs", "gs": "gcs"}
+#: Schemes whose packages come with an extra; those that only fsspec knows need ``fsspec``.
+_EXTRAS = {"abfs": "azure", "abfss": "azure", "az": "azure", "gcs": "gcs", "gs": "gcs", "s3": "s3"}
 
 
 def open_store(
@@ -138,15 +139,9 @@ def _opener_of(url: str) -> Callable[[str, StoreOptions], ObjectStore]:
         require_place_only(url)
     if scheme == SCHEME:
         return _open_catalogue
-    try:
+    extra = _EXTRAS.get(scheme, "" if scheme in _MODULES else "fsspec")
+    with needs_extra(extra, f"a store at {scheme}://") if extra else nullcontext():
         module = importlib.import_module(_MODULES.get(scheme, _OTHER_MODULE))
-    except ImportError as error:
-        extra = _EXTRAS.get(scheme)
-        if extra is None:
-            raise
-        raise Unsupported(
-            f"stores at {scheme}:// need packages that aren't installed: {error}", hint=install_hint(extra)
-        ) from error
     return cast("Callable[[str, StoreOptions], ObjectStore]", module.open_url)
 
 

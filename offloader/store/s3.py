@@ -49,7 +49,8 @@ from offloader.store.base import (
     delete_in_turns,
 )
 from offloader.store.bucket_rules import LIFECYCLE, OBJECT_LOCK, VERSIONING
-from offloader.store.s3_client import (
+from offloader.store.s3_client import open_client, signing_seconds
+from offloader.store.s3_responses import (
     answered_ms,
     checksum_of_parts,
     composite_crc32c,
@@ -59,9 +60,7 @@ from offloader.store.s3_client import (
     is_aws,
     meaning_of,
     object_info,
-    open_client,
     received,
-    signing_seconds,
     time_ms,
 )
 from offloader.telemetry.recorder import Recorder

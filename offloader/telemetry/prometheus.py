@@ -9,14 +9,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.core import Metric as Family
-
+from offloader.errors import needs_extra
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import TelemetrySettings
 from offloader.telemetry.last_hour import LastHour
 from offloader.telemetry.recorder import METRICS, Metric, Reading, namespace_of
+
+with needs_extra("cli", "metrics"):
+    from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+    from prometheus_client.core import GaugeMetricFamily
+    from prometheus_client.core import Metric as Family
 
 #: Media type of ``exposition``.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -15,13 +15,15 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Literal
 
 import pytest
-import urllib3
 
 from formats.checksum import crc32c
 from formats.entries import Pieces
-from offloader.errors import InvalidCall, NotFound, OffloaderError, OutcomeUnknown, PreconditionFailed
+from offloader.errors import InvalidCall, NotFound, OffloaderError, OutcomeUnknown, PreconditionFailed, needs_extra
 from offloader.store.base import CREATE, OVERWRITE, ByteRange, IfMatch, ObjectStore, PartInfo
 from offloader.store.probe import PROBE_PREFIX, probe_conditional_puts
+
+with needs_extra("cli", "the suite of stores"):
+    import urllib3
 
 #: For threads that start together.
 PATIENCE_S = 120.0

@@ -32,7 +32,9 @@ def test_the_example_writes_the_stream_into_parquet(tmp_path: Path) -> None:
     writer = StreamWriter(open_store(f"file://{tmp_path}/store"), "orders")
     writer.add([batch_of(1, 0, 300)])
     before = "from offloader.spark.session import local_session\nspark = local_session(cores=1)\n"
-    code = before + fence("python spark").replace("file:///data/", f"file://{tmp_path}/") + "\nspark.stop()"
+    after = "\nfrom offloader.spark import lag_of\nprint(lag_of(query.lastProgress))\nspark.stop()"
+    sample = fence("python spark").replace("file:///data/", f"file://{tmp_path}/")
+    code = before + fence("python spark lag") + sample + after
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=240
@@ -41,6 +43,7 @@ def test_the_example_writes_the_stream_into_parquet(tmp_path: Path) -> None:
     files = [path for path in (tmp_path / "out").glob("part-*") if path.stat().st_size]
     ids = [entry_id for path in files for entry_id in pq.read_table(path)["entry_id"].to_pylist()]
     assert sorted(ids) == list(range(300))
+    assert done.stdout.splitlines()[-1] == "{'orders': StreamLag(entries=0, bytes=0)}"
 
 
 def test_the_example_of_a_subscriber_is_the_first_one_with_one_option_more() -> None:

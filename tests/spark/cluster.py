@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import venv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ import pyspark
 from offloader.spark.session import require_java
 from tests.support.jvm_archive import JVM_VARIABLES
 from tests.support.waiting import eventually
+from tests.support.wheel import link_packages, required
 
 __all__ = ["Cluster", "bare_python"]
 
@@ -26,19 +26,14 @@ SPARK = Path(pyspark.__file__).parent
 START_S = 240.0
 #: Without a sign of life before somebody counts as gone; a killed process is seen at once, by its connections.
 PATIENCE_S = 600
-#: Packages that an executor's environment has before ours comes.
-DEPENDENCIES = ("boto3", "google.protobuf", "numpy", "pyarrow", "pyspark", "zstandard", "urllib3")
 
 
-def bare_python(folder: Path) -> Path:
-    """An interpreter that has what the package depends on, and not the package."""
+def bare_python(folder: Path, *extras: str) -> Path:
+    """An interpreter that has what the package with these extras depends on, and neither the package nor others."""
     venv.EnvBuilder(symlinks=True).create(folder)
-    python = folder / "bin" / "python"
-    # What stands in a .pth file is searched, but its own .pth files, by which a checkout is installed, are not read.
-    places = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
     (site,) = folder.glob("lib/python3*/site-packages")
-    (site / "dependencies.pth").write_text("\n".join(places) + "\n")
-    return python
+    link_packages(site, required(*extras))
+    return folder / "bin" / "python"
 
 
 class Cluster:

@@ -29,7 +29,7 @@ from offloader.errors import (
 from offloader.settings import StoreSettings
 from offloader.store.base import CREATE, ByteRange, IfMatch, ObjectStore, PartInfo
 from offloader.store.open import open_store
-from offloader.store.s3_client import composite_crc32c, composite_etag, meaning_of
+from offloader.store.s3_responses import composite_crc32c, composite_etag, meaning_of
 from offloader.store.wrappers import requests_of
 from tests.support.misbehaving_servers import Answer, LosingProxy, ScriptedServer, silent_server, slow_server
 

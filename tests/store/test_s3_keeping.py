@@ -12,7 +12,8 @@ from offloader.settings import Settings, StoreSettings
 from offloader.store.base import CREATE, ObjectStore, StoreOptions
 from offloader.store.open import open_store
 from offloader.store.s3 import CLASS_BYTES_MIN, keeping_of
-from offloader.store.s3_client import meaning_of, open_client
+from offloader.store.s3_client import open_client
+from offloader.store.s3_responses import meaning_of
 from tests.conftest import S3Place, Servers
 
 PART_BYTES = 5 * 1024 * 1024

@@ -17,7 +17,7 @@ from offloader.store import s3 as s3_receive
 from offloader.store.base import ByteRange, ObjectStore
 from offloader.store.open import open_store
 from offloader.store.s3 import CONTINUATIONS_MAX, PIECE_BYTES, WHOLE_BYTES_MAX
-from offloader.store.s3_client import encoded_crc32c
+from offloader.store.s3_responses import encoded_crc32c
 from offloader.store.wrappers import requests_of
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.store_suite import KeptBody

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from botocore.utils import parse_timestamp
 
-from offloader.store.s3_client import parsed_time, time_ms
+from offloader.store.s3_responses import parsed_time, time_ms
 
 TEXTS = [
     "2026-11-21T16:58:05.123Z",

@@ -12,8 +12,6 @@ from fnmatch import fnmatchcase
 from typing import Any, Self
 from urllib.parse import quote, urljoin
 
-import urllib3
-
 from formats.entries import Position
 from offloader.errors import (
     AccessDenied,
@@ -22,6 +20,7 @@ from offloader.errors import (
     NotFound,
     StoreUnavailable,
     Throttled,
+    needs_extra,
     plain_reason,
 )
 from offloader.ledgers.pulsar.topics import (
@@ -37,6 +36,9 @@ from offloader.ledgers.pulsar.topics import (
 )
 from offloader.ledgers.pulsar.transport import Security
 from offloader.runtime.clock import Clock, SystemClock
+
+with needs_extra("cli", "a client of Pulsar's admin interface"):
+    import urllib3
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 30.0

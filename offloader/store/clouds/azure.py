@@ -35,7 +35,7 @@ from offloader.store.base import (
     delete_in_turns,
 )
 from offloader.store.clouds.base import CloudStore, MarkedUpload, send_once, was_never_sent
-from offloader.store.s3_client import meaning_of
+from offloader.store.s3_responses import meaning_of
 
 #: Blobs that one request deletes.
 DELETED_AT_ONCE_MAX = 256

@@ -32,7 +32,7 @@ from offloader.store.base import (
     StoreOptions,
 )
 from offloader.store.clouds.base import CloudStore, MarkedUpload, folder_of, send_once, was_never_sent
-from offloader.store.s3_client import decoded_crc32c, encoded_crc32c, meaning_of
+from offloader.store.s3_responses import decoded_crc32c, encoded_crc32c, meaning_of
 
 #: Maximum sources of one compose request.
 COMPOSED_MAX = 32

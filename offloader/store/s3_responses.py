@@ -1,0 +1,222 @@
+"""Meaning of S3's responses and error codes, and S3's checksums. Needs no SDK: the stores of other clouds use it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+from formats.checksum import crc32c
+from offloader.errors import (
+    AccessDenied,
+    BucketMissing,
+    InvalidCall,
+    NotFound,
+    OffloaderError,
+    OutcomeUnknown,
+    Overloaded,
+    PreconditionFailed,
+    StoreUnavailable,
+    Throttled,
+    Unsupported,
+)
+from offloader.store.base import ByteRange, ObjectInfo, PartInfo
+
+_CREDENTIALS = "check the credentials: environment, profile, or access_key and secret_key"
+_PERMISSION = "check the credentials and the bucket's policy"
+_REGION = "check --region and --endpoint-url: the bucket is served elsewhere"
+_NESTED = "this server can't hold an object whose key continues another one's"
+_AGAIN = "try again"
+_LOOK = "look before repeating it"
+#: The only code by which S3 states that it didn't start a request. MinIO's SlowDownWrite doesn't: a server that wrote
+#: to some of its disks sends it too.
+_NOT_BEGUN = "SlowDown"
+
+#: Class and hint of an error -> the codes that mean it.
+_MEANINGS: dict[tuple[type[OffloaderError], str], tuple[str, ...]] = {
+    (NotFound, ""): ("NoSuchKey",),
+    (NotFound, "the upload was completed or aborted"): ("NoSuchUpload",),
+    (BucketMissing, "create the bucket, or check its name and --endpoint-url"): ("NoSuchBucket",),
+    (PreconditionFailed, ""): ("PreconditionFailed",),
+    (AccessDenied, _PERMISSION): ("AccessDenied", "AllAccessDisabled", "AccountProblem", "Forbidden"),
+    (AccessDenied, _CREDENTIALS): ("InvalidAccessKeyId", "SignatureDoesNotMatch"),
+    (AccessDenied, "the session expired: get new credentials"): ("ExpiredToken", "TokenRefreshRequired"),
+    (AccessDenied, "the session isn't valid: get new credentials"): ("InvalidToken",),
+    (AccessDenied, "set this machine's clock"): ("RequestTimeTooSkewed", "RequestExpired"),
+    (Throttled, _AGAIN): (
+        "SlowDown",
+        "SlowDownRead",
+        "SlowDownWrite",
+        "ServiceUnavailable",
+        "Throttling",
+        "ThrottlingException",
+        "RequestThrottled",
+        "RequestLimitExceeded",
+        "TooManyRequests",
+        "BandwidthLimitExceeded",
+    ),
+    # After the first two, conditional writes raced: none was confirmed, and a retry settles it. After the others, the
+    # body arrived incomplete; nothing was stored.
+    (StoreUnavailable, _AGAIN): ("ConditionalRequestConflict", "OperationAborted", "RequestTimeout", "IncompleteBody"),
+    (StoreUnavailable, "the body was damaged on its way: try again"): (
+        "BadDigest",
+        "XAmzContentChecksumMismatch",
+        "XAmzContentSHA256Mismatch",
+    ),
+    (StoreUnavailable, "the server is starting: try again"): ("XMinioServerNotInitialized",),
+    (StoreUnavailable, "free some space on the server"): ("XMinioStorageFull", "InsufficientCapacity"),
+    (InvalidCall, _REGION): ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"),
+    (StoreUnavailable, _REGION): ("TemporaryRedirect",),
+    (InvalidCall, "check the bucket's name"): ("InvalidBucketName",),
+    (InvalidCall, "every part but the last needs 5 MiB: raise part_size"): ("EntityTooSmall",),
+    (InvalidCall, "the object is larger than the server takes in one request: upload parts"): ("EntityTooLarge",),
+    (InvalidCall, "a part isn't what was uploaded"): ("InvalidPart",),
+    (InvalidCall, "pass the parts in order"): ("InvalidPartOrder",),
+    (Unsupported, _NESTED): ("ObjectParentIsFile", "XMinioParentIsObject", "XMinioObjectExistsAsDirectory"),
+    (InvalidCall, "check store.storage_class: not every server has every class"): ("InvalidStorageClass",),
+    (InvalidCall, "check store.encryption: not every server offers it"): ("InvalidEncryptionAlgorithmError",),
+    (Unsupported, "the object lies in an archive class: restore it first, then repeat this"): ("InvalidObjectState",),
+    (InvalidCall, "check store.kms_key and its region"): ("KMS.NotFoundException",),
+    (AccessDenied, "enable the KMS key that the objects are encrypted with"): (
+        "KMS.DisabledException",
+        "KMS.KMSInvalidStateException",
+    ),
+    (Unsupported, "the server doesn't offer this"): ("NotImplemented", "MethodNotAllowed"),
+}
+_CODES = {code: meaning for meaning, codes in _MEANINGS.items() for code in codes}
+
+_STATUSES: dict[int, tuple[type[OffloaderError], str]] = {
+    301: _CODES["PermanentRedirect"],
+    307: _CODES["TemporaryRedirect"],
+    401: _CODES["InvalidAccessKeyId"],
+    403: _CODES["AccessDenied"],
+    404: _CODES["NoSuchKey"],
+    408: _CODES["RequestTimeout"],
+    412: _CODES["PreconditionFailed"],
+    429: _CODES["TooManyRequests"],
+    501: _CODES["NotImplemented"],
+    503: _CODES["ServiceUnavailable"],
+    507: _CODES["InsufficientCapacity"],
+}
+
+
+def meaning_of(code: str, status: int, *, writes: bool) -> tuple[type[OffloaderError], str]:
+    """Error class and hint for an error response.
+
+    A gateway can send 503 or 507 after it forwarded a request. So can a server that aborts halfway. After every
+    retriable 5xx except ``SlowDown`` the outcome of a write is therefore unknown.
+
+    Args:
+        code: the ``Code`` of the response's body; without one, the SDK's text of the status.
+        status: HTTP status; 200 for an error inside the body of a success.
+        writes: whether the request may have changed something.
+    """
+    is_server_error = status >= 500 or status < 300
+    kind, hint = (
+        _CODES.get(code)
+        or _STATUSES.get(status)
+        or ((StoreUnavailable, _AGAIN) if is_server_error else (InvalidCall, "the server refused the request"))
+    )
+    if not (writes and is_server_error and issubclass(kind, StoreUnavailable)) or code == _NOT_BEGUN:
+        return kind, hint
+    if issubclass(kind, Throttled):
+        return Overloaded, _LOOK
+    return OutcomeUnknown, _LOOK if hint == _AGAIN else f"{hint}; {_LOOK}"
+
+
+_MD5 = re.compile(r"[0-9a-f]{32}\Z")
+
+
+def object_info(key: str, size_bytes: int, answer: Mapping[str, Any]) -> ObjectInfo:
+    """Object description from the response to a HEAD or GET."""
+    metadata = {name.lower(): value for name, value in answer.get("Metadata", {}).items()}
+    # Of a multipart object the server keeps a checksum of checksums, which not every server marks as such.
+    whole = "-" not in answer["ETag"] or answer.get("ChecksumType") == "FULL_OBJECT"
+    crc = decoded_crc32c(answer.get("ChecksumCRC32C")) if whole else None
+    return ObjectInfo(key, size_bytes, answer["ETag"], time_ms(answer["LastModified"]), metadata, crc)
+
+
+def received(
+    what: str, key: str, byte_range: ByteRange | None, body: bytes, answer: Mapping[str, Any]
+) -> tuple[bytes, ObjectInfo]:
+    """Body and description of a GET's response, if complete; else ``StoreUnavailable``."""
+    expected = size_bytes = int(answer["ContentLength"])
+    if len(body) == expected and byte_range is not None:
+        if "ContentRange" not in answer:  # a server that ignores ranges sends the whole object
+            return body[byte_range.start : byte_range.stop], object_info(key, size_bytes, answer)
+        size_bytes = int(answer["ContentRange"].rpartition("/")[2])
+        expected = min(byte_range.stop, size_bytes) - byte_range.start
+    if len(body) != expected:
+        raise StoreUnavailable(f"{what}: {len(body)} bytes came instead of {expected}", hint="try again")
+    return body, object_info(key, size_bytes, answer)
+
+
+def is_aws(endpoint_url: str) -> bool:
+    """Whether the endpoint is Amazon's own."""
+    host = urlsplit(endpoint_url).hostname or ""
+    return host.endswith((".amazonaws.com", ".amazonaws.com.cn"))
+
+
+def parsed_time(text: Any, otherwise: Callable[[Any], datetime]) -> datetime:
+    """A time in the listing format, parsed fast; other formats fall back to ``otherwise``.
+
+    The SDK tries several formats and a lenient parser: three quarters of a listing's cost.
+    """
+    try:
+        found = datetime.fromisoformat(text)
+    except (ValueError, TypeError):
+        return otherwise(text)
+    return found if found.tzinfo is not None else otherwise(text)
+
+
+def time_ms(time: datetime) -> int:
+    """Milliseconds since 1970 UTC."""
+    return int(time.timestamp() * 1000)
+
+
+def answered_ms(answer: Mapping[str, Any]) -> int:
+    """The response's server time: S3 doesn't send the modification time of a stored object."""
+    try:
+        return time_ms(parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"]))
+    except (KeyError, ValueError):
+        return 0
+
+
+def encoded_crc32c(crc: int) -> str:
+    """A CRC-32C in S3's encoding: base64 of four bytes, big-endian."""
+    return base64.b64encode(struct.pack(">I", crc)).decode()
+
+
+def decoded_crc32c(text: str | None) -> int | None:
+    """Decode such a text; ``None`` for no text or one that isn't four bytes."""
+    try:
+        return int(struct.unpack(">I", base64.b64decode(text or ""))[0])
+    except (struct.error, binascii.Error):
+        return None
+
+
+def checksum_of_parts(answer: Mapping[str, Any]) -> str:
+    """The CRC-32C over the parts' checksums in a response, without the number of parts; empty if absent."""
+    checksum: str = answer.get("ChecksumCRC32C", "")
+    return checksum.partition("-")[0]
+
+
+def composite_etag(parts: Sequence[PartInfo]) -> str:
+    """ETag of a multipart object on servers where a part's ETag is its MD5."""
+    digests = [part.etag.strip('"') for part in parts]
+    if not all(_MD5.match(digest) for digest in digests):
+        return ""
+    whole = hashlib.md5(bytes.fromhex("".join(digests)), usedforsecurity=False).hexdigest()
+    return f'"{whole}-{len(parts)}"'
+
+
+def composite_crc32c(parts: Sequence[PartInfo]) -> str:
+    """S3's checksum of a multipart object: the CRC-32C over the parts' CRC-32Cs."""
+    return encoded_crc32c(crc32c(struct.pack(f">{len(parts)}I", *(part.crc32c for part in parts))))
