@@ -11,11 +11,14 @@ import typer
 
 from formats.entries import Position
 from formats.pulsar.messages import BadEntry
+from offloader.cli.messages import SchemaArguments
 from offloader.cli.options import ConfigArguments, Json, amount, name_argument, option
 from offloader.cli.output import print_result
 from offloader.cli.spark import Content, ExportFormat
 from offloader.errors import InvalidCall, OffloaderError, OutcomeUnknown
 from offloader.manifest.names import named_streams
+from offloader.read.typed_values import TypedDecoder, typed_decoder
+from offloader.read.values import VersionedDecoders
 from offloader.retention.cuts import partition_segment
 from offloader.retention.subscribers import StreamRetention, open_retention, require_subscriber_name
 from offloader.runtime.clock import SystemClock
@@ -83,7 +86,11 @@ class RangeArguments:
         ),
     ] = ""
     on_bad_message: Annotated[
-        BadEntry, typer.Option("--on-bad-message", help="With --content messages: fail, or add a row that says why.")
+        BadEntry,
+        typer.Option(
+            "--on-bad-message",
+            help="At what isn't a message, or no value of its schema: fail, or add a row that says why.",
+        ),
     ] = BadEntry.ERROR
     range_size: Annotated[
         int, amount("--range-size", "Most data in one commit.", "bytes", whole=True, low=1, shown="1GiB")
@@ -95,6 +102,7 @@ def run(
     given: ConfigArguments,
     place: TableArguments,
     wanted: RangeArguments,
+    schemas: SchemaArguments,
     written: Annotated[
         ExportFormat, typer.Option("--format", help="Iceberg; Parquet needs Spark: `offloader spark export`.")
     ] = ExportFormat.ICEBERG,
@@ -121,7 +129,7 @@ def run(
     while True:
         try:
             for name in streams:
-                for done in _exported(store, name, table, wanted, settings.read):
+                for done in _exported(store, name, table, wanted, schemas, settings.read):
                     if done.ranges or not following:
                         _print(done, as_json=json)
         except OffloaderError as error:
@@ -133,7 +141,12 @@ def run(
 
 
 def _exported(
-    store: ObjectStore, name: str, table: Table, wanted: RangeArguments, settings: ReadSettings
+    store: ObjectStore,
+    name: str,
+    table: Table,
+    wanted: RangeArguments,
+    schemas: SchemaArguments,
+    settings: ReadSettings,
 ) -> list[Exported]:
     """Exports a stream, or all partitions of a topic; then acknowledges them as the subscriber."""
     from offloader.iceberg import export
@@ -148,6 +161,7 @@ def _exported(
             skip_lost=wanted.skip_lost,
             range_bytes=wanted.range_size,
             bad_messages=wanted.on_bad_message,
+            values=_values(schemas, each),
             settings=settings,
         )
         for each in named.streams
@@ -159,6 +173,12 @@ def _exported(
         if ends:
             _publish(retention, wanted.subscriber, ends if named.partitions else ends[0])
     return done
+
+
+def _values(given: SchemaArguments, stream: str) -> VersionedDecoders[TypedDecoder] | None:
+    """The schemas of a stream's values; ``None``: they stay bytes."""
+    found = given.decoders(stream, typed_decoder)
+    return None if found is None else VersionedDecoders(*found)
 
 
 def _publish(retention: StreamRetention, subscriber: str, ends: dict[int, Position] | Position) -> None:

@@ -26,7 +26,7 @@ def read(lake: Lake, snapshot_id: int | None = None) -> FoundTable:
 
 def rows_of(found: FoundTable) -> list[Row]:
     rows = [{**row, "payload": base64.b64decode(row["payload"])} for row in found.rows]
-    return sorted((tuple(row[name] for name in COLUMNS) for row in rows), key=lambda row: row[:3])  # type: ignore[misc]
+    return sorted((tuple(row[name] for name in COLUMNS) for row in rows), key=lambda row: row[:3])
 
 
 def test_java_finds_the_entries_that_were_sent_and_the_proof(lake: Lake) -> None:
