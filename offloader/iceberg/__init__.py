@@ -173,7 +173,13 @@ class _RestCatalog(RestCatalog):
 
 
 def open_table(
-    name: str, *, catalog: str, warehouse: str = "", options: Mapping[str, str] | None = None, content: str = "entries"
+    name: str,
+    *,
+    catalog: str,
+    warehouse: str = "",
+    options: Mapping[str, str] | None = None,
+    content: str = "entries",
+    create: bool = True,
 ) -> Table:
     """The table to export to; creates it, and its namespace, where it doesn't exist.
 
@@ -184,10 +190,11 @@ def open_table(
         warehouse: where the files of a new table are: ``file:///folder`` or ``s3://bucket/root``.
         options: further properties of the catalogue, as pyiceberg has them: ``s3.endpoint``.
         content: what a row of a new table is: ``entries``, or ``messages`` of Pulsar.
+        create: create it where it doesn't exist; else that is ``NotFound``.
 
     Raises:
         InvalidCall: a name, URL, option or content is wrong, or no warehouse was named for a new table.
-        NotFound: no catalogue of that name is configured.
+        NotFound: no catalogue of that name is configured, or no such table and ``create`` isn't set.
         Unsupported: the table exists with another content, other columns or partitions.
         StoreUnavailable: the catalogue or the warehouse gave no usable response.
     """
@@ -198,13 +205,13 @@ def open_table(
     where = f"table {name} in catalogue {catalog}"
     with (
         warnings.catch_warnings(),
-        _translated(where, hint="is the catalogue's URL right, and is it running?"),
+        translated(where, hint="is the catalogue's URL right, and is it running?"),
     ):
         # What it warns of is then an error.
         warnings.filterwarnings("ignore", message="No preferred file implementation", category=UserWarning)
         for attempt in range(1, OPEN_ATTEMPTS_MAX + 1):
             try:
-                table = _opened(_catalog(catalog, warehouse, options or {}), name, content)
+                table = _opened(_catalog(catalog, warehouse, options or {}), name, content, create=create)
                 break
             except (ArgumentError, ValueError) as error:
                 raise InvalidCall(
@@ -248,11 +255,12 @@ def _catalog(catalog: str, warehouse: str, options: Mapping[str, str]) -> Catalo
     return _RestCatalog(name, **given) if is_rest else load_catalog(name, **given)
 
 
-def _opened(catalog: Catalog, name: str, content: str) -> Table:
+def _opened(catalog: Catalog, name: str, content: str, *, create: bool) -> Table:
     try:
         return catalog.load_table(name)
-    except NoSuchTableError:
-        pass
+    except NoSuchTableError as error:
+        if not create:
+            raise NotFound(f"table {name} doesn't exist", hint="an export without --dry-run creates it") from error
     if "warehouse" not in catalog.properties and not isinstance(catalog, RestCatalog):
         raise InvalidCall(f"table {name} doesn't exist, and no warehouse was named", hint="give --warehouse URL")
     catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
@@ -297,8 +305,13 @@ def _is_same(found: DataType, wanted: DataType) -> bool:
 
 
 @contextmanager
-def _translated(what: str, *, hint: str) -> Iterator[None]:
-    """Errors of the libraries as ``StoreUnavailable``."""
+def translated(what: str, *, hint: str) -> Iterator[None]:
+    """Raises errors of the libraries as ``StoreUnavailable``.
+
+    Args:
+        what: can't be used then.
+        hint: of the error.
+    """
     try:
         yield
     except (OSError, SQLAlchemyError, RESTError, ValidationError) as error:
@@ -316,7 +329,7 @@ def exported_ranges(metadata: TableMetadata) -> list[ExportedRange]:
     Raises:
         Corrupt: a snapshot's properties were changed.
     """
-    found = (_decoded(each.summary.additional_properties if each.summary else {}) for each in _history(metadata))
+    found = (decoded_range(each.summary.additional_properties if each.summary else {}) for each in history(metadata))
     return [each for each in found if each is not None]
 
 
@@ -331,7 +344,7 @@ def newest_range(metadata: TableMetadata, stream: str) -> ExportedRange | None:
     """
     newest = next((each for each in exported_ranges(metadata) if each.stream == stream), None)
     kept = metadata.properties.get(_NEWEST + stream)
-    oldest = next(reversed(_history(metadata)), None)
+    oldest = next(reversed(history(metadata)), None)
     # A table's first snapshot has number 1.
     if newest is not None or kept is None or oldest is None or oldest.sequence_number == 1:
         return newest
@@ -345,15 +358,16 @@ def newest_range(metadata: TableMetadata, stream: str) -> ExportedRange | None:
             f"the table was rolled back, and the snapshots that say up to where stream {stream} was exported expired",
             hint="export the stream to a new table",
         )
-    return _decoded(properties)
+    return decoded_range(properties)
 
 
-def _history(metadata: TableMetadata) -> Sequence[Any]:
+def history(metadata: TableMetadata) -> Sequence[Any]:
     """The current snapshot and those that it follows, the newest first, as far as they are kept."""
     return list(ancestors_of(metadata.current_snapshot(), metadata))
 
 
-def _decoded(properties: Mapping[str, str]) -> ExportedRange | None:
+def decoded_range(properties: Mapping[str, str]) -> ExportedRange | None:
+    """The range in a snapshot's properties; ``None``: another program's. Raises ``Corrupt``: they were changed."""
     try:
         return ExportedRange.decode(properties)
     except (ValueError, KeyError) as cause:
@@ -406,7 +420,7 @@ def export(
     state = load_stream(store, stream)
     done: list[ExportedRange] = []
     with open_reader(store, state.stream, state=state, settings=settings) as reader:
-        with _translated(f"table {name}", hint="run it again: it goes on after the last commit"):
+        with translated(f"table {name}", hint="run it again: it goes on after the last commit"):
             table.refresh()
             require_columns(table, values)
         while True:
@@ -418,7 +432,7 @@ def export(
             planned = next(planned_ranges(state, after, range_bytes), None)
             if planned is None:
                 return Exported(state.stream, tuple(done), after)
-            with _translated(f"table {name}", hint="run it again: it goes on after the last commit"):
+            with translated(f"table {name}", hint="run it again: it goes on after the last commit"):
                 maker = RowMaker(table, state.stream, bad_messages, values)
                 try:
                     added = _add_range(table, reader, state, planned, after, maker, lost=lost)
@@ -471,7 +485,7 @@ def _add_range(
     for _ in range(COMMIT_ATTEMPTS_MAX):
         try:
             _commit(table, written, added)
-            _sync_local_files(table, written)
+            sync_local_files(table, written)
             return added
         except CommitFailedException:  # nothing was committed
             table.refresh()
@@ -493,11 +507,8 @@ def _add_range(
 
 def _commit(table: Table, files: Sequence[DataFile], added: ExportedRange) -> None:
     """One commit of files and positions; raises ``CommitFailedException`` if the table was changed since its load."""
-    metadata = table.metadata
-    # pyiceberg would repeat an append after another commit, which may have added the same range.
-    once = {**metadata.properties, TableProperties.COMMIT_NUM_RETRIES: "0"}
-    table.metadata = metadata.model_copy(update={"properties": once})
-    properties = added.encode()
+    metadata, properties = table.metadata, added.encode()
+    repeated_never(table)
     transaction = table.transaction()
     kept = json.dumps({**properties, _SEQUENCE: str(metadata.next_sequence_number())})
     transaction.set_properties({_NEWEST + added.stream: kept})
@@ -507,7 +518,16 @@ def _commit(table: Table, files: Sequence[DataFile], added: ExportedRange) -> No
     transaction.commit_transaction()
 
 
-def _sync_local_files(table: Table, files: Sequence[DataFile]) -> None:
+def repeated_never(table: Table) -> None:
+    """Makes the next commit fail if the table was changed since its load; pyiceberg would repeat it.
+
+    Another program's commit may have added the same range, or deleted rows of a file.
+    """
+    once = {**table.metadata.properties, TableProperties.COMMIT_NUM_RETRIES: "0"}
+    table.metadata = table.metadata.model_copy(update={"properties": once})
+
+
+def sync_local_files(table: Table, files: Sequence[DataFile]) -> None:
     """Makes the files of the newest commit durable where they are in a local folder; pyiceberg leaves that out.
 
     Whoever hears of a range may let go of its entries.

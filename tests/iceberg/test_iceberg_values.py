@@ -11,6 +11,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from google.protobuf import descriptor_pb2
 
@@ -18,6 +19,7 @@ from formats.entries import EntryBatch
 from formats.pulsar.messages import BadEntry
 from offloader import iceberg
 from offloader.errors import Corrupt, InvalidCall, Unsupported
+from offloader.iceberg import upkeep
 from offloader.iceberg.columns import Values
 from offloader.read.typed_values import merged_type, typed_decoder
 from offloader.read.values import MessageSchema, VersionedDecoders
@@ -32,6 +34,15 @@ OLD = record(("id", "int"), ("name", "string"))
 NEW = record(("id", "long"), ("name", "string"), ("price", ["null", "double"]), ("at", record(("x", "int"), name="At")))
 #: The type of ``id`` isn't one that a column changes to.
 OTHER = record(("more", "int"), ("id", "string"))
+
+#: With fields of every nested kind.
+ALL_OF_NEW = record(
+    ("id", "long"),
+    ("name", "string"),
+    ("tags", {"type": "array", "items": ["null", record(("x", "int"), name="Tag")]}),
+    ("counts", {"type": "map", "values": ["null", "long"]}),
+)
+_FULL = {"name": "ä", "tags": [None, {"x": 1}], "counts": {"a": None, "b": 2}}
 
 
 @pytest.fixture
@@ -197,6 +208,28 @@ def test_new_field_and_wider_type_are_added_to_the_table(lake: Lake, writer: Str
     assert decoded(lake) == [{"id": 1, "name": "a", **none}, later, {"id": 3, "name": "c", **none}]
     export(lake, writer, values=values_of(avro(OLD)))
     assert len(lake.foreign_table().metadata.schemas) == 3, "empty, with OLD, with NEW: a narrower one changes nothing"
+
+
+def test_files_are_joined_with_their_decoded_values_unless_their_columns_have_changed(
+    lake: Lake, writer: StreamWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "SMALL_FILES_MIN", 2)
+    old, new = values_of(avro(OLD)), values_of(avro(OLD), avro(ALL_OF_NEW))
+    for number, (schema, values) in enumerate([(OLD, old)] * 2 + [(ALL_OF_NEW, new)] * 3):
+        value = encoded(schema, {**_FULL, "id": number})
+        send(writer, single_entry(Sent(value=value), schema_version=version(int(schema is ALL_OF_NEW))))
+        export(lake, writer, values=values)
+    before = rows(lake)
+    assert [row["decoded"]["id"] for row in before] == [0, 1, 2, 3, 4]
+    assert before[4]["decoded"]["counts"] == [("a", None), ("b", 2)]
+    [joined] = upkeep.join_files(lake.foreign_table(), writer.stream)
+    assert (joined.files, joined.rows) == (3, 3)
+    assert rows(lake) == before
+    columns = ["decoded", "encryption_keys", "properties", "value"]
+    files = [pq.read_table(path, columns=columns, partitioning=None) for path in named_files(lake.foreign_table())]
+    [large] = [each for each in files if each.num_rows == 3]
+    assert [each["properties"] for each in large.to_pylist()] == [[]] * 3
+    assert large["encryption_keys"].null_count == 3, "null isn't an empty list"
 
 
 @pytest.mark.parametrize("asked", [False, True])

@@ -15,9 +15,10 @@ from collections.abc import Callable
 from typing import Any
 
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.io.pyarrow import ParquetFormatWriter
+from pyiceberg.io.pyarrow import ParquetFormatWriter, PyArrowFileIO
 
 from offloader import iceberg
+from offloader.iceberg import upkeep
 from offloader.store.open import open_store
 
 #: Point -> the method, and whether the process dies before or after it.
@@ -28,11 +29,15 @@ POINTS: dict[str, tuple[Any, str, bool]] = {
     "metadata": (SqlCatalog, "_write_metadata", False),
     "committed": (SqlCatalog, "commit_table", False),
 }
+#: With files that are joined and snapshots that expire: also before a file is deleted.
+UPKEEP_POINTS = {**POINTS, "delete": (PyArrowFileIO, "delete", True)}
+#: After every snapshot.
+_LATER_MS = 10**14
 
 
 def die_at(point: str, passage: int) -> None:
     """The process kills itself at that passage of a point."""
-    owner, name, is_before = POINTS[point]
+    owner, name, is_before = UPKEEP_POINTS[point]
     original: Callable[..., Any] = getattr(owner, name)
     left = [passage]
 
@@ -50,11 +55,17 @@ def die_at(point: str, passage: int) -> None:
 
 
 def export(store: str, catalog: str, warehouse: str, streams: str, point: str = "", passage: str = "") -> None:
+    """Exports the streams; with a point that begins with ``upkeep`` it joins files and expires snapshots as well."""
     table = iceberg.open_table("lake.entries", catalog=catalog, warehouse=warehouse)
-    if point:
-        die_at(point, int(passage))
+    opened, what = open_store(store, read_only=True), point.removeprefix("upkeep").removeprefix("-")
+    if what:
+        die_at(what, int(passage))
     for stream in streams.split(","):
-        iceberg.export(open_store(store, read_only=True), stream, table, range_bytes=1)
+        iceberg.export(opened, stream, table, range_bytes=1)
+        if point.startswith("upkeep"):
+            upkeep.SMALL_FILES_MIN = 3
+            upkeep.join_files(table, stream)
+            upkeep.expire(opened, table, before_ms=_LATER_MS)
 
 
 def main() -> None:
