@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
 from dataclasses import asdict, dataclass
@@ -171,7 +172,7 @@ def run(
     """Add to an Iceberg table what it doesn't have of the streams; docs/how-to/tables.md.
 
     One commit a range, with the stream's positions: run again, or killed and run again, it goes on after the last
-    commit. Several may run at once. With --subscriber retention keeps what the table doesn't have yet.
+    commit. Several may run at once. SIGTERM ends --follow after the range that is being added. With --subscriber retention keeps what the table doesn't have yet.
     """
     if written is not ExportFormat.ICEBERG:
         raise InvalidCall(
@@ -183,13 +184,16 @@ def run(
     settings, store = given.prepared(read_only=not wanted.subscriber)
     table = place.open(create=not upkeep.dry_run)
     clock, stop = SystemClock(), threading.Event()
+    if following:
+        signal.signal(signal.SIGTERM, lambda *_: stop.set())
     while True:
         try:
             for name in [] if upkeep.dry_run else streams:
-                for done in _exported(store, name, table, wanted, schemas, settings.read):
+                for done in _exported(store, name, table, wanted, schemas, settings.read, stop):
                     if done.ranges or not following:
                         _print(done, as_json=json)
-            upkeep.run(store, streams, table, clock, as_json=json)
+            if not stop.is_set():
+                upkeep.run(store, streams, table, clock, as_json=json)
         except OffloaderError as error:
             if not following or not (error.retryable or isinstance(error, OutcomeUnknown)):
                 raise
@@ -205,6 +209,7 @@ def _exported(
     wanted: RangeArguments,
     schemas: SchemaArguments,
     settings: ReadSettings,
+    stop: threading.Event,
 ) -> list[Exported]:
     """Exports a stream, or all partitions of a topic; then acknowledges them as the subscriber."""
     from offloader.iceberg import export
@@ -221,6 +226,7 @@ def _exported(
             bad_messages=wanted.on_bad_message,
             values=_values(schemas, each),
             settings=settings,
+            stop=stop,
         )
         for each in named.streams
     ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -391,6 +392,7 @@ def export(
     bad_messages: BadEntry = BadEntry.ERROR,
     values: Values | None = None,
     settings: ReadSettings | None = None,
+    stop: threading.Event | None = None,
 ) -> Exported:
     """Adds to the table every entry of a stream that it doesn't have yet, up to the end of the newest manifest.
 
@@ -403,6 +405,7 @@ def export(
             fail, or add a row that says why.
         values: schemas of the values, which are decoded in the column ``decoded``; it gets the fields that it lacks.
             ``None``: they stay bytes.
+        stop: once it is set, end after the range that is being added.
 
     Raises:
         NotFound: no such stream.
@@ -430,7 +433,7 @@ def export(
                 state, newest.incarnation, newest.last, exported_to=f"table {name}", skip_lost=skip_lost
             )
             planned = next(planned_ranges(state, after, range_bytes), None)
-            if planned is None:
+            if planned is None or (stop is not None and stop.is_set()):
                 return Exported(state.stream, tuple(done), after)
             with translated(f"table {name}", hint="run it again: it goes on after the last commit"):
                 maker = RowMaker(table, state.stream, bad_messages, values)

@@ -20,7 +20,7 @@ from formats.manifest import Retire, Truncate
 from offloader.errors import OutcomeUnknown, StoreUnavailable, Unsupported
 from offloader.iceberg import ExportedRange, upkeep
 from offloader.iceberg import files as data_files
-from offloader.iceberg.upkeep import EXPIRED, ExpiredSnapshots, expire, expired_ranges, join_files
+from offloader.iceberg.upkeep import EXPIRED, JOINED_FILES, ExpiredSnapshots, expire, expired_ranges, join_files
 from tests.cli.reading_verbs import Offloader
 from tests.iceberg.lake import Lake, named_files, rows_by_pyiceberg, sent
 from tests.iceberg.test_iceberg_export import (
@@ -299,12 +299,18 @@ def test_every_entry_is_there_once_after_twenty_kills_of_exports_with_upkeep(lak
             if ledger % 5 == 0:
                 trim(writer, ledger - 3)
             point = list(UPKEEP_POINTS)[tried % len(UPKEEP_POINTS)]
-            end = ended(nursery, order(lake, [writer], f"upkeep-{point}", str(chance.randint(1, 4))))
+            end = ended(
+                nursery,
+                order(lake, [writer], f"{'upkeep' if tried % 4 else 'evolve'}-{point}", str(chance.randint(1, 4))),
+            )
             assert end in (0, -signal.SIGKILL)
             kills += end != 0
         assert ended(nursery, order(lake, [writer], "upkeep", "0")) == 0
     require_proven(lake, writer)
-    assert EXPIRED + writer.stream in lake.foreign_table().properties
+    table = lake.foreign_table()
+    assert EXPIRED + writer.stream in table.properties
+    assert any(JOINED_FILES in each.summary.additional_properties for each in history(table))
+    assert len(table.metadata.schemas) > 3
 
 
 @pytest.mark.process
