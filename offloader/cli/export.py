@@ -172,7 +172,8 @@ def run(
     """Add to an Iceberg table what it doesn't have of the streams; docs/how-to/tables.md.
 
     One commit a range, with the stream's positions: run again, or killed and run again, it goes on after the last
-    commit. Several may run at once. SIGTERM ends --follow after the range that is being added. With --subscriber retention keeps what the table doesn't have yet.
+    commit. Several may run at once. SIGTERM ends --follow after the range that is being added. With --subscriber
+    retention keeps what the table doesn't have yet.
     """
     if written is not ExportFormat.ICEBERG:
         raise InvalidCall(
