@@ -33,6 +33,7 @@ from typing import Any
 
 from services.binaries import BINARIES, Unavailable, cache_directory, find_binary, find_node
 from services.broker_plugin import built_nar
+from services.iceberg_reader import find_reader
 from services.pulsar.build import DEFAULT, RELEASES, find_place
 
 __all__ = ["SERVERS", "Endpoint", "RunningProcess", "RunningServer", "Unavailable", "launch", "running", "server"]
@@ -46,6 +47,8 @@ SECRET_KEY = "offloader-secret"
 BUCKET = "offloader"
 #: Releases of the broker, by the name that ``build`` takes.
 _BROKERS = {"pulsar": DEFAULT, **{f"pulsar-{release}": release for release in RELEASES if release != DEFAULT}}
+#: What else ``build`` takes.
+_OTHERS = ("plugin", "iceberg-reader")
 #: Below those that Linux gives away by itself.
 PORTS = range(20_000, 32_000)
 
@@ -436,7 +439,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given_arguments = parser.parse_args(arguments)
     from services.pulsar.__main__ import main as run_broker  # which itself needs this module
 
-    known: Sequence[str] = [*BINARIES, *_BROKERS, "plugin"] if given_arguments.verb == "build" else list(SERVERS)
+    known: Sequence[str] = [*BINARIES, *_BROKERS, *_OTHERS] if given_arguments.verb == "build" else list(SERVERS)
     unknown = [name for name in getattr(given_arguments, "names", []) if name not in known]
     if unknown:
         parser.error(f"no such server: {', '.join(unknown)} (there are {', '.join(known)})")
@@ -451,7 +454,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Unavailable as error:
         print(error, file=sys.stderr)
         return 1
-    return _build(given_arguments.names or [*BINARIES, "pulsar", "plugin"])
+    return _build(given_arguments.names or [*BINARIES, "pulsar", *_OTHERS])
 
 
 def _build(names: Sequence[str]) -> int:
@@ -459,8 +462,11 @@ def _build(names: Sequence[str]) -> int:
     failed = 0
     for name in names:
         try:
+            built: Path | str
             if name == "plugin":
                 built = built_nar()
+            elif name == "iceberg-reader":
+                built = find_reader(build=True)[0]
             elif name in _BROKERS:
                 built = find_place(_BROKERS[name], build=True)
             else:

@@ -26,6 +26,7 @@ from offloader.runtime import system
 from services.binaries import find_binary
 from services.broker_plugin import built_nar
 from services.chromium import find_chromium
+from services.iceberg_reader import find_reader
 from services.pulsar.build import RELEASES, find_place
 from services.servers import SERVERS, Endpoint, Unavailable, given, make_bucket, running
 from services.toxiproxy import Toxiproxy
@@ -44,7 +45,7 @@ HERE = Path(__file__).resolve().parent
 #: Servers that every test of an S3 store runs against; rclone is the one that must be refused.
 S3_SERVERS = ("moto", "minio", "versitygw")
 #: What is needed beside stores.
-OTHERS = ("pulsar", "plugin", "chromium", "toxiproxy")
+OTHERS = ("pulsar", "plugin", "chromium", "toxiproxy", "iceberg-reader")
 #: Stand-ins for other clouds.
 CLOUDS = ("fake-gcs", "azurite")
 BUCKET = "offloader-tests"
@@ -67,6 +68,9 @@ def _find(name: str, *, build: bool) -> None:
     """Raises ``Unavailable``, with the reason, where a server can't be had."""
     if name == "chromium":
         find_chromium()
+        return
+    if name == "iceberg-reader":
+        find_reader(build=build)
         return
     if name == "plugin":
         built_nar(build=build)
@@ -102,6 +106,7 @@ _without_server = frozenset(
         ("chromium", "browser"),
         ("toxiproxy", "chaos"),
         ("minio", "peers"),
+        ("iceberg-reader", "iceberg/test_iceberg_by_java.py"),
     )
     if not _can_be_had(name)
 )

@@ -15,6 +15,7 @@ import pytest
 
 from services.binaries import BINARIES
 from services.broker_plugin import nar_place
+from services.iceberg_reader import reader_place
 from services.pulsar.build import place
 from tests.support.waiting import PATIENCE_S
 
@@ -172,6 +173,7 @@ def test_a_broker_that_cannot_be_had_is_named_with_the_reason(missing: str, tmp_
 def test_services_without_names_means_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     place().mkdir(parents=True)
+    reader_place().mkdir(parents=True)
     nar_place().parent.mkdir(parents=True)
     nar_place().touch()
     for binary in BINARIES.values():
@@ -184,7 +186,12 @@ def test_services_without_names_means_all_of_them(tmp_path: Path, monkeypatch: p
     found = run("build", XDG_CACHE_HOME=str(tmp_path))
 
     assert found.returncode == 0, found.stderr
-    assert [line.partition(":")[0] for line in found.stdout.splitlines()] == [*BINARIES, "pulsar", "plugin"]
+    assert [line.partition(":")[0] for line in found.stdout.splitlines()] == [
+        *BINARIES,
+        "pulsar",
+        "plugin",
+        "iceberg-reader",
+    ]
 
 
 def test_a_server_that_does_not_exist_is_refused_with_those_that_do() -> None:

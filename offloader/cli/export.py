@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from formats.entries import Position
 from formats.pulsar.messages import BadEntry
+from offloader.cli.messages import SchemaArguments
 from offloader.cli.options import ConfigArguments, Json, amount, name_argument, option
-from offloader.cli.output import print_result
+from offloader.cli.output import counted, print_result
 from offloader.cli.spark import Content, ExportFormat
 from offloader.errors import InvalidCall, OffloaderError, OutcomeUnknown
 from offloader.manifest.names import named_streams
+from offloader.read.typed_values import TypedDecoder, typed_decoder
+from offloader.read.values import VersionedDecoders
 from offloader.retention.cuts import partition_segment
 from offloader.retention.subscribers import StreamRetention, open_retention, require_subscriber_name
-from offloader.runtime.clock import SystemClock
+from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 
@@ -52,8 +56,11 @@ class TableArguments:
 
     content: Annotated[Content, typer.Option("--content", help="What a row of the table is.")] = Content.ENTRIES
 
-    def open(self) -> Table:
-        """The table; raises ``InvalidCall``, and as ``offloader.iceberg.open_table``."""
+    def open(self, *, create: bool = True) -> Table:
+        """The table, created where it doesn't exist and ``create`` is set.
+
+        Raises ``InvalidCall``, and as ``offloader.iceberg.open_table``.
+        """
         if not self.table or not self.catalog:
             raise InvalidCall(
                 "where to?", hint="give --table NAMESPACE.TABLE and --catalog URL, and for a new table --warehouse URL"
@@ -63,7 +70,12 @@ class TableArguments:
         from offloader.iceberg import open_table  # loads pyiceberg, which is slow, and an extra
 
         return open_table(
-            self.table, catalog=self.catalog, warehouse=self.warehouse, options=options, content=self.content.value
+            self.table,
+            catalog=self.catalog,
+            warehouse=self.warehouse,
+            options=options,
+            content=self.content.value,
+            create=create,
         )
 
 
@@ -83,11 +95,62 @@ class RangeArguments:
         ),
     ] = ""
     on_bad_message: Annotated[
-        BadEntry, typer.Option("--on-bad-message", help="With --content messages: fail, or add a row that says why.")
+        BadEntry,
+        typer.Option(
+            "--on-bad-message",
+            help="At what isn't a message, or no value of its schema: fail, or add a row that says why.",
+        ),
     ] = BadEntry.ERROR
     range_size: Annotated[
         int, amount("--range-size", "Most data in one commit.", "bytes", whole=True, low=1, shown="1GiB")
     ] = 1024**3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpkeepArguments:
+    """Options for what is done to the table after an export."""
+
+    join_files: Annotated[
+        bool, typer.Option("--join-files", help="Then join the small data files of each day of these streams.")
+    ] = False
+    expire_snapshots: Annotated[
+        float | None,
+        amount(
+            "--expire-snapshots",
+            "Then expire snapshots of what retention deleted from the streams, if they are older than this.",
+            "seconds",
+            shown="never",
+        ),
+    ] = None
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Export nothing; print what would be joined and would expire.")
+    ] = False
+
+    def require_sense(self) -> None:
+        """Raises ``InvalidCall`` for ``--dry-run`` without anything that it is for."""
+        if self.dry_run and not self.join_files and self.expire_snapshots is None:
+            raise InvalidCall("--dry-run is for --join-files and --expire-snapshots", hint="give one of them")
+
+    def run(self, store: ObjectStore, names: list[str], table: Table, clock: Clock, *, as_json: bool) -> None:
+        """Does it, and prints what was done; raises as ``offloader.iceberg.upkeep``."""
+        from offloader.iceberg.upkeep import expire, join_files
+
+        for stream in (
+            [each for name in names for each in named_streams(store, name).streams] if self.join_files else []
+        ):
+            for done in join_files(table, stream, dry_run=self.dry_run):
+                verb = "would join" if self.dry_run else "joined"
+                print_result(
+                    asdict(done), f"{stream}: {verb} {done.files} files of {done.bytes:,} bytes", as_json=as_json
+                )
+        if self.expire_snapshots is not None:
+            before_ms = clock.now_ms() - int(self.expire_snapshots * 1000)
+            expired = expire(store, table, before_ms=before_ms, dry_run=self.dry_run)
+            if expired.snapshots:
+                name, number = ".".join(table.name()), counted(expired.snapshots, "snapshot")
+                text = f"would expire {number}" if self.dry_run else f"expired {number}, deleted {expired.files} files"
+                print_result({"table": name, **asdict(expired)}, f"{name}: {text}", as_json=as_json)
+        sys.stdout.flush()
 
 
 def run(
@@ -95,6 +158,8 @@ def run(
     given: ConfigArguments,
     place: TableArguments,
     wanted: RangeArguments,
+    schemas: SchemaArguments,
+    upkeep: UpkeepArguments,
     written: Annotated[
         ExportFormat, typer.Option("--format", help="Iceberg; Parquet needs Spark: `offloader spark export`.")
     ] = ExportFormat.ICEBERG,
@@ -107,7 +172,8 @@ def run(
     """Add to an Iceberg table what it doesn't have of the streams; docs/how-to/tables.md.
 
     One commit a range, with the stream's positions: run again, or killed and run again, it goes on after the last
-    commit. Several may run at once. With --subscriber retention keeps what the table doesn't have yet.
+    commit. Several may run at once. SIGTERM ends --follow after the range that is being added. With --subscriber
+    retention keeps what the table doesn't have yet.
     """
     if written is not ExportFormat.ICEBERG:
         raise InvalidCall(
@@ -115,15 +181,20 @@ def run(
         )
     if wanted.subscriber:
         require_subscriber_name(wanted.subscriber)
+    upkeep.require_sense()
     settings, store = given.prepared(read_only=not wanted.subscriber)
-    table = place.open()
+    table = place.open(create=not upkeep.dry_run)
     clock, stop = SystemClock(), threading.Event()
+    if following:
+        signal.signal(signal.SIGTERM, lambda *_: stop.set())
     while True:
         try:
-            for name in streams:
-                for done in _exported(store, name, table, wanted, settings.read):
+            for name in [] if upkeep.dry_run else streams:
+                for done in _exported(store, name, table, wanted, schemas, settings.read, stop):
                     if done.ranges or not following:
                         _print(done, as_json=json)
+            if not stop.is_set():
+                upkeep.run(store, streams, table, clock, as_json=json)
         except OffloaderError as error:
             if not following or not (error.retryable or isinstance(error, OutcomeUnknown)):
                 raise
@@ -133,7 +204,13 @@ def run(
 
 
 def _exported(
-    store: ObjectStore, name: str, table: Table, wanted: RangeArguments, settings: ReadSettings
+    store: ObjectStore,
+    name: str,
+    table: Table,
+    wanted: RangeArguments,
+    schemas: SchemaArguments,
+    settings: ReadSettings,
+    stop: threading.Event,
 ) -> list[Exported]:
     """Exports a stream, or all partitions of a topic; then acknowledges them as the subscriber."""
     from offloader.iceberg import export
@@ -148,7 +225,9 @@ def _exported(
             skip_lost=wanted.skip_lost,
             range_bytes=wanted.range_size,
             bad_messages=wanted.on_bad_message,
+            values=_values(schemas, each),
             settings=settings,
+            stop=stop,
         )
         for each in named.streams
     ]
@@ -159,6 +238,12 @@ def _exported(
         if ends:
             _publish(retention, wanted.subscriber, ends if named.partitions else ends[0])
     return done
+
+
+def _values(given: SchemaArguments, stream: str) -> VersionedDecoders[TypedDecoder] | None:
+    """The schemas of a stream's values; ``None``: they stay bytes."""
+    found = given.decoders(stream, typed_decoder)
+    return None if found is None else VersionedDecoders(*found)
 
 
 def _publish(retention: StreamRetention, subscriber: str, ends: dict[int, Position] | Position) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import base64
 import codecs
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
 import pyarrow as pa
@@ -30,7 +30,7 @@ from offloader.ledgers.pulsar.transport import open_security
 from offloader.manifest.catalog import partition_of
 from offloader.read.decrypt import Decryptor, WrongKey
 from offloader.read.reader import decode_messages
-from offloader.read.values import MessageSchema, ValueDecoder, VersionedDecoder, schema_of, value_decoder
+from offloader.read.values import MessageSchema, VersionedDecoder, schema_of, value_decoder
 
 _ALL = tuple(COLUMNS)
 #: Known without decompression: the number of messages in an entry.
@@ -43,8 +43,74 @@ _LOOKED_AT_MAX = 100
 _SCHEMA_BYTES_MAX = 16 * 1024 * 1024
 
 
+_Made = TypeVar("_Made")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MessageArguments:
+class SchemaArguments:
+    """Options that say which schemas values have."""
+
+    schema: Annotated[
+        list[str] | None,
+        option(
+            "--schema",
+            "Decode values by this schema: Avro as JSON, what `pulsar-admin schemas get` prints, or "
+            "descriptors of protobuf. With a number only values of that version. May be repeated.",
+            metavar="[VERSION=]FILE",
+        ),
+    ] = None
+    message_type: Annotated[
+        str, option("--message-type", "Which message of --schema with descriptors of protobuf.", metavar="NAME")
+    ] = ""
+    admin_url: Annotated[
+        str,
+        option(
+            "--admin-url",
+            f"Ask this Pulsar for the schemas; a token in {ADMIN_TOKEN_VARIABLE} is sent along.",
+            metavar="URL",
+        ),
+    ] = ""
+
+    def decoders(
+        self, stream: str, make: Callable[..., _Made]
+    ) -> tuple[dict[int | None, _Made], Callable[[int | None], _Made] | None] | None:
+        """What ``VersionedDecoders`` takes; ``None``: no schema was given.
+
+        Args:
+            stream: whose topic's schemas are asked for.
+            make: ``value_decoder`` or another of its kind.
+
+        Raises:
+            NotFound, InvalidCall, Unsupported: a schema can't be used.
+        """
+        if self.message_type and not self.schema:
+            raise InvalidCall("--message-type names a message of --schema", hint="give --schema FILE too")
+        found: dict[int | None, _Made] = {}
+        for text in self.schema or []:
+            name, path = _named_file(text)
+            if name and not name.isdecimal():
+                raise InvalidCall(
+                    f"--schema {text}: {name!r} is no number of a version", hint="for example 0=orders.avsc"
+                )
+            what = f"--schema {path}"
+            try:
+                with Path(path).open("rb") as opened:
+                    document = opened.read(_SCHEMA_BYTES_MAX)
+            except OSError as cause:
+                raise NotFound(f"{what} can't be read: {cause.strerror}", hint="check the path") from cause
+            schema = schema_of(document, what=what, message_type=self.message_type)
+            found[int(name) if name else None] = make(schema, what=what)
+        if not self.admin_url:
+            return (found, None) if found else None
+        split = partition_of(stream)
+        topic = topic_of_stream(stream if split is None else split[0])
+        if topic is None:
+            raise InvalidCall(f"stream {stream} has no topic's name, so no broker has its schema", hint="give --schema")
+        return found, partial(_asked, self.admin_url, topic, make)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageArguments(SchemaArguments):
     """Options of ``read --messages``."""
 
     messages: Annotated[
@@ -57,26 +123,6 @@ class MessageArguments:
         BadEntry,
         typer.Option("--on-bad-message", help="With --messages: fail, or print a line that says what is wrong."),
     ] = BadEntry.ERROR
-    schema: Annotated[
-        list[str] | None,
-        option(
-            "--schema",
-            "With --messages: decode values by this schema: Avro as JSON, what `pulsar-admin schemas get` prints, or "
-            "descriptors of protobuf. With a number only values of that version. May be repeated.",
-            metavar="[VERSION=]FILE",
-        ),
-    ] = None
-    message_type: Annotated[
-        str, option("--message-type", "Which message of --schema with descriptors of protobuf.", metavar="NAME")
-    ] = ""
-    admin_url: Annotated[
-        str,
-        option(
-            "--admin-url",
-            f"With --messages: ask this Pulsar for the schemas; a token in {ADMIN_TOKEN_VARIABLE} is sent along.",
-            metavar="URL",
-        ),
-    ] = ""
     private_key: Annotated[
         list[str] | None,
         option(
@@ -92,8 +138,6 @@ class MessageArguments:
         wrong = [name for name, value in given.items() if value]
         if wrong and not self.messages:
             raise InvalidCall(f"{wrong[0]} is for messages", hint="give --messages too")
-        if self.message_type and not self.schema:
-            raise InvalidCall("--message-type names a message of --schema", hint="give --schema FILE too")
 
 
 class MessageReader:
@@ -109,7 +153,8 @@ class MessageReader:
 
     def __init__(self, given: MessageArguments, streams: list[str], numbers: list[int]) -> None:
         self._streams, self._numbers, self._bad = streams, numbers, given.on_bad_message
-        self._values = _values(given, streams[0])
+        decoders = given.decoders(streams[0], value_decoder)
+        self._values = None if decoders is None else VersionedDecoder(*decoders)
         keys = dict(_named_file(text) for text in given.private_key or [])
         self._decrypt = Decryptor(keys) if keys else None
         self._decoders: dict[int, MessageDecoder] = {}
@@ -214,36 +259,12 @@ def _named_file(text: str) -> tuple[str, str]:
     return name, path
 
 
-def _values(given: MessageArguments, stream: str) -> VersionedDecoder | None:
-    """The decoder of the values; ``None``: they are printed as they are."""
-    found: dict[int | None, ValueDecoder] = {}
-    for text in given.schema or []:
-        name, path = _named_file(text)
-        if name and not name.isdecimal():
-            raise InvalidCall(f"--schema {text}: {name!r} is no number of a version", hint="for example 0=orders.avsc")
-        what = f"--schema {path}"
-        try:
-            with Path(path).open("rb") as opened:
-                document = opened.read(_SCHEMA_BYTES_MAX)
-        except OSError as cause:
-            raise NotFound(f"{what} can't be read: {cause.strerror}", hint="check the path") from cause
-        schema = schema_of(document, what=what, message_type=given.message_type)
-        found[int(name) if name else None] = value_decoder(schema, what=what)
-    if given.admin_url:
-        split = partition_of(stream)
-        topic = topic_of_stream(stream if split is None else split[0])
-        if topic is None:
-            raise InvalidCall(f"stream {stream} has no topic's name, so no broker has its schema", hint="give --schema")
-        return VersionedDecoder(found, partial(_asked, given.admin_url, topic))
-    return VersionedDecoder(found) if found else None
-
-
-def _asked(admin_url: str, topic: str, version: int | None) -> ValueDecoder:
+def _asked(admin_url: str, topic: str, make: Callable[..., _Made], version: int | None) -> _Made:
     """The decoder of one version, by the broker's schema."""
     with AdminClient(admin_url, security=open_security(token_variable=ADMIN_TOKEN_VARIABLE)) as client:
         schema = MessageSchema(*client.schema(topic, version))
     named = "the newest version" if version is None else f"version {version}"
-    return value_decoder(schema, what=f"the schema of {topic}, {named},")
+    return make(schema, what=f"the schema of {topic}, {named},")
 
 
 def plain_value(value: Any) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from functools import cached_property
 from io import BytesIO
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import pyarrow as pa
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
@@ -282,7 +282,7 @@ def value_decoder(schema: MessageSchema, *, what: str) -> ValueDecoder:
         case "JSON":
             return _Json()
         case "PROTOBUF_NATIVE":
-            return _Protobuf(schema.data, what)
+            return ProtobufDecoder(schema.data, what)
         case "PROTOBUF":
             hint = "give the descriptors that protoc --descriptor_set_out writes, and --message-type"
         case _:
@@ -414,7 +414,8 @@ def _split_pair(data: bytes) -> tuple[bytes | None, bytes | None]:
     return parts[0], parts[1]
 
 
-def _key_value(schema: MessageSchema, what: str) -> KeyValueDecoder:
+def key_value_parts(schema: MessageSchema, what: str) -> list[tuple[str, MessageSchema]]:
+    """The schemas of ``key`` and ``value`` of a pair. Raises ``InvalidCall``: it isn't one of pairs."""
     try:
         parts = json.loads(schema.data)
         kinds = {name: schema.properties[f"{name}.schema.type"] for name in ("key", "value")}
@@ -424,12 +425,19 @@ def _key_value(schema: MessageSchema, what: str) -> KeyValueDecoder:
             f"{what} isn't a schema of pairs: {type(error).__name__}: {error}",
             hint='give the answer of the admin interface with its "properties"',
         ) from error
-    key, value = (value_decoder(MessageSchema(kinds[name], texts[name]), what=f"{what} {name}") for name in kinds)
+    return [(name, MessageSchema(kinds[name], texts[name])) for name in kinds]
+
+
+def _key_value(schema: MessageSchema, what: str) -> KeyValueDecoder:
+    key, value = (value_decoder(each, what=f"{what} {name}") for name, each in key_value_parts(schema, what))
     return KeyValueDecoder(key, value, is_separated=schema.properties.get("kv.encoding.type") == "SEPARATED")
 
 
-class _Protobuf:
-    """Values of one protobuf message type, by its descriptors."""
+class ProtobufDecoder:
+    """Decodes values of one protobuf message type, by its descriptors.
+
+    Raises ``InvalidCall``: they are none, or don't have that type.
+    """
 
     def __init__(self, data: str, what: str) -> None:
         try:
@@ -448,11 +456,21 @@ class _Protobuf:
             raise InvalidCall(f"{what} is no schema of protobuf: {error}") from error
         self._pool = pool
 
-    def decode(self, value: bytes, version: bytes | None) -> Any:  # noqa: ARG002 - fields have numbers
+    @property
+    def descriptor(self) -> Any:
+        """The message type's."""
+        return self._type.DESCRIPTOR
+
+    def parsed(self, value: bytes) -> Any:
+        """The message in a value. Raises ``ValueError``."""
         try:
-            found = self._type.FromString(value)
+            return self._type.FromString(value)
         except DecodeError as error:
             raise ValueError(f"it isn't protobuf {self._name}: {error}") from error
+
+    def decode(self, value: bytes, version: bytes | None) -> Any:  # noqa: ARG002 - fields have numbers
+        """The message in JSON's types. Raises ``ValueError``."""
+        found = self.parsed(value)
         return json_format.MessageToDict(found, preserving_proto_field_name=True, descriptor_pool=self._pool)
 
 
@@ -464,8 +482,11 @@ def version_number(version: bytes | None) -> int | None:
 _VERSION_BYTES = 8
 
 
-class VersionedDecoder:
-    """Decodes each value by the schema of its version.
+_Decoder = TypeVar("_Decoder")
+
+
+class VersionedDecoders(Generic[_Decoder]):
+    """The decoder of each version of a schema.
 
     Args:
         given: decoders by version; of ``None``: of every version that has none of its own.
@@ -473,24 +494,17 @@ class VersionedDecoder:
     """
 
     def __init__(
-        self, given: Mapping[int | None, ValueDecoder], ask: Callable[[int | None], ValueDecoder] | None = None
+        self, given: Mapping[int | None, _Decoder], ask: Callable[[int | None], _Decoder] | None = None
     ) -> None:
         self._known, self._ask = dict(given), ask
 
-    def is_of_pairs(self, version: bytes | None) -> bool:
-        """Whether messages of that version are pairs of a key and a value. Raises ``ValueError`` as ``decode``."""
-        return isinstance(self._of(version), KeyValueDecoder)
+    @property
+    def known(self) -> list[_Decoder]:
+        """Those that were given, or asked for so far."""
+        return list(self._known.values())
 
-    def decode(self, value: bytes, version: bytes | None, key: bytes | None = None) -> Any:
-        """The value. Raises ``ValueError``: it isn't of its schema, or its schema isn't known.
-
-        Args:
-            key: the message's, which may be half of a pair.
-        """
-        decoder = self._of(version)
-        return decoder.decode(value, None, key) if isinstance(decoder, KeyValueDecoder) else decoder.decode(value, None)
-
-    def _of(self, version: bytes | None) -> ValueDecoder:
+    def of(self, version: bytes | None) -> _Decoder:
+        """The decoder of a message's version. Raises ``ValueError``: it isn't known."""
         number = version_number(version)
         decoder = self._known.get(number) or self._known.get(None)
         if decoder is None and self._ask is not None:
@@ -499,3 +513,20 @@ class VersionedDecoder:
             known = ", ".join(map(str, sorted(each for each in self._known if each is not None)))
             raise ValueError(f"its schema version is {number}, and schemas were given for {known}")
         return decoder
+
+
+class VersionedDecoder(VersionedDecoders[ValueDecoder]):
+    """Decodes each value by the schema of its version."""
+
+    def is_of_pairs(self, version: bytes | None) -> bool:
+        """Whether messages of that version are pairs of a key and a value. Raises ``ValueError`` as ``decode``."""
+        return isinstance(self.of(version), KeyValueDecoder)
+
+    def decode(self, value: bytes, version: bytes | None, key: bytes | None = None) -> Any:
+        """The value. Raises ``ValueError``: it isn't of its schema, or its schema isn't known.
+
+        Args:
+            key: the message's, which may be half of a pair.
+        """
+        decoder = self.of(version)
+        return decoder.decode(value, None, key) if isinstance(decoder, KeyValueDecoder) else decoder.decode(value, None)

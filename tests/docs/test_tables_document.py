@@ -22,7 +22,7 @@ TEXT = (ROOT / "docs" / "how-to" / "tables.md").read_text(encoding="utf-8")
 def test_the_samples_print_what_the_page_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_samples(TEXT, "/data", tmp_path, monkeypatch, capsys) == 2
+    assert run_samples(TEXT, "/data", tmp_path, monkeypatch, capsys) == 5
 
 
 def test_the_arguments_are_those_of_every_function() -> None:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,35 @@ def test_following_export_adds_what_is_offloaded_later(lake: Lake) -> None:
         eventually(lambda: rows_by_duckdb(lake.foreign_table()) == sent(writer))
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
+
+
+@pytest.mark.process
+def test_following_export_ends_by_sigterm_after_the_range_that_it_adds(lake: Lake) -> None:
+    writer = lake.writer()
+    for ledger in range(1, 301):
+        writer.add([batch_of(ledger, 0, 2)], closes=[ledger])
+    command = [sys.executable, "-m", "offloader", "export", writer.stream, *places(lake), "--follow", "--json"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        [*command, "--range-size", "1"], cwd=lake.folder, env=environment, stdout=subprocess.PIPE, text=True
+    ) as process:
+        eventually(lambda: bool(lake.data_files()))
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    done = json.loads(said)
+    assert 0 < done["entries"] < 600, "it didn't go on to the end"
+    table = lake.foreign_table()
+    assert rows_by_duckdb(table) == sent(writer)[: done["entries"]]
+    assert {str(path) for path in lake.data_files()} == set(named_files(table))
+
+
+def test_export_that_is_stopped_adds_no_further_range(lake: Lake) -> None:
+    writer, stop = lake.writer(), threading.Event()
+    writer.add([batch_of(1, 0, 2)], closes=[1])
+    stop.set()
+    assert lake.export(writer, stop=stop).ranges == ()
+    assert lake.data_files() == []
 
 
 def test_rest_catalogue(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:

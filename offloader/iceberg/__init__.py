@@ -9,19 +9,16 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 import warnings
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-from uuid import uuid4
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
+from pyarrow import DataType, types
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import (
@@ -31,10 +28,8 @@ from pyiceberg.exceptions import (
     TableAlreadyExistsError,
     ValidationError,
 )
-from pyiceberg.io.fileformat import FileFormatFactory, FileFormatWriter
 from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
-from pyiceberg.partitioning import PartitionFieldValue, PartitionKey
+from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import ancestors_of
@@ -44,10 +39,9 @@ from requests import PreparedRequest, Response, Session
 from requests.adapters import HTTPAdapter
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
-from formats.entries import EntryBatch, Position
+from formats.entries import Position
 from formats.errors import one_line
-from formats.pulsar.messages import COLUMNS as MESSAGE_COLUMNS
-from formats.pulsar.messages import BadEntry, MessageDecoder, MessageOptions
+from formats.pulsar.messages import BadEntry
 from offloader.errors import (
     Corrupt,
     InvalidCall,
@@ -57,21 +51,18 @@ from offloader.errors import (
     Unsupported,
     plain_reason,
 )
+from offloader.iceberg.columns import COLUMNS, CONTENT, MissingColumns, RowMaker, Values, content_of, require_columns
+from offloader.iceberg.files import RangeFiles
 from offloader.manifest.state import ManifestState
 from offloader.read.ranges import PlannedRange, is_lost_after, planned_ranges
-from offloader.read.reader import Reader, decode_messages, load_stream, open_reader
+from offloader.read.reader import Reader, load_stream, open_reader
+from offloader.read.typed_values import plain_type
 from offloader.runtime.system import sync_directory
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 
 #: Bytes of data objects in one range: the most that a crashed run has to repeat. A larger segment is a range itself.
 RANGE_BYTES_MAX = 1024**3
-#: Bytes of a data file before compression.
-FILE_BYTES_MAX = 512 * 1024**2
-#: Bytes of entries that wait for their row group, in all open files together.
-BUFFERED_BYTES_MAX = 64 * 1024**2
-#: Data files of one range that are open at once: one a day.
-OPEN_FILES_MAX = 8
 #: Commits of one range that others may get in front of, before the export gives up.
 COMMIT_ATTEMPTS_MAX = 100
 #: Attempts to create a table, its namespace and the catalogue's own tables, which others may create at the same time.
@@ -81,41 +72,11 @@ RESPONSE_S_MAX = 60
 #: Seconds to connect to either.
 CONNECT_S_MAX = 10
 
-_TIME = pa.timestamp("us", tz="UTC")
-_NEVER_NULL = ("stream", "ledger_id", "entry_id")
-#: A table's columns by its content, as those of what Spark exports.
-COLUMNS = {
-    "entries": pa.schema(
-        [
-            pa.field("stream", pa.string(), nullable=False),
-            pa.field("ledger_id", pa.int64(), nullable=False),
-            pa.field("entry_id", pa.int64(), nullable=False),
-            pa.field("publish_time", _TIME),
-            pa.field("payload", pa.binary(), nullable=False),
-        ]
-    ),
-    "messages": pa.schema(
-        [
-            pa.field("stream", pa.string(), nullable=False),
-            *(
-                pa.field(name, _TIME if pa.types.is_timestamp(kind) else kind, name not in _NEVER_NULL)
-                for name, kind in MESSAGE_COLUMNS.items()
-            ),
-        ]
-    ),
-}
-_US_PER_MS, _US_PER_DAY = 1000, 86_400_000_000
-#: First millisecond of the year 1, and last one of the year 9999: other times are null, since readers can't show them.
-_TIME_MS_MIN, _TIME_MS_MAX = -62_135_596_800_000, 253_402_300_799_999
-#: Stands for the day of entries without a publish time.
-_NO_DAY = -(10**7)
 _PREFIX = "offloader."
 #: Of the table: the newest range of a stream, for when the snapshot that added it has expired.
 _NEWEST = "offloader.newest."
 _SEQUENCE = "offloader.sequence-number"
-_CONTENT = "offloader.content"
 _NAME = "offloader"
-_REMEDY = "--on-bad-message null (bad_messages=BadEntry.NULL) adds rows that say what is wrong"
 _SECRETS = ("secret", "password", "token", "credential", "access-key")
 _log = logging.getLogger("offloader.iceberg")
 
@@ -213,7 +174,13 @@ class _RestCatalog(RestCatalog):
 
 
 def open_table(
-    name: str, *, catalog: str, warehouse: str = "", options: Mapping[str, str] | None = None, content: str = "entries"
+    name: str,
+    *,
+    catalog: str,
+    warehouse: str = "",
+    options: Mapping[str, str] | None = None,
+    content: str = "entries",
+    create: bool = True,
 ) -> Table:
     """The table to export to; creates it, and its namespace, where it doesn't exist.
 
@@ -224,10 +191,11 @@ def open_table(
         warehouse: where the files of a new table are: ``file:///folder`` or ``s3://bucket/root``.
         options: further properties of the catalogue, as pyiceberg has them: ``s3.endpoint``.
         content: what a row of a new table is: ``entries``, or ``messages`` of Pulsar.
+        create: create it where it doesn't exist; else that is ``NotFound``.
 
     Raises:
         InvalidCall: a name, URL, option or content is wrong, or no warehouse was named for a new table.
-        NotFound: no catalogue of that name is configured.
+        NotFound: no catalogue of that name is configured, or no such table and ``create`` isn't set.
         Unsupported: the table exists with another content, other columns or partitions.
         StoreUnavailable: the catalogue or the warehouse gave no usable response.
     """
@@ -238,13 +206,13 @@ def open_table(
     where = f"table {name} in catalogue {catalog}"
     with (
         warnings.catch_warnings(),
-        _translated(where, hint="is the catalogue's URL right, and is it running?"),
+        translated(where, hint="is the catalogue's URL right, and is it running?"),
     ):
         # What it warns of is then an error.
         warnings.filterwarnings("ignore", message="No preferred file implementation", category=UserWarning)
         for attempt in range(1, OPEN_ATTEMPTS_MAX + 1):
             try:
-                table = _opened(_catalog(catalog, warehouse, options or {}), name, content)
+                table = _opened(_catalog(catalog, warehouse, options or {}), name, content, create=create)
                 break
             except (ArgumentError, ValueError) as error:
                 raise InvalidCall(
@@ -288,15 +256,16 @@ def _catalog(catalog: str, warehouse: str, options: Mapping[str, str]) -> Catalo
     return _RestCatalog(name, **given) if is_rest else load_catalog(name, **given)
 
 
-def _opened(catalog: Catalog, name: str, content: str) -> Table:
+def _opened(catalog: Catalog, name: str, content: str, *, create: bool) -> Table:
     try:
         return catalog.load_table(name)
-    except NoSuchTableError:
-        pass
+    except NoSuchTableError as error:
+        if not create:
+            raise NotFound(f"table {name} doesn't exist", hint="an export without --dry-run creates it") from error
     if "warehouse" not in catalog.properties and not isinstance(catalog, RestCatalog):
         raise InvalidCall(f"table {name} doesn't exist, and no warehouse was named", hint="give --warehouse URL")
     catalog.create_namespace_if_not_exists(name.rpartition(".")[0])
-    properties = {TableProperties.FORMAT_VERSION: "2", _CONTENT: content}
+    properties = {TableProperties.FORMAT_VERSION: "2", CONTENT: content}
     try:
         with (
             catalog.create_table_transaction(name, COLUMNS[content], properties=properties) as transaction,
@@ -310,7 +279,7 @@ def _opened(catalog: Catalog, name: str, content: str) -> Table:
 
 
 def _require_fitting(table: Table, name: str, content: str) -> None:
-    found = _content_of(table)
+    found = content_of(table)
     if found != content:
         raise Unsupported(f"table {name} has {found}, not {content}", hint="export to a table of its own")
     arrow, ours = schema_to_pyarrow(table.schema(), include_field_ids=False), COLUMNS[content]
@@ -331,18 +300,19 @@ def _require_fitting(table: Table, name: str, content: str) -> None:
         )
 
 
-def _content_of(table: Table) -> str:
-    return table.properties.get(_CONTENT, "entries")
-
-
-def _is_same(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether a column's type is the wanted one; Iceberg doesn't know how large Arrow's offsets are."""
-    return str(found).replace("large_", "") == str(wanted).replace("large_", "") or pa.types.is_nested(found)
+def _is_same(found: DataType, wanted: DataType) -> bool:
+    """Whether a column's type is the wanted one; of nested ones only that they are."""
+    return bool(types.is_nested(found) if types.is_nested(wanted) else plain_type(found) == wanted)
 
 
 @contextmanager
-def _translated(what: str, *, hint: str) -> Iterator[None]:
-    """Errors of the libraries as ``StoreUnavailable``."""
+def translated(what: str, *, hint: str) -> Iterator[None]:
+    """Raises errors of the libraries as ``StoreUnavailable``.
+
+    Args:
+        what: can't be used then.
+        hint: of the error.
+    """
     try:
         yield
     except (OSError, SQLAlchemyError, RESTError, ValidationError) as error:
@@ -360,7 +330,7 @@ def exported_ranges(metadata: TableMetadata) -> list[ExportedRange]:
     Raises:
         Corrupt: a snapshot's properties were changed.
     """
-    found = (_decoded(each.summary.additional_properties if each.summary else {}) for each in _history(metadata))
+    found = (decoded_range(each.summary.additional_properties if each.summary else {}) for each in history(metadata))
     return [each for each in found if each is not None]
 
 
@@ -375,7 +345,7 @@ def newest_range(metadata: TableMetadata, stream: str) -> ExportedRange | None:
     """
     newest = next((each for each in exported_ranges(metadata) if each.stream == stream), None)
     kept = metadata.properties.get(_NEWEST + stream)
-    oldest = next(reversed(_history(metadata)), None)
+    oldest = next(reversed(history(metadata)), None)
     # A table's first snapshot has number 1.
     if newest is not None or kept is None or oldest is None or oldest.sequence_number == 1:
         return newest
@@ -389,15 +359,16 @@ def newest_range(metadata: TableMetadata, stream: str) -> ExportedRange | None:
             f"the table was rolled back, and the snapshots that say up to where stream {stream} was exported expired",
             hint="export the stream to a new table",
         )
-    return _decoded(properties)
+    return decoded_range(properties)
 
 
-def _history(metadata: TableMetadata) -> Sequence[Any]:
+def history(metadata: TableMetadata) -> Sequence[Any]:
     """The current snapshot and those that it follows, the newest first, as far as they are kept."""
     return list(ancestors_of(metadata.current_snapshot(), metadata))
 
 
-def _decoded(properties: Mapping[str, str]) -> ExportedRange | None:
+def decoded_range(properties: Mapping[str, str]) -> ExportedRange | None:
+    """The range in a snapshot's properties; ``None``: another program's. Raises ``Corrupt``: they were changed."""
     try:
         return ExportedRange.decode(properties)
     except (ValueError, KeyError) as cause:
@@ -419,7 +390,9 @@ def export(
     skip_lost: bool = False,
     range_bytes: int = RANGE_BYTES_MAX,
     bad_messages: BadEntry = BadEntry.ERROR,
+    values: Values | None = None,
     settings: ReadSettings | None = None,
+    stop: threading.Event | None = None,
 ) -> Exported:
     """Adds to the table every entry of a stream that it doesn't have yet, up to the end of the newest manifest.
 
@@ -428,14 +401,19 @@ def export(
         table: of ``open_table``; it is refreshed.
         skip_lost: skip entries that retention deleted before their export, instead of failing.
         range_bytes: most bytes of segments in one range; a larger segment is a range of its own.
-        bad_messages: of a table of messages: fail at an entry that isn't one, or add a row that says why.
+        bad_messages: at an entry that isn't a message in a table of messages, and at a value that isn't of its schema:
+            fail, or add a row that says why.
+        values: schemas of the values, which are decoded in the column ``decoded``; it gets the fields that it lacks.
+            ``None``: they stay bytes.
+        stop: once it is set, end after the range that is being added.
 
     Raises:
         NotFound: no such stream.
-        InvalidCall: the table has another stream of that name.
+        InvalidCall: the table has another stream of that name, or decoded values, and there are no schemas.
+        Unsupported: a schema has a field whose type doesn't fit its column; nothing was changed.
         Trimmed: entries were deleted before their export, and ``skip_lost`` isn't set.
         Corrupt: the table's properties were changed, the entries aren't those that the manifest counts, or a message is
-            damaged.
+            damaged, or a value not of its schema.
         StoreUnavailable: catalogue or warehouse gave no usable response, or others always committed first.
         OutcomeUnknown: a commit may have happened. Run it again: it goes on where the table says.
     """
@@ -445,8 +423,9 @@ def export(
     state = load_stream(store, stream)
     done: list[ExportedRange] = []
     with open_reader(store, state.stream, state=state, settings=settings) as reader:
-        with _translated(f"table {name}", hint="run it again: it goes on after the last commit"):
+        with translated(f"table {name}", hint="run it again: it goes on after the last commit"):
             table.refresh()
+            require_columns(table, values)
         while True:
             newest = newest_range(table.metadata, state.stream)
             after = None if newest is None else newest.last
@@ -454,11 +433,15 @@ def export(
                 state, newest.incarnation, newest.last, exported_to=f"table {name}", skip_lost=skip_lost
             )
             planned = next(planned_ranges(state, after, range_bytes), None)
-            if planned is None:
+            if planned is None or (stop is not None and stop.is_set()):
                 return Exported(state.stream, tuple(done), after)
-            with _translated(f"table {name}", hint="run it again: it goes on after the last commit"):
-                rows_of = _converter(_content_of(table), state.stream, bad_messages)
-                added = _add_range(table, reader, state, planned, after, rows_of, lost=lost)
+            with translated(f"table {name}", hint="run it again: it goes on after the last commit"):
+                maker = RowMaker(table, state.stream, bad_messages, values)
+                try:
+                    added = _add_range(table, reader, state, planned, after, maker, lost=lost)
+                except MissingColumns:  # by a schema that was asked for: each one once
+                    require_columns(table, values)
+                    continue
             if added is not None:
                 done.append(added)
                 _log.info("exported %s..%s of %s, %d entries", added.first, added.last, added.stream, added.entries)
@@ -470,16 +453,16 @@ def _add_range(
     state: ManifestState,
     planned: PlannedRange,
     after: Position | None,
-    rows_of: _RowsOf,
+    maker: RowMaker,
     *,
     lost: bool,
 ) -> ExportedRange | None:
     """Writes a range's files and commits them; ``None``: another exporter has added it meanwhile."""
-    files, entries = _RangeFiles(table, state.stream), 0
+    files, entries = RangeFiles(table, state.stream, maker.names), 0
     try:
         for batch in reader.scan(planned.first, planned.last):
             entries += len(batch)
-            for rows in rows_of(batch):
+            for rows in maker.rows(batch):
                 files.add(rows)
         written = files.close()
         if planned.entries is not None and entries != planned.entries:
@@ -505,7 +488,7 @@ def _add_range(
     for _ in range(COMMIT_ATTEMPTS_MAX):
         try:
             _commit(table, written, added)
-            _sync_local_files(table, written)
+            sync_local_files(table, written)
             return added
         except CommitFailedException:  # nothing was committed
             table.refresh()
@@ -527,11 +510,8 @@ def _add_range(
 
 def _commit(table: Table, files: Sequence[DataFile], added: ExportedRange) -> None:
     """One commit of files and positions; raises ``CommitFailedException`` if the table was changed since its load."""
-    metadata = table.metadata
-    # pyiceberg would repeat an append after another commit, which may have added the same range.
-    once = {**metadata.properties, TableProperties.COMMIT_NUM_RETRIES: "0"}
-    table.metadata = metadata.model_copy(update={"properties": once})
-    properties = added.encode()
+    metadata, properties = table.metadata, added.encode()
+    repeated_never(table)
     transaction = table.transaction()
     kept = json.dumps({**properties, _SEQUENCE: str(metadata.next_sequence_number())})
     transaction.set_properties({_NEWEST + added.stream: kept})
@@ -541,7 +521,16 @@ def _commit(table: Table, files: Sequence[DataFile], added: ExportedRange) -> No
     transaction.commit_transaction()
 
 
-def _sync_local_files(table: Table, files: Sequence[DataFile]) -> None:
+def repeated_never(table: Table) -> None:
+    """Makes the next commit fail if the table was changed since its load; pyiceberg would repeat it.
+
+    Another program's commit may have added the same range, or deleted rows of a file.
+    """
+    once = {**table.metadata.properties, TableProperties.COMMIT_NUM_RETRIES: "0"}
+    table.metadata = table.metadata.model_copy(update={"properties": once})
+
+
+def sync_local_files(table: Table, files: Sequence[DataFile]) -> None:
     """Makes the files of the newest commit durable where they are in a local folder; pyiceberg leaves that out.
 
     Whoever hears of a range may let go of its entries.
@@ -563,152 +552,3 @@ def _sync_local_files(table: Table, files: Sequence[DataFile]) -> None:
 def _local_path(location: str) -> Path | None:
     parts = urlsplit(location)
     return Path(parts.path) if parts.scheme in ("", "file") else None
-
-
-# -- rows
-
-#: Rows of a table out of entries.
-_RowsOf = Callable[[EntryBatch], Iterator[pa.RecordBatch]]
-
-
-def _converter(content: str, stream: str, bad_messages: BadEntry) -> _RowsOf:
-    """Makes the rows of a content; times of the years 1 to 9999 in microseconds, others null."""
-    schema = COLUMNS[content]
-    decoder = MessageDecoder(MessageOptions(bad_entries=bad_messages), source=f"stream {stream},")
-
-    def rows_of(batch: EntryBatch) -> Iterator[pa.RecordBatch]:
-        found = [batch.to_arrow()] if content == "entries" else decode_messages(batch, decoder, remedy=_REMEDY)
-        for rows in found:
-            columns = [
-                _micros(rows[each.name]) if each.type == _TIME else rows[each.name]
-                for each in schema
-                if each.name != "stream"
-            ]
-            names = pa.repeat(pa.scalar(stream), rows.num_rows)
-            yield pa.RecordBatch.from_arrays([names, *columns], schema=schema)
-
-    return rows_of
-
-
-def _micros(times: pa.Array) -> pa.Array:
-    values = times.view(pa.int64())
-    shown = pc.and_(pc.greater_equal(values, _TIME_MS_MIN), pc.less_equal(values, _TIME_MS_MAX))
-    return pc.multiply(pc.if_else(shown, values, None), _US_PER_MS).view(_TIME)
-
-
-# -- data files
-
-
-@dataclass(slots=True)
-class _DayFile:
-    """The open data file of one day, and what waits to be written to it."""
-
-    location: str
-    key: PartitionKey
-    output: Any
-    writer: FileFormatWriter
-    waiting: list[pa.RecordBatch] = field(default_factory=list)
-    waiting_bytes: int = 0
-    written_bytes: int = 0
-
-
-class _RangeFiles:
-    """Writes the data files of a range: one a day, until it is full. Holds ``BUFFERED_BYTES_MAX`` of entries."""
-
-    def __init__(self, table: Table, stream: str) -> None:
-        self._table = table
-        self._stream = stream
-        self._schema = table.schema().select(*COLUMNS[_content_of(table)].names)
-        self._arrow = schema_to_pyarrow(self._schema)
-        self._model = FileFormatFactory.get(FileFormat.PARQUET)
-        self._locations = table.location_provider()
-        self._uuid = uuid4()
-        #: Day -> its file, the least recently used first.
-        self._open = OrderedDict[int, _DayFile]()
-        self._started: list[str] = []
-        self._finished: list[DataFile] = []
-
-    def add(self, rows: pa.RecordBatch) -> None:
-        """Adds rows, which follow those before."""
-        micros = pc.fill_null(rows["publish_time"].view(pa.int64()), _NO_DAY * _US_PER_DAY)
-        days = micros.to_numpy() // _US_PER_DAY
-        rows = rows.select(self._arrow.names).cast(self._arrow)
-        for day in np.unique(days).tolist():
-            chosen = days == day
-            self._wait(day, rows if chosen.all() else rows.filter(pa.array(chosen)))
-
-    def close(self) -> list[DataFile]:
-        """Closes all files; the files of the range."""
-        while self._open:
-            self._finish(next(iter(self._open)))
-        return self._finished
-
-    def discard(self) -> None:
-        """Deletes what was written, as far as possible: files that no snapshot names do no harm."""
-        for each in self._open.values():
-            try:
-                each.writer.close()
-            except (OSError, ValueError, pa.ArrowException) as error:
-                _log.debug("%s wasn't closed: %s", each.location, error)
-        self._open.clear()
-        for location in self._started:
-            try:
-                self._table.io.delete(location)
-            except OSError as error:
-                _log.info("%s wasn't deleted: %s", location, error)
-
-    def _wait(self, day: int, rows: pa.RecordBatch) -> None:
-        if day not in self._open:
-            if len(self._open) >= OPEN_FILES_MAX:
-                self._finish(next(iter(self._open)))
-            self._open[day] = self._new_file(day)
-        self._open.move_to_end(day)
-        file = self._open[day]
-        file.waiting.append(rows)
-        file.waiting_bytes += rows.nbytes
-        if sum(each.waiting_bytes for each in self._open.values()) >= BUFFERED_BYTES_MAX:
-            largest = max(self._open, key=lambda each: self._open[each].waiting_bytes)
-            self._write(self._open[largest])
-            if self._open[largest].written_bytes >= FILE_BYTES_MAX:
-                self._finish(largest)
-
-    def _new_file(self, day: int) -> _DayFile:
-        spec, schema = self._table.spec(), self._table.schema()
-        values = {"stream": self._stream, "publish_time": None if day == _NO_DAY else day}
-        fields = [
-            PartitionFieldValue(each, values[schema.find_column_name(each.source_id) or ""]) for each in spec.fields
-        ]
-        key = PartitionKey(fields, spec, schema)
-        name = f"{self._uuid}-{len(self._started):05d}.{self._model.file_extension()}"
-        location = self._locations.new_data_location(name, key)
-        output = self._table.io.new_output(location)
-        self._started.append(location)
-        writer = self._model.create_writer(output, self._schema, self._table.properties)
-        return _DayFile(location, key, output, writer)
-
-    def _write(self, file: _DayFile) -> None:
-        """Writes what waits, as a row group."""
-        file.writer.write(pa.Table.from_batches(file.waiting, schema=self._arrow))
-        file.written_bytes += file.waiting_bytes
-        file.waiting, file.waiting_bytes = [], 0
-
-    def _finish(self, day: int) -> None:
-        file = self._open[day]
-        if file.waiting:
-            self._write(file)
-        statistics = file.writer.close()
-        del self._open[day]
-        self._finished.append(
-            DataFile.from_args(
-                content=DataFileContent.DATA,
-                file_path=file.location,
-                file_format=FileFormat.PARQUET,
-                partition=file.key.partition,
-                file_size_in_bytes=len(file.output),
-                sort_order_id=None,
-                spec_id=self._table.spec().spec_id,
-                equality_ids=None,
-                key_metadata=None,
-                **statistics.to_serialized_dict(),
-            )
-        )

@@ -1,0 +1,259 @@
+"""Columns of an exported table: those of entries or messages, and their values decoded by a schema."""
+
+from __future__ import annotations
+
+import base64
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.table import Table
+
+from formats.entries import EntryBatch
+from formats.pulsar.messages import COLUMNS as MESSAGE_COLUMNS
+from formats.pulsar.messages import BadEntry, MessageDecoder, MessageOptions
+from offloader.errors import Corrupt, InvalidCall, StoreUnavailable
+from offloader.read.reader import decode_messages
+from offloader.read.typed_values import TypedDecoder, merged_type, plain_type
+from offloader.read.values import VersionedDecoders
+
+#: Changes of a table's columns that others may get in front of, before the export gives up.
+COLUMN_ATTEMPTS_MAX = 20
+#: Of the table: what a row is.
+CONTENT = "offloader.content"
+#: Column of a value that was decoded by a schema, and of why it couldn't be.
+DECODED, ERROR = "decoded", "error"
+#: Schemas of the values of one stream, by version.
+Values = VersionedDecoders[TypedDecoder]
+
+TIME = pa.timestamp("us", tz="UTC")
+_NEVER_NULL = ("stream", "ledger_id", "entry_id")
+#: A table's columns by its content, as those of what Spark exports.
+COLUMNS = {
+    "entries": pa.schema(
+        [
+            pa.field("stream", pa.string(), nullable=False),
+            pa.field("ledger_id", pa.int64(), nullable=False),
+            pa.field("entry_id", pa.int64(), nullable=False),
+            pa.field("publish_time", TIME),
+            pa.field("payload", pa.binary(), nullable=False),
+        ]
+    ),
+    "messages": pa.schema(
+        [
+            pa.field("stream", pa.string(), nullable=False),
+            *(
+                pa.field(name, TIME if pa.types.is_timestamp(kind) else kind, name not in _NEVER_NULL)
+                for name, kind in MESSAGE_COLUMNS.items()
+            ),
+        ]
+    ),
+}
+_US_PER_MS, US_PER_DAY = 1000, 86_400_000_000
+#: First millisecond of the year 1, and last one of the year 9999: other times are null, since readers can't show them.
+_TIME_MS_MIN, _TIME_MS_MAX = -62_135_596_800_000, 253_402_300_799_999
+#: Stands for the day of entries without a publish time.
+NO_DAY = -(10**7)
+_REMEDY = "--on-bad-message null (bad_messages=BadEntry.NULL) adds rows that say what is wrong"
+#: What tells a message with a value of its own from the others, and where its schema and key are.
+_NEEDED = (
+    *("value", "schema_version", "key", "key_is_base64", "error"),
+    *("marker_type", "chunk_uuid", "encryption_keys", "compacted_out"),
+)
+
+
+def content_of(table: Table) -> str:
+    """What a row of the table is: ``entries`` or ``messages``."""
+    return table.properties.get(CONTENT, "entries")
+
+
+class MissingColumns(Exception):
+    """A schema has what the table's columns don't hold yet; ``columns`` do."""
+
+    def __init__(self, columns: pa.Schema) -> None:
+        super().__init__(f"the table needs {columns}")
+        self.columns = columns
+
+
+def missing_columns(table: pa.Schema, content: str, types: Iterable[pa.DataType]) -> pa.Schema | None:
+    """The columns that values of these types need, as the table has to have them; ``None``: as it has them.
+
+    Args:
+        table: its columns as they are.
+        content: of the table.
+        types: of values, by their schemas.
+
+    Raises:
+        Unsupported: a field has types that no column holds together.
+    """
+    wanted = [(DECODED, plain_type(each)) for each in types]
+    if wanted and content == "entries":
+        wanted.append((ERROR, pa.string()))
+    known = {name: plain_type(table.field(name).type) for name, _ in wanted if name in table.names}
+    found = dict(known)
+    for name, kind in wanted:
+        found[name] = merged_type(found.get(name, kind), kind, name)
+    return None if found == known else pa.schema(list(found.items()))
+
+
+def require_columns(table: Table, values: Values | None) -> None:
+    """Adds to the table, and widens, what the known schemas need; ``table`` is refreshed if others change it.
+
+    Raises:
+        InvalidCall: the table has decoded values, and there are no schemas.
+        Unsupported: a field has types that no column holds together; nothing was changed.
+        StoreUnavailable: others always changed the table first.
+    """
+    for _ in range(COLUMN_ATTEMPTS_MAX):
+        found = _arrow_schema(table)
+        if values is None:
+            if DECODED in found.names:
+                raise InvalidCall(
+                    f"table {'.'.join(table.name())} has decoded values, and no schema was given",
+                    hint="give --schema FILE or --admin-url URL, or export to a table of its own",
+                )
+            return
+        missing = missing_columns(found, content_of(table), [each.type for each in values.known])
+        if missing is None:
+            return
+        try:
+            with table.update_schema() as update:
+                update.union_by_name(missing)
+            return
+        except CommitFailedException:  # nothing was changed
+            table.refresh()
+    raise StoreUnavailable(
+        f"table {'.'.join(table.name())}: {COLUMN_ATTEMPTS_MAX} times another program changed it first",
+        hint="run fewer exporters for one table",
+    )
+
+
+def _arrow_schema(table: Table) -> pa.Schema:
+    return schema_to_pyarrow(table.schema(), include_field_ids=False)
+
+
+# -- rows
+
+
+class RowMaker:
+    """Makes a table's rows out of a stream's entries; times of the years 1 to 9999 in microseconds, others null.
+
+    Args:
+        table: to which they are added; its columns as they are now.
+        stream: name of the stream.
+        bad_messages: at what isn't a message, or no value of its schema: fail, or a row that says why.
+        values: schemas of the values; ``None``: they stay bytes.
+    """
+
+    def __init__(self, table: Table, stream: str, bad_messages: BadEntry, values: Values | None) -> None:
+        self._content, self._stream, self._bad, self._values = content_of(table), stream, bad_messages, values
+        self._columns = COLUMNS[self._content]
+        self._table = _arrow_schema(table)
+        self._fitting = set[int]()
+        self._decoder = MessageDecoder(MessageOptions(bad_entries=bad_messages), source=f"stream {stream},")
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """The columns of the rows, in the table's order."""
+        own = {*self._columns.names, *(() if self._values is None else (DECODED, ERROR))}
+        return [name for name in self._table.names if name in own]
+
+    def rows(self, batch: EntryBatch) -> Iterator[pa.RecordBatch]:
+        """The rows of entries.
+
+        Raises:
+            MissingColumns: the table has none for a value's fields.
+            Corrupt: an entry isn't a message, or a value not of its schema, and that is to fail.
+        """
+        is_entries = self._content == "entries"
+        found = [batch.to_arrow()] if is_entries else decode_messages(batch, self._decoder, remedy=_REMEDY)
+        for rows in found:
+            columns: dict[str, Any] = {
+                each.name: micros(rows[each.name]) if each.type == TIME else rows[each.name]
+                for each in self._columns
+                if each.name != "stream"
+            }
+            columns["stream"] = pa.repeat(pa.scalar(self._stream), rows.num_rows)
+            if self._values is not None:
+                columns[DECODED], columns[ERROR] = self._decoded(rows, self._values)
+            yield pa.RecordBatch.from_pydict({name: columns[name] for name in self.names})
+
+    def _decoded(self, rows: pa.RecordBatch, values: Values) -> tuple[pa.Array, pa.Array]:
+        """Values by their schemas, and why some, or their messages, couldn't be read."""
+        records, errors = list[Any](), list[str | None]()
+        for row in self._to_decode(rows):
+            error, record = row["error"], None
+            if error is None and _has_value(row):
+                try:
+                    decoder = values.of(row["schema_version"])
+                    self._require_fitting(decoder, values)
+                    record = decoder.decode(row["value"], _key_bytes(row))
+                except ValueError as cause:
+                    error = self._refused(row, f"the value can't be decoded: {cause}", cause)
+            records.append(record)
+            errors.append(error)
+        if DECODED not in self._table.names:  # nothing had a value
+            return pa.nulls(rows.num_rows), pa.array(errors, pa.string())
+        kind = self._table.field(DECODED).type
+        try:
+            return pa.array(records, kind), pa.array(errors, pa.string())
+        except (ValueError, TypeError, OverflowError, pa.ArrowException):
+            # A value that Arrow can't hold (too many digits, a date too far away) must not fail other rows.
+            for number, row in enumerate(self._to_decode(rows)):
+                try:
+                    pa.scalar(records[number], kind)
+                except (ValueError, TypeError, OverflowError, pa.ArrowException) as cause:
+                    errors[number] = self._refused(row, f"the value can't be a column: {cause}", cause)
+                    records[number] = None
+            return pa.array(records, kind), pa.array(errors, pa.string())
+
+    def _to_decode(self, rows: pa.RecordBatch) -> list[dict[str, Any]]:
+        places = rows.select([name for name in ("ledger_id", "entry_id", "batch_index") if name in rows.schema.names])
+        if self._content == "messages":
+            return [{**one, **two} for one, two in _pairs(places, rows.select(_NEEDED))]
+        nothing = dict.fromkeys(_NEEDED)
+        values = rows["payload"].to_pylist()
+        return [{**nothing, **place, "value": each} for place, each in zip(places.to_pylist(), values, strict=True)]
+
+    def _require_fitting(self, decoder: TypedDecoder, values: Values) -> None:
+        if id(decoder) in self._fitting:
+            return
+        missing = missing_columns(self._table, self._content, [each.type for each in values.known])
+        if missing is not None:
+            raise MissingColumns(missing)
+        self._fitting.add(id(decoder))
+
+    def _refused(self, row: dict[str, Any], why: str, cause: Exception) -> str:
+        """The reason, for a row; raises it unless what is bad becomes rows."""
+        if self._bad is BadEntry.ERROR:
+            place = f"{row['ledger_id']}:{row['entry_id']}"
+            place += f":{row['batch_index']}" if row.get("batch_index", -1) >= 0 else ""
+            raise Corrupt(f"stream {self._stream}, {place}: {why}", hint=f"is that its schema? {_REMEDY}") from cause
+        return why
+
+
+def _pairs(one: pa.RecordBatch, two: pa.RecordBatch) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    return zip(one.to_pylist(), two.to_pylist(), strict=True)
+
+
+def _has_value(row: dict[str, Any]) -> bool:
+    """Whether a row is a message that its producer's schema describes: no part of one, no server's, not encrypted."""
+    return not (row["encryption_keys"] or row["compacted_out"]) and row["marker_type"] is row["chunk_uuid"] is None
+
+
+def _key_bytes(row: dict[str, Any]) -> bytes | None:
+    key: str | None = row["key"]
+    if key is None:
+        return None
+    return base64.b64decode(key) if row["key_is_base64"] else key.encode()
+
+
+def micros(times: pa.Array) -> pa.Array:
+    """Times in milliseconds as those of a table; null outside of the years 1 to 9999."""
+    values = times.view(pa.int64())
+    shown = pc.and_(pc.greater_equal(values, _TIME_MS_MIN), pc.less_equal(values, _TIME_MS_MAX))
+    return pc.multiply(pc.if_else(shown, values, None), _US_PER_MS).view(TIME)

@@ -1,0 +1,309 @@
+"""Values of messages as Arrow columns: the type that a schema has, values of it, and the type of several schemas."""
+
+from __future__ import annotations
+
+import binascii
+import json
+from base64 import b64decode
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import pyarrow as pa
+from google.protobuf.descriptor_pb2 import FieldDescriptorProto
+
+from offloader.errors import Unsupported
+from offloader.read.values import (
+    AvroDecoder,
+    KeyValueDecoder,
+    MessageSchema,
+    ProtobufDecoder,
+    ValueDecoder,
+    key_value_parts,
+    value_decoder,
+)
+
+_TIME = pa.timestamp("us", tz="UTC")
+#: Pulsar's primitive types. Times with nanoseconds and without a date are text.
+_PRIMITIVES: dict[str, pa.DataType] = {
+    "STRING": pa.string(),
+    "BYTES": pa.binary(),
+    "BOOLEAN": pa.bool_(),
+    "INT8": pa.int32(),
+    "INT16": pa.int32(),
+    "INT32": pa.int32(),
+    "INT64": pa.int64(),
+    "FLOAT": pa.float32(),
+    "DOUBLE": pa.float64(),
+    "DATE": _TIME,
+    "TIMESTAMP": _TIME,
+    "TIME": pa.string(),
+    "INSTANT": pa.string(),
+    "LOCAL_DATE": pa.date32(),
+    "LOCAL_TIME": pa.string(),
+    "LOCAL_DATE_TIME": pa.string(),
+}
+#: Types of protobuf's fields. An unsigned number of 64 bits has no other column that holds it.
+_PROTOBUF: dict[str, pa.DataType] = {
+    "TYPE_DOUBLE": pa.float64(),
+    "TYPE_FLOAT": pa.float32(),
+    "TYPE_INT64": pa.int64(),
+    "TYPE_SINT64": pa.int64(),
+    "TYPE_SFIXED64": pa.int64(),
+    "TYPE_UINT64": pa.decimal128(20, 0),
+    "TYPE_FIXED64": pa.decimal128(20, 0),
+    "TYPE_INT32": pa.int32(),
+    "TYPE_SINT32": pa.int32(),
+    "TYPE_SFIXED32": pa.int32(),
+    "TYPE_UINT32": pa.int64(),
+    "TYPE_FIXED32": pa.int64(),
+    "TYPE_BOOL": pa.bool_(),
+    "TYPE_STRING": pa.string(),
+    "TYPE_BYTES": pa.binary(),
+    "TYPE_ENUM": pa.string(),
+}
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class TypedDecoder:
+    """Decodes values of one schema as values of one Arrow type.
+
+    Attributes:
+        type: of the column.
+        decoder: of the bytes.
+        fitted: makes what the decoder gives a value of the type; raises ``ValueError`` with the reason in words.
+    """
+
+    type: pa.DataType
+    decoder: ValueDecoder | KeyValueDecoder
+    fitted: Callable[[Any], Any] = _as_it_is
+
+    def decode(self, value: bytes | None, key: bytes | None = None) -> Any:
+        """The value. Raises ``ValueError``: it isn't of the schema.
+
+        Args:
+            key: the message's, which may be half of a pair.
+        """
+        if isinstance(self.decoder, KeyValueDecoder):
+            return self.fitted(self.decoder.decode(value, None, key))
+        return None if value is None else self.fitted(self.decoder.decode(value, None))
+
+
+def typed_decoder(schema: MessageSchema, *, what: str) -> TypedDecoder:
+    """The decoder of one schema.
+
+    Raises:
+        InvalidCall: its definition is invalid.
+        Unsupported: a kind of schema that isn't decoded, a part that can't be a column, or fastavro isn't installed.
+    """
+    decoder = value_decoder(schema, what=what)
+    if isinstance(decoder, AvroDecoder):
+        return TypedDecoder(decoder.arrow_type, decoder)
+    if isinstance(decoder, ProtobufDecoder):
+        kind = _message_type(decoder.descriptor, (), what)
+        return TypedDecoder(kind, _ProtobufRecords(decoder))
+    if isinstance(decoder, KeyValueDecoder):
+        key, value = (typed_decoder(each, what=f"{what} {name}") for name, each in key_value_parts(schema, what))
+        kind = pa.struct([("key", key.type), ("value", value.type)])
+        pairs = KeyValueDecoder(key.decoder, value.decoder, decoder.is_separated)
+
+        def fitted(pair: Any) -> Any:
+            both = (("key", key), ("value", value))
+            return pair and {name: part.fitted(pair[name]) for name, part in both}
+
+        return TypedDecoder(kind, pairs, fitted)
+    if schema.kind == "JSON":
+        kind = AvroDecoder(json.dumps(_stored(_json_schema(schema.data, what))), {}).arrow_type
+        return TypedDecoder(kind, decoder, lambda value: _json_value(value, kind, "the value"))
+    return TypedDecoder(_PRIMITIVES[schema.kind], decoder)
+
+
+# -- JSON
+
+
+def _json_schema(text: str, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Unsupported(
+            f"{what} has no definition of its fields: {error}", hint="columns need an Avro one"
+        ) from error
+
+
+def _stored(schema: Any) -> Any:
+    """The schema without logical types other than decimals: JSON has the numbers that are stored."""
+    if isinstance(schema, list):
+        return [_stored(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    drop = schema.get("logicalType") != "decimal"
+    return {name: _stored(each) for name, each in schema.items() if not (name == "logicalType" and drop)}
+
+
+def _json_value(value: Any, kind: pa.DataType, place: str) -> Any:
+    """A value of the type; what isn't there is null, fields that the type doesn't have are left out."""
+    if value is None:
+        return None
+    match value:
+        case dict() if pa.types.is_struct(kind):
+            return {each.name: _json_value(value.get(each.name), each.type, f"{place}.{each.name}") for each in kind}
+        case dict() if pa.types.is_map(kind):
+            return {name: _json_value(each, kind.item_type, f"{place}{{}}") for name, each in value.items()}
+        case list() if pa.types.is_list(kind):
+            return [_json_value(each, kind.value_type, f"{place}[]") for each in value]
+        case bool():
+            if pa.types.is_boolean(kind):
+                return value
+        case int() if pa.types.is_integer(kind):
+            return value
+        case int() | float() if pa.types.is_floating(kind):
+            return float(value)
+        case int() | float() | str() if pa.types.is_decimal(kind):
+            try:
+                return Decimal(str(value))
+            except InvalidOperation as error:
+                raise ValueError(f"{place} is no decimal") from error
+        case str() if pa.types.is_string(kind):
+            return value
+        case str() if pa.types.is_binary(kind):
+            try:
+                return b64decode(value, validate=True)
+            except binascii.Error as error:
+                raise ValueError(f"{place} isn't bytes in base64: {error}") from error
+    raise ValueError(f"{place} is {type(value).__name__}, and the schema has {kind}")
+
+
+# -- protobuf
+
+
+class _ProtobufRecords:
+    """Values of a protobuf message type as records: enums by name, fields that can be unset and are, null."""
+
+    def __init__(self, decoder: ProtobufDecoder) -> None:
+        self._decoder = decoder
+
+    def decode(self, value: bytes, version: bytes | None) -> Any:  # noqa: ARG002 - fields have numbers
+        return _message_value(self._decoder.parsed(value))
+
+
+def _message_type(descriptor: Any, around: tuple[str, ...], what: str) -> pa.DataType:
+    if descriptor.full_name in around:
+        raise Unsupported(
+            f"{what}: protobuf message {descriptor.full_name} contains itself", hint="a column can't be endless"
+        )
+    if not descriptor.fields:
+        raise Unsupported(f"{what}: protobuf message {descriptor.full_name} has no fields", hint="leave that field out")
+    inside = (*around, descriptor.full_name)
+    return pa.struct([pa.field(each.name, _field_type(each, inside, what)) for each in descriptor.fields])
+
+
+def _field_type(field: Any, around: tuple[str, ...], what: str) -> pa.DataType:
+    if _is_map(field):
+        parts = field.message_type.fields_by_name
+        return pa.map_(pa.string(), _field_type(parts["value"], around, what))
+    own = _KIND_NAMES[field.type]
+    kind = _message_type(field.message_type, around, what) if own in _NESTED else _PROTOBUF[own]
+    return pa.list_(kind) if _is_repeated(field) else kind
+
+
+def _message_value(message: Any) -> dict[str, Any]:
+    found = dict[str, Any]()
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.has_presence and not message.HasField(field.name):
+            found[field.name] = None
+        elif _is_map(field):
+            part = field.message_type.fields_by_name["value"]
+            found[field.name] = {_map_key(name): _field_value(part, value[name]) for name in value}
+        elif _is_repeated(field):
+            found[field.name] = [_field_value(field, each) for each in value]
+        else:
+            found[field.name] = _field_value(field, value)
+    return found
+
+
+def _field_value(field: Any, value: Any) -> Any:
+    name = _KIND_NAMES[field.type]
+    if name in _NESTED:
+        return _message_value(value)
+    if name == "TYPE_ENUM":
+        known = field.enum_type.values_by_number.get(value)
+        return str(value) if known is None else known.name
+    return value
+
+
+def _map_key(key: Any) -> str:
+    return str(key).lower() if isinstance(key, bool) else str(key)
+
+
+def _is_map(field: Any) -> bool:
+    return field.message_type is not None and field.message_type.GetOptions().map_entry
+
+
+def _is_repeated(field: Any) -> bool:
+    # protobuf 6.30 has no such attribute, later ones warn of the label
+    return bool(field.is_repeated if hasattr(field, "is_repeated") else field.label == field.LABEL_REPEATED)
+
+
+#: Number of a type of protobuf's -> its name.
+_KIND_NAMES = {number: name for name, number in FieldDescriptorProto.Type.items()}
+_NESTED = ("TYPE_MESSAGE", "TYPE_GROUP")
+
+
+# -- types of several schemas
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type without what Arrow alone tells apart: sizes of offsets, names within lists, numbers of fields."""
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(each.name, plain_type(each.type)) for each in kind])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(plain_type(kind.value_type))
+    if pa.types.is_map(kind):
+        return pa.map_(plain_type(kind.key_type), plain_type(kind.item_type))
+    if pa.types.is_large_string(kind):
+        return pa.string()
+    return pa.binary() if pa.types.is_large_binary(kind) else kind
+
+
+def merged_type(known: pa.DataType, new: pa.DataType, place: str) -> pa.DataType:
+    """The type of a column that has values of both: every field of either, each of the wider type.
+
+    Args:
+        known, new: of ``plain_type``; the fields of the first come first.
+        place: the column's name, for the error.
+
+    Raises:
+        Unsupported: a field has types that no column holds together.
+    """
+    if pa.types.is_struct(known) and pa.types.is_struct(new):
+        theirs = {each.name: each.type for each in new}
+        ours = {each.name: each.type for each in known}
+        both = {name: merged_type(kind, theirs.get(name, kind), f"{place}.{name}") for name, kind in ours.items()}
+        return pa.struct([*both.items(), *((name, kind) for name, kind in theirs.items() if name not in ours)])
+    if pa.types.is_list(known) and pa.types.is_list(new):
+        return pa.list_(merged_type(known.value_type, new.value_type, f"{place}[]"))
+    if pa.types.is_map(known) and pa.types.is_map(new) and known.key_type == new.key_type:
+        return pa.map_(known.key_type, merged_type(known.item_type, new.item_type, f"{place}{{}}"))
+    if known == new:
+        return known
+    for narrow, wide in ((known, new), (new, known)):
+        if _is_wider(narrow, wide):
+            return wide
+    raise Unsupported(
+        f"column {place} is {known} and the schema has {new}: no column holds both",
+        hint="export to another table, or give the field another name",
+    )
+
+
+def _is_wider(narrow: pa.DataType, wide: pa.DataType) -> bool:
+    """Whether a column may be changed from one to the other without rewriting it."""
+    if (narrow, wide) in ((pa.int32(), pa.int64()), (pa.float32(), pa.float64())):
+        return True
+    is_decimal = pa.types.is_decimal(narrow) and pa.types.is_decimal(wide)
+    return is_decimal and bool(narrow.scale == wide.scale and narrow.precision < wide.precision)
