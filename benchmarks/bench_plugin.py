@@ -5,9 +5,12 @@
 Three brokers of one release, each with the same messages (1 KiB, batches of 100): one offloaded by the plugin and a
 sidecar, one by tiered-storage-jcloud, both to one MinIO, and one that keeps them in BookKeeper. In turns, with nothing
 and 30 ms added to each request to MinIO: a Java reader from the first message on, three of them that begin one after
-the other, one entry by its id through the admin interface and another one of its ledger, and a seek by time. The bookie
-of the first two has no such ledgers meanwhile. The reader runs in the broker's process, whose processor time, with that
-of the sidecar, is the figure that still tells something while other programs share the cores.
+the other, one entry by its id through the admin interface and another one of its ledger, and a seek by time. The last
+three are done twice: in the topic that was read as a whole before, and in one of which nothing but these was read
+(unread). Pulsar's own offloader remembers the place of each entry that it read for five minutes, and without it reads
+a block of 64 MiB from its beginning. The bookie of the first two has no such ledgers meanwhile. The reader runs in the
+broker's process, whose processor time, with that of the sidecar, is a figure that still tells something while other
+programs share the cores; the number of requests to MinIO is another one.
 """
 
 from __future__ import annotations
@@ -45,14 +48,19 @@ SEEKS = 5
 #: Unmeasured rounds, in which Java compiles what the others run.
 WARM_UPS = 2
 TIERS = ("plugin", "jcloud", "bookkeeper")
+#: Of a topic of which nothing else was read.
+UNREAD = " (unread)"
 FIGURES = (
     "read, MB/s",
     "read, CPU s per GB",
     "three readers, MB/s",
     "first message, ms",
-    "one entry, ms",
-    "another one, ms",
-    "seek by time, ms",
+    *(
+        f"{what}{of}, {unit}"
+        for of in ("", UNREAD)
+        for what in ("one entry", "another one", "seek by time")
+        for unit in ("ms", "requests")
+    ),
 )
 #: That begin one after the other, each when the one before it has a quarter of the messages.
 READERS = 3
@@ -72,6 +80,7 @@ class Tier:
         ledgers: that are cold: id -> entries.
         uploads, uploads_bytes: objects with entries that were put into the bucket while the broker offloaded.
         figures: (what, delay in ms) -> what was measured.
+        unread: the same with half of the messages in another topic, of which only single entries are looked up.
     """
 
     name: str
@@ -83,9 +92,17 @@ class Tier:
     uploads: int
     uploads_bytes: int
     figures: dict[tuple[str, float], list[float]] = field(default_factory=dict)
+    unread: Tier | None = None
 
     def add(self, what: str, delay_ms: float, figure: float) -> None:
         self.figures.setdefault((what, delay_ms), []).append(figure)
+
+    def load(self) -> None:
+        """What the broker keeps in memory of the topic is dropped, and the topic is there again."""
+        from tests.plugin.plugin_world import eventually_some, path_of
+
+        self.world.admin("PUT", f"{path_of(self.topic)}/unload")
+        eventually_some(lambda: self.world.ledgers(self.topic))
 
 
 @contextmanager
@@ -112,14 +129,14 @@ def settings_of(name: str, url: str, bucket: str, count: int) -> dict[str, str]:
     return {**more, "managedLedgerOffloadDriver": ""}
 
 
-def filled(name: str, world: Any, count: int) -> Tier:
+def filled(name: str, world: Any, count: int, topic: str) -> Tier:
     """The topic, offloaded where there is something to offload to."""
     import pulsar
 
     from tests.plugin.plugin_world import path_of, topic_of
     from tests.plugin.topic_history import client_of
 
-    topic = topic_of("history")
+    topic = topic_of(topic)
     client = client_of(world.service_url)
     producer = client.create_producer(
         topic,
@@ -157,16 +174,9 @@ def filled(name: str, world: Any, count: int) -> Tier:
     return Tier(name, world, topic, count, times_ms, ledgers, len(uploads), sum(uploads))
 
 
-def measure(tier: Tier, delay_ms: float, dice: random.Random) -> None:
+def measure(tier: Tier, delay_ms: float, dice: random.Random, proxy: SlowProxy) -> None:
     """One round."""
-    from tests.plugin.plugin_world import eventually_some, path_of
-
-    def load() -> None:
-        """What the broker keeps in memory of the topic is dropped, and the topic is there again."""
-        tier.world.admin("PUT", f"{path_of(tier.topic)}/unload")
-        eventually_some(lambda: tier.world.ledgers(tier.topic))
-
-    load()
+    tier.load()
     pids = [tier.world.broker.process.pid, *(each.process.pid for each in tier.world.sidecars.values())]
     used_s = sum(map(cpu_s, pids))
     drained = tier.world.broker.drain(tier.topic, tier.count)
@@ -175,25 +185,36 @@ def measure(tier: Tier, delay_ms: float, dice: random.Random) -> None:
         raise RuntimeError(f"{tier.name}: {drained.messages} of {tier.count} messages came")
     tier.add("read, MB/s", delay_ms, drained.size_bytes / 1e6 / (drained.all_ms / 1000))
     tier.add("read, CPU s per GB", delay_ms, used_s / (drained.size_bytes / 1e9))
-    load()
+    tier.load()
     several = tier.world.broker.staggered(tier.topic, tier.count, READERS)
     if several["messages"] != READERS * tier.count:
         raise RuntimeError(f"{tier.name}: {several['messages']} of {READERS} times {tier.count} messages came")
     tier.add("three readers, MB/s", delay_ms, several["size_bytes"] / 1e6 / (several["all_ms"] / 1000))
-    load()
+    tier.load()
     tier.add("first message, ms", delay_ms, tier.world.broker.drain(tier.topic, 1).first_ms)
+    for of, topic in (("", tier), (UNREAD, tier.unread)):
+        if topic is not None:
+            look_up(topic, lambda what, figure, of=of: tier.add(what.format(of), delay_ms, figure), dice, proxy)
+
+
+def look_up(topic: Tier, add: Callable[[str, float], None], dice: random.Random, proxy: SlowProxy) -> None:
+    """Single entries and seeks by time, the topic's load apart; ``{}`` in a name is for which topic it is."""
+    from tests.plugin.plugin_world import path_of
+
     for _ in range(SINGLES):
-        load()
-        ledger_id = dice.choice(list(tier.ledgers))
-        for what in ("one entry, ms", "another one, ms"):
-            entry = f"{path_of(tier.topic)}/ledger/{ledger_id}/entry/{dice.randrange(tier.ledgers[ledger_id])}"
-            began = time.perf_counter()
-            tier.world.admin("GET", entry)
-            tier.add(what, delay_ms, (time.perf_counter() - began) * 1000)
+        topic.load()
+        ledger_id = dice.choice(list(topic.ledgers))
+        for what in ("one entry", "another one"):
+            entry = f"{path_of(topic.topic)}/ledger/{ledger_id}/entry/{dice.randrange(topic.ledgers[ledger_id])}"
+            began, asked = time.perf_counter(), proxy.requests
+            topic.world.admin("GET", entry)
+            add(what + "{}, ms", (time.perf_counter() - began) * 1000)
+            add(what + "{}, requests", proxy.requests - asked)
     for _ in range(SEEKS):
-        load()
-        at_ms = dice.randrange(*tier.times_ms)
-        tier.add("seek by time, ms", delay_ms, tier.world.broker.drain(tier.topic, 1, f"time:{at_ms}").first_ms)
+        topic.load()
+        at_ms, asked = dice.randrange(*topic.times_ms), proxy.requests
+        add("seek by time{}, ms", topic.world.broker.drain(topic.topic, 1, f"time:{at_ms}").first_ms)
+        add("seek by time{}, requests", proxy.requests - asked)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -208,12 +229,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tiers, proxy = set_up(stack, given.mib)
         dice = random.Random(2)
         for tier in WARM_UPS * tiers:
-            measure(tier, -1.0, dice)
+            measure(tier, -1.0, dice, proxy)
         for number in range(given.rounds):
             for delay_ms in given.delays:
                 proxy.set_delay(delay_ms / 1000)
                 for tier in dice.sample(tiers, len(tiers)):
-                    measure(tier, delay_ms, dice)
+                    measure(tier, delay_ms, dice, proxy)
             print(f"round {number + 1} of {given.rounds}", file=sys.stderr, flush=True)
         heaps = {tier.name: tier.world.broker.heap_bytes() / MIB for tier in tiers}
     rows = rows_of(tiers, given.delays, heaps)
@@ -240,7 +261,8 @@ def set_up(stack: ExitStack, mib: int) -> tuple[list[Tier], SlowProxy]:
             cycle=CYCLE,
         )
         world.broker_settings = settings_of(name, url, world.bucket, count)
-        tiers.append(filled(name, stack.enter_context(world), count))
+        tiers.append(filled(name, stack.enter_context(world), count, "history"))
+        tiers[-1].unread = filled(name, world, count // 2, "unread")
         print(f"{name}: {mib} MiB in {len(tiers[-1].ledgers)} ledgers", file=sys.stderr, flush=True)
     return tiers, proxy
 
@@ -254,7 +276,8 @@ def rows_of(tiers: Sequence[Tier], delays: Sequence[float], heaps: dict[str, flo
             better: Callable[[float, float], float] = (
                 (lambda ours, theirs: ours / theirs) if "MB/s" in what else (lambda ours, theirs: theirs / ours)
             )
-            ratios = {f"over {name}": better(medians["plugin"], medians[name]) for name in TIERS[1:]}
+            others = () if what.endswith("requests") else TIERS[1:]
+            ratios = {f"over {name}": better(medians["plugin"], medians[name]) for name in others}
             rows.append({"what": what, "delay_ms": delay_ms, **medians, **ratios})
     rows.append({"what": "heap, MiB", "delay_ms": 0.0, **heaps})
     rows.append({"what": "put by the offload, objects", "delay_ms": 0.0} | {tier.name: tier.uploads for tier in tiers})

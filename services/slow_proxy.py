@@ -47,6 +47,9 @@ class SlowProxy:
         delay_s: added to every request.
         bytes_per_s: of all requests together, 0: as fast as it goes. Answers aren't limited.
         sleep: how it waits.
+
+    Attributes:
+        requests: how many have begun.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class SlowProxy:
         self._bytes_per_s = bytes_per_s
         self._lock = threading.Lock()
         self._free_at_s = 0.0
+        self.requests = 0
         self._listener = socket.create_server((_HOST, 0), backlog=128)
         self.port: int = self._listener.getsockname()[1]
 
@@ -99,9 +103,12 @@ class SlowProxy:
         piece = _PIECE_BYTES if self._bytes_per_s else _PIPE_BYTES
         with _closing(client, server), _pipe() as (out, into):
             while count := os.splice(client.fileno(), into, piece):
-                if self._delay_s and answered.is_set():
+                if answered.is_set():
                     answered.clear()
-                    self._sleep(self._delay_s)
+                    with self._lock:
+                        self.requests += 1
+                    if self._delay_s:
+                        self._sleep(self._delay_s)
                 self._wait_for_turn(count)
                 _drain(out, server, count)
 

@@ -43,6 +43,7 @@ def test_each_request_is_delayed_once_whatever_its_size(scripted: ScriptedServer
         client.close()
     assert answers == [b"first", BODY, b"third"]
     assert waits == [0.03] * 3
+    assert between.requests == 3
 
 
 def test_requests_wait_as_long_as_their_bytes_take(scripted: ScriptedServer) -> None:

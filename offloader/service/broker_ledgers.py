@@ -71,7 +71,8 @@ from offloader.write.upload import verify_objects
 _log = logging.getLogger("offloader.service.broker")
 
 #: Oldest view of a manifest with which a closed ledger is read: its objects stay, or the reader learns that they don't.
-VIEW_AGE_S_MAX = 30.0
+#: After the first age the view serves the requests that come while it is read anew, so that none waits for the store.
+VIEW_AGE_S_MAX, VIEW_STALE_S_MAX = 30.0, 600.0
 #: Longest wait of one request for a ledger's offload.
 WAIT_S_MAX = 25.0
 #: First and longest wait between two looks at the manifest while a ledger isn't complete; doubles.
@@ -151,6 +152,7 @@ class BrokerLedgers:
     def close(self) -> None:
         """Ends all waits. Idempotent."""
         self._closing.set()
+        self._views.close()
 
     def require_source(self, source: str) -> None:
         """Raises ``LedgerMismatch``: the broker belongs to another cluster than the settings say."""
@@ -274,7 +276,7 @@ class BrokerLedgers:
                 raise LedgerIncomplete(f"stream {stream}, ledger {ledger_id} may have got entries meanwhile")
             return work(view.state, standing)
 
-        view = self._views.get(stream, age_s_max=VIEW_AGE_S_MAX)
+        view = self._views.get(stream, age_s_max=VIEW_AGE_S_MAX, stale_s_max=VIEW_STALE_S_MAX)
         try:
             return attempt(view)
         except _OUTDATED:

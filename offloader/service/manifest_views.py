@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import NamedTuple
 
-from offloader.errors import NotFound
+from offloader.errors import NotFound, OffloaderError
 from offloader.manifest.load import load_manifest, refreshed
 from offloader.manifest.state import ManifestState
 from offloader.runtime.clock import Clock
 from offloader.store.base import ObjectStore
+
+_log = logging.getLogger("offloader.service.broker")
 
 #: Accounted bytes of all views that are kept.
 VIEWS_BYTES_MAX = 256 * 1024 * 1024
@@ -19,6 +23,8 @@ VIEWS_BYTES_MAX = 256 * 1024 * 1024
 _ROW_BYTES, _ITEM_BYTES = 200, 2000
 #: Locks of loads: streams that share one load one after the other.
 _LOCKS = 256
+#: Views that are read anew at the same time while older ones are used; others wait, at most one for each view kept.
+_RENEWALS_MAX = 4
 
 
 class View(NamedTuple):
@@ -42,15 +48,28 @@ class ManifestViews:
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, tuple[View, int]] = OrderedDict()
         self._held_bytes = 0
+        self._renewed: set[str] = set()
+        self._renewals = ThreadPoolExecutor(_RENEWALS_MAX, thread_name_prefix="offloader-views")
 
-    def get(self, stream: str, *, age_s_max: float = 0.0) -> View:
+    def close(self) -> None:
+        """Reads no view anew any more in the background. Idempotent."""
+        self._renewals.shutdown(wait=False, cancel_futures=True)
+
+    def get(self, stream: str, *, age_s_max: float = 0.0, stale_s_max: float = 0.0) -> View:
         """A view of a stream that isn't older than ``age_s_max``; 0: than this call.
+
+        Args:
+            stale_s_max: an older view that isn't older than this is used once more, and read anew in the background.
 
         Raises: as ``load_manifest``.
         """
-        oldest_s = self._clock.monotonic_s() - age_s_max
+        now_s = self._clock.monotonic_s()
+        oldest_s = now_s - age_s_max
         kept = self._recent(stream)
         if kept is not None and kept.at_s > oldest_s:
+            return kept
+        if kept is not None and kept.at_s > now_s - stale_s_max:
+            self._renew(stream, age_s_max)
             return kept
         with self._loading[hash(stream) % _LOCKS]:
             kept = self._recent(stream)
@@ -60,6 +79,24 @@ class ManifestViews:
             view = View(self._loaded(stream, None if kept is None else kept.state), now_s)
             self._keep(stream, view)
             return view
+
+    def _renew(self, stream: str, age_s_max: float) -> None:
+        with self._lock:
+            if stream in self._renewed:
+                return
+            self._renewed.add(stream)
+        with suppress(RuntimeError):  # closed
+            self._renewals.submit(self._read_anew, stream, age_s_max)
+
+    def _read_anew(self, stream: str, age_s_max: float) -> None:
+        try:
+            self.get(stream, age_s_max=age_s_max)
+        except OffloaderError as error:
+            _log.info("the manifest of stream %s can't be read anew: %s", stream, error.message)
+            self._forget(stream)  # the next request finds out by itself
+        finally:
+            with self._lock:
+                self._renewed.discard(stream)
 
     def _loaded(self, stream: str, known: ManifestState | None) -> ManifestState:
         if known is None or not known.record_id:
@@ -81,9 +118,8 @@ class ManifestViews:
 
     def _keep(self, stream: str, view: View) -> None:
         size_bytes = _held_bytes(view.state)
+        self._forget(stream)
         with self._lock:
-            _, before = self._kept.pop(stream, (None, 0))
-            self._held_bytes -= before
             if size_bytes > self._bytes_max:
                 return
             self._kept[stream] = view, size_bytes
@@ -91,6 +127,11 @@ class ManifestViews:
             while self._held_bytes > self._bytes_max:
                 _, (_, gone) = self._kept.popitem(last=False)
                 self._held_bytes -= gone
+
+    def _forget(self, stream: str) -> None:
+        with self._lock:
+            _, before = self._kept.pop(stream, (None, 0))
+            self._held_bytes -= before
 
 
 def _held_bytes(state: ManifestState) -> int:

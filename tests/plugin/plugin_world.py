@@ -169,6 +169,11 @@ class PluginWorld:
 
     def start_broker(self) -> None:
         """Starts it with what it left behind, if it ran before."""
+        # Where Pulsar 3.0 looks for an offloader once a namespace's policy was removed, whatever its settings name.
+        standard = self.folder / "broker" / "offloaders" / built_nar().name
+        if not standard.is_symlink():
+            standard.parent.mkdir(parents=True, exist_ok=True)
+            standard.symlink_to(built_nar())
         self.broker = start_broker(
             self.folder / "broker",
             self.settings_of_broker(),

@@ -17,11 +17,15 @@ from formats.manifest import Gap, LedgersDeleted, Purged, Retire, Truncate
 from formats.segment import Layout
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_table import AT_ROOT
-from offloader.read.ledger_plan import CHUNK_BYTES
+from offloader.read.ledger_plan import CHUNK_BYTES, LedgerTrimmed
 from offloader.runtime.clock import SystemClock
+from offloader.service.broker_ledgers import VIEW_AGE_S_MAX, VIEW_STALE_S_MAX, BrokerCaller, BrokerLedgers
+from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from offloader.store.wrappers import requests_of
+from offloader.telemetry.recorder import NO_TELEMETRY
+from offloader.testing.manual_clock import ManualClock
 from offloader.write.backfill_service import fill_gaps
 from offloader.write.hot_tier import NOT_DELIVERED
 from tests.conftest import S3Place
@@ -29,6 +33,7 @@ from tests.support.broker_frames import frame_entries, read_range
 from tests.support.broker_requests import STREAM, Broker
 from tests.support.http_process import ask, http_process, quoted
 from tests.support.streams import StreamWriter, batch_of, random_batch
+from tests.support.waiting import eventually
 
 _names = itertools.count()
 
@@ -196,6 +201,30 @@ def test_plan_that_was_asked_for_before_and_the_next_ledgers_ask_the_store_for_n
     assert broker.plan(9).json()["next"] is None
     assert broker.plan(7).status == 200
     assert requests_of(store)["get"].requests == before
+
+
+def test_plan_of_a_stream_that_nobody_read_for_a_while_waits_for_no_request_to_the_store(
+    store: ObjectStore, writer: StreamWriter
+) -> None:
+    clock = ManualClock()
+    ledgers = BrokerLedgers(store, settings=Settings(), clock=clock, recorder=NO_TELEMETRY, control=None, environ={})
+    writer.add([batch_of(7, 0, 10), batch_of(8, 0, 10)], closes=(7, 8))
+
+    def plan(ledger_id: int) -> dict[str, Any]:
+        return ledgers.plan(STREAM, ledger_id, uuid=None, caller=BrokerCaller(name="broker"))
+
+    plan(7)
+    plan(8)
+    writer.log.commit([Truncate(Position(8, 0)), LedgersDeleted((7,))])
+    clock.advance(VIEW_AGE_S_MAX + 1)
+    assert plan(7)["entries"] == 10  # out of the view that is a little old, which is read anew meanwhile
+    with pytest.raises(LedgerTrimmed):
+        eventually(lambda: plan(7) is None)
+    writer.log.commit([LedgersDeleted((8,))])
+    clock.advance(VIEW_STALE_S_MAX + 1)
+    with pytest.raises(LedgerTrimmed):
+        plan(8)
+    ledgers.close()
 
 
 @pytest.mark.slow

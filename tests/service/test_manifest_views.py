@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from formats.keys import record_key
 from formats.manifest import StreamDeleted
-from offloader.errors import NotFound
+from offloader.errors import Corrupt, NotFound
 from offloader.gc.delete_stream import remove_stream
 from offloader.service.manifest_views import ManifestViews
 from offloader.store.base import ObjectStore
@@ -18,6 +19,7 @@ from offloader.store.open import open_store
 from offloader.store.wrappers import requests_of
 from offloader.testing.manual_clock import ManualClock
 from tests.support.streams import StreamWriter, batch_of
+from tests.support.waiting import eventually
 
 _names = itertools.count()
 
@@ -46,6 +48,48 @@ def test_view_is_read_anew_when_it_is_too_old(store: ObjectStore) -> None:
     clock.advance(6)
     writer.add([batch_of(7, 20, 10)])
     assert views.get("a", age_s_max=5).state.committed_end() == (7, 29)
+
+
+def test_stale_view_is_used_while_it_is_read_anew(store: ObjectStore) -> None:
+    clock = ManualClock()
+    views, writer = ManifestViews(store, clock), StreamWriter(store, "a")
+    writer.add([batch_of(7, 0, 10)])
+    first = views.get("a", age_s_max=5, stale_s_max=60)
+    writer.add([batch_of(7, 10, 10)])
+    clock.advance(50)
+    assert views.get("a", age_s_max=5, stale_s_max=60) is first
+    eventually(lambda: views.get("a", age_s_max=5, stale_s_max=60).state.committed_end() == (7, 19))
+    writer.add([batch_of(7, 20, 10)])
+    clock.advance(61)
+    assert views.get("a", age_s_max=5, stale_s_max=60).state.committed_end() == (7, 29)
+    views.close()
+
+
+def test_stale_view_of_a_stream_that_is_gone_is_not_used_again() -> None:
+    clock = ManualClock()
+    store = MemoryStore(f"views-{next(_names)}", "", clock)
+    views, writer = ManifestViews(store, clock), StreamWriter(store, "a", clock=clock)
+    writer.add([batch_of(7, 0, 10)])
+    views.get("a")
+    writer.log.commit([StreamDeleted()])
+    clock.advance(50)
+    assert not views.get("a", age_s_max=5, stale_s_max=60).state.stream_deleted
+    eventually(lambda: views.get("a", age_s_max=5, stale_s_max=60).state.stream_deleted)
+    views.close()
+
+
+def test_stale_view_that_cannot_be_read_anew_is_not_used_again(store: ObjectStore) -> None:
+    clock = ManualClock()
+    views = ManifestViews(store, clock)
+    StreamWriter(store, "a").add([batch_of(7, 0, 10)])
+    first = views.get("a")
+    state = first.state
+    store.put(record_key("a", state.incarnation, state.record_id + 1), b"no record")
+    clock.advance(50)
+    assert views.get("a", age_s_max=5, stale_s_max=60) is first
+    with pytest.raises(Corrupt):
+        eventually(lambda: views.get("a", age_s_max=5, stale_s_max=60) is None, within_s=30)
+    views.close()
 
 
 def test_one_of_many_requests_loads(store: ObjectStore) -> None:

@@ -340,7 +340,8 @@ final class ColdLedger implements ReadHandle, OffloadedLedgerHandle {
     private CompletableFuture<LedgerEntries> one(Plan now, long entry) {
         int index = now.find(entry);
         Plan.Part part = now.parts().get(index);
-        if (unit(now, part, entry) != part) { // its block takes one request, and is worth keeping
+        boolean isBlock = part.object() >= 0 && part.blocks().size() == 1;
+        if (isBlock || unit(now, part, entry) != part) { // its block takes one request, and is worth keeping
             return several(now, entry, entry, false);
         }
         boolean isAgain;

@@ -39,11 +39,14 @@ final class Plans {
             return plan.isDone() && !plan.isCompletedExceptionally() ? plan.join() : null;
         }
 
-        /** Whether it serves an attempt: objects of another offloader are those of one attempt only. */
+        /**
+         * Whether it serves an attempt: objects of another offloader are those of one attempt only. Reading ahead names
+         * none, so any plan that is there serves it.
+         */
         boolean isFor(UUID other) {
-            Plan shared = uuid == null ? found() : null;
-            return Objects.equals(uuid, other)
-                    || shared != null && (shared.uuid() == null || shared.uuid().equals(other));
+            Plan shared = uuid == null || other == null ? found() : null;
+            return Objects.equals(uuid, other) || shared != null
+                    && (other == null || shared.uuid() == null || shared.uuid().equals(other));
         }
 
         /** Whether its URLs end within the time for which it may be kept. */

@@ -67,6 +67,17 @@ final class ReadTest {
         }
     }
 
+    /** The last ledger of a topic, whose last entry the broker reads each time it loads the topic, is often one block. */
+    static void testOneEntryOfALedgerOfOneBlockIsReadByUrl() throws Exception {
+        try (FakeSidecar sidecar = new FakeSidecar(8, 10, 50)) {
+            ReadHandle handle = open(offloader("endpoints", sidecar.url()));
+            checkRead(handle, sidecar, 7, 7);
+            checkRead(handle, sidecar, 0, 7);
+            equal(sidecar.count("GET /store/"), 1L);
+            equal(sidecar.requests.size(), 2); // the plan and the block
+        }
+    }
+
     /** How many different ranges of one block were asked for; fails if one is longer. */
     private static int ranges(FakeSidecar sidecar) {
         List<String> found = sidecar.requests.stream().filter(FakeSidecar.Request::isStore)
@@ -153,6 +164,20 @@ final class ReadTest {
             }
             equal(sidecar.count("/ledgers/"), plans);
             eventually(() -> two.count("GET /store/") == 4);
+        }
+    }
+
+    /** A search by time opens ledgers, of which the reader then reads the first one to its end. */
+    static void testPlanOfALedgerThatTheBrokerOpenedServesReadingAhead() throws Exception {
+        try (FakeSidecar sidecar = new FakeSidecar(100, 10, 50); FakeSidecar two = new FakeSidecar(8, 200, 10, 50)) {
+            sidecar.next = 8;
+            sidecar.fault = request -> request.path().endsWith("/ledgers/8") ? FakeSidecar.Answer.of(200, two.plan())
+                    : null;
+            PluginOffloader offloader = offloader("endpoints", sidecar.url(), "read_ahead", "3");
+            get(offloader.readOffloaded(8, Fixture.UUID_, Fixture.metadata()));
+            checkRead(open(offloader), sidecar, 0, 9);
+            eventually(() -> two.count("GET /store/") == 2); // the next ledger's chunks are read ahead
+            equal(sidecar.count("/ledgers/"), 2L); // one plan of each
         }
     }
 

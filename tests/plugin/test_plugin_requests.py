@@ -1,0 +1,102 @@
+"""Requests that a broker with the plugin makes in unread history, for one entry and for a search by time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.plugin.plugin_world import PluginWorld, eventually_some, path_of, topic_of
+from tests.plugin.topic_history import client_of
+from tests.support.quick import needs
+
+pytestmark = pytest.mark.java
+
+#: Messages are entries of their own, and a ledger has several blocks of 1 MiB.
+COUNT, MESSAGE_BYTES, LEDGER_ENTRIES = 160, 100_000, 40
+#: Blocks of all ledgers, at most.
+BLOCKS = COUNT * MESSAGE_BYTES // 2**20 + COUNT // LEDGER_ENTRIES
+
+
+class Requests(NamedTuple):
+    """To a sidecar for plans, to the store, and to a sidecar for entries."""
+
+    plans: int
+    store: int
+    entries: int
+
+
+class Unread(NamedTuple):
+    """A topic whose ledgers only the cold tier has.
+
+    Attributes:
+        times_ms: when its first and its last message were sent.
+    """
+
+    world: PluginWorld
+    topic: str
+    ledgers: list[int]
+    times_ms: tuple[int, int]
+
+    def asked(self) -> Requests:
+        counters = self.world.counters()
+        return Requests(*(counters.get(each, 0) for each in ("Plans", "PresignedRequests", "EntriesRequests")))
+
+    def asked_since(self, before: Requests) -> Requests:
+        return Requests(*(now - then for now, then in zip(self.asked(), before, strict=True)))
+
+
+@pytest.fixture(scope="module")
+@needs("java")
+def unread(release: str, servers: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Unread]:
+    """A read server answers the broker: a sidecar would read the topic's end whenever the broker loads it."""
+    folder = tmp_path_factory.mktemp("requests")
+    with PluginWorld(
+        folder,
+        servers["minio"],
+        release=release,
+        ledger_entries=LEDGER_ENTRIES,
+        endpoints=("sidecar", "reader"),
+    ) as world:
+        topic = topic_of("unread")
+        client = client_of(world.service_url)
+        producer = client.create_producer(topic)
+        times_ms = []
+        for number in range(COUNT):
+            times_ms.append(int(time.time() * 1000))
+            producer.send(number.to_bytes(4, "big") * (MESSAGE_BYTES // 4))
+        client.close()
+        world.await_committed(topic)
+        ledgers = world.offload(topic)
+        world.forget(topic, ledgers)
+        world.kill_sidecar()
+        world.start_sidecar("reader")
+        world.admin("PUT", f"{path_of(topic)}/unload")
+        eventually_some(lambda: world.ledgers(topic))
+        yield Unread(world, topic, ledgers, (times_ms[0], times_ms[-1]))
+
+
+def test_one_entry_takes_one_request_to_the_store(unread: Unread) -> None:
+    path = f"{path_of(unread.topic)}/ledger/{unread.ledgers[1]}/entry"
+    before = unread.asked()
+    unread.world.admin("GET", f"{path}/2")
+    assert unread.asked_since(before) == Requests(plans=1, store=1, entries=0)
+    unread.world.admin("GET", f"{path}/{LEDGER_ENTRIES - 2}")
+    assert unread.asked_since(before) == Requests(plans=1, store=2, entries=0)
+
+
+def test_search_by_time_loads_each_block_that_it_halves_to_once(unread: Unread) -> None:
+    subscription = f"{path_of(unread.topic)}/subscription/search"
+    unread.world.admin("PUT", subscription)
+    for share in (0.3, 0.7):
+        first_ms, last_ms = unread.times_ms
+        before = unread.asked()
+        unread.world.admin("POST", f"{subscription}/resetcursor/{int(first_ms + share * (last_ms - first_ms))}")
+        found = unread.asked_since(before)
+        # It looks at the first and at the last entry, too.
+        assert found.store <= math.ceil(math.log2(BLOCKS)) + 3
+        assert found.plans <= len(unread.ledgers)
+        assert found.entries == 0
