@@ -69,7 +69,7 @@ class Answering:
 @pytest.fixture
 def answering() -> Iterator[Answering]:
     bench = Answering()
-    thread = threading.Thread(target=bench.server.serve_forever)
+    thread = threading.Thread(target=bench.server.serve_forever, args=(0.01,))
     thread.start()
     yield bench
     bench.ended.set()
