@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
-import pytest
 
 from offloader.spark.options import SourceOptions
 from offloader.spark.stream import decode_offsets
 from offloader.store.open import open_store
 from tests.support.streams import StreamWriter, batch_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "how-to" / "streaming-queries.md").read_text(encoding="utf-8")
@@ -27,17 +27,10 @@ def fence(language: str) -> str:
     return str(found)
 
 
-@pytest.mark.java
-def test_the_example_writes_the_stream_into_parquet(tmp_path: Path) -> None:
+def test_the_example_writes_the_stream_into_parquet(tmp_path: Path, spark: SparkSession) -> None:
     writer = StreamWriter(open_store(f"file://{tmp_path}/store"), "orders")
     writer.add([batch_of(1, 0, 300)])
-    before = "from offloader.spark.session import local_session\nspark = local_session(cores=1)\n"
-    code = before + fence("python spark").replace("file:///data/", f"file://{tmp_path}/") + "\nspark.stop()"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
+    exec(fence("python spark").replace("file:///data/", f"file://{tmp_path}/"), {"spark": spark})
     files = [path for path in (tmp_path / "out").glob("part-*") if path.stat().st_size]
     ids = [entry_id for path in files for entry_id in pq.read_table(path)["entry_id"].to_pylist()]
     assert sorted(ids) == list(range(300))
