@@ -14,6 +14,7 @@ import yaml
 
 from offloader.settings import Settings
 from offloader.settings.layered import SettingsFile, read_settings_file
+from tests.support import bare_path
 from tests.support.quick import needs
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -80,11 +81,12 @@ def test_the_commands_run_on_what_the_library_made(after_the_library: tuple[Path
 
 @pytest.mark.java
 def test_the_spark_example_runs_on_what_the_library_made(after_the_library: tuple[Path, str]) -> None:
+    """With an interpreter that isn't on PATH."""
     folder, _ = after_the_library
     (code,) = fences("python spark")
     before = f"store_url, stream = 'file://{folder}/offloader-data/store', 'public/default/persistent/orders'\n"
-    printed = run([sys.executable, "-c", before + code + "\nspark.stop()"], folder)
-    assert re.search(r"^\|\s*\d+\|\s*3\|$", printed, re.M), printed
+    done = bare_path.run([sys.executable, "-c", before + code + "\nspark.stop()"], folder)
+    assert re.search(r"^\|\s*\d+\|\s*3\|$", done.stdout, re.M), done.stderr
 
 
 def test_settings_samples_beside_pulsar_are_valid(tmp_path: Path) -> None:

@@ -113,4 +113,4 @@ def test_page_names_the_frozen_and_the_killed_broker_and_recovers(
             check_working(page, sidecar, "2 entries")
             expect(phone.locator("#state")).to_have_text("Working")
     finally:
-        broker.close()
+        broker.end()

@@ -1,13 +1,20 @@
-"""Tends a stream, and is killed at a named storage call: ``STORE ACT [VERB KEY_PATTERN before|after|half]``.
+"""Tends a stream, and is killed at a named storage call: ``STORES ACT [VERB KEY_PATTERN before|after|half]``.
 
 Without a call it is what comes by next: it does the act again, to its end, in each of the stores given with commas.
+
+Reads such calls as JSON arrays, one a line, and does each in a process of its own, one after the other. Each is a fork
+of this one, which has only imported what they need: dozens of interpreters would start for longer than they run.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from formats.entries import Position
 from offloader.errors import InvalidCall, NotFound, OffloaderError
@@ -103,14 +110,40 @@ ACTS: dict[str, Callable[[ObjectStore], None]] = {
 }
 
 
-def main() -> None:
-    stores, act, *where = sys.argv[1:]
+def do(stores: str, act: str, *where: str) -> None:
     for url in stores.split(","):
         store: ObjectStore = open_store(url)
         if where:
             verb, key_part, when = where
             store = KillingStore(store, verb, key_part, when)  # type: ignore[assignment]
         ACTS[act](store)
+
+
+def in_own_processes(calls: Sequence[Sequence[str]]) -> list[int]:
+    """How the process of each call ended: its exit code, or the signal that killed it, negative."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.cleanup.killed_cleanup"],
+        cwd=Path(__file__).resolve().parents[2],
+        input="".join(f"{json.dumps(call)}\n" for call in calls),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    codes = [int(line) for line in done.stdout.splitlines()]
+    assert [code for code in codes if code <= 0] == codes, done.stderr[-2000:]
+    assert len(codes) == len(calls), done.stderr[-2000:]
+    return codes
+
+
+def main() -> None:
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            do(*json.loads(line))
+            return
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
 
 
 if __name__ == "__main__":

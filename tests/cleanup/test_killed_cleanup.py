@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
@@ -28,14 +25,13 @@ from offloader.manifest.protection import TIME_KEY, take_lease
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
-from tests.cleanup.killed_cleanup import HEAD, STREAM, clean, truncate
+from tests.cleanup.killed_cleanup import HEAD, STREAM, clean, in_own_processes, truncate
 from tests.independent_reader import read_segment
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.process
 
-ROOT = Path(__file__).resolve().parents[2]
 LEDGERS = range(1, 7)
 ALL = [(ledger, entry, f"{ledger}:{entry} ".encode().ljust(20, b".")) for ledger in LEDGERS for entry in range(10)]
 AFTER = [entry for entry in ALL if entry[0] >= HEAD.ledger_id]
@@ -122,11 +118,6 @@ def retires(store: ObjectStore) -> bool:
     return len(load_manifest(store, STREAM).segments.retired()) == HEAD.ledger_id - 1
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.cleanup.killed_cleanup", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-
-
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Kill, ObjectStore]]:
     """After each kill, and after another process came by twice."""
@@ -137,17 +128,10 @@ def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[Kill, Obje
         shutil.copytree(made[kill.act], base / str(number))
         urls[kill] = f"file://{base / str(number)}"
 
-    def die(kill: Kill) -> None:
-        done = run(urls[kill], kill.act, kill.verb, kill.key, kill.when)
-        assert done.returncode == -signal.SIGKILL, f"{kill}: {done.returncode} {done.stderr[-2000:]}"
-
-    with ThreadPoolExecutor(2) as threads:
-        list(threads.map(die, KILLS))
-    for act in STREAM_ACTS:
-        mine = ",".join(url for kill, url in urls.items() if kill.act == act)
-        for _ in range(2):
-            done = run(mine, act)
-            assert done.returncode == 0, f"{act}: {done.stderr[-2000:]}"
+    ended = in_own_processes([(urls[kill], kill.act, kill.verb, kill.key, kill.when) for kill in KILLS])
+    assert {kill: code for kill, code in zip(KILLS, ended, strict=True) if code != -signal.SIGKILL} == {}
+    of_act = {act: ",".join(url for kill, url in urls.items() if kill.act == act) for act in STREAM_ACTS}
+    assert set(in_own_processes([(of_act[act], act) for act in STREAM_ACTS for _ in range(2)])) == {0}
     found = {kill: open_store(url) for kill, url in urls.items()}
     yield found
     for store in found.values():

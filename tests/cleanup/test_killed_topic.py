@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,12 +16,11 @@ from offloader.retention.subscribers import open_retention
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
-from tests.cleanup.killed_cleanup import HEAD, PARTITIONS, TOPIC, truncate_as_one
+from tests.cleanup.killed_cleanup import HEAD, PARTITIONS, TOPIC, in_own_processes, truncate_as_one
 from tests.support.streams import StreamWriter, batch_of
 
 pytestmark = pytest.mark.process
 
-ROOT = Path(__file__).resolve().parents[2]
 INTENT, RECORD = "retention/truncation", r"-partition-{}/manifest/.*/[0-9]{{20}}\.json$"
 TRUNCATIONS = [
     ("put", INTENT, "before"),
@@ -39,11 +35,6 @@ DELETIONS = [
     ("put", "killed/topic/retention/topic", "after"),
     ("put", "killed/topic/retention/trunc", "after"),
 ]
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tests.cleanup.killed_cleanup", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -77,16 +68,10 @@ def stores(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
                 truncate_as_one(with_intent)
                 with_intent.close()
 
-        def die(kill: tuple[str, ...], act: str = act) -> None:
-            done = run(urls[act, *kill], act, *kill)
-            assert done.returncode == -signal.SIGKILL, f"{act} {kill}: {done.returncode} {done.stderr[-2000:]}"
-
-        with ThreadPoolExecutor(2) as threads:
-            list(threads.map(die, kills))
+        ended = in_own_processes([(urls[act, *kill], act, *kill) for kill in kills])
+        assert {kill: code for kill, code in zip(kills, ended, strict=True) if code != -signal.SIGKILL} == {}
         mine = ",".join(url for (of, *_), url in urls.items() if of == act)
-        for _ in range(2):
-            done = run(mine, after)
-            assert done.returncode == 0, f"{after}: {done.stderr[-2000:]}"
+        assert in_own_processes([(mine, after)] * 2) == [0, 0]
     found = {kill: open_store(url) for kill, url in urls.items()}
     yield found
     for store in found.values():

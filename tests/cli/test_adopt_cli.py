@@ -176,7 +176,7 @@ class Admin(BaseHTTPRequestHandler):
 @pytest.fixture
 def admin_url() -> Iterator[str]:
     with ThreadingHTTPServer(("127.0.0.1", 0), Admin) as server:
-        thread = Thread(target=server.serve_forever)
+        thread = Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()

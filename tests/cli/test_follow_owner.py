@@ -243,7 +243,7 @@ def test_owner_that_lists_ledgers_and_gives_no_entries_is_said_to_be_lost(tmp_pa
         pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Owner) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             url = f"http://127.0.0.1:{server.server_address[1]}"

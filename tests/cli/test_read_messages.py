@@ -389,7 +389,7 @@ def test_the_broker_gives_schemas_by_version(
 
     monkeypatch.setenv("OFFLOADER_STORE", topic.store.url)
     with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
             url = f"http://127.0.0.1:{server.server_address[1]}"

@@ -72,7 +72,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
 @pytest.fixture
 def owner(store: ObjectStore) -> Iterator[Owner]:
     made = Owner(store, "orders-partition-0")
-    thread = threading.Thread(target=made.server.serve_forever)
+    thread = threading.Thread(target=made.server.serve_forever, args=(0.01,))
     thread.start()
     yield made
     made.server.shutdown()

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -16,6 +17,9 @@ from offloader.spark.options import SourceOptions, ddl
 from offloader.store.open import open_store
 from tests.formats.pulsar_entries import recorded
 from tests.support.streams import StreamWriter
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "how-to" / "messages.md").read_text(encoding="utf-8")
@@ -75,11 +79,12 @@ def test_the_examples_print_what_the_page_shows(folder: Path) -> None:
         ]
 
 
-@pytest.mark.java
-def test_the_spark_example_shows_keys_and_values(folder: Path) -> None:
+def test_the_spark_example_shows_keys_and_values(
+    folder: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
     (code,) = fences("python spark")
-    before = "from offloader.spark.session import local_session\nspark = local_session(cores=1)\n"
-    printed = run([sys.executable, "-c", before + code + "\nspark.stop()"], folder)
+    exec(code.replace("file:///data/store", f"file://{folder}/store"), {"spark": spark})
+    printed = capsys.readouterr().out
     assert re.search(r"^\| t0\|committed 0\|$", printed, re.M), printed
 
 

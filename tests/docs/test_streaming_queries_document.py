@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
-import pytest
 
+from offloader.spark import lag_of
 from offloader.spark.options import SourceOptions
 from offloader.spark.stream import decode_offsets
 from offloader.store.open import open_store
 from tests.support.streams import StreamWriter, batch_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "how-to" / "streaming-queries.md").read_text(encoding="utf-8")
@@ -27,23 +28,19 @@ def fence(language: str) -> str:
     return str(found)
 
 
-@pytest.mark.java
-def test_the_example_writes_the_stream_into_parquet(tmp_path: Path) -> None:
+def test_the_example_writes_the_stream_into_parquet(tmp_path: Path, spark: SparkSession) -> None:
     writer = StreamWriter(open_store(f"file://{tmp_path}/store"), "orders")
     writer.add([batch_of(1, 0, 300)])
-    before = "from offloader.spark.session import local_session\nspark = local_session(cores=1)\n"
-    after = "\nfrom offloader.spark import lag_of\nprint(lag_of(query.lastProgress))\nspark.stop()"
-    sample = fence("python spark").replace("file:///data/", f"file://{tmp_path}/")
-    code = before + fence("python spark lag") + sample + after
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False, timeout=240
-    )
-    assert done.returncode == 0, done.stderr
+    names: dict[str, Any] = {"spark": spark}
+    exec(fence("python spark lag"), names)
+    try:
+        exec(fence("python spark").replace("file:///data/", f"file://{tmp_path}/"), names)
+    finally:
+        spark.streams.removeListener(names["listener"])
     files = [path for path in (tmp_path / "out").glob("part-*") if path.stat().st_size]
     ids = [entry_id for path in files for entry_id in pq.read_table(path)["entry_id"].to_pylist()]
     assert sorted(ids) == list(range(300))
-    assert done.stdout.splitlines()[-1] == "{'orders': StreamLag(entries=0, bytes=0)}"
+    assert str(lag_of(names["query"].lastProgress)) == "{'orders': StreamLag(entries=0, bytes=0)}"
 
 
 def test_the_example_of_a_subscriber_is_the_first_one_with_one_option_more() -> None:

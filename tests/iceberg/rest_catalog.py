@@ -90,7 +90,7 @@ def rest_catalog(uri: str, warehouse: str) -> Iterator[str]:
     catalog = SqlCatalog("offloader", uri=uri, warehouse=warehouse)
     handler = type("Handler", (_Handler,), {"catalog": catalog, "staged": {}})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, name="rest catalogue")
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), name="rest catalogue")
         thread.start()
         try:
             yield f"http://127.0.0.1:{server.server_port}"

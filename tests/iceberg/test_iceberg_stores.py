@@ -28,7 +28,7 @@ from tests.iceberg.lake import Lake, named_files, rows_by_duckdb, rows_of, sent
 from tests.iceberg.rest_catalog import rest_catalog
 from tests.support.misbehaving_servers import silent_server
 from tests.support.streams import StreamWriter, batch_of
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
@@ -223,7 +223,7 @@ def test_following_export_adds_what_is_offloaded_later(lake: Lake) -> None:
             writer.add([batch_of(1, end + 1, 10)])
         eventually(lambda: rows_by_duckdb(lake.foreign_table()) == sent(writer))
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 130
+        assert process.wait(PATIENCE_S) == 130
 
 
 @pytest.mark.process

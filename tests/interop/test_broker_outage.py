@@ -52,4 +52,4 @@ def test_killed_and_frozen_broker_are_an_outage_each(tmp_path: Path, exercises: 
                 os.kill(broker.process.pid, signal.SIGCONT)
             sidecar.check_working()
     finally:
-        broker.close()
+        broker.end()

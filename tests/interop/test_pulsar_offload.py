@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ from offloader.read.reader import open_reader
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from offloader.write.backfill import HistoryResult
-from services.pulsar.broker import Broker, running_broker
+from services.pulsar.broker import Broker, start_broker
 from tests.interop.broker_topics import NAMESPACE, command, topic_of
 from tests.interop.pulsar_offloading import OffloadingProcess
 from tests.support.waiting import PATIENCE_S, eventually
@@ -55,15 +54,14 @@ class Restartable:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._settings = {name: str(free_port()) for name in ("brokerServicePort", "webServicePort")}
-        self._running = ExitStack()
         self.broker: Broker
         self.start()
 
     def start(self) -> None:
-        self.broker = self._running.enter_context(running_broker(self._folder, self._settings))
+        self.broker = start_broker(self._folder, self._settings)
 
     def stop(self) -> None:
-        self._running.close()
+        self.broker.close()
 
 
 def free_port() -> int:
@@ -76,7 +74,7 @@ def free_port() -> int:
 def restartable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restartable]:
     made = Restartable(tmp_path_factory.mktemp("broker"))
     yield made
-    made.stop()
+    made.broker.end()
 
 
 class Writer:

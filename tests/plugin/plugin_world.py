@@ -147,7 +147,7 @@ class PluginWorld:
             serving.__exit__(None, None, None)
         self.sidecars.clear()
         if hasattr(self, "broker"):
-            self.broker.close()
+            self.broker.end()
 
     @property
     def service_url(self) -> str:

@@ -79,7 +79,7 @@ def two(release: str, servers: Any, tmp_path_factory: pytest.TempPathFactory) ->
         try:
             yield made
         finally:
-            made.second.close()
+            made.second.end()
 
 
 @pytest.mark.timeout(600)  # two brokers start, half a minute on a machine with nothing else to do

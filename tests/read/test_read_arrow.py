@@ -26,6 +26,7 @@ from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from tests.support.streams import BASE_MS, StreamWriter, batch_of, random_batch
+from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 TOPIC = "persistent://shop/eu/orders"
@@ -287,6 +288,6 @@ except offloader.errors.Unsupported as error:
     print(error.message, "|", error.hint)
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=PATIENCE_S
     )
     assert done.stdout == f"{package} isn't installed | pip install {package}\n"

@@ -28,7 +28,7 @@ from tests.support.broker_requests import STREAM, Broker
 from tests.support.http_process import ask, http_process, quoted
 from tests.support.serving_processes import Serving
 from tests.support.streams import StreamWriter, batch_of
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 _names = itertools.count()
 ROLES = ("READ", "WRITE", "ADMIN", "BROKER", "BOTH")
@@ -143,7 +143,7 @@ def test_many_brokers_share_one_label(store: ObjectStore) -> None:
 
 def unread(http: Any, path: str) -> socket.socket:
     """A client that asks and doesn't read the answer."""
-    connection = socket.create_connection((http.address.host, http.address.port), timeout=60)
+    connection = socket.create_connection((http.address.host, http.address.port), timeout=PATIENCE_S)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     return connection
@@ -194,7 +194,7 @@ def test_damage_in_the_middle_breaks_the_answer_off(
     damaged[len(body) - 50_000] ^= 1
     store.put(key, bytes(damaged), metadata=info.metadata)
     with http_process(tmp_path, streams=(), store=store) as (http, _):
-        connection = socket.create_connection((http.address.host, http.address.port), timeout=60)
+        connection = socket.create_connection((http.address.host, http.address.port), timeout=PATIENCE_S)
         path = f"/v1/streams/{quoted(STREAM)}/ledgers/7/entries?from=0&to=399"
         connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         found = b""

@@ -19,7 +19,7 @@ from offloader.store.open import open_store
 from offloader.store.wrappers import requests_of
 from offloader.testing.manual_clock import ManualClock
 from tests.support.streams import StreamWriter, batch_of
-from tests.support.waiting import eventually
+from tests.support.waiting import PATIENCE_S, eventually
 
 _names = itertools.count()
 
@@ -103,7 +103,7 @@ def test_one_of_many_requests_loads(store: ObjectStore) -> None:
     begun = threading.Barrier(8)
 
     def get(_: int) -> int:
-        begun.wait(60)
+        begun.wait(PATIENCE_S)
         return views.get("a", age_s_max=5).state.record_id
 
     with ThreadPoolExecutor(8) as threads:

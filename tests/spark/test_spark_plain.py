@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,8 +10,8 @@ from typing import TYPE_CHECKING
 import pyspark
 import pytest
 
-from offloader.spark.session import require_java
 from offloader.store.open import open_store
+from tests.support.bare_path import run
 from tests.support.streams import StreamWriter, batch_of
 
 if TYPE_CHECKING:
@@ -39,36 +37,8 @@ def readme_lines() -> str:
     return str(code)
 
 
-def run(command: list[str], folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    """In an environment whose only ``python3`` has no packages."""
-    programs = folder / "programs"
-    programs.mkdir(exist_ok=True)
-    python = programs / "python3"
-    python.write_text('#!/bin/sh\necho "no packages here" >&2\nexit 1\n')
-    python.chmod(0o755)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK", "SPARK", "PYTHON"))}
-    environment = {
-        **kept,
-        "PATH": f"{programs}:/usr/bin:/bin",
-        "PYTHONPATH": str(ROOT),
-        "JAVA_HOME": str(require_java().parent.parent),
-        "SPARK_LOCAL_IP": "127.0.0.1",
-        **more,
-    }
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=480
-    )
-
-
 def counted(printed: str) -> bool:
     return re.search(r"^\|\s*5\|\s*40\|$", printed, re.M) is not None
-
-
-@pytest.mark.java
-def test_readme_lines_work_with_an_interpreter_that_is_not_on_path(tmp_path: Path, store_url: str) -> None:
-    program = f"store_url, stream = {store_url!r}, {STREAM!r}\n{readme_lines()}\nspark.stop()\n"
-    done = run([sys.executable, "-c", program], tmp_path)
-    assert counted(done.stdout), done.stderr
 
 
 @pytest.mark.java

@@ -22,6 +22,7 @@ from offloader.store.probe import probe_conditional_puts
 from offloader.testing.store_suite import StoreSuite, all_keys
 from services.binaries import BINARIES
 from tests.conftest import S3Place
+from tests.support.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.process
 
@@ -54,7 +55,7 @@ class TestClouds(StoreSuite):
             return
         place = f"{self._place.endpoint.url}/upload/storage/v1/b/{self._place.bucket}/o"
         name = quote(f"{self._place.root}/{key}", safe="")
-        answer = urllib3.request("POST", f"{place}?uploadType=media&name={name}", body=body, timeout=30.0)
+        answer = urllib3.request("POST", f"{place}?uploadType=media&name={name}", body=body, timeout=PATIENCE_S)
         assert answer.status == 200
 
     def raw_get(self, store: ObjectStore, key: str) -> bytes | None:
@@ -64,7 +65,7 @@ class TestClouds(StoreSuite):
             except ResourceNotFoundError:
                 return None
         path = quote(f"{self._place.bucket}/{self._place.root}/{key}")
-        answer = urllib3.request("GET", f"{self._place.endpoint.url}/{path}", timeout=30.0)
+        answer = urllib3.request("GET", f"{self._place.endpoint.url}/{path}", timeout=PATIENCE_S)
         assert answer.status in (200, 404)
         return answer.data if answer.status == 200 else None
 

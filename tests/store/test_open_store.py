@@ -25,6 +25,7 @@ from offloader.store.wrappers import requests_of
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.store_suite import all_keys
 from tests.support.misbehaving_servers import silent_server
+from tests.support.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize(
@@ -136,7 +137,7 @@ print(*(name for name in ("boto3", "botocore", "fsspec", "s3fs") if name in sys.
 @pytest.mark.parametrize("url", ["memory://x", "file://{}"])
 def test_a_store_without_an_sdk_loads_none(url: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", LOADED, url.format(tmp_path)]
-    assert subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.split() == []
+    assert subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True).stdout.split() == []
 
 
 WRITES = {

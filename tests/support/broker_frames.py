@@ -9,6 +9,7 @@ from typing import Any
 
 from formats.checksum import crc32c
 from tests.support.http_process import Answer
+from tests.support.waiting import PATIENCE_S
 
 __all__ = ["Got", "block_entries", "frame_entries", "frames_of", "read_range", "through_plan"]
 
@@ -56,7 +57,7 @@ def frames_of(entries: Got) -> bytes:
 def read_range(url: str, start: int, stop: int) -> bytes:
     """A ranged GET without any credentials."""
     request = urllib.request.Request(url, headers={"Range": f"bytes={start}-{stop - 1}"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
         body: bytes = answer.read()
         return body
 

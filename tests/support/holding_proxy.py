@@ -15,6 +15,8 @@ from urllib.parse import urlsplit
 from tests.support.waiting import PATIENCE_S
 
 _READ_BYTES = 65_536
+#: Ends a body in chunks; the bodies that come here, JSON and parts, don't end like it.
+_LAST_CHUNK = b"0\r\n\r\n"
 
 
 class HoldingProxy:
@@ -43,7 +45,9 @@ class HoldingProxy:
 
         self._server = Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="holding proxy", daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.01,), name="holding proxy", daemon=True
+        )
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -102,8 +106,12 @@ def _request(client: socket.socket) -> bytes:
     headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines[1:])}
     if headers.get(b"expect", b"").lower() == b"100-continue":
         client.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
-    while len(body) < int(headers.get(b"content-length", b"0")):
-        body += client.recv(_READ_BYTES)
+    is_chunked = headers.get(b"transfer-encoding", b"").lower() == b"chunked"
+    while not body.endswith(_LAST_CHUNK) if is_chunked else len(body) < int(headers.get(b"content-length", b"0")):
+        more = client.recv(_READ_BYTES)
+        if not more:
+            return b""
+        body += more
     # Neither is signed: they are about this connection.
     kept = [line for line in lines if not line.lower().startswith((b"expect:", b"connection:"))]
     return b"\r\n".join([*kept, b"Connection: close", b"", body])

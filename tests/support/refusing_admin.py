@@ -7,6 +7,8 @@ import urllib.error
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from tests.support.waiting import PATIENCE_S
+
 __all__ = ["RefusingAdmin"]
 
 
@@ -38,7 +40,7 @@ class RefusingAdmin:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 asked = urllib.request.Request(target_url + self.path, data=body or None, method=self.command)
                 try:
-                    with urllib.request.urlopen(asked, timeout=60) as answer:
+                    with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
                         self._answer(answer.status, answer.read())
                 except urllib.error.HTTPError as error:
                     self._answer(error.code, error.read())

@@ -16,7 +16,7 @@ __all__ = ["LINES_MAX", "Sidecar", "write_settings"]
 #: Lines of a whole outage: one says that it began and one that it ended.
 LINES_MAX = 2
 #: Seconds by which the lag has to grow.
-GROWTH_S = 10
+GROWTH_S = 3
 
 
 def write_settings(folder: Path, service_url: str, admin_url: str, namespace: str, port: int) -> Path:

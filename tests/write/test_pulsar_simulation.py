@@ -223,7 +223,7 @@ class World:
             return False
 
         try:
-            eventually(is_done, within_s=60)
+            eventually(is_done)
         except AssertionError:
             said = [(p.source.active, p.source.problem, p.stream and p.stream.status()) for p in self.processes]
             raise AssertionError(f"{getattr(self, 'last_error', '')}; {said}") from None
