@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -194,7 +195,11 @@ def measure(tier: Tier, delay_ms: float, dice: random.Random, proxy: SlowProxy) 
     tier.add("first message, ms", delay_ms, tier.world.broker.drain(tier.topic, 1).first_ms)
     for of, topic in (("", tier), (UNREAD, tier.unread)):
         if topic is not None:
-            look_up(topic, lambda what, figure, of=of: tier.add(what.format(of), delay_ms, figure), dice, proxy)
+            look_up(topic, partial(_add_of, tier, of, delay_ms), dice, proxy)
+
+
+def _add_of(tier: Tier, of: str, delay_ms: float, what: str, figure: float) -> None:
+    tier.add(what.format(of), delay_ms, figure)
 
 
 def look_up(topic: Tier, add: Callable[[str, float], None], dice: random.Random, proxy: SlowProxy) -> None:

@@ -67,6 +67,13 @@ class _Wire(asyncio.Transport):
 
     abort = close
 
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        """A client that has the end closes."""
+        self._closing = True
+
     def pause_reading(self) -> None:
         """Everything was read."""
 
