@@ -173,10 +173,7 @@ class CleanupPlan:
         )
 
     def _is_over_half(self, head: Position) -> bool:
-        goes = self.state.offloaded(None, head.previous())
-        if len(goes) and (goes[-1].end or head) >= head:
-            goes = goes[:-1]
-        return 2 * goes.sums().object_bytes > self.state.sums.object_bytes
+        return 2 * self.state.offloaded_before(head).sums().object_bytes > self.state.sums.object_bytes
 
     def size(self) -> tuple[int, int]:
         """Number of segments that a round retires, releases or purges now, and the bytes of their objects."""
@@ -278,11 +275,7 @@ def _before(head: Position) -> str:
 
 def _doomed(state: ManifestState) -> Iterator[Deletable]:
     if state.head is not None:
-        before = state.offloaded(None, state.head.previous())
-        # Ranges are disjoint: only the last one can span the start position.
-        if len(before) and (before[-1].end or state.head) >= state.head:
-            before = before[:-1]
-        yield from _by_ownership(before, _before(state.head))
+        yield from _by_ownership(state.offloaded_before(state.head), _before(state.head))
     gone = _in_gone_ledgers(state)
     if gone:
         around = state.offloaded(min(gone.values()), max(gone.values()))

@@ -241,6 +241,11 @@ class ManifestState:
         """
         return self.segments.offloaded(first, last)
 
+    def offloaded_before(self, head: Position) -> SegmentSlice:
+        """Readable segments that end before ``head``: ranges are disjoint, so only the last one can span it."""
+        found = self.offloaded(None, head.previous())
+        return found[:-1] if len(found) and (found[-1].end or head) >= head else found
+
     def assigned(self) -> list[SegmentRecord]:
         """Segments that are assigned and not offloaded yet, in the stream's order."""
         return self.segments.assigned()

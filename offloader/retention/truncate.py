@@ -145,10 +145,7 @@ def plan_truncation(
     if plan.moves or plan.ledgers:
         # Check the manifest's rules before any write.
         apply_edits(state, plan.edits(), record_id=state.record_id + 1)
-    goes = state.offloaded(None, head.previous())
-    if len(goes) and (goes[-1].end or head) >= head:
-        goes = goes[:-1]
-    sums = goes.sums()
+    sums = state.offloaded_before(head).sums()
     return replace(plan, segments=sums.segments, entries=sums.entries, object_bytes=sums.object_bytes)
 
 
