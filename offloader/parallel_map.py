@@ -19,17 +19,22 @@ _Answer = TypeVar("_Answer")
 
 
 def at_once(
-    call: Callable[[_Given], _Answer], given: Iterable[_Given], *, sequential_max: int = SEQUENTIAL_MAX
+    call: Callable[[_Given], _Answer],
+    given: Iterable[_Given],
+    *,
+    sequential_max: int = SEQUENTIAL_MAX,
+    in_flight_max: int = IN_FLIGHT_MAX,
 ) -> list[_Answer]:
     """``call`` of each item, in order, several at a time; raises the first error.
 
     Args:
         sequential_max: up to this number of items run sequentially; 1 where each call is several requests.
+        in_flight_max: concurrent calls.
     """
     items = list(given)
     if len(items) <= sequential_max:
         return [call(item) for item in items]
-    with ThreadPoolExecutor(min(len(items), IN_FLIGHT_MAX)) as threads:
+    with ThreadPoolExecutor(min(len(items), in_flight_max)) as threads:
         # Pass this thread's context on (the requests' priority).
         return list(threads.map(lambda pair: pair[0].run(call, pair[1]), [(copy_context(), item) for item in items]))
 

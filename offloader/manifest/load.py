@@ -34,7 +34,7 @@ from offloader.manifest.boundary import (
 from offloader.manifest.catalog import read_entry, require_entry
 from offloader.manifest.compaction import RUN_ROWS_MIN, compacted, restored
 from offloader.manifest.state import EditRefused, ManifestState
-from offloader.parallel_map import both
+from offloader.parallel_map import at_once, both
 from offloader.store.base import ObjectStore, is_local
 
 #: Concurrent GETs of tail records: initially, then doubling up to the maximum.
@@ -193,9 +193,7 @@ def _records(store: ObjectStore, keys: Sequence[str], requests_max: int) -> list
         while len(found) < len(keys) and (not found or found[-1] is not None):
             found.append(_record(store, keys[len(found)]))
         return found
-    with ThreadPoolExecutor(min(len(keys), requests_max)) as threads:
-        # Passes this thread's context (such as request priority) on.
-        return list(threads.map(lambda pair: pair[0].run(_record, store, pair[1]), [(copy_context(), k) for k in keys]))
+    return at_once(partial(_record, store), keys, sequential_max=1, in_flight_max=requests_max)
 
 
 def _record(store: ObjectStore, key: str) -> bytes | None:
