@@ -282,8 +282,9 @@ def replace_entry(store: ObjectStore, entry: CatalogEntry, *, expected: CatalogE
         existing, info = None, store.head(key)
     if existing != expected:
         return existing == entry
-    if info is None:
-        _require_own_level(store, entry.stream)
+    # Else the keys of the two streams would overlap.
+    if info is None and (clash := _clashing(store, entry.stream)) is not None:
+        raise name_clash(entry.stream, clash)
     is_written = put_if(store, key, entry.encode(), mode_of_new(store, key, info))
     return is_written or _read(store, entry.stream)[0] == entry
 
@@ -346,7 +347,7 @@ def _require_can_create(store: ObjectStore, stream: str, *, look_for_remains: bo
     if look_for_remains:
         looks.append(lambda: unlisted_incarnation(store, stream))
         looks += [] if over_segments else [lambda: unlisted_segment(store, stream)]
-    clash, *remains = at_once(_call, looks, sequential_max=len(looks) if is_local(store) else 1)
+    clash, *remains = at_once(lambda look: look(), looks, sequential_max=len(looks) if is_local(store) else 1)
     if clash is not None:
         raise name_clash(stream, str(clash))
     # Read again: another process may have created the stream between the first read and the listings.
@@ -362,17 +363,6 @@ def _require_can_create(store: ObjectStore, stream: str, *, look_for_remains: bo
     )
 
 
-def _call(look: Callable[[], _Value]) -> _Value:
-    return look()
-
-
-def _require_own_level(store: ObjectStore, stream: str) -> None:
-    """Requires that no stream's name is the beginning of another's levels: their keys would overlap."""
-    clash = _clashing(store, stream)
-    if clash is not None:
-        raise name_clash(stream, clash)
-
-
 def _clashing(store: ObjectStore, stream: str) -> str | None:
     """A stream whose name is the beginning of this one's levels, or the other way round; ``None``: there is none."""
 
@@ -380,13 +370,9 @@ def _clashing(store: ObjectStore, stream: str) -> str | None:
         return name if read_entry(store, name) is not None else None
 
     looks: list[Callable[[], str | None]] = [partial(above, name) for name in levels_above(stream)]
-    looks.append(partial(_below, store, stream))
-    found = at_once(_call, looks, sequential_max=len(looks) if is_local(store) else 1)
+    looks.append(lambda: next(_streams_below(store, catalog_key(stream) + "/"), None))
+    found = at_once(lambda look: look(), looks, sequential_max=len(looks) if is_local(store) else 1)
     return next((clash for clash in found if clash is not None), None)
-
-
-def _below(store: ObjectStore, stream: str) -> str | None:
-    return next(_streams_below(store, catalog_key(stream) + "/"), None)
 
 
 def _streams_below(store: ObjectStore, prefix: str, *, released: bool = False) -> Iterator[str]:

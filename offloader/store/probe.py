@@ -122,7 +122,7 @@ def probe_conditional_puts(store: ObjectStore, *, rounds: int = 4, thorough: boo
     try:
         looks = [partial(_second_create, store, keys[0]), partial(_stale_etag, store, keys[1])]
         looks += [partial(_race, store, key) for key in keys[2:]]
-        found = at_once(_ask, looks, sequential_max=len(looks) if is_local(store) else 1)
+        found = at_once(lambda look: look(), looks, sequential_max=len(looks) if is_local(store) else 1)
         problems = [problem for each in found for problem in each]
         if asked and not problems:
             problems += _again_and_again(store, asked)
@@ -144,10 +144,6 @@ def finds_uploads_by_prefix(store: ObjectStore, *, entropy: Callable[[int], byte
         # A failed abort leaves an upload without parts.
         with contextlib.suppress(OffloaderError):
             store.abort_upload(f"{scratch}-upload", upload_id)
-
-
-def _ask(look: Callable[[], list[str]]) -> list[str]:
-    return look()
 
 
 def _wins(store: ObjectStore, key: str, body: bytes, mode: PutMode) -> bool:
