@@ -72,12 +72,8 @@ from offloader.write.stream_state import Commits
 ATTEMPTS_MAX = 5
 
 
-def missing_runs(state: ManifestState, ledger_id: int, last: int) -> list[Run]:
-    """Runs of entries of a ledger, up to ``last``, that are recorded as gaps and that no fill holds."""
-    return _unfilled(state, ledger_id, 0, last)
-
-
-def _unfilled(state: ManifestState, ledger_id: int, first: int, last: int) -> list[Run]:
+def missing_runs(state: ManifestState, ledger_id: int, last: int, *, first: int = 0) -> list[Run]:
+    """Runs of entries of a ledger, ``first`` to ``last``, that are recorded as gaps and that no fill holds."""
     filled = [(each.first.entry_id, each.last.entry_id) for each in fills_in(state.fills, ledger_id, first, last)]
     return without(gap_runs(state.gaps, ledger_id, first, last), filled)
 
@@ -146,7 +142,7 @@ def _parts(state: ManifestState, batch: EntryBatch, first: int, last: int) -> It
         raise InvalidCall(
             f"{where}: entry {others[0][0]} came, which is in no recorded gap", hint="send what is missing"
         )
-    wanted = _unfilled(state, ledger_id, first, last)
+    wanted = missing_runs(state, ledger_id, last, first=first)
     absent = without(wanted, given)
     if absent:
         raise InvalidCall(f"{where}: entry {absent[0][0]} is missing and didn't come", hint="send what is missing")
