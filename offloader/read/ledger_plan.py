@@ -23,7 +23,7 @@ from formats.extension import Codec
 from formats.manifest import FACT_UNKNOWN, GapFilled
 from formats.segment_map import CRC_UNKNOWN, LedgerSpan, SegmentMap, block_checksums
 from offloader.errors import NotFound, SourceMismatch, StoreUnavailable, Trimmed
-from offloader.manifest.ledger_table import ENTRY_ID_MAX, Run, count_of, fills_in, gap_runs, without
+from offloader.manifest.ledger_table import ENTRY_ID_MAX, Run, count_of, fills_in, gap_runs, is_gone, without
 from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.state import ManifestState, SegmentRecord
 
@@ -156,7 +156,7 @@ def _require_kept(state: ManifestState, ledger_id: int) -> None:
         why = "the stream was deleted"
     elif ledger_id in state.deleted_ledgers:
         why = "it was deleted from the stream"
-    elif state.head is not None and _ends_before(state, ledger_id, state.head):
+    elif is_gone(ledger_id, state.ledgers.get(ledger_id), state.head):
         why = f"the stream begins at {state.head} now"
     if why:
         raise LedgerTrimmed(
@@ -164,13 +164,6 @@ def _require_kept(state: ManifestState, ledger_id: int) -> None:
             first_available=state.first_position(),
             hint="nothing is left to read of it",
         )
-
-
-def _ends_before(state: ManifestState, ledger_id: int, head: Position) -> bool:
-    if ledger_id != head.ledger_id:
-        return ledger_id < head.ledger_id
-    last = state.ledgers.get(ledger_id).last_entry_id
-    return last != LAST_UNKNOWN and last < head.entry_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
