@@ -151,7 +151,6 @@ class Acceptance:
         gaps: entries that are missing from now on.
         adopted, failed: assigned segments: complete ones are adopted, the rest is part of the gap. In a plan all of
             them are in ``failed``.
-        ledgers_from: new ledgers get ids from here on.
         record_id: its record; ``None``: none was written.
     """
 
@@ -162,7 +161,6 @@ class Acceptance:
     gaps: tuple[Gap, ...] = ()
     adopted: tuple[UUID, ...] = ()
     failed: tuple[UUID, ...] = ()
-    ledgers_from: int = 0
     record_id: int | None = None
 
 
@@ -195,7 +193,6 @@ def plan_acceptance(
         aside=tuple(sorted(aside)),
         gaps=tuple(_missing(state, kept, first_ledger)),
         failed=_unfinished(state),
-        ledgers_from=first_ledger + 1,
     )
 
 
