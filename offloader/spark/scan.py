@@ -91,7 +91,7 @@ class _Candidate:
         """About how much of the data object is in the range, by the manifest."""
         if self.is_whole:
             return self.summary.data_bytes
-        taken = sum(part.entries for part in _parts(self.summary.ledgers, self.first, self.last))
+        taken = sum(part.entries for part in parts_between(self.summary.ledgers, self.first, self.last))
         return self.summary.data_bytes * min(1.0, taken / max(self.summary.entries, 1))
 
 
@@ -299,10 +299,11 @@ class LedgerPart(NamedTuple):
 def parts_of(wanted: StreamRange) -> Iterator[LedgerPart]:
     """The ledgers' parts in a range, in the stream's order, as the manifest has them."""
     for record in plan.segments_between(plan.readable_segments(wanted.state), wanted.first, wanted.last):
-        yield from _parts(record.spans, wanted.first, wanted.last)
+        yield from parts_between(record.spans, wanted.first, wanted.last)
 
 
-def _parts(spans: Iterable[LedgerSpan], begin: Position, end: Position) -> Iterator[LedgerPart]:
+def parts_between(spans: Iterable[LedgerSpan], begin: Position, end: Position) -> Iterator[LedgerPart]:
+    """The parts of a segment's ledgers from ``begin`` to ``end``, both included."""
     for span in spans:
         first, last = span.first_entry_id, span.last_entry_id
         count = last - first + 1
@@ -491,8 +492,7 @@ def read_slices(
         Corrupt, ObjectChanged, ObjectMissing, Trimmed: unless the options skip them.
         StoreUnavailable: the store doesn't respond; Spark retries the task.
     """
-    fetcher = Fetcher(store, ReadSettings(), cache=_INDEXES)
-    task = _Task(options, projection, fetcher)
+    task = _Task(options, projection, Fetcher(store, ReadSettings(), cache=_INDEXES))
     before = requests_of(store)
     try:
         with closing(task.rows(slices)) as rows:

@@ -45,6 +45,7 @@ from offloader.spark.scan import (
     index_or_none,
     is_pattern,
     load_streams,
+    parts_between,
     plan_ranges,
     read_slices,
     streams_named,
@@ -256,17 +257,7 @@ def _segments(backlog: StreamRange) -> Sequence[SegmentRecord]:
 
 def _ids_between(summary: SegmentSummary, first: Position, last: Position) -> int:
     """Entry ids of a segment from ``first`` to ``last``, inclusive: the entries, unless ids are missing."""
-    return sum(max(0, high - low + 1) for _, low, high in _spans(summary, first, last))
-
-
-def _spans(summary: SegmentSummary, first: Position, last: Position) -> Iterator[tuple[int, int, int]]:
-    """Ledger, lowest and highest entry id of each part of a segment from ``first`` to ``last``, inclusive."""
-    for span in summary.ledgers:
-        if first.ledger_id <= span.ledger_id <= last.ledger_id:
-            low, high = span.first_entry_id, span.last_entry_id
-            low = max(low, first.entry_id) if span.ledger_id == first.ledger_id else low
-            high = min(high, last.entry_id) if span.ledger_id == last.ledger_id else high
-            yield span.ledger_id, low, high
+    return sum(part.entries for part in parts_between(summary.ledgers, first, last))
 
 
 def _first_inside(summary: SegmentSummary, first: Position) -> Position:
@@ -280,16 +271,15 @@ def _first_inside(summary: SegmentSummary, first: Position) -> Position:
 def _end_of_entries(summary: SegmentSummary, first: Position, last: Position, entries: int) -> Position | None:
     """The end of ``entries`` ids from ``first``; ``None``: none."""
     end = None
-    for ledger_id, low, high in _spans(summary, first, last):
-        stop = min(high, low + entries - 1)
-        if stop >= low:
-            end, entries = Position(ledger_id, stop), entries - (stop - low + 1)
+    for part in parts_between(summary.ledgers, first, last):
+        taken = min(part.entries, entries)
+        if taken > 0:
+            end, entries = Position(part.ledger_id, part.first + taken - 1), entries - taken
     return end
 
 
 def _part_of_bytes(summary: SegmentSummary, count: int) -> int:
-    whole = _ids_between(summary, summary.begin, summary.end)
-    return summary.data_bytes * count // max(whole, 1)
+    return summary.data_bytes * count // max(_ids_between(summary, summary.begin, summary.end), 1)
 
 
 def _bytes_between(summary: SegmentSummary, index: SegmentMap | None, first: Position, last: Position) -> int:
