@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import codecs
 import csv
-import gzip
 import hashlib
 import importlib.util
 import io
@@ -15,7 +14,6 @@ import json
 import math
 import re
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +24,6 @@ from typing import Any, BinaryIO, NamedTuple, NoReturn
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import zstandard
 from numpy.typing import NDArray
 
 from formats.entries import TIME_UNKNOWN_MS
@@ -47,7 +44,8 @@ _MILLISECONDS_FROM = 100_000_000_000
 _MS_PER_MINUTE = 60_000
 _SUFFIXES = {".ndjson": "ndjson", ".jsonl": "ndjson", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 _COMPRESSED = (".gz", ".zst")
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+#: First bytes of compressed files -> Arrow's name of the compression.
+_PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 #: First bytes of files that people take for text -> what they are.
 _BINARY = {
     b"PK\x03\x04": "a ZIP archive (or a spreadsheet)",
@@ -227,35 +225,6 @@ def _other_to_json(value: Any) -> str:
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
-class _ZstdFile(io.RawIOBase):
-    """A file of Zstandard frames, decompressed; unlike the library's own reader it notices where the last one breaks
-    off (``EOFError``)."""
-
-    def __init__(self, raw: BinaryIO) -> None:
-        self._raw, self._frame, self._plain = raw, zstandard.ZstdDecompressor().decompressobj(), b""
-        self._is_between = True
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """The next bytes."""
-        while not self._plain:
-            packed = self._frame.unused_data or self._raw.read(io.DEFAULT_BUFFER_SIZE)
-            if not packed:
-                if not self._is_between:
-                    raise EOFError("the file ends inside of a frame")
-                return 0
-            if self._frame.eof:
-                self._frame = zstandard.ZstdDecompressor().decompressobj()
-            self._plain = self._frame.decompress(packed)
-            self._is_between = self._frame.eof
-        count = min(len(buffer), len(self._plain))
-        buffer[:count], self._plain = self._plain[:count], self._plain[count:]
-        return count
-
-
 class EventFile:
     """A file's events in order.
 
@@ -299,23 +268,19 @@ class EventFile:
         try:
             with self._opened() as file:
                 yield from _batches(self._rows(file))
-        except (gzip.BadGzipFile, zlib.error, EOFError, zstandard.ZstdError) as error:
-            raise InvalidCall(f"{self.name} is damaged: it can't be decompressed: {error}", hint=_UNCHANGED) from error
         except OSError as error:
-            raise AccessDenied(f"input file {self.name} can't be read: {error.strerror or error}") from error
+            if error.errno is None:  # Arrow's, of what it decompresses
+                text = f"{self.name} is damaged: it can't be decompressed: {error}"
+                raise InvalidCall(text, hint=_UNCHANGED) from error
+            raise AccessDenied(f"input file {self.name} can't be read: {error.strerror}") from error
 
     @contextmanager
     def _opened(self) -> Iterator[io.BufferedReader]:
         """The file's bytes, decompressed."""
         with self._path.open("rb") as raw:
-            begin = raw.peek(len(_ZSTD))
-            if begin.startswith(_GZIP):
-                with gzip.GzipFile(fileobj=raw) as unpacked:
-                    yield io.BufferedReader(unpacked)
-            elif begin.startswith(_ZSTD):
-                yield io.BufferedReader(_ZstdFile(raw))
-            else:
-                yield raw
+            begin = raw.peek(_SNIFFED_BYTES)
+            packed = next((name for magic, name in _PACKED.items() if begin.startswith(magic)), None)
+            yield raw if packed is None else io.BufferedReader(pa.CompressedInputStream(raw, packed))
 
     def _rows(self, file: io.BufferedReader) -> Iterator[tuple[bytes, int]]:
         begin = file.peek(_SNIFFED_BYTES)[:_SNIFFED_BYTES]
