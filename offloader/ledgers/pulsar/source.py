@@ -21,10 +21,9 @@ from offloader.ledgers.base import (
     newest_listed,
 )
 from offloader.ledgers.pulsar.admin import AdminClient
-from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.ledger_list import LedgerList, SkippedEntries, first_from
-from offloader.ledgers.pulsar.protocol import ClientLimits
+from offloader.ledgers.pulsar.protocol import ClientLimits, PulsarClient
 from offloader.ledgers.pulsar.tail_reader import EARLIEST, FOR_GOOD, ReaderPool, TailReader
 from offloader.ledgers.pulsar.topics import TopicInternals, contradiction, stream_of_topic
 from offloader.ledgers.pulsar.transport import security_of
