@@ -413,7 +413,7 @@ def _plugin(cluster: PulsarCluster) -> Iterator[Finding]:
         yield _told(check, each, f"{admin.url}: ")
 
 
-def _told(check: str, found: BrokerFinding, where: str = "") -> Finding:
+def _told(check: str, found: BrokerFinding | BucketFinding, where: str = "") -> Finding:
     if not found.hint:
         return fine(check, f"{where}{found.what}")
     if found.is_problem:
@@ -500,19 +500,14 @@ def check_bucket(bucket: Bucket) -> Iterator[Finding]:
         except OffloaderError as error:
             hint = f"allow {PERMISSIONS[what]}, or look yourself" if isinstance(error, AccessDenied) else error.hint
             yield warning(f"bucket {what}", f"can't be read: {error.message}", hint)
+    found: list[BucketFinding] = []
     if LIFECYCLE in answers:
-        yield from map(_of_bucket, lifecycle_findings(answers[LIFECYCLE], bucket.root))
+        found += lifecycle_findings(answers[LIFECYCLE], bucket.root)
     if VERSIONING in answers:
-        found = versioning_findings(answers[VERSIONING], answers.get(LIFECYCLE), bucket.root)
-        yield from map(_of_bucket, found)
+        found += versioning_findings(answers[VERSIONING], answers.get(LIFECYCLE), bucket.root)
     if OBJECT_LOCK in answers:
-        yield from map(_of_bucket, lock_findings(answers[OBJECT_LOCK]))
-
-
-def _of_bucket(found: BucketFinding) -> Finding:
-    if found.is_problem:
-        return problem(found.check, InvalidCall(found.what), found.hint)
-    return warning(found.check, found.what, found.hint) if found.hint else fine(found.check, found.what)
+        found += lock_findings(answers[OBJECT_LOCK])
+    yield from (_told(each.check, each) for each in found)
 
 
 def _verbs(store: ObjectStore) -> Iterator[Finding]:
