@@ -179,7 +179,17 @@ def _show(store: ObjectStore, stream: str, *, records: int = 0, of_partition: bo
     lines = (f"{_LABELS.get(name, name).ljust(width)}  {_text(name, value)}" for name, value in facts.items())
     print_result(facts, lines, as_json=as_json)
     of = {"stream": stream} if of_partition else {}
-    rows = ({**of, **row} for row in _record_rows(store, loaded, records))
+    rows = (
+        {
+            **of,
+            "record": record.record_id,
+            "time_ms": record.time_ms,
+            "epoch": record.epoch,
+            "writer": record.writer.name,
+            "edits": [edit.kind for edit in record.edits],
+        }
+        for record in kept_records(store, loaded.state, newest_first=True, count=records)
+    )
     print_rows(rows, _RECORD_COLUMNS, as_json=as_json)
 
 
@@ -254,17 +264,6 @@ _RECORD_COLUMNS = [
     Column("writer", "WRITER"),
     Column("edits", "EDITS", ", ".join),
 ]
-
-
-def _record_rows(store: ObjectStore, loaded: LoadedManifest, count: int) -> Iterator[Mapping[str, object]]:
-    for record in kept_records(store, loaded.state, newest_first=True, count=count):
-        yield {
-            "record": record.record_id,
-            "time_ms": record.time_ms,
-            "epoch": record.epoch,
-            "writer": record.writer.name,
-            "edits": [edit.kind for edit in record.edits],
-        }
 
 
 def _print_plan(loaded: LoadedManifest, *, as_json: bool) -> None:

@@ -533,7 +533,7 @@ def pause(
     A segment that is under way completes; whatever comes later stays in the hot tier. A running writer notices with its
     next record. Appending, reading and retention go on.
     """
-    change = partial(_pause, reason=reason)
+    change = partial(BackfillService.pause, reason=reason)
     one = partial(
         _record, given=given, change=change, changed="is paused", as_it_was="was paused already", as_json=json
     )
@@ -555,10 +555,6 @@ def resume(stream: StreamOrTopic, given: ConfigArguments, json: Json = False) ->
         as_json=json,
     )
     return run_on_each(_streams(stream, given), one, as_json=json)
-
-
-def _pause(runs: BackfillService, stream: str, *, reason: str) -> bool:
-    return runs.pause(stream, reason)
 
 
 def _streams(name: str, given: ConfigArguments) -> Sequence[str]:

@@ -22,9 +22,22 @@ def stored_rows(
     Raises:
         ObjectMissing, ObjectChanged: the store differs from the manifest.
     """
-    return [
-        _stored_row(store, stream, uuid, summary) for uuid, summary in sorted(segments, key=lambda each: each[1].begin)
-    ]
+    rows: list[Mapping[str, Any]] = []
+    for uuid, summary in sorted(segments, key=lambda each: each[1].begin):
+        data, index = verify_objects(store, stream, uuid, summary)
+        row = {
+            "uuid": str(uuid),
+            "layout": f"V{int(summary.layout)}",
+            "first": summary.begin,
+            "last": summary.end,
+            "entries": summary.entries,
+            "payload_bytes": summary.payload_bytes,
+            "object_bytes": summary.data_bytes + summary.index_bytes,
+            "data": data,
+            "index": index,
+        }
+        rows.append(row)
+    return rows
 
 
 def stored_totals(rows: list[Mapping[str, Any]]) -> dict[str, int]:
@@ -37,18 +50,3 @@ def totals_text(totals: Mapping[str, int], store: ObjectStore) -> str:
     """The same for people."""
     size = bytes_text(totals["payload_bytes"])
     return f"{totals['entries']:,} entries, {size}, in {totals['objects']} objects, each checked in {store.url}"
-
-
-def _stored_row(store: ObjectStore, stream: str, uuid: UUID, summary: SegmentSummary) -> Mapping[str, Any]:
-    data, index = verify_objects(store, stream, uuid, summary)
-    return {
-        "uuid": str(uuid),
-        "layout": f"V{int(summary.layout)}",
-        "first": summary.begin,
-        "last": summary.end,
-        "entries": summary.entries,
-        "payload_bytes": summary.payload_bytes,
-        "object_bytes": summary.data_bytes + summary.index_bytes,
-        "data": data,
-        "index": index,
-    }

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from formats.entries import Position
 from offloader.errors import InvalidCall, NotFound, OffloaderError
-from offloader.gc.plan import AwaitedApproval, CleanupPlan
+from offloader.gc.plan import CleanupPlan
 from offloader.gc.reconcile import Reconciliation
 from offloader.gc.sweep import cleanup_stream
 from offloader.inspect.inspect import segment_row, timeline_of
@@ -238,7 +238,7 @@ class ServiceView:
         document = self.status()
         rows: Sequence[Mapping[str, Any]] = document["streams"]
         lags = [row["lag"]["seconds"] for row in rows if row["lag"] and row["lag"]["seconds"] is not None]
-        readiness = self.readiness()
+        readiness, upkeep = self.readiness(), self._process.upkeep
         return {
             "software": document["software"],
             "pid": document["pid"],
@@ -263,11 +263,12 @@ class ServiceView:
                 "lag_seconds_max": max(lags, default=None),
             },
             "last_hour": (self._last_hour if self.sees is None else LastHour(self._clock)).document(),
-            "awaiting_approval": [asdict(each) for each in self._approvals() if self._shows(each.stream)],
+            "awaiting_approval": [
+                asdict(each)
+                for each in (() if upkeep is None else upkeep.awaited_approvals)
+                if self._shows(each.stream)
+            ],
         }
-
-    def _approvals(self) -> Sequence[AwaitedApproval]:
-        return () if self._process.upkeep is None else self._process.upkeep.awaited_approvals
 
     def readiness(self) -> Readiness:
         """Current problems of the process, its providers and streams."""
