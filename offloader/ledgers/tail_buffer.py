@@ -149,9 +149,16 @@ class Listeners:
         self._lock = threading.Lock()
         self._subscriptions: tuple[ListenerSubscription, ...] = ()
 
-    def add(self, listener: Listener | None, closed: ClosedListener | None = None) -> ListenerSubscription:
-        """Subscribes to calls of ``tell`` (``listener``) and ``tell_closed`` (``closed``) from now on."""
-        subscription = ListenerSubscription(self, listener, closed)
+    def add(
+        self,
+        listener: Listener | None,
+        closed: ClosedListener | None = None,
+        *,
+        ended: Callable[[], object] = lambda: None,
+    ) -> ListenerSubscription:
+        """Subscribes to calls of ``tell`` (``listener``) and ``tell_closed`` (``closed``) from now on; ``ended`` is
+        called when the subscription was cancelled."""
+        subscription = ListenerSubscription(self, listener, closed, ended)
         with self._lock:
             self._subscriptions = (*self._subscriptions, subscription)
         return subscription
@@ -189,10 +196,14 @@ class Listeners:
 class ListenerSubscription:
     """One listener's place in the list."""
 
-    def __init__(self, listeners: Listeners, listener: Listener | None, closed: ClosedListener | None) -> None:
-        self._listeners = listeners
-        self._listener = listener
-        self._closed = closed
+    def __init__(
+        self,
+        listeners: Listeners,
+        listener: Listener | None,
+        closed: ClosedListener | None,
+        ended: Callable[[], object],
+    ) -> None:
+        self._listeners, self._listener, self._closed, self._ended = listeners, listener, closed, ended
         # held while the listener runs; reentrant, so that a listener may cancel itself
         self._calling = threading.RLock()
 
@@ -208,6 +219,7 @@ class ListenerSubscription:
         with self._calling:
             self._listener = self._closed = None
         self._listeners.remove(self)
+        self._ended()
 
     def call(self, batch: EntryBatch) -> bool:
         """False: the listener will read the batch later."""

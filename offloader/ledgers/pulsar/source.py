@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from functools import partial
 
 from formats.entries import EntryBatch, Position
@@ -375,10 +375,10 @@ class PulsarSource:
         newest = newest_listed(self._ledgers.infos())
         with self._lock:
             is_first = not self._listeners.want_entries
-            subscription = self._listeners.add(listener, closed)
+            subscription = self._listeners.add(listener, closed, ended=self._live.wake)
         if is_first:
             self._live.start(newest)
-        return _Heard(subscription, self._live.wake)
+        return subscription
 
     def release(self, position: Position) -> None:
         """Notes what is committed, to detect a subscription that was moved beyond it.
@@ -527,17 +527,6 @@ def listed_by_broker(admin: AdminClient, topic: str, settings: PulsarSettings) -
     return BrokerLedgers(stored=tuple(stored), since=int(noted) if noted.isdecimal() else None)
 
 
-class _Heard:
-    """A subscription whose cancellation wakes the tail reader, which stops without listeners."""
-
-    def __init__(self, inner: Subscription, ended: Callable[[], object]) -> None:
-        self._inner, self._ended = inner, ended
-
-    def cancel(self) -> None:
-        self._inner.cancel()
-        self._ended()
-
-
 #: Minimum buffer of a topic, however many there are: a few messages of usual size.
 TOPIC_BYTES_MIN = 128 * 1024
 #: Maximum buffer of a topic: what a connection receives in about a tenth of a second.
@@ -547,7 +536,7 @@ READER_BYTES = 4 * 1024 * 1024
 _MESSAGES_MAX = 100_000
 
 
-class PulsarCluster:
+class PulsarCluster(AbstractContextManager["PulsarCluster"]):
     """A Pulsar cluster and its open sources. Thread-safe. Closing it closes its sources.
 
     Args:
@@ -586,9 +575,6 @@ class PulsarCluster:
         self.readers = ReaderPool(self.reader_from, workers=self.workers, clock=self.clock)
         self._lock = threading.Lock()
         self._sources: dict[str, PulsarSource] = {}
-
-    def __enter__(self) -> PulsarCluster:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
