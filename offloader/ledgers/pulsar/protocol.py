@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -490,7 +490,7 @@ class _Line:
         self.is_forgotten = False
 
 
-class PulsarClient:
+class PulsarClient(AbstractContextManager["PulsarClient"]):
     """Client of one cluster. Thread-safe.
 
     Args:
@@ -512,9 +512,6 @@ class PulsarClient:
         self._lock = threading.Lock()
         self._lines: dict[tuple[BrokerAddress, str], _Line] = {}
         self._closed = threading.Event()
-
-    def __enter__(self) -> PulsarClient:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
