@@ -596,10 +596,8 @@ class PulsarProvider:
             )
         if before is not None:
             return
-        if isinstance(error, StoreUnavailable):
-            _log.warning("feed %s: %s", self.name, text, extra={"event": "retry", "feed": self.name})
-        else:
-            _log.warning("feed %s: %s", self.name, text, extra={"event": "feed_failed", "feed": self.name})
+        event = "retry" if isinstance(error, StoreUnavailable) else "feed_failed"
+        _log.warning("feed %s: %s", self.name, text, extra={"event": event, "feed": self.name})
 
 
 def _with_gap_policy(streams: ServedStreams, settings: Settings) -> Settings:
