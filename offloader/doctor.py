@@ -78,74 +78,92 @@ def settings_findings(settings: Mapping[str, str]) -> Iterator[BrokerFinding]:
         found = settings.get(name, "").strip()
         return "" if found in ("null", "[]", "{}") else found
 
-    driver = value("managedLedgerOffloadDriver")
-    if driver == DRIVER:
-        yield BrokerFinding(False, f"managedLedgerOffloadDriver is {DRIVER}")
-    else:
-        what = f"managedLedgerOffloadDriver is {driver or 'not set'}: the broker doesn't read through the plugin"
-        hint = (
-            f"set managedLedgerOffloadDriver={DRIVER} and start the broker again; adopt ledgers of another driver first"
-        )
-        yield BrokerFinding(True, what, hint)
-    if not value("offloadersDirectory"):
-        what = "offloadersDirectory is not set: the broker looks for the plugin nowhere"
-        yield BrokerFinding(
-            True, what, "set it to the folder that has the plugin's NAR file, and start the broker again"
-        )
-    # Most versions report no setting of an offloader's own: then nothing is known about it.
-    if "managedLedgerOffloadServiceEndpoint" in settings and not value("managedLedgerOffloadServiceEndpoint"):
-        yield BrokerFinding(
-            False,
-            "managedLedgerOffloadServiceEndpoint is not set: only the plugin's own settings file names this service",
-            "set it to the HTTP address of this service, or name the endpoints in the plugin's settings file",
-        )
-    interceptors, exposes = (
-        value("brokerEntryMetadataInterceptors"),
-        value("exposingBrokerEntryMetadataToClientEnabled"),
-    )
-    if interceptors and exposes.lower() != "true":
-        yield BrokerFinding(
-            True,
-            "brokerEntryMetadataInterceptors is set and exposingBrokerEntryMetadataToClientEnabled is not true: the "
-            "stored entries lack what the broker adds, so every offload is refused",
-            "set exposingBrokerEntryMetadataToClientEnabled=true and start the broker again; new entries are complete",
-        )
-    if processors := value("brokerEntryPayloadProcessors"):
-        yield BrokerFinding(
-            True,
-            f"brokerEntryPayloadProcessors is {processors}: it changes the bytes between bookie and readers, so every "
-            "offload is refused",
-            "remove it from the broker's settings: the plugin doesn't work with payload processors",
-        )
-    yield from _advice(value)
-
-
-def _advice(value: Any) -> Iterator[BrokerFinding]:
-    """Settings with which the plugin works, and that cost something."""
+    driver, processors = value("managedLedgerOffloadDriver"), value("brokerEntryPayloadProcessors")
+    adds_metadata = value("brokerEntryMetadataInterceptors")
+    exposes_metadata = value("exposingBrokerEntryMetadataToClientEnabled").lower() == "true"
     priority = value("managedLedgerDataReadPriority") or _DEFAULT_READ_PRIORITY
-    if priority != "bookkeeper-first":
-        yield BrokerFinding(
-            False,
-            f"managedLedgerDataReadPriority is {priority}: an offloaded ledger is read from the store while the bookie "
-            "still has it",
-            "set managedLedgerDataReadPriority=bookkeeper-first",
-        )
     threshold = _whole(value("managedLedgerOffloadAutoTriggerSizeThresholdBytes"), -1)
-    if threshold != 0:
-        shown = "not set" if threshold < 0 else str(threshold)
-        yield BrokerFinding(
-            False,
-            f"managedLedgerOffloadAutoTriggerSizeThresholdBytes is {shown}: the broker "
-            + ("starts no offload by itself" if threshold < 0 else "keeps that much of each topic in BookKeeper"),
-            "set it to 0: every closed ledger is offloaded; this service asks for what is left in any case",
-        )
-    lag_ms = _whole(value("managedLedgerOffloadDeletionLagMs"), -1)
-    if lag_ms < 0:
-        yield BrokerFinding(
-            False,
-            "managedLedgerOffloadDeletionLagMs is not set: BookKeeper keeps every offloaded ledger",
-            "set it to the time that BookKeeper keeps its copy after the offload, 14400000 for 4 hours",
-        )
+    found = (
+        (driver == DRIVER, BrokerFinding(False, f"managedLedgerOffloadDriver is {DRIVER}")),
+        (
+            driver != DRIVER,
+            BrokerFinding(
+                True,
+                f"managedLedgerOffloadDriver is {driver or 'not set'}: the broker doesn't read through the plugin",
+                f"set managedLedgerOffloadDriver={DRIVER} and start the broker again; adopt ledgers of another driver "
+                "first",
+            ),
+        ),
+        (
+            not value("offloadersDirectory"),
+            BrokerFinding(
+                True,
+                "offloadersDirectory is not set: the broker looks for the plugin nowhere",
+                "set it to the folder that has the plugin's NAR file, and start the broker again",
+            ),
+        ),
+        (
+            # Most versions report no setting of an offloader's own: then nothing is known about it.
+            "managedLedgerOffloadServiceEndpoint" in settings and not value("managedLedgerOffloadServiceEndpoint"),
+            BrokerFinding(
+                False,
+                "managedLedgerOffloadServiceEndpoint is not set: only the plugin's own settings file names this "
+                "service",
+                "set it to the HTTP address of this service, or name the endpoints in the plugin's settings file",
+            ),
+        ),
+        (
+            adds_metadata and not exposes_metadata,
+            BrokerFinding(
+                True,
+                "brokerEntryMetadataInterceptors is set and exposingBrokerEntryMetadataToClientEnabled is not true: "
+                "the stored entries lack what the broker adds, so every offload is refused",
+                "set exposingBrokerEntryMetadataToClientEnabled=true and start the broker again; new entries are "
+                "complete",
+            ),
+        ),
+        (
+            processors,
+            BrokerFinding(
+                True,
+                f"brokerEntryPayloadProcessors is {processors}: it changes the bytes between bookie and readers, so "
+                "every offload is refused",
+                "remove it from the broker's settings: the plugin doesn't work with payload processors",
+            ),
+        ),
+        # With the following the plugin works, and they cost something.
+        (
+            priority != "bookkeeper-first",
+            BrokerFinding(
+                False,
+                f"managedLedgerDataReadPriority is {priority}: an offloaded ledger is read from the store while the "
+                "bookie still has it",
+                "set managedLedgerDataReadPriority=bookkeeper-first",
+            ),
+        ),
+        (
+            threshold != 0,
+            BrokerFinding(
+                False,
+                "managedLedgerOffloadAutoTriggerSizeThresholdBytes is "
+                + (
+                    f"{threshold}: the broker keeps that much of each topic in BookKeeper"
+                    if threshold > 0
+                    else "not set: the broker starts no offload by itself"
+                ),
+                "set it to 0: every closed ledger is offloaded; this service asks for what is left in any case",
+            ),
+        ),
+        (
+            _whole(value("managedLedgerOffloadDeletionLagMs"), -1) < 0,
+            BrokerFinding(
+                False,
+                "managedLedgerOffloadDeletionLagMs is not set: BookKeeper keeps every offloaded ledger",
+                "set it to the time that BookKeeper keeps its copy after the offload, 14400000 for 4 hours",
+            ),
+        ),
+    )
+    yield from (finding for is_so, finding in found if is_so)
 
 
 def _whole(text: str, default: int) -> int:
@@ -221,6 +239,11 @@ def warning(check: str, what: str, hint: str) -> Finding:
     return Finding(check=check, outcome=Outcome.WARNING, what=what, hint=hint)
 
 
+def fine_unless(check: str, what: str, hint: str) -> Finding:
+    """A warning that has a hint; without one a finding without trouble."""
+    return warning(check, what, hint) if hint else fine(check, what)
+
+
 def problem(check: str, error: OffloaderError, hint: str = "") -> Finding:
     """A failed check; ``hint`` replaces the hint of ``error`` or of its kind."""
     said = hint or error.hint or error.kind.advice
@@ -255,26 +278,22 @@ def check_machine(settings: Settings) -> Iterator[Finding]:
         yield from _ledgers(settings.serve.ledgers)
     if settings.telemetry.status_file:
         folder = Path(settings.telemetry.status_file).absolute().parent
-        if folder.is_dir() and os.access(folder, os.W_OK):
-            yield fine("status file", f"can be written in {folder}")
-        else:
-            error = AccessDenied(f"{folder} isn't there or can't be written")
-            yield problem("status file", error, "make the folder, or set another telemetry.status_file")
+        denied = AccessDenied(f"{folder} isn't there or can't be written")
+        yield (
+            fine("status file", f"can be written in {folder}")
+            if folder.is_dir() and os.access(folder, os.W_OK)
+            else problem("status file", denied, "make the folder, or set another telemetry.status_file")
+        )
     wanted_bytes = settings.offload.offload_memory_bytes_max
     there_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     text = f"buffers may take {wanted_bytes / 1024**2:.0f} of {there_bytes / 1024**2:.0f} MiB"
-    if wanted_bytes > there_bytes * MEMORY_SHARE_MAX:
-        yield warning("memory", text, "lower offload.offload_memory_size_max, or use a larger machine")
-    else:
-        yield fine("memory", text)
+    hint = "lower offload.offload_memory_size_max, or use a larger machine"
+    yield fine_unless("memory", text, hint if wanted_bytes > there_bytes * MEMORY_SHARE_MAX else "")
     wanted, limit = settings.store.connections_max + FILES_BESIDE, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if limit == resource.RLIM_INFINITY:
-        yield fine("open files", "unlimited")
-    elif limit < wanted:
-        text = f"{limit} are allowed, up to {wanted} may be needed"
-        yield warning("open files", text, f"ulimit -n {max(wanted, 4096)}")
-    else:
-        yield fine("open files", f"{limit} are allowed")
+    is_enough = limit == resource.RLIM_INFINITY or limit >= wanted
+    text = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit} are allowed"
+    text += "" if is_enough else f", up to {wanted} may be needed"
+    yield fine_unless("open files", text, "" if is_enough else f"ulimit -n {max(wanted, 4096)}")
 
 
 def _ledgers(ledgers: str) -> Iterator[Finding]:
@@ -294,10 +313,9 @@ def _ledgers(ledgers: str) -> Iterator[Finding]:
         yield fine("ledger database", f"{path} doesn't exist yet: the first process creates it")
     free_bytes = shutil.disk_usage(folder).free
     text = f"{free_bytes / 1024**3:.1f} GiB are free in {folder}"
-    if free_bytes < DISK_BYTES_MIN:
-        yield warning("ledger disk", text, "free some: appends fail when it is full")
-    else:
-        yield fine("ledger disk", text)
+    yield fine_unless(
+        "ledger disk", text, "free some: appends fail when it is full" if free_bytes < DISK_BYTES_MIN else ""
+    )
 
 
 #: Topics whose subscriptions are checked; further topics are skipped.
@@ -325,12 +343,10 @@ def check_pulsar(settings: PulsarSettings, clock: Clock) -> Iterator[Finding]:
             yield fine("pulsar admin", f"{cluster.admin.url} answers")
         topics = sorted(topic for each in look.topics.values() for topic in each)
         if topics:
-            if len(topics) > settings.topics_max:
-                hint = "raise pulsar.topics_max, or share the topics between several processes"
-                what = f"{len(topics)} topics are meant, {settings.topics_max} are offloaded"
-                yield warning("pulsar topics", what, hint)
-            else:
-                yield fine("pulsar topics", f"{len(topics)} topics and partitions are meant")
+            hint = "raise pulsar.topics_max, or share the topics between several processes"
+            is_above = len(topics) > settings.topics_max
+            what = f" are meant, {settings.topics_max} are offloaded" if is_above else " and partitions are meant"
+            yield fine_unless("pulsar topics", f"{len(topics)} topics{what}", hint if is_above else "")
             looked_at = topics[:TOPICS_LOOKED_AT_MAX]
             yield _subscriptions(cluster, looked_at)
             yield from _entries(cluster, looked_at)
@@ -414,11 +430,9 @@ def _plugin(cluster: PulsarCluster) -> Iterator[Finding]:
 
 
 def _told(check: str, found: BrokerFinding | BucketFinding, where: str = "") -> Finding:
-    if not found.hint:
-        return fine(check, f"{where}{found.what}")
-    if found.is_problem:
+    if found.is_problem and found.hint:
         return problem(check, InvalidCall(f"{where}{found.what}"), found.hint)
-    return warning(check, f"{where}{found.what}", found.hint)
+    return fine_unless(check, f"{where}{found.what}", found.hint)
 
 
 def _policies(cluster: PulsarCluster, namespace: str) -> Iterator[Finding]:
