@@ -149,16 +149,9 @@ class Listeners:
         self._lock = threading.Lock()
         self._subscriptions: tuple[ListenerSubscription, ...] = ()
 
-    def add(
-        self,
-        listener: Listener | None,
-        closed: ClosedListener | None = None,
-        *,
-        ended: Callable[[], object] = lambda: None,
-    ) -> ListenerSubscription:
-        """Subscribes to calls of ``tell`` (``listener``) and ``tell_closed`` (``closed``) from now on; ``ended`` is
-        called when the subscription was cancelled."""
-        subscription = ListenerSubscription(self, listener, closed, ended)
+    def add(self, listener: Listener | None, closed: ClosedListener | None = None) -> ListenerSubscription:
+        """Subscribes to calls of ``tell`` (``listener``) and ``tell_closed`` (``closed``) from now on."""
+        subscription = ListenerSubscription(self, listener, closed)
         with self._lock:
             self._subscriptions = (*self._subscriptions, subscription)
         return subscription
@@ -196,14 +189,10 @@ class Listeners:
 class ListenerSubscription:
     """One listener's place in the list."""
 
-    def __init__(
-        self,
-        listeners: Listeners,
-        listener: Listener | None,
-        closed: ClosedListener | None,
-        ended: Callable[[], object],
-    ) -> None:
-        self._listeners, self._listener, self._closed, self._ended = listeners, listener, closed, ended
+    def __init__(self, listeners: Listeners, listener: Listener | None, closed: ClosedListener | None) -> None:
+        self._listeners, self._listener, self._closed = listeners, listener, closed
+        #: Called when it was cancelled.
+        self.ended: Callable[[], object] = lambda: None
         # held while the listener runs; reentrant, so that a listener may cancel itself
         self._calling = threading.RLock()
 
@@ -219,7 +208,7 @@ class ListenerSubscription:
         with self._calling:
             self._listener = self._closed = None
         self._listeners.remove(self)
-        self._ended()
+        self.ended()
 
     def call(self, batch: EntryBatch) -> bool:
         """False: the listener will read the batch later."""

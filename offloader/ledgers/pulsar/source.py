@@ -170,10 +170,8 @@ class AckCursor:
         end = newest_listed(leading)
         if end is None:
             return []
-        self._consumer.skip(end)
-        self._consumer.acknowledge(end)
+        self.acknowledge(end)
         with self._lock:
-            self._acknowledged = newest(self._acknowledged, end)
             self._given_up -= {info.ledger_id for info in leading}
         if self._trim is not None:
             try:
@@ -375,7 +373,8 @@ class PulsarSource:
         newest = newest_listed(self._ledgers.infos())
         with self._lock:
             is_first = not self._listeners.want_entries
-            subscription = self._listeners.add(listener, closed, ended=self._live.wake)
+            subscription = self._listeners.add(listener, closed)
+            subscription.ended = self._live.wake
         if is_first:
             self._live.start(newest)
         return subscription
