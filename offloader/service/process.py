@@ -20,8 +20,7 @@ from offloader.service.auth import Credentials
 from offloader.service.health import Probe, Reach, TroubleLog
 from offloader.service.streams import ProviderProblem, ServedStreams, StreamProvider, error_of
 from offloader.settings.layered import PROCESS_SECTIONS, PROCESS_SETTINGS, SettingsFile, conflicts, key_of
-from offloader.telemetry.last_hour import LastHour
-from offloader.telemetry.recorder import Reading
+from offloader.telemetry.recorder import LastHour, Reading
 from offloader.write.offloader import LedgerOffloader
 
 #: Process settings that are read at every use.

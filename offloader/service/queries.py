@@ -42,8 +42,7 @@ from offloader.service.process import ServingProcess
 from offloader.service.streams import ProviderProblem
 from offloader.store.base import ObjectStore
 from offloader.store.wrappers import with_short_retries
-from offloader.telemetry.last_hour import LastHour
-from offloader.telemetry.recorder import namespace_of
+from offloader.telemetry.recorder import LastHour, namespace_of
 from offloader.times import time_ms_of
 from offloader.write.backfill_service import BackfillService
 

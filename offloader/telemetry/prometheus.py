@@ -15,8 +15,7 @@ from prometheus_client.core import Metric as Family
 
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import TelemetrySettings
-from offloader.telemetry.last_hour import LastHour
-from offloader.telemetry.recorder import METRICS, Metric, Reading, namespace_of
+from offloader.telemetry.recorder import METRICS, LastHour, Metric, Reading, namespace_of
 
 #: Media type of ``exposition``.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
