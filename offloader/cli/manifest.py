@@ -90,7 +90,7 @@ def rebuild(
             "where does the stream begin? No object says what was truncated",
             hint="give --head LEDGER:ENTRY, or --head first when nothing ever was",
         )
-    named_streams(given.prepared(stream)[1], stream).require_one("a manifest is made anew for one stream")
+    given.named(stream).require_one("a manifest is made anew for one stream")
     settings, opened = given.prepared(stream, read_only=dry_run)
     accepted = [_range_of(text) for text in accept_loss or []]
     ends = [position_of(text, option="--closed") for text in closed or []]
@@ -124,7 +124,7 @@ def checkpoint(stream: StreamOrTopic, given: ConfigArguments, dry_run: Plan = Fa
         log.checkpoint()
         _show(opened, each, as_json=json)
 
-    return run_on_each(named_streams(given.prepared(stream)[1], stream).streams, one, as_json=json)
+    return run_on_each(given.named(stream).streams, one, as_json=json)
 
 
 def expire(stream: StreamOrTopic, given: ConfigArguments, dry_run: Plan = False, json: Json = False) -> int:
@@ -133,7 +133,7 @@ def expire(stream: StreamOrTopic, given: ConfigArguments, dry_run: Plan = False,
     That is: records, checkpoints and runs that a checkpoint older than orphan_age_min holds, and what dead incarnations
     of the stream left. Never an object of a segment. Of a topic with partitions: of each.
     """
-    named = named_streams(given.prepared(stream)[1], stream)
+    named = given.named(stream)
     one = partial(_expire, given=given, dry_run=dry_run, as_json=json)
     return run_on_each(named.streams, one, as_json=json)
 

@@ -590,7 +590,7 @@ def pause(
     one = partial(
         _record, given=given, change=change, changed="is paused", as_it_was="was paused already", as_json=json
     )
-    return run_on_each(_streams(stream, given), one, as_json=json)
+    return run_on_each(given.named(stream).streams, one, as_json=json)
 
 
 def resume(stream: StreamOrTopic, given: ConfigArguments, json: Json = False) -> int:
@@ -607,12 +607,7 @@ def resume(stream: StreamOrTopic, given: ConfigArguments, json: Json = False) ->
         as_it_was="wasn't paused",
         as_json=json,
     )
-    return run_on_each(_streams(stream, given), one, as_json=json)
-
-
-def _streams(name: str, given: ConfigArguments) -> Sequence[str]:
-    """The stream, or the partitions of a topic."""
-    return named_streams(given.prepared(name)[1], name).streams
+    return run_on_each(given.named(stream).streams, one, as_json=json)
 
 
 def _record(
@@ -649,7 +644,7 @@ def accept_source(stream: Stream, given: LedgerArguments, dry_run: DryRun = Fals
     are left aside: never offloaded, released or deleted. Stop the process that appends first. There is no undo. Of a
     topic with partitions each is accepted by its own name.
     """
-    named_streams(given.prepared(stream)[1], stream).require_one(_ACCEPTED)
+    given.named(stream).require_one(_ACCEPTED)
     settings, opened = given.prepared(stream, read_only=dry_run)
     given.require_ledgers()
     load_stream(opened, stream)  # require the stream before the database creates it
@@ -678,7 +673,7 @@ def accept_loss(
     partitions each is accepted by its own name.
     """
     given.require_ledgers()
-    named_streams(given.prepared(stream)[1], stream).require_one(_ACCEPTED)
+    given.named(stream).require_one(_ACCEPTED)
     settings, opened = given.prepared(stream, read_only=dry_run)
     clock, recorded = SystemClock(), None
     with closing(given.open_ledgers()) as database:
