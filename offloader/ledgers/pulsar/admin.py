@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote, urljoin
 
 import urllib3
@@ -54,7 +53,7 @@ _PIECE_BYTES = 256 * 1024
 _CONFLICT = 409
 
 
-class AdminClient(AbstractContextManager["AdminClient"]):
+class AdminClient:
     """Client of one cluster. Thread-safe.
 
     Args:
@@ -97,6 +96,9 @@ class AdminClient(AbstractContextManager["AdminClient"]):
             timeout=urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S),
             ssl_context=self._security.context() if url.startswith("https://") else None,
         )
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()
