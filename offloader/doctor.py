@@ -78,11 +78,15 @@ def settings_findings(settings: Mapping[str, str]) -> Iterator[BrokerFinding]:
         found = settings.get(name, "").strip()
         return "" if found in ("null", "[]", "{}") else found
 
+    yield from _needed(settings, value)
+    yield from _advice(value)
+
+
+def _needed(settings: Mapping[str, str], value: Callable[[str], str]) -> Iterator[BrokerFinding]:
+    """Settings without which the plugin doesn't work, or isn't found."""
     driver, processors = value("managedLedgerOffloadDriver"), value("brokerEntryPayloadProcessors")
     adds_metadata = value("brokerEntryMetadataInterceptors")
     exposes_metadata = value("exposingBrokerEntryMetadataToClientEnabled").lower() == "true"
-    priority = value("managedLedgerDataReadPriority") or _DEFAULT_READ_PRIORITY
-    threshold = _whole(value("managedLedgerOffloadAutoTriggerSizeThresholdBytes"), -1)
     found = (
         (driver == DRIVER, BrokerFinding(False, f"managedLedgerOffloadDriver is {DRIVER}")),
         (
@@ -131,7 +135,15 @@ def settings_findings(settings: Mapping[str, str]) -> Iterator[BrokerFinding]:
                 "remove it from the broker's settings: the plugin doesn't work with payload processors",
             ),
         ),
-        # With the following the plugin works, and they cost something.
+    )
+    yield from (finding for is_so, finding in found if is_so)
+
+
+def _advice(value: Callable[[str], str]) -> Iterator[BrokerFinding]:
+    """Settings with which the plugin works, and that cost something."""
+    priority = value("managedLedgerDataReadPriority") or _DEFAULT_READ_PRIORITY
+    threshold = _whole(value("managedLedgerOffloadAutoTriggerSizeThresholdBytes"), -1)
+    found = (
         (
             priority != "bookkeeper-first",
             BrokerFinding(
