@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
 from formats.entries import Buffer, EntryBatch, Position
@@ -34,7 +33,6 @@ from offloader.errors import (
     Trimmed,
 )
 from offloader.manifest.ledger_table import Run, joined, without
-from offloader.manifest.load import load_manifest, refreshed
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.state import EditRefused, ManifestState, first_begin
@@ -61,6 +59,7 @@ from offloader.read.ledger_plan import (
     require_whole,
 )
 from offloader.runtime.clock import Clock
+from offloader.service.manifest_views import ManifestViews, View
 from offloader.service.queries import ServiceControl
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
@@ -544,90 +543,3 @@ def _begun(pieces: Iterator[Buffer]) -> Generator[Buffer, None, None]:
 def _after(first: Buffer, pieces: Iterator[Buffer]) -> Generator[Buffer, None, None]:
     yield first
     yield from pieces
-
-
-#: Accounted bytes of all views that are kept.
-VIEWS_BYTES_MAX = 256 * 1024 * 1024
-#: Accounted bytes of a compacted segment or ledger, and of one in a table, a gap or a fill.
-_ROW_BYTES, _ITEM_BYTES = 200, 2000
-#: Locks of loads: streams that share one load one after the other.
-_LOCKS = 256
-
-
-class View(NamedTuple):
-    """A view, and when its load began, by the monotonic clock."""
-
-    state: ManifestState
-    at_s: float
-
-
-class ManifestViews:
-    """Loads manifests and keeps the views, bounded in bytes. Thread-safe: of several requests for one stream one loads.
-
-    Args:
-        store: only read.
-        bytes_max: of the views kept; the least recently used are dropped.
-    """
-
-    def __init__(self, store: ObjectStore, clock: Clock, *, bytes_max: int = VIEWS_BYTES_MAX) -> None:
-        self._store, self._clock, self._bytes_max = store, clock, bytes_max
-        self._loading = [threading.Lock() for _ in range(_LOCKS)]
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[str, tuple[View, int]] = OrderedDict()
-        self._held_bytes = 0
-
-    def get(self, stream: str, *, age_s_max: float = 0.0) -> View:
-        """A view of a stream that isn't older than ``age_s_max``; 0: than this call.
-
-        Raises: as ``load_manifest``.
-        """
-        oldest_s = self._clock.monotonic_s() - age_s_max
-        kept = self._recent(stream)
-        if kept is not None and kept.at_s > oldest_s:
-            return kept
-        with self._loading[hash(stream) % _LOCKS]:
-            kept = self._recent(stream)
-            if kept is not None and kept.at_s > oldest_s:
-                return kept
-            now_s = self._clock.monotonic_s()
-            view = View(self._loaded(stream, None if kept is None else kept.state), now_s)
-            self._keep(stream, view)
-            return view
-
-    def _loaded(self, stream: str, known: ManifestState | None) -> ManifestState:
-        if known is None or not known.record_id:
-            return load_manifest(self._store, stream)
-        state, boundary = refreshed(self._store, known)
-        if boundary is not None and not state.stream_deleted:
-            return state
-        # Deleted; there may be another stream of that name by now.
-        with suppress(NotFound):
-            return load_manifest(self._store, stream)
-        return state
-
-    def _recent(self, stream: str) -> View | None:
-        with self._lock:
-            if stream not in self._kept:
-                return None
-            self._kept.move_to_end(stream)
-            return self._kept[stream][0]
-
-    def _keep(self, stream: str, view: View) -> None:
-        size_bytes = _held_bytes(view.state)
-        with self._lock:
-            _, before = self._kept.pop(stream, (None, 0))
-            self._held_bytes -= before
-            if size_bytes > self._bytes_max:
-                return
-            self._kept[stream] = view, size_bytes
-            self._held_bytes += size_bytes
-            while self._held_bytes > self._bytes_max:
-                _, (_, gone) = self._kept.popitem(last=False)
-                self._held_bytes -= gone
-
-
-def _held_bytes(state: ManifestState) -> int:
-    rows = sum(len(part.columns) for part in state.segments.sealed)
-    rows += sum(len(part.columns) for part in state.ledgers.sealed)
-    items = len(state.segments.tail) + len(state.ledgers.tail) + len(state.gaps) + len(state.fills)
-    return _ROW_BYTES * rows + _ITEM_BYTES * (items + 1)

@@ -11,7 +11,7 @@ import pytest
 from formats.manifest import StreamDeleted
 from offloader.errors import NotFound
 from offloader.gc.delete_stream import remove_stream
-from offloader.service.broker_ledgers import ManifestViews
+from offloader.service.manifest_views import ManifestViews
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.store.open import open_store
