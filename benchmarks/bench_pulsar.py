@@ -33,8 +33,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.bench_streams import ForgetfulStore
 from formats.entries import Position
 from formats.pulsar.messages import messages
-from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.consumer import Consumer
+from offloader.ledgers.pulsar.protocol import PulsarClient
 from offloader.ledgers.pulsar.source import PulsarCluster
 from offloader.read.reader import open_reader
 from offloader.runtime.clock import SystemClock

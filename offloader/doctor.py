@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import resource
 import shutil
 import uuid
@@ -12,7 +13,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from formats.entries import Position
 from formats.errors import FormatError
@@ -27,12 +28,6 @@ from offloader.errors import (
 )
 from offloader.inspect.saving import COST, measure_saving
 from offloader.ledgers.base import LedgerInfo
-from offloader.ledgers.pulsar.broker_settings import (
-    BrokerFinding,
-    namespace_findings,
-    settings_findings,
-    version_finding,
-)
 from offloader.ledgers.pulsar.discovery import TopicPatterns, survey
 from offloader.ledgers.pulsar.source import PulsarCluster
 from offloader.ledgers.pulsar.topics import EntryFate, policy_warnings
@@ -60,6 +55,162 @@ from offloader.store.bucket_rules import (
     versioning_findings,
 )
 from offloader.store.probe import PROBE_PREFIX, probe_conditional_puts
+
+#: Name of the plugin's driver.
+DRIVER = "offloader"
+#: Versions of Pulsar that the plugin was tried with, both included.
+VERSIONS_TRIED = (3, 0), (4, 2)
+_DEFAULT_READ_PRIORITY = "tiered-storage-first"
+
+
+class BrokerFinding(NamedTuple):
+    """One setting: whether the plugin can't work with it, what it is, and what to do; no hint: it is right."""
+
+    is_problem: bool
+    what: str
+    hint: str = ""
+
+
+def settings_findings(settings: Mapping[str, str]) -> Iterator[BrokerFinding]:
+    """Checks the effective settings of a broker, by name."""
+
+    def value(name: str) -> str:
+        found = settings.get(name, "").strip()
+        return "" if found in ("null", "[]", "{}") else found
+
+    yield from _needed(settings, value)
+    yield from _advice(value)
+
+
+def _needed(settings: Mapping[str, str], value: Callable[[str], str]) -> Iterator[BrokerFinding]:
+    """Settings without which the plugin doesn't work, or isn't found."""
+    driver, processors = value("managedLedgerOffloadDriver"), value("brokerEntryPayloadProcessors")
+    adds_metadata = value("brokerEntryMetadataInterceptors")
+    exposes_metadata = value("exposingBrokerEntryMetadataToClientEnabled").lower() == "true"
+    found = (
+        (driver == DRIVER, BrokerFinding(False, f"managedLedgerOffloadDriver is {DRIVER}")),
+        (
+            driver != DRIVER,
+            BrokerFinding(
+                True,
+                f"managedLedgerOffloadDriver is {driver or 'not set'}: the broker doesn't read through the plugin",
+                f"set managedLedgerOffloadDriver={DRIVER} and start the broker again; adopt ledgers of another driver "
+                "first",
+            ),
+        ),
+        (
+            not value("offloadersDirectory"),
+            BrokerFinding(
+                True,
+                "offloadersDirectory is not set: the broker looks for the plugin nowhere",
+                "set it to the folder that has the plugin's NAR file, and start the broker again",
+            ),
+        ),
+        (
+            # Most versions report no setting of an offloader's own: then nothing is known about it.
+            "managedLedgerOffloadServiceEndpoint" in settings and not value("managedLedgerOffloadServiceEndpoint"),
+            BrokerFinding(
+                False,
+                "managedLedgerOffloadServiceEndpoint is not set: only the plugin's own settings file names this "
+                "service",
+                "set it to the HTTP address of this service, or name the endpoints in the plugin's settings file",
+            ),
+        ),
+        (
+            adds_metadata and not exposes_metadata,
+            BrokerFinding(
+                True,
+                "brokerEntryMetadataInterceptors is set and exposingBrokerEntryMetadataToClientEnabled is not true: "
+                "the stored entries lack what the broker adds, so every offload is refused",
+                "set exposingBrokerEntryMetadataToClientEnabled=true and start the broker again; new entries are "
+                "complete",
+            ),
+        ),
+        (
+            processors,
+            BrokerFinding(
+                True,
+                f"brokerEntryPayloadProcessors is {processors}: it changes the bytes between bookie and readers, so "
+                "every offload is refused",
+                "remove it from the broker's settings: the plugin doesn't work with payload processors",
+            ),
+        ),
+    )
+    yield from (finding for is_so, finding in found if is_so)
+
+
+def _advice(value: Callable[[str], str]) -> Iterator[BrokerFinding]:
+    """Settings with which the plugin works, and that cost something."""
+    priority = value("managedLedgerDataReadPriority") or _DEFAULT_READ_PRIORITY
+    threshold = _whole(value("managedLedgerOffloadAutoTriggerSizeThresholdBytes"), -1)
+    found = (
+        (
+            priority != "bookkeeper-first",
+            BrokerFinding(
+                False,
+                f"managedLedgerDataReadPriority is {priority}: an offloaded ledger is read from the store while the "
+                "bookie still has it",
+                "set managedLedgerDataReadPriority=bookkeeper-first",
+            ),
+        ),
+        (
+            threshold != 0,
+            BrokerFinding(
+                False,
+                "managedLedgerOffloadAutoTriggerSizeThresholdBytes is "
+                + (
+                    f"{threshold}: the broker keeps that much of each topic in BookKeeper"
+                    if threshold > 0
+                    else "not set: the broker starts no offload by itself"
+                ),
+                "set it to 0: every closed ledger is offloaded; this service asks for what is left in any case",
+            ),
+        ),
+        (
+            _whole(value("managedLedgerOffloadDeletionLagMs"), -1) < 0,
+            BrokerFinding(
+                False,
+                "managedLedgerOffloadDeletionLagMs is not set: BookKeeper keeps every offloaded ledger",
+                "set it to the time that BookKeeper keeps its copy after the offload, 14400000 for 4 hours",
+            ),
+        ),
+    )
+    yield from (finding for is_so, finding in found if is_so)
+
+
+def _whole(text: str, default: int) -> int:
+    return int(text) if re.fullmatch(r"-?\d{1,19}", text) else default
+
+
+def namespace_findings(policies: Mapping[str, Any]) -> Iterator[BrokerFinding]:
+    """Checks the policies of a namespace: its offload policy replaces the broker's settings."""
+    offload = policies.get("offload_policies")
+    driver = str(offload.get("managedLedgerOffloadDriver") or "") if isinstance(offload, dict) else ""
+    if driver and driver != DRIVER:
+        yield BrokerFinding(
+            True,
+            f"its offload policy has the driver {driver}: the broker reads its ledgers with that one and not through "
+            "the plugin",
+            "`pulsar-admin namespaces remove-offload-policies`, after the ledgers that it offloaded were adopted",
+        )
+
+
+def version_finding(version: str) -> BrokerFinding:
+    """Checks the version of a broker, ``4.0.7``."""
+    found = re.match(r"(\d{1,4})\.(\d{1,4})", version)
+    low, high = VERSIONS_TRIED
+    tried = f"{low[0]}.{low[1]} to {high[0]}.{high[1]}"
+    if found is None:
+        return BrokerFinding(
+            False, f"the broker's version is {version or 'not known'}", f"the plugin was tried with {tried}"
+        )
+    if low <= (int(found[1]), int(found[2])) <= high:
+        return BrokerFinding(False, f"the broker is version {version}, and the plugin was tried with {tried}")
+    return BrokerFinding(
+        False,
+        f"the broker is version {version}, and the plugin was tried with {tried} only",
+        "try it with copies of data",
+    )
 
 
 class Outcome(StrEnum):
@@ -100,6 +251,11 @@ def warning(check: str, what: str, hint: str) -> Finding:
     return Finding(check=check, outcome=Outcome.WARNING, what=what, hint=hint)
 
 
+def fine_unless(check: str, what: str, hint: str) -> Finding:
+    """A warning that has a hint; without one a finding without trouble."""
+    return warning(check, what, hint) if hint else fine(check, what)
+
+
 def problem(check: str, error: OffloaderError, hint: str = "") -> Finding:
     """A failed check; ``hint`` replaces the hint of ``error`` or of its kind."""
     said = hint or error.hint or error.kind.advice
@@ -134,26 +290,22 @@ def check_machine(settings: Settings) -> Iterator[Finding]:
         yield from _ledgers(settings.serve.ledgers)
     if settings.telemetry.status_file:
         folder = Path(settings.telemetry.status_file).absolute().parent
-        if folder.is_dir() and os.access(folder, os.W_OK):
-            yield fine("status file", f"can be written in {folder}")
-        else:
-            error = AccessDenied(f"{folder} isn't there or can't be written")
-            yield problem("status file", error, "make the folder, or set another telemetry.status_file")
+        denied = AccessDenied(f"{folder} isn't there or can't be written")
+        yield (
+            fine("status file", f"can be written in {folder}")
+            if folder.is_dir() and os.access(folder, os.W_OK)
+            else problem("status file", denied, "make the folder, or set another telemetry.status_file")
+        )
     wanted_bytes = settings.offload.offload_memory_bytes_max
     there_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     text = f"buffers may take {wanted_bytes / 1024**2:.0f} of {there_bytes / 1024**2:.0f} MiB"
-    if wanted_bytes > there_bytes * MEMORY_SHARE_MAX:
-        yield warning("memory", text, "lower offload.offload_memory_size_max, or use a larger machine")
-    else:
-        yield fine("memory", text)
+    hint = "lower offload.offload_memory_size_max, or use a larger machine"
+    yield fine_unless("memory", text, hint if wanted_bytes > there_bytes * MEMORY_SHARE_MAX else "")
     wanted, limit = settings.store.connections_max + FILES_BESIDE, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if limit == resource.RLIM_INFINITY:
-        yield fine("open files", "unlimited")
-    elif limit < wanted:
-        text = f"{limit} are allowed, up to {wanted} may be needed"
-        yield warning("open files", text, f"ulimit -n {max(wanted, 4096)}")
-    else:
-        yield fine("open files", f"{limit} are allowed")
+    is_enough = limit == resource.RLIM_INFINITY or limit >= wanted
+    text = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit} are allowed"
+    text += "" if is_enough else f", up to {wanted} may be needed"
+    yield fine_unless("open files", text, "" if is_enough else f"ulimit -n {max(wanted, 4096)}")
 
 
 def _ledgers(ledgers: str) -> Iterator[Finding]:
@@ -173,10 +325,9 @@ def _ledgers(ledgers: str) -> Iterator[Finding]:
         yield fine("ledger database", f"{path} doesn't exist yet: the first process creates it")
     free_bytes = shutil.disk_usage(folder).free
     text = f"{free_bytes / 1024**3:.1f} GiB are free in {folder}"
-    if free_bytes < DISK_BYTES_MIN:
-        yield warning("ledger disk", text, "free some: appends fail when it is full")
-    else:
-        yield fine("ledger disk", text)
+    yield fine_unless(
+        "ledger disk", text, "free some: appends fail when it is full" if free_bytes < DISK_BYTES_MIN else ""
+    )
 
 
 #: Topics whose subscriptions are checked; further topics are skipped.
@@ -204,12 +355,10 @@ def check_pulsar(settings: PulsarSettings, clock: Clock) -> Iterator[Finding]:
             yield fine("pulsar admin", f"{cluster.admin.url} answers")
         topics = sorted(topic for each in look.topics.values() for topic in each)
         if topics:
-            if len(topics) > settings.topics_max:
-                hint = "raise pulsar.topics_max, or share the topics between several processes"
-                what = f"{len(topics)} topics are meant, {settings.topics_max} are offloaded"
-                yield warning("pulsar topics", what, hint)
-            else:
-                yield fine("pulsar topics", f"{len(topics)} topics and partitions are meant")
+            hint = "raise pulsar.topics_max, or share the topics between several processes"
+            is_above = len(topics) > settings.topics_max
+            what = f" are meant, {settings.topics_max} are offloaded" if is_above else " and partitions are meant"
+            yield fine_unless("pulsar topics", f"{len(topics)} topics{what}", hint if is_above else "")
             looked_at = topics[:TOPICS_LOOKED_AT_MAX]
             yield _subscriptions(cluster, looked_at)
             yield from _entries(cluster, looked_at)
@@ -292,12 +441,10 @@ def _plugin(cluster: PulsarCluster) -> Iterator[Finding]:
         yield _told(check, each, f"{admin.url}: ")
 
 
-def _told(check: str, found: BrokerFinding, where: str = "") -> Finding:
-    if not found.hint:
-        return fine(check, f"{where}{found.what}")
-    if found.is_problem:
+def _told(check: str, found: BrokerFinding | BucketFinding, where: str = "") -> Finding:
+    if found.is_problem and found.hint:
         return problem(check, InvalidCall(f"{where}{found.what}"), found.hint)
-    return warning(check, f"{where}{found.what}", found.hint)
+    return fine_unless(check, f"{where}{found.what}", found.hint)
 
 
 def _policies(cluster: PulsarCluster, namespace: str) -> Iterator[Finding]:
@@ -379,19 +526,14 @@ def check_bucket(bucket: Bucket) -> Iterator[Finding]:
         except OffloaderError as error:
             hint = f"allow {PERMISSIONS[what]}, or look yourself" if isinstance(error, AccessDenied) else error.hint
             yield warning(f"bucket {what}", f"can't be read: {error.message}", hint)
+    found: list[BucketFinding] = []
     if LIFECYCLE in answers:
-        yield from map(_of_bucket, lifecycle_findings(answers[LIFECYCLE], bucket.root))
+        found += lifecycle_findings(answers[LIFECYCLE], bucket.root)
     if VERSIONING in answers:
-        found = versioning_findings(answers[VERSIONING], answers.get(LIFECYCLE), bucket.root)
-        yield from map(_of_bucket, found)
+        found += versioning_findings(answers[VERSIONING], answers.get(LIFECYCLE), bucket.root)
     if OBJECT_LOCK in answers:
-        yield from map(_of_bucket, lock_findings(answers[OBJECT_LOCK]))
-
-
-def _of_bucket(found: BucketFinding) -> Finding:
-    if found.is_problem:
-        return problem(found.check, InvalidCall(found.what), found.hint)
-    return warning(found.check, found.what, found.hint) if found.hint else fine(found.check, found.what)
+        found += lock_findings(answers[OBJECT_LOCK])
+    yield from (_told(each.check, each) for each in found)
 
 
 def _verbs(store: ObjectStore) -> Iterator[Finding]:

@@ -476,7 +476,9 @@ class Observation:
             if not self._closed:
                 started_s = self._clock.monotonic_s()
                 try:
-                    self._document_unless_closed()
+                    with self._writing:
+                        if not self._closed:  # else this would replace the final state
+                            self._document()
                 except Exception:
                     # An error in one stream must not end the watchdog.
                     _log.exception("looking at the streams failed; they are looked at again")
@@ -498,11 +500,6 @@ class Observation:
         """Observes once; returns the process's document, also written to the status file."""
         with self._writing:
             return self._document()
-
-    def _document_unless_closed(self) -> None:
-        with self._writing:
-            if not self._closed:  # else this would replace the final state
-                self._document()
 
     def _document(self) -> dict[str, Any]:
         from offloader import __version__

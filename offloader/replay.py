@@ -18,10 +18,9 @@ from formats.entries import Position
 from formats.errors import FormatError
 from formats.pulsar.entry import Resent, decode_frame, resent
 from offloader.errors import Corrupt, InvalidCall, OffloaderError, StoreUnavailable, Unsupported
-from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.producer import Producer, ProducerLimits
-from offloader.ledgers.pulsar.protocol import NameTaken
+from offloader.ledgers.pulsar.protocol import NameTaken, PulsarClient
 from offloader.read.reader import Reader
 from offloader.runtime.clock import Clock
 from offloader.runtime.system import sync_name

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from offloader.settings import TelemetrySettings
-from offloader.telemetry.last_hour import MINUTES_MAX, LastHour
 from offloader.telemetry.prometheus import Metrics
+from offloader.telemetry.recorder import MINUTES_MAX, LastHour
 from offloader.testing.manual_clock import ManualClock
 
 

@@ -122,7 +122,7 @@ def hold(
     if bool(stream) == everything:
         raise InvalidCall("a hold is on one stream or on everything", hint="name a STREAM, or say --all")
     one = partial(_hold, given=given, off=off, reason=reason, json=json)
-    named = named_streams(given.prepared(stream)[1], stream) if stream else NamedStreams("")
+    named = given.named(stream)
     return run_on_each(named.streams, one, as_json=json)
 
 
@@ -159,7 +159,7 @@ def orphans(
     """
     if delete and dry_run:
         raise InvalidCall("--delete and --dry-run contradict each other", hint="leave out one of them")
-    named = named_streams(given.prepared(stream)[1], stream) if stream else NamedStreams("")
+    named = given.named(stream)
     one = partial(_orphans, named=named, given=given, delete=delete, ours=ours, json=json)
     return run_on_each(named.streams, one, as_json=json)
 
@@ -421,7 +421,7 @@ def undo(
     except ValueError as cause:
         raise InvalidCall(f"--segment: {cause}", hint="`offloader cleanup plan STREAM` lists them") from cause
     head = position_of(to, option="--to") if to else None
-    named = named_streams(given.prepared(stream)[1], stream)
+    named = given.named(stream)
     if uuids or head is not None:
         named.require_one("a segment is of one" if uuids else "a position is of one")
     one = partial(_undo, given=given, uuids=uuids, head=head, dry_run=dry_run, json=json)

@@ -90,7 +90,7 @@ def rebuild(
             "where does the stream begin? No object says what was truncated",
             hint="give --head LEDGER:ENTRY, or --head first when nothing ever was",
         )
-    named_streams(given.prepared(stream)[1], stream).require_one("a manifest is made anew for one stream")
+    given.named(stream).require_one("a manifest is made anew for one stream")
     settings, opened = given.prepared(stream, read_only=dry_run)
     accepted = [_range_of(text) for text in accept_loss or []]
     ends = [position_of(text, option="--closed") for text in closed or []]
@@ -124,7 +124,7 @@ def checkpoint(stream: StreamOrTopic, given: ConfigArguments, dry_run: Plan = Fa
         log.checkpoint()
         _show(opened, each, as_json=json)
 
-    return run_on_each(named_streams(given.prepared(stream)[1], stream).streams, one, as_json=json)
+    return run_on_each(given.named(stream).streams, one, as_json=json)
 
 
 def expire(stream: StreamOrTopic, given: ConfigArguments, dry_run: Plan = False, json: Json = False) -> int:
@@ -133,7 +133,7 @@ def expire(stream: StreamOrTopic, given: ConfigArguments, dry_run: Plan = False,
     That is: records, checkpoints and runs that a checkpoint older than orphan_age_min holds, and what dead incarnations
     of the stream left. Never an object of a segment. Of a topic with partitions: of each.
     """
-    named = named_streams(given.prepared(stream)[1], stream)
+    named = given.named(stream)
     one = partial(_expire, given=given, dry_run=dry_run, as_json=json)
     return run_on_each(named.streams, one, as_json=json)
 
@@ -179,7 +179,17 @@ def _show(store: ObjectStore, stream: str, *, records: int = 0, of_partition: bo
     lines = (f"{_LABELS.get(name, name).ljust(width)}  {_text(name, value)}" for name, value in facts.items())
     print_result(facts, lines, as_json=as_json)
     of = {"stream": stream} if of_partition else {}
-    rows = ({**of, **row} for row in _record_rows(store, loaded, records))
+    rows = (
+        {
+            **of,
+            "record": record.record_id,
+            "time_ms": record.time_ms,
+            "epoch": record.epoch,
+            "writer": record.writer.name,
+            "edits": [edit.kind for edit in record.edits],
+        }
+        for record in kept_records(store, loaded.state, newest_first=True, count=records)
+    )
     print_rows(rows, _RECORD_COLUMNS, as_json=as_json)
 
 
@@ -254,17 +264,6 @@ _RECORD_COLUMNS = [
     Column("writer", "WRITER"),
     Column("edits", "EDITS", ", ".join),
 ]
-
-
-def _record_rows(store: ObjectStore, loaded: LoadedManifest, count: int) -> Iterator[Mapping[str, object]]:
-    for record in kept_records(store, loaded.state, newest_first=True, count=count):
-        yield {
-            "record": record.record_id,
-            "time_ms": record.time_ms,
-            "epoch": record.epoch,
-            "writer": record.writer.name,
-            "edits": [edit.kind for edit in record.edits],
-        }
 
 
 def _print_plan(loaded: LoadedManifest, *, as_json: bool) -> None:

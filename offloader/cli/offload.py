@@ -6,12 +6,13 @@ Reports only objects that are verified in the store, and a pause only after its 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
+from uuid import UUID
 
 import typer
 
@@ -19,6 +20,7 @@ from formats.entries import Position
 from formats.errors import FormatError
 from formats.metadata.messages import PulsarLedger
 from formats.pulsar.ledger_record import decode_ledger_record
+from formats.segment import SegmentSummary
 from offloader.cli.errors import run_on_each
 from offloader.cli.ledgers import LedgerArguments
 from offloader.cli.options import (
@@ -34,8 +36,17 @@ from offloader.cli.options import (
     option,
     position_of,
 )
-from offloader.cli.output import ENDS, Column, SegmentProgress, bytes_text, counted, json_line, print_result, print_rows
-from offloader.cli.stored import STORED_COLUMNS, stored_rows, stored_totals, totals_text
+from offloader.cli.output import (
+    AMOUNTS,
+    ENDS,
+    Column,
+    SegmentProgress,
+    bytes_text,
+    counted,
+    json_line,
+    print_result,
+    print_rows,
+)
 from offloader.errors import BucketMissing, InvalidCall, NotFound, OffloaderError, Unsupported
 from offloader.inspect.saving import COST, Saving, measure_saving
 from offloader.ledgers.base import LedgerInfo
@@ -55,6 +66,48 @@ from offloader.write.hot_tier import LedgerSizeEstimator, position_leaving
 from offloader.write.ledger_export import ExportedLedger, LedgerExport, error_of, recorded_ledgers
 from offloader.write.offloader import LedgerOffloader, manual_method, offload_manually
 from offloader.write.rollback import RewriteResult, StreamedLedger, streamed_ledgers
+from offloader.write.upload import verify_objects
+
+STORED_COLUMNS = [Column("uuid", "SEGMENT"), Column("layout", "LAYOUT"), *ENDS, *AMOUNTS]
+
+
+def stored_rows(
+    store: ObjectStore, stream: str, segments: Iterable[tuple[UUID, SegmentSummary]]
+) -> list[Mapping[str, Any]]:
+    """A row for each segment, in the stream's order.
+
+    Raises:
+        ObjectMissing, ObjectChanged: the store differs from the manifest.
+    """
+    rows: list[Mapping[str, Any]] = []
+    for uuid, summary in sorted(segments, key=lambda each: each[1].begin):
+        data, index = verify_objects(store, stream, uuid, summary)
+        row = {
+            "uuid": str(uuid),
+            "layout": f"V{int(summary.layout)}",
+            "first": summary.begin,
+            "last": summary.end,
+            "entries": summary.entries,
+            "payload_bytes": summary.payload_bytes,
+            "object_bytes": summary.data_bytes + summary.index_bytes,
+            "data": data,
+            "index": index,
+        }
+        rows.append(row)
+    return rows
+
+
+def stored_totals(rows: list[Mapping[str, Any]]) -> dict[str, int]:
+    """Sums over the rows; each segment is two objects."""
+    sums = {name: sum(row[name] for row in rows) for name in ("entries", "payload_bytes", "object_bytes")}
+    return {"segments": len(rows), "objects": 2 * len(rows), **sums}
+
+
+def totals_text(totals: Mapping[str, int], store: ObjectStore) -> str:
+    """The same for people."""
+    size = bytes_text(totals["payload_bytes"])
+    return f"{totals['entries']:,} entries, {size}, in {totals['objects']} objects, each checked in {store.url}"
+
 
 _PLANNED = [Column("layout", "LAYOUT"), *ENDS, Column("bytes", "ABOUT", bytes_text, right=True)]
 
@@ -533,11 +586,11 @@ def pause(
     A segment that is under way completes; whatever comes later stays in the hot tier. A running writer notices with its
     next record. Appending, reading and retention go on.
     """
-    change = partial(_pause, reason=reason)
+    change = partial(BackfillService.pause, reason=reason)
     one = partial(
         _record, given=given, change=change, changed="is paused", as_it_was="was paused already", as_json=json
     )
-    return run_on_each(_streams(stream, given), one, as_json=json)
+    return run_on_each(given.named(stream).streams, one, as_json=json)
 
 
 def resume(stream: StreamOrTopic, given: ConfigArguments, json: Json = False) -> int:
@@ -554,16 +607,7 @@ def resume(stream: StreamOrTopic, given: ConfigArguments, json: Json = False) ->
         as_it_was="wasn't paused",
         as_json=json,
     )
-    return run_on_each(_streams(stream, given), one, as_json=json)
-
-
-def _pause(runs: BackfillService, stream: str, *, reason: str) -> bool:
-    return runs.pause(stream, reason)
-
-
-def _streams(name: str, given: ConfigArguments) -> Sequence[str]:
-    """The stream, or the partitions of a topic."""
-    return named_streams(given.prepared(name)[1], name).streams
+    return run_on_each(given.named(stream).streams, one, as_json=json)
 
 
 def _record(
@@ -600,7 +644,7 @@ def accept_source(stream: Stream, given: LedgerArguments, dry_run: DryRun = Fals
     are left aside: never offloaded, released or deleted. Stop the process that appends first. There is no undo. Of a
     topic with partitions each is accepted by its own name.
     """
-    named_streams(given.prepared(stream)[1], stream).require_one(_ACCEPTED)
+    given.named(stream).require_one(_ACCEPTED)
     settings, opened = given.prepared(stream, read_only=dry_run)
     given.require_ledgers()
     load_stream(opened, stream)  # require the stream before the database creates it
@@ -629,7 +673,7 @@ def accept_loss(
     partitions each is accepted by its own name.
     """
     given.require_ledgers()
-    named_streams(given.prepared(stream)[1], stream).require_one(_ACCEPTED)
+    given.named(stream).require_one(_ACCEPTED)
     settings, opened = given.prepared(stream, read_only=dry_run)
     clock, recorded = SystemClock(), None
     with closing(given.open_ledgers()) as database:

@@ -13,7 +13,7 @@ import typer
 
 from formats.entries import Position
 from offloader.errors import InvalidCall
-from offloader.manifest.names import stream_name
+from offloader.manifest.names import NamedStreams, named_streams, stream_name
 from offloader.runtime.clock import SystemClock
 from offloader.settings import LimitSettings, Settings, StoreSettings
 from offloader.settings.fields import DURATION, SIZE
@@ -224,6 +224,10 @@ class ConfigArguments(StoreArguments):
         """The settings of a stream, and the store by them. Raises as ``open`` and ``read_settings_file``."""
         settings = self.settings(stream)
         return settings, self.open(settings, read_only=read_only)
+
+    def named(self, name: str) -> NamedStreams:
+        """What a stream's or a topic's name means in the store; an empty one means one empty name."""
+        return named_streams(self.prepared(name)[1], name) if name else NamedStreams("")
 
     def settings_of(self) -> Callable[[str], Settings]:
         """A function from a stream's name to its settings; reads the file once."""

@@ -53,9 +53,8 @@ from offloader.cli.output import (
 )
 from offloader.errors import BucketMissing, ErrorKind, InvalidCall, NotFound, StoreUnavailable
 from offloader.ledgers.pulsar.admin import CONNECTIONS_MAX, AdminClient
-from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.consumer import Consumer
-from offloader.ledgers.pulsar.protocol import ClientLimits
+from offloader.ledgers.pulsar.protocol import ClientLimits, PulsarClient
 from offloader.ledgers.pulsar.topics import TopicLedgers, ledgers_of_topics, stream_of_topic
 from offloader.ledgers.pulsar.transport import open_security, security_of
 from offloader.manifest.catalog import partition_streams

@@ -70,25 +70,14 @@ class Notifier:
         # A leading @ is the zero byte of an abstract address.
         self._address = f"\0{path[1:]}" if path.startswith("@") else path
 
-    def ready(self, status: str) -> None:
-        """The service is up; ``status`` is for people."""
-        self._send(f"READY=1\nSTATUS={status}")
-
-    def reloading(self, monotonic_s: float) -> None:
-        """The service reloads its settings; ``ready`` ends that."""
-        self._send(f"RELOADING=1\nMONOTONIC_USEC={int(monotonic_s * 1_000_000)}")
-
-    def stopping(self, status: str) -> None:
-        """The service is stopping."""
-        self._send(f"STOPPING=1\nSTATUS={status}")
-
-    def _send(self, message: str) -> None:
+    def send(self, *states: str) -> None:
+        """Tells states of the service, as ``sd_notify`` has them: ``READY=1``, and a ``STATUS=`` for people."""
         if not self._address:
             return
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
             sender.setblocking(False)
             try:
-                sender.sendto(message.encode(), self._address)
+                sender.sendto("\n".join(states).encode(), self._address)
             except OSError as error:
                 _log.debug("the service manager wasn't told: %s", error)
 
@@ -123,7 +112,7 @@ class _Service:
         except BaseException:
             process.stop(drain=False)
             raise
-        self._notifier.ready(f"serving {assembled.store.url}")
+        self._notifier.send("READY=1", f"STATUS=serving {assembled.store.url}")
         while not self._stopped_by:
             self._clock.wait(self._wake, WAIT_S)
             self._wake.clear()
@@ -132,7 +121,7 @@ class _Service:
                 self._read_again(process)
         name = signal.Signals(self._stopped_by).name
         _log.info("%s: completing the current segments", name, extra={"event": "signal", "signal": name})
-        self._notifier.stopping("completing the current segments")
+        self._notifier.send("STOPPING=1", "STATUS=completing the current segments")
         left = self._ended(process)
         if left:
             raise StoreUnavailable(
@@ -161,7 +150,7 @@ class _Service:
             done.set()
 
     def _read_again(self, process: ServingProcess) -> None:
-        self._notifier.reloading(self._clock.monotonic_s())
+        self._notifier.send("RELOADING=1", f"MONOTONIC_USEC={int(self._clock.monotonic_s() * 1_000_000)}")
         try:
             found = process.reload(read_settings_file(self._config))
         except OffloaderError as error:
@@ -174,7 +163,7 @@ class _Service:
             _log.info("settings read again, changed: %s", changed, extra=extra)
             if restart:
                 _log.warning("not in force before a restart: %s", restart, extra={"event": "needs_restart"})
-        self._notifier.ready("serving")
+        self._notifier.send("READY=1", "STATUS=serving")
 
     def _log_from(self, level: str) -> None:
         """Sets the log level; warnings are kept for the page at every level."""

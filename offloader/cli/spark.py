@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from offloader.cli.ledgers import LedgerArguments
+from offloader.cli.offload import stored_rows, stored_totals, totals_text
 from offloader.cli.options import NAME_A_STORE, DryRun, Json, TakeOver, argument, name_argument, option
 from offloader.cli.output import json_line, print_result
 from offloader.cli.reading import print_finding, print_totals
-from offloader.cli.stored import stored_rows, stored_totals, totals_text
 from offloader.errors import ErrorKind, InvalidCall
 from offloader.spark.options import AvroValues, JsonValues, Values
 from offloader.store.base import ObjectStore

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import codecs
 import csv
-import gzip
 import hashlib
 import importlib.util
 import io
@@ -15,7 +14,6 @@ import json
 import math
 import re
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +27,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from formats.entries import TIME_UNKNOWN_MS
-from offloader.demo.json_array import JsonArray
 from offloader.errors import AccessDenied, InvalidCall, NotFound, Unsupported, install_hint
 
 #: Events read, appended and hashed at once.
@@ -46,7 +43,8 @@ _MILLISECONDS_FROM = 100_000_000_000
 _MS_PER_MINUTE = 60_000
 _SUFFIXES = {".ndjson": "ndjson", ".jsonl": "ndjson", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
 _COMPRESSED = (".gz", ".zst")
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+#: First bytes of compressed files -> Arrow's name of the compression.
+_PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
 #: First bytes of files that people take for text -> what they are.
 _BINARY = {
     b"PK\x03\x04": "a ZIP archive (or a spreadsheet)",
@@ -269,10 +267,8 @@ class EventFile:
         try:
             with self._opened() as file:
                 yield from _batches(self._rows(file))
-        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
-            raise InvalidCall(f"{self.name} is damaged: it can't be decompressed: {error}", hint=_UNCHANGED) from error
         except OSError as error:
-            if error.errno is None:  # of Arrow's decompression, not of the machine
+            if error.errno is None:  # Arrow's, of what it decompresses
                 text = f"{self.name} is damaged: it can't be decompressed: {error}"
                 raise InvalidCall(text, hint=_UNCHANGED) from error
             raise AccessDenied(f"input file {self.name} can't be read: {error.strerror or error}") from error
@@ -281,14 +277,9 @@ class EventFile:
     def _opened(self) -> Iterator[io.BufferedReader]:
         """The file's bytes, decompressed."""
         with self._path.open("rb") as raw:
-            begin = raw.peek(len(_ZSTD))
-            if begin.startswith(_GZIP):
-                with gzip.GzipFile(fileobj=raw) as unpacked:
-                    yield io.BufferedReader(unpacked)
-            elif begin.startswith(_ZSTD):
-                yield io.BufferedReader(pa.input_stream(raw, compression="zstd"))
-            else:
-                yield raw
+            begin = raw.peek(_SNIFFED_BYTES)
+            packed = next((name for magic, name in _PACKED.items() if begin.startswith(magic)), None)
+            yield raw if packed is None else io.BufferedReader(pa.CompressedInputStream(raw, packed))
 
     def _rows(self, file: io.BufferedReader) -> Iterator[tuple[bytes, int]]:
         begin = file.peek(_SNIFFED_BYTES)[:_SNIFFED_BYTES]
@@ -463,3 +454,81 @@ def _events_of(rows: list[tuple[bytes, int]]) -> Events:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
+
+
+_PIECE_CHARS = 64 * 1024
+_BLANKS = " \t\r\n"
+
+
+class JsonArray:
+    """Iterates over (value, its text) of each element. Use it once.
+
+    Args:
+        file: UTF-8, at its beginning.
+        decoder: of an element.
+        chars_max: of one element; bounds the memory.
+
+    Attributes:
+        number: of the current element, from 1.
+
+    Raises:
+        ValueError: (while iterating) it isn't one JSON array; the message fits after the element's number.
+    """
+
+    def __init__(self, file: BinaryIO, decoder: json.JSONDecoder, chars_max: int) -> None:
+        self._reader, self._decoder, self._chars_max = codecs.getreader("utf-8-sig")(file), decoder, chars_max
+        self._text, self._at, self.number = "", 0, 0
+
+    def __iter__(self) -> Iterator[tuple[Any, str]]:
+        if self._next_sign() != "[":
+            raise ValueError("not a JSON array")
+        self._at += 1
+        sign = self._next_sign()
+        while sign != "]":
+            self.number += 1
+            yield self._element()
+            sign = self._next_sign()
+            if sign not in (",", "]"):
+                found = f"{sign!a} follows it" if sign else "the file ends after it"
+                raise ValueError(f"not a JSON array: {found}, instead of a comma or ]")
+            if sign == ",":
+                self._at += 1
+        self._at += 1
+        if self._next_sign():
+            raise ValueError("there is more after the end of the array")
+
+    def _element(self) -> tuple[Any, str]:
+        self._next_sign()
+        while True:
+            try:
+                value, end = self._decoder.raw_decode(self._text, self._at)
+            except json.JSONDecodeError as error:
+                if self._read_on():  # perhaps it is only cut off
+                    continue
+                raise ValueError(f"not JSON: {error.msg}") from error
+            except RecursionError as error:
+                raise ValueError(f"not JSON: {error}") from error
+            if end == len(self._text) and self._read_on():
+                continue  # a number may go on
+            source, self._at = self._text[self._at : end], end
+            return value, source
+
+    def _next_sign(self) -> str:
+        """The sign at the next place that isn't blank; empty at the file's end."""
+        while True:
+            while self._text[self._at : self._at + 1] in _BLANKS and self._at < len(self._text):
+                self._at += 1
+            if self._at < len(self._text) or not self._read_on():
+                return self._text[self._at : self._at + 1]
+
+    def _read_on(self) -> bool:
+        """Drops what is done, and reads about as much as is left; whether there was more."""
+        left = self._text[self._at :]
+        if len(left) > self._chars_max:
+            raise ValueError(f"longer than {self._chars_max} characters")
+        try:
+            piece = self._reader.read(max(_PIECE_CHARS, len(left)))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"not UTF-8 ({error.reason})") from error
+        self._text, self._at = left + piece, 0
+        return bool(piece)

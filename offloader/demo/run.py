@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from formats.entries import Position
@@ -266,26 +266,13 @@ def _require_usable(directory: Path) -> None:
     nearest = directory.absolute()
     while not nearest.exists():
         nearest = nearest.parent
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        why = "may not be written to" if nearest.is_dir() else "is not a directory"
-        raise AccessDenied(
-            f"the demo's directory {directory} can't be used: {nearest} {why}", hint="name another one with --dir"
-        )
-    # Some file systems, like /proc, take no directory although they may be written to.
-    missing = [each for each in (directory.absolute(), *directory.absolute().parents) if not each.exists()]
-    made: list[Path] = []
     try:
-        for each in reversed(missing):
-            each.mkdir()
-            made.append(each)
+        TemporaryDirectory(dir=nearest).cleanup()
     except OSError as cause:
         raise AccessDenied(
             f"the demo's directory {directory} can't be made in {nearest}: {cause.strerror}",
             hint="name another one with --dir",
         ) from cause
-    finally:
-        for each in reversed(made):
-            each.rmdir()
 
 
 def _check_fits(request: DemoRequest, store: ObjectStore, summary: InputSummary) -> tuple[Imported, Position | None]:

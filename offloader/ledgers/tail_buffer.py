@@ -190,9 +190,9 @@ class ListenerSubscription:
     """One listener's place in the list."""
 
     def __init__(self, listeners: Listeners, listener: Listener | None, closed: ClosedListener | None) -> None:
-        self._listeners = listeners
-        self._listener = listener
-        self._closed = closed
+        self._listeners, self._listener, self._closed = listeners, listener, closed
+        #: Called when it was cancelled.
+        self.ended: Callable[[], object] = lambda: None
         # held while the listener runs; reentrant, so that a listener may cancel itself
         self._calling = threading.RLock()
 
@@ -208,6 +208,7 @@ class ListenerSubscription:
         with self._calling:
             self._listener = self._closed = None
         self._listeners.remove(self)
+        self.ended()
 
     def call(self, batch: EntryBatch) -> bool:
         """False: the listener will read the batch later."""

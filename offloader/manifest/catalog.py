@@ -223,7 +223,7 @@ def require_free_name(store: ObjectStore, stream: str) -> None:
 
     looks: list[Callable[[], object]] = [partial(read_entry, store, stream), clashing, hidden]
     with suppress(Corrupt, Unsupported):
-        entry, *found = at_once(_call, looks, sequential_max=len(looks) if is_local(store) else 1)
+        entry, *found = at_once(lambda look: look(), looks, sequential_max=len(looks) if is_local(store) else 1)
         if entry is None:
             for error in found:
                 if isinstance(error, OffloaderError):

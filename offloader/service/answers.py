@@ -72,25 +72,30 @@ class SoonAnswers(Generic[_Answer]):
         is_away: says that the store doesn't answer; empty: it does, or that isn't known.
     """
 
-    def __init__(self, kept: KeptAnswers[_Answer], threads: ThreadPoolExecutor, is_away: Callable[[], str]) -> None:
-        self._kept, self._threads, self._is_away = kept, threads, is_away
+    def __init__(
+        self, kept: KeptAnswers[_Answer], threads: ThreadPoolExecutor, is_away: Callable[[], str], clock: Clock
+    ) -> None:
+        self._kept, self._threads, self._is_away, self._clock = kept, threads, is_away, clock
         self._lock = threading.Lock()
         self._asked: dict[str, Future[_Answer]] = {}
 
     def get(
-        self, name: str, make: Callable[[], _Answer], *, deadline: Deadline, age_s_max: float | None = None
+        self, name: str, make: Callable[[], _Answer], *, deadline_s: float, age_s_max: float | None = None
     ) -> _Answer:
         """The answer to ``name``; an older one if the store hasn't answered by the deadline, or doesn't answer at all.
+
+        Args:
+            deadline_s: by the monotonic clock; the same for all that one request asks for.
+            age_s_max: maximum age, as of ``KeptAnswers``.
 
         Raises:
             StoreUnavailable: nor is there an older one. Else what ``make`` raises.
         """
         away = self._is_away()
         if not away:
+            left_s = max(deadline_s - self._clock.monotonic_s(), 0.0)
             try:
-                return self._begun(name, partial(self._kept.get, name, make, age_s_max=age_s_max)).result(
-                    deadline.left_s()
-                )
+                return self._begun(name, partial(self._kept.get, name, make, age_s_max=age_s_max)).result(left_s)
             except TimeoutError:
                 away = f"the store hasn't answered within {STORE_WAIT_S_MAX:g} s"
         found = self._kept.kept(name)
@@ -105,14 +110,3 @@ class SoonAnswers(Generic[_Answer]):
                 self._asked = {key: each for key, each in self._asked.items() if not each.done()}
                 found = self._asked[name] = self._threads.submit(ask)
         return found
-
-
-class Deadline:
-    """When one request for an overview stops waiting for the store."""
-
-    def __init__(self, clock: Clock, within_s: float = STORE_WAIT_S_MAX) -> None:
-        self._clock, self._end_s = clock, clock.monotonic_s() + within_s
-
-    def left_s(self) -> float:
-        """Seconds that are left, at least 0."""
-        return max(self._end_s - self._clock.monotonic_s(), 0.0)

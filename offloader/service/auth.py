@@ -446,10 +446,8 @@ class Credentials:
         stream_tokens: scope of streams (``covers``) -> the source of the tokens that are bound to it. Such a token has
             the role read there; it may have several scopes, and subscribers, and nothing else.
         subscriber_tokens: subscriber -> the source of its token. A token with a role may also have subscribers.
-        certificates: common name or DNS name of a client's certificate -> its role; ``*``: any other signed by the
-            listener's authorities.
-        certificate_subscribers: such a name -> the certificate's subscriber.
-        certificate_brokers: such names whose certificates are brokers'.
+        certificates: common name or DNS name of a client's certificate -> what it grants, without a name; ``*``: the
+            role of any other signed by the listener's authorities.
         environ: environment variables; default: the process's.
 
     Raises:
@@ -465,9 +463,7 @@ class Credentials:
         broker_tokens: Sequence[str] = (),
         subscriber_tokens: Mapping[str, str] | None = None,
         stream_tokens: Mapping[str, str] | None = None,
-        certificates: Mapping[str, Role] | None = None,
-        certificate_subscribers: Mapping[str, str] | None = None,
-        certificate_brokers: Collection[str] = (),
+        certificates: Mapping[str, Caller] | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> None:
         for scope in stream_tokens or {}:
@@ -480,8 +476,6 @@ class Credentials:
             *((source, Caller("", None, is_broker=True)) for source in broker_tokens),
         ]
         self._certificates = dict(certificates or {})
-        self._certificate_subscribers = dict(certificate_subscribers or {})
-        self._certificate_brokers = frozenset(certificate_brokers)
         self._environ = os.environ if environ is None else environ
         #: Digest of a token -> its caller.
         self._known: Mapping[bytes, Caller] = {}
@@ -521,7 +515,7 @@ class Credentials:
     @property
     def has_certificates(self) -> bool:
         """Whether client certificates are accepted."""
-        return bool(self._certificates or self._certificate_subscribers or self._certificate_brokers)
+        return bool(self._certificates)
 
     def of_token(self, token: str) -> Caller:
         """The token's caller. Constant time for wrong and right tokens. Raises ``NotAuthenticated``: an unknown
@@ -536,18 +530,16 @@ class Credentials:
     def of_certificate(self, names: Collection[str]) -> Caller:
         """The certificate's caller, by its names; the transport has checked the signature. Raises ``NotAuthenticated``:
         none of its names is configured."""
-        bound = [name for name in names if name in self._certificate_subscribers]
-        subscribers = frozenset(self._certificate_subscribers[name] for name in bound)
-        brokers = [name for name in names if name in self._certificate_brokers]
-        known = [name for name in names if name != ANY_CERTIFICATE and name in self._certificates]
-        best = max(known, key=lambda name: self._certificates[name], default="")
-        if best:
-            return Caller(f"certificate {best}", self._certificates[best], subscribers, bool(brokers))
-        role = self._certificates.get(ANY_CERTIFICATE)
-        bound += brokers
-        if bound or role is not None:
-            name = min(bound or names, default="without a name")
-            return Caller(f"certificate {name}", role, subscribers, bool(brokers))
+        known = {
+            each: self._certificates[each] for each in names if each != ANY_CERTIFICATE and each in self._certificates
+        }
+        roles = {each: grant.role for each, grant in known.items() if grant.role is not None}
+        anyone = self._certificates.get(ANY_CERTIFICATE)
+        if known or anyone is not None:
+            name = max(roles, key=lambda each: roles[each]) if roles else min(known or names, default="without a name")
+            role = roles.get(name, None if anyone is None else anyone.role)
+            subscribers = frozenset[str]().union(*(each.subscribers for each in known.values()))
+            return Caller(f"certificate {name}", role, subscribers, any(each.is_broker for each in known.values()))
         raise NotAuthenticated(
             "the client certificate's name isn't known here", hint="name it with a role in access.certificates"
         )
@@ -556,8 +548,7 @@ class Credentials:
         return f"Credentials({self})"
 
     def __str__(self) -> str:
-        certificates = self._certificates.keys() | self._certificate_subscribers.keys() | self._certificate_brokers
-        return f"{len(self._known)} tokens, {len(certificates)} certificates"
+        return f"{len(self._known)} tokens, {len(self._certificates)} certificates"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("credentials stay in their process")
@@ -638,19 +629,6 @@ def bearer_token(authorization: str) -> str:
 def open_credentials(settings: AccessSettings, environ: Mapping[str, str] | None = None) -> Credentials:
     """The tokens and certificates in a process's settings. Raises ``InvalidCall``, ``AccessDenied``: as
     ``Credentials``; a certificate with an unknown role."""
-    roles: dict[str, Role] = {}
-    subscribers: dict[str, str] = {}
-    brokers: set[str] = set()
-    for name, granted in settings.certificates:
-        role, scope, subscriber = granted.partition(SUBSCRIBER_SCOPE)
-        if scope and subscriber.strip() and name != ANY_CERTIFICATE:
-            subscribers[name] = subscriber.strip()
-        words = role.split()
-        if BROKER_SCOPE in words and name != ANY_CERTIFICATE:
-            brokers.add(name)
-            words.remove(BROKER_SCOPE)
-        if words or not (name in subscribers or name in brokers):
-            roles[name] = Role.of(" ".join(words) or granted)
     return Credentials(
         tokens={
             Role.READ: settings.read_tokens,
@@ -660,11 +638,21 @@ def open_credentials(settings: AccessSettings, environ: Mapping[str, str] | None
         broker_tokens=settings.broker_tokens,
         subscriber_tokens=dict(settings.subscriber_tokens),
         stream_tokens=dict(settings.stream_tokens),
-        certificates=roles,
-        certificate_subscribers=subscribers,
-        certificate_brokers=brokers,
+        certificates={name: _certificate_grant(name, granted) for name, granted in settings.certificates},
         environ=environ,
     )
+
+
+def _certificate_grant(name: str, granted: str) -> Caller:
+    """What ``read broker subscriber:NAME`` grants. Raises ``InvalidCall``: a word that is no role."""
+    given, _, subscriber = granted.partition(SUBSCRIBER_SCOPE)
+    words, is_any = given.split(), name == ANY_CERTIFICATE
+    subscribers = frozenset({subscriber.strip()} - {""} if not is_any else ())
+    is_broker = BROKER_SCOPE in words and not is_any
+    if is_broker:
+        words.remove(BROKER_SCOPE)
+    has_role = bool(words) or not (subscribers or is_broker)
+    return Caller("", Role.of(" ".join(words) or granted) if has_role else None, subscribers, is_broker)
 
 
 def guard_for(

@@ -27,6 +27,7 @@ from offloader.errors import (
     Unsupported,
     needs_extra,
 )
+from offloader.ledgers.pulsar.admin import host_of
 from offloader.ledgers.pulsar.discovery import TopicPatterns, survey
 from offloader.ledgers.pulsar.source import PulsarCluster
 from offloader.ledgers.pulsar.topics import TopicLedger, stream_of_topic
@@ -152,15 +153,8 @@ def check_broker_routes(settings: Settings, clock: Clock, environ: Mapping[str, 
 
 def may_have_token(url: str, settings: Settings) -> bool:
     """Whether the host is this machine, this service's own, or one of those to which tokens are sent."""
-    host = _host(url)
-    return bool(host) and host in {*_LOOPBACK, _host(settings.serve.url), *map(str.lower, settings.access.owner_hosts)}
-
-
-def _host(url: str) -> str:
-    try:
-        return (urllib3.util.parse_url(url).host or "").strip("[]").lower()
-    except urllib3.exceptions.LocationParseError:
-        return ""
+    host, own = (host_of(each).strip("[]") for each in (url, settings.serve.url))
+    return bool(host) and host in {*_LOOPBACK, own, *map(str.lower, settings.access.owner_hosts)}
 
 
 def _endpoint(cluster: PulsarCluster) -> str:

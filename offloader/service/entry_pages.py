@@ -72,7 +72,12 @@ def entry_page(
             for each in named.streams
         ]
         both = list(zip(readers, numbers, strict=True))
-        begins = [_begin(reader, query, places.get(str(number))) for reader, number in both]
+        begins = [
+            places.get(str(number))
+            or query.first
+            or (None if query.from_ms is None else reader.position_at(query.from_ms))
+            for reader, number in both
+        ]
         ranges = [_range(reader, query, begin) for reader, begin in zip(readers, begins, strict=True)]
         scans = [
             reader.scan(*chosen) if chosen is not None else iter(())
@@ -90,11 +95,6 @@ def entry_page(
                     size_bytes += len(entry.payload)
                     reached[str(numbers[at])] = entry.position.next()
         return rows, None
-
-
-def _begin(reader: Reader, query: EntryQuery, place: Position | None) -> Position | None:
-    """Where a stream's part of the page begins; ``None``: its beginning."""
-    return place or query.first or (None if query.from_ms is None else reader.position_at(query.from_ms))
 
 
 def _range(reader: Reader, query: EntryQuery, begin: Position | None) -> tuple[Position | None, Position | None] | None:

@@ -11,8 +11,7 @@ from typing import Any
 
 from formats.keys import catalog_key
 from offloader.errors import AccessDenied, NotFound, StoreUnavailable, Throttled, plain_reason
-from offloader.ledgers.pulsar.client import PulsarClient
-from offloader.ledgers.pulsar.protocol import ClientLimits
+from offloader.ledgers.pulsar.protocol import ClientLimits, PulsarClient
 from offloader.ledgers.pulsar.transport import security_of
 from offloader.runtime.clock import Clock
 from offloader.service.streams import ProviderProblem

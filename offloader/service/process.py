@@ -20,8 +20,7 @@ from offloader.service.auth import Credentials
 from offloader.service.health import Probe, Reach, TroubleLog
 from offloader.service.streams import ProviderProblem, ServedStreams, StreamProvider, error_of
 from offloader.settings.layered import PROCESS_SECTIONS, PROCESS_SETTINGS, SettingsFile, conflicts, key_of
-from offloader.telemetry.last_hour import LastHour
-from offloader.telemetry.recorder import Reading
+from offloader.telemetry.recorder import LastHour, Reading
 from offloader.write.offloader import LedgerOffloader
 
 #: Process settings that are read at every use.
@@ -240,9 +239,8 @@ class ServingProcess:
         self.history = offloader.history
         self._feeds: list[StreamProvider] = []
         self._doors: list[HttpListener] = []
-        self._store_probe: Probe | None = None
-        #: By the feed that needs the target.
-        self._source_probes: dict[str, Probe] = {}
+        #: By the feed that needs the target; ``""``: of the store.
+        self._probes: dict[str, Probe] = {}
         self._troubles = TroubleLog()
         # For maintenance, whose runs are long, and one more for retries.
         self._workers = Workers(JOBS_AT_ONCE_MAX + 1, clock)
@@ -271,17 +269,14 @@ class ServingProcess:
 
     def add_probe(self, probe: Probe, *, feed: str = "") -> None:
         """Adds a probe of what a feed reads, or of the store, started and closed with the process; before ``start``."""
-        if feed:
-            self._source_probes[feed] = probe
-        else:
-            self._store_probe = probe
+        self._probes[feed] = probe
 
     def start(self) -> None:
         """Starts the listeners, then maintenance and the providers. Raises ``OffloaderError``: a listener can't start,
         or a provider's settings are wrong; call ``stop`` then."""
         for door in self._doors:
             door.start()
-        for probe in self._probes():
+        for probe in self._probes.values():
             probe.start()
         self.streams.start()
         self._offloader.observe()
@@ -315,7 +310,7 @@ class ServingProcess:
             self._quietly(type(door).__name__, partial(door.stop, CLOSE_S))
         for feed in self._feeds:
             self._quietly(f"feed {feed.name}", feed.close)
-        for probe in self._probes():
+        for probe in self._probes.values():
             self._quietly(probe.where, probe.close)
         self._workers.close()
         self._lookers.close()
@@ -405,7 +400,7 @@ class ServingProcess:
                 found.append(self._reload_problem)
             if self._stopping:
                 found.append(ProviderProblem(where="process", what="is stopping", blocks_ready=True))
-        found += [problem for probe in self._probes() if (problem := probe.problem()) is not None]
+        found += [problem for probe in self._probes.values() if (problem := probe.problem()) is not None]
         found += [problem for feed in self._feeds for problem in feed.problems()]
         found += self.streams.problems()
         stalled = sorted(self._offloader.observation.stalled.items())
@@ -417,20 +412,22 @@ class ServingProcess:
     def health(self) -> Mapping[str, Any]:
         """Whether the store and the feeds' sources answer: ``{"store": {"up", "why", "since_ms"}, "sources": {FEED: the
         same}}``; ``up`` is ``None`` where that isn't known, and ``store`` where nothing asks."""
-        store = None if self._store_probe is None else self._store_probe.reach.as_json()
-        return {"store": store, "sources": {feed.name: self._reach_of(feed).as_json() for feed in self._feeds}}
+        store = self._probes.get("")
+        sources = {feed.name: self._reach_of(feed).as_json() for feed in self._feeds}
+        return {"store": None if store is None else store.reach.as_json(), "sources": sources}
 
     def _reach_of(self, feed: StreamProvider) -> Reach:
         """Whether a feed's source answers; without a probe the feed's own blocking problem says so."""
-        if feed.name in self._source_probes:
-            return self._source_probes[feed.name].reach
+        if feed.name in self._probes:
+            return self._probes[feed.name].reach
         blocking = next((each for each in feed.problems() if each.blocks_ready), None)
         return Reach(True) if blocking is None else Reach(False, blocking.what, blocking.since_ms)
 
     def readings(self) -> Iterator[Reading]:
         """Whether the store and the sources answer, and gauges of streams without a ``StreamOffload``: standbys."""
-        if self._store_probe is not None and self._store_probe.reach.is_up is not None:
-            yield Reading("store_up", float(self._store_probe.reach.is_up))
+        store = self._probes.get("")
+        if store is not None and store.reach.is_up is not None:
+            yield Reading("store_up", float(store.reach.is_up))
         for feed in self._feeds:
             reach = self._reach_of(feed)
             if reach.is_up is not None:
@@ -446,19 +443,16 @@ class ServingProcess:
     @property
     def is_out(self) -> bool:
         """Whether the store or a source is known not to answer."""
-        return any(probe.reach.is_up is False for probe in self._probes())
-
-    def _probes(self) -> list[Probe]:
-        return [*([] if self._store_probe is None else [self._store_probe]), *self._source_probes.values()]
+        return any(probe.reach.is_up is False for probe in self._probes.values())
 
     def _outage_of(self, name: str) -> Outage:
         """What can't be reached of what a stream needs."""
-        stream = self.streams.get(name)
-        probe = None if stream is None else self._source_probes.get(stream.feed)
+        stream, store = self.streams.get(name), self._probes.get("")
+        probe = None if stream is None else self._probes.get(stream.feed)
         source = "" if probe is None else probe.outage
         if not source and stream is not None:
             source = stream.source_outage
-        return Outage(source=source, store="" if self._store_probe is None else self._store_probe.outage)
+        return Outage(source=source, store="" if store is None else store.outage)
 
     def _with_outage(self, row: dict[str, Any]) -> dict[str, Any]:
         """A row of a stream without a ``StreamOffload``, with its source's outage."""

@@ -19,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from formats.entries import Position
 from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.gc.orphans import Garbage
-from offloader.gc.plan import AwaitedApproval, CleanupPlan
+from offloader.gc.plan import CleanupPlan
 from offloader.gc.reconcile import Reconciliation
 from offloader.gc.sweep import cleanup_stream
 from offloader.inspect.inspect import segment_row, timeline_of
@@ -37,15 +37,14 @@ from offloader.retention.explain import explain, outcome_facts
 from offloader.retention.state import read_decisions
 from offloader.retention.subscribers import CutLike, StreamRetention, open_retention
 from offloader.runtime.clock import Clock
-from offloader.service.answers import ASKERS_MAX, Deadline, KeptAnswers, SoonAnswers
+from offloader.service.answers import ASKERS_MAX, STORE_WAIT_S_MAX, KeptAnswers, SoonAnswers
 from offloader.service.entry_pages import PARTITIONS_MAX, EntryQuery, entry_page
 from offloader.service.process import ServingProcess
 from offloader.service.streams import ProviderProblem
 from offloader.service.view_documents import joint_plan, numbered, timeline_document, topic_plan, topic_row
 from offloader.store.base import ObjectStore
 from offloader.store.wrappers import with_short_retries
-from offloader.telemetry.last_hour import LastHour
-from offloader.telemetry.recorder import namespace_of
+from offloader.telemetry.recorder import LastHour, namespace_of
 from offloader.times import time_ms_of
 from offloader.write.backfill_service import BackfillService
 
@@ -191,9 +190,10 @@ class ServiceView:
         self._streams = streams = process.streams
         self._cycle = RetentionCycle(store, clock=clock, settings_of=streams.settings_of, source_of=streams.source_of)
         threads = ThreadPoolExecutor(ASKERS_MAX, thread_name_prefix="offloader-overview")
-        self._names = SoonAnswers(KeptAnswers[list[str]](clock, age_s_max=NAMES_AGE_S_MAX), threads, self._store_outage)
+        names = KeptAnswers[list[str]](clock, age_s_max=NAMES_AGE_S_MAX)
+        self._names = SoonAnswers(names, threads, self._store_outage, clock)
         self._rows = KeptAnswers[dict[str, Any] | NotFound](clock, age_s_max=ROW_AGE_S_MAX, kept_max=LIMIT_MAX)
-        self._stored_rows = SoonAnswers(self._rows, threads, self._store_outage)
+        self._stored_rows = SoonAnswers(self._rows, threads, self._store_outage, clock)
 
     def limited(self, sees: Callable[[str], bool]) -> ServiceView:
         """This view, whose answers about the process and several streams show only those that ``sees`` is true of.
@@ -211,7 +211,7 @@ class ServiceView:
         document = self.status()
         rows: Sequence[Mapping[str, Any]] = document["streams"]
         lags = [row["lag"]["seconds"] for row in rows if row["lag"] and row["lag"]["seconds"] is not None]
-        readiness = self.readiness()
+        readiness, upkeep = self.readiness(), self._process.upkeep
         return {
             "software": document["software"],
             "pid": document["pid"],
@@ -236,11 +236,12 @@ class ServiceView:
                 "lag_seconds_max": max(lags, default=None),
             },
             "last_hour": (self._last_hour if self.sees is None else LastHour(self._clock)).document(),
-            "awaiting_approval": [asdict(each) for each in self._approvals() if self._shows(each.stream)],
+            "awaiting_approval": [
+                asdict(each)
+                for each in (() if upkeep is None else upkeep.awaited_approvals)
+                if self._shows(each.stream)
+            ],
         }
-
-    def _approvals(self) -> Sequence[AwaitedApproval]:
-        return () if self._process.upkeep is None else self._process.upkeep.awaited_approvals
 
     def readiness(self) -> Readiness:
         """Current problems of the process, its providers and streams."""
@@ -288,11 +289,11 @@ class ServiceView:
         Raises:
             InvalidCall: ``after`` isn't one of this order.
         """
-        deadline = Deadline(self._clock)
+        deadline_s = self._clock.monotonic_s() + STORE_WAIT_S_MAX
         served = {row["stream"]: dict(row) for row in self.status()["streams"]}
         names = set(served)
         if not served_only:
-            names |= set(self._names.get("", lambda: list(list_streams(self._store)), deadline=deadline))
+            names |= set(self._names.get("", lambda: list(list_streams(self._store)), deadline_s=deadline_s))
         wanted = searched_name(contains).casefold()
         rows = [
             served.get(name) or {"stream": name, "lag": None, "stalled": None, "last_error": None}
@@ -302,7 +303,7 @@ class ServiceView:
         page = page_of(rows, order, after=after, limit=min(limit, LIMIT_MAX))
         if served_only:
             return Page(tuple(map(self._remembered, page.items)), page.next_after, page.total)
-        return Page(tuple(at_once(partial(self._row, deadline), page.items)), page.next_after, page.total)
+        return Page(tuple(at_once(partial(self._row, deadline_s), page.items)), page.next_after, page.total)
 
     def stream(self, name: str, *, served_only: bool = False) -> dict[str, Any]:
         """One stream's status document, with its manifest's recent state; with ``store_error`` if the store doesn't
@@ -339,7 +340,7 @@ class ServiceView:
                 raise NotFound(f"stream {name} isn't offloaded by this process", hint="ask for all of its streams")
             return self._remembered(row)
         try:
-            manifest = self._stored(name, Deadline(self._clock), age_s_max=ONE_AGE_S_MAX)
+            manifest = self._stored(name, self._clock.monotonic_s() + STORE_WAIT_S_MAX, age_s_max=ONE_AGE_S_MAX)
         except OffloaderError as error:
             if row is None:
                 raise
@@ -550,22 +551,22 @@ class ServiceView:
         stored = None if row["bytes_offloaded"] is not None else self._rows.kept(row["stream"])
         return self._labelled(with_manifest(row, stored) if isinstance(stored, dict) else row)
 
-    def _row(self, deadline: Deadline, row: Mapping[str, Any]) -> dict[str, Any]:
+    def _row(self, deadline_s: float, row: Mapping[str, Any]) -> dict[str, Any]:
         """A page's row; the manifest fills in what this process doesn't know."""
         name: str = row["stream"]
         if row.get("bytes_offloaded") is not None:
             return self._labelled(row)
         try:
-            stored = self._stored(name, deadline, age_s_max=ROW_AGE_S_MAX)
+            stored = self._stored(name, deadline_s, age_s_max=ROW_AGE_S_MAX)
         except OffloaderError as error:
             # A served stream may not be in the store yet.
             found = row if "mode" in row else {"stream": name, "mode": None, "last_error": error.message}
             return self._labelled(found)
         return self._labelled(with_manifest(row, stored) if "mode" in row else stored)
 
-    def _stored(self, name: str, deadline: Deadline, *, age_s_max: float) -> dict[str, Any]:
+    def _stored(self, name: str, deadline_s: float, *, age_s_max: float) -> dict[str, Any]:
         make = partial(_manifest_of, self._store, name)
-        found = self._stored_rows.get(name, make, deadline=deadline, age_s_max=age_s_max)
+        found = self._stored_rows.get(name, make, deadline_s=deadline_s, age_s_max=age_s_max)
         if isinstance(found, NotFound):
             raise NotFound(found.message, hint=found.hint)
         return found

@@ -6,9 +6,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from decimal import Context, Decimal
 from fractions import Fraction
 from typing import Any
 
+#: More digits than any amount has.
+_EXACT = Context(prec=400)
 #: The word for the value -1: what the amount bounds never happens.
 NEVER = "never"
 
@@ -63,12 +66,8 @@ class Quantity:
 
 def _decimal(number: Fraction | int) -> str:
     """A number without an exponent, as short as possible; its denominator divides a power of ten."""
-    whole, rest = divmod(Fraction(number), 1)
-    digits = ""
-    while rest:
-        digit, rest = divmod(rest * 10, 1)
-        digits += str(digit)
-    return f"{whole}.{digits}" if digits else str(whole)
+    exact = _EXACT.divide(Decimal(number.numerator), Decimal(number.denominator))
+    return f"{_EXACT.normalize(exact):f}"
 
 
 DURATION = Quantity("duration", "30s", "0s", {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000})

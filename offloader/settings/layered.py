@@ -426,7 +426,8 @@ def _section(name: str, values: Any) -> Iterator[str]:
         yield from _comment(_said(name, each))
         full = f"{name}.{each.name}"
         key = key_of(full).partition(".")[2]
-        yield f"{key} = {_EXAMPLES[full]}" if full in _EXAMPLES else f"#{key} = {_toml(shown(full, each.default))}"
+        value = "{}" if isinstance(each.default, Pairs) else json.dumps(shown(full, each.default))
+        yield f"{key} = {_EXAMPLES[full]}" if full in _EXAMPLES else f"#{key} = {value}"
 
 
 def _said(section: str, each: Field[Any]) -> str:
@@ -444,7 +445,3 @@ def _said(section: str, each: Field[Any]) -> str:
 
 def _comment(text: str) -> list[str]:
     return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ", break_long_words=False)
-
-
-def _toml(value: Any) -> str:
-    return "{}" if isinstance(value, Pairs) else json.dumps(value)

@@ -12,8 +12,7 @@ from typing import Protocol
 from offloader.errors import needs_extra
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import TelemetrySettings
-from offloader.telemetry.last_hour import LastHour
-from offloader.telemetry.recorder import METRICS, Metric, Reading, namespace_of
+from offloader.telemetry.recorder import METRICS, LastHour, Metric, Reading, namespace_of
 
 with needs_extra("cli", "metrics"):
     from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest

@@ -9,7 +9,7 @@ import json
 import random
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class _Answering(AdminClient):
 
     body = b""
 
-    def _ask(self, method: str, path: str) -> bytes:
+    def _ask(self, method: str, path: str, document: Mapping[str, object] | None = None) -> bytes:
         return self.body
 
 

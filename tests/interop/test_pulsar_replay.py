@@ -17,8 +17,8 @@ import pytest
 
 from formats.entries import EntryBatch, Position
 from offloader.ledgers.pulsar.admin import AdminClient
-from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.consumer import Consumer, Delivery
+from offloader.ledgers.pulsar.protocol import PulsarClient
 from offloader.replay import ProgressFile
 from offloader.store.open import open_store
 from services.pulsar.broker import Broker

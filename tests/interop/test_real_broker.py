@@ -24,8 +24,8 @@ from offloader.gc.orphans import Outcome
 from offloader.gc.reconcile import StoreReconciliation
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.pulsar.admin import AdminClient
-from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.consumer import Consumer
+from offloader.ledgers.pulsar.protocol import PulsarClient
 from offloader.ledgers.pulsar.topics import TopicLedgers
 from offloader.manifest.protection import store_time_ms
 from offloader.read.reader import Reader, open_reader

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from offloader.doctor import namespace_findings, settings_findings, version_finding
 from offloader.errors import InvalidCall
-from offloader.ledgers.pulsar.broker_settings import namespace_findings, settings_findings, version_finding
 from offloader.settings.layered import parse_settings
 
 GOOD = {

@@ -19,9 +19,8 @@ from offloader.errors import (
     OffloaderError,
     StoreUnavailable,
 )
-from offloader.ledgers.pulsar import client as client_module
-from offloader.ledgers.pulsar.client import PulsarClient
-from offloader.ledgers.pulsar.protocol import ClientLimits, Connection
+from offloader.ledgers.pulsar import protocol as client_module
+from offloader.ledgers.pulsar.protocol import ClientLimits, Connection, PulsarClient
 from offloader.ledgers.pulsar.transport import BrokerAddress, open_security, parse_service_url
 from tests.support.certificates import Authority
 from tests.support.pulsar_broker import BrokerClient, FakeBroker

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from formats.entries import Position
 from formats.pulsar.commands import CommandType
 from offloader.errors import BeyondEnd, Closed, InvalidCall, NotFound, StoreUnavailable
-from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.consumer import FIRST_ESTIMATE_BYTES, Consumer, Delivery, FlowWindow
-from offloader.ledgers.pulsar.protocol import ClientLimits
+from offloader.ledgers.pulsar.protocol import ClientLimits, PulsarClient
 from tests.formats.pulsar_entries import Sent, batch_entry, single_entry
 from tests.support.pulsar_broker import FakeBroker
 from tests.support.pulsar_topics import FakeTopic

@@ -10,9 +10,8 @@ import pytest
 
 from formats.pulsar.entry import decode_frame, resent
 from offloader.errors import Closed, InvalidCall, NotFound, OffloaderError, StoreUnavailable
-from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.producer import Producer, ProducerLimits
-from offloader.ledgers.pulsar.protocol import ClientLimits
+from offloader.ledgers.pulsar.protocol import ClientLimits, PulsarClient
 from tests.formats.pulsar_entries import Sent, single_entry
 from tests.support.pulsar_broker import FakeBroker
 from tests.support.pulsar_producers import FakeProducers

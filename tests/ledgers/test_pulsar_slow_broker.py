@@ -9,9 +9,8 @@ import pytest
 
 from formats.pulsar.commands import Command, CommandType
 from offloader.errors import StoreUnavailable
-from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.consumer import Consumer
-from offloader.ledgers.pulsar.protocol import ClientLimits
+from offloader.ledgers.pulsar.protocol import ClientLimits, PulsarClient
 from tests.ledgers.pulsar_bench import NAME, TOPIC, PulsarBench
 from tests.support.pulsar_broker import BrokerClient
 from tests.support.waiting import eventually

@@ -9,9 +9,8 @@ from uuid import UUID
 
 from formats.entries import EntryBatch, Position
 from formats.pulsar.entry import decode_frame
-from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.producer import ProducerLimits
-from offloader.ledgers.pulsar.protocol import ClientLimits
+from offloader.ledgers.pulsar.protocol import ClientLimits, PulsarClient
 from offloader.read.reader import open_reader
 from offloader.replay import Progress, ProgressFile, Replayer, ReplayLimits, ReplayResult, lease_name, producer_name
 from offloader.runtime.clock import SystemClock

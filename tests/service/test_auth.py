@@ -82,7 +82,7 @@ def test_listening_off_loopback_needs_authentication_or_anonymous_access() -> No
         assert guard_for(address, credentials(), AccessSettings(), has_tls=True).caller(None).role is None
         assert guard_for(address, nothing, ANYONE_READS, has_tls=False).caller(None).role is Role.READ
     with pytest.raises(InvalidCall, match="client certificates need TLS"):
-        guard_for(HERE, Credentials(certificates={"a": Role.READ}), AccessSettings(), has_tls=False)
+        guard_for(HERE, Credentials(certificates={"a": Caller("", Role.READ)}), AccessSettings(), has_tls=False)
 
 
 def test_every_loopback_caller_is_admin_without_configured_tokens() -> None:
@@ -230,12 +230,12 @@ def test_there_are_not_more_tokens_than_a_caller_is_compared_with() -> None:
 
 
 def test_a_certificate_has_the_role_of_its_name() -> None:
-    named = Credentials(certificates={"prometheus": Role.READ, "ops": Role.ADMIN})
+    named = Credentials(certificates={"prometheus": Caller("", Role.READ), "ops": Caller("", Role.ADMIN)})
     assert Guard(named).caller(None, ["prometheus", "ops"]) == Caller("certificate ops", Role.ADMIN)
     for names in (["stranger"], [], ["*"]):
         with pytest.raises(NotAuthenticated, match="name isn't known here"):
             Guard(named).caller(None, names)
-    anyone = Guard(Credentials(certificates={"*": Role.READ, "ops": Role.ADMIN}))
+    anyone = Guard(Credentials(certificates={"*": Caller("", Role.READ), "ops": Caller("", Role.ADMIN)}))
     assert anyone.caller(None, ["stranger"]) == Caller("certificate stranger", Role.READ)
     assert anyone.caller(None, []).role is Role.READ
     assert anyone.caller(None, ["ops"]).role is Role.ADMIN

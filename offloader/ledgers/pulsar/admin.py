@@ -84,7 +84,7 @@ class AdminClient:
             raise InvalidCall(f"{url!r} is no admin URL", hint="give http://broker:8080 or https://broker:8443")
         self.url = url.rstrip("/")
         self._security = security or Security()
-        self._hosts = [_host_of(self.url), *(host.lower() for host in hosts)]
+        self._hosts = [host_of(self.url), *(host.lower() for host in hosts)]
         self._clock = clock or SystemClock()
         self._pool = urllib3.PoolManager(
             maxsize=CONNECTIONS_MAX,
@@ -175,9 +175,7 @@ class AdminClient:
 
     def note(self, topic: str, subscription: str, properties: Mapping[str, str]) -> None:
         """Replaces a subscription's properties."""
-        where = f"{self.url}{_path(topic)}/subscription/{quote(subscription, safe='')}/properties"
-        status, _, answer = self._exchange("PUT", where, dict(properties))
-        self._require_done(where, status, answer)
+        self._ask("PUT", f"{_path(topic)}/subscription/{quote(subscription, safe='')}/properties", dict(properties))
 
     def broker_settings(self) -> Mapping[str, str]:
         """The effective settings of the broker that answers; only a superuser may ask."""
@@ -203,9 +201,9 @@ class AdminClient:
         except (ValueError, RecursionError) as cause:
             raise Corrupt(f"{self.url}{path} didn't answer JSON: {self._shown(body)}") from cause
 
-    def _ask(self, method: str, path: str) -> bytes:
+    def _ask(self, method: str, path: str, document: Mapping[str, object] | None = None) -> bytes:
         where = f"{self.url}{path}"
-        status, _, body = self._exchange(method, where)
+        status, _, body = self._exchange(method, where, document)
         self._require_done(where, status, body)
         return body
 
@@ -258,7 +256,7 @@ class AdminClient:
                 f"{where} sends us on to {elsewhere[:200]}, where the token could be read on the way",
                 hint="give the brokers https addresses: webServicePortTls, and advertisedListeners",
             )
-        host = _host_of(elsewhere)
+        host = host_of(elsewhere)
         if self._security.token is not None and not any(fnmatchcase(host, allowed) for allowed in self._hosts):
             raise AccessDenied(
                 f"{where} sends us on to {elsewhere[:200]}, and nothing here says that {host[:100]} may have the token",
@@ -288,7 +286,7 @@ class AdminClient:
         return {"Accept": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
 
 
-def _host_of(url: str) -> str:
+def host_of(url: str) -> str:
     """The host as the HTTP library parses it; empty: none."""
     try:
         return (urllib3.util.parse_url(url).host or "").lower()

@@ -14,8 +14,7 @@ from formats.pulsar.commands import Command, CommandType, message_id, position_o
 from formats.pulsar.entry import decode_frame, signed64
 from offloader.errors import BeyondEnd, Closed, Corrupt, InvalidCall, OffloaderError, StoreUnavailable
 from offloader.ledgers.base import newest
-from offloader.ledgers.pulsar.client import PulsarClient
-from offloader.ledgers.pulsar.protocol import UNASKED_REQUEST, Connection
+from offloader.ledgers.pulsar.protocol import UNASKED_REQUEST, Connection, PulsarClient
 from offloader.runtime.clock import Clock, SystemClock
 
 #: Assumed size of a message before any was received; the estimate converges within a few entries.

@@ -150,15 +150,10 @@ class Roster:
             self._missed.pop(topic, None)
         self._missed.update(topic for topic in self.topics - shown if self._is_known(topic, look))
         gone = sorted(topic for topic, times in self._missed.items() if times >= MISSES_MAX)
-        self.topics |= shown
-        self.forget(gone)
+        self.topics = (self.topics | shown).difference(gone)
+        for topic in gone:  # the next survey that finds it returns it as new
+            del self._missed[topic]
         return new, gone
-
-    def forget(self, topics: Iterable[str]) -> None:
-        """Removes topics; the next survey that finds them returns them as new."""
-        for topic in topics:
-            self.topics.discard(topic)
-            self._missed.pop(topic, None)
 
     def _is_known(self, topic: str, look: Look) -> bool:
         namespace = topic.removeprefix(_DOMAIN).rpartition("/")[0]

@@ -17,8 +17,7 @@ from typing import NamedTuple
 from formats.entries import Position
 from formats.pulsar.commands import Command, CommandType, position_of
 from offloader.errors import Closed, InvalidCall, OffloaderError, StoreUnavailable
-from offloader.ledgers.pulsar.client import PulsarClient
-from offloader.ledgers.pulsar.protocol import Connection, refusal
+from offloader.ledgers.pulsar.protocol import Connection, PulsarClient, refusal
 from offloader.runtime.clock import Clock, SystemClock
 
 #: Margin below the broker's size limit: parts of large messages are as large as it allows, and longer under another

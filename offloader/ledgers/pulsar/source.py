@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing, suppress
 from functools import partial
 
 from formats.entries import EntryBatch, Position
-from offloader.errors import Fenced, InvalidCall, LimitReached, OffloaderError, SourceMismatch, StoreUnavailable
+from offloader.errors import Closed, Fenced, InvalidCall, LimitReached, OffloaderError, SourceMismatch, StoreUnavailable
 from offloader.ledgers.base import (
     AskKnown,
     BrokerLedgers,
@@ -21,21 +21,217 @@ from offloader.ledgers.base import (
     newest_listed,
 )
 from offloader.ledgers.pulsar.admin import AdminClient
-from offloader.ledgers.pulsar.client import PulsarClient
 from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.ledger_list import LedgerList, SkippedEntries, first_from
-from offloader.ledgers.pulsar.protocol import ClientLimits
-from offloader.ledgers.pulsar.subscription import AckCursor, FailoverSubscription
+from offloader.ledgers.pulsar.protocol import ClientLimits, PulsarClient
 from offloader.ledgers.pulsar.tail_reader import EARLIEST, FOR_GOOD, ReaderPool, TailReader
 from offloader.ledgers.pulsar.topics import TopicInternals, contradiction, stream_of_topic
 from offloader.ledgers.pulsar.transport import security_of
 from offloader.ledgers.tail_buffer import Listeners
 from offloader.runtime.clock import Clock, SystemClock
-from offloader.runtime.workers import Workers
+from offloader.runtime.workers import Backoff, SerialTask, Workers
 from offloader.settings import PulsarSettings
 from offloader.stream_names import require_stream_name
 
 _log = logging.getLogger("offloader.ledgers.pulsar")
+
+
+class FailoverSubscription:
+    """A topic's failover subscription. Thread-safe. Contacts no broker before ``step_back``.
+
+    Args:
+        topic: its name; a partition's where there are partitions.
+        subscription: name of the failover subscription; created at the topic's beginning if it is missing.
+        workers: subscribe, and resubscribe when the broker or the connection is lost.
+        retry_s_max: longest back-off between attempts.
+        changed: called on a worker when ``active`` or ``problem`` may have changed; return quickly.
+
+    Attributes:
+        consumer: of the subscription.
+        is_aside: whether it has stepped aside.
+        problem: why there is no subscription now.
+    """
+
+    def __init__(
+        self,
+        client: PulsarClient,
+        topic: str,
+        subscription: str,
+        *,
+        workers: Workers,
+        clock: Clock,
+        retry_s_max: float,
+        changed: Callable[[], object],
+    ) -> None:
+        self._topic, self._changed = topic, changed
+        self._task = SerialTask(workers, self._attend)
+        self._backoff = Backoff(workers, retry_s_max, self._task.schedule)
+        self.consumer = Consumer(client, topic, subscription, clock=clock, ready=self._task.schedule)
+        self._told: tuple[bool | None, str] = None, ""
+        self.problem: OffloaderError | None = None
+        self.is_aside = self._is_closed = False
+
+    @property
+    def active(self) -> bool | None:
+        """Whether the broker chose this process; ``None``: not reported yet, or no connection."""
+        return False if self.is_aside else self.consumer.is_active
+
+    def step_aside(self) -> None:
+        """Hands leadership to another process soon; until ``step_back`` this one isn't a candidate.
+
+        The subscription keeps what it retains.
+        """
+        self.is_aside = True
+        self._task.schedule()
+
+    def step_back(self) -> None:
+        """Becomes a candidate soon, and stays subscribed: at the beginning, and after ``step_aside``."""
+        self.is_aside = False
+        self._task.schedule()
+
+    def close(self) -> None:
+        """Closes the subscription: another process becomes the leader. Idempotent."""
+        self._is_closed = True
+        self.consumer.close()
+
+    def _attend(self) -> None:
+        if self._is_closed or self._backoff.waiting:
+            return
+        try:
+            if self.is_aside:
+                self.consumer.leave()
+            else:
+                self.consumer.attend()
+        except Closed:
+            return
+        except OffloaderError as error:
+            # Whatever the error: a token may be renewed, a topic may come back.
+            delay_s = self._backoff.wait()
+            if self.problem is None:
+                text = "%s: not subscribed: %s; again in %.1f s"
+                _log.warning(text, self._topic, error, delay_s, extra={"event": "retry"})
+            self.problem = error
+        else:
+            self._backoff.reset()
+            self.problem = None
+        now = self.active, str(self.problem or "")
+        if now != self._told:
+            self._told = now
+            self._changed()
+
+
+class AckCursor:
+    """Acknowledges released ledgers of a topic. Thread-safe.
+
+    Args:
+        trim: makes the broker trim at once; ``None``: it trims periodically.
+    """
+
+    def __init__(self, topic: str, consumer: Consumer, subscription: str, *, trim: Callable[[], object] | None) -> None:
+        self._topic, self._consumer, self._subscription, self._trim = topic, consumer, subscription, trim
+        self._lock = threading.Lock()
+        self._committed: Position | None = None
+        self._acknowledged: Position | None = None
+        self._given_up: set[int] = set()
+        #: The subscription's position if it is beyond the committed end.
+        self._passed: Position | None = None
+        #: The internals seen before ``committed`` was first called.
+        self._seen: TopicInternals | None = None
+
+    def committed(self, position: Position) -> None:
+        """Notes that everything up to ``position`` is in the cold tier."""
+        with self._lock:
+            self._committed = newest(self._committed, position)
+            seen, self._seen = self._seen, None
+        if seen is not None:
+            self.look(seen)
+
+    def give_up(self, ledger_id: int, infos: Sequence[LedgerInfo]) -> list[int]:
+        """Releases a ledger; acknowledges the leading ledgers that are all released.
+
+        Args:
+            ledger_id: not needed any more; one that isn't listed is deleted already.
+            infos: all ledgers, ascending.
+
+        Returns:
+            The ledgers that the broker may have deleted from now on.
+
+        Raises:
+            StoreUnavailable: nothing was acknowledged; retry later.
+        """
+        with self._lock:
+            self._given_up.add(ledger_id)
+            leading: list[LedgerInfo] = []
+            for info in infos:
+                if not info.closed or (info.entries and info.ledger_id not in self._given_up):
+                    break
+                leading.append(info)
+            self._given_up &= {info.ledger_id for info in infos}
+        end = newest_listed(leading)
+        if end is None:
+            return []
+        self.acknowledge(end)
+        with self._lock:
+            self._given_up -= {info.ledger_id for info in leading}
+        if self._trim is not None:
+            try:
+                self._trim()
+            except OffloaderError as error:
+                _log.info("%s: the broker deletes up to %s when it likes: %s", self._topic, end, error)
+        return [info.ledger_id for info in leading if info.entries]
+
+    def acknowledge(self, position: Position) -> None:
+        """Acknowledges everything up to a committed position. Sends nothing if that was done before.
+
+        Raises:
+            StoreUnavailable: nothing was acknowledged; retry later.
+        """
+        self._consumer.skip(position)
+        self._consumer.acknowledge(position)
+        with self._lock:
+            self._acknowledged = newest(self._acknowledged, position)
+
+    def ended(self, internals: TopicInternals) -> Position | None:
+        """The acknowledged position if the broker lists only later ledgers: it trimmed that one after it was consumed.
+
+        ``None`` too if another client acknowledged more: then nobody knows where the ledger ended.
+        """
+        listed = internals.ledgers.ledgers
+        with self._lock:
+            acknowledged = None if self._passed is not None else self._acknowledged
+        if acknowledged is None or not listed or listed[0].ledger_id <= acknowledged.ledger_id:
+            return None
+        return acknowledged
+
+    def look(self, internals: TopicInternals) -> None:
+        """Detects that the subscription was moved by message TTL, a backlog quota or an administrator."""
+        stands = internals.cursors.get(self._subscription)
+        with self._lock:
+            ours = newest(self._committed, self._acknowledged)
+            if ours is None:
+                self._seen = internals
+            if stands is None or ours is None:
+                return
+            passed = stands if stands > ours and _entries_between(internals, ours, stands) else None
+            is_new, self._passed = passed is not None and passed != self._passed, passed
+        if is_new:
+            _log.error(
+                "%s: the subscription %s stands at %s, and only what comes before %s is committed: message TTL, a "
+                "backlog quota or another consumer acknowledged for it; the broker may delete what isn't offloaded yet",
+                self._topic,
+                self._subscription,
+                stands,
+                ours,
+            )
+
+
+def _entries_between(internals: TopicInternals, after: Position, upto: Position) -> bool:
+    """Whether the broker lists an entry after ``after``, up to ``upto``."""
+    return any(
+        entries and after < Position(ledger_id, entries - 1) and max(after.next(), Position(ledger_id, 0)) <= upto
+        for ledger_id, entries in internals.stored()
+    )
+
 
 #: How long a read waits for an entry that is being delivered, before a separate reader fetches it.
 LIVE_WAIT_S = 1.0
@@ -178,9 +374,10 @@ class PulsarSource:
         with self._lock:
             is_first = not self._listeners.want_entries
             subscription = self._listeners.add(listener, closed)
+            subscription.ended = self._live.wake
         if is_first:
             self._live.start(newest)
-        return _Heard(subscription, self._live.wake)
+        return subscription
 
     def release(self, position: Position) -> None:
         """Notes what is committed, to detect a subscription that was moved beyond it.
@@ -329,17 +526,6 @@ def listed_by_broker(admin: AdminClient, topic: str, settings: PulsarSettings) -
     return BrokerLedgers(stored=tuple(stored), since=int(noted) if noted.isdecimal() else None)
 
 
-class _Heard:
-    """A subscription whose cancellation wakes the tail reader, which stops without listeners."""
-
-    def __init__(self, inner: Subscription, ended: Callable[[], object]) -> None:
-        self._inner, self._ended = inner, ended
-
-    def cancel(self) -> None:
-        self._inner.cancel()
-        self._ended()
-
-
 #: Minimum buffer of a topic, however many there are: a few messages of usual size.
 TOPIC_BYTES_MIN = 128 * 1024
 #: Maximum buffer of a topic: what a connection receives in about a tenth of a second.
@@ -349,7 +535,7 @@ READER_BYTES = 4 * 1024 * 1024
 _MESSAGES_MAX = 100_000
 
 
-class PulsarCluster:
+class PulsarCluster(AbstractContextManager["PulsarCluster"]):
     """A Pulsar cluster and its open sources. Thread-safe. Closing it closes its sources.
 
     Args:
@@ -388,9 +574,6 @@ class PulsarCluster:
         self.readers = ReaderPool(self.reader_from, workers=self.workers, clock=self.clock)
         self._lock = threading.Lock()
         self._sources: dict[str, PulsarSource] = {}
-
-    def __enter__(self) -> PulsarCluster:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -240,18 +240,16 @@ def stats_of(document: object, topic: str) -> TopicStats:
         fields: Any = document
         found = {
             name: SubscriptionState(
-                name, bool(each["isDurable"]), len(each.get("consumers") or ()), dict(_properties(each))
+                name,
+                bool(each["isDurable"]),
+                len(each.get("consumers") or ()),
+                {str(key): str(value) for key, value in (each.get("subscriptionProperties") or {}).items()},
             )
             for name, each in fields["subscriptions"].items()
         }
         return TopicStats(found, fields.get("deduplicationStatus") == "Enabled")
     except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as cause:
         raise Corrupt(f"{topic}: no statistics of a topic: {cause!r}") from cause
-
-
-def _properties(subscription: Any) -> Iterator[tuple[str, str]]:
-    for name, value in (subscription.get("subscriptionProperties") or {}).items():
-        yield str(name), str(value)
 
 
 def _time_ms(text: Any) -> int | None:

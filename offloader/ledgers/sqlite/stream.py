@@ -261,7 +261,7 @@ class EmbeddedStream:
                 hint=f"give a range between 1 and {LEDGER_ID_MAX}",
             )
         with self._append_lock:
-            closed = None
+            closed: list[LedgerInfo] = []
             with self._owning() as (connection, row):
                 used = newest_used(connection)
                 extends = row.ids_end == first == used + 1
@@ -279,8 +279,7 @@ class EmbeddedStream:
                 if row.ids_end is None or row.ids_end == 0:
                     closed = self._end_ledger(connection, row.open_ledger)
                     self._begin_ledger(connection, row._replace(ids_next=begin, ids_end=end), self._clock.now_ms())
-            if closed is not None:
-                self._listeners.tell_closed(closed)
+            self._listeners.tell_all([], closed)
 
     def ledgers_left(self) -> int | None:
         """Granted ids that no ledger has taken yet; ``None`` if the ids of this handle aren't granted."""
@@ -293,14 +292,13 @@ class EmbeddedStream:
         if not 0 <= above < LEDGER_ID_MAX:
             raise InvalidCall(f"stream {self._stream!r}: no ledger has an id above {above}")
         with self._append_lock:
-            closed = None
+            closed: list[LedgerInfo] = []
             with self._changing() as connection:
                 raise_used(connection, above)
                 row = stream_row(connection, self._stream_id)
                 if row is not None and row.open_ledger is not None and row.open_ledger.ledger_id <= above:
                     closed = self._end_ledger(connection, row.open_ledger)
-            if closed is not None:
-                self._listeners.tell_closed(closed)
+            self._listeners.tell_all([], closed)
 
     def _begin_ledger(
         self, connection: sqlite3.Connection, row: StreamRow, now_ms: int
@@ -322,13 +320,13 @@ class EmbeddedStream:
         info = LedgerInfo(ledger_id=ledger_id or 0, closed=False, entries=0, size_bytes=0, created_ms=now_ms)
         return info, row
 
-    def _end_ledger(self, connection: sqlite3.Connection, ledger: LedgerInfo | None) -> LedgerInfo | None:
-        """Closes an open ledger, or removes it if it is empty; returns what was closed."""
+    def _end_ledger(self, connection: sqlite3.Connection, ledger: LedgerInfo | None) -> list[LedgerInfo]:
+        """Closes an open ledger, or removes it if it is empty; returns what was closed, if anything."""
         if ledger is not None and ledger.entries:
-            return _close(connection, ledger, self._clock.now_ms())
+            return [_close(connection, ledger, self._clock.now_ms())]
         if ledger is not None:
             connection.execute("DELETE FROM ledgers WHERE ledger_id = ?", (ledger.ledger_id,))
-        return None
+        return []
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[sqlite3.Connection]:
@@ -419,9 +417,8 @@ class EmbeddedStream:
                         "the next one",
                         hint="try again when the object store answers",
                     )
-                closed = self._end_ledger(connection, row.open_ledger)
-            if closed is not None:
-                self._listeners.tell_closed(closed)
+                closed = _close(connection, row.open_ledger, self._clock.now_ms())
+            self._listeners.tell_closed(closed)
         return closed
 
     def delete(self, ledger_id: int) -> None:

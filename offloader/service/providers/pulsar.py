@@ -255,11 +255,12 @@ class StoreOutageFailover:
         changed: list[PulsarSource] = []
         if after_s and silent_s >= after_s:
             errors = _errors_of(lambda source: self._leave(source, changed), ours())
-            _tell_left(changed, silent_s)
+            left = f"the store hasn't answered here for {silent_s:.0f} s: left to another process that waits for it"
+            _tell(changed, "topic_left", logging.WARNING, left)
         elif not silent_s:
             is_sure = self._reach.answering_s >= after_s
             errors = _errors_of(lambda source: self._return(source, changed, is_sure=is_sure), aside())
-            _tell_wanted(changed)
+            _tell(changed, "topic_wanted", logging.INFO, "the store answers here: a candidate again")
         count, before = len(aside()), self.problem
         told = ProviderProblem(
             where=f"store {self._url}",
@@ -289,22 +290,13 @@ class StoreOutageFailover:
 TOPICS_TOLD_MAX = 3
 
 
-def _tell_left(left: list[PulsarSource], silent_s: float) -> None:
-    text = f"the store hasn't answered here for {silent_s:.0f} s: left to another process that waits for it"
-    left.sort(key=lambda source: source.topic)
-    for source in left[:TOPICS_TOLD_MAX]:
-        _log.warning("topic %s: %s", source.topic, text, extra={"event": "topic_left", "stream": source.stream})
-    if (more := len(left) - TOPICS_TOLD_MAX) > 0:
-        _log.warning("%d further topics: %s", more, text, extra={"event": "topic_left", "stream": ""})
-
-
-def _tell_wanted(wanted: list[PulsarSource]) -> None:
-    text = "the store answers here: a candidate again"
-    wanted.sort(key=lambda source: source.topic)
-    for source in wanted[:TOPICS_TOLD_MAX]:
-        _log.info("topic %s: %s", source.topic, text, extra={"event": "topic_wanted", "stream": source.stream})
-    if (more := len(wanted) - TOPICS_TOLD_MAX) > 0:
-        _log.info("%d further topics: %s", more, text, extra={"event": "topic_wanted", "stream": ""})
+def _tell(sources: list[PulsarSource], event: str, level: int, text: str) -> None:
+    """Logs the same about several topics."""
+    sources.sort(key=lambda source: source.topic)
+    for source in sources[:TOPICS_TOLD_MAX]:
+        _log.log(level, "topic %s: %s", source.topic, text, extra={"event": event, "stream": source.stream})
+    if (more := len(sources) - TOPICS_TOLD_MAX) > 0:
+        _log.log(level, "%d further topics: %s", more, text, extra={"event": event, "stream": ""})
 
 
 #: Interval of checks of namespace policies.
@@ -596,10 +588,9 @@ class PulsarProvider:
             )
         if before is not None:
             return
-        if isinstance(error, StoreUnavailable):
-            _log.warning("feed %s: %s", self.name, text, extra={"event": "retry", "feed": self.name})
-        else:
-            _log.warning("feed %s: %s", self.name, text, extra={"event": "feed_failed", "feed": self.name})
+        is_away = isinstance(error, StoreUnavailable)
+        extra = {"event": "retry" if is_away else "feed_failed", "feed": self.name}
+        _log.warning("feed %s: %s", self.name, text, extra=extra)
 
 
 def _with_gap_policy(streams: ServedStreams, settings: Settings) -> Settings:
