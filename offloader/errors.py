@@ -40,7 +40,6 @@ __all__ = [
     "Trimmed",
     "Unsupported",
     "install_hint",
-    "needs_extra",
     "plain_reason",
 ]
 

@@ -64,8 +64,7 @@ class LagListener(StreamingQueryListener):
     """Calls a function with the lag after each batch: ``spark.streams.addListener(LagListener(report))``.
 
     Args:
-        report: takes the progress and the lag by stream. Spark calls it on a thread of its own, one event after
-            another; an error in it is logged by Spark. Default: logs a line for each stream that is behind.
+        report: takes the progress and the lag by stream, on a thread of Spark's; ``None``: logs who is behind.
     """
 
     def __init__(self, report: Callable[[Mapping[str, Any], dict[str, StreamLag]], None] | None = None) -> None:

@@ -25,6 +25,7 @@ from tests.support.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "how-to" / "spark.md").read_text(encoding="utf-8")
+CLUSTERS = (ROOT / "docs" / "how-to" / "spark-clusters.md").read_text(encoding="utf-8")
 #: Where the text's samples are.
 PLACE = "/srv/orders"
 #: A row of a table: first cell in backquotes.
@@ -109,7 +110,7 @@ def test_the_job_for_spark_submit_runs(folder: Path) -> None:
 @pytest.mark.java
 def test_documented_submit_lines_are_valid_for_spark_submit() -> None:
     """Spark's own launcher reads the lines; there is no YARN and no Kubernetes here to run them."""
-    texts = re.findall(r"^```text\n(.*?)^```$", TEXT, re.M | re.S)
+    texts = re.findall(r"^```text\n(.*?)^```$", CLUSTERS, re.M | re.S)
     lines = [line for text in texts for line in text.replace("\\\n", " ").splitlines() if "spark-submit" in line]
     masters = set()
     for line in lines:

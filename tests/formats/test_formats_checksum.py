@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import google_crc32c.python
 import numpy as np
 import pyarrow as pa
@@ -29,7 +31,8 @@ def test_the_c_extension_is_used_where_there_is_one() -> None:
 @settings(max_examples=100)
 @given(st.binary(max_size=2000), st.binary(max_size=200))
 def test_both_implementations_agree(first: bytes, second: bytes) -> None:
-    fast, portable = checksum._extend(), google_crc32c.python.extend
+    fast: Callable[[int, bytes], int] = checksum._extend()
+    portable: Callable[[int, bytes], int] = google_crc32c.python.extend
     begun = fast(0, first)
     assert begun == portable(0, first)
     assert fast(begun, second) == portable(begun, second) == crc32c(first + second)

@@ -13,7 +13,9 @@ import pytest
 
 from formats.entries import EntryBatch
 from formats.manifest import Assign, Failed
+from formats.segment import Codec
 from offloader.store.base import ObjectStore
+from offloader.store.open import open_store
 from tests.formats.pulsar_entries import Sent, batch_entry, single_entry
 from tests.spark.cluster import Cluster, bare_python
 from tests.spark.hot_tier import HotTier, edits_of
@@ -25,6 +27,8 @@ from tests.support.wheel import build_wheel
 
 HERE = Path(__file__).resolve().parent
 HOT = ("hot/a", "hot/b")
+#: Of messages, by number.
+CODECS = {0: "none", 1: "lz4", 2: "zlib", 3: "zstd", 4: "snappy"}
 
 pytestmark = [pytest.mark.java, pytest.mark.timeout(900)]
 #: For the whole program, on a machine that is busy.
@@ -36,6 +40,7 @@ class Ran:
     """What the program found, and what there was to find."""
 
     found: dict[str, Any]
+    bare: dict[str, Any]
     writer: StreamWriter
     hot: HotTier
     store: ObjectStore
@@ -59,7 +64,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory, servers: Any, one_server: str)
         hot.append(stream, 300)
     credentials = {"AWS_ACCESS_KEY_ID": place.endpoint.access_key, "AWS_SECRET_ACCESS_KEY": place.endpoint.secret_key}
     options = json.dumps({"store": place.url, "endpointUrl": place.endpoint.url, "region": "us-east-1"})
-    python = bare_python(folder / "python")
+    python, core = bare_python(folder / "python", "s3"), bare_python(folder / "core")
+    plain = StreamWriter(open_store(f"file://{folder}/store"), STREAM)
+    plain.add([batch_of(1, 0, 500, size=100)], codec=Codec.ZSTD, closes=[1])
+    plain.add([batch_of(2, 0, 700, size=100)], closes=[2])
+    sent = [batch_entry([Sent(value=name.encode())], codec=codec) for codec, name in CODECS.items()]
+    StreamWriter(plain.store, MESSAGES).add([EntryBatch.build(1, 0, sent)])
     (folder / "wheel").mkdir()
     # Spark puts archives on executors' paths by the end of their names, and knows no wheels.
     wheel = build_wheel(folder / "wheel").rename(folder / "wheel" / "offloader.zip")
@@ -89,8 +99,18 @@ def ran(tmp_path_factory: pytest.TempPathFactory, servers: Any, one_server: str)
         eventually(under_way, within_s=PROGRAM_S)
         cluster.kill_worker(0)
         cluster.finish(program, "on_cluster.py")
-    found = json.loads((folder / "found.json").read_text())
-    return Ran(found, writer, hot, store, folder, place.endpoint.secret_key)
+        bare = cluster.submit(
+            HERE / "on_bare_cluster.py",
+            plain.store.url,
+            folder,
+            python=core,
+            py_files=[wheel],
+            conf={"spark.ui.enabled": "false"},
+        )
+        cluster.finish(bare, "on_bare_cluster.py")
+    found, of_bare = (json.loads((folder / name).read_text()) for name in ("found.json", "bare.json"))
+    assert of_bare["rows"] == rows_of(plain)
+    return Ran(found, of_bare, writer, hot, store, folder, place.endpoint.secret_key)
 
 
 def rows_of(writer: StreamWriter) -> list[list[Any]]:
@@ -101,6 +121,15 @@ def test_the_executors_have_the_package_from_the_wheel_alone(ran: Ran) -> None:
     assert ran.found["executors"] == 2
     assert len(ran.found["package"]) == 2, "each has its own copy"
     assert all("/offloader.zip/offloader/" in path and str(ran.folder) in path for path in ran.found["package"])
+
+
+def test_zip_over_the_core_packages_alone_reads_and_streams(ran: Ran) -> None:
+    """What ``--py-files`` needs of the executors' Python: no extra, and so no store but a directory."""
+    where, others = ran.bare["executor"]
+    assert ("/offloader.zip/offloader/" in where, others) == (True, [])
+    assert ran.bare["streamed"] == ran.bare["rows"]
+    assert (len(ran.bare["rows"]), ran.bare["count"]) == (1200, 700)
+    assert ran.bare["messages"] == sorted([name, name] for name in CODECS.values())
 
 
 def test_every_content_of_a_stream_is_readable_on_a_cluster(ran: Ran) -> None:
@@ -156,4 +185,4 @@ def test_secret_appears_only_in_the_environment(ran: Ran) -> None:
 
 
 def is_ours(path: Path) -> bool:
-    return path.is_file() and not {"python", "wheel"} & set(path.parts)
+    return path.is_file() and not {"python", "core", "wheel"} & set(path.parts)
