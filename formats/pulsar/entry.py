@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 import zlib
 from collections.abc import Callable
@@ -202,17 +203,60 @@ def decompress_payload(codec: int, data: bytes, size: int, limit: int) -> bytes:
 
 
 def _lz4(data: bytes, size: int) -> bytes:
-    codec, packed = pa.Codec("lz4_raw"), pa.py_buffer(data)
-    plain: bytes = codec.decompress(packed, size, asbytes=True)
-    if size == 0:
-        return plain
-    # Arrow doesn't report how many bytes came out, and the rest of its buffer is old memory. Where they fit into less,
-    # the declaration is too large.
+    return (_lz4_package() or _lz4_by_arrow)(data, size)
+
+
+@functools.cache
+def _lz4_package() -> Callable[[bytes, int], bytes] | None:
+    """Decompression by the package lz4 where it is installed: it reports how many bytes came out."""
     try:
-        codec.decompress(packed, size - 1)
-    except OSError:
+        import lz4.block
+    except ImportError:
+        return None
+
+    def decompress_lz4(data: bytes, size: int) -> bytes:
+        try:
+            plain: bytes = lz4.block.decompress(data, uncompressed_size=max(size, 1))
+        except lz4.block.LZ4BlockError as cause:
+            raise ValueError(str(cause)) from cause
         return plain
-    raise Inconsistent("lz4 payload's own size", expected=size, found=f"at most {size - 1}")
+
+    return decompress_lz4
+
+
+def _lz4_by_arrow(data: bytes, size: int) -> bytes:
+    # Arrow doesn't report it: a too large declaration would expose the rest of its buffer, old memory.
+    found = _lz4_size(data)
+    if found != size:
+        raise Inconsistent("lz4 payload's own size", expected=size, found=found)
+    plain: bytes = pa.Codec("lz4_raw").decompress(pa.py_buffer(data), size, asbytes=True)
+    return plain
+
+
+def _lz4_size(data: bytes) -> int:
+    """Bytes that an LZ4 block decompresses to, counted sequence by sequence; any number for one that is damaged."""
+    position = size = 0
+    end = len(data)
+    while position < end:
+        token = data[position]
+        literals, position = _lz4_length(data, token >> 4, position + 1)
+        position += literals
+        size += literals
+        if position >= end:
+            break  # the last sequence has no match
+        match, position = _lz4_length(data, token & 15, position + 2)
+        size += match + 4
+    return size
+
+
+def _lz4_length(data: bytes, length: int, position: int) -> tuple[int, int]:
+    """A length that begins with four bits of the token, and where what follows it begins."""
+    more = 255 if length == 15 else 0
+    while more == 255 and position < len(data):
+        more = data[position]
+        position += 1
+        length += more
+    return length, position
 
 
 def _zlib(data: bytes, size: int) -> bytes:
