@@ -43,7 +43,7 @@ def test_the_example_writes_the_stream_into_parquet(tmp_path: Path) -> None:
     files = [path for path in (tmp_path / "out").glob("part-*") if path.stat().st_size]
     ids = [entry_id for path in files for entry_id in pq.read_table(path)["entry_id"].to_pylist()]
     assert sorted(ids) == list(range(300))
-    assert done.stdout.splitlines()[-1] == "{'orders': StreamLag(entries=0, bytes=0)}"
+    assert "{'orders': StreamLag(entries=0, bytes=0)}" in done.stdout
 
 
 def test_the_example_of_a_subscriber_is_the_first_one_with_one_option_more() -> None:
