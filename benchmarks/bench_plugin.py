@@ -27,7 +27,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -195,15 +194,12 @@ def measure(tier: Tier, delay_ms: float, dice: random.Random, proxy: SlowProxy) 
     tier.add("first message, ms", delay_ms, tier.world.broker.drain(tier.topic, 1).first_ms)
     for of, topic in (("", tier), (UNREAD, tier.unread)):
         if topic is not None:
-            look_up(topic, partial(_add_of, tier, of, delay_ms), dice, proxy)
+            for what, unit, figure in looked_up(topic, dice, proxy):
+                tier.add(f"{what}{of}, {unit}", delay_ms, figure)
 
 
-def _add_of(tier: Tier, of: str, delay_ms: float, what: str, figure: float) -> None:
-    tier.add(what.format(of), delay_ms, figure)
-
-
-def look_up(topic: Tier, add: Callable[[str, float], None], dice: random.Random, proxy: SlowProxy) -> None:
-    """Single entries and seeks by time, the topic's load apart; ``{}`` in a name is for which topic it is."""
+def looked_up(topic: Tier, dice: random.Random, proxy: SlowProxy) -> Iterator[tuple[str, str, float]]:
+    """What was looked up, the unit and the figure: single entries and seeks by time, the topic's load apart."""
     from tests.plugin.plugin_world import path_of
 
     for _ in range(SINGLES):
@@ -213,13 +209,13 @@ def look_up(topic: Tier, add: Callable[[str, float], None], dice: random.Random,
             entry = f"{path_of(topic.topic)}/ledger/{ledger_id}/entry/{dice.randrange(topic.ledgers[ledger_id])}"
             began, asked = time.perf_counter(), proxy.requests
             topic.world.admin("GET", entry)
-            add(what + "{}, ms", (time.perf_counter() - began) * 1000)
-            add(what + "{}, requests", proxy.requests - asked)
+            yield what, "ms", (time.perf_counter() - began) * 1000
+            yield what, "requests", proxy.requests - asked
     for _ in range(SEEKS):
         topic.load()
         at_ms, asked = dice.randrange(*topic.times_ms), proxy.requests
-        add("seek by time{}, ms", topic.world.broker.drain(topic.topic, 1, f"time:{at_ms}").first_ms)
-        add("seek by time{}, requests", proxy.requests - asked)
+        yield "seek by time", "ms", topic.world.broker.drain(topic.topic, 1, f"time:{at_ms}").first_ms
+        yield "seek by time", "requests", proxy.requests - asked
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -71,8 +71,9 @@ from offloader.write.upload import verify_objects
 _log = logging.getLogger("offloader.service.broker")
 
 #: Oldest view of a manifest with which a closed ledger is read: its objects stay, or the reader learns that they don't.
-#: After the first age the view serves the requests that come while it is read anew, so that none waits for the store.
-VIEW_AGE_S_MAX, VIEW_STALE_S_MAX = 30.0, 600.0
+VIEW_AGE_S_MAX = 30.0
+#: Oldest one that serves requests while it is read anew after that age, so that they don't wait for the store.
+VIEW_STALE_S_MAX = 600.0
 #: Longest wait of one request for a ledger's offload.
 WAIT_S_MAX = 25.0
 #: First and longest wait between two looks at the manifest while a ledger isn't complete; doubles.

@@ -24,7 +24,7 @@ _ROW_BYTES, _ITEM_BYTES = 200, 2000
 #: Locks of loads: streams that share one load one after the other.
 _LOCKS = 256
 #: Views that are read anew at the same time while older ones are used; others wait, at most one for each view kept.
-_RENEWALS_MAX = 4
+RENEWALS_MAX = 4
 
 
 class View(NamedTuple):
@@ -49,7 +49,7 @@ class ManifestViews:
         self._kept: OrderedDict[str, tuple[View, int]] = OrderedDict()
         self._held_bytes = 0
         self._renewed: set[str] = set()
-        self._renewals = ThreadPoolExecutor(_RENEWALS_MAX, thread_name_prefix="offloader-views")
+        self._renewals = ThreadPoolExecutor(RENEWALS_MAX, thread_name_prefix="offloader-views")
 
     def close(self) -> None:
         """Reads no view anew any more in the background. Idempotent."""
