@@ -12,7 +12,6 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
-import zstandard
 from numpy.typing import NDArray
 
 from formats.checksum import check_crc32c, crc32c
@@ -44,6 +43,8 @@ def compress(codec: Codec, data: Buffer) -> bytes:
     """``data`` in the codec's form; zstd gives one frame that states its content size."""
     if codec is Codec.NONE:
         return bytes(data)
+    import zstandard  # most streams are stored as they are
+
     return zstandard.ZstdCompressor(level=ZSTD_LEVEL, write_content_size=True).compress(byte_array(data).data)
 
 
@@ -65,6 +66,8 @@ def decompress(codec: Codec, data: Buffer, length: int, limit: int) -> bytes:
 
 
 def _unzstd(data: Buffer, length: int) -> bytes:
+    import zstandard
+
     try:
         view = byte_array(data).data
         # The library allocates what the frame declares, regardless of max_output_size: so check first.
