@@ -219,7 +219,7 @@ _LOCAL_CONFIG = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "4",
     "spark.sql.session.timeZone": "UTC",
-    "spark.python.daemon.module": "offloader.spark.daemon",
+    "spark.python.daemon.module": f"{__package__}.daemon",
 }
 
 _LOGGING = """\
@@ -300,7 +300,7 @@ def _ours(what: str, said: str, hint: str) -> OffloaderError:
 
 _works = itertools.count()
 #: What Spark's Python processes are started as.
-_DAEMONS = ("pyspark.daemon", "offloader.spark.daemon")
+_DAEMONS = ("pyspark.daemon", _LOCAL_CONFIG["spark.python.daemon.module"])
 
 
 def _print_error() -> None:
