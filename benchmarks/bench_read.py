@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -56,6 +56,8 @@ BUCKET = "offloader-bench"
 ROOT = "read"
 S3_URL = f"s3://{BUCKET}/{ROOT}"
 BATCH_ENTRIES = 10_000
+#: Publish time of a stream's first entry.
+FIRST_TIME_MS = 1_700_000_000_000
 ROUNDS = 5
 FAR_ROUNDS = 3
 #: Ways to read that one scan is compared with.
@@ -63,19 +65,32 @@ ONE_READER = ("bare_gets", "gets_and_decode", "one_after_another")
 SINGLE_READS = 200
 
 
-def write_stream(store: ObjectStore, stream: str, entry_bytes: int, total_bytes: int, segments: int = 2) -> None:
-    """A stream of random payloads of one size, a millisecond apart, in segments of equal size."""
+def write_stream(
+    store: ObjectStore,
+    stream: str,
+    entry_bytes: int,
+    total_bytes: int,
+    segments: int = 2,
+    *,
+    payloads: Sequence[bytes] = (),
+    step_us: int = 1000,
+) -> None:
+    """A stream of random payloads of one size, or of ``payloads`` again and again, in segments of equal size.
+
+    Times ascend over all segments, ``step_us`` microseconds an entry.
+    """
     log = ManifestLog(store, stream, clock=SystemClock())
     log.open_epoch()
     entries = total_bytes // (entry_bytes + 12) // segments
     chunk = np.random.default_rng(1).bytes(entry_bytes * BATCH_ENTRIES)
-    payloads = [chunk[at : at + entry_bytes] for at in range(0, len(chunk), entry_bytes)]
+    payloads = payloads or [chunk[at : at + entry_bytes] for at in range(0, len(chunk), entry_bytes)]
     for ledger in range(1, segments + 1):
         builder = SegmentBuilder(block_bytes=1 << 20, part_bytes=1 << 24)
         parts = []
         for first in range(0, entries, BATCH_ENTRIES):
             count = min(BATCH_ENTRIES, entries - first)
-            times = np.arange(first, first + count, dtype=np.int64) + 1_700_000_000_000
+            before = (ledger - 1) * entries + first
+            times = np.arange(before, before + count, dtype=np.int64) * step_us // 1000 + FIRST_TIME_MS
             parts += builder.append(EntryBatch.build(ledger, first, payloads[:count], times))
         finished = builder.finish()
         uuid = new_segment_uuid(log.state.incarnation, random.getrandbits(64))

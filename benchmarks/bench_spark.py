@@ -1,17 +1,21 @@
 """A Spark scan against a Python data source that emits the same rows from memory, and against Spark's own Parquet.
 
     python benchmarks/bench_spark.py [--store file|minio|versitygw] [--mib 1024] [--entry-bytes 100,1024] [--rounds 5]
-                                     [--million 10] [--segments 100000] [--conf NAME=VALUE] [--json]
+                                     [--million 10] [--segments 100000] [--events 1000000] [--s3a-jars FOLDER]
+                                     [--conf NAME=VALUE] [--json]
 
 Prints for each entry size, with ``local[2]`` and the ``noop`` sink: MB/s of payload of the scan, of the ceiling (the
 source that emits from memory) and of Parquet (the same rows, uncompressed, in local files), each way in turns, medians;
 the ratios, each of them the median of the rounds' own (a machine that grows slower in between changes both ways of one
 round, but not one way of another); and the processor seconds for a GB that the JVM, its Python workers and the server
-took. The ceiling's rows come in batches of 4 MiB, one made once in each task, from Python workers of its own that never
-load anything of ours: what the pipe to the JVM allows. Then the time until a first small query answers; positions only
-(stream, ledger id, entry id) of ``--million`` million entries, after their data objects were deleted, so that none can
-have been asked for; and the time to plan a scan of a stream of ``--segments`` segments. Compare the ratios: Spark,
-Python and a server share the cores.
+took. The ceiling's rows come in batches of 4 MiB, one made once in each task, from Python workers of its own that
+never load anything of ours: what the pipe to the JVM allows. Then a table of questions about ``--events`` JSON
+events, beside the same rows as zstd Parquet: in local files, or with ``--s3a-jars`` in the S3 server, read with
+Hadoop's s3a out of that folder's jars (hadoop-aws of Spark's Hadoop version, the AWS SDK's bundle,
+analyticsaccelerator-s3). Then the time until a first small query answers; positions only (stream, ledger id, entry
+id) of ``--million`` million entries, after their data objects were deleted, so that none can have been asked for; and
+the time to plan a scan of a stream of ``--segments`` segments. Compare the ratios: Spark, Python and a server share
+the cores.
 """
 
 from __future__ import annotations
@@ -35,8 +39,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from benchmarks import bench_manifest
-from benchmarks.bench_read import opened_store, seconds, write_stream
+from benchmarks import bench_manifest, spark_questions
+from benchmarks.bench_read import BUCKET, opened_store, seconds, write_stream
 from offloader.read.reader import open_reader
 from offloader.spark.options import Needs, SourceOptions
 from offloader.spark.scan import pinned_states, plan_slices
@@ -216,6 +220,24 @@ def positions(spark: Any, store: ObjectStore, options: dict[str, str], million: 
     return {"positions_rows": rows, "positions_s": round(taken_s, 2), "positions_rows_s": round(rows / taken_s)}
 
 
+def questions(
+    spark: Any, store: ObjectStore, options: dict[str, str], folder: str, arguments: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """The table of questions, of a stream that is written first."""
+    parquet = f"file://{folder}/events-parquet"
+    if arguments.s3a_jars:
+        parquet = f"s3a://{BUCKET}/events-parquet"
+        names = {"endpoint": "endpointUrl", "access.key": "accessKey", "secret.key": "secretKey"}
+        settings = {name: options[option] for name, option in names.items()}
+        settings |= {"path.style.access": "true", "endpoint.region": options["region"]}
+        for name, value in settings.items():
+            spark.conf.set(f"fs.s3a.{name}", value)
+    spark_questions.write_events(store, arguments.events)
+    return spark_questions.table(
+        spark, store, options, parquet, rounds=arguments.rounds, cpu_s=lambda: sum(cpu_s().values())
+    )
+
+
 def plans(segments: int) -> dict[str, float]:
     """Plans over many segments, whose manifest is in a local directory."""
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(open_store(f"file://{folder}")) as store:
@@ -245,6 +267,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--million", type=int, default=10, help="entries of the scan of positions; 0: none")
     parser.add_argument("--segments", type=int, default=100_000, help="of the stream to plan a scan of; 0: none")
+    parser.add_argument("--events", type=int, default=1_000_000, help="of the stream that is asked questions; 0: none")
+    parser.add_argument("--s3a-jars", default="", metavar="FOLDER", help="jars to read Parquet from the S3 server with")
     parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="a setting of Spark's")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -258,6 +282,10 @@ def main() -> None:
         text = "\n".join(f"{name:24} {value}" for name, value in found.items()) + "\n"
         print(json.dumps(found) if arguments.json else text, flush=True)
 
+    if arguments.s3a_jars:
+        if arguments.store == "file":
+            parser.error("--s3a-jars needs --store minio or versitygw")
+        config["spark.jars"] = ",".join(map(str, sorted(Path(arguments.s3a_jars).glob("*.jar"))))
     if arguments.segments:
         show(plans(arguments.segments))
     started = time.perf_counter()
@@ -271,6 +299,9 @@ def main() -> None:
             found: dict[str, Any] = {"store": arguments.store, "entry_bytes": entry_bytes}
             found["session_s"] = round(session_s, 2)
             show(found | measure(spark, store, options, stream, entry_bytes, arguments.rounds))
+        if arguments.events:
+            rows = questions(spark, store, options, folder, arguments)
+            print(json.dumps(rows) if arguments.json else spark_questions.printed(rows), flush=True)
         if arguments.million:
             show({"store": arguments.store, **positions(spark, store, options, arguments.million)})
     spark.stop()

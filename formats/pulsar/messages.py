@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch
 from formats.errors import FormatError, Inconsistent, LimitExceeded
 from formats.metadata import pulsar_message_pb2
+from formats.pulsar import PAYLOAD_BYTES_LIMIT, PAYLOAD_BYTES_MAX
 from formats.pulsar.chunks import ChunkJoiner
 from formats.pulsar.entry import (
     MESSAGE_BYTES_MIN,
@@ -450,15 +451,11 @@ _MAKERS: Final[dict[str, Callable[[_Table], pa.Array]]] = {
 assert set(_MAKERS) <= set(COLUMNS)
 
 
-#: Default limit of a payload's decompressed bytes. Pulsar's brokers accept 5 MiB.
-PAYLOAD_BYTES_MAX = 128 * 1024 * 1024
 #: Limit of the declared messages of an entry. Pulsar's producers send 1,000 by default.
 BATCH_MESSAGES_MAX = 1_000_000
 #: Defaults of a record batch's size.
 ROWS_MAX = 16_384
 BYTES_MAX = 4 * 1024 * 1024
-#: Upper bound of that limit: one entry's bytes come on top of a batch's, and Arrow counts both in 31 bits.
-PAYLOAD_BYTES_LIMIT = 1 << 30
 
 
 class BadEntry(enum.Enum):

@@ -78,7 +78,7 @@ def run(
     )
     with _shown(as_json=json) as shown:
         result = run_demo(request, shown, SystemClock())
-    _print_json(result) if json else _print_text(result)
+    _print_json(result) if json else _print_end(result)
     return result.problems[0].exit_code if result.problems else 0
 
 
@@ -99,6 +99,9 @@ class _Lines(Observer):
                 flush=True,
             )
         self._told, self.now = max(tenths, self._told), now
+
+    def results(self, result: DemoResult) -> None:
+        _print_results(result)
 
 
 class _Bars(Observer):
@@ -121,6 +124,10 @@ class _Bars(Observer):
         notes = (f"{now.mode}, {_buffer(now)}", _lag(now) + (f"; {now.error}" if now.error else ""))
         for task, done, note in zip(self._tasks, (now.appended, now.committed), notes, strict=True):
             self.bars.update(task, total=now.total, completed=done, note=note, visible=True)
+
+    def results(self, result: DemoResult) -> None:
+        self.bars.stop()
+        _print_results(result)
 
 
 def _lag(now: Progress) -> str:
@@ -172,23 +179,31 @@ _REQUESTS = (
 )
 
 
-def _print_text(result: DemoResult) -> None:
+def _is_wide() -> bool:
+    return not sys.stdout.isatty() or shutil.get_terminal_size().columns >= _WIDE
+
+
+def _print_results(result: DemoResult) -> None:
     summary, request = result.summary, result.request
     print(
         f"\nInput:   {summary.name}, {summary.events:,} events, {bytes_text(summary.payload_bytes)}\n"
         f"Store:   {request.url}, stream {STREAM}\nLedgers: {request.ledgers_path}\n"
     )
-    is_wide = not sys.stdout.isatty() or shutil.get_terminal_size().columns >= _WIDE
     print_rows(_ledger_rows(result), _LEDGERS)
     print()
-    print_rows(_segment_rows(result), (*_SEGMENTS, *_SEGMENTS_WIDE) if is_wide else _SEGMENTS)
+    print_rows(_segment_rows(result), (*_SEGMENTS, *_SEGMENTS_WIDE) if _is_wide() else _SEGMENTS)
     _print_outcome(result)
     print("\nRequests to the store (a look for something that isn't there yet counts as failed):\n")
     print_rows(_request_rows(result), _REQUESTS)
-    if result.scan is not None:
-        _print_scan(result.scan, result.scan_seconds, digits=1 if is_wide else 0)
     if result.picture is not None:
         print(f"\nPicture: {result.picture}")
+    sys.stdout.flush()
+
+
+def _print_end(result: DemoResult) -> None:
+    if result.scan is not None:
+        _print_scan(result.scan, result.scan_seconds, digits=1 if _is_wide() else 0)
+    print(f"\nThe whole demo took {result.seconds:.1f} s")
     commands = "\n".join(f"  {command}" for command in _next_commands(result))
     python = shlex.quote(os.path.relpath(sys.executable))
     print(f"\nType next:\n\n{commands}\n\nor, in {python}:\n\n{_python_snippet(result)}")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,6 +13,7 @@ from formats.entries import Position
 from offloader.errors import InvalidCall
 from offloader.manifest.names import NamedStreams, named_streams, stream_name
 from offloader.runtime.clock import SystemClock
+from offloader.runtime.system import cache_folder
 from offloader.settings import LimitSettings, Settings, StoreSettings
 from offloader.settings.fields import DURATION, SIZE
 from offloader.settings.layered import SettingsFile, read_settings_file
@@ -110,11 +109,6 @@ NAME_A_STORE = (
     "give --store URL, for example file://$PWD/offloader-demo/store, or --config FILE with serve.store; or set "
     "OFFLOADER_STORE or OFFLOADER_CONFIG"
 )
-
-
-def cache_folder() -> Path:
-    """Where commands of this user keep what they would otherwise find out again; it may be deleted at any time."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "offloader"
 
 
 def open_chosen_store(

@@ -231,7 +231,9 @@ def _run_job(action: Action, master: str, job: Callable[[Any, Any], _Done]) -> _
     from offloader.spark import jobs
     from offloader.spark.session import command_session
 
-    with command_session(f"offloader spark {action.value}", master) as spark:
+    # An export's Parquet files are written by Spark, verify's and backfill's work is done in Python.
+    is_short = action is not Action.EXPORT
+    with command_session(f"offloader spark {action.value}", master, is_short=is_short) as spark:
         return job(jobs, spark)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -32,7 +32,7 @@ from offloader.store.wrappers import VerbCount, requests_of
 from offloader.write.stream_state import Mode
 
 if TYPE_CHECKING:
-    from offloader.spark.demo_query import ScanResult
+    from offloader.spark.demo_query import ScanResult, WaitForSession
 
 #: The demo's only stream.
 STREAM = "public/default/persistent/demo"
@@ -156,6 +156,9 @@ class Observer:
         """The progress of the current step."""
         self.now = now
 
+    def results(self, result: DemoResult) -> None:
+        """Everything but Spark's scan is known; Spark is starting."""
+
 
 @dataclass(frozen=True, slots=True)
 class OffloadReport:
@@ -245,11 +248,15 @@ def run_demo(request: DemoRequest, observer: Observer, clock: Clock) -> DemoResu
             result.offload = _Run(result, store, observer, clock).report(source)
         observer.step("Reading everything back from the store")
         _read_back(result, store, clock)
-    if request.picture:
-        _try(result, lambda: _draw(result))
-    if request.spark:
-        observer.step("Scanning with Spark")
-        _try(result, lambda: _scan(result, clock))
+    with _spark_starting(request) as session:
+        before_spark_s = clock.monotonic_s()
+        if request.picture:
+            _try(result, lambda: _draw(result))
+        observer.results(result)
+        if session is not None:
+            observer.step("Scanning with Spark")
+            _try(result, lambda: _scan(result, session))
+            result.scan_seconds = clock.monotonic_s() - before_spark_s
     result.seconds = clock.monotonic_s() - started_s
     return result
 
@@ -465,10 +472,20 @@ def _spans(sizes: list[tuple[str, int, int]]) -> list[Span]:
     return [Span(name, stop - events, stop, size) for (name, events, size), stop in zip(sizes, stops, strict=True)]
 
 
-def _scan(result: DemoResult, clock: Clock) -> None:
+@contextmanager
+def _spark_starting(request: DemoRequest) -> Iterator[WaitForSession | None]:
+    """Starts Spark, which takes seconds, while the results so far are drawn and printed."""
+    if not request.spark:
+        yield None
+        return
+    from offloader.spark.demo_query import starting_session
+
+    with starting_session() as session:
+        yield session
+
+
+def _scan(result: DemoResult, session: WaitForSession) -> None:
     from offloader.spark.demo_query import delays_by_carrier_and_month, entries_by_ledger
 
-    started_s = clock.monotonic_s()
     question = entries_by_ledger if result.request.input_path else delays_by_carrier_and_month
-    result.scan = question(result.request.url, STREAM, result.request.store_options)
-    result.scan_seconds = clock.monotonic_s() - started_s
+    result.scan = question(session, result.request.url, STREAM, result.request.store_options)

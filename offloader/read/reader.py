@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from uuid import UUID
 
 import numpy as np
@@ -21,7 +21,6 @@ from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
 from formats.errors import FormatError, LimitExceeded, UnsupportedVersion
 from formats.index import LedgerGroup
 from formats.metadata.messages import BookKeeperLedger, OffloadContext, PulsarLedger
-from formats.pulsar.messages import MessageDecoder, publish_times_ms
 from formats.segment_map import SegmentMap
 from offloader.errors import (
     BeyondEnd,
@@ -49,6 +48,9 @@ from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 from offloader.times import moment_ms
+
+if TYPE_CHECKING:
+    from formats.pulsar.messages import MessageDecoder
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -567,6 +569,8 @@ def published_between(batch: EntryBatch, start_ms: int | None, end_ms: int | Non
     Returns:
         bool, shape (n,); also true where the metadata is unreadable, so that damage isn't hidden.
     """
+    from formats.pulsar.messages import publish_times_ms  # protobuf and codecs, which most readers don't need
+
     times = publish_times_ms(batch)
     mask = np.ones(len(times), dtype=bool)
     if start_ms is not None:

@@ -24,6 +24,11 @@ NO_IDLE_THREADS = {"OPENBLAS_NUM_THREADS": "1"}
 HEAP = ((-8, 2), (-3, 256 * 1024), (-1, 4 * 1024 * 1024))
 
 
+def cache_folder() -> Path:
+    """Where commands of this user keep what they would otherwise find out again; it may be deleted at any time."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "offloader"
+
+
 def set_up(*, has_budget: bool) -> None:
     """Applies the settings to this process. Call it before NumPy and Arrow are loaded: theirs have no effect later. The
     environment's own settings take precedence.

@@ -27,10 +27,10 @@ def register(spark: SparkSession) -> None:
         Unsupported: the session's workers run a Python on this machine that doesn't have this package.
     """
     from offloader.spark.session import require_interpreter
-    from offloader.spark.source import OffloaderDataSource
+    from pyspark_offloader import DefaultSource
 
     require_interpreter(spark)
-    spark.dataSource.register(OffloaderDataSource)
+    spark.dataSource.register(DefaultSource)
 
 
 #: Public name -> its module.

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from offloader.spark.session import command_session, translated
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+
+    #: Waits until Spark has started.
+    WaitForSession = Callable[[], SparkSession]
 
 #: The fields of a flight in the query.
 FLIGHT_FIELDS = "carrier STRING, month INT, dep_delay DOUBLE"
@@ -27,10 +32,30 @@ class ScanResult:
     partitions: int
 
 
-def delays_by_carrier_and_month(store_url: str, stream: str, options: Mapping[str, str]) -> ScanResult:
+@contextlib.contextmanager
+def starting_session() -> Iterator[WaitForSession]:
+    """Starts Spark in a thread; what it yields waits for the session, which is stopped at the end.
+
+    Raises:
+        Unsupported: by the call that waits: no pyspark, or no Java.
+    """
+    session = command_session("offloader demo", is_short=True)
+    with ThreadPoolExecutor(1, "spark-start") as starter:
+        started = starter.submit(session.__enter__)
+        try:
+            yield started.result
+        finally:
+            if started.exception() is None:
+                session.__exit__(None, None, None)
+
+
+def delays_by_carrier_and_month(
+    session: WaitForSession, store_url: str, stream: str, options: Mapping[str, str]
+) -> ScanResult:
     """Mean departure delay by carrier and month, over the flights that departed.
 
     Args:
+        session: waits for Spark's session.
         store_url, stream: to scan; payloads are flights as JSON.
         options: further ones of the data source (``endpointUrl``, ``region``).
 
@@ -50,10 +75,11 @@ def delays_by_carrier_and_month(store_url: str, stream: str, options: Mapping[st
             .orderBy("carrier", "month")
         )
 
-    return _ask("mean departure delay in minutes by carrier and month", ask, store_url, stream, options)
+    question = "mean departure delay in minutes by carrier and month"
+    return _ask(question, ask, session, store_url, stream, options)
 
 
-def entries_by_ledger(store_url: str, stream: str, options: Mapping[str, str]) -> ScanResult:
+def entries_by_ledger(session: WaitForSession, store_url: str, stream: str, options: Mapping[str, str]) -> ScanResult:
     """Entries, payload bytes and publish times by ledger; args and errors as of ``delays_by_carrier_and_month``."""
 
     def ask(entries: DataFrame) -> DataFrame:
@@ -70,7 +96,7 @@ def entries_by_ledger(store_url: str, stream: str, options: Mapping[str, str]) -
             .orderBy("ledger_id")
         )
 
-    return _ask("entries by ledger", ask, store_url, stream, options)
+    return _ask("entries by ledger", ask, session, store_url, stream, options)
 
 
 def snippet(store_url: str, stream: str, options: Mapping[str, str], *, flights: bool) -> str:
@@ -95,12 +121,17 @@ entries = (
 
 
 def _ask(
-    question: str, ask: Callable[[DataFrame], DataFrame], store_url: str, stream: str, options: Mapping[str, str]
+    question: str,
+    ask: Callable[[DataFrame], DataFrame],
+    session: WaitForSession,
+    store_url: str,
+    stream: str,
+    options: Mapping[str, str],
 ) -> ScanResult:
     hint = "give the same command again; `offloader read` needs no Spark"
-    with translated(f"Spark's scan of {stream}", hint=hint), command_session("offloader demo") as spark:
+    with translated(f"Spark's scan of {stream}", hint=hint):
         given = {"store": store_url, "stream": stream, "splitBytes": str(SPLIT_BYTES), **options}
-        entries = spark.read.format("offloader").options(**given).load()
+        entries = session().read.format("offloader").options(**given).load()
         answer = ask(entries)
         rows = tuple(tuple(row) for row in answer.collect())
         return ScanResult(question, tuple(answer.columns), rows, entries.rdd.getNumPartitions())

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from formats.entries import Position
-from formats.pulsar.messages import PAYLOAD_BYTES_LIMIT, PAYLOAD_BYTES_MAX
+from formats.pulsar import PAYLOAD_BYTES_LIMIT, PAYLOAD_BYTES_MAX
 from offloader.errors import InvalidCall, Unsupported
 from offloader.manifest.names import stream_name
 from offloader.read.cold import NOT_MOVED

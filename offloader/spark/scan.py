@@ -19,11 +19,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
-from formats.pulsar.messages import BadEntry, MessageDecoder, MessageOptions
 from formats.segment import LedgerSpan, SegmentSummary
 from formats.segment_map import SegmentMap
 from offloader.errors import Corrupt, InvalidCall, NotFound, ObjectChanged, ObjectMissing, OffloaderError, Trimmed
@@ -659,6 +657,8 @@ def _entry_batches(rows: Iterable[_Rows], schema: pa.Schema) -> Iterator[pa.Reco
 
 
 def _message_batches(rows: Iterable[_Rows], schema: pa.Schema, options: SourceOptions) -> Iterator[pa.RecordBatch]:
+    from formats.pulsar.messages import BadEntry, MessageDecoder, MessageOptions  # protobuf, which entries don't need
+
     # Entries don't hold the stream's name.
     names = tuple(name for name in schema.names if name != "stream")
     how = MessageOptions(
@@ -679,6 +679,8 @@ def _message_batches(rows: Iterable[_Rows], schema: pa.Schema, options: SourceOp
 def _column(field: pa.Field, messages: pa.RecordBatch, stream: str) -> pa.Array:
     if field.name == "stream":
         return pa.repeat(pa.scalar(stream), messages.num_rows)
+    import pyarrow.compute as pc
+
     column = messages.column(field.name)
     if pa.types.is_timestamp(field.type):  # ms; the decoder excludes times that overflow as us
         return pc.multiply(column.view(pa.int64()), US_PER_MS).view(field.type)
@@ -706,7 +708,7 @@ def _entry_column(name: str, rows: _Rows) -> pa.Array:
             times_ms = rows.publish_times_ms
             assert times_ms is not None
             unknown = times_ms == TIME_UNKNOWN_MS
-            micros = pc.multiply(pa.array(times_ms, mask=unknown if unknown.any() else None), US_PER_MS)
+            micros = pa.array(times_ms * US_PER_MS, mask=unknown if unknown.any() else None)
             return micros.view(pa.timestamp("us", tz="UTC"))
         case _:
             assert rows.payloads is not None

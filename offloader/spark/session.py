@@ -12,16 +12,20 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from itertools import takewhile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from offloader import errors
 from offloader.errors import ExecutorLost, OffloaderError, Unsupported, install_hint
-from offloader.runtime.system import THREAD_SWITCH_S
+from offloader.runtime.clock import SystemClock
+from offloader.runtime.system import THREAD_SWITCH_S, cache_folder
 from offloader.spark import register
+from offloader.spark.launch import SHORT_WORK, Launch, drop_refused_archive, prepare_launch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -109,6 +113,13 @@ def local_session(
     Raises:
         Unsupported: pyspark isn't installed, or no Java 17+ was found; the hint names what to install.
     """
+    return _local_session(app_name, cores=cores, config=config)
+
+
+def _local_session(
+    app_name: str, *, cores: int | str = "*", config: Mapping[str, str] | None = None, is_short: bool = False
+) -> SparkSession:
+    """As ``local_session``; ``is_short`` starts a JVM that suits a command of some seconds."""
     _require_spark()
     from pyspark.sql import SparkSession
 
@@ -123,33 +134,69 @@ def local_session(
         logging_file.write_text(_LOGGING, encoding="ascii")
         # Spark warns about this pandas version; none of our code uses pandas.
         warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
-        java_options = f"-Dlog4j2.configurationFile={logging_file.as_uri()}"
-        settings = {**_LOCAL_CONFIG, "spark.driver.extraJavaOptions": java_options, **(config or {})}
+        launch = _launch_of(java, is_short=is_short)
+        java_options = (f"-Dlog4j2.configurationFile={logging_file.as_uri()}", *launch.java_options)
+        if is_short:
+            java_options += SHORT_WORK
+        settings = {**_LOCAL_CONFIG, "spark.driver.extraJavaOptions": " ".join(java_options), **(config or {})}
         builder = SparkSession.builder.master(f"local[{cores}]").appName(app_name)
         for name, value in settings.items():
             builder = builder.config(name, value)
-        spark = builder.getOrCreate()
+        with _spark_home(launch):
+            spark = builder.getOrCreate()
         spark.sparkContext.setLogLevel("ERROR")
         register(spark)
     return spark
 
 
+def _launch_of(java: Path, *, is_short: bool) -> Launch:
+    """How the JVM is started; nothing is chosen where it runs already, or SPARK_HOME names another Spark."""
+    import pyspark
+
+    if pyspark.SparkContext._gateway is not None or os.environ.get("SPARK_HOME"):  # noqa: SLF001 - no public name
+        return Launch()
+    package, now_s = Path(pyspark.__path__[0]), SystemClock().now_ms() / 1000
+    return prepare_launch(package, pyspark.__version__, java, cache_folder() / "spark", now_s, record=is_short)
+
+
 @contextlib.contextmanager
-def command_session(app_name: str, master: str = "") -> Iterator[SparkSession]:
+def _spark_home(launch: Launch) -> Iterator[None]:
+    """SPARK_HOME while the JVM is started."""
+    import pyspark
+
+    if launch.home is None:
+        yield
+        return
+    os.environ["SPARK_HOME"] = str(launch.home)
+    try:
+        yield
+    finally:
+        del os.environ["SPARK_HOME"]
+    gateway = pyspark.SparkContext._gateway  # noqa: SLF001 - no public name
+    if gateway is not None and hasattr(gateway, "proc"):
+        drop_refused_archive(launch, gateway.proc.pid)
+
+
+@contextlib.contextmanager
+def command_session(app_name: str, master: str = "", *, is_short: bool = False) -> Iterator[SparkSession]:
     """The session of one command; stopped after it, unless the process had one before.
 
     Args:
         app_name: shown in Spark's logs.
         master: of a cluster, in Spark's syntax; empty: ``local_session``. On a cluster the workers run the Python of
             PYSPARK_PYTHON, by default one at this interpreter's path.
+        is_short: whether Spark itself computes little: a local JVM then compiles quickly instead of well, and may keep
+            an archive of its classes for later commands.
 
     Raises:
         Unsupported: as ``local_session``.
     """
     _require_spark()
+    import pyspark
     from pyspark.sql import SparkSession
 
-    shared = SparkSession.getActiveSession() is not None
+    # Spark's own question, for an active session, is one about this thread.
+    shared = pyspark.SparkContext._active_spark_context is not None  # noqa: SLF001 - no public name
     if master and not shared:
         os.environ["JAVA_HOME"] = str(require_java().parent.parent)
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -157,7 +204,7 @@ def command_session(app_name: str, master: str = "") -> Iterator[SparkSession]:
         spark = SparkSession.builder.master(master).appName(app_name).getOrCreate()
         spark.sparkContext.setLogLevel("ERROR")
     else:
-        spark = local_session(app_name)
+        spark = _local_session(app_name, is_short=is_short)
     try:
         yield spark
     finally:
@@ -172,6 +219,7 @@ _LOCAL_CONFIG = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": "4",
     "spark.sql.session.timeZone": "UTC",
+    "spark.python.daemon.module": f"{__package__}.daemon",
 }
 
 _LOGGING = """\
@@ -251,6 +299,13 @@ def _ours(what: str, said: str, hint: str) -> OffloaderError:
 
 
 _works = itertools.count()
+#: What Spark's Python processes are started as.
+_DAEMONS = ("pyspark.daemon", _LOCAL_CONFIG["spark.python.daemon.module"])
+
+
+def _print_error() -> None:
+    if not isinstance(sys.exception(), (BrokenPipeError, ConnectionResetError)):
+        traceback.print_exc()
 
 
 def work_begins() -> None:
@@ -260,10 +315,13 @@ def work_begins() -> None:
     therefore freezes all objects: the first loaded everything needed, and the collection after it took its garbage.
     """
     started_as = getattr(sys.modules["__main__"], "__spec__", None)
-    if started_as is None or started_as.name != "pyspark.daemon":
+    if started_as is None or started_as.name not in _DAEMONS:
         return
     work = next(_works)
     if work == 0:
+        # Spark closes the pipe of a task when it has enough rows; the daemon prints an error and ends the worker.
+        daemon = sys.modules.get("pyspark.daemon", sys.modules["__main__"])
+        vars(daemon)["traceback"] = SimpleNamespace(**{**vars(traceback), "print_exc": _print_error})
         sys.setswitchinterval(THREAD_SWITCH_S)
         # Hidden unless Spark is configured to keep its workers' logs.
         logging.getLogger("offloader.spark").setLevel(logging.INFO)

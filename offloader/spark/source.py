@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -24,7 +24,6 @@ from formats.checkpoint import DELETED, HOT_RELEASED, LAST_UNKNOWN
 from formats.entries import TIME_UNKNOWN_MS
 from formats.manifest import encode_record
 from offloader.errors import InvalidCall, OffloaderError, Unsupported
-from offloader.inspect.verify import check_fills, check_order, check_segments, find_unexpected
 from offloader.manifest.load import kept_records
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.fetch import Fetcher
@@ -41,8 +40,10 @@ from offloader.spark.options import (
 )
 from offloader.spark.scan import facts_of, pinned_states, plan_slices, read_slices
 from offloader.spark.session import work_begins
-from offloader.spark.stream import StreamingReader
 from offloader.store.base import ObjectStore
+
+if TYPE_CHECKING:
+    from offloader.spark.stream import StreamingReader
 
 #: Columns of a segment that its summary has under the same name.
 _OF_SUMMARY = ("entries", "payload_bytes", "data_bytes", "index_bytes", "blocks", "compressed")
@@ -122,6 +123,8 @@ def _records(state: ManifestState, store: ObjectStore, _: ReadSettings) -> Itera
 
 
 def _anomalies(state: ManifestState, store: ObjectStore, settings: ReadSettings) -> Iterator[_Row]:
+    from offloader.inspect.verify import check_fills, check_order, check_segments, find_unexpected
+
     checks = check_segments(Fetcher(store, settings), state, deep=False)
     found = chain.from_iterable(check.findings for check in checks)
     fills = check_fills(store, state, deep=False)
@@ -235,6 +238,8 @@ class OffloaderDataSource(DataSource):
         return OffloaderReader(options, schema, pinned)
 
     def streamReader(self, schema: StructType) -> StreamingReader:  # noqa: N802 - Spark's name
+        from offloader.spark.stream import StreamingReader
+
         self._pinned = None
         require_fixed_start(self.options)
         return StreamingReader(SourceOptions.of(self.options), schema)

@@ -1,0 +1,177 @@
+"""The files with which Spark starts sooner: an archive of classes and a home of links; broken ones break nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from offloader.spark.launch import (
+    ARCHIVES_MAX,
+    RECORDING_S_MAX,
+    SETTLED_S,
+    Launch,
+    drop_refused_archive,
+    prepare_launch,
+)
+from offloader.spark.session import require_java
+from tests.support.quick import needs
+
+SPARK = Path(pyspark.__path__[0])
+#: A program of Spark's that ends at once; its class path is that of the JVM of a session.
+PROGRAM = ("org.apache.spark.launcher.Main", "org.apache.spark.deploy.SparkSubmit", "--version")
+
+
+@pytest.fixture(autouse=True)
+def _no_class_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HADOOP_CONF_DIR", "SPARK_CONF_DIR", "SPARK_DIST_CLASSPATH", "YARN_CONF_DIR"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def prepared(folder: Path, *, later_s: float = 0.0, record: bool = True, spark: Path = SPARK) -> Launch:
+    return prepare_launch(spark, "4", require_java(), folder, time.time() + later_s, record=record)
+
+
+def run_java(launch: Launch, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs ``PROGRAM`` as the launch says; its output ends with the file that classes came from."""
+    assert launch.home is not None
+    options = [each.strip('"') for each in launch.java_options]
+    log = f"-Xlog:class+load:file={folder}/classes.log"
+    command = [str(require_java()), *options, log, "-cp", f"{launch.home}/jars/*", *PROGRAM]
+    environment = {**os.environ, "SPARK_HOME": str(launch.home), "SPARK_SCALA_VERSION": "2.13"}
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=environment, cwd=folder)
+
+
+def archived_classes(folder: Path) -> int:
+    """Classes of Spark's that the last program took from the archive."""
+    lines = (folder / "classes.log").read_text().splitlines()
+    return sum("org.apache.spark" in line and "shared objects file (top)" in line for line in lines)
+
+
+@pytest.mark.process
+@needs("java")
+def test_second_start_records_an_archive_that_the_third_maps(tmp_path: Path) -> None:
+    folder = tmp_path / "with a space"
+    first = prepared(folder)
+    assert first.java_options == ()
+    assert first.home is not None
+    assert {each.name for each in first.home.iterdir()} >= {"bin", "jars"}
+    assert not (first.home / "python").exists()
+
+    run_java(prepared(folder), tmp_path)
+    assert prepared(folder).archive is None, "it may still be written"
+    third = prepared(folder, later_s=SETTLED_S + 1)
+    assert third.archive is not None
+    done = run_java(third, tmp_path)
+    assert archived_classes(tmp_path) > 0
+    assert done.stderr == ""
+    assert "warning" not in done.stdout
+
+
+def damaged(archive: Path, how: str) -> None:
+    whole = archive.read_bytes()
+    middle, after = len(whole) // 2, len(whole) // 2 + 4096
+    turned = bytes(each ^ 0xFF for each in whole[middle:after])
+    archive.chmod(0o600)
+    archive.write_bytes(
+        {
+            "changed": whole[:middle] + turned + whole[after:],
+            "foreign": b"not an archive".ljust(len(whole)),
+        }[how]
+    )
+
+
+@pytest.mark.process
+@needs("java")
+@pytest.mark.parametrize("how", ["changed", "foreign", "gone"])
+def test_java_starts_without_a_broken_archive(how: str, tmp_path: Path) -> None:
+    prepared(tmp_path / "kept")
+    run_java(prepared(tmp_path / "kept"), tmp_path)
+    launch = prepared(tmp_path / "kept", later_s=SETTLED_S + 1)
+    assert launch.archive is not None
+    if how == "gone":
+        launch.archive.unlink()
+    else:
+        damaged(launch.archive, how)
+    assert run_java(launch, tmp_path).returncode == 0
+    assert archived_classes(tmp_path) == 0
+    drop_refused_archive(launch, os.getpid())
+    assert not launch.archive.exists(), "another start makes another one"
+
+
+@pytest.mark.process
+@needs("java")
+@pytest.mark.parametrize("size", [0, 100_000])
+def test_cut_archive_is_removed_before_java_sees_it(size: int, tmp_path: Path) -> None:
+    prepared(tmp_path / "kept")
+    run_java(prepared(tmp_path / "kept"), tmp_path)
+    launch = prepared(tmp_path / "kept", later_s=SETTLED_S + 1)
+    assert launch.archive is not None
+    launch.archive.chmod(0o600)
+    os.truncate(launch.archive, size)
+    again = prepared(tmp_path / "kept")
+    assert again.archive is None
+    assert any("ArchiveClassesAtExit" in each for each in again.java_options)
+    assert not launch.archive.exists()
+
+
+def files(folder: Path) -> Mapping[str, int]:
+    return {each.name: each.stat().st_size for each in folder.iterdir() if each.suffix in (".jsa", ".new")}
+
+
+@needs("java")
+def test_one_recording_at_a_time_and_a_dead_one_is_removed(tmp_path: Path) -> None:
+    prepared(tmp_path)
+    [recorded] = [each for each in prepared(tmp_path).java_options if "ArchiveClassesAtExit" in each]
+    path = Path(recorded.strip('"').partition("=")[2])
+    path.write_bytes(bytes(1000))  # the header comes last
+    assert prepared(tmp_path, later_s=SETTLED_S + 1).java_options == ()
+    assert files(tmp_path) == {path.name: 1000}
+    again = prepared(tmp_path, later_s=RECORDING_S_MAX + 1)
+    assert files(tmp_path) == {}
+    assert any("ArchiveClassesAtExit" in each for each in again.java_options)
+
+
+@needs("java")
+def test_two_recordings_at_once_leave_one_archive(tmp_path: Path) -> None:
+    prepared(tmp_path)
+    for launch in [prepared(tmp_path), prepared(tmp_path)]:
+        [recorded] = [each for each in launch.java_options if "ArchiveClassesAtExit" in each]
+        Path(recorded.strip('"').partition("=")[2]).write_bytes(b"\xf0\x0b\xab\xa8" + bytes(1000))
+    archive = prepared(tmp_path, later_s=SETTLED_S + 1).archive
+    assert archive is not None
+    assert files(tmp_path) == {archive.name: 1004}
+
+
+@needs("java")
+def test_archives_are_bounded_and_homes_of_gone_installations_removed(tmp_path: Path) -> None:
+    for number in range(4):
+        path = tmp_path / "kept" / f"classes-3.{number}-0.jsa"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"old")
+        os.utime(path, (number, number))
+    gone = tmp_path / "gone"
+    (gone / "jars").mkdir(parents=True)
+    home = prepared(tmp_path / "kept", spark=gone).home
+    assert home is not None
+    (gone / "jars").rmdir()
+    assert prepared(tmp_path / "kept").home != home
+    assert not home.exists()
+    assert sorted(files(tmp_path / "kept")) == [f"classes-3.{number}-0.jsa" for number in range(4 - ARCHIVES_MAX, 4)]
+
+
+@needs("java")
+def test_shared_unwritable_or_configured_places_get_no_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o777)
+    assert prepared(tmp_path / "shared") == Launch()
+    (tmp_path / "file").write_text("")
+    assert prepared(tmp_path / "file" / "kept") == Launch()
+    prepared(tmp_path / "kept")
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    assert prepared(tmp_path / "kept").java_options == ()
