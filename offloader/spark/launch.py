@@ -27,6 +27,8 @@ RECORDING_S_MAX = 3600.0
 SHORT_WORK = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
 
 _LINKED = ("bin", "conf", "jars", "sbin")
+#: Options that users give to Spark's JVM: another archive or garbage collector beside ours would be an error.
+_JVM_VARIABLES = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 _NO_WARNINGS = ("-Xlog:cds*=off", "-Xlog:class+path*=off")
 #: What adds folders to the class path; the JVM archives no classes then.
 _CLASS_PATH_VARIABLES = ("HADOOP_CONF_DIR", "SPARK_CONF_DIR", "SPARK_DIST_CLASSPATH", "YARN_CONF_DIR")
@@ -71,7 +73,7 @@ def prepare_launch(spark: Path, version: str, java: Path, folder: Path, now_s: f
         is_first = not home.exists()
         if is_first:
             _make_home(home, spark)
-        if "conf" in _links(spark) or any(os.environ.get(name) for name in _CLASS_PATH_VARIABLES):
+        if has_jvm_options() or "conf" in _links(spark) or any(os.environ.get(name) for name in _CLASS_PATH_VARIABLES):
             return Launch(home)
         name = f"classes-{version}-{_digest(home, java, _build_of(java))}"
         _adopt(folder, name, now_s)
@@ -86,6 +88,11 @@ def prepare_launch(spark: Path, version: str, java: Path, folder: Path, now_s: f
         return Launch(home, (f'"-XX:ArchiveClassesAtExit={recorded}"', *_NO_WARNINGS))
     except OSError:
         return Launch()
+
+
+def has_jvm_options() -> bool:
+    """Whether the environment has options for the JVM: ours, but for the folder of links, are left out then."""
+    return any(os.environ.get(name) for name in _JVM_VARIABLES)
 
 
 def drop_refused_archive(launch: Launch, process_id: int) -> None:

@@ -25,7 +25,7 @@ from offloader.errors import ExecutorLost, OffloaderError, Unsupported, install_
 from offloader.runtime.clock import SystemClock
 from offloader.runtime.system import THREAD_SWITCH_S, cache_folder
 from offloader.spark import register
-from offloader.spark.launch import SHORT_WORK, Launch, drop_refused_archive, prepare_launch
+from offloader.spark.launch import SHORT_WORK, Launch, drop_refused_archive, has_jvm_options, prepare_launch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -136,7 +136,7 @@ def _local_session(
         warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
         launch = _launch_of(java, is_short=is_short)
         java_options = (f"-Dlog4j2.configurationFile={logging_file.as_uri()}", *launch.java_options)
-        if is_short:
+        if is_short and not has_jvm_options():
             java_options += SHORT_WORK
         settings = {**_LOCAL_CONFIG, "spark.driver.extraJavaOptions": " ".join(java_options), **(config or {})}
         builder = SparkSession.builder.master(f"local[{cores}]").appName(app_name)

@@ -12,6 +12,8 @@ import pyspark
 import pytest
 
 from offloader.spark.launch import (
+    _CLASS_PATH_VARIABLES,
+    _JVM_VARIABLES,
     ARCHIVES_MAX,
     RECORDING_S_MAX,
     SETTLED_S,
@@ -28,8 +30,8 @@ PROGRAM = ("org.apache.spark.launcher.Main", "org.apache.spark.deploy.SparkSubmi
 
 
 @pytest.fixture(autouse=True)
-def _no_class_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HADOOP_CONF_DIR", "SPARK_CONF_DIR", "SPARK_DIST_CLASSPATH", "YARN_CONF_DIR"):
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*_CLASS_PATH_VARIABLES, *_JVM_VARIABLES):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -175,3 +177,13 @@ def test_shared_unwritable_or_configured_places_get_no_archive(tmp_path: Path, m
     prepared(tmp_path / "kept")
     monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
     assert prepared(tmp_path / "kept").java_options == ()
+
+
+@needs("java")
+@pytest.mark.parametrize("name", _JVM_VARIABLES)
+def test_options_that_a_user_gives_the_jvm_get_no_archive_beside_them(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = prepared(tmp_path / "kept").home
+    monkeypatch.setenv(name, "-XX:SharedArchiveFile=/archive.jsa -XX:+UseParallelGC")
+    assert prepared(tmp_path / "kept") == Launch(home)
