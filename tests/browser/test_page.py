@@ -217,7 +217,7 @@ def test_page_is_readable_in_light_and_dark_and_fits_a_phone(
         assert overflow_px(page) <= 0
         keep_picture(page, f"{where}-phone-{'dark' if dark else 'light'}")
         page.set_viewport_size({"width": 1280, "height": 900})
-        page.locator("h2").first.wait_for()
+        page.locator("h2:visible").first.wait_for()
         assert overflow_px(page) <= 0
         assert page.evaluate(FAINT_TEXT) == []
         grounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
