@@ -319,9 +319,8 @@ class Maintenance:
                 _log.warning(text, stream, batch.name, batch.attempts, batch.problem, extra=extra)
         if swept.purged or swept.retired or swept.released:
             text = "stream %s: %d segments retired, %d released, %d purged; %d objects deleted"
-            extra = {"event": "cleaned", "stream": stream}
             counts = (swept.retired, swept.released, swept.purged, swept.deleted_objects)
-            _log.info(text, stream, *counts, extra=extra)
+            _log.info(text, stream, *counts, extra={"event": "cleaned", "stream": stream})
 
     def _remember(self, report: CleanupReport) -> None:
         """Keeps the approval that the stream's round needs, and forgets an older one."""

@@ -80,16 +80,15 @@ def unread(release: str, servers: Any, tmp_path_factory: pytest.TempPathFactory)
         yield Unread(world, topic, ledgers, (times_ms[0], times_ms[-1]))
 
 
-def test_one_entry_takes_one_request_to_the_store(unread: Unread) -> None:
-    path = f"{path_of(unread.topic)}/ledger/{unread.ledgers[1]}/entry"
+def test_one_entry_and_a_search_by_time_take_few_requests(unread: Unread) -> None:
+    """In this order: what the search reads is in the broker's cache then."""
+    entry = f"{path_of(unread.topic)}/ledger/{unread.ledgers[1]}/entry"
     before = unread.asked()
-    unread.world.admin("GET", f"{path}/2")
+    unread.world.admin("GET", f"{entry}/2")
     assert unread.asked_since(before) == Requests(plans=1, store=1, entries=0)
-    unread.world.admin("GET", f"{path}/{LEDGER_ENTRIES - 2}")
+    unread.world.admin("GET", f"{entry}/{LEDGER_ENTRIES - 2}")
     assert unread.asked_since(before) == Requests(plans=1, store=2, entries=0)
 
-
-def test_search_by_time_loads_each_block_that_it_halves_to_once(unread: Unread) -> None:
     subscription = f"{path_of(unread.topic)}/subscription/search"
     unread.world.admin("PUT", subscription)
     for share in (0.3, 0.7):
