@@ -37,7 +37,7 @@ from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 
-with needs_extra("cli", "a client of the process that owns a stream"):
+with needs_extra("cli", "the HTTP client to the process that owns a stream"):
     import urllib3
 
 #: Environment variables: the token to present, and a CA file for the owner's certificate.

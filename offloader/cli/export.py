@@ -18,6 +18,7 @@ from offloader.cli.output import counted, print_result
 from offloader.cli.spark import Content, ExportFormat
 from offloader.errors import InvalidCall, OffloaderError, OutcomeUnknown
 from offloader.manifest.names import named_streams
+from offloader.read.reader import load_stream
 from offloader.read.typed_values import TypedDecoder, typed_decoder
 from offloader.read.values import VersionedDecoders
 from offloader.retention.cuts import partition_segment
@@ -183,6 +184,10 @@ def run(
         require_subscriber_name(wanted.subscriber)
     upkeep.require_sense()
     settings, store = given.prepared(read_only=not wanted.subscriber)
+    for name in streams:
+        for each in named_streams(store, name).streams:  # before a table is created
+            load_stream(store, each)
+            _values(schemas, each)
     table = place.open(create=not upkeep.dry_run)
     clock, stop = SystemClock(), threading.Event()
     if following:

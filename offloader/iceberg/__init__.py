@@ -533,7 +533,7 @@ def repeated_never(table: Table) -> None:
 def sync_local_files(table: Table, files: Sequence[DataFile]) -> None:
     """Makes the files of the newest commit durable where they are in a local folder; pyiceberg leaves that out.
 
-    Whoever hears of a range may let go of its entries.
+    Retention may delete the entries of a range that is reported as exported.
     """
     snapshot = table.current_snapshot()
     names = [table.metadata_location, *(each.file_path for each in files)]

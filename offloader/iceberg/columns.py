@@ -242,7 +242,8 @@ def _pairs(one: pa.RecordBatch, two: pa.RecordBatch) -> Iterator[tuple[dict[str,
 
 def _has_value(row: dict[str, Any]) -> bool:
     """Whether a row is a message that its producer's schema describes: no part of one, no server's, not encrypted."""
-    return not (row["encryption_keys"] or row["compacted_out"]) and row["marker_type"] is row["chunk_uuid"] is None
+    is_whole = row["marker_type"] is None and row["chunk_uuid"] is None
+    return is_whole and not (row["encryption_keys"] or row["compacted_out"])
 
 
 def _key_bytes(row: dict[str, Any]) -> bytes | None:

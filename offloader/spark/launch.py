@@ -1,10 +1,9 @@
 """Files in the cache folder with which a local Spark starts sooner: an archive of its classes, and a home of links.
 
 The JVM maps the archive instead of reading 15,000 classes from jars. It checks the archive's checksums, its own version
-and the class path, and starts without an archive that doesn't fit. One that was cut it would crash with: the name has
-the size, which is compared first. The home is Spark's folder without its zip of
-Python modules: workers then import the installed package, which Python has compiled, where they would compile the
-modules in the zip again in each process.
+and the class path, and starts without an archive that doesn't fit. A truncated archive makes it crash: the file's name
+has the size, which is compared first. The home is Spark's folder without its zip of Python modules: workers then import
+the installed package, which Python has compiled; modules in the zip are compiled again by each process.
 """
 
 from __future__ import annotations

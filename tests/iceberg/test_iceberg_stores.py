@@ -175,6 +175,24 @@ def test_wrong_calls_are_refused(
     assert hint in hinted
 
 
+@pytest.mark.parametrize(
+    ("stream", "more", "error"),
+    [
+        ("nosuch", [], "stream nosuch isn't in"),
+        ("s", ["--schema", "nofile.avsc"], "nofile.avsc can't be read"),
+        ("s", ["--message-type", "a.B"], "names a message of --schema"),
+    ],
+)
+def test_wrong_input_creates_no_table(
+    lake: Lake, capsys: pytest.CaptureFixture[str], stream: str, more: list[str], error: str
+) -> None:
+    lake.writer("s").add([batch_of(1, 0, 10)])
+    _, said, _ = Offloader(capsys).refuses("export", stream, *places(lake), *more)
+    assert error in said
+    catalog = load_catalog("offloader", type="sql", uri=lake.catalog, warehouse=lake.warehouse)
+    assert not catalog.table_exists("lake.entries")
+
+
 @pytest.mark.process
 def test_warehouse_on_an_s3_server(
     lake: Lake, s3_place: S3Place, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""Commands in an environment like that of a user who has the packages in an environment that isn't on PATH."""
+"""Runs commands with the packages in a virtual environment that isn't on PATH."""
 
 from __future__ import annotations
 

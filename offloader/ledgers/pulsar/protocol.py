@@ -536,7 +536,7 @@ class PulsarClient(AbstractContextManager["PulsarClient"]):
         return found
 
     def connection(self, topic: str) -> Connection:
-        """The connection to the broker that owns ``topic`` now; shared by the topics of one broker.
+        """The connection to the broker that serves ``topic`` now; topics of one broker share it.
 
         Call again when that connection is lost, or the broker released the topic.
 
