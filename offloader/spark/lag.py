@@ -91,4 +91,5 @@ def _logged(progress: Mapping[str, Any], lag: dict[str, StreamLag]) -> None:
     for stream, each in sorted(lag.items()):
         if each.entries:
             text = "query %s, batch %d: stream %s has %d entries, %d bytes that aren't read"
-            _log.info(text, name, progress["batchId"], stream, each.entries, each.bytes, extra={"event": "query_lag"})
+            extra = {"event": "query_lag", "stream": stream, "entries": each.entries, "bytes": each.bytes}
+            _log.info(text, name, progress["batchId"], stream, each.entries, each.bytes, extra=extra)
