@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -110,6 +110,25 @@ def test_ledgers_are_what_the_broker_lists(bench: PulsarBench) -> None:
     assert first.size_bytes == sum(len(entry) for position, entry in bench.stored() if position.ledger_id == 1)
     assert first.closed_ms is not None
     assert second.closed_ms is None
+
+
+def test_ledgers_that_begin_while_the_broker_is_asked_are_listed_at_the_next_look(
+    bench: PulsarBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the two answers that make a list the second may know newer ledgers than the first."""
+    source, answer = bench.open(), bench.topic.internals
+
+    def answer_late() -> Mapping[str, Any]:
+        monkeypatch.setattr(bench.topic, "internals", answer)
+        before = answer()
+        bench.fill(3)
+        bench.topic.roll()
+        bench.fill(2)
+        return before
+
+    monkeypatch.setattr(bench.topic, "internals", answer_late)
+    source.ledgers()
+    assert [(info.ledger_id, info.entries) for info in source.ledgers()] == [(1, 3), (2, 2)]
 
 
 def test_new_entries_are_delivered_and_ledger_ends_precede_the_next_ledger(bench: PulsarBench) -> None:

@@ -289,10 +289,12 @@ class LedgerList:
                 answer, doubts, now_s = self._answer, self._doubts, self._clock.monotonic_s()
             if answer is not None and answer.doubts == doubts and now_s - answer.asked_s < AGE_S_MAX:
                 readable = self._ask_last() or _NO_LEDGER
-                if readable == answer.readable:
-                    return answer
                 listed = answer.internals.ledgers.ledgers
-                if listed and readable.ledger_id == listed[-1].ledger_id:
+                newest_ledger = listed[-1].ledger_id if listed else _NO_LEDGER.ledger_id
+                # An answer may be older than its ``readable``: ledgers may have begun between its two queries.
+                if readable == answer.readable and readable.ledger_id <= newest_ledger:
+                    return answer
+                if listed and readable.ledger_id == newest_ledger:
                     self._answer = answer = answer._replace(readable=readable)
                     return answer
             # In this order: what the first lists and the second doesn't reach can't be read now.
