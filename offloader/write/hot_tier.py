@@ -582,16 +582,13 @@ def proven_gap(after: Position, begin: Position, ledgers: Iterable[LedgerInfo]) 
         if own is not None:
             return gap
         begin = missed  # the unreadable run there is a separate gap
-    if begin.ledger_id <= after.ledger_id or begin.entry_id != 0 or not _reaches(known, begin.ledger_id):
+    if not _reaches(known, begin.ledger_id) or (own is not None and not own.closed):
         return None
-    if own is not None and not own.closed:
-        return None
-    # The ledgers' lengths are unknown by now: the gap extends to the beginning of the next one.
-    first = after.next()
+    # The ledgers' lengths are unknown by now: the gap extends to the next entry.
     reason = (
         f"the hot tier has nothing between {after} and {begin}: its ledgers were deleted before they were offloaded"
     )
-    return Gap(first, Position(begin.ledger_id, -1), reason)
+    return Gap(after.next(), begin.previous(), reason)
 
 
 def _reaches(known: Mapping[int, LedgerInfo], ledger_id: int) -> bool:

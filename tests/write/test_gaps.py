@@ -59,6 +59,13 @@ def test_closed_ledger_offered_completely_may_still_be_listed_at_a_gap() -> None
     assert (gap.first, gap.last) == (Position(3, 5), Position(9, -1))
 
 
+@pytest.mark.parametrize("begin", [Position(3, 7), Position(9, 3)], ids=str)
+def test_entries_in_front_of_one_whose_ledger_is_deleted_meanwhile_are_gone(begin: Position) -> None:
+    gap = proven_gap(Position(3, 4), begin, [ledger(11, 2), ledger(12, 0, closed=False)])
+    assert gap is not None
+    assert (gap.first, gap.last) == (Position(3, 5), begin.previous())
+
+
 @pytest.mark.parametrize(
     ("begin", "ledgers"),
     [
@@ -69,6 +76,7 @@ def test_closed_ledger_offered_completely_may_still_be_listed_at_a_gap() -> None
         pytest.param(Position(9, 0), [ledger(2, 5), ledger(11, 2)], id="the list leaves the next one out"),
         pytest.param(Position(9, 3), [ledger(9, 9)], id="a gap at the beginning of a ledger"),
         pytest.param(Position(3, 7), [ledger(3, 9)], id="a gap inside a ledger"),
+        pytest.param(Position(3, 7), [ledger(2, 9), ledger(9, 2)], id="a gap inside a ledger that the list leaves out"),
     ],
 )
 def test_listed_entries_that_the_source_does_not_return_are_no_gap(begin: Position, ledgers: list[LedgerInfo]) -> None:
