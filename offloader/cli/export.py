@@ -189,9 +189,17 @@ def run(
             load_stream(store, each)
             _values(schemas, each)
     table = place.open(create=not upkeep.dry_run)
-    clock, stop = SystemClock(), threading.Event()
+    clock, stop, interrupted = SystemClock(), threading.Event(), threading.Event()
+
+    def interrupt(*_: object) -> None:
+        """A library that loses the exception, in a callback of C, doesn't lose the order to end."""
+        interrupted.set()
+        stop.set()
+        raise KeyboardInterrupt
+
     if following:
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
+        signal.signal(signal.SIGINT, interrupt)
     while True:
         try:
             for name in [] if upkeep.dry_run else streams:
@@ -205,7 +213,9 @@ def run(
                 raise
             print(f"note: {error}; trying again in {every:g} s", file=sys.stderr)
         if not following or clock.wait(stop, every):
-            return
+            break
+    if interrupted.is_set():
+        raise KeyboardInterrupt
 
 
 def _exported(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -242,6 +243,29 @@ def test_following_export_adds_what_is_offloaded_later(lake: Lake) -> None:
         eventually(lambda: rows_by_duckdb(lake.foreign_table()) == sent(writer))
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE_S) == 130
+
+
+def test_following_export_ends_though_a_library_loses_the_interrupt(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As Python itself loses what a callback of C raises."""
+    writer, export = lake.writer(), iceberg.export
+    writer.add([batch_of(1, 0, 10)])
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        return export(*args, **options)
+
+    monkeypatch.setattr(iceberg, "export", interrupted)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        done = Offloader(capsys)("export", writer.stream, *places(lake), "--follow")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert done.code == 130
+    assert lake.data_files() == []
 
 
 @pytest.mark.process
