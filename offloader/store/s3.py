@@ -306,6 +306,18 @@ class Download:
         )
 
 
+class _Buffer(io.BytesIO):
+    """A buffer that may be closed while there are views of it.
+
+    A failed request leaves both in a cycle of its traceback. The garbage collector closes the buffer first, and since
+    Python 3.13 the error of that goes to stderr.
+    """
+
+    def close(self) -> None:
+        with contextlib.suppress(BufferError):
+            super().close()
+
+
 class _Whole:
     """Sink that keeps a whole body.
 
@@ -314,7 +326,7 @@ class _Whole:
     """
 
     def __init__(self, length: int) -> None:
-        self._body = io.BytesIO(bytes(length))
+        self._body = _Buffer(bytes(length))
         self._view = self._body.getbuffer()
         self.received_bytes = 0
 

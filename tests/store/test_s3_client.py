@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -97,3 +99,17 @@ def test_s3_client_can_request_temporary_credentials() -> None:
         client = session.create_client(service, region_name="eu-west-1")
         assert client.meta.endpoint_url == address
         client.close()
+
+
+def test_body_of_a_failed_read_is_freed_without_a_word() -> None:
+    """In a cycle, as a traceback makes one; Python's development mode reports what 3.13 always does."""
+    script = (
+        "import gc\n"
+        "from offloader.store.s3 import _Whole\n"
+        "found = [_Whole(9)]\n"
+        "found += [found, found[0].room()]\n"
+        "del found\n"
+        "assert gc.collect() >= 3\n"
+    )
+    done = subprocess.run([sys.executable, "-X", "dev", "-c", script], capture_output=True, text=True, check=True)
+    assert "BufferError" not in done.stderr
