@@ -31,7 +31,7 @@ from offloader.retention.truncate import Truncation, truncate_stream
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import LedgerSettings, Settings
 from offloader.settings.layered import settings_for
-from offloader.store.base import ObjectStore
+from offloader.store.base import ObjectStore, require_open_store
 from offloader.store.probe import require_conditional_puts
 from offloader.store.wrappers import require_store_settings
 from offloader.stream_names import require_stream_name
@@ -67,10 +67,12 @@ def open_managed_ledger(
 
     Raises:
         SourceMismatch: the database isn't the one in the manifest, or has lost entries.
-        InvalidCall: a name that the store can't take; unknown, contradictory or ineffective settings.
+        InvalidCall: ``store`` isn't open; a name that the store can't take; unknown, contradictory or ineffective
+            settings.
         Unsupported: the store lacks create-if-absent, and ``store.single_writer`` isn't set.
         StoreUnavailable, AccessDenied, NotFound: the database or the store can't be used.
     """
+    require_open_store(store)
     stream = stream_name(stream)
     require_stream_name(stream)
     settings = settings_for(stream, settings)

@@ -151,6 +151,25 @@ def test_wrong_offer_is_refused_and_leaves_the_segment_unchanged(
     assert (result.begin_entry_id, result.end_entry_id, result.summary and result.summary.entries) == (0, 3, 4)
 
 
+STORE_TAKERS: dict[str, Callable[[Any], object]] = {
+    "open_managed_ledger": lambda store: offloader.open_managed_ledger(STREAM, ledgers="ledgers.db", store=store),
+    "open_reader": lambda store: offloader.open_reader(store, STREAM),
+    "open_reader_groups": offloader.open_reader_groups,
+    "open_retention": lambda store: offloader.open_retention(store, STREAM),
+    "read_arrow": lambda store: offloader.read_arrow(store, STREAM),
+    "LedgerOffloader": offloader.LedgerOffloader,
+}
+
+
+@pytest.mark.parametrize("name", STORE_TAKERS)
+@pytest.mark.parametrize("store", ["s3://key:secret@bucket/root", Path("/data/store")], ids=["URL", "path"])
+def test_url_in_place_of_a_store_is_refused_with_the_call_that_opens_it(name: str, store: object) -> None:
+    with pytest.raises(InvalidCall, match="not an open store") as refused:
+        STORE_TAKERS[name](store)
+    assert "offloader.open_store(" in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
 def test_closed_handle_and_reader_refuse_calls(place: Place, handle: OffloadHandle) -> None:
     handle.close()
     with pytest.raises(Closed):

@@ -46,7 +46,7 @@ from offloader.read.cold import CACHED_READ_CACHE_SHARE, ColdTier, first_at, req
 from offloader.read.fetch import Cache, Fetcher, SegmentObjects, process_cache
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import ReadSettings
-from offloader.store.base import ObjectStore
+from offloader.store.base import ObjectStore, require_open_store
 from offloader.times import moment_ms
 
 if TYPE_CHECKING:
@@ -167,6 +167,7 @@ def open_reader(
         Corrupt: the manifest is damaged.
         SourceMismatch: by reads: the hot tier isn't the one that the manifest knows.
     """
+    require_open_store(store)
     if lease_seconds and state is not None:
         raise InvalidCall(
             f"stream {stream}: a lease protects only what is loaded after it was written", hint="leave out the state"

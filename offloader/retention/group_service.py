@@ -19,7 +19,7 @@ from offloader.retention.reader_groups import GROUP_STREAMS_MAX, GroupConfig, ab
 from offloader.retention.scope import DocumentStore, SourceOf, Stored, no_source
 from offloader.retention.subscribers import PublishStatus, StreamRetention
 from offloader.runtime.clock import Clock, SystemClock
-from offloader.store.base import ObjectStore
+from offloader.store.base import ObjectStore, require_open_store
 
 _log = logging.getLogger("offloader.retention")
 
@@ -37,6 +37,7 @@ def open_reader_groups(
         store: open for writing.
         source_of: the hot tier by a stream's name, as for ``open_retention``.
     """
+    require_open_store(store)
     return ReaderGroups(DocumentStore(store, clock or SystemClock(), entropy), source_of or no_source)
 
 

@@ -16,7 +16,7 @@ from offloader.manifest.state import ManifestState
 from offloader.retention.cuts import Cut, Known, OwnCuts, cut_at, cut_of_rows, rows_of_cut
 from offloader.retention.scope import DocumentStore, LoadedPartitions, Scope, SourceOf, Stored, find_scope, no_source
 from offloader.runtime.clock import Clock, SystemClock
-from offloader.store.base import ObjectStore
+from offloader.store.base import ObjectStore, require_open_store
 
 #: Most subscribers of one stream. Each takes some hundred bytes of one object, and a comparison in each cycle.
 SUBSCRIBERS_MAX = 1000
@@ -305,6 +305,7 @@ def open_retention(
         NotFound: no such stream, and no such topic.
         InvalidCall: not a stream's name, or one partition of a topic.
     """
+    require_open_store(store)
     stream = stream_name(stream)
     documents = DocumentStore(store, clock or SystemClock(), entropy)
     find_scope(store, stream)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
@@ -261,6 +262,13 @@ class ObjectStore(Protocol):
 
 #: Drivers of stores in this process or on this machine.
 _LOCAL_DRIVERS = frozenset({"file", "memory"})
+
+
+def require_open_store(store: object) -> None:
+    """Refuse a URL or a path, which callers easily pass, instead of an open store; raises ``InvalidCall``."""
+    if isinstance(store, str | Path):
+        url = without_secrets(str(store))
+        raise InvalidCall(f"store is {url!r}, not an open store", hint=f"offloader.open_store({url!r}) opens it")
 
 
 def is_local(store: ObjectStore) -> bool:

@@ -31,7 +31,7 @@ from offloader.runtime.clock import Clock, SystemClock
 from offloader.runtime.workers import SerialTask, Workers
 from offloader.settings import OffloadSettings, Settings
 from offloader.settings.layered import SettingsFile
-from offloader.store.base import ObjectStore
+from offloader.store.base import ObjectStore, require_open_store
 from offloader.store.wrappers import recorder_of, require_limits
 from offloader.telemetry.recorder import NO_TELEMETRY
 from offloader.write.backfill import HISTORY_PARTS, BackfillPlan, HistoryResult, HistoryTools, upload_order
@@ -86,6 +86,7 @@ class LedgerOffloader:
         store_problems: Sequence[str] = (),
         writer_url: str = "",
     ) -> None:
+        require_open_store(store)
         self.store = store
         self.settings = settings or Settings()
         require_limits(store, self.settings.limits)
