@@ -214,3 +214,17 @@ def test_topic_created_again_while_it_is_noted_has_its_own_first_ledger(bench: P
     with asking.admin:
         asking.look()
         assert asking.admin.stats(TOPIC).subscriptions[NAME].properties[SINCE_PROPERTY] == "2"
+
+
+def test_outage_of_a_broker_with_many_topics_is_one_line(
+    bench: PulsarBench, asking: Asking, caplog: pytest.LogCaptureFixture
+) -> None:
+    topics = [ServedTopic(f"{TOPIC}-{number}", FAR) for number in range(30)]
+    bench.admin.add(*(FakeTopic(bench.broker, each.topic) for each in topics))
+    bench.admin.is_up = False
+    asking.look(*topics)
+    asking.look(*topics)
+    assert len(asking.triggers.problems()) == 30
+    [line] = [each.getMessage() for each in caplog.records if each.name == "offloader.ledgers.pulsar"]
+    assert "isn't asked to offload" in line
+    assert line.endswith("(and for 29 more topics)")

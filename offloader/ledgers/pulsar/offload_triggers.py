@@ -119,7 +119,7 @@ class OffloadTriggers:
         now_s = self._clock.monotonic_s()
         ordered = sorted(topics, key=lambda each: (each.topic < self._next, each.topic))
         due = [each for each in ordered if now_s >= self._topics.get(each.topic, _NEVER_ASKED).not_before_s]
-        started = 0
+        started, failed = 0, list[tuple[str, OffloaderError]]()
         for each in due[:TOPICS_MAX]:
             if is_stopped() or started >= TRIGGERS_MAX:
                 break
@@ -135,7 +135,11 @@ class OffloadTriggers:
                 asked.error = error
                 asked.back_off(now_s)
                 if before is None or str(before) != str(error):
-                    _log.warning("%s: the broker isn't asked to offload: %s", each.topic, error)
+                    failed.append((each.topic, error))
+        if failed:  # one line, however many topics a broker had
+            (topic, first), more = failed[0], len(failed) - 1
+            others = f" (and for {more} more topics)" if more else ""
+            _log.warning("%s: the broker isn't asked to offload: %s%s", topic, first, others)
         return started
 
     def _look_at(self, served: ServedTopic, asked: _Asked) -> bool:
