@@ -55,6 +55,7 @@ from offloader.manifest.log import ManifestLog
 from offloader.manifest.names import NamedStreams, named_streams, resolve_name
 from offloader.manifest.state import ManifestState
 from offloader.owner_client import OwnerUnreachable, ask_owner
+from offloader.parallel_map import at_once
 from offloader.read.reader import load_stream
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
@@ -79,10 +80,11 @@ def stored_rows(
     Raises:
         ObjectMissing, ObjectChanged: the store differs from the manifest.
     """
-    rows: list[Mapping[str, Any]] = []
-    for uuid, summary in sorted(segments, key=lambda each: each[1].begin):
+
+    def row(segment: tuple[UUID, SegmentSummary]) -> Mapping[str, Any]:
+        uuid, summary = segment
         data, index = verify_objects(store, stream, uuid, summary)
-        row = {
+        return {
             "uuid": str(uuid),
             "layout": f"V{int(summary.layout)}",
             "first": summary.begin,
@@ -93,8 +95,8 @@ def stored_rows(
             "data": data,
             "index": index,
         }
-        rows.append(row)
-    return rows
+
+    return at_once(row, sorted(segments, key=lambda each: each[1].begin), sequential_max=1)
 
 
 def stored_totals(rows: list[Mapping[str, Any]]) -> dict[str, int]:
@@ -148,7 +150,7 @@ def _to_offload(name: str, given: LedgerArguments) -> NamedStreams:
     try:
         opened = given.prepared(name)[1]
         in_store = named_streams(opened, name)
-        if not in_store.partitions and read_entry(opened, name) is not None:
+        if not in_store.partitions and read_entry(opened, in_store.name) is not None:
             return in_store
     except BucketMissing:  # the first offload makes a local directory
         given.require_ledgers()
@@ -232,7 +234,7 @@ def _asked_owner(
     old = {record.uuid for record in before.offloaded(before.committed_end(), None)}
     records = after.offloaded(before.committed_end(), None)
     found = [(each.uuid, each.summary) for each in records if each.uuid not in old and each.summary is not None]
-    return HistoryResult(offloaded=found, committed=after.committed_end())
+    return HistoryResult(offloaded=found, state=after)
 
 
 def _expect(shown: SegmentProgress, plan: BackfillPlan | LedgerMethodPlan) -> None:

@@ -245,20 +245,25 @@ class HistoryResult:
         offloaded: name and summary of each committed segment, in the order of commits.
         trimmed: segments whose ledger left the source meanwhile; no error.
         errors: of each segment that couldn't be offloaded, in order of occurrence.
-        committed: the committed end afterwards.
+        state: the newest view of the manifest.
     """
 
     offloaded: list[tuple[UUID, SegmentSummary]] = field(default_factory=list)
     trimmed: list[PlannedSegment] = field(default_factory=list)
     errors: list[BaseException] = field(default_factory=list)
-    committed: Position | None = None
+    state: ManifestState | None = None
+
+    @property
+    def committed(self) -> Position | None:
+        """The committed end afterwards."""
+        return None if self.state is None else self.state.committed_end()
 
     def add(self, later: HistoryResult) -> None:
         """Add the result of a later run of the same stream."""
         self.offloaded += later.offloaded
         self.trimmed += later.trimmed
         self.errors += later.errors
-        self.committed = later.committed
+        self.state = later.state
 
 
 @dataclass(frozen=True, slots=True)
@@ -552,7 +557,7 @@ class BackfillJob:
         self._ledgers: Sequence[LedgerInfo] = ()
         self._running: list[_Attempt] = []
         self._proposed: list[_Attempt] = []
-        self._result = HistoryResult(committed=log.state.committed_end())
+        self._result = HistoryResult(state=log.state)
         self._facts_to = -1
         self._exhausted = self._ends = self._paused = False
         self._failures = 0
@@ -616,7 +621,7 @@ class BackfillJob:
             self._running = [attempt for attempt in self._running if attempt not in arrived]
         self._give_memory_back()
         if not self._running and not self._proposed and (self._exhausted or self._ends or self._stopped):
-            self._result.committed = self._log.state.committed_end()
+            self._result.state = self._log.state
             self._done.set_result(self._result)
 
     def _judge(self, attempt: _Attempt, error: BaseException) -> bool:
@@ -707,7 +712,7 @@ class BackfillJob:
     def _acknowledge(self, state: ManifestState) -> None:
         if state.committed_end() == self._result.committed:
             return
-        self._result.committed = state.committed_end()
+        self._result.state = state
         end = acknowledged_end(state, self._ledgers)
         if end is None:
             return

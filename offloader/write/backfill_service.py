@@ -462,7 +462,7 @@ class BackfillService:
             last = newest if last is None else min(last, newest)
         start = start_of_history(state, ledgers, settings, last=last, given_up=_promised(state))
         on_plan(start.plan)
-        result = HistoryResult(committed=state.committed_end())
+        result = HistoryResult(state=state)
         if start.plan.segments or start.gaps or start.ends:
             _require_not_paused(state)
             commits, failed = self._own(source, log, take_over=take_over, acknowledges=acknowledges)
@@ -532,7 +532,7 @@ class BackfillService:
             return plan, *allowed_gaps(lost, self._tools.settings.on_gap)
 
         plan, gaps, blocked = look(_promised(state), show=True)
-        result = HistoryResult(committed=state.committed_end())
+        result = HistoryResult(state=state)
         if plan.segments or gaps:
             _require_not_paused(state)
             commits, failed = self._own(source, log, take_over=take_over, acknowledges=acknowledges)
@@ -600,24 +600,23 @@ class BackfillService:
         log.commit_as_maintainer([edit])
         return True
 
-    def note_ends(self, source: LedgerSource, stream: str, *, method: str = "") -> list[int]:
+    def note_ends(
+        self, source: LedgerSource, stream: str, *, method: str = "", known: ManifestState | None = None
+    ) -> list[int]:
         """Record and return the committed ledgers that the source has closed since; takes no ownership.
 
         A ledger offloaded while open is known to be complete only then.
 
         Args:
             method: record it too, as ``switch`` does; empty: leave the stream's.
+            known: a view of the manifest from just now: without anything to record no request is sent.
         """
+        if known is not None and not _closed_since(known, source) and method in ("", known.method):
+            return []
         log = self._log(stream)
         source = checked(source, log)
         state = log.load()
-        end, known = state.committed_end(), state.closed_ledgers
-        facts = [
-            closed_edit(info, source)
-            for info in source.ledgers()
-            if info.closed and end is not None and Position(info.ledger_id, info.last_entry_id) <= end
-            if info.ledger_id not in known and not is_left_out(state, info)
-        ]
+        facts = [closed_edit(info, source) for info in _closed_since(state, source)]
         methods = [SetMethod(method)] if method and state.method != method else []
         if facts or methods:
             log.commit_as_maintainer([*methods, *facts])
@@ -715,10 +714,14 @@ class BackfillService:
     def _own(
         self, source: LedgerSource, log: ManifestLog, *, take_over: bool, acknowledges: bool
     ) -> tuple[Commits, list[Failed]]:
-        """Open an epoch; returns its commits, and the failures for its first record."""
+        """Open an epoch of a manifest that was loaded just now; returns its commits, and the failures for its first
+        record."""
         commits = Commits(log, source, self._tools.driver, self._tools.clock)
         owners = Ownership(
-            *(log, source, self._tools.settings, self._tools.clock), take_over=take_over, acknowledges=acknowledges
+            *(log, source, self._tools.settings, self._tools.clock),
+            take_over=take_over,
+            acknowledges=acknowledges,
+            is_fresh=True,
         )
         owners.take(commits)
         return commits, owners.given_up
@@ -754,6 +757,17 @@ class BackfillService:
             writer_url=self._tools.writer_url,
             checkpoint_aside=checkpoint_aside,
         )
+
+
+def _closed_since(state: ManifestState, source: LedgerSource) -> list[LedgerInfo]:
+    """Ledgers that are committed whole, and that the manifest doesn't know as closed."""
+    end = state.committed_end()
+    return [
+        info
+        for info in source.ledgers()
+        if info.closed and end is not None and Position(info.ledger_id, info.last_entry_id) <= end
+        if info.ledger_id not in state.closed_ledgers and not is_left_out(state, info)
+    ]
 
 
 def _promised(state: ManifestState) -> set[UUID]:

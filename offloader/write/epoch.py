@@ -342,6 +342,7 @@ class Ownership:
     Args:
         take_over: take the stream from any owner (the source made this writer active, or the operator requested it).
         acknowledges: acknowledge offloaded entries to the source; a view can't take that.
+        is_fresh: ``log`` was loaded just now, so that ``take`` needn't.
 
     Attributes:
         take_over: as given; on after ``lose`` only when set again.
@@ -358,12 +359,14 @@ class Ownership:
         *,
         take_over: bool,
         acknowledges: bool = True,
+        is_fresh: bool = False,
     ) -> None:
         self._log, self._source, self._settings, self._clock = log, source, settings, clock
         self.take_over, self._acknowledges = take_over, acknowledges
         # A start that waits for its epoch opens it before any append.
         self._epoch_open = log.epoch is not None
-        self._loaded = self._is_fresh = self.held = False
+        self._is_fresh = is_fresh
+        self._loaded = self.held = False
         self.given_up: list[Failed] = []
         self._seen_record, self._silent_since_s = -1, 0.0
 

@@ -566,5 +566,5 @@ def offload_manually(
         source, stream, last=last, take_over=take_over, acknowledges=False, on_plan=on_plan, on_progress=on_progress
     )
     if result.committed is not None or result.offloaded:
-        runs.note_ends(source, stream, method=method if result.offloaded else "")
+        runs.note_ends(source, stream, method=method if result.offloaded else "", known=result.state)
     return result

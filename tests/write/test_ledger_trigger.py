@@ -122,7 +122,7 @@ def test_no_run_begins_once_a_stopped_trigger_was_waited_for(tmp_path: Path, mon
 
     def run(**_: int) -> HistoryResult:
         runs.append(1)
-        return HistoryResult(committed=None)
+        return HistoryResult()
 
     with closing(EmbeddedLedgers(str(tmp_path / "ledgers.db"))) as database:
         source = database.open_stream(STREAM)
