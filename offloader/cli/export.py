@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
@@ -200,20 +201,21 @@ def run(
     if following:
         signal.signal(signal.SIGTERM, lambda *_: stop.set())
         signal.signal(signal.SIGINT, interrupt)
-    while True:
-        try:
-            for name in [] if upkeep.dry_run else streams:
-                for done in _exported(store, name, table, wanted, schemas, settings.read, stop):
-                    if done.ranges or not following:
-                        _print(done, as_json=json)
-            if not stop.is_set():
-                upkeep.run(store, streams, table, clock, as_json=json)
-        except OffloaderError as error:
-            if not following or not (error.retryable or isinstance(error, OutcomeUnknown)):
-                raise
-            print(f"note: {error}; trying again in {every:g} s", file=sys.stderr)
-        if not following or clock.wait(stop, every):
-            break
+    with closing(table.catalog):
+        while True:
+            try:
+                for name in [] if upkeep.dry_run else streams:
+                    for done in _exported(store, name, table, wanted, schemas, settings.read, stop):
+                        if done.ranges or not following:
+                            _print(done, as_json=json)
+                if not stop.is_set():
+                    upkeep.run(store, streams, table, clock, as_json=json)
+            except OffloaderError as error:
+                if not following or not (error.retryable or isinstance(error, OutcomeUnknown)):
+                    raise
+                print(f"note: {error}; trying again in {every:g} s", file=sys.stderr)
+            if not following or clock.wait(stop, every):
+                break
     if interrupted.is_set():
         raise KeyboardInterrupt
 
