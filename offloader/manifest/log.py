@@ -169,7 +169,12 @@ class ManifestLog:
             raise NotFound(f"stream {self.stream} was deleted meanwhile", hint="open it again to create it anew")
 
     def open_epoch(
-        self, source: IdentifiedSource | None = None, *, reserve: bool = False, accept: Accept | None = None
+        self,
+        source: IdentifiedSource | None = None,
+        *,
+        reserve: bool = False,
+        accept: Accept | None = None,
+        check: Callable[[ManifestState], object] = lambda _: None,
     ) -> int:
         """Takes over the stream: commits the next epoch, which fences the previous owner.
 
@@ -177,6 +182,8 @@ class ManifestLog:
             source: what this writer offloads. It is compared with the manifest before the commit, and again after every
                 record that another writer committed meanwhile.
             reserve, accept: see ``OwnersSource``.
+            check: called with each view that the epoch is to follow, as another writer may have committed meanwhile;
+                what it raises ends the attempt.
 
         Raises:
             SourceMismatch: ``source`` isn't the stream's. OutcomeUnknown, StoreUnavailable: outcome unknown; call
@@ -194,6 +201,7 @@ class ManifestLog:
             state = self.load(create=True) if attempt or not self._loaded else self.state
             if state.stream_deleted:
                 raise NotFound(f"stream {self.stream} was deleted", hint="wait until its deletion is complete")
+            check(state)
             wanted = state.epoch + 1
             try:
                 edits = [OpenEpoch(wanted)] if owners is None else owners.opening(state)

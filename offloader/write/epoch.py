@@ -401,10 +401,7 @@ class Ownership:
             state = self._log.state if self._is_fresh else self._log.load(create=True)
             self._is_fresh = False
             compare_source(self._source, state)
-            require_takeable(
-                state, self._clock.now_ms(), self._settings.takeover_after_seconds, take_over=self.take_over
-            )
-            self._log.open_epoch(identified(self._source))
+            self._log.open_epoch(identified(self._source), check=self._require_takeable)
             self._epoch_open = True
         # An earlier epoch's rewrite can't be finished any more; the segments it was to replace still exist.
         given_up = [Failed(each.uuid, "its owner was replaced") for each in self._log.state.rewrites]
@@ -424,6 +421,10 @@ class Ownership:
             self._source.release(end)
         self.given_up = given_up
         self.held = True
+
+    def _require_takeable(self, state: ManifestState) -> None:
+        """Also of a view that shows an owner who came while this one was about to take the stream."""
+        require_takeable(state, self._clock.now_ms(), self._settings.takeover_after_seconds, take_over=self.take_over)
 
     def lose(self) -> None:
         """Record that another writer took the stream."""

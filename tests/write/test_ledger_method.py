@@ -343,6 +343,18 @@ def test_living_owner_is_fenced_only_on_request(bench: Bench) -> None:
     assert bench.offloader.history.ledgers(bench.source, STREAM).errors == []
 
 
+@pytest.mark.parametrize("method", ["ledgers", "backfill"])
+def test_owner_that_comes_after_the_manifest_was_loaded_is_not_fenced_either(bench: Bench, method: str) -> None:
+    bench.append(300)
+    owner = ManifestLog(bench.memory, STREAM, clock=SystemClock())
+    run = getattr(bench.offloader.history, method)
+    with pytest.raises(Fenced, match="--take-over"):
+        run(bench.source, STREAM, take_over=False, on_plan=lambda _: owner.open_epoch())
+    assert load_manifest(bench.memory, STREAM).epoch == owner.epoch == 1
+    owner.load()
+    assert run(bench.source, STREAM).errors == []
+
+
 def test_with_nothing_due_no_epoch_is_opened(bench: Bench) -> None:
     bench.append(5)
     assert bench.offload() is None
