@@ -225,6 +225,7 @@ def test_outage_of_a_broker_with_many_topics_is_one_line(
     asking.look(*topics)
     asking.look(*topics)
     assert len(asking.triggers.problems()) == 30
-    [line] = [each.getMessage() for each in caplog.records if each.name == "offloader.ledgers.pulsar"]
-    assert "isn't asked to offload" in line
-    assert line.endswith("(and for 29 more topics)")
+    [record] = [each for each in caplog.records if each.name == "offloader.ledgers.pulsar"]
+    assert "isn't asked to offload" in record.getMessage()
+    assert record.getMessage().endswith("(and for 29 more topics)")
+    assert record.__dict__["event"] == "retry", "a process tells of the outage itself"

@@ -7,12 +7,12 @@ it lists as closed and not offloaded is asked for again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from formats.entries import Position
-from offloader.errors import NotFound, OffloaderError
+from offloader.errors import NotFound, OffloaderError, StoreUnavailable
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.source import SINCE_PROPERTY
 from offloader.ledgers.pulsar.topics import TopicInternals
@@ -136,10 +136,8 @@ class OffloadTriggers:
                 asked.back_off(now_s)
                 if before is None or str(before) != str(error):
                     failed.append((each.topic, error))
-        if failed:  # one line, however many topics a broker had
-            (topic, first), more = failed[0], len(failed) - 1
-            others = f" (and for {more} more topics)" if more else ""
-            _log.warning("%s: the broker isn't asked to offload: %s%s", topic, first, others)
+        _report([each for each in failed if isinstance(each[1], StoreUnavailable)], {"event": "retry"})
+        _report([each for each in failed if not isinstance(each[1], StoreUnavailable)], {})
         return started
 
     def _look_at(self, served: ServedTopic, asked: _Asked) -> bool:
@@ -176,6 +174,14 @@ class OffloadTriggers:
             self._admin.note(topic, self._subscription, {**found.properties, SINCE_PROPERTY: first})
             noted = first if _first_listed(self._admin.internals(topic)) == first else None
         return False
+
+
+def _report(failed: Sequence[tuple[str, OffloaderError]], extra: Mapping[str, str]) -> None:
+    """One line, however many topics a broker had."""
+    if failed:
+        (topic, first), more = failed[0], len(failed) - 1
+        others = f" (and for {more} more topics)" if more else ""
+        _log.warning("%s: the broker isn't asked to offload: %s%s", topic, first, others, extra=extra)
 
 
 def _first_listed(internals: TopicInternals) -> str | None:
