@@ -28,7 +28,6 @@ from offloader.cli.options import (
     ConfigArguments,
     DryRun,
     From,
-    FromTime,
     Json,
     ShowProgress,
     StoreArguments,
@@ -341,7 +340,15 @@ def replay(
     end: Annotated[
         str, option("--until", "Last entry, included.", metavar="LEDGER:ENTRY", shown="the last there is")
     ] = "",
-    from_time: FromTime = "",
+    from_time: Annotated[
+        str,
+        option(
+            "--from-time",
+            "Begin at the earliest entry published then or later: 2013-07-04T12:00:00Z, 2013-07-04 (UTC without a "
+            "zone) or ms since 1970. Not -1h: the same command again has to begin there too.",
+            metavar="TIME",
+        ),
+    ] = "",
     to_time: ToTime = "",
     rate: Annotated[
         float, option("--rate", "At most so many a second; 0: any.", metavar="MESSAGES", min=0, shown=True)
