@@ -76,8 +76,10 @@ class Shell:
 
     def _offloader(self, words: list[str]) -> list[str]:
         self._capsys.readouterr()
-        main(words)
+        code = main(words)
         found = self._capsys.readouterr()
+        # A refusal is what the page shows; anything else that ends so is damage.
+        assert code == 0 or found.err.startswith("offloader: "), (words, found)
         return [*found.out.splitlines(), *found.err.splitlines()]
 
 
