@@ -31,6 +31,16 @@ def has_consumers(admin: AdminClient, count: int) -> bool:
     return found is not None and found.consumers == count
 
 
+def require_documented_names(admin: AdminClient) -> None:
+    """What docs/how-to/observing.md says is in the broker's lists."""
+    found = dict(admin.stats(TOPIC).subscriptions)
+    assert found.pop("offloader").is_durable
+    assert any(name.startswith("offloader-live-") for name in found)
+    for name, each in found.items():
+        assert name.startswith(("offloader-live-", "offloader-history-"))
+        assert not each.is_durable
+
+
 def test_second_sidecar_takes_over_when_the_first_is_killed(tmp_path: Path, exercises: Any) -> None:
     exercises("pulsar")
     config, url = tmp_path / "offloader.toml", f"file://{tmp_path}/store"
@@ -66,6 +76,7 @@ def test_second_sidecar_takes_over_when_the_first_is_killed(tmp_path: Path, exer
             eventually(lambda: has_consumers(admin, 2))
             send()
             eventually(are_stored)
+            require_documented_names(admin)
             state = load_manifest(store, STREAM)
             epoch = state.epoch
             [working] = [each for each in sidecars if state.owner.name.endswith(f"/{each.process.pid}")]
