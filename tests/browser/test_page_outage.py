@@ -84,12 +84,17 @@ def test_page_shows_the_state_of_a_process_whose_store_is_frozen(
             new.goto(f"{url}/{address(ORDERS)}")
             expect(new.get_by_role("region", name="Behind")).to_contain_text("1 entry wait")
             expect(page.locator("#state")).not_to_have_text("Working")
+            eventually(lambda: ask(status).json()["items"][0]["mode"] == "stalled")
+            assert re.search(r'^offloader_streams{mode="stalled".*} 1\.0$', ask(f"{url}/metrics").body.decode(), re.M)
 
             signalled(server, signal.SIGCONT)
             assert ask(offload, method="POST").json()["committed"] == "1:20"
             expect(new.locator("#state")).to_have_text("Working")
             expect(new.get_by_role("region", name="In the store")).to_contain_text("21 entries")
             expect(page.locator("#state")).to_have_text("Working")
+            serving.logged("outage_over")
+            told = [each["event"] for each in serving.lines if each["level"] != "info"]
+            assert told == ["outage", "outage_over"], "one line an outage, and one when it ends"
 
 
 BROKER = """
