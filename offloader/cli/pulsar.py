@@ -317,6 +317,15 @@ _Target = Annotated[
         metavar="TOPIC",
     ),
 ]
+_FromTime = Annotated[
+    str,
+    option(
+        "--from-time",
+        "Begin at the earliest entry published then or later: 2013-07-04T12:00:00Z, 2013-07-04 (UTC without a "
+        "zone) or ms since 1970. Not -1h: the same command again has to begin there too.",
+        metavar="TIME",
+    ),
+]
 _ServiceUrl = Annotated[
     str,
     option(
@@ -340,15 +349,7 @@ def replay(
     end: Annotated[
         str, option("--until", "Last entry, included.", metavar="LEDGER:ENTRY", shown="the last there is")
     ] = "",
-    from_time: Annotated[
-        str,
-        option(
-            "--from-time",
-            "Begin at the earliest entry published then or later: 2013-07-04T12:00:00Z, 2013-07-04 (UTC without a "
-            "zone) or ms since 1970. Not -1h: the same command again has to begin there too.",
-            metavar="TIME",
-        ),
-    ] = "",
+    from_time: _FromTime = "",
     to_time: ToTime = "",
     rate: Annotated[
         float, option("--rate", "At most so many a second; 0: any.", metavar="MESSAGES", min=0, shown=True)
