@@ -67,8 +67,8 @@ def open_managed_ledger(
 
     Raises:
         SourceMismatch: the database isn't the one in the manifest, or has lost entries.
-        InvalidCall: ``store`` isn't open; a name that the store can't take; unknown, contradictory or ineffective
-            settings.
+        InvalidCall: ``store`` is a URL; a name that the store can't take; unknown or contradictory settings, or without
+            effect.
         Unsupported: the store lacks create-if-absent, and ``store.single_writer`` isn't set.
         StoreUnavailable, AccessDenied, NotFound: the database or the store can't be used.
     """
