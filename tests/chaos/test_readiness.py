@@ -25,7 +25,7 @@ from services.servers import Endpoint, free_port, make_bucket, start
 from services.toxiproxy import FaultyProxy, Toxiproxy
 from tests.support.certificates import Authority
 from tests.support.http_process import ask
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, settled
 
 pytestmark = pytest.mark.process
 
@@ -77,7 +77,9 @@ def problems_of(url: str) -> list[str]:
 
 
 def await_loss(url: str, why: str) -> None:
-    eventually(lambda: ask(f"{url}/readyz").status == 503)
+    assert settled(
+        lambda: ask(f"{url}/readyz").status, lambda status: status == 503, still_s=KNOWN_WITHIN_S, look_s=0.2
+    )
     eventually(lambda: problems_of(url) == [f"the store doesn't answer: {why}"])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from formats.entries import EntryBatch, Position
-from formats.pulsar.commands import CommandType, position_of
+from formats.pulsar.commands import Command, CommandType, position_of
 from offloader.errors import (
     AccessDenied,
     Corrupt,
@@ -29,6 +31,7 @@ from offloader.runtime.clock import SystemClock
 from offloader.runtime.workers import Workers
 from tests.formats.pulsar_entries import Sent, single_entry
 from tests.ledgers.pulsar_bench import NAME, TOPIC, PulsarBench, entries_of, message
+from tests.support.pulsar_broker import BrokerClient
 from tests.support.pulsar_topics import FakeTopic
 from tests.support.waiting import eventually
 
@@ -402,6 +405,28 @@ def test_temporarily_refused_token_stops_nothing_for_good(
     bench.fill(2)
     eventually(lambda: listening.heard == bench.stored())
     eventually(lambda: source.active and source.problem is None)
+
+
+@pytest.mark.slow
+def test_attempts_in_an_outage_come_after_waits_that_double_up_to_the_setting(
+    new_bench: Callable[..., PulsarBench],
+) -> None:
+    bench = new_bench(retry_seconds_max=0.6)
+    bench.open()
+    known, attempts_s = bench.broker.answer, list[float]()
+
+    def answer(client: BrokerClient, command: Command) -> bool:
+        if command.type is CommandType.CONNECT:
+            attempts_s.append(time.monotonic())
+        return known(client, command)
+
+    bench.broker.answer = answer
+    bench.broker.token = "refused without one"
+    bench.broker.cut()
+    eventually(lambda: len(attempts_s) >= 6)
+    # Each wait begins with an answer that comes after the attempt was noted: it is never shorter than the time between.
+    waits_s = [after - before for before, after in itertools.pairwise(attempts_s[:6])]
+    assert all(found >= wanted for found, wanted in zip(waits_s, [0.2, 0.4, 0.6, 0.6, 0.6], strict=True)), waits_s
 
 
 def test_topics_share_a_connection_and_have_limits(new_bench: Callable[..., PulsarBench]) -> None:

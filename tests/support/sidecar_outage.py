@@ -9,12 +9,14 @@ from typing import Any
 
 from tests.support.http_process import ask
 from tests.support.serving_processes import Serving
-from tests.support.waiting import eventually
+from tests.support.waiting import eventually, settled
 
 __all__ = ["LINES_MAX", "Sidecar", "write_settings"]
 
 #: Lines of a whole outage: one says that it began and one that it ended.
 LINES_MAX = 2
+#: Within so long of losing its broker a sidecar isn't ready any more.
+KNOWN_WITHIN_S = 15.0
 #: Seconds by which the lag has to grow.
 GROWTH_S = 3
 
@@ -52,7 +54,9 @@ class Sidecar:
 
     def check_lost(self, why: str) -> None:
         """It isn't ready, and says why; streams are disconnected and their lag grows."""
-        eventually(lambda: ask(f"{self.url}/readyz").status == 503)
+        assert settled(
+            lambda: ask(f"{self.url}/readyz").status, lambda status: status == 503, still_s=KNOWN_WITHIN_S, look_s=0.2
+        )
         eventually(lambda: self._blocking() == [f"the broker {self.broker_url} doesn't answer: {why}"])
         eventually(lambda: self._modes() == {"disconnected": self.topics})
         assert self._has_metric('offloader_source_up{feed="pulsar"} 0.0')
