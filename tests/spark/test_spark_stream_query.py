@@ -141,7 +141,8 @@ class Appending:
 def test_repeatedly_killed_query_writes_every_entry_exactly_once(
     spark: SparkSession, writer: StreamWriter, tmp_path: Path
 ) -> None:
-    """Killed when a batch is planned, while its files are written, and between the sink's commit and the query's."""
+    """Killed four times: when a batch is planned, while its files are written, between the sink's commit and the
+    query's, and while a batch that was cut short is done again."""
     appending = Appending(writer, 40)
     appending.let(10)
     options: dict[str, Any] = {"maxEntriesPerTrigger": "70", "splitBytes": "1500"}
@@ -164,7 +165,8 @@ def test_repeatedly_killed_query_writes_every_entry_exactly_once(
     def being_written(_: int, before: int) -> bool:
         return files() >= before + 2
 
-    for moment in (planned, sunk_but_not_committed, being_written):
+    # The last one is killed while it does a batch again that was cut short before.
+    for moment in (planned, sunk_but_not_committed, being_written, being_written):
         given = json.dumps({"store": writer.store.url, "stream": writer.stream, **options})
         victim = Victim("stream_to_parquet.py", tmp_path, given, tmp_path / "checkpoint", tmp_path / "out")
         try:
