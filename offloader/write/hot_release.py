@@ -18,7 +18,7 @@ from offloader.manifest.source_identity import closed_edit
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.runtime.clock import Clock
 from offloader.runtime.workers import Backoff, SerialTask, Timer, Workers
-from offloader.write.hot_tier import DOUBTFUL, NOT_GIVEN, acknowledged_end, uncovered_ranges
+from offloader.write.hot_tier import DOUBTFUL, NOT_GIVEN, acknowledged_end, listed_before, uncovered_ranges
 from offloader.write.upload import verify_objects
 
 _log = logging.getLogger("offloader.hot_release")
@@ -255,10 +255,7 @@ def acknowledgeable(
         f"nothing from {first.first} on is acknowledged: there is a gap up to {first.last}: {first.reason}",
         hint="look for the entries in the hot tier; offload.release_with_gaps = true gives such ledgers up",
     )
-    if first.first.entry_id:
-        return first.first.previous(), why
-    earlier = [info for info in ledgers if info.entries and info.ledger_id < first.first.ledger_id]
-    return (Position(earlier[-1].ledger_id, earlier[-1].last_entry_id) if earlier else None), why
+    return listed_before(ledgers, first.first), why
 
 
 class CommitAck:

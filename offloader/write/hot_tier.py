@@ -10,6 +10,7 @@ from heapq import merge
 from itertools import islice, takewhile
 from math import ceil
 from operator import itemgetter
+from typing import NamedTuple
 from uuid import UUID
 
 import numpy as np
@@ -18,7 +19,7 @@ from formats.entries import ENTRY_HEADER_BYTES, EntryBatch, Position
 from formats.manifest import Gap, LedgerClosed
 from formats.segment import LedgerFacts, LedgerSpan
 from offloader.errors import Corrupt
-from offloader.ledgers.base import LedgerInfo, LedgerSource
+from offloader.ledgers.base import LedgerInfo, LedgerSource, newest_listed
 from offloader.manifest.ledger_table import ENTRY_ID_MAX
 from offloader.manifest.state import ManifestState, SegmentRecord
 
@@ -242,30 +243,46 @@ def uncovered_ranges(
         ledgers: ascending.
         covered: begin and end, both included, by begins; without an end it is unbounded.
     """
+    low, high = first or Position(0, 0), last or Position(ENTRY_ID_MAX, ENTRY_ID_MAX)
+    wholes = (HistoryRange.of_ledger(info) for info in ledgers if info.entries)
+    wanted = (HistoryRange(max(each.begin, low), min(each.end, high)) for each in wholes)
     found: list[HistoryRange] = []
+    for part in _outside(wanted, covered):
+        # What is covered in between may be a ledger that the source has lost.
+        if found and not part.is_apart:
+            found[-1] = HistoryRange(found[-1].begin, part.end)
+        else:
+            found.append(HistoryRange(part.begin, part.end))
+    return found
+
+
+class _Part(NamedTuple):
+    """The entries ``begin`` .. ``end`` of a range; ``is_apart``: something covered lies between it and the last one."""
+
+    whole: HistoryRange
+    begin: Position
+    end: Position
+    is_apart: bool
+
+
+def _outside(ranges: Iterable[HistoryRange], covered: Iterable[_Interval]) -> Iterator[_Part]:
+    """The parts of ``ranges``, of one ledger each, outside of ``covered``; all ascending."""
     intervals = iter(covered)
-    interval, joins = next(intervals, None), False
-    for info in ledgers:
-        if not info.entries:
-            continue
-        at, end = Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)
-        at, end = at if first is None else max(at, first), end if last is None else min(end, last)
-        joins = joins and at.entry_id == 0
-        while at <= end:
+    interval, is_apart = next(intervals, None), False
+    for each in ranges:
+        at = each.begin
+        while at <= each.end:
             while interval is not None and interval[1] is not None and interval[1] < at:
-                interval = next(intervals, None)
-                joins = False  # the source may have lost a ledger in between
-            if interval is None or interval[0] > end:
-                _add(found, at, end, joins=joins)
-                joins = end.entry_id == info.last_entry_id
+                interval, is_apart = next(intervals, None), True
+            if interval is None or interval[0] > each.end:
+                yield _Part(each, at, each.end, is_apart)
+                is_apart = False
                 break
             if interval[0] > at:
-                _add(found, at, Position(info.ledger_id, interval[0].entry_id - 1), joins=joins)
-            joins = False
+                yield _Part(each, at, interval[0].previous(), is_apart)
             if interval[1] is None:
-                return found
-            at = interval[1].next()
-    return found
+                return
+            at, is_apart = interval[1].next(), True
 
 
 def cut_at_ledger_ends(ranges: Iterable[HistoryRange], ledgers: Iterable[LedgerInfo]) -> Iterator[HistoryRange]:
@@ -304,13 +321,14 @@ def acknowledged_end(state: ManifestState, ledgers: Sequence[LedgerInfo]) -> Pos
     if end is None:
         return None
     missing = uncovered(state, ledgers, last=end)
-    if not missing:
-        return end
-    before = missing[0].begin
-    if before.entry_id:
-        return before.previous()
-    earlier = [info for info in ledgers if info.entries and info.ledger_id < before.ledger_id]
-    return Position(earlier[-1].ledger_id, earlier[-1].last_entry_id) if earlier else None
+    return listed_before(ledgers, missing[0].begin) if missing else end
+
+
+def listed_before(ledgers: Sequence[LedgerInfo], position: Position) -> Position | None:
+    """The entry before ``position``, which is one of ``ledgers``; ``None`` if that is their first one."""
+    if position.entry_id:
+        return position.previous()
+    return newest_listed([info for info in ledgers if info.ledger_id < position.ledger_id])
 
 
 def partly_offloaded(state: ManifestState, info: LedgerInfo, given_up: Collection[UUID] = ()) -> bool:
@@ -327,13 +345,6 @@ def _begins_by(state: ManifestState, position: Position) -> bool:
     found = state.segments.in_order(None, position)
     begins = [segment.begin for segment in found[:1]] + [gap.first for gap in state.gaps[:1]]
     return bool(begins) and min(begins) <= position
-
-
-def _add(found: list[HistoryRange], begin: Position, end: Position, *, joins: bool) -> None:
-    if joins and found:
-        found[-1] = HistoryRange(found[-1].begin, end)
-    else:
-        found.append(HistoryRange(begin, end))
 
 
 #: Reason of the gap before a start position that moved while the stream wasn't offloaded: no source can fill it.
@@ -476,24 +487,15 @@ def _gap_not_given(
     low = max(each for each in (state.head, None if prefix is None else prefix.next(), Position(-1, 0)) if each)
     segments = ((each.begin, each.end) for each in state.segments.in_order(low) if each.uuid not in given_up)
     covered = merge(segments, ((gap.first, gap.last) for gap in state.gaps), key=itemgetter(0))
-    interval = next(covered, None)
-    found: dict[HistoryRange, str] = {}
-    for info in ledgers:
-        for first, last in info.not_given if info.ledger_id not in state.deleted_ledgers else ():
-            reason = why_not_given(info, (first, last))
-            begin, end = max(low, Position(info.ledger_id, first)), Position(info.ledger_id, last)
-            while begin <= end:
-                while interval is not None and interval[1] is not None and interval[1] < begin:
-                    interval = next(covered, None)
-                if interval is None or interval[0] > end:
-                    found[HistoryRange(begin, end)] = reason
-                    break
-                if interval[0] > begin:
-                    found[HistoryRange(begin, interval[0].previous())] = reason
-                if interval[1] is None:
-                    return found
-                begin = interval[1].next()
-    return found
+    reasons = {
+        HistoryRange(max(low, Position(info.ledger_id, first)), Position(info.ledger_id, last)): why_not_given(
+            info, (first, last)
+        )
+        for info in ledgers
+        if info.ledger_id not in state.deleted_ledgers
+        for first, last in info.not_given
+    }
+    return {HistoryRange(part.begin, part.end): reasons[part.whole] for part in _outside(reasons, covered)}
 
 
 def _present(
