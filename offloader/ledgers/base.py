@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 from uuid import UUID
@@ -214,13 +214,16 @@ class WrappedSource(Protocol):
     def inner(self) -> LedgerSource: ...
 
 
+def _layers(source: ReadableLedgers | None) -> Iterator[ReadableLedgers]:
+    """A source and what it wraps, from the outside to the inside."""
+    while source is not None:
+        yield source
+        source = source.inner if isinstance(source, WrappedSource) else None
+
+
 def identified(source: ReadableLedgers) -> IdentifiedSource | None:
     """The source's identity, unwrapped; ``None`` if it has none."""
-    while not isinstance(source, IdentifiedSource):
-        if not isinstance(source, WrappedSource):
-            return None
-        source = source.inner
-    return source
+    return next((each for each in _layers(source) if isinstance(each, IdentifiedSource)), None)
 
 
 class Ledgers(Protocol):
@@ -319,11 +322,7 @@ class ListedSource(Protocol):
 
 def listed_source(source: LedgerSource | None) -> ListedSource | None:
     """The source that knows what its broker lists, unwrapped; ``None`` if it is none."""
-    while source is not None and not isinstance(source, ListedSource):
-        if not isinstance(source, WrappedSource):
-            return None
-        source = source.inner
-    return source
+    return next((each for each in _layers(source) if isinstance(each, ListedSource)), None)
 
 
 @runtime_checkable

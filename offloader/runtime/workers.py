@@ -101,6 +101,33 @@ class Workers:
             self._clock.wait(self._wake, min(wait_s, _TIMER_WAIT_S_MAX))
 
 
+class Alarm:
+    """Calls ``run`` on a worker once after each ``set``, until ``stop``."""
+
+    def __init__(self, workers: Workers, run: Callable[[], object]) -> None:
+        self._workers, self._run = workers, run
+        self._lock = threading.Lock()
+        self._timer: Timer | None = None
+        self.is_stopped = False
+
+    def set(self, delay_s: float) -> None:
+        """Calls ``run`` after ``delay_s`` seconds, instead of when it was to be called before."""
+        with self._lock:
+            self._cancel()
+            if not self.is_stopped:
+                self._timer = self._workers.call_after(delay_s, self._run)
+
+    def stop(self) -> None:
+        """No call is made after this returns, except one that has begun."""
+        with self._lock:
+            self.is_stopped = True
+            self._cancel()
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+
 class SerialTask:
     """A step of a state machine: runs at least once after the last of any number of schedules, never concurrently."""
 

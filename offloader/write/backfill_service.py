@@ -30,14 +30,14 @@ from offloader.errors import (
     Trimmed,
     Unsupported,
 )
-from offloader.ledgers.base import LedgerInfo, LedgerSource, Subscription, listed_source
+from offloader.ledgers.base import LedgerInfo, LedgerSource, Subscription, listed_source, newest_listed
 from offloader.manifest.ledger_table import Run, fills_in, gap_runs, is_gone, is_settled, runs_of, without
 from offloader.manifest.log import ManifestLog, checked
 from offloader.manifest.source_identity import closed_edit
 from offloader.manifest.state import EditRefused, ManifestState, StreamPaused, newest_of
 from offloader.read.cold import read_fill
 from offloader.runtime.clock import Clock
-from offloader.runtime.workers import SerialTask, Timer, Workers
+from offloader.runtime.workers import Alarm, SerialTask, Workers
 from offloader.settings import ManifestSettings, OffloadSettings
 from offloader.store.base import CREATE, ObjectStore
 from offloader.store.wrappers import recorder_of
@@ -336,11 +336,9 @@ class LedgerTrigger:
         clock: Clock,
     ) -> None:
         self._source, self._run, self._settings = source, run, settings
-        self._workers, self._clock = workers, clock
+        self._clock, self._one_run = clock, threading.Lock()
         self._task = SerialTask(workers, self._look)
-        self._one_run, self._lock = threading.Lock(), threading.Lock()
-        self._stopped = False
-        self._timer: Timer | None = None
+        self._next_look = Alarm(workers, self._task.schedule)
         self._subscription: Subscription | None = None
         self._committed: Position | None = None
         #: Why it stopped by itself: another writer took the stream, or the hot tier isn't the stream's.
@@ -353,10 +351,7 @@ class LedgerTrigger:
 
     def stop(self) -> None:
         """Stop polling: no run begins by itself after this and ``wait``; the offloader stops a running one."""
-        with self._lock:
-            self._stopped = True
-            if self._timer is not None:
-                self._timer.cancel()
+        self._next_look.stop()
         if self._subscription is not None:
             self._subscription.cancel()
 
@@ -375,12 +370,9 @@ class LedgerTrigger:
             return self._ran(0, OFF)
 
     def _look(self) -> None:
-        with self._lock:
-            if self._stopped:
-                return
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._workers.call_after(LOOK_S, self._task.schedule)
+        if self._next_look.is_stopped:
+            return
+        self._next_look.set(LOOK_S)
         try:
             done = -1 if self._committed is None else self._committed.ledger_id
             left = [info for info in self._source.ledgers() if info.ledger_id > done]
@@ -391,7 +383,7 @@ class LedgerTrigger:
             if not due_ledgers(left, now_ms=self._clock.now_ms(), **limits):
                 return
             with self._one_run:
-                if self._stopped:  # while another run was waited for
+                if self._next_look.is_stopped:  # while another run was waited for
                     return
                 extra = {"event": "retry"}
                 for error in self._ran(**limits).errors:
@@ -456,10 +448,8 @@ class BackfillService:
         log = self._log(stream)
         source, settings = checked(source, log), self._tools.settings
         state = log.load(create=True)
-        ledgers = [info for info in source.ledgers() if info.entries]
-        if ledgers:
-            newest = Position(ledgers[-1].ledger_id, ledgers[-1].last_entry_id)
-            last = newest if last is None else min(last, newest)
+        ledgers = source.ledgers()
+        last = min((each for each in (last, newest_listed(ledgers)) if each is not None), default=None)
         start = start_of_history(state, ledgers, settings, last=last, given_up=_promised(state))
         on_plan(start.plan)
         result = HistoryResult(state=state)

@@ -169,7 +169,7 @@ class CatchUp:
         if not self.due:
             return True
         if self._log.state.method != "streaming":
-            self._commits.commit([SetMethod("streaming")], lambda _: None)
+            self._commits.commit([SetMethod("streaming")])
         given_up = self._ownership.given_up
         given_up += interrupted(self._log, given_up)
         ledgers = self._source.ledgers()

@@ -412,7 +412,7 @@ class Ownership:
                 self._log, segment, facts, part_bytes=part_bytes_for(self._settings), now_ms=self._clock.now_ms()
             )
             if isinstance(edit, Offloaded):
-                commits.commit([edit], lambda _: None)
+                commits.commit([edit])
             else:
                 given_up.append(edit)
         end = acknowledged_end(self._log.state, self._source.ledgers()) if self._acknowledges else None

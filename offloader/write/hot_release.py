@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.source_identity import closed_edit
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.runtime.clock import Clock
-from offloader.runtime.workers import Backoff, SerialTask, Timer, Workers
+from offloader.runtime.workers import Alarm, Backoff, SerialTask, Workers
 from offloader.write.hot_tier import DOUBTFUL, NOT_GIVEN, acknowledged_end, listed_before, uncovered_ranges
 from offloader.write.upload import verify_objects
 
@@ -173,25 +172,18 @@ class HotRelease:
         workers: Workers,
         clock: Clock,
     ) -> None:
-        self._source, self._log, self._with_gaps, self._workers, self._clock = source, log, with_gaps, workers, clock
+        self._source, self._log, self._with_gaps, self._clock = source, log, with_gaps, clock
         self._lag_ms = int(lag_minutes * _MS_PER_MINUTE) if lag_minutes >= 0 else -1
-        self._lock = threading.Lock()
-        self._timer: Timer | None = None
-        self._stopped = self._lag_ms < 0
+        self._next_look = Alarm(workers, self._tick)
 
     def start(self) -> None:
         """Start polling, after a delay."""
-        with self._lock:
-            if not self._stopped:
-                wait_s = min(max(self._lag_ms / 4000, LOOK_S_MIN), LOOK_S_MAX)
-                self._timer = self._workers.call_after(wait_s, self._tick)
+        if self._lag_ms >= 0:
+            self._next_look.set(min(max(self._lag_ms / 4000, LOOK_S_MIN), LOOK_S_MAX))
 
     def stop(self) -> None:
         """Stop polling; no poll begins after this returns."""
-        with self._lock:
-            self._stopped = True
-            if self._timer is not None:
-                self._timer.cancel()
+        self._next_look.stop()
 
     def look(self) -> ReleasedLedgers:
         """Poll now; raises like ``release_hot_ledgers``. Without a manifest nothing was offloaded yet."""
@@ -277,12 +269,9 @@ class CommitAck:
         workers: Workers,
     ) -> None:
         self._source, self._listed, self._log, self._with_gaps = checked(source, log), listed, log, with_gaps
-        self._workers = workers
         self._task = SerialTask(workers, self._tick)
         self._backoff = Backoff(workers, RETRY_S_MAX, self._task.schedule)
-        self._lock = threading.Lock()
-        self._timer: Timer | None = None
-        self._stopped = False
+        self._next_look = Alarm(workers, self._look_again)
         # Used by the task only.
         self._acknowledged: Position | None = None
         self._said = ""
@@ -294,10 +283,7 @@ class CommitAck:
 
     def stop(self) -> None:
         """No acknowledgement begins after this returns."""
-        with self._lock:
-            self._stopped = True
-            if self._timer is not None:
-                self._timer.cancel()
+        self._next_look.stop()
 
     def look(self) -> Corrupt | None:
         """Acknowledge now what is committed; returns what holds the rest back.
@@ -320,12 +306,10 @@ class CommitAck:
 
     def _look_again(self) -> None:
         self._task.schedule()
-        with self._lock:
-            if not self._stopped:
-                self._timer = self._workers.call_after(LOOK_S, self._look_again)
+        self._next_look.set(LOOK_S)
 
     def _tick(self) -> None:
-        if self._stopped or self._backoff.waiting:
+        if self._next_look.is_stopped or self._backoff.waiting:
             return
         error: OffloaderError | None = None
         try:

@@ -20,7 +20,7 @@ from offloader.errors import (
     SourceMismatch,
     StoreUnavailable,
 )
-from offloader.ledgers.base import LedgerInfo, LedgerSource, Subscription
+from offloader.ledgers.base import LedgerInfo, LedgerSource, Subscription, newest, newest_listed
 from offloader.manifest.log import ManifestLog, checked
 from offloader.manifest.state import EditRefused, ManifestState, StreamPaused
 from offloader.runtime.workers import RETRY_DELAY_FIRST_S, Backoff, SerialTask, Timer
@@ -119,8 +119,7 @@ class StreamOffload:
             raise
         with self._shared.changed:
             if ledgers:
-                newest = Position(ledgers[-1].ledger_id, ledgers[-1].last_entry_id)
-                self._shared.tail = newest if self._shared.tail is None else max(self._shared.tail, newest)
+                self._shared.tail = newest(self._shared.tail, newest_listed(ledgers))
                 self._shared.mode = Mode.CATCH_UP
                 # So that a ledger missing at read time is detected.
                 self._shared.queue.learn(ledgers)
@@ -206,8 +205,7 @@ class StreamOffload:
             target = self._shared.tail if until is None or self._shared.tail is None else min(until, self._shared.tail)
             if target is None:
                 return None
-            close_at = self._shared.close_at
-            self._shared.close_at = target if close_at is None else max(close_at, target)
+            self._shared.close_at = newest(self._shared.close_at, target)
         self._step_task.schedule()
         return target
 

@@ -201,9 +201,8 @@ class SegmentQueue:
         if len(self._segments) >= SEGMENTS_MAX:
             return None
         handle = self._open_handle(self.offered)
-        for info in self._ledgers.values():
-            if info.closed:
-                handle.ledger_closed(facts_of(info), info.last_entry_id)
+        for info in self.closed_infos():
+            handle.ledger_closed(facts_of(info), info.last_entry_id)
         segment = WritingSegment(handle, begin)
         self._segments.append(segment)
         return segment
@@ -309,7 +308,7 @@ class Commits:
         newest = following.begin if following is not None else summary.end
         self.commit([*self._closed(newest, closed), *edits], then)
 
-    def commit(self, edits: Sequence[Edit], then: _Then) -> None:
+    def commit(self, edits: Sequence[Edit], then: _Then = lambda _: None) -> None:
         """Commit ``edits``, then call ``then`` with the new view.
 
         Raises:
