@@ -33,7 +33,6 @@ from offloader.write.hot_tier import (
     is_left_out,
     require_recording,
     uncovered,
-    without_gaps,
 )
 from offloader.write.quota import MemoryBudget, part_bytes_for, segment_bytes_max
 from offloader.write.stream_state import Commits
@@ -183,7 +182,7 @@ def plan_of_history(
 
     No segment spans one of ``gaps``.
     """
-    ranges = without_gaps(uncovered(state, ledgers, last=last, given_up=given_up), gaps, ledgers)
+    ranges = uncovered(state, ledgers, last=last, given_up=given_up, gaps=gaps)
     return BackfillPlan(ranges, ledgers, segment_bytes_max(settings))
 
 

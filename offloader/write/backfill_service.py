@@ -59,7 +59,6 @@ from offloader.write.hot_tier import (
     HistoryRange,
     allowed_gaps,
     blocked_at,
-    cut_at_ledger_ends,
     find_gaps,
     is_left_out,
     partly_offloaded,
@@ -287,7 +286,7 @@ def ledgers_of_method(
         last: only segments that end there or before.
     """
     missing: dict[int, list[HistoryRange]] = {}
-    for each in cut_at_ledger_ends(uncovered(state, ledgers, given_up=given_up), ledgers):
+    for each in uncovered(state, ledgers, given_up=given_up, by_ledger=True):
         missing.setdefault(each.begin.ledger_id, []).append(each)
     infos = {info.ledger_id: info for info in ledgers}
     begun = {ledger_id for ledger_id in missing if partly_offloaded(state, infos[ledger_id], given_up)}
@@ -385,9 +384,8 @@ class LedgerTrigger:
             with self._one_run:
                 if self._next_look.is_stopped:  # while another run was waited for
                     return
-                extra = {"event": "retry"}
                 for error in self._ran(**limits).errors:
-                    _log.warning("offloading closed ledgers: %s; again in %g s", error, LOOK_S, extra=extra)
+                    self._tell(error)
         except (Fenced, SourceMismatch) as error:
             _log.warning("%s; the ledger method stops here", error)
             self.stopped_by = error
@@ -395,8 +393,10 @@ class LedgerTrigger:
         except StreamPaused as error:
             _log.info("offloading closed ledgers: %s; looks again in %g s", error, LOOK_S)
         except OffloaderError as error:
-            extra = {"event": "retry"}
-            _log.warning("offloading closed ledgers: %s; again in %g s", error, LOOK_S, extra=extra)
+            self._tell(error)
+
+    def _tell(self, error: BaseException) -> None:
+        _log.warning("offloading closed ledgers: %s; again in %g s", error, LOOK_S, extra={"event": "retry"})
 
     def _ran(self, threshold_bytes: int, threshold_seconds: int) -> HistoryResult:
         result = self._run(threshold_bytes=threshold_bytes, threshold_seconds=threshold_seconds)

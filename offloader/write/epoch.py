@@ -39,7 +39,6 @@ from offloader.store.base import CREATE, ByteRange, ObjectStore
 from offloader.write.hot_tier import (
     FoundGaps,
     acknowledged_end,
-    cut_at_ledger_ends,
     facts_of,
     find_gaps,
     uncovered_ranges,
@@ -219,7 +218,7 @@ def _missing(state: ManifestState, kept: Sequence[LedgerInfo], first_ledger: int
     lost = [
         (Position(info.ledger_id, first), Position(info.ledger_id, last)) for info in kept for first, last in info.lost
     ]
-    there = cut_at_ledger_ends(uncovered_ranges(kept, lost), kept)
+    there = uncovered_ranges(kept, lost, by_ledger=True)
     held += [(run.begin, run.end) for run in there if run.end > reached]
     found: list[Gap] = []
     goes_on = any(info.ledger_id >= first_ledger for info in kept)

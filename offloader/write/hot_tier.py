@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import merge
-from itertools import islice, takewhile
+from itertools import takewhile
 from math import ceil
 from operator import itemgetter
 from typing import NamedTuple
@@ -197,6 +197,8 @@ def uncovered(
     *,
     last: Position | None = None,
     given_up: Collection[UUID] = (),
+    gaps: Iterable[Gap] = (),
+    by_ledger: bool = False,
 ) -> list[HistoryRange]:
     """Ranges still to be offloaded, in the stream's order.
 
@@ -205,6 +207,8 @@ def uncovered(
         ledgers: the hot tier's, ascending; entries marked as unreadable, and deleted ledgers, aren't offloaded.
         last: ignore entries after it.
         given_up: segments that don't count: their range is to be offloaded anew.
+        gaps: to be recorded; no range spans one.
+        by_ledger: cut ranges at the ends of ledgers.
     """
     gone = state.deleted_ledgers
     deleted = {info.ledger_id for info in ledgers if info.ledger_id in gone}
@@ -218,7 +222,7 @@ def uncovered(
     segments = (
         (segment.begin, segment.end) for segment in state.segments.in_order(first) if segment.uuid not in given_up
     )
-    gaps = ((gap.first, gap.last) for gap in state.gaps)
+    lost = ((gap.first, gap.last) for gap in merge(state.gaps, gaps, key=lambda gap: gap.first))
     not_given = (
         (Position(info.ledger_id, from_entry), Position(info.ledger_id, to_entry))
         for info in present
@@ -226,8 +230,8 @@ def uncovered(
     )
     # A range over a deleted ledger would count as holding it, should the deletion be undone.
     left_out = ((Position(ledger_id, 0), Position(ledger_id, ENTRY_ID_MAX)) for ledger_id in sorted(deleted))
-    covered = merge(segments, gaps, not_given, left_out, key=itemgetter(0))
-    return uncovered_ranges(ledgers, covered, first=first, last=last)
+    covered = merge(segments, lost, not_given, left_out, key=itemgetter(0))
+    return uncovered_ranges(ledgers, covered, first=first, last=last, by_ledger=by_ledger)
 
 
 def uncovered_ranges(
@@ -236,12 +240,14 @@ def uncovered_ranges(
     *,
     first: Position | None = None,
     last: Position | None = None,
+    by_ledger: bool = False,
 ) -> list[HistoryRange]:
     """Entries of ``ledgers`` outside of ``covered``, from ``first`` to ``last``, as maximal runs.
 
     Args:
         ledgers: ascending.
         covered: begin and end, both included, by begins; without an end it is unbounded.
+        by_ledger: cut the runs at the ends of ledgers.
     """
     low, high = first or Position(0, 0), last or Position(ENTRY_ID_MAX, ENTRY_ID_MAX)
     wholes = (HistoryRange.of_ledger(info) for info in ledgers if info.entries)
@@ -249,7 +255,7 @@ def uncovered_ranges(
     found: list[HistoryRange] = []
     for part in _outside(wanted, covered):
         # What is covered in between may be a ledger that the source has lost.
-        if found and not part.is_apart:
+        if found and not part.is_apart and not by_ledger:
             found[-1] = HistoryRange(found[-1].begin, part.end)
         else:
             found.append(HistoryRange(part.begin, part.end))
@@ -283,33 +289,6 @@ def _outside(ranges: Iterable[HistoryRange], covered: Iterable[_Interval]) -> It
             if interval[1] is None:
                 return
             at, is_apart = interval[1].next(), True
-
-
-def cut_at_ledger_ends(ranges: Iterable[HistoryRange], ledgers: Iterable[LedgerInfo]) -> Iterator[HistoryRange]:
-    """``ranges``, cut at ledger ends; all ascending."""
-    filled = [info for info in ledgers if info.entries]
-    at = 0
-    for each in ranges:
-        while filled[at].ledger_id < each.begin.ledger_id:
-            at += 1
-        for info in takewhile(lambda info: info.ledger_id <= each.end.ledger_id, islice(filled, at, None)):  # noqa: B023
-            whole = HistoryRange.of_ledger(info)
-            yield HistoryRange(max(each.begin, whole.begin), min(each.end, whole.end))
-
-
-def without_gaps(
-    ranges: Iterable[HistoryRange], gaps: Iterable[Gap], ledgers: Sequence[LedgerInfo]
-) -> list[HistoryRange]:
-    """``ranges``, cut where a gap lies between two of their ledgers; all ascending."""
-    found = list(ranges)
-    for gap in gaps:
-        at = next((n for n, each in enumerate(found) if each.begin < gap.first <= each.end), None)
-        if at is not None:
-            before = [info for info in ledgers if info.entries and Position(info.ledger_id, 0) < gap.first][-1]
-            end = min(Position(before.ledger_id, before.last_entry_id), found[at].end)
-            after = gap.last.next()
-            found[at : at + 1] = [HistoryRange(found[at].begin, end), HistoryRange(after, found[at].end)]
-    return found
 
 
 def acknowledged_end(state: ManifestState, ledgers: Sequence[LedgerInfo]) -> Position | None:
@@ -514,8 +493,8 @@ def _present(
         if segment.end is not None and segment.uuid not in given_up
     )
     gaps = (HistoryRange(gap.first, gap.last) for gap in state.gaps if first is None or gap.first >= first)
-    hot = uncovered(state, ledgers, last=last, given_up=given_up)
-    runs = (run for run in cut_at_ledger_ends(hot, ledgers) if first is None or run.begin >= first)
+    hot = uncovered(state, ledgers, last=last, given_up=given_up, by_ledger=True)
+    runs = (run for run in hot if first is None or run.begin >= first)
     together = merge(covered, gaps, runs, not_given, key=lambda each: each.begin)
     return together if last is None else takewhile(lambda each: each.begin <= last, together)
 

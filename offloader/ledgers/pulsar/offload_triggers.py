@@ -45,13 +45,12 @@ def due_offload(internals: TopicInternals, committed: Position | None) -> Offloa
     listed = internals.ledgers.ledgers
     if committed is None or not listed:
         return None
-    first = None
-    for each in listed[:-1]:
-        if each.entries and Position(each.ledger_id, each.entries - 1) > committed:
-            return None if first is None else OffloadTarget(first, Position(each.ledger_id, 0))
-        if each.entries and not each.offloaded and first is None:
-            first = each.ledger_id
-    return None if first is None else OffloadTarget(first, Position(listed[-1].ledger_id, 0))
+    filled = [each for each in listed[:-1] if each.entries]
+    left = (each for each in filled if Position(each.ledger_id, each.entries - 1) > committed)
+    before = Position(next(left, listed[-1]).ledger_id, 0)
+    due = (each.ledger_id for each in filled if each.ledger_id < before.ledger_id and not each.offloaded)
+    first = next(due, None)
+    return None if first is None else OffloadTarget(first, before)
 
 
 class ServedTopic(NamedTuple):

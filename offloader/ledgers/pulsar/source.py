@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing, suppress
 from functools import partial
+from itertools import takewhile
 
 from formats.entries import EntryBatch, Position
 from offloader.errors import Closed, Fenced, InvalidCall, LimitReached, OffloaderError, SourceMismatch, StoreUnavailable
@@ -161,11 +162,7 @@ class AckCursor:
         """
         with self._lock:
             self._given_up.add(ledger_id)
-            leading: list[LedgerInfo] = []
-            for info in infos:
-                if not info.closed or (info.entries and info.ledger_id not in self._given_up):
-                    break
-                leading.append(info)
+            leading = list(takewhile(self._is_given_up, infos))
             self._given_up &= {info.ledger_id for info in infos}
         end = newest_listed(leading)
         if end is None:
@@ -179,6 +176,9 @@ class AckCursor:
             except OffloaderError as error:
                 _log.info("%s: the broker deletes up to %s when it likes: %s", self._topic, end, error)
         return [info.ledger_id for info in leading if info.entries]
+
+    def _is_given_up(self, info: LedgerInfo) -> bool:
+        return info.closed and (not info.entries or info.ledger_id in self._given_up)
 
     def acknowledge(self, position: Position) -> None:
         """Acknowledges everything up to a committed position. Sends nothing if that was done before.
