@@ -493,9 +493,9 @@ class OffloadHandle:
         for part in start:
             self._workers.submit(partial(self._send, part, whole))
         if finished is not None and send_index:
-            self._workers.submit(partial(self._store, finished, self._send_index))
+            self._workers.submit(partial(self._store, finished, lambda: self._upload.send_index(finished.index)))
         if finished is not None and complete:
-            self._workers.submit(partial(self._store, finished, self._complete))
+            self._workers.submit(partial(self._store, finished, lambda: self._complete(finished)))
 
     def _send(self, part: Part, whole: bool) -> None:
         try:
@@ -516,19 +516,17 @@ class OffloadHandle:
         self._encode_task.schedule()
         self._on_change()
 
-    def _send_index(self, finished: FinishedSegment) -> None:
-        if self._failure is None:  # else it would only be one more object to sweep
-            self._upload.send_index(finished.index)
-
     def _complete(self, finished: FinishedSegment) -> None:
         if self._multipart:
             self._upload.complete()
         self._upload.verify_length(finished.summary.data_bytes)
 
-    def _store(self, finished: FinishedSegment, send: Callable[[FinishedSegment], None]) -> None:
+    def _store(self, finished: FinishedSegment, send: Callable[[], None]) -> None:
         """Finish one of the two objects with ``send``, and report the segment after the second."""
+        if self._failure is not None:  # it would only be one more object to sweep
+            return
         try:
-            send(finished)
+            send()
         except BaseException as error:
             self._fail(error, abort=True)
             return

@@ -107,11 +107,9 @@ class _Session:
         return self.is_known and not self.is_broken
 
     def leave(self) -> None:
-        """Closes the session at the broker, if it can be reached."""
-        with contextlib.suppress(OffloaderError):
-            if self.is_known and self.connection.is_open:
-                self.connection.request(CommandType.CLOSE_CONSUMER, consumer_id=self.consumer_id)
-        self.connection.detach(self.consumer_id)
+        """Closes the session at the broker, if that knows it and can be reached."""
+        if self.is_known:
+            self.connection.leave(CommandType.CLOSE_CONSUMER, self.consumer_id)
 
     def abandon(self) -> None:
         """Closes the session without waiting for a broker that didn't answer or refused.

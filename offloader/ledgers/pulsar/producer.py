@@ -6,7 +6,6 @@ with another producer.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -85,7 +84,7 @@ class Producer:
             body = self._connection.request(CommandType.PRODUCER, topic=topic, producer_id=self._id, producer_name=name)
         except BaseException:
             # The broker may have accepted the producer anyway, and would keep the name taken.
-            self._leave()
+            self._connection.leave(CommandType.CLOSE_PRODUCER, self._id)
             raise
         #: Of the newest entry that a producer of this name has stored; -1: none, or the topic doesn't deduplicate.
         self.last_sequence_id: int = body.last_sequence_id
@@ -128,7 +127,7 @@ class Producer:
             self._error = self._error or Closed(f"the producer of {self.topic} was closed")
             self._changed.set()
         if not was_closed:
-            self._leave()
+            self._connection.leave(CommandType.CLOSE_PRODUCER, self._id)
 
     def received(self, command: Command) -> None:
         """Handles a command, for the connection."""
@@ -175,9 +174,3 @@ class Producer:
                 if not arrived and self.newest is before and self._error is None:
                     late = f"{self._connection.name} stored nothing of {self.topic} for {self._limits.store_s:g} s"
                     self._error = StoreUnavailable(late)
-
-    def _leave(self) -> None:
-        with contextlib.suppress(OffloaderError):
-            if self._connection.is_open:
-                self._connection.request(CommandType.CLOSE_PRODUCER, producer_id=self._id)
-        self._connection.detach(self._id)

@@ -296,6 +296,13 @@ class Connection:
         with self._lock:
             self._listeners.pop(consumer_id, None)
 
+    def leave(self, kind: CommandType, consumer_id: int) -> None:
+        """Closes a consumer or producer at the broker, if that can be reached, with ``kind``; unregisters it."""
+        with suppress(OffloaderError):
+            if self.is_open:
+                self.request(kind, **{_ADDRESSED_BY[kind]: consumer_id})
+        self.detach(consumer_id)
+
     def close(self) -> None:
         """Closes the connection; returns when its thread has ended. Idempotent."""
         self._fail(StoreUnavailable(f"{self.name} was closed by us"))
