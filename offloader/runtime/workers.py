@@ -35,7 +35,6 @@ class Workers:
     """Threads that encode, upload and commit, for all streams of a process."""
 
     def __init__(self, threads_max: int, clock: Clock) -> None:
-        self.threads_max = threads_max
         self._clock = clock
         self._pool = ThreadPoolExecutor(threads_max, thread_name_prefix="offloader-worker")
         self._lock = threading.Lock()

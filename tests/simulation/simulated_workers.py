@@ -32,7 +32,6 @@ class SimulatedWorkers(Workers):
 
     def __init__(self, clock: ManualClock, random: Random) -> None:
         # Not Workers.__init__: that makes a pool of threads.
-        self.threads_max = 1
         self._time = clock
         self._random = random
         self._tasks: list[Callable[[], object]] = []

@@ -16,7 +16,7 @@ from offloader.ledgers.pulsar.consumer import Consumer, batches_of
 from offloader.ledgers.pulsar.ledger_list import InconsistentRead, LedgerList, first_from
 from offloader.ledgers.tail_buffer import Listeners, part_to_read
 from offloader.runtime.clock import Clock
-from offloader.runtime.workers import RETRY_DELAY_FIRST_S, Backoff, SerialTask, Timer, Workers
+from offloader.runtime.workers import RETRY_DELAY_FIRST_S, Alarm, Backoff, SerialTask, Workers
 
 
 class LiveWindow:
@@ -293,12 +293,11 @@ class ReaderPool:
     """
 
     def __init__(self, open_reader: Callable[[str, Position], Consumer], *, workers: Workers, clock: Clock) -> None:
-        self._open_reader, self._workers, self._clock = open_reader, workers, clock
+        self._open_reader, self._clock = open_reader, clock
         self._lock = threading.Lock()
         self._idle: list[_Reader] = []
         self._busy = 0
-        self._timer: Timer | None = None
-        self._is_closed = False
+        self._next_sweep = Alarm(workers, self._sweep)
 
     def read(self, ledgers: LedgerList, infos: Sequence[LedgerInfo], target: Position, max_bytes: int) -> EntryBatch:
         """Entries of one ledger from the first delivered one at or after ``target`` on, as ``LedgerSource.read``.
@@ -327,10 +326,7 @@ class ReaderPool:
 
     def close(self) -> None:
         """Closes idle readers now, and the others when they are returned."""
-        with self._lock:
-            self._is_closed = True
-            if self._timer is not None:
-                self._timer.cancel()
+        self._next_sweep.stop()
         self._close_idle(lambda _: True)
 
     def _close_idle(self, is_over: Callable[[_Reader], bool]) -> None:
@@ -343,7 +339,7 @@ class ReaderPool:
     def _borrow(self, ledgers: LedgerList, infos: Sequence[LedgerInfo], target: Position) -> _Reader:
         dropped: _Reader | None = None
         with self._lock:
-            if self._is_closed:
+            if self._next_sweep.is_stopped:
                 raise Closed(f"the readers of {ledgers.topic} were closed")
             for reader in self._idle:
                 keeps = bool(reader.kept) and reader.kept[0].first <= target <= reader.kept[-1].last
@@ -403,20 +399,20 @@ class ReaderPool:
     def _give_back(self, reader: _Reader) -> None:
         with self._lock:
             self._busy -= 1
-            is_over = self._is_closed or reader.is_spent
+            is_over = self._next_sweep.is_stopped or reader.is_spent
             if not is_over:
                 reader.idle_since_s = self._clock.monotonic_s()
                 self._idle.append(reader)
-                if self._timer is None:
-                    self._timer = self._workers.call_after(IDLE_S_MAX, self._sweep)
+                if len(self._idle) == 1:  # while one is idle, a sweep is due
+                    self._next_sweep.set(IDLE_S_MAX)
         if is_over:
             reader.consumer.close()
 
     def _sweep(self) -> None:
         now_s = self._clock.monotonic_s()
         self._close_idle(lambda reader: now_s - reader.idle_since_s >= IDLE_S_MAX)
-        with self._lock:
-            self._timer = self._workers.call_after(IDLE_S_MAX, self._sweep) if self._idle else None
+        if self._idle:
+            self._next_sweep.set(IDLE_S_MAX)
 
 
 def _consecutive(kept: Sequence[EntryBatch], max_bytes: int) -> EntryBatch:
