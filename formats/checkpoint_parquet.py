@@ -646,8 +646,7 @@ def _span_lists(columns: SegmentColumns) -> pa.Array:
     has_spans[columns.span_rows] = True
     values = pa.array(columns.spans.reshape(-1), type=pa.int64())
     mask = pa.array(~has_spans) if count else None
-    lists = pa.ListArray.from_arrays(pa.array(offsets), values, mask=mask)
-    return lists.cast(_SCHEMA.field("ledgers").type)
+    return pa.ListArray.from_arrays(pa.array(offsets), values, mask=mask).cast(_SCHEMA.field("ledgers").type)
 
 
 def _spans_in(column: pa.ChunkedArray, first_row: int) -> tuple[Numbers, Numbers, Numbers]:

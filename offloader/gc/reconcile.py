@@ -261,8 +261,7 @@ class Reconciliation:
             raise StoreUnavailable(
                 f"{error.message} meanwhile: nothing more of it is deleted", hint="run it again"
             ) from error
-        topic = topic_state(self.store, self.stream)
-        self._known = replace(self._known, names=names, stopped=stopped, topic=topic)
+        self._known = replace(self._known, names=names, stopped=stopped, topic=topic_state(self.store, self.stream))
 
     def _judged_uploads(self, listed: Sequence[UploadInfo]) -> Iterator[Garbage]:
         seen = {upload.upload_id for upload in listed}

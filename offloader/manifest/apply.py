@@ -52,6 +52,7 @@ from formats.manifest import (
     Truncate,
     UndoRetire,
 )
+from formats.segment import SegmentSummary
 from offloader.manifest.ledger_table import (
     ENTRY_ID_MAX,
     LedgerFact,
@@ -205,6 +206,12 @@ def apply_edits(state: ManifestState, edits: Iterable[Edit], *, record_id: int) 
 
 #: First entry, last entry, number of entries and payload bytes of one run of entries.
 _Run = tuple[int, int, int, int]
+
+
+def _stored(assigned: SegmentRecord, summary: SegmentSummary, offloaded_ms: int) -> SegmentRecord:
+    return replace(
+        assigned, status=SegmentStatus.OFFLOADED, end=summary.end, offloaded_ms=offloaded_ms, summary=summary
+    )
 
 
 def _text(runs: list[_Run] | None) -> str:
@@ -423,15 +430,7 @@ class RecordBuilder:
             )
         self.require_free(edit, summary.begin, summary.end, but=edit.uuid)
         self.reach(summary.end)
-        self.put_counted(
-            replace(
-                segment,
-                status=SegmentStatus.OFFLOADED,
-                end=summary.end,
-                offloaded_ms=edit.offloaded_ms,
-                summary=summary,
-            )
-        )
+        self.put_counted(_stored(segment, summary, edit.offloaded_ms))
 
     def failed(self, edit: Failed) -> None:
         if self.drop_promise(edit.uuid):
@@ -612,10 +611,7 @@ class RecordBuilder:
 
         Until the objects of the last segment of its ledger may be deleted, a restored stream would need a fill again.
         """
-        fills: tuple[GapFilled, ...] = self.now("fills")
-        kept = tuple(each for each in fills if not self._is_over(each))
-        if len(kept) < len(fills):
-            self.changes["fills"] = kept
+        self.changes["fills"] = tuple(each for each in self.now("fills") if not self._is_over(each))
 
     def _is_over(self, fill: GapFilled) -> bool:
         ledger_id = fill.first.ledger_id
@@ -678,18 +674,7 @@ class RecordBuilder:
             last = self.fact(summary.begin.ledger_id).last_entry_id
             if summary.begin.entry_id != 0 or summary.end.entry_id != last or summary.entries != last + 1:
                 raise self.refused(edit, f"V1 segment {each.uuid} isn't the whole of a closed ledger")
-        return SegmentRecord(
-            uuid=each.uuid,
-            status=SegmentStatus.OFFLOADED,
-            epoch=promised.epoch,
-            layout=promised.layout,
-            begin=promised.begin,
-            end=summary.end,
-            assigned_ms=promised.assigned_ms,
-            offloaded_ms=edit.offloaded_ms,
-            driver=promised.driver,
-            summary=summary,
-        )
+        return _stored(assigned_record(promised), summary, edit.offloaded_ms)
 
     def _require_same_entries(self, edit: Replace, old: Iterable[SegmentRecord], new: Iterable[SegmentRecord]) -> None:
         before, after = self._runs(old), self._runs(new)
@@ -755,7 +740,7 @@ class RecordBuilder:
             return
         closed = self.ledgers().closed
         before = head.previous()
-        ranges = [(gap.first, gap.last) for gap in self.now("gaps")]
+        ranges = [(gap.first, gap.last) for gap in self.now("gaps") if gap.first <= before and gap.last >= first]
         for segment in self.segments.table().in_order(first, before):
             if segment.status is not SegmentStatus.OFFLOADED or segment.end is None:
                 raise self.refused(edit, f"segment {segment.uuid} at {segment.begin} is {segment.status.value}")
@@ -765,8 +750,6 @@ class RecordBuilder:
             ranges.append((segment.begin, segment.end))
         reached: Position | None = None
         for begin, end in sorted(ranges):
-            if end < first or begin > before:
-                continue
             if begin > first if reached is None else not follows(reached, begin, closed):
                 break
             reached = end

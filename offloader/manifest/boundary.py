@@ -247,12 +247,6 @@ def create_boundary(store: ObjectStore, stream: str, incarnation: UUID, *, is_ne
     return put_if(store, boundary_key(stream, incarnation), FIRST_BOUNDARY.encode(), CREATE)
 
 
-def put_given_up(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
-    """Creates a boundary that marks the manifest as abandoned; False if there is one by now."""
-    given_up = replace(FIRST_BOUNDARY, first_kept_id=GIVEN_UP_ID)
-    return put_if(store, boundary_key(stream, incarnation), given_up.encode(), CREATE)
-
-
 def put_if(store: ObjectStore, key: str, data: bytes, mode: PutMode) -> bool:
     """Writes an object; False if the condition in ``mode`` doesn't hold."""
     with suppress(PreconditionFailed):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -112,7 +112,6 @@ def remove_void(
     clock: Clock,
     now_ms: int,
     is_unused: Callable[[], bool],
-    entropy: Callable[[int], bytes] = os.urandom,
 ) -> bool:
     """Removes an unneeded tombstone; returns whether nothing is there any more.
 
@@ -137,7 +136,7 @@ def remove_void(
                 store.put(key, VOID, mode=IfMatch(info.etag))
             return False
         began_s = clock.monotonic_s()
-        marked = store.put(key, b"gone " + entropy(6).hex()[:11].encode(), mode=IfMatch(info.etag))
+        marked = store.put(key, b"gone " + os.urandom(6).hex()[:11].encode(), mode=IfMatch(info.etag))
         if not is_unused() or clock.monotonic_s() - began_s > REMOVAL_S_MAX:
             # Only a process delayed by days writes below a name that can't be created: then the tombstone has to stay.
             store.put(key, VOID, mode=IfMatch(marked.etag))
@@ -223,11 +222,10 @@ def require_free_name(store: ObjectStore, stream: str) -> None:
 
     looks: list[Callable[[], object]] = [partial(read_entry, store, stream), clashing, hidden]
     with suppress(Corrupt, Unsupported):
-        entry, *found = at_once(lambda look: look(), looks, sequential_max=len(looks) if is_local(store) else 1)
-        if entry is None:
-            for error in found:
-                if isinstance(error, OffloaderError):
-                    raise error
+        entry, *found = _answers(store, looks)
+        for error in found if entry is None else ():
+            if isinstance(error, OffloaderError):
+                raise error
 
 
 def is_released(store: ObjectStore, stream: str) -> bool:
@@ -347,7 +345,7 @@ def _require_can_create(store: ObjectStore, stream: str, *, look_for_remains: bo
     if look_for_remains:
         looks.append(lambda: unlisted_incarnation(store, stream))
         looks += [] if over_segments else [lambda: unlisted_segment(store, stream)]
-    clash, *remains = at_once(lambda look: look(), looks, sequential_max=len(looks) if is_local(store) else 1)
+    clash, *remains = _answers(store, looks)
     if clash is not None:
         raise name_clash(stream, str(clash))
     # Read again: another process may have created the stream between the first read and the listings.
@@ -371,8 +369,12 @@ def _clashing(store: ObjectStore, stream: str) -> str | None:
 
     looks: list[Callable[[], str | None]] = [partial(above, name) for name in levels_above(stream)]
     looks.append(lambda: next(_streams_below(store, catalog_key(stream) + "/"), None))
-    found = at_once(lambda look: look(), looks, sequential_max=len(looks) if is_local(store) else 1)
-    return next((clash for clash in found if clash is not None), None)
+    return next((clash for clash in _answers(store, looks) if clash is not None), None)
+
+
+def _answers(store: ObjectStore, looks: Sequence[Callable[[], _Value]]) -> list[_Value]:
+    """What each look finds; all at once where the store is elsewhere."""
+    return at_once(lambda look: look(), looks, sequential_max=len(looks) if is_local(store) else 1)
 
 
 def _streams_below(store: ObjectStore, prefix: str, *, released: bool = False) -> Iterator[str]:
@@ -572,9 +574,9 @@ def _is_over(store: ObjectStore, intent: TruncationIntent) -> bool:
 
 def _is_gone(store: ObjectStore, stream: str, incarnation: UUID) -> bool:
     """Whether an incarnation was deleted. A lost catalogue entry can be restored with the same one."""
-    entry = read_entry(store, stream)
+    entry, tombstone = _read(store, stream)
     if entry is not None:
         return entry.incarnation != incarnation
     # A tombstone goes last: without one either all of the stream is deleted, or its entry is lost and its manifest
     # exists.
-    return is_released(store, stream) or not store.list(manifest_prefix(stream, incarnation), limit=1).objects
+    return tombstone is not None or not store.list(manifest_prefix(stream, incarnation), limit=1).objects

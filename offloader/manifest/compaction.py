@@ -95,8 +95,7 @@ def plan_checkpoint(
         elif len(part) < run_rows_min:
             loose.append(part)
         else:
-            run = run_of("segments", len(part.columns), encode_columns(part.columns, {}))
-            sealed.append(replace(part, run=run))
+            sealed.append(replace(part, run=run_of("segments", len(part.columns), encode_columns(part.columns, {}))))
     ledgers = tuple(
         facts
         if facts.run is not None

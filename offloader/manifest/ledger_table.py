@@ -9,8 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
-from operator import attrgetter
-from typing import NamedTuple
+from operator import attrgetter, itemgetter
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,25 +143,20 @@ class ClosedLedgers(Mapping[int, int]):
     def __len__(self) -> int:
         return int((self._table.merged().last_entry_id != LAST_UNKNOWN).sum())
 
-    def next_with_entries(self, ledger_id: int) -> int | None:
-        """The lowest ledger after that one which is known to have entries."""
-        found = [each for each, fact in self._table.tail.items() if each > ledger_id and fact.last_entry_id >= 0]
+    def next_with_entries(self, ledger_id: int, *, before: int = ENTRY_ID_MAX) -> int | None:
+        """The lowest ledger after that one, and below ``before``, which is known to have entries."""
+        tail = self._table.tail.items()
+        found = [each for each, fact in tail if ledger_id < each < before and fact.last_entry_id >= 0]
         for part in self._table.sealed:
-            start = np.searchsorted(part.columns.ledger_id, ledger_id, "right")
-            rows = np.flatnonzero(part.columns.last_entry_id[start:] >= 0)
-            found += part.columns.ledger_id[start + rows[:1]].tolist()
+            ids = part.columns.ledger_id
+            start, stop = np.searchsorted(ids, ledger_id, "right"), np.searchsorted(ids, before, "left")
+            rows = np.flatnonzero(part.columns.last_entry_id[start:stop] >= 0)
+            found += ids[start + rows[:1]].tolist()
         return min(found, default=None)
 
     def has_entries_between(self, low: int, high: int) -> bool:
         """Whether a ledger strictly between two is known to have entries."""
-        if any(low < ledger_id < high and fact.last_entry_id >= 0 for ledger_id, fact in self._table.tail.items()):
-            return True
-        for part in self._table.sealed:
-            ids = part.columns.ledger_id
-            start, stop = np.searchsorted(ids, low, "right"), np.searchsorted(ids, high, "left")
-            if start < stop and bool((part.columns.last_entry_id[start:stop] >= 0).any()):
-                return True
-        return False
+        return self.next_with_entries(low, before=high) is not None
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -205,6 +200,7 @@ def follows(end: Position, begin: Position, closed_ledgers: Mapping[int, int]) -
 
 #: First and last entry id, both included.
 Run = tuple[int, int]
+_Range = TypeVar("_Range", Gap, GapFilled)
 
 
 def gap_runs(gaps: Sequence[Gap], ledger_id: int, first: int, last: int) -> list[Run]:
@@ -215,9 +211,7 @@ def gap_runs(gaps: Sequence[Gap], ledger_id: int, first: int, last: int) -> list
     """
     begin, end = Position(ledger_id, first), Position(ledger_id, last)
     found = []
-    for gap in gaps[
-        bisect_left(gaps, begin, key=attrgetter("last")) : bisect_right(gaps, end, key=attrgetter("first"))
-    ]:
+    for gap in _overlapping(gaps, begin, end):
         low = gap.first.entry_id if gap.first >= begin else first
         high = gap.last.entry_id if gap.last <= end else last
         if low <= high:
@@ -239,16 +233,12 @@ def joined(runs: Iterable[Run]) -> list[Run]:
 def without(runs: Iterable[Run], others: Sequence[Run]) -> list[Run]:
     """The ids of ``runs`` that aren't in ``others``; both ascend and are disjoint."""
     found = []
-    at = 0
     for low, high in runs:
-        while at < len(others) and others[at][1] < low:
-            at += 1
-        each = at
-        while each < len(others) and others[each][0] <= high:
-            if others[each][0] > low:
-                found.append((low, others[each][0] - 1))
-            low = others[each][1] + 1
-            each += 1
+        start = bisect_left(others, low, key=itemgetter(1))
+        for first, last in others[start : bisect_right(others, high, key=itemgetter(0))]:
+            if first > low:
+                found.append((low, first - 1))
+            low = last + 1
         if low <= high:
             found.append((low, high))
     return found
@@ -270,8 +260,22 @@ def count_of(runs: Iterable[Run]) -> int:
 
 def fills_in(fills: Sequence[GapFilled], ledger_id: int, first: int, last: int) -> Sequence[GapFilled]:
     """The fills that overlap ``first`` to ``last`` of a ledger; ``fills`` ascend and are disjoint."""
-    start = bisect_left(fills, Position(ledger_id, first), key=attrgetter("last"))
-    return fills[start : bisect_right(fills, Position(ledger_id, last), key=attrgetter("first"))]
+    return _overlapping(fills, Position(ledger_id, first), Position(ledger_id, last))
+
+
+def _overlapping(ranges: Sequence[_Range], first: Position, last: Position) -> Sequence[_Range]:
+    """Those with a position in ``first`` .. ``last``."""
+    start = bisect_left(ranges, first, key=attrgetter("last"))
+    return ranges[start : bisect_right(ranges, last, key=attrgetter("first"))]
+
+
+def settled_ranges(
+    segments: SegmentTable, gaps: Sequence[Gap], first: Position, last: Position
+) -> list[tuple[Position, Position]]:
+    """The ranges of gaps, and of segments with objects, that have a position in ``first`` .. ``last``."""
+    found = [(gap.first, gap.last) for gap in _overlapping(gaps, first, last)]
+    stored = (each for each in segments.in_order(first, last) if each.status is not SegmentStatus.ASSIGNED)
+    return found + [(each.begin, each.end or each.begin) for each in stored]
 
 
 def is_settled(segments: SegmentTable, gaps: Sequence[Gap], ledger_id: int, first: int, last: int) -> bool:
@@ -280,14 +284,7 @@ def is_settled(segments: SegmentTable, gaps: Sequence[Gap], ledger_id: int, firs
     Then no later gap can lie there, which a fill of this range would lack.
     """
     begin, end = Position(ledger_id, first), Position(ledger_id, last)
-    runs = gap_runs(gaps, ledger_id, first, last)
-    held = [(Position(ledger_id, low), Position(ledger_id, high)) for low, high in runs]
-    held += [
-        (segment.begin, segment.end)
-        for segment in segments.in_order(begin, end)
-        if segment.status is not SegmentStatus.ASSIGNED and segment.end is not None
-    ]
-    return first_missing(held, begin, end) is None
+    return first_missing(settled_ranges(segments, gaps, begin, end), begin, end) is None
 
 
 def is_gone(ledger_id: int, fact: LedgerFact, head: Position | None) -> bool:

@@ -137,8 +137,7 @@ def _boundary(store: ObjectStore, view: ManifestState, first: int) -> StoredBoun
 def _highest_listed(store: ObjectStore, view: ManifestState) -> int:
     """The highest number among the names listed after the last record read; 0: there is none."""
     prefix = manifest_prefix(view.stream, view.incarnation)
-    after = record_key(view.stream, view.incarnation, view.record_id)
-    page = store.list(prefix, after=after, limit=LISTED_MAX)
+    page = store.list(prefix, after=record_key(view.stream, view.incarnation, view.record_id), limit=LISTED_MAX)
     return max((number_in(info.key[len(prefix) :]) or 0 for info in page.objects), default=0)
 
 
@@ -346,13 +345,12 @@ def load_manifest_view_at(store: ObjectStore, newest: ManifestState, record_id: 
 def _checkpoint_at(store: ObjectStore, empty: ManifestState, stored: StoredBoundary, record_id: int) -> ManifestState:
     """The newest checkpointed view at or before ``record_id``; each checkpoint names the one before it."""
     checkpoint_id, checksum = stored.boundary.checkpoint_id, stored.boundary.checkpoint_crc32c or None
-    while checkpoint_id > record_id:
-        header, _ = _checkpoint(store, empty.stream, empty.incarnation, checkpoint_id, checksum)
+    while checkpoint_id:
+        header, own = _checkpoint(store, empty.stream, empty.incarnation, checkpoint_id, checksum)
+        if checkpoint_id <= record_id:
+            return _restored(store, empty.stream, header, own)
         checkpoint_id, checksum = header.base_id, header.base_crc32c or None
-    if not checkpoint_id:
-        return empty
-    header, own = _checkpoint(store, empty.stream, empty.incarnation, checkpoint_id, checksum)
-    return _restored(store, empty.stream, header, own)
+    return empty
 
 
 def view_in_checkpoint(store: ObjectStore, stream: str, incarnation: UUID, checkpoint_id: int) -> ManifestState:

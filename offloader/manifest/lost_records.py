@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from operator import itemgetter
 from uuid import UUID
 
 from formats.entries import Position
@@ -149,23 +151,30 @@ def survivors_of(store: ObjectStore, stream: str, incarnations: Iterable[UUID] |
 
 def missing_ranges(named: Iterable[Range], held: Iterable[Range], head: Position | None) -> list[Range]:
     """Parts of the named ranges after ``head`` that no held range has; ascending, and disjoint."""
-    taken, at = sorted(held), 0
+    taken = _joined(held)
     reached = head
     found: list[Range] = []
     for first, last in sorted(named):
         begin = first if reached is None else max(first, reached)
-        while begin <= last:
-            while at < len(taken) and taken[at][1] < begin:
-                at += 1
-            if at < len(taken) and taken[at][0] <= begin:
-                begin = taken[at][1].next()
-                continue
-            following = taken[at][0] if at < len(taken) else None
-            is_cut = following is not None and following <= last
-            stop = following.previous() if following is not None and is_cut else last
-            found.append((begin, stop))
-            begin = stop.next()
-        reached = begin if reached is None else max(begin, reached)
+        start = bisect_left(taken, begin, key=itemgetter(1))
+        for low, high in taken[start : bisect_right(taken, last, key=itemgetter(0))]:
+            if low > begin:
+                found.append((begin, low.previous()))
+            begin = high.next()
+        if begin <= last:
+            found.append((begin, last))
+            begin = last.next()
+        reached = begin
+    return found
+
+
+def _joined(ranges: Iterable[Range]) -> list[Range]:
+    found: list[Range] = []
+    for first, last in sorted(ranges):
+        if found and first <= found[-1][1]:
+            found[-1] = found[-1][0], max(last, found[-1][1])
+        else:
+            found.append((first, last))
     return found
 
 

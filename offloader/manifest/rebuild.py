@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -17,6 +17,7 @@ from formats.errors import FormatError, Inconsistent
 from formats.frames import FILL_BYTES_MAX, decode_fill
 from formats.keys import (
     RESERVED_LEVELS,
+    boundary_key,
     check_object_version,
     data_key,
     fill_key,
@@ -33,12 +34,13 @@ from formats.segment import SegmentRecovery, SegmentSummary
 from formats.segment_map import SegmentMap, SegmentOutline
 from offloader.errors import Corrupt, InvalidCall, NotFound, PreconditionFailed, StoreUnavailable
 from offloader.manifest.boundary import (
+    FIRST_BOUNDARY,
     GIVEN_UP_ID,
     change_boundary,
     create_boundary,
     incarnations_in,
     listed,
-    put_given_up,
+    put_if,
 )
 from offloader.manifest.catalog import read_entry, replace_entry
 from offloader.manifest.ledger_table import Run, gap_runs, runs_of
@@ -435,17 +437,7 @@ def _missing(
     begins = [each for each in (head, min(known.head, first) if known.head and first else known.head) if each]
     gaps = [(gap.first, gap.last) for gap in (*known.gaps, *kept_gaps)]
     lone = [each for uuid, each in indexed.items() if uuid not in known.gone]
-    return missing_ranges([*known.ranges.values(), *lone, *between], _joined([*held, *gaps]), max(begins, default=None))
-
-
-def _joined(ranges: Iterable[Range]) -> list[Range]:
-    found: list[Range] = []
-    for first, last in sorted(ranges):
-        if found and first <= found[-1][1]:
-            found[-1] = found[-1][0], max(last, found[-1][1])
-        else:
-            found.append((first, last))
-    return found
+    return missing_ranges([*known.ranges.values(), *lone, *between], [*held, *gaps], max(begins, default=None))
 
 
 def _kept_gaps(chosen: ChosenSegments, known: Survivors, head: Position | None) -> list[Gap]:
@@ -467,13 +459,13 @@ def _chosen_fills(
     """
     held = [(s.summary.begin, s.summary.end) for s in chosen.recorded]
     ledgers = {span.ledger_id for s in chosen.recorded for span in s.summary.ledgers}
-    gaps = [(gap.first, gap.last) for gap in sorted(known.gaps, key=lambda gap: gap.first)]
+    gaps = [(gap.first, gap.last) for gap in known.gaps]
     taken: list[FoundFill] = []
     for fill in sorted(found, key=lambda each: (each.edit.uuid not in known.fills, -each.edit.entries, each.edit.uuid)):
         edit = fill.edit
         is_free = all(each.edit.last < edit.first or edit.last < each.edit.first for each in taken)
         # Alone, one of a ledger that nothing else names would make a stream begin there.
-        is_known = edit.first.ledger_id in ledgers or not missing_ranges(fill.ranges, _joined(gaps), None)
+        is_known = edit.first.ledger_id in ledgers or not missing_ranges(fill.ranges, gaps, None)
         if is_free and is_known and missing_ranges(fill.ranges, held, head) == fill.ranges:
             taken.append(fill)
     return sorted(taken, key=lambda each: each.edit.first)
@@ -483,7 +475,7 @@ def _gaps_of_fills(
     fills: Sequence[FoundFill], chosen: ChosenSegments, gaps: Sequence[Gap], head: Position | None
 ) -> list[Gap]:
     """Gaps for the entries of fills that no surviving record names as gaps."""
-    held = _joined([(s.summary.begin, s.summary.end) for s in chosen.recorded] + [(g.first, g.last) for g in gaps])
+    held = [(s.summary.begin, s.summary.end) for s in chosen.recorded] + [(g.first, g.last) for g in gaps]
     named = [each for fill in fills for each in fill.ranges]
     return [Gap(first, last, FILLED) for first, last in missing_ranges(named, held, head)]
 
@@ -568,7 +560,8 @@ def _give_up(store: ObjectStore, stream: str, incarnation: UUID) -> None:
                 )
             except NotFound:
                 # Otherwise a returning writer that finds neither boundary nor record would begin anew.
-                if not put_given_up(store, stream, incarnation):
+                given_up = replace(FIRST_BOUNDARY, first_kept_id=GIVEN_UP_ID).encode()
+                if not put_if(store, boundary_key(stream, incarnation), given_up, CREATE):
                     continue
         return
     raise StoreUnavailable(f"stream {stream}: its boundary changed {ATTEMPTS_MAX} times meanwhile")

@@ -28,8 +28,8 @@ from offloader.ledgers.base import (
     identified,
 )
 from offloader.manifest.boundary import REBUILD, LostRecords
-from offloader.manifest.ledger_table import ENTRY_ID_MAX
-from offloader.manifest.segment_table import SegmentStatus, first_missing
+from offloader.manifest.ledger_table import ENTRY_ID_MAX, settled_ranges
+from offloader.manifest.segment_table import first_missing
 from offloader.manifest.state import ManifestState, SegmentRecord
 
 #: Contradicting ledgers that an error names.
@@ -178,9 +178,7 @@ def first_not_held(state: ManifestState, info: LedgerInfo) -> Position | None:
     wanted, last = Position(info.ledger_id, 0), Position(info.ledger_id, info.last_entry_id)
     if state.head is not None and wanted < state.head <= last:
         wanted = state.head  # earlier entries of this ledger may have been in deleted segments
-    segments = (each for each in state.segments.in_order(wanted, last) if each.status is not SegmentStatus.ASSIGNED)
-    held = [(each.begin, each.end or each.begin) for each in segments]
-    held += [(gap.first, gap.last) for gap in state.gaps if gap.first <= last and gap.last >= wanted]
+    held = settled_ranges(state.segments, state.gaps, wanted, last)
     held += [(Position(info.ledger_id, first), Position(info.ledger_id, end)) for first, end in info.not_given]
     return first_missing(held, wanted, last)
 

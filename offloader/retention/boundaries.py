@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import overload
 
@@ -75,9 +75,6 @@ class Boundaries(Sequence[Record]):
             return Record(time_ms, self._cut(dict.fromkeys(self.ends, row)))
         rows = {number: bisect_right(ends[:, 2], time_ms) - 1 for number, ends in self.ends.items()}
         return Record(time_ms, self._cut(rows))
-
-    def __iter__(self) -> Iterator[Record]:
-        return (self[row] for row in range(len(self)))
 
     def _cut(self, rows: Mapping[int, int]) -> Cut:
         """The cut after the segments in those rows; -1: nothing of the partition is before it."""

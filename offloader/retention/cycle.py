@@ -158,8 +158,8 @@ class RetentionCycle:
         self._source_of = source_of
         self._by = by or user_at_host()
         self._documents = DocumentStore(store, clock, entropy)
-        self._lock = threading.Lock()
-        self._deletion_clock: DeletionClock | None = None
+        skew_ms_max = settings_of("").manifest.clock_skew_seconds_max * 1000
+        self._times = DeletionClock(store, clock, skew_ms_max=skew_ms_max)
 
     def plan(self, stream: str) -> CycleOutcome:
         """What ``run`` would do now; writes nothing.
@@ -186,7 +186,7 @@ class RetentionCycle:
         policy = policy_of(stream, self._settings_of(stream).retention)
         if find_scope(self.store, stream).is_topic:
             # A decision made by another clock also waits until this one can be trusted.
-            self._times(stream).now_ms()
+            self._times.now_ms()
             resume_topic_truncation(self.store, stream, clock=self.clock, source_of=self._source_of)
         if policy is None and not self._follows(stream):
             return self._decided(stream, None, self._load(stream, create=False))
@@ -223,13 +223,6 @@ class RetentionCycle:
         states = {number: snapshot.own.partitions[number].state for number in asked}
         return broker_view(asked, states, snapshot.own, follows=self._follows(stream))
 
-    def _times(self, stream: str) -> DeletionClock:
-        with self._lock:
-            if self._deletion_clock is None:
-                skew_ms_max = self._settings_of(stream).manifest.clock_skew_seconds_max * 1000
-                self._deletion_clock = DeletionClock(self.store, self.clock, skew_ms_max=skew_ms_max)
-            return self._deletion_clock
-
     # --- snapshot ------------------------------------------------------------------------------------------------
 
     def _load(self, stream: str, *, create: bool) -> _Snapshot:
@@ -240,11 +233,11 @@ class RetentionCycle:
         newest_ms = 0 if newest is None else newest.time_ms
         if create:
             # Check this before loading anything.
-            self._times(stream).now_ms(newest_ms=newest_ms)
+            self._times.now_ms(newest_ms=newest_ms)
         partitions = LoadedPartitions(self.store, scope, self._source_of, past.known)
         partitions.load(scope.partitions)
         # Read the time afterwards: no entry of the recorded tail is younger than its record.
-        now_ms = self._times(stream).now_ms(newest_ms=newest_ms) if create else self.clock.now_ms()
+        now_ms = self._times.now_ms(newest_ms=newest_ms) if create else self.clock.now_ms()
         return _Snapshot(
             retention=retention,
             scope=scope,

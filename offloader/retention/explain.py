@@ -59,11 +59,14 @@ def explain(outcome: CycleOutcome, *, done: bool = False) -> Iterator[str]:
 
 
 def _said(name: str, text: str) -> list[str]:
-    indent = " " * _NAME
     return textwrap.wrap(
-        text, WIDTH, initial_indent=f"{name:<{_NAME}}", subsequent_indent=indent, break_long_words=False,
+        text,
+        WIDTH,
+        initial_indent=f"{name:<{_NAME}}",
+        subsequent_indent=" " * _NAME,
+        break_long_words=False,
         break_on_hyphens=False,
-    )  # fmt: skip
+    )
 
 
 def _verdict(outcome: CycleOutcome, decision: Decision, *, done: bool) -> Iterator[str]:

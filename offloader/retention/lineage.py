@@ -189,8 +189,7 @@ class Lineage:
             return f"partition {', '.join(future)} has no offset" if future else ""
         if not covers([(s.key_from, s.key_to) for s in listed], 0.0, 1.0):
             return "it doesn't cover all keys"
-        by_key = sorted(present, key=lambda s: s.key_from)
-        for one, other in pairwise(by_key):
+        for one, other in pairwise(sorted(present, key=lambda s: s.key_from)):
             if one.overlaps(other):
                 return f"the keys of {one.segment} and {other.segment} overlap"
         consumed = self.consumed(cut)

@@ -12,10 +12,9 @@ from typing import Generic
 from uuid import UUID
 
 from formats.documents import NONCES_KEPT, Document, PartitionRow, TopicEntry, Version, document_key, topic_key
-from formats.errors import FormatError
 from offloader.errors import InvalidCall, NotFound, OutcomeUnknown, PreconditionFailed, StoreUnavailable
 from offloader.ledgers.base import LedgerSource
-from offloader.manifest.boundary import unreadable
+from offloader.manifest.boundary import decoded, put_if
 from offloader.manifest.catalog import (
     doubtful_rows,
     forget_documents,
@@ -26,7 +25,7 @@ from offloader.manifest.catalog import (
     read_entry,
     read_topic_entry,
 )
-from offloader.manifest.load import load_manifest_view, refreshed
+from offloader.manifest.load import refreshed
 from offloader.manifest.state import ManifestState
 from offloader.parallel_map import at_once
 from offloader.retention.cuts import Known, PartitionEntries
@@ -133,18 +132,15 @@ def find_scope(
             gone, entry = entry.incarnation, None
         incarnation = None if entry is None else entry.incarnation
         rows = tuple(sorted((*scope.rows, *kept), key=lambda row: row.number))
-        known = entry is not None and entry.partitions == rows
-        if known or not create:
+        if (entry is not None and entry.partitions == rows) or not create:
             return replace(scope, incarnation=incarnation)
         wanted = TopicEntry(name, incarnation or UUID(bytes=entropy(16), version=4), rows)
         key = topic_key(name)
-        try:
-            store.put(key, wanted.encode(), mode=mode_of_new(store, key, info))
-        except PreconditionFailed:
-            continue  # a concurrent change: read it again
-        if gone is not None:
-            forget_documents(store, name, gone)
-        return replace(scope, incarnation=wanted.incarnation)
+        if put_if(store, key, wanted.encode(), mode_of_new(store, key, info)):
+            if gone is not None:
+                forget_documents(store, name, gone)
+            return replace(scope, incarnation=wanted.incarnation)
+        # Else a concurrent change: read it again.
     raise StoreUnavailable(f"the retention entry of topic {name} changes all the time")
 
 
@@ -224,9 +220,9 @@ class LoadedPartitions(Mapping[int, PartitionEntries]):
         partition = self._scope.partitions[number]
         view = self._views.get(partition.stream)
         if view is None or view.incarnation != partition.incarnation:
-            view = load_manifest_view(self._store, partition.stream, partition.incarnation).state
-        else:
-            view = refreshed(self._store, view).state
+            # Refreshing an empty view loads it.
+            view = ManifestState(stream=partition.stream, incarnation=partition.incarnation)
+        view = refreshed(self._store, view).state
         if view.stream_deleted:
             raise NotFound(f"stream {partition.stream} in {self._store.url} was deleted")
         self._views[partition.stream] = view
@@ -265,10 +261,7 @@ class DocumentStore:
             data, info = self.store.get(key)
         except NotFound:
             return Stored(empty, None)
-        try:
-            document = type(empty).decode(data, object_name=key)
-        except FormatError as error:
-            raise unreadable(f"{key} in {self.store.url}", error, hint=_DAMAGED) from error
+        document = decoded(data, key, type(empty).decode, f"{key} in {self.store.url}", hint=_DAMAGED)
         return Stored(document, info.etag, info.modified_ms)
 
     def change(
@@ -314,8 +307,7 @@ class DocumentStore:
             except PreconditionFailed:
                 return self._found(key, stored, wanted)
             except OutcomeUnknown:
-                found = self.read(key, stored.document)
-                if found.etag != stored.etag:
+                if self.read(key, stored.document).etag != stored.etag:
                     return self._found(key, stored, wanted)
                 # The request may still take effect on the current document: only retry the same bytes.
                 if attempt == UNKNOWN_REPEATS_MAX:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -12,9 +11,10 @@ from uuid import UUID
 from formats.documents import PartitionHead, TruncationIntent, intent_key
 from formats.entries import Position
 from formats.manifest import Edit, Failed, Gap, LedgerClosed, LedgersDeleted, SetMethod, Truncate
-from offloader.errors import Fenced, InvalidCall, NotFound, OffloaderError, PreconditionFailed, StoreUnavailable
+from offloader.errors import Fenced, InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.apply import apply_edits
+from offloader.manifest.boundary import put_if
 from offloader.manifest.catalog import mode_of_new, not_listed, partition_of, read_entry, read_intent, require_entry
 from offloader.manifest.log import ManifestLog, checked
 from offloader.manifest.protection import require_no_global_hold
@@ -390,20 +390,13 @@ def resume_topic_truncation(
     clock: Clock,
     source_of: SourceOf = no_source,
     take_over: bool = False,
-    takeover_after_s: float = 60.0,
 ) -> Mapping[str, Truncation]:
     """Finish an unfinished truncation; empty: none. Raises as ``truncate_topic``."""
     found, _ = read_intent(store, topic)
     if found is None or found.is_done:
         return {}
     truncate = partial(
-        _truncate_partition,
-        store,
-        clock=clock,
-        source_of=source_of,
-        force=found.forced,
-        take_over=take_over,
-        takeover_after_s=takeover_after_s,
+        _truncate_partition, store, clock=clock, source_of=source_of, force=found.forced, take_over=take_over
     )
     return _apply(store, found, truncate)
 
@@ -416,7 +409,7 @@ def _truncate_partition(
     source_of: SourceOf,
     force: bool,
     take_over: bool,
-    takeover_after_s: float,
+    takeover_after_s: float = 60.0,
     dry_run: bool = False,
     probe: bool = False,
     listed: int | None = None,
@@ -463,12 +456,9 @@ def _is_alive(store: ObjectStore, wanted: PartitionHead) -> bool:
 def _begun(store: ObjectStore, intent: TruncationIntent, before: ObjectInfo | None) -> bool:
     """Write an intent over the one read, unless that has changed."""
     key = intent_key(intent.topic)
-    try:
-        store.put(key, intent.encode(), mode=mode_of_new(store, key, before))
-    except PreconditionFailed:
-        # It may be this one, whose response was lost.
-        return read_intent(store, intent.topic)[0] == intent
-    return True
+    is_written = put_if(store, key, intent.encode(), mode_of_new(store, key, before))
+    # Another one that is there may be this one, whose response was lost.
+    return is_written or read_intent(store, intent.topic)[0] == intent
 
 
 def _finish(store: ObjectStore, intent: TruncationIntent) -> None:
@@ -476,9 +466,7 @@ def _finish(store: ObjectStore, intent: TruncationIntent) -> None:
     key = intent_key(intent.topic)
     for _ in range(ATTEMPTS_MAX):
         found, info = read_intent(store, intent.topic)
-        if found != intent:
-            return
-        with suppress(PreconditionFailed):
-            store.put(key, replace(intent, is_done=True).encode(), mode=mode_of_new(store, key, info))
+        done = replace(intent, is_done=True).encode()
+        if found != intent or put_if(store, key, done, mode_of_new(store, key, info)):
             return
     raise StoreUnavailable(f"{key} in {store.url} changed {ATTEMPTS_MAX} times meanwhile")

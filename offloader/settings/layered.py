@@ -346,9 +346,8 @@ def _any_stream(scope: str) -> str:
 
 
 def _methods_below(found: SettingsFile, scope: str) -> set[str]:
-    below = (stream for stream in map(_any_stream, found.layers) if scope in _scopes_of(stream))
-    streams = {_any_stream(scope), *below}
-    return {found.values_of(stream)["offload.method"].value for stream in streams}
+    streams = {stream for stream in map(_any_stream, found.layers) if scope in _scopes_of(stream)}
+    return {found.values_of(stream)[_METHOD].value for stream in {_any_stream(scope), *streams}}
 
 
 def _size_conflicts(found: SettingsFile, scope: str) -> Iterator[str]:

@@ -160,8 +160,7 @@ def migrate_settings(text: str, path: str) -> Migration:
         if not is_old(key):
             continue
         new = key_of(OLD[key])
-        value = wanted[scope][new]
-        literal = json.dumps(value)
+        literal = json.dumps(wanted[scope][new])
         section, _, name = new.partition(".")
         if len(pair.parts) > 1 or key.startswith(f"{section}."):
             edits += _renamed(pair, section, name, literal)
