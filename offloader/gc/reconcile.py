@@ -34,7 +34,7 @@ from formats.keys import (
     stream_prefix,
 )
 from formats.manifest import Assign, Record, Rewrite
-from offloader.errors import Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable, Unsupported
+from offloader.errors import Corrupt, NotFound, OffloaderError, StoreUnavailable, Unsupported
 from offloader.gc.orphans import (
     Garbage,
     LiveSet,
@@ -75,6 +75,7 @@ from offloader.runtime.clock import Clock
 from offloader.settings import ManifestSettings
 from offloader.store.base import DeleteFailure, ListPage, ObjectInfo, ObjectStore, UploadInfo
 from offloader.store.probe import PROBE_PREFIX, finds_uploads_by_prefix
+from offloader.stream_names import require_stream_name
 
 
 def uploads_by_key(store: ObjectStore, names: ManifestState) -> Iterator[UploadInfo]:
@@ -174,10 +175,8 @@ class Reconciliation:
             LostRecords: an object refers to a missing record. Raised at the end; no object found after it was deleted.
             StoreUnavailable: the store is unreachable, or the stream was deleted or recreated meanwhile: run again.
         """
-        try:
-            prefix = retention_prefix(self.stream) if self.is_topic else f"{encode_stream(self.stream)}/"
-        except FormatError as error:
-            raise InvalidCall(str(error), hint="names look like public/default/persistent/orders") from error
+        require_stream_name(self.stream)
+        prefix = retention_prefix(self.stream) if self.is_topic else stream_prefix(self.stream)
         if self.now_ms is None:
             self.now_ms = time_for_deletion_ms(
                 self.store, self.clock, skew_ms_max=self.settings.clock_skew_seconds_max * 1000, ask_store=self.delete

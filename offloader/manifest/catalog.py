@@ -203,27 +203,23 @@ def require_free_name(store: ObjectStore, stream: str) -> None:
         StoreUnavailable: the store doesn't respond.
     """
 
-    def clashing() -> OffloaderError | None:
+    def require_no_partitions() -> None:
+        if partitions := partition_streams(store, stream):
+            why = f"stream {stream} can't be created: it is a topic with {len(partitions)} partitions here"
+            raise InvalidCall(why, hint=f"name one of them: {next(iter(partitions.values()))}")
+
+    def refusal(require: Callable[[], None]) -> OffloaderError | None:
         try:
-            clash = _clashing(store, stream)
-            return None if clash is None else name_clash(stream, clash)
+            require()
         except OffloaderError as error:
             return error
+        return None
 
-    def hidden() -> OffloaderError | None:
-        try:
-            partitions = partition_streams(store, stream)
-        except OffloaderError as error:
-            return error
-        if not partitions:
-            return None
-        why = f"stream {stream} can't be created: it is a topic with {len(partitions)} partitions here"
-        return InvalidCall(why, hint=f"name one of them: {next(iter(partitions.values()))}")
-
-    looks: list[Callable[[], object]] = [partial(read_entry, store, stream), clashing, hidden]
+    free = partial(_require_no_clash, store, stream), require_no_partitions
+    looks: list[Callable[[], object]] = [partial(read_entry, store, stream), *(partial(refusal, each) for each in free)]
     with suppress(Corrupt, Unsupported):
-        entry, *found = _answers(store, looks)
-        for error in found if entry is None else ():
+        entry, *refusals = _answers(store, looks)
+        for error in refusals if entry is None else ():
             if isinstance(error, OffloaderError):
                 raise error
 
@@ -280,9 +276,8 @@ def replace_entry(store: ObjectStore, entry: CatalogEntry, *, expected: CatalogE
         existing, info = None, store.head(key)
     if existing != expected:
         return existing == entry
-    # Else the keys of the two streams would overlap.
-    if info is None and (clash := _clashing(store, entry.stream)) is not None:
-        raise name_clash(entry.stream, clash)
+    if info is None:
+        _require_no_clash(store, entry.stream)
     is_written = put_if(store, key, entry.encode(), mode_of_new(store, key, info))
     return is_written or _read(store, entry.stream)[0] == entry
 
@@ -341,13 +336,11 @@ def _require_can_create(store: ObjectStore, stream: str, *, look_for_remains: bo
         look_for_remains: no tombstone says that the name was released.
         over_segments: segments may be left.
     """
-    looks: list[Callable[[], object]] = [lambda: _clashing(store, stream)]
+    looks: list[Callable[[], object]] = [partial(_require_no_clash, store, stream)]
     if look_for_remains:
         looks.append(lambda: unlisted_incarnation(store, stream))
         looks += [] if over_segments else [lambda: unlisted_segment(store, stream)]
-    clash, *remains = _answers(store, looks)
-    if clash is not None:
-        raise name_clash(stream, str(clash))
+    _, *remains = _answers(store, looks)
     # Read again: another process may have created the stream between the first read and the listings.
     if not any(remains) or read_entry(store, stream) is not None:
         return
@@ -361,15 +354,17 @@ def _require_can_create(store: ObjectStore, stream: str, *, look_for_remains: bo
     )
 
 
-def _clashing(store: ObjectStore, stream: str) -> str | None:
-    """A stream whose name is the beginning of this one's levels, or the other way round; ``None``: there is none."""
+def _require_no_clash(store: ObjectStore, stream: str) -> None:
+    """Refuses a name if another stream's is the beginning of its levels, or the other way round: keys would overlap."""
 
     def above(name: str) -> str | None:
         return name if read_entry(store, name) is not None else None
 
     looks: list[Callable[[], str | None]] = [partial(above, name) for name in levels_above(stream)]
     looks.append(lambda: next(_streams_below(store, catalog_key(stream) + "/"), None))
-    return next((clash for clash in _answers(store, looks) if clash is not None), None)
+    clash = next(filter(None, _answers(store, looks)), None)
+    if clash is not None:
+        raise name_clash(stream, clash)
 
 
 def _answers(store: ObjectStore, looks: Sequence[Callable[[], _Value]]) -> list[_Value]:
@@ -401,10 +396,8 @@ def partition_streams(store: ObjectStore, topic: str) -> Mapping[int, str]:
     Raises:
         InvalidCall: not a stream's name, or more than ``PARTITIONS_MAX`` partitions.
     """
-    try:
-        prefix = f"{catalog_key(topic)}-partition-"
-    except FormatError as error:
-        raise InvalidCall(str(error), hint="names look like public/default/persistent/orders") from error
+    require_stream_name(topic)
+    prefix = f"{catalog_key(topic)}-partition-"
     found: dict[int, str] = {}
     for info in listed(store, prefix):
         with suppress(FormatError):
