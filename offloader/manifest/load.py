@@ -163,21 +163,16 @@ def _tail(
         first = view.record_id + 1
         keys = [record_key(view.stream, view.incarnation, first + offset) for offset in range(window)]
         bodies = _records(store, keys, requests_max)
-        absent = bodies.index(None) if None in bodies else len(bodies)
-        while any(body is not None for body in bodies[absent:]):
-            # Created after the GET, like the following ones; or lost.
-            again = _record(store, keys[absent])
-            if again is None:
-                behind = max(number for number, body in enumerate(bodies) if body is not None)
-                raise _lost(view, first + absent, first + behind)
-            bodies[absent] = again
-            absent = bodies.index(None) if None in bodies else len(bodies)
-        for key, body in zip(keys[:absent], bodies[:absent], strict=True):
-            assert body is not None
+        newest = max((number for number, body in enumerate(bodies) if body is not None), default=-1)
+        for number, (key, found) in enumerate(zip(keys, bodies, strict=False)):
+            # One before others was created after its GET, like those; or it is lost.
+            body = _record(store, key) if found is None and number < newest else found
+            if body is None and number < newest:
+                raise _lost(view, first + number, first + newest)
+            if body is None:
+                return view
             view = folded(view, body, key)
             nonces[view.record_id] = view.nonce
-        if absent < window:
-            return view
         if records_max is not None and view.record_id - start > records_max:
             raise Passed
         if len(view.segments.tail) > RUN_ROWS_MIN:

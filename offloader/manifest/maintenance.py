@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from uuid import UUID
 
 from formats.checkpoint import decode_checkpoint, run_record_id
@@ -72,7 +73,8 @@ def expire_records(
         store, clock, skew_ms_max=settings.clock_skew_seconds_max * 1000, ask_store=not dry_run
     )
     old_ms = age_limit_ms(now_ms, settings.orphan_age_hours_min)
-    found = list_manifest(store, state.stream, state.incarnation)
+    manifest = store, state.stream, state.incarnation
+    found = list_manifest(*manifest)
     old_checkpoints = [number for number, info in found.checkpoints.items() if info.modified_ms <= old_ms]
 
     def past_old(boundary: Boundary) -> Boundary:
@@ -80,10 +82,7 @@ def expire_records(
         base_id = max((number for number in old_checkpoints if number <= boundary.checkpoint_id), default=0)
         return replace(boundary, first_kept_id=max(boundary.first_kept_id, base_id + 1))
 
-    if dry_run:
-        stored = read_boundary(store, state.stream, state.incarnation)
-    else:
-        stored = change_boundary(store, state.stream, state.incarnation, past_old)
+    stored = read_boundary(*manifest) if dry_run else change_boundary(*manifest, past_old)
     base_id = past_old(stored.boundary).first_kept_id - 1
     if base_id == 0:
         return ExpiredObjects(first_kept_id=stored.boundary.first_kept_id, unknown=found.unknown)
@@ -126,8 +125,7 @@ def expire_history(
     state = load_manifest_view(store, stream, entry.incarnation, requests_max=settings.record_requests_max).state
     if state.held or state.stream_deleted:
         return None
-    age_hours = max(settings.orphan_age_hours_min, settings.history_days_min * 24)
-    kept = replace(settings, orphan_age_hours_min=age_hours)
+    kept = replace(settings, orphan_age_hours_min=max(settings.orphan_age_hours_min, settings.history_days_min * 24))
     return expire_records(store, state, clock=clock, settings=kept, dry_run=dry_run)
 
 
@@ -331,11 +329,9 @@ def _finish(store: ObjectStore, state: ManifestState, clock: Clock, settings: Ma
     delete_keys(store, doomed)
     now_ms = time_for_deletion_ms(store, clock, skew_ms_max=settings.clock_skew_seconds_max * 1000)
     born_ms = now_ms if tombstone is None else tombstone.modified_ms
-    deletion = StreamDeletion(
-        incarnation=incarnation, is_finished=False, deleted_objects=len(doomed), unknown=found.unknown
-    )
+    done = partial(StreamDeletion, incarnation=incarnation, unknown=found.unknown)
     if born_ms > age_limit_ms(now_ms, settings.orphan_age_hours_min):
-        return deletion
+        return done(is_finished=False, deleted_objects=len(doomed))
     require_no_global_hold(store)
     # The entry first, if it is still this incarnation's: after this the stream may be created again under other keys. A
     # crash then leaves an incarnation that no entry names.
@@ -344,4 +340,4 @@ def _finish(store: ObjectStore, state: ManifestState, clock: Clock, settings: Ma
     delete_keys(store, rest)
     # A crash after this leaves a tombstone; so do other objects of this project below the name.
     forget_name(store, stream, clock=clock, now_ms=now_ms)
-    return replace(deletion, is_finished=True, deleted_objects=len(doomed) + len(rest))
+    return done(is_finished=True, deleted_objects=len(doomed) + len(rest))

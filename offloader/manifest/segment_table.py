@@ -307,13 +307,10 @@ class SealedSegments:
 
     def bounds(self, first: Position | None, last: Position | None) -> tuple[int, int]:
         """Rows ``start`` to ``stop`` hold every segment in ``first`` .. ``last``, tombstoned ones too."""
-        start, stop = 0, len(self.columns)
-        if first is not None:
-            start = rows_not_after(self.columns, first)
-            if start and self.end(start - 1) >= first:
-                start -= 1
-        if last is not None:
-            stop = rows_not_after(self.columns, last)
+        start = 0 if first is None else rows_not_after(self.columns, first)
+        if first is not None and start and self.end(start - 1) >= first:
+            start -= 1
+        stop = len(self.columns) if last is None else rows_not_after(self.columns, last)
         return start, max(start, stop)
 
     def live_rows(self, start: int, stop: int) -> Rows:

@@ -25,18 +25,19 @@ from formats.keys import Testimony
 from formats.manifest import Gap, GapFilled, Totals, Writer
 from formats.metadata.messages import OffloadContext, OffloadSegment
 from offloader.errors import ErrorKind, Fenced, OffloaderError
-from offloader.manifest.ledger_table import ENTRY_ID_MAX, ClosedLedgers, FlaggedLedgers, LedgerTable
-from offloader.manifest.ledger_table import follows as follows
+from offloader.manifest.ledger_table import ENTRY_ID_MAX, ClosedLedgers, FlaggedLedgers, LedgerTable, follows
 from offloader.manifest.segment_table import (
     SealedSegments,
+    SegmentRecord,
     SegmentSlice,
+    SegmentStatus,
+    SegmentSums,
     SegmentTable,
     Words,
     rows_not_after,
 )
-from offloader.manifest.segment_table import SegmentRecord as SegmentRecord
-from offloader.manifest.segment_table import SegmentStatus as SegmentStatus
-from offloader.manifest.segment_table import SegmentSums as SegmentSums
+
+__all__ = ["EditRefused", "ManifestState", "SegmentRecord", "SegmentStatus", "SegmentSums", "StreamPaused", "follows"]
 
 #: Compacted rows processed together, at first and at most.
 _STRIDE_ROWS = 64
