@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from zlib import crc32
 
 from offloader.errors import InvalidCall, NotFound, OffloaderError
 from offloader.gc.orphans import Garbage, Outcome
@@ -17,7 +16,7 @@ from offloader.gc.sweep import CleanupReport, LargeDelete, cleanup_all, cleanup_
 from offloader.manifest.catalog import list_streams
 from offloader.manifest.maintenance import expire_history
 from offloader.manifest.protection import DeletionClock, require_no_global_hold
-from offloader.retention.cycle import JITTER, RETRY, RETRY_S_MIN, HotStreams, RetentionCycle, RetentionService
+from offloader.retention.cycle import HotStreams, RetentionCycle, RetentionService, phase, until_next_s
 from offloader.retention.scope import SourceOf, home_of, no_source
 from offloader.retention.state import past_moves, read_decisions
 from offloader.retention.subscribers import open_retention
@@ -142,7 +141,7 @@ class Maintenance:
         )
         self._times = DeletionClock(store, clock, skew_ms_max=settings.manifest.clock_skew_seconds_max * 1000)
         self._jobs = [
-            _Job(name, period_s, run, due_s=clock.monotonic_s() + min(period_s, FIRST_S_MAX) * self._phase(name))
+            _Job(name, period_s, run, due_s=clock.monotonic_s() + min(period_s, FIRST_S_MAX) * phase(self._seed(name)))
             for name, period_s, run in (
                 (CLEANUP, settings.cleanup.cycle_minutes * 60, self._clean),
                 (ORPHANS, settings.cleanup.orphans_hours * 3600, self._find_orphans),
@@ -255,18 +254,15 @@ class Maintenance:
         job.latest = JobRun(self._clock.now_ms(), error)
         if not failed:
             job.succeeded_ms = job.latest.at_ms
-        wait_s = job.period_s * (1 + (self._phase(f"{job.name} {job.runs}") * 2 - 1) * JITTER)
-        if failed:
-            wait_s = min(max(job.period_s * RETRY, RETRY_S_MIN), wait_s)
+        wait_s = until_next_s(job.period_s, self._seed(f"{job.name} {job.runs}"), failed=failed)
         job.due_s = self._clock.monotonic_s() + wait_s
 
     def _may_delete(self, stream: str) -> bool:
         """Whether cleanup may delete; the name "" stands for objects of no stream."""
         return self._settings_of(stream).cleanup.delete
 
-    def _phase(self, text: str) -> float:
-        """A number in [0, 1), constant for the same text and store."""
-        return crc32(f"{self._store.url} {text}".encode()) / 2**32
+    def _seed(self, text: str) -> str:
+        return f"{self._store.url} {text}"  # of two stores, jobs come round at other times
 
     def _clean(self) -> None:
         seen: set[str] = set()

@@ -441,9 +441,15 @@ def retained_streams(store: ObjectStore) -> list[str]:
     return sorted(name for name in found if not is_internal(name))
 
 
-def _phase(text: str) -> float:
+def phase(text: str) -> float:
     """A number in [0, 1), constant for a text."""
     return crc32(text.encode()) / 2**32
+
+
+def until_next_s(period_s: float, seed: str, *, failed: bool) -> float:
+    """Seconds until a periodic job comes round again, jittered by the seed; sooner after a failure."""
+    jittered_s = period_s * (1 + (phase(seed) * 2 - 1) * JITTER)
+    return min(max(period_s * RETRY, RETRY_S_MIN), jittered_s) if failed else jittered_s
 
 
 class HotStreams:
@@ -600,7 +606,7 @@ class RetentionService:
         # A sorted list is a heap.
         self._due = sorted(
             [each for each in self._due if each[1] in streams]
-            + [(now_s + _phase(stream) * self._period_s, stream) for stream in new]
+            + [(now_s + phase(stream) * self._period_s, stream) for stream in new]
         )
         with self._lock:
             self._latest = {stream: each for stream, each in self._latest.items() if stream in streams}
@@ -623,9 +629,7 @@ class RetentionService:
         with self._lock:
             self._latest[stream] = found
         self._turns += 1
-        wait_s = self._period_s * (1 + (_phase(f"{stream} {self._turns}") * 2 - 1) * JITTER)
-        if error is not None:
-            wait_s = min(max(self._period_s * RETRY, RETRY_S_MIN), wait_s)
+        wait_s = until_next_s(self._period_s, f"{stream} {self._turns}", failed=error is not None)
         heapq.heappush(self._due, (self._clock.monotonic_s() + wait_s, stream))
 
     # --- reporting -----------------------------------------------------------------------------------------------
