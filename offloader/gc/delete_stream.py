@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -64,7 +64,7 @@ def removal_of(store: ObjectStore, stream: str, *, now_ms: int) -> StreamRemoval
             found.object_bytes += size_bytes
         else:
             found.foreign.append(key)
-    found.uploads = sum(1 for _ in _ours_of(_listed_uploads(store, state), state))
+    found.uploads = len(_ours_of(_listed_uploads(store, state), state))
     return found
 
 
@@ -204,15 +204,11 @@ def _listed_uploads(store: ObjectStore, state: ManifestState) -> Iterator[Upload
         yield from store.list_uploads(prefix)
 
 
-def _ours_of(uploads: Iterable[UploadInfo], state: ManifestState) -> Iterator[UploadInfo]:
-    """Each uuid once, if its name proves that it is of this incarnation."""
-    seen = set()
-    for upload in uploads:
-        parsed = parse_object_key(upload.key, state.stream)
-        ours = parsed is not None and is_segment_uuid_of(parsed.uuid, state.incarnation)
-        if ours and upload.upload_id not in seen:
-            seen.add(upload.upload_id)
-            yield upload
+def _ours_of(uploads: Iterable[UploadInfo], state: ManifestState) -> Collection[UploadInfo]:
+    """Each upload once, if its name proves that it is of this incarnation."""
+    keys = ((parse_object_key(upload.key, state.stream), upload) for upload in uploads)
+    ours = (upload for key, upload in keys if key is not None and is_segment_uuid_of(key.uuid, state.incarnation))
+    return {upload.upload_id: upload for upload in ours}.values()
 
 
 def _adopted(state: ManifestState) -> int:

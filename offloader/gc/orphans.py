@@ -234,8 +234,7 @@ def classify_page(page: Sequence[ObjectInfo], known: LiveSet) -> Iterator[tuple[
             yield Garbage.of(info, known.stream, Place.SEGMENT, known.why_unnamed(uuid, info.modified_ms))
         else:
             rest.append(shaped[row])
-    for info in rest:
-        yield _judge_other(info, known, info.key[start:])
+    yield from (_judge_other(info, known, info.key[start:]) for info in rest)
 
 
 _UUID_LETTERS = 36
@@ -260,25 +259,21 @@ def _uuids_of(texts: Sequence[str]) -> tuple[NDArray[np.bool_], Words, Words]:
 def _judge_other(info: ObjectInfo, known: LiveSet, name: str) -> tuple[Place, int, int] | Garbage:
     """Classify an object whose name isn't a segment's."""
     folder, _, below = name.partition("/")
-    place = Place.OTHER
+    incarnation, _, manifest_name = below.partition("/")
+    is_manifest = folder == "manifest" and is_manifest_object(manifest_name)
+    reason: Reason | None = None
     if folder == "retention" and below:
         reason = _retention_reason(info, known)
-        if reason is not None:
-            return Garbage.of(info, known.stream, Place.OTHER if reason is Reason.FOREIGN else Place.RETENTION, reason)
-        place = Place.RETENTION
+        place = Place.OTHER if reason is Reason.FOREIGN else Place.RETENTION
     elif folder == "leases" and lease_uuid(info.key, known.stream) is not None:
         place = Place.LEASE
-    elif folder == "manifest":
-        incarnation, _, manifest_name = below.partition("/")
-        if is_manifest_object(manifest_name):
-            if incarnation == str(known.incarnation):
-                place = Place.MANIFEST
-            elif any(incarnation == str(each) for each in known.dead | known.doubtful):
-                reason = known.kept_or(Reason.DEAD_MANIFEST, info.modified_ms)
-                return Garbage.of(info, known.stream, Place.OLD_MANIFEST, reason)
-    if place is Place.OTHER:
-        return Garbage.of(info, known.stream, place, Reason.FOREIGN)
-    return place, 1, info.size_bytes
+    elif is_manifest and incarnation == str(known.incarnation):
+        place = Place.MANIFEST
+    elif is_manifest and incarnation in map(str, known.dead | known.doubtful):
+        place, reason = Place.OLD_MANIFEST, known.kept_or(Reason.DEAD_MANIFEST, info.modified_ms)
+    else:
+        place, reason = Place.OTHER, Reason.FOREIGN
+    return (place, 1, info.size_bytes) if reason is None else Garbage.of(info, known.stream, place, reason)
 
 
 def _retention_reason(info: ObjectInfo, known: LiveSet) -> Reason | None:
@@ -334,8 +329,7 @@ def classified_again(leftover: Garbage, known: LiveSet) -> Garbage:
     if leftover.place is Place.SEGMENT:
         parsed = parse_object_key(leftover.key, known.stream)
         assert parsed is not None, "a segment's key can be parsed"
-        named = known.is_named(parsed.uuid)
-        reason = None if named else known.why_unnamed(parsed.uuid, leftover.modified_ms)
+        reason = None if known.is_named(parsed.uuid) else known.why_unnamed(parsed.uuid, leftover.modified_ms)
     elif leftover.place is Place.UPLOAD:
         again = classify_upload(UploadInfo(leftover.key, leftover.upload_id, leftover.modified_ms), known)
         reason = None if again is None else again.reason

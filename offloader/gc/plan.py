@@ -188,8 +188,7 @@ class CleanupPlan:
         for each in self.doomed:
             yield from (_line(each.action, segment, each.rule) for segment in each.segments)
         for group, why, until_ms in [*((group, "", None) for group in self.due), *self.waiting]:
-            for segment in group.segments:
-                yield _line(Action.PURGE, segment, rule_of(self.state, segment), why, until_ms)
+            yield from (_line(Action.PURGE, each, rule_of(self.state, each), why, until_ms) for each in group.segments)
             for replaced in group.replaced:
                 yield PlannedDeletion(
                     action=Action.PURGE,

@@ -43,7 +43,7 @@ from offloader.manifest.protection import (
     user_at_host,
 )
 from offloader.manifest.segment_table import SegmentRecord
-from offloader.manifest.state import EditRefused, ManifestState, follows
+from offloader.manifest.state import EditRefused, ManifestState, SegmentStatus, follows
 from offloader.runtime.clock import Clock
 from offloader.settings import CleanupSettings, Settings
 from offloader.store.base import ObjectStore
@@ -57,11 +57,11 @@ def end_batch(store: ObjectStore, record: DeletionRecord, *, now_ms: int, proble
     """Record that all objects are deleted, or why not."""
     if problem:
         record = replace(record, attempts=record.attempts + 1, tried_ms=now_ms, problem=problem)
-        write_batch(store, record)
-        return record
-    record = replace(record, done_ms=now_ms, problem="")
+    else:
+        record = replace(record, done_ms=now_ms, problem="")
     write_batch(store, record)
-    void_batch(store, record)
+    if not problem:
+        void_batch(store, record)
     return record
 
 
@@ -108,8 +108,7 @@ def _names(store: ObjectStore, stream: str, *, done: bool) -> list[str]:
 
 def write_batch(store: ObjectStore, record: DeletionRecord) -> None:
     """Record the state of a batch: before its deletion, after a failed attempt, or at its end."""
-    key = deletion_key(record.stream, record.name, done=record.done_ms is not None)
-    store.put(key, record.encode())
+    store.put(deletion_key(record.stream, record.name, done=record.done_ms is not None), record.encode())
 
 
 #: Segments that one record retires or purges: their objects are one delete request.
@@ -168,8 +167,7 @@ class Sweeper:
         for segments in _chunks(doomed.segments):
             require_no_global_hold(self._store)
             uuids = tuple(segment.uuid for segment in segments)
-            state = self._log.commit_as_maintainer([Retire(uuids)])
-            retired = state.segments.get(uuids[0])
+            retired = self._log.commit_as_maintainer([Retire(uuids)]).segments.get(uuids[0])
             if retired is not None and retired.retire_record is not None:
                 records.append(retired.retire_record)
             self.swept.retired += len(uuids)
@@ -379,11 +377,11 @@ def cleanup_stream(
         EditRefused, StoreUnavailable, OutcomeUnknown: it ended early; the next round continues.
     """
     report = CleanupReport(stream=stream, dry_run=dry_run)
+    times = deletion_clock or _deletion_clock(store, clock, settings)
     with working_at(Priority.DELETION):
-        _Round(store, clock, settings, deletion_clock, by, allow_large, on_plan, entropy).run(report)
+        _Round(store, clock, settings, times, by, allow_large, on_plan, entropy).run(report)
         if report.is_finished:
-            now_ms = (deletion_clock or _deletion_clock(store, clock, settings)).now_ms()
-            release_topics_of(store, [stream], clock=clock, now_ms=now_ms)
+            release_topics_of(store, [stream], clock=clock, now_ms=times.now_ms())
     return report
 
 
@@ -411,16 +409,14 @@ def cleanup_all(
     """
     if not dry_run:
         require_no_global_hold(store)
-    kept = deletion_clock
+    times = deletion_clock or _deletion_clock(store, clock, settings_of(""))
     deleted = []
     streams = list_streams(store, prefix=prefix)
     for stream in streams:
-        settings = settings_of(stream)
-        kept = kept or _deletion_clock(store, clock, settings)
         report = CleanupReport(stream=stream, dry_run=dry_run or not may_delete(stream))
         try:
             with working_at(Priority.DELETION):
-                _Round(store, clock, settings, kept, by, allow_large, on_plan, os.urandom).run(report)
+                _Round(store, clock, settings_of(stream), times, by, allow_large, on_plan, os.urandom).run(report)
         except DeletionStopped:
             raise
         except OffloaderError as error:
@@ -434,7 +430,7 @@ def cleanup_all(
     if not names and not deleted:
         return
     require_no_global_hold(store)
-    now_ms = (kept or _deletion_clock(store, clock, settings_of(""))).now_ms()
+    now_ms = times.now_ms()
     for name in sorted(names):
         try:
             forget_name(store, name, clock=clock, now_ms=now_ms)
@@ -453,14 +449,13 @@ class _Round:
     store: ObjectStore
     clock: Clock
     settings: Settings
-    deletion_clock: DeletionClock | None
+    times: DeletionClock
     by: str
     allow_large: bool
     on_plan: Callable[[CleanupPlan], object]
     entropy: Callable[[int], bytes]
 
     def run(self, report: CleanupReport) -> None:
-        times = self.deletion_clock or _deletion_clock(self.store, self.clock, self.settings)
         if not report.dry_run:
             require_no_global_hold(self.store)
         log = ManifestLog(
@@ -468,14 +463,14 @@ class _Round:
         )
         for attempt in range(1, PLANS_MAX + 1):
             try:
-                self._once(report, log, times)
+                self._once(report, log)
                 return
             except EditRefused:
                 # A concurrent round or an undo was first: plan again from the current state.
                 if report.is_deleted or attempt == PLANS_MAX:
                     raise
 
-    def _once(self, report: CleanupReport, log: ManifestLog, times: DeletionClock) -> None:
+    def _once(self, report: CleanupReport, log: ManifestLog) -> None:
         """Make one plan and execute it.
 
         Raises:
@@ -487,27 +482,25 @@ class _Round:
         state = log.load()
         report.is_deleted, report.held, report.pending = state.stream_deleted, state.held, batches
         if not state.stream_deleted:
-            self._execute(report, log, times, batches)
+            self._execute(report, log, batches)
         elif not report.dry_run:
             with suppress(NotFound):
                 removal = remove_stream(
                     *(self.store, report.stream),
                     clock=self.clock,
                     settings=self.settings.manifest,
-                    deletion_clock=times,
+                    deletion_clock=self.times,
                     ignore_leases=True,
                     entropy=self.entropy,
                 )
                 report.is_finished = removal.deletion is not None and removal.deletion.is_finished
 
-    def _execute(
-        self, report: CleanupReport, log: ManifestLog, times: DeletionClock, batches: Sequence[DeletionRecord]
-    ) -> None:
+    def _execute(self, report: CleanupReport, log: ManifestLog, batches: Sequence[DeletionRecord]) -> None:
         store, state, settings = self.store, log.state, self.settings
         writes = not report.dry_run and not state.held
 
         def now_ms() -> int:
-            return times.now_ms(newest_ms=log.state.time_ms, ask_store=not report.dry_run)
+            return self.times.now_ms(newest_ms=log.state.time_ms, ask_store=not report.dry_run)
 
         grace_ms, now = int(settings.cleanup.grace_hours * MS_PER_HOUR), now_ms()
         facts = retired_facts(store, state, retired_groups(state), now_ms=now, grace_ms=grace_ms, notes=writes)
@@ -613,19 +606,15 @@ def _head_before(store: ObjectStore, state: ManifestState, chosen: Sequence[Segm
     if head is None:
         return None
     closed, wanted = state.closed_ledgers, {each.uuid for each in chosen}
-    ranges = [(gap.first, gap.last, False) for gap in state.gaps]
-    before = head.previous()
-    live = {each.uuid for each in state.offloaded(None, before)}
+    ranges = [(gap.first, gap.last, False) for gap in state.gaps if gap.first < head]
     ranges += [
         (each.begin, each.end, each.uuid in wanted)
-        for each in state.segments.in_order(None, before)
-        if each.end is not None and (each.uuid in wanted or each.uuid in live)
+        for each in state.segments.in_order(None, head.previous())
+        if each.end is not None and (each.uuid in wanted or each.status is SegmentStatus.OFFLOADED)
     ]
     found: tuple[Position, Position] | None = None
     reached = head
     for begin, end, is_chosen in sorted(ranges, reverse=True):
-        if begin >= head:
-            continue
         if not (begin < reached <= end or follows(end, reached, closed)):
             break
         reached = begin
@@ -654,13 +643,8 @@ def _ledgers(state: ManifestState, chosen: Sequence[SegmentRecord], head: Positi
 def _require_readable(after: ManifestState, chosen: Sequence[SegmentRecord]) -> None:
     """Refuse to restore segments that the next round would retire again."""
     back = {each.uuid for each in chosen}
-    again = (
-        segment
-        for doomed in plan_cleanup(after, {}, now_ms=0, grace_ms=0).doomed
-        for segment in doomed.segments
-        if segment.uuid in back
-    )
-    found = next(again, None)
+    doomed = (segment for each in plan_cleanup(after, {}, now_ms=0, grace_ms=0).doomed for segment in each.segments)
+    found = next((segment for segment in doomed if segment.uuid in back), None)
     if found is not None:
         raise InvalidCall(
             f"stream {after.stream}: segment {found.uuid} at {found.begin}..{found.end} can't come back: not "
