@@ -122,15 +122,11 @@ def broker_view(
         return BrokerView(problem=problems[0] if problems else "no broker was asked which ledgers it lists")
     lists = {number: each for number, each in asked.items() if isinstance(each, BrokerLedgers)}
     first = {number: Position(each.stored[0][0], 0) for number, each in sorted(lists.items())}
-    bound = own.canonical(cut_at(first))
-    view = BrokerView(first=tuple(FirstListed(number, at.ledger_id) for number, at in first.items()), bound=bound)
-    if not follows:
-        return view
-    doubts = {number: _doubt(each, states[number], own, number) for number, each in lists.items()}
-    followed = {number: at for number, at in first.items() if not doubts[number]}
+    doubts = {number: _doubt(each, states[number], own, number) for number, each in lists.items() if follows}
+    followed = {number: at for number, at in first.items() if doubts.get(number) == ""}
     return BrokerView(
-        first=view.first,
-        bound=bound,
+        first=tuple(FirstListed(number, at.ledger_id) for number, at in first.items()),
+        bound=own.canonical(cut_at(first)),
         followed=own.canonical(cut_at(followed)) if followed else None,
         doubts=tuple(f"{text}{_of(number, lists)}" for number, text in sorted(doubts.items()) if text),
     )

@@ -575,5 +575,4 @@ class _Cycle:
                     reason = OverrideReason.ABOVE_MAX
                 elif self.position(one) is None:
                     reason = OverrideReason.NEVER_PUBLISHED
-                lost = self.amount(self.lineage.meet((unread_from, cut)), cut)
-                yield Overridden(one.name, reason, *lost)
+                yield Overridden(one.name, reason, *self.amount(self.lineage.meet((unread_from, cut)), cut))

@@ -158,8 +158,7 @@ def picture(outcome: CycleOutcome) -> Iterator[str]:
     for record in outcome.records:
         marks[scale.column(record.cut)] = "|"
     yield _row("recorded", "".join(marks) if outcome.records else "none")
-    for name, cut, note in _candidates(outcome):
-        yield _pointer(scale, name, cut, note)
+    yield from (_pointer(scale, *each) for each in _candidates(outcome))
     for lag in outcome.lags:
         yield _pointer(scale, lag.name, lag.cut, "" if lag.is_counted else "(doesn't count)")
 

@@ -180,9 +180,8 @@ def policy_text(policy: Policy | None) -> str:
     """One-line description of a policy."""
     if policy is None:
         return "no policy: nothing goes by itself"
-    words = " and ".join(map(limits_text, policy.all_limits)) or "what all subscribers have read goes"
-    if policy.kind is PolicyKind.KEEP:
-        words = _keep_text(policy.all_limits)
+    by_limits = " and ".join(map(limits_text, policy.all_limits)) or "what all subscribers have read goes"
+    words = _keep_text(policy.all_limits) if policy.kind is PolicyKind.KEEP else by_limits
     if policy.subscriber_timeout_ms is not None:
         words += f"; who is silent for {span_text(policy.subscriber_timeout_ms)} holds nothing back"
     if policy.fallback_after_ms is not None:

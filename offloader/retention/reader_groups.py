@@ -78,14 +78,13 @@ def bounds_problem(start: Cut, end: Cut) -> str:
     if not start.offsets or not end.offsets:
         return ""
     for segment in start.segments:
-        if segment in end.offsets:
-            begin, stop = start.offsets[segment], end.offsets[segment]
-            if begin == FUTURE:
-                continue
-            if stop == FUTURE:
-                return f"it starts inside {segment} and ends before it"
-            if begin > stop:  # type: ignore[operator]  # of one kind within a stream, which the type can't say
-                return f"it ends at {stop} in {segment}, before it starts at {begin}"
+        begin, stop = start.offsets[segment], end.offsets.get(segment)
+        if begin == FUTURE or stop is None:
+            continue
+        if stop == FUTURE:
+            return f"it starts inside {segment} and ends before it"
+        if begin > stop:  # type: ignore[operator]  # of one kind within a stream, which the type can't say
+            return f"it ends at {stop} in {segment}, before it starts at {begin}"
     ages = [sorted(segment.age_order for segment in cut.offsets) for cut in (start, end)]
     if ages[0][0] > ages[1][0] or ages[0][-1] > ages[1][-1]:
         return f"the start {start} doesn't precede the end {end}"

@@ -444,30 +444,24 @@ class StreamRetention:
         Raises:
             OffloaderError: the store or a document of it failed, not the call: retry, or inspect the document.
         """
-        try:
-            scope = self.scope()
-            given = cut_of(cut)
-            own = self.cuts(scope, ahead=[segment.number for segment in given.offsets])
-            wanted = own.canonical(given)
-        except NotFound as error:
-            return Published(Registry(), PublishStatus.STREAM_NOT_FOUND, error.message)
-        except InvalidCall as error:
-            return Published(Registry(), PublishStatus.CUT_NOT_VALID, error.message)
         outcome = Published(Registry(), PublishStatus.SUBSCRIBER_NOT_FOUND, f"{name} isn't registered; nobody is")
-        if scope.incarnation is None:
-            return outcome
 
         def published(registry: Registry, now_ms: int) -> Registry:
             nonlocal outcome
             found = registry.subscribers.get(name)
             expected = generation if generation is not None or found is None else found.generation
-            outcome = registry.publish(name, expected or 0, wanted, own, now_ms=now_ms)
+            outcome = registry.publish(name, expected or 0, own.canonical(given), own, now_ms=now_ms)
             return outcome.registry
 
         try:
-            self._changed(scope, published)
+            scope, given = self.scope(), cut_of(cut)
+            own = self.cuts(scope, ahead=[segment.number for segment in given.offsets])
+            if scope.incarnation is not None:
+                self._changed(scope, published)
         except NotFound as error:
             return Published(Registry(), PublishStatus.STREAM_NOT_FOUND, error.message)
+        except InvalidCall as error:
+            return Published(Registry(), PublishStatus.CUT_NOT_VALID, error.message)
         return outcome
 
     def publish(self, name: str, cut: CutLike, *, generation: int | None = None) -> Subscriber:

@@ -302,14 +302,13 @@ def _with_hot_gone(plan: Truncation, log: ManifestLog | None, source: LedgerSour
     if log is not None and doomed:
         marked = log.name_newest().deleted_ledgers
         doomed = [ledger_id for ledger_id in doomed if ledger_id in marked]
-    gone, kept = list[int](), list[tuple[int, OffloaderError]]()
+    kept = list[tuple[int, OffloaderError]]()
     for ledger_id in doomed:
-        gone.append(ledger_id)
         try:
             source.delete(ledger_id)
         except OffloaderError as error:
             kept.append((ledger_id, error))
-    return replace(plan, hot_ledgers=tuple(gone), hot_kept=(*plan.hot_kept, *kept))
+    return replace(plan, hot_ledgers=tuple(doomed), hot_kept=(*plan.hot_kept, *kept))
 
 
 def truncate_topic(
