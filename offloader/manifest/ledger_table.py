@@ -112,11 +112,9 @@ class LedgerTable:
         """
         (end_ledger, end_entry), (begin_ledger, begin_entry) = ends, begins
         facts = self.merged()
-        row = np.minimum(np.searchsorted(facts.ledger_id, end_ledger), max(len(facts) - 1, 0))
-        if len(facts):
-            is_last = (facts.ledger_id[row] == end_ledger) & (facts.last_entry_id[row] == end_entry)
-        else:
-            is_last = np.zeros(len(end_ledger), dtype=bool)
+        row = np.searchsorted(facts.ledger_id, end_ledger)
+        ids, lasts = np.append(facts.ledger_id, -1), np.append(facts.last_entry_id, LAST_UNKNOWN)
+        is_last = (ids[row] == end_ledger) & (lasts[row] == end_entry)
         filled = facts.ledger_id[facts.last_entry_id >= 0]
         none_between = np.searchsorted(filled, end_ledger, "right") >= np.searchsorted(filled, begin_ledger, "left")
         rolled = (begin_ledger > end_ledger) & (begin_entry == 0) & is_last & none_between
