@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from formats.block import END_MARKER_BYTES, BlockHeader, Layout, decode_block, decode_block_header, decode_run
 from formats.checked_json import to_json
@@ -22,6 +22,8 @@ from formats.frames import END_MARK_BYTES, FILL_HEADER_BYTES, decode_fill_header
 from formats.index import INDEX_ENTRY, INDEX_HEADER_BYTES, IndexGroup, decode_index, decode_index_header
 from formats.manifest import Boundary, CatalogEntry, decode_record
 from formats.metadata.messages import BookKeeperLedger, PulsarLedger
+
+_Decoded = TypeVar("_Decoded")
 
 #: Bytes before the counts and the metadata of a group: V1's two counts, V2's ledger and two counts.
 _GROUP_HEAD_BYTES = {Layout.V1: 8, Layout.V2: 16}
@@ -44,6 +46,15 @@ class DescribedBytes:
     problem: str = ""
 
 
+def _tried(decode: Callable[[], _Decoded], offset: int | None = None) -> tuple[_Decoded | None, str]:
+    """What ``decode`` returns; or ``None``, and what is wrong with the bytes, which begin at ``offset``."""
+    try:
+        with located("", offset):
+            return decode(), ""
+    except FormatError as error:
+        return None, error.described()
+
+
 def describe_block(
     data: Buffer, *, offset: int, ledger_id: int | None = None, block_bytes_max: int, decompressed_bytes_max: int
 ) -> Iterator[DescribedBytes]:
@@ -54,18 +65,13 @@ def describe_block(
         block_bytes_max, decompressed_bytes_max: as for ``decode_block``.
     """
     view = byte_array(data)
-    try:
-        header = decode_block_header(view, offset=offset)
-    except FormatError as error:
-        yield DescribedBytes(start=offset, length=len(view), what="not a block header", problem=error.described())
+    header, problem = _tried(partial(decode_block_header, view, offset=offset))
+    if header is None:
+        yield DescribedBytes(start=offset, length=len(view), what="not a block header", problem=problem)
         return
     yield DescribedBytes(start=offset, length=header.header_bytes, what="block header", facts=_header_facts(header))
-    batch, problem = None, ""
-    try:
-        with located("", offset):
-            batch = _entries(view, header, ledger_id, block_bytes_max, decompressed_bytes_max)
-    except FormatError as error:
-        problem = error.described()
+    entries = partial(_entries, view, header, ledger_id, block_bytes_max, decompressed_bytes_max)
+    batch, problem = _tried(entries, offset)
     at, end = offset + header.header_bytes, offset + header.block_bytes
     own = header.extension
     if own is not None:
@@ -124,18 +130,13 @@ def _entries_facts(batch: EntryBatch) -> Mapping[str, object]:
 def describe_fill(data: Buffer) -> Iterator[DescribedBytes]:
     """The pieces of a fill: its header, the frames of its entries, the end mark."""
     view = byte_array(data)
-    try:
-        header = decode_fill_header(view)
-    except FormatError as error:
-        yield DescribedBytes(start=0, length=len(view), what="not a fill", problem=error.described())
+    header, problem = _tried(partial(decode_fill_header, view))
+    if header is None:
+        yield DescribedBytes(start=0, length=len(view), what="not a fill", problem=problem)
         return
     yield DescribedBytes(start=0, length=FILL_HEADER_BYTES, what="fill header", facts=dataclasses.asdict(header))
-    batch, problem = None, ""
-    try:
-        with located("", FILL_HEADER_BYTES):
-            batch = decode_frames(view[FILL_HEADER_BYTES:], ledger_id=header.ledger_id)
-    except FormatError as error:
-        problem = error.described()
+    frames = partial(decode_frames, view[FILL_HEADER_BYTES:], ledger_id=header.ledger_id)
+    batch, problem = _tried(frames, FILL_HEADER_BYTES)
     stop = max(len(view) - END_MARK_BYTES, FILL_HEADER_BYTES)
     facts = {} if batch is None else _entries_facts(batch)
     yield DescribedBytes(
@@ -200,11 +201,7 @@ def _metadata_facts(group: IndexGroup, layout: Layout) -> Mapping[str, object]:
 
 
 def _document(data: bytes, what: str, decode: Callable[[bytes], object]) -> Iterator[DescribedBytes]:
-    problem, facts = "", _readable_json(data)
-    try:
-        decode(data)
-    except FormatError as error:
-        problem = error.described()
+    facts, (_, problem) = _readable_json(data), _tried(partial(decode, data))
     edits = facts.pop("edits", [])
     yield DescribedBytes(start=0, length=len(data), what=what, facts=facts, problem=problem)
     at = 0
@@ -227,11 +224,11 @@ def _readable_json(data: bytes) -> dict[str, Any]:
 
 def describe_checkpoint(data: bytes) -> Iterator[DescribedBytes]:
     """A checkpoint: its header, its runs, and how many segments it has itself."""
-    try:
-        header, segments = decode_checkpoint(data)
-    except FormatError as error:
-        yield DescribedBytes(start=0, length=len(data), what="not a checkpoint", problem=error.described())
+    decoded, problem = _tried(partial(decode_checkpoint, data))
+    if decoded is None:
+        yield DescribedBytes(start=0, length=len(data), what="not a checkpoint", problem=problem)
         return
+    header, segments = decoded
     facts = to_json(header)
     runs = [*facts.pop("runs"), *facts.pop("ledger_runs")]
     counted = {name: len(facts.pop(name)) for name in ("gaps", "assigned", "rewrites", "replaced", "ledgers")}
@@ -245,12 +242,11 @@ def describe_checkpoint(data: bytes) -> Iterator[DescribedBytes]:
 
 
 def _run(data: bytes, what: str, decode: Callable[[bytes], Any]) -> Iterator[DescribedBytes]:
-    try:
-        rows = len(decode(data))
-    except FormatError as error:
-        yield DescribedBytes(start=0, length=len(data), what=f"not a {what}", problem=error.described())
+    rows, problem = _tried(partial(decode, data))
+    if rows is None:
+        yield DescribedBytes(start=0, length=len(data), what=f"not a {what}", problem=problem)
         return
-    yield DescribedBytes(start=0, length=len(data), what=what, facts={"rows": rows})
+    yield DescribedBytes(start=0, length=len(data), what=what, facts={"rows": len(rows)})
 
 
 describe_record = partial(_document, what="record", decode=decode_record)

@@ -14,7 +14,7 @@ import numpy as np
 
 from formats.block import decode_run, interleave
 from formats.checksum import crc32c
-from formats.entries import ENTRY_HEADER_BYTES, Buffer, Bytes, EntryBatch, Pieces, Position, byte_array
+from formats.entries import ENTRY_HEADER_BYTES, Buffer, Bytes, EntryBatch, Pieces, byte_array
 from formats.errors import (
     BadMagic,
     ChecksumMismatch,
@@ -36,79 +36,54 @@ END_MARK_BYTES = _MARK.size
 _ENTRY_ID = struct.Struct(">q")
 
 
-class FrameEncoder:
-    """Encodes the entries of one ledger as they come; ends with ``end``. Not thread-safe."""
-
-    def __init__(self, *, piece_bytes: int = PIECE_BYTES) -> None:
-        self._piece_bytes = piece_bytes
-        self._checksum = 0
-        self._last: Position | None = None
-
-    def frames(self, batch: EntryBatch) -> Iterator[Bytes]:
-        """The frames of more entries, in pieces.
-
-        Raises:
-            Inconsistent: they don't come after the entries before them, or are of another ledger.
-        """
-        if not len(batch):
-            return
-        last = self._last
-        if last is not None and (batch.ledger_id != last.ledger_id or batch.first <= last):
-            raise Inconsistent("frames out of order", expected=f"entries after {last}", found=batch.first)
-        self._last = batch.last
-        ends = batch.offsets[1:].astype(np.int64) - int(batch.offsets[0])
-        ends += ENTRY_HEADER_BYTES * np.arange(1, len(batch) + 1)
-        start, done = 0, 0
-        while start < len(batch):
-            stop = max(start + 1, int(ends.searchsorted(done + self._piece_bytes, "right")))
-            piece = interleave(batch.slice(start, stop))
-            self._checksum = crc32c(piece, self._checksum)
-            yield piece
-            start, done = stop, int(ends[stop - 1])
-
-    def end(self) -> bytes:
-        """The end mark."""
-        return _MARK.pack(END_LENGTH, self._checksum)
-
-
 def encode_frames(batches: Iterable[EntryBatch], *, piece_bytes: int = PIECE_BYTES) -> Iterator[Buffer]:
     """The frames of some batches of one ledger, in pieces, and the end mark.
 
     Raises:
         Inconsistent: the batches don't ascend, or are of several ledgers.
     """
-    encoder = FrameEncoder(piece_bytes=piece_bytes)
+    checksum, last = 0, None
     for batch in batches:
-        yield from encoder.frames(batch)
-    yield encoder.end()
+        if not len(batch):
+            continue
+        if last is not None and (batch.ledger_id != last.ledger_id or batch.first <= last):
+            raise Inconsistent("frames out of order", expected=f"entries after {last}", found=batch.first)
+        last = batch.last
+        ends = batch.offsets[1:].astype(np.int64) - int(batch.offsets[0])
+        ends += ENTRY_HEADER_BYTES * np.arange(1, len(batch) + 1)
+        start, done = 0, 0
+        while start < len(batch):
+            stop = max(start + 1, int(ends.searchsorted(done + piece_bytes, "right")))
+            piece = interleave(batch.slice(start, stop))
+            checksum = crc32c(piece, checksum)
+            yield piece
+            start, done = stop, int(ends[stop - 1])
+    yield _MARK.pack(END_LENGTH, checksum)
 
 
-def decode_frames(
-    data: Buffer, *, ledger_id: int, bytes_max: int = FRAMES_BYTES_MAX, object_name: str = ""
-) -> EntryBatch:
+def decode_frames(data: Buffer, *, ledger_id: int) -> EntryBatch:
     """The entries in a whole body of frames; their publish times are unknown.
 
     Raises:
-        LimitExceeded: more than ``bytes_max``.
+        LimitExceeded: more than ``FRAMES_BYTES_MAX``.
         Truncated: no end mark at the end, or a frame that exceeds the body.
         ChecksumMismatch: the frames aren't those of the end mark.
         Inconsistent: entry ids that don't ascend from 0 or more, or a length that is none.
     """
-    with located(object_name):
-        view = byte_array(data)
-        if len(view) > bytes_max:
-            raise LimitExceeded("frames", expected=f"at most {bytes_max} bytes", found=len(view))
-        if len(view) < END_MARK_BYTES:
-            raise Truncated("end mark of the frames", expected=END_MARK_BYTES, found=len(view))
-        stop = len(view) - END_MARK_BYTES
-        length, checksum = _MARK.unpack_from(view.data, stop)
-        if length != END_LENGTH:
-            raise Truncated("no end mark after the frames", offset=stop, expected=END_LENGTH, found=length)
-        run = view[:stop]
-        found = crc32c(run)
-        if checksum != found:
-            raise ChecksumMismatch("CRC-32C of the frames", offset=stop, expected=f"{found:08x}", found=f"{checksum:x}")
-        return _entries(run, ledger_id)
+    view = byte_array(data)
+    if len(view) > FRAMES_BYTES_MAX:
+        raise LimitExceeded("frames", expected=f"at most {FRAMES_BYTES_MAX} bytes", found=len(view))
+    if len(view) < END_MARK_BYTES:
+        raise Truncated("end mark of the frames", expected=END_MARK_BYTES, found=len(view))
+    stop = len(view) - END_MARK_BYTES
+    length, checksum = _MARK.unpack_from(view.data, stop)
+    if length != END_LENGTH:
+        raise Truncated("no end mark after the frames", offset=stop, expected=END_LENGTH, found=length)
+    run = view[:stop]
+    found = crc32c(run)
+    if checksum != found:
+        raise ChecksumMismatch("CRC-32C of the frames", offset=stop, expected=f"{found:08x}", found=f"{checksum:x}")
+    return _entries(run, ledger_id)
 
 
 def _entries(run: Bytes, ledger_id: int) -> EntryBatch:
@@ -164,27 +139,26 @@ def encode_fill(batch: EntryBatch) -> Pieces:
     return Pieces([fixed + _CHECKSUM.pack(crc32c(fixed)), *encode_frames([batch])])
 
 
-def decode_fill_header(data: Buffer, *, object_name: str = "") -> FillHeader:
+def decode_fill_header(data: Buffer) -> FillHeader:
     """The header at the start of ``data``; what follows it is ignored.
 
     Raises:
         Truncated, BadMagic, ChecksumMismatch, UnsupportedVersion: of these kinds.
     """
-    with located(object_name):
-        view = byte_array(data)
-        if len(view) < FILL_HEADER_BYTES:
-            raise Truncated("header of a fill", expected=FILL_HEADER_BYTES, found=len(view))
-        magic, version, ledger_id, first, last, payload_bytes, entries = _FILL.unpack_from(view.data)
-        if magic != _FILL_MAGIC:
-            raise BadMagic("not a fill", offset=0, expected=_FILL_MAGIC.hex(), found=magic.hex())
-        found, stored = crc32c(view[: _FILL.size]), _CHECKSUM.unpack_from(view.data, _FILL.size)[0]
-        if found != stored:
-            raise ChecksumMismatch(
-                "CRC-32C of a fill's header", offset=_FILL.size, expected=f"{found:08x}", found=f"{stored:08x}"
-            )
-        if version != FILL_VERSION:
-            raise UnsupportedVersion("version of a fill", expected=FILL_VERSION, found=version)
-        return FillHeader(ledger_id, first, last, entries, payload_bytes)
+    view = byte_array(data)
+    if len(view) < FILL_HEADER_BYTES:
+        raise Truncated("header of a fill", expected=FILL_HEADER_BYTES, found=len(view))
+    magic, version, ledger_id, first, last, payload_bytes, entries = _FILL.unpack_from(view.data)
+    if magic != _FILL_MAGIC:
+        raise BadMagic("not a fill", offset=0, expected=_FILL_MAGIC.hex(), found=magic.hex())
+    found, stored = crc32c(view[: _FILL.size]), _CHECKSUM.unpack_from(view.data, _FILL.size)[0]
+    if found != stored:
+        raise ChecksumMismatch(
+            "CRC-32C of a fill's header", offset=_FILL.size, expected=f"{found:08x}", found=f"{stored:08x}"
+        )
+    if version != FILL_VERSION:
+        raise UnsupportedVersion("version of a fill", expected=FILL_VERSION, found=version)
+    return FillHeader(ledger_id, first, last, entries, payload_bytes)
 
 
 def decode_fill(data: Buffer, *, object_name: str = "") -> EntryBatch:

@@ -24,7 +24,6 @@ from formats.frames import (
     END_MARK_BYTES,
     FILL_HEADER_BYTES,
     FRAMES_BYTES_MAX,
-    FrameEncoder,
     decode_fill,
     decode_fill_header,
     decode_frames,
@@ -79,7 +78,7 @@ def test_entries_come_back_however_they_are_cut(steps: list[tuple[int, bytes]], 
 
 def test_a_piece_is_no_larger_than_asked_for_unless_one_entry_is() -> None:
     batch = EntryBatch.build(LEDGER, 0, [bytes(100)] * 50 + [bytes(5000)] + [bytes(100)] * 3)
-    sizes = [len(piece) for piece in FrameEncoder(piece_bytes=1000).frames(batch)]
+    sizes = [len(piece) for piece in [*encode_frames([batch], piece_bytes=1000)][:-1]]
     assert [size for size in sizes if size > 1000] == [5012]
     assert max(size for size in sizes if size <= 1000) == 8 * 112
 
@@ -133,9 +132,9 @@ def test_a_wrong_checksum_and_too_many_bytes_are_named() -> None:
     body = whole(SOME)
     with pytest.raises(ChecksumMismatch):
         decode_frames(body[:-1] + bytes([body[-1] ^ 1]), ledger_id=LEDGER)
-    with pytest.raises(LimitExceeded):
-        decode_frames(body, ledger_id=LEDGER, bytes_max=len(body) - 1)
-    assert len(decode_frames(body, ledger_id=LEDGER, bytes_max=len(body))) == 5
+    largest = whole(EntryBatch.build(LEDGER, 0, [bytes(FRAMES_BYTES_MAX - 12 - END_MARK_BYTES)]))
+    assert len(largest) == FRAMES_BYTES_MAX
+    assert len(decode_frames(largest, ledger_id=LEDGER)) == 1
     with pytest.raises(LimitExceeded):
         decode_frames(bytes(FRAMES_BYTES_MAX + 1), ledger_id=LEDGER)
 
