@@ -18,7 +18,7 @@ from formats.pulsar.messages import COLUMNS as MESSAGE_COLUMNS
 from formats.pulsar.messages import BadEntry, MessageDecoder, MessageOptions
 from offloader.errors import Corrupt, InvalidCall, StoreUnavailable
 from offloader.read.reader import decode_messages
-from offloader.read.typed_values import TypedDecoder, merged_type, plain_type
+from offloader.read.typed_values import TypedDecoder, fitting_column, merged_type, plain_type
 from offloader.read.values import VersionedDecoders
 
 #: Changes of a table's columns that others may get in front of, before the export gives up.
@@ -185,7 +185,8 @@ class RowMaker:
     def _decoded(self, rows: pa.RecordBatch, values: Values) -> tuple[pa.Array, pa.Array]:
         """Values by their schemas, and why some, or their messages, couldn't be read."""
         records, errors = list[Any](), list[str | None]()
-        for row in self._to_decode(rows):
+        to_decode = self._to_decode(rows)
+        for row in to_decode:
             error, record = row["error"], None
             if error is None and _has_value(row):
                 try:
@@ -198,23 +199,16 @@ class RowMaker:
             errors.append(error)
         if DECODED not in self._table.names:  # nothing had a value
             return pa.nulls(rows.num_rows), pa.array(errors, pa.string())
-        kind = self._table.field(DECODED).type
-        try:
-            return pa.array(records, kind), pa.array(errors, pa.string())
-        except (ValueError, TypeError, OverflowError, pa.ArrowException):
-            # A value that Arrow can't hold (too many digits, a date too far away) must not fail other rows.
-            for number, row in enumerate(self._to_decode(rows)):
-                try:
-                    pa.scalar(records[number], kind)
-                except (ValueError, TypeError, OverflowError, pa.ArrowException) as cause:
-                    errors[number] = self._refused(row, f"the value can't be a column: {cause}", cause)
-                    records[number] = None
-            return pa.array(records, kind), pa.array(errors, pa.string())
+        decoded, unfit = fitting_column(records, self._table.field(DECODED).type)
+        for number, why in unfit.items():
+            errors[number] = self._refused(to_decode[number], f"the value can't be a column: {why}", why)
+        return decoded, pa.array(errors, pa.string())
 
     def _to_decode(self, rows: pa.RecordBatch) -> list[dict[str, Any]]:
         places = rows.select([name for name in ("ledger_id", "entry_id", "batch_index") if name in rows.schema.names])
         if self._content == "messages":
-            return [{**one, **two} for one, two in _pairs(places, rows.select(_NEEDED))]
+            both = zip(places.to_pylist(), rows.select(_NEEDED).to_pylist(), strict=True)
+            return [place | message for place, message in both]
         nothing = dict.fromkeys(_NEEDED)
         values = rows["payload"].to_pylist()
         return [{**nothing, **place, "value": each} for place, each in zip(places.to_pylist(), values, strict=True)]
@@ -234,10 +228,6 @@ class RowMaker:
             place += f":{row['batch_index']}" if row.get("batch_index", -1) >= 0 else ""
             raise Corrupt(f"stream {self._stream}, {place}: {why}", hint=f"is that its schema? {_REMEDY}") from cause
         return why
-
-
-def _pairs(one: pa.RecordBatch, two: pa.RecordBatch) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    return zip(one.to_pylist(), two.to_pylist(), strict=True)
 
 
 def _has_value(row: dict[str, Any]) -> bool:

@@ -31,6 +31,7 @@ from offloader.errors import Corrupt, NotFound, OutcomeUnknown, StoreUnavailable
 from offloader.iceberg import ExportedRange, decoded_range, history, repeated_never, sync_local_files, translated
 from offloader.iceberg import files as data_files
 from offloader.iceberg.files import RangeFiles
+from offloader.read.ranges import grouped
 from offloader.read.reader import load_stream
 from offloader.store.base import ObjectStore
 
@@ -140,13 +141,13 @@ def _small_groups(table: Table, stream: str) -> list[tuple[Sequence[str], list[D
         if len(files) < SMALL_FILES_MIN:  # before their footers are read
             continue
         alike: dict[Sequence[str], list[DataFile]] = {}
-        for file in files:
+        for file in sorted(files, key=lambda each: each.file_path):
             alike.setdefault(_columns_to_join(table, file), []).append(file)
         alike.pop((), None)
         groups += (
             (names, group)
             for names, those in alike.items()
-            for group in _together(those)
+            for group in grouped(those, lambda file: file.file_size_in_bytes, JOINED_BYTES_MAX)
             if len(group) >= SMALL_FILES_MIN
         )
     return groups
@@ -179,18 +180,6 @@ def _columns_to_join(table: Table, file: DataFile) -> tuple[str, ...]:
     now = {each.field_id: each for each in table.schema().fields}
     is_fitting = size < data_files.FILE_BYTES_MAX // 2 and all(now.get(each.field_id) == each for each in columns)
     return tuple(each.name for each in columns) if is_fitting else ()
-
-
-def _together(files: Sequence[DataFile]) -> Iterator[list[DataFile]]:
-    group, size = list[DataFile](), 0
-    for each in sorted(files, key=lambda file: file.file_path):
-        if group and size + each.file_size_in_bytes > JOINED_BYTES_MAX:
-            yield group
-            group, size = [], 0
-        group.append(each)
-        size += each.file_size_in_bytes
-    if group:
-        yield group
 
 
 @contextmanager

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from formats.entries import Position
-from formats.segment import SegmentSummary
 from offloader.errors import InvalidCall, Trimmed
 from offloader.manifest.state import ManifestState
 from offloader.read.fetch import readable_segments, segments_between, whole_range
+
+_T = TypeVar("_T")
+
+
+def grouped(items: Iterable[_T], size_of: Callable[[_T], int], size_max: int) -> Iterator[list[_T]]:
+    """Neighbours together, up to ``size_max`` in all; a larger item is alone."""
+    group, size = list[_T](), 0
+    for each in items:
+        own = size_of(each)
+        if group and size + own > size_max:
+            yield group
+            group, size = [], 0
+        group.append(each)
+        size += own
+    if group:
+        yield group
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +43,12 @@ def planned_ranges(state: ManifestState, after: Position | None, range_bytes: in
     if ends is None:
         return
     first, last = ends if after is None else (max(ends[0], after.next()), ends[1])
-
-    def planned(summaries: Sequence[SegmentSummary]) -> PlannedRange:
-        begin, end = summaries[0].begin, summaries[-1].end
+    summaries = (record.content for record in segments_between(readable_segments(state), first, last))
+    for together in grouped(summaries, lambda summary: summary.data_bytes, range_bytes):
+        begin, end = together[0].begin, together[-1].end
         is_whole = first <= begin and end <= last
-        entries = sum(each.entries for each in summaries) if is_whole else None
-        return PlannedRange(max(first, begin), min(last, end), entries)
-
-    together, size = list[SegmentSummary](), 0
-    for record in segments_between(readable_segments(state), first, last):
-        if together and size + record.content.data_bytes > range_bytes:
-            yield planned(together)
-            together, size = [], 0
-        together.append(record.content)
-        size += record.content.data_bytes
-    if together:
-        yield planned(together)
+        entries = sum(each.entries for each in together) if is_whole else None
+        yield PlannedRange(max(first, begin), min(last, end), entries)
 
 
 def is_lost_after(state: ManifestState, incarnation: str, last: Position, *, exported_to: str, skip_lost: bool) -> bool:

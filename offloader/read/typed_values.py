@@ -5,7 +5,7 @@ from __future__ import annotations
 import binascii
 import json
 from base64 import b64decode
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
@@ -20,6 +20,7 @@ from offloader.read.values import (
     MessageSchema,
     ProtobufDecoder,
     ValueDecoder,
+    as_it_is,
     key_value_parts,
     value_decoder,
 )
@@ -65,10 +66,6 @@ _PROTOBUF: dict[str, pa.DataType] = {
 }
 
 
-def _as_it_is(value: Any) -> Any:
-    return value
-
-
 @dataclass(frozen=True, slots=True)
 class TypedDecoder:
     """Decodes values of one schema as values of one Arrow type.
@@ -81,7 +78,7 @@ class TypedDecoder:
 
     type: pa.DataType
     decoder: ValueDecoder | KeyValueDecoder
-    fitted: Callable[[Any], Any] = _as_it_is
+    fitted: Callable[[Any], Any] = as_it_is
 
     def decode(self, value: bytes | None, key: bytes | None = None) -> Any:
         """The value. Raises ``ValueError``: it isn't of the schema.
@@ -121,6 +118,26 @@ def typed_decoder(schema: MessageSchema, *, what: str) -> TypedDecoder:
         kind = AvroDecoder(json.dumps(_stored(_json_schema(schema.data, what))), {}).arrow_type
         return TypedDecoder(kind, decoder, lambda value: _json_value(value, kind, "the value"))
     return TypedDecoder(_PRIMITIVES[schema.kind], decoder)
+
+
+def fitting_column(values: Sequence[Any], kind: pa.DataType) -> tuple[pa.Array, dict[int, Exception]]:
+    """Decoded values as a column of their type; null where Arrow can't hold one, with its number and the reason.
+
+    Too many digits or a date too far away must not fail other rows.
+    """
+    try:
+        return pa.array(values, kind), {}
+    except _UNFIT:
+        fitting, unfit = list(values), dict[int, Exception]()
+    for number, value in enumerate(values):
+        try:
+            pa.scalar(value, kind)
+        except _UNFIT as cause:
+            fitting[number], unfit[number] = None, cause
+    return pa.array(fitting, kind), unfit
+
+
+_UNFIT = (ValueError, TypeError, OverflowError, pa.ArrowException)
 
 
 # -- JSON

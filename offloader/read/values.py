@@ -326,22 +326,23 @@ def _fraction(nanoseconds: int) -> str:
     return f".{nanoseconds:09}".rstrip("0") if nanoseconds else ""
 
 
-def _as_it_is(value: Any) -> Any:
+def as_it_is(value: Any) -> Any:
+    """The value."""
     return value
 
 
 #: Pulsar's primitive types, as its Java client writes them: format of ``struct``, and the value of what is unpacked.
 #: "" is UTF-8 text; "s" are bytes.
 _UNPACKED: dict[str, tuple[str, Callable[..., Any]]] = {
-    "STRING": ("", _as_it_is),
-    "BYTES": ("s", _as_it_is),
-    "BOOLEAN": (">?", _as_it_is),
-    "INT8": (">b", _as_it_is),
-    "INT16": (">h", _as_it_is),
-    "INT32": (">i", _as_it_is),
-    "INT64": (">q", _as_it_is),
-    "FLOAT": (">f", _as_it_is),
-    "DOUBLE": (">d", _as_it_is),
+    "STRING": ("", as_it_is),
+    "BYTES": ("s", as_it_is),
+    "BOOLEAN": (">?", as_it_is),
+    "INT8": (">b", as_it_is),
+    "INT16": (">h", as_it_is),
+    "INT32": (">i", as_it_is),
+    "INT64": (">q", as_it_is),
+    "FLOAT": (">f", as_it_is),
+    "DOUBLE": (">d", as_it_is),
     "DATE": (">q", _moment),
     "TIMESTAMP": (">q", _moment),
     "TIME": (">q", lambda milliseconds: _time_of_day(milliseconds * 1_000_000)),

@@ -11,8 +11,9 @@ import pytest
 
 from offloader.errors import AccessDenied, InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.inspect.verify import Damage, Finding, SegmentCheck
+from offloader.read.ranges import grouped
 from offloader.spark.jobs import verify
-from offloader.spark.jobs.verify import FINDINGS_PER_SEGMENT_MAX, SegmentTask, bounded, packed
+from offloader.spark.jobs.verify import FINDINGS_PER_SEGMENT_MAX, SegmentTask, bounded
 from offloader.spark.options import SourceOptions
 from offloader.spark.session import translated
 from offloader.store.open import open_store
@@ -125,13 +126,13 @@ def test_segments_are_packed_in_order_up_to_the_size(
     options = SourceOptions.of({"store": writer.store.url, "stream": "other"})
     tasks = [SegmentTask("other", record, options) for record in writer.log.state.offloaded()]
     sizes = [task.record.summary.data_bytes for task in tasks if task.record.summary]
-    packs = packed(tasks, sizes[0] + sizes[1])
+    packs = list(grouped(tasks, lambda task: task.record.content.data_bytes, sizes[0] + sizes[1]))
     assert [task for pack in packs for task in pack] == tasks
     for pack in packs:
         assert len(pack) == 1 or sum(t.record.summary.data_bytes for t in pack if t.record.summary) <= sum(sizes[:2])
     assert len(packs) < len(tasks)
-    assert (tasks[4],) in packs
-    assert packed([], 100) == []
+    assert [tasks[4]] in packs
+    assert list(grouped(tasks[:0], lambda _: 1, 100)) == []
 
 
 @pytest.mark.parametrize("count", [0, 1, FINDINGS_PER_SEGMENT_MAX, FINDINGS_PER_SEGMENT_MAX + 1, 1000])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from offloader.errors import InvalidCall
+from offloader.read.typed_values import fitting_column
 from offloader.read.values import AvroDecoder
 from offloader.spark.options import AvroValues, JsonValues, Values
 
@@ -104,14 +105,9 @@ def _decoded(columns: tuple[pa.Array, ...], decoder: AvroDecoder) -> pa.Array:
     rows = zip(*(column.to_pylist() for column in columns), strict=True)
     found = [_one(decoder, value, version) if has_value else (None, None) for has_value, value, version in rows]
     records, reasons = [record for record, _ in found], [reason for _, reason in found]
-    try:
-        decoded = pa.array(records, decoder.arrow_type)
-    except (ValueError, TypeError, OverflowError, pa.ArrowException):
-        # A record that Arrow can't hold (a date too far away, too many digits) must not fail other rows.
-        for number, record in enumerate(records):
-            reasons[number] = reasons[number] or _unfit(decoder, record)
-            records[number] = None if reasons[number] else record
-        decoded = pa.array(records, decoder.arrow_type)
+    decoded, unfit = fitting_column(records, decoder.arrow_type)
+    for number, cause in unfit.items():
+        reasons[number] = f"the value can't be a column: {cause}"
     return pa.StructArray.from_arrays([decoded, pa.array(reasons, pa.string())], names=[DECODED, _WHY])
 
 
@@ -120,11 +116,3 @@ def _one(decoder: AvroDecoder, value: bytes, version: bytes | None) -> tuple[Any
         return decoder.decode(value, version), None
     except ValueError as error:
         return None, f"the value can't be decoded: {error}"
-
-
-def _unfit(decoder: AvroDecoder, record: Any) -> str | None:
-    try:
-        pa.scalar(record, decoder.arrow_type)
-    except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
-        return f"the value can't be a column: {error}"
-    return None

@@ -19,6 +19,7 @@ from offloader.inspect.verify import (
 )
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.fetch import Fetcher
+from offloader.read.ranges import grouped
 from offloader.settings import ReadSettings
 from offloader.spark.options import SourceOptions, ddl
 from offloader.spark.scan import pinned_states
@@ -114,7 +115,7 @@ def verify(spark: SparkSession, streams: Sequence[str], options: Mapping[str, st
     # Manifests stay on the driver: a task has one record.
     tasks = [SegmentTask(state.stream, record, read) for state, read in pinned for record in state.offloaded()]
     with translated("Spark's verify", hint="run it again: nothing was changed"):
-        packs = packed(tasks, pinned[0][1].split_bytes)
+        packs = list(grouped(tasks, lambda task: task.record.content.data_bytes, pinned[0][1].split_bytes))
         rows = spark.sparkContext.parallelize(packs, len(packs)).mapPartitions(_check_packs).collect() if packs else []
     checks: dict[str, list[SegmentCheck]] = {}
     for stream, check in rows:
@@ -134,21 +135,7 @@ def verify(spark: SparkSession, streams: Sequence[str], options: Mapping[str, st
     return Scrub(tuple(verdicts), spark.createDataFrame(findings, ddl("anomalies")))
 
 
-def packed(tasks: Iterable[SegmentTask], split_bytes: int) -> list[tuple[SegmentTask, ...]]:
-    """Merges neighbours up to ``split_bytes``; a larger segment is alone."""
-    packs: list[list[SegmentTask]] = []
-    size = 0
-    for task in tasks:
-        own = task.record.content.data_bytes
-        if not packs or size + own > split_bytes:
-            packs.append([])
-            size = 0
-        packs[-1].append(task)
-        size += own
-    return [tuple(pack) for pack in packs]
-
-
-def _check_packs(packs: Iterable[tuple[SegmentTask, ...]]) -> Iterator[tuple[str, SegmentCheck]]:
+def _check_packs(packs: Iterable[Sequence[SegmentTask]]) -> Iterator[tuple[str, SegmentCheck]]:
     """Runs on an executor."""
     for pack in packs:
         options = pack[0].options
