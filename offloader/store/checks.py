@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Protocol
 
 from formats.checksum import crc32c
 from formats.entries import views_of
-from offloader.errors import InvalidCall, Unsupported
+from offloader.errors import InvalidCall, NotFound, OutcomeUnknown, PreconditionFailed, Unsupported
 from offloader.store.base import (
     OVERWRITE,
     Body,
@@ -18,6 +19,7 @@ from offloader.store.base import (
     IfMatch,
     ListPage,
     ObjectInfo,
+    ObjectStore,
     PartInfo,
     PutMode,
     Sink,
@@ -30,6 +32,8 @@ KEY_BYTES_MAX = 1024
 METADATA_BYTES_MAX = 2048
 #: Parts of one upload (S3's limit).
 PARTS_MAX = 10_000
+#: Of an error whose outcome is unknown.
+COMPLETED_HINT = "look with head: it may have been completed before"
 #: Seconds for which a signed URL may be valid (S3's and Google's limit).
 SIGNED_SECONDS_MAX = 7 * 24 * 3600
 
@@ -235,6 +239,22 @@ def body_crc32c(key: str, body: Body, given: int | None = None) -> int:
             hint="the bytes were changed between the checksum and the put",
         )
     return found
+
+
+def require_etag(store: ObjectStore, key: str, expected: str, found: str | None) -> None:
+    """Raise ``PreconditionFailed`` unless the object has the expected ETag; ``found`` is ``None`` without an object."""
+    if found != expected:
+        there = "isn't there" if found is None else f"has ETag {found}"
+        raise PreconditionFailed(f"{store.url}: {key} {there}, expected {expected}")
+
+
+@contextmanager
+def completing() -> Iterator[None]:
+    """Raise ``OutcomeUnknown`` where a completion doesn't find its upload: an earlier attempt may have used it up."""
+    try:
+        yield
+    except NotFound as gone:
+        raise OutcomeUnknown(gone.message, hint=COMPLETED_HINT) from gone
 
 
 def split_root(url: str, path: str) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from datetime import UTC, datetime
 from typing import Any, TypeVar, cast
 
@@ -102,13 +102,13 @@ class RemoteStore(checks.CheckedStore):
             raise StoreUnavailable(f"{where}: {text}", hint="check the URL, the network and the credentials") from error
 
     def _within_deadline(self, where: str, call: Callable[[], _Answer]) -> _Answer:
-        answers: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+        answer = Future[_Answer]()
 
         def run() -> None:
             try:
-                answers.put((True, call()))
+                answer.set_result(call())
             except BaseException as error:  # re-raised in the calling thread
-                answers.put((False, error))
+                answer.set_exception(error)
             finally:
                 self._places.release()
 
@@ -116,13 +116,9 @@ class RemoteStore(checks.CheckedStore):
         if not self._places.acquire(timeout=self._deadline_s):
             raise StoreUnavailable(late, hint="too many calls are stuck: try again later")
         threading.Thread(target=run, daemon=True, name="offloader-remote").start()
-        try:
-            succeeded, answer = answers.get(timeout=self._deadline_s)
-        except queue.Empty as error:
-            raise StoreUnavailable(late, hint="try again") from error
-        if not succeeded:
-            raise answer
-        return cast(_Answer, answer)
+        if not wait([answer], self._deadline_s).done:
+            raise StoreUnavailable(late, hint="try again")
+        return answer.result()
 
     def _info(self, key: str, found: Mapping[str, Any]) -> ObjectInfo:
         """Object description from a file system's own; names differ between file systems."""

@@ -262,7 +262,7 @@ class VersionedFiles:
         if not stat.S_ISREG(status.st_mode):
             os.close(descriptor)  # a directory: a prefix of other keys, not an object
             return b"", None
-        with os.fdopen(descriptor, "rb", buffering=0) as file:
+        with os.fdopen(descriptor, "rb") as file:
             start, stop = (0, status.st_size) if byte_range is None else (byte_range.start, byte_range.stop)
             length = max(0, min(stop, status.st_size) - start)
             file.seek(min(start, status.st_size))
@@ -271,11 +271,7 @@ class VersionedFiles:
                 if byte_range is not None and length == byte_range.length:
                     _receive(file, length, into)
                     return b"", Version.of(status)
-            pieces = []
-            while length and (piece := file.read(length)):
-                pieces.append(piece)
-                length -= len(piece)
-            return (pieces[0] if len(pieces) == 1 else b"".join(pieces)), Version.of(status)
+            return file.read(length), Version.of(status)
 
     @contextlib.contextmanager
     def temporary(self, body: Body) -> Iterator[Path]:
@@ -312,7 +308,7 @@ class VersionedFiles:
             with contextlib.suppress(PermissionError):  # above the root: not ours
                 sync_name(target.parent)
 
-    def _published(self, key: str, version: Version) -> Version:
+    def _publish(self, key: str) -> None:
         """Confirm an object just moved into place."""
         try:
             self.confirm(key)
@@ -321,54 +317,47 @@ class VersionedFiles:
                 f"{self._directory / key} was written, then its directory couldn't be synced: {error.strerror}",
                 hint="check the disk, and look before repeating it",
             ) from error
-        return version
+
+    def _move(self, key: str, move: Callable[[], object]) -> None:
+        """Move a file to the object's place; repeats it where the directory is emptied and removed meanwhile."""
+        parent = (self._directory / key).parent
+        for _ in range(RACES_MAX):
+            if not parent.is_dir():
+                make_directories(parent)
+            with contextlib.suppress(FileNotFoundError):
+                move()
+                return
+        raise StoreUnavailable(f"{key}: its directory was removed {RACES_MAX} times", hint="try again")
 
     def create(self, key: str, temporary: Path, metadata: Mapping[str, str], crc: int) -> Version | None:
         """Link ``temporary`` as ``key``; ``None`` when the key is taken. The link is the commit point."""
         version, sidecar = self._describe(key, temporary, metadata, crc)
         target = self._directory / key
         try:
-            for _ in range(RACES_MAX):
-                if not target.parent.is_dir():
-                    make_directories(target.parent)
-                try:
-                    os.link(temporary, target)
-                except FileNotFoundError:
-                    continue  # an emptied directory was removed between the two lines
-                except FileExistsError:
-                    if target.is_dir():
-                        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)) from None
-                    sidecar.unlink(missing_ok=True)
-                    return None
-                break
-            else:
-                raise StoreUnavailable(f"{key}: its directory was removed {RACES_MAX} times", hint="try again")
+            self._move(key, functools.partial(os.link, temporary, target))
+        except FileExistsError:
+            sidecar.unlink(missing_ok=True)
+            if target.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR)) from None
+            return None
         except BaseException:
             sidecar.unlink(missing_ok=True)
             raise
-        return self._published(key, version)
+        self._publish(key)
+        return version
 
     def replace(self, key: str, temporary: Path, metadata: Mapping[str, str], crc: int) -> Version:
         """Rename ``temporary`` to ``key``, replacing any object. The caller holds the lock."""
         old = self.version(key)
         version, sidecar = self._describe(key, temporary, metadata, crc)
-        target = self._directory / key
         staged = _second_link(temporary)
         try:
-            for attempt in range(RACES_MAX):
-                if not target.parent.is_dir():
-                    make_directories(target.parent)
-                try:
-                    staged.replace(target)
-                    break
-                except FileNotFoundError:
-                    if attempt == RACES_MAX - 1 or not staged.exists():
-                        raise
+            self._move(key, functools.partial(staged.replace, self._directory / key))
         except BaseException:
             sidecar.unlink(missing_ok=True)
             staged.unlink(missing_ok=True)
             raise
-        self._published(key, version)
+        self._publish(key)
         if old is not None:
             self._sidecar_path(key, old).unlink(missing_ok=True)
         return version
@@ -450,7 +439,7 @@ def _second_link(temporary: Path) -> Path:
     return staged
 
 
-def _receive(file: io.FileIO, length: int, into: Sink) -> None:
+def _receive(file: io.BufferedReader, length: int, into: Sink) -> None:
     """Read ``length`` bytes of a file; fewer where another program truncated it."""
     while length:
         room = into.room()[:length]
@@ -618,11 +607,10 @@ class LocalStore(checks.CheckedStore):
 
     def _publish(self, key: str, temporary: Path, metadata: Mapping[str, str], crc: int, mode: PutMode) -> ObjectInfo:
         if mode.create_only:
-            created = self._files.create(key, temporary, metadata, crc)
-            if created is None:
+            version = self._files.create(key, temporary, metadata, crc)
+            if version is None:
                 self._refuse_existing(key)
                 raise StoreUnavailable(f"{self.url}: {key} was there and then gone", hint="try again")
-            version = created
         else:
             with self._locked():
                 self._check_etag(key, mode)
@@ -633,9 +621,7 @@ class LocalStore(checks.CheckedStore):
         if mode.etag is None:
             return
         there = self._version(key)
-        if there is None or there.etag != mode.etag:
-            found = "isn't there" if there is None else f"has ETag {there.etag}"
-            raise PreconditionFailed(f"{self.url}: {key} {found}, expected {mode.etag}")
+        checks.require_etag(self, key, mode.etag, None if there is None else there.etag)
 
     def _list(self, prefix: str, after: str, limit: int) -> ListPage:
         with translated(self.url, f"list of {prefix!r}"):
@@ -731,10 +717,8 @@ class LocalStore(checks.CheckedStore):
 
     def _complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
         with translated(self.url, f"completion of {key}"):
-            try:
+            with checks.completing():
                 metadata = self._upload_metadata(key, upload_id)
-            except NotFound as gone:
-                raise OutcomeUnknown(gone.message, hint="look with head: it may have been completed before") from gone
             there = set(self._parts(upload_id))
             changed = next((part.number for part in parts if part not in there), None)
             if changed is not None:

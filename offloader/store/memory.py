@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from urllib.parse import unquote, urlsplit
 
 from formats.checksum import crc32c
-from offloader.errors import InvalidCall, NotFound, OutcomeUnknown, PreconditionFailed
+from offloader.errors import InvalidCall, NotFound, PreconditionFailed
 from offloader.runtime.clock import Clock
 from offloader.store import checks
 from offloader.store.base import (
@@ -97,9 +97,8 @@ class MemoryStore(checks.CheckedStore):
             there = self._bucket.objects.get(self._root + key)
             if mode.create_only and there is not None:
                 raise PreconditionFailed(f"{self.url}: {key} exists already")
-            if mode.etag is not None and (there is None or there[0].etag != mode.etag):
-                found = "isn't there" if there is None else f"has ETag {there[0].etag}"
-                raise PreconditionFailed(f"{self.url}: {key} {found}, expected {mode.etag}")
+            if mode.etag is not None:
+                checks.require_etag(self, key, mode.etag, None if there is None else there[0].etag)
             return self._told(self._write(self._root + key, taken, metadata, crc))
 
     def _told(self, info: ObjectInfo) -> ObjectInfo:
@@ -140,8 +139,8 @@ class MemoryStore(checks.CheckedStore):
     def _delete_if_match(self, key: str, etag: str) -> None:
         with self._bucket.lock:
             there = self._bucket.objects.get(self._root + key)
-            if there is not None and there[0].etag != etag:
-                raise PreconditionFailed(f"{self.url}: {key} has ETag {there[0].etag}, expected {etag}")
+            if there is not None:
+                checks.require_etag(self, key, etag, there[0].etag)
             self._remove(self._root + key)
 
     def _remove(self, full_key: str) -> None:
@@ -173,10 +172,8 @@ class MemoryStore(checks.CheckedStore):
 
     def _complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
         with self._bucket.lock:
-            try:
+            with checks.completing():
                 upload = self._upload(key, upload_id)
-            except NotFound as gone:
-                raise OutcomeUnknown(gone.message, hint="look with head: it may have been completed before") from gone
             for part in parts:
                 if part.number not in upload.parts or upload.parts[part.number][0] != part:
                     raise InvalidCall(f"{self.url}: part {part.number} of {key} isn't what was uploaded")

@@ -114,7 +114,7 @@ class AzureStore(CloudStore):
         if code in _CONDITION_CODES or status == 412:
             return PreconditionFailed(said)
         if code == "InvalidBlockList":
-            return OutcomeUnknown(said, hint="look with head: it may have been completed before")
+            return OutcomeUnknown(said, hint=checks.COMPLETED_HINT)
         kind, hint = meaning_of("", status, writes=writes)
         return kind(said, hint=hint)
 

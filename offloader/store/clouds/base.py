@@ -40,7 +40,6 @@ UPLOADS_KNOWN_MAX = 10_000
 #: Transfers slower than this are aborted.
 SLOWEST_BYTES_PER_S = 256 * 1024
 _LIST_LIMIT = 1000
-_LOOK = "look with head: it may have been completed before"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,20 +155,20 @@ class CloudStore(checks.CheckedStore, _ServiceVerbs):
         return self._send_part(upload, number, body, crc)
 
     def _complete_upload(self, key: str, upload_id: str, parts: Sequence[PartInfo]) -> ObjectInfo:
-        try:
+        with checks.completing():
             upload = self._marked(key, upload_id)
-        except NotFound as gone:
-            raise OutcomeUnknown(gone.message, hint=_LOOK) from gone
         there = {(part.number, part.etag, part.size_bytes) for part in self._parts(upload)}
         if not there:  # a completion that was interrupted before it removed the marker
-            raise OutcomeUnknown(f"{self.url}: the parts of {key} are gone", hint=_LOOK)
+            raise OutcomeUnknown(f"{self.url}: the parts of {key} are gone", hint=checks.COMPLETED_HINT)
         if any((part.number, part.etag, part.size_bytes) not in there for part in parts):
             raise InvalidCall(f"{self.url}: the parts of {key} aren't what was uploaded", hint="upload them again")
         self._join(upload, parts)
         try:
             done = self._head(key)
         except OffloaderError as error:
-            raise OutcomeUnknown(f"{self.url}: {key} was completed, then {error.message}", hint=_LOOK) from error
+            raise OutcomeUnknown(
+                f"{self.url}: {key} was completed, then {error.message}", hint=checks.COMPLETED_HINT
+            ) from error
         # The object exists: the remains of its upload are found by its marker and removed later.
         with contextlib.suppress(OffloaderError):
             self._end(upload)

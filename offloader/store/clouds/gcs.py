@@ -18,7 +18,7 @@ from gcsfs import GCSFileSystem
 from google.oauth2 import service_account
 
 from formats.entries import Buffer, byte_array, views_of
-from offloader.errors import BucketMissing, InvalidCall, NotFound, OffloaderError, OutcomeUnknown, StoreUnavailable
+from offloader.errors import BucketMissing, InvalidCall, OffloaderError, StoreUnavailable
 from offloader.store import checks
 from offloader.store.base import (
     Body,
@@ -298,10 +298,8 @@ class GcsStore(CloudStore):
         call = self._request(
             "POST", f"{self._api_path(key)}/compose", headers=headers, data=[json.dumps(order).encode()]
         )
-        try:
+        with checks.completing():
             answer = self._ask(f"joining of {key}", call, writes=True)
-        except NotFound as gone:
-            raise OutcomeUnknown(gone.message, hint="look with head: it may have been completed before") from gone
         return self._resource(json.loads(answer.body))
 
     def _drop(self, upload: MarkedUpload) -> None:
