@@ -211,7 +211,7 @@ def _check_seal(whole: bytes, groups: Sequence[IndexGroup], seals: list[tuple[in
             raise ChecksumMismatch("index", offset=at, expected=f"{crc:08x}", found=f"{computed:08x}")
 
 
-def _unsealed(whole: bytes, positions: Sequence[int]) -> bytearray:
+def _unsealed(whole: Buffer, positions: Sequence[int]) -> bytearray:
     plain = bytearray(whole)
     for at in positions:
         plain[at : at + 4] = bytes(4)
@@ -224,14 +224,9 @@ def seal_index(index: ObjectIndex) -> bytes:
     The CRC is computed with those four bytes of every group zeroed.
     """
     whole = bytearray(encode_index(index))
-    positions: list[int] = []
-    head = _V1_COUNTS.size if index.layout is Layout.V1 else _V2_GROUP.size
-    position = _FIXED.size
-    for group in index.groups:
-        positions.append(position + head + len(group.metadata) - 4)
-        position += head + len(group.metadata) + group.entries.nbytes
-    crc = crc32c(_unsealed(bytes(whole), positions)).to_bytes(4, "little")
-    for at in positions:
+    _, seals = _decode_groups(bytes(whole), index.layout, None)
+    crc = crc32c(_unsealed(whole, [at for at, _ in seals])).to_bytes(4, "little")
+    for at, _ in seals:
         whole[at : at + 4] = crc
     return bytes(whole)
 

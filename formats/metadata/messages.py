@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
 from typing import Any
 from uuid import UUID
 
@@ -25,17 +26,8 @@ _DIGEST_CRC32C = 3
 
 # Loaded with the first message: protobuf takes 25 ms, which a listing would wait for.
 @cache
-def _pulsar() -> Any:
-    from formats.metadata import pulsar_ledger_pb2
-
-    return pulsar_ledger_pb2
-
-
-@cache
-def _bookkeeper() -> Any:
-    from formats.metadata import bookkeeper_ledger_pb2
-
-    return bookkeeper_ledger_pb2
+def _generated(name: str) -> Any:
+    return import_module(f"formats.metadata.{name}_ledger_pb2")
 
 
 def _decode_error() -> type[Exception]:
@@ -111,7 +103,7 @@ class PulsarLedger:
     @classmethod
     def decode(cls, data: bytes) -> PulsarLedger:
         """The value in ``data``; ``Inconsistent`` when it isn't this protobuf message."""
-        message = parse_message(_pulsar().LedgerInfo, data)
+        message = parse_message(_generated("pulsar").LedgerInfo, data)
         context = OffloadContext.of_message(message.offloadContext) if message.HasField("offloadContext") else None
         return cls(
             ledger_id=message.ledgerId,
@@ -126,7 +118,11 @@ class PulsarLedger:
 
     def encode(self) -> bytes:
         """The message, fields in the order of their numbers."""
-        message = parse_message(_pulsar().LedgerInfo, self.message) if self.message else _pulsar().LedgerInfo()
+        message = (
+            parse_message(_generated("pulsar").LedgerInfo, self.message)
+            if self.message
+            else _generated("pulsar").LedgerInfo()
+        )
         fields = {"entries": self.entries, "size": self.size_bytes, "timestamp": self.closed_ms}
         own = {"offloaderBlocks": self.blocks, "offloaderIndexCrc32c": self.index_crc32c}
         _set(message, {"ledgerId": self.ledger_id, **fields, **own})
@@ -155,7 +151,7 @@ class BookKeeperLedger:
     @classmethod
     def decode(cls, data: bytes) -> BookKeeperLedger:
         """The value in ``data``; ``Inconsistent`` when it isn't this protobuf message."""
-        message = parse_message(_bookkeeper().LedgerMetadataFormat, data)
+        message = parse_message(_generated("bookkeeper").LedgerMetadataFormat, data)
         return cls(
             length_bytes=message.length,
             last_entry_id=_get(message, "lastEntryId"),
@@ -168,9 +164,9 @@ class BookKeeperLedger:
     def encode(self) -> bytes:
         """The message, fields in the order of their numbers; a new one has quorum 1, ensemble 1, CRC-32C."""
         if self.message:
-            message = parse_message(_bookkeeper().LedgerMetadataFormat, self.message)
+            message = parse_message(_generated("bookkeeper").LedgerMetadataFormat, self.message)
         else:
-            message = _bookkeeper().LedgerMetadataFormat()
+            message = _generated("bookkeeper").LedgerMetadataFormat()
             message.quorumSize = message.ensembleSize = message.ackQuorumSize = 1
             message.digestType = _DIGEST_CRC32C
         _set(message, {"length": self.length_bytes, "lastEntryId": self.last_entry_id, "ctime": self.created_ms})
