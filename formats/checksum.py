@@ -28,13 +28,6 @@ def _extend() -> Callable[[int, Any], int]:
     return extend if google_crc32c.implementation == "c" else lambda value, data: extend(value, bytes(data))
 
 
-def implementation() -> str:
-    """What computes: ``"google-crc32c (c)"``, its extension, or ``"google-crc32c (python)"``, which is far slower."""
-    import google_crc32c
-
-    return f"google-crc32c ({google_crc32c.implementation})"
-
-
 def crc32c(data: Buffer, value: int = 0) -> int:
     """CRC-32C of ``data``, continuing from ``value`` (the CRC of the bytes before it).
 

@@ -122,21 +122,24 @@ class ExportedRange:
 
     @classmethod
     def decode(cls, properties: Mapping[str, str]) -> ExportedRange | None:
-        """From properties; ``None``: another program's. Raises ``ValueError`` or ``KeyError`` for invalid ones."""
+        """From a snapshot's properties; ``None``: another program's. Raises ``Corrupt``: they were changed."""
         if _PREFIX + "stream" not in properties:
             return None
         facts = {name.removeprefix(_PREFIX): value for name, value in properties.items() if name.startswith(_PREFIX)}
-        return cls(
-            stream=facts["stream"],
-            incarnation=facts["stream-id"],
-            manifest=int(facts["manifest"]),
-            first=Position.parse(facts["first"]),
-            last=Position.parse(facts["last"]),
-            after=Position.parse(facts["after"]) if facts["after"] else None,
-            entries=int(facts["entries"]),
-            rows=int(facts["rows"]),
-            lost=facts["lost"] == "true",
-        )
+        try:
+            return cls(
+                stream=facts["stream"],
+                incarnation=facts["stream-id"],
+                manifest=int(facts["manifest"]),
+                first=Position.parse(facts["first"]),
+                last=Position.parse(facts["last"]),
+                after=Position.parse(facts["after"]) if facts["after"] else None,
+                entries=int(facts["entries"]),
+                rows=int(facts["rows"]),
+                lost=facts["lost"] == "true",
+            )
+        except (ValueError, KeyError) as cause:
+            raise _changed("a snapshot's summary", cause) from cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,7 +333,9 @@ def exported_ranges(metadata: TableMetadata) -> list[ExportedRange]:
     Raises:
         Corrupt: a snapshot's properties were changed.
     """
-    found = (decoded_range(each.summary.additional_properties if each.summary else {}) for each in history(metadata))
+    found = (
+        ExportedRange.decode(each.summary.additional_properties if each.summary else {}) for each in history(metadata)
+    )
     return [each for each in found if each is not None]
 
 
@@ -359,20 +364,12 @@ def newest_range(metadata: TableMetadata, stream: str) -> ExportedRange | None:
             f"the table was rolled back, and the snapshots that say up to where stream {stream} was exported expired",
             hint="export the stream to a new table",
         )
-    return decoded_range(properties)
+    return ExportedRange.decode(properties)
 
 
 def history(metadata: TableMetadata) -> Sequence[Any]:
     """The current snapshot and those that it follows, the newest first, as far as they are kept."""
     return list(ancestors_of(metadata.current_snapshot(), metadata))
-
-
-def decoded_range(properties: Mapping[str, str]) -> ExportedRange | None:
-    """The range in a snapshot's properties; ``None``: another program's. Raises ``Corrupt``: they were changed."""
-    try:
-        return ExportedRange.decode(properties)
-    except (ValueError, KeyError) as cause:
-        raise _changed("a snapshot's summary", cause) from cause
 
 
 def _changed(where: str, cause: Exception) -> Corrupt:

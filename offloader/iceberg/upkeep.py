@@ -28,7 +28,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from formats.entries import Position
 from offloader.errors import Corrupt, NotFound, OutcomeUnknown, StoreUnavailable, Unsupported
-from offloader.iceberg import ExportedRange, decoded_range, history, repeated_never, sync_local_files, translated
+from offloader.iceberg import ExportedRange, history, repeated_never, sync_local_files, translated
 from offloader.iceberg import files as data_files
 from offloader.iceberg.files import RangeFiles
 from offloader.read.ranges import grouped
@@ -315,7 +315,7 @@ def expirable(metadata: TableMetadata, begins: Mapping[str, tuple[str, Position]
 
 
 def _range_of(snapshot: Snapshot) -> ExportedRange | None:
-    return decoded_range(_facts(snapshot))
+    return ExportedRange.decode(_facts(snapshot))
 
 
 def _facts(snapshot: Snapshot) -> Mapping[str, str]:
@@ -363,7 +363,7 @@ def _expired_range(properties: Mapping[str, str], stream: str) -> ExportedRange 
     if text is None:
         return None
     try:
-        return decoded_range(dict(json.loads(text)))
+        return ExportedRange.decode(dict(json.loads(text)))
     except (ValueError, TypeError) as cause:
         raise Corrupt(
             f"the table's property {EXPIRED}{stream} was changed: {cause}", hint="expire snapshots with another program"

@@ -8,6 +8,7 @@ from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Literal
 from uuid import UUID
 
@@ -70,32 +71,25 @@ def open_reader(
         Corrupt: the manifest is damaged.
         SourceMismatch: by reads: the hot tier isn't the one that the manifest knows.
     """
-
-    def opened(name: str, chosen: ReadSettings | None) -> Reader:
-        return open_stream_reader(
-            *(store, name),
-            settings=chosen,
-            source=source,
-            state=state,
-            cache=cache,
-            executor=executor,
-            on_missing=on_missing,
-            lease_seconds=lease_seconds,
-            clock=clock,
-        )
-
+    opened = partial(
+        open_stream_reader,
+        store,
+        source=source,
+        state=state,
+        cache=cache,
+        executor=executor,
+        on_missing=on_missing,
+        lease_seconds=lease_seconds,
+        clock=clock,
+    )
     try:
-        return opened(stream, settings)
+        return opened(stream, settings=settings)
     except NotFound:
-        partitions = _partitions(store, stream)
+        topic = stream_name(stream)
+        partitions = resolve_name(stream, partition_streams(store, topic).values()).partitions
         if not partitions:
             raise
-        return open_topic(partitions, stream_name(stream), opened, settings)
-
-
-def _partitions(store: ObjectStore, name: str) -> Mapping[int, str]:
-    """The partitions of a name that is no stream."""
-    return resolve_name(name, partition_streams(store, stream_name(name)).values()).partitions
+        return open_topic(partitions, topic, lambda name, chosen: opened(name, settings=chosen), settings)
 
 
 def open_topic(

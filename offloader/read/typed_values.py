@@ -87,8 +87,8 @@ class TypedDecoder:
             key: the message's, which may be half of a pair.
         """
         if isinstance(self.decoder, KeyValueDecoder):
-            return self.fitted(self.decoder.decode(value, None, key))
-        return None if value is None else self.fitted(self.decoder.decode(value, None))
+            return self.fitted(self.decoder.decode(value, key))
+        return None if value is None else self.fitted(self.decoder.decode(value))
 
 
 def typed_decoder(schema: MessageSchema, *, what: str) -> TypedDecoder:
@@ -115,7 +115,7 @@ def typed_decoder(schema: MessageSchema, *, what: str) -> TypedDecoder:
 
         return TypedDecoder(kind, pairs, fitted)
     if schema.kind == "JSON":
-        kind = AvroDecoder(json.dumps(_stored(_json_schema(schema.data, what))), {}).arrow_type
+        kind = AvroDecoder(json.dumps(_stored(_json_schema(schema.data, what)))).arrow_type
         return TypedDecoder(kind, decoder, lambda value: _json_value(value, kind, "the value"))
     return TypedDecoder(_PRIMITIVES[schema.kind], decoder)
 
@@ -204,7 +204,7 @@ class _ProtobufRecords:
     def __init__(self, decoder: ProtobufDecoder) -> None:
         self._decoder = decoder
 
-    def decode(self, value: bytes, version: bytes | None) -> Any:  # noqa: ARG002 - fields have numbers
+    def decode(self, value: bytes) -> Any:
         return _message_value(self._decoder.parsed(value))
 
 

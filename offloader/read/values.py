@@ -118,49 +118,37 @@ def _known(name: Any, known: Mapping[str, pa.DataType | None], place: str) -> pa
 
 
 class AvroDecoder:
-    """Decodes values by their writer's schema, into one reader's schema.
+    """Decodes values that were written with one schema.
 
     Args:
-        reader: the schema of the columns, as JSON.
-        versions: of the writers: version -> schema as JSON; empty: all values were written with ``reader``.
+        writer: the schema of the values, as JSON.
+        reader: that of the columns; default: the same one.
+        what: names the writer's in errors.
 
     Raises:
         InvalidCall: an invalid schema.
         Unsupported: fastavro isn't installed.
     """
 
-    def __init__(self, reader: str, versions: Mapping[int, str]) -> None:
+    def __init__(self, writer: str, reader: str | None = None, *, what: str = "the Avro schema") -> None:
         try:
             from fastavro import parse_schema, schemaless_reader
         except ImportError as error:
             raise Unsupported("fastavro isn't installed", hint=install_hint("avro")) from error
         self._read = schemaless_reader
-        self._reader = _parsed(reader, "the Avro schema", parse_schema)
-        self._writers = {
-            version: _parsed(text, f"the Avro schema of version {version}", parse_schema)
-            for version, text in versions.items()
-        }
+        self._writer = _parsed(writer, what, parse_schema)
+        self._reader = None if reader is None else _parsed(reader, "the Avro schema", parse_schema)
 
     @cached_property
     def arrow_type(self) -> pa.DataType:
         """The Arrow type of the records. Raises ``Unsupported``: as the function ``arrow_type``."""
-        return arrow_type(self._reader)
+        return arrow_type(self._writer if self._reader is None else self._reader)
 
-    def decode(self, value: bytes, version: bytes | None) -> Any:
-        """The record in a message's value, of its schema's version (8 bytes, big-endian), as a dictionary.
-
-        Raises ``ValueError`` with the reason in words.
-        """
-        writer = self._reader
-        if self._writers:
-            number = int.from_bytes(version, "big") if version else None
-            if number not in self._writers:
-                known = ", ".join(map(str, sorted(self._writers)))
-                raise ValueError(f"its schema version is {number}, and schemas were given for {known}")
-            writer = self._writers[number]
+    def decode(self, value: bytes) -> Any:
+        """The record in a message's value, as a dictionary. Raises ``ValueError`` with the reason in words."""
         data = BytesIO(value)
         try:
-            record = self._read(data, writer, self._reader if writer is not self._reader else None)
+            record = self._read(data, self._writer, self._reader)
         except Exception as error:  # damaged bytes make fastavro raise any error
             raise ValueError(f"it isn't Avro of the schema: {type(error).__name__}: {error}") from error
         if left := len(value) - data.tell():
@@ -194,10 +182,10 @@ def _without_unknown(schema: Any) -> Any:
 
 
 class ValueDecoder(Protocol):
-    """Decodes values of one schema, or of several versions of it."""
+    """Decodes values of one schema."""
 
-    def decode(self, value: bytes, version: bytes | None) -> Any:
-        """The value, of its schema's version (8 bytes, big-endian). Raises ``ValueError`` with the reason in words."""
+    def decode(self, value: bytes) -> Any:
+        """The value. Raises ``ValueError`` with the reason in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +266,7 @@ def value_decoder(schema: MessageSchema, *, what: str) -> ValueDecoder:
         case "KEY_VALUE":
             return _key_value(schema, what)
         case "AVRO":
-            return AvroDecoder(schema.data, {})
+            return AvroDecoder(schema.data)
         case "JSON":
             return _Json()
         case "PROTOBUF_NATIVE":
@@ -291,7 +279,7 @@ def value_decoder(schema: MessageSchema, *, what: str) -> ValueDecoder:
 
 
 class _Json:
-    def decode(self, value: bytes, version: bytes | None) -> Any:  # noqa: ARG002 - JSON says itself what it is
+    def decode(self, value: bytes) -> Any:
         try:
             return json.loads(value)
         except (ValueError, RecursionError) as error:
@@ -359,7 +347,7 @@ class _Primitive:
     form: str
     value_of: Callable[..., Any]
 
-    def decode(self, value: bytes, version: bytes | None) -> Any:  # noqa: ARG002 - all versions are the same
+    def decode(self, value: bytes) -> Any:
         try:
             if self.form == "s":
                 return value
@@ -380,7 +368,7 @@ class KeyValueDecoder:
     value: ValueDecoder
     is_separated: bool
 
-    def decode(self, value: bytes | None, version: bytes | None, key: bytes | None = None) -> Any:  # noqa: ARG002
+    def decode(self, value: bytes | None, key: bytes | None = None) -> Any:
         """``{"key": ..., "value": ...}``; ``None`` is a part that is null. Raises ``ValueError``.
 
         Args:
@@ -394,7 +382,7 @@ class KeyValueDecoder:
         found: dict[str, Any] = {}
         for name, (decoder, data) in parts.items():
             try:
-                found[name] = None if data is None else decoder.decode(data, None)
+                found[name] = None if data is None else decoder.decode(data)
             except ValueError as error:
                 raise ValueError(f"the {name} of the pair: {error}") from error
         return found
@@ -469,7 +457,7 @@ class ProtobufDecoder:
         except DecodeError as error:
             raise ValueError(f"it isn't protobuf {self._name}: {error}") from error
 
-    def decode(self, value: bytes, version: bytes | None) -> Any:  # noqa: ARG002 - fields have numbers
+    def decode(self, value: bytes) -> Any:
         """The message in JSON's types. Raises ``ValueError``."""
         found = self.parsed(value)
         return json_format.MessageToDict(found, preserving_proto_field_name=True, descriptor_pool=self._pool)
@@ -530,4 +518,4 @@ class VersionedDecoder(VersionedDecoders[ValueDecoder]):
             key: the message's, which may be half of a pair.
         """
         decoder = self.of(version)
-        return decoder.decode(value, None, key) if isinstance(decoder, KeyValueDecoder) else decoder.decode(value, None)
+        return decoder.decode(value, key) if isinstance(decoder, KeyValueDecoder) else decoder.decode(value)

@@ -73,17 +73,15 @@ def lifecycle_findings(answer: Mapping[str, Any] | None, root: str) -> Iterator[
         answer: S3's description of the rules; ``None``: there are none.
         root: prefix of the store's keys.
     """
-    check, rules, harm = "bucket lifecycle", _rules(answer, root), 0
-    for rule in rules:
-        for what, hint in _harms(rule):
-            harm += 1
-            yield BucketFinding(check=check, what=f"rule {rule.name} {what} {rule.where}", hint=hint, is_problem=True)
-    if not harm:
+    check, rules = "bucket lifecycle", _rules(answer, root)
+    harms = [(rule, *harm) for rule in rules for harm in _harms(rule)]
+    for rule, what, hint in harms:
+        yield BucketFinding(check=check, what=f"rule {rule.name} {what} {rule.where}", hint=hint, is_problem=True)
+    if not harms:
         known = f"{len(rules)} rules concern the store, none deletes or archives what it has"
         yield BucketFinding(check=check, what=known if rules else "no rule concerns the store")
     check = "bucket unfinished uploads"
-    days = [_days(rule, "AbortIncompleteMultipartUpload", "DaysAfterInitiation") for rule in rules if rule.is_whole]
-    aborted = min((each for each in days if each is not None), default=None)
+    aborted = _fewest_days(rules, "AbortIncompleteMultipartUpload", "DaysAfterInitiation")
     if aborted is None:
         hint = f"add a rule AbortIncompleteMultipartUpload after {ABORT_DAYS} days"
         yield BucketFinding(check=check, what="no rule aborts those of a process that never comes back", hint=hint)
@@ -124,9 +122,7 @@ def versioning_findings(
     if status is None:
         yield BucketFinding(check=check, what="none are kept: what is deleted is gone at once")
         return
-    rules = [rule for rule in _rules(lifecycle, root) if rule.is_whole]
-    days = [_days(rule, "NoncurrentVersionExpiration", "NoncurrentDays") for rule in rules]
-    ends = min((each for each in days if each is not None), default=None)
+    ends = _fewest_days(_rules(lifecycle, root), "NoncurrentVersionExpiration", "NoncurrentDays")
     kept = "are kept" if status == "Enabled" else "from before versioning was suspended are kept"
     if ends is None:
         what = f"old versions {kept} and paid for without end: what cleanup deletes, and each replaced boundary"
@@ -176,6 +172,7 @@ def _rules(answer: Mapping[str, Any] | None, root: str) -> Sequence[_Rule]:
     return found
 
 
-def _days(rule: _Rule, action: str, name: str) -> int | None:
-    days = rule.raw.get(action, {}).get(name)
-    return None if days is None else int(days)
+def _fewest_days(rules: Sequence[_Rule], action: str, name: str) -> int | None:
+    """After how many days a rule for all objects takes an action; ``None``: none does."""
+    found = [rule.raw.get(action, {}).get(name) for rule in rules if rule.is_whole]
+    return min((int(days) for days in found if days is not None), default=None)

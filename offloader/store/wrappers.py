@@ -90,10 +90,7 @@ def layer_of(store: ObjectStore, kind: type[_Layer]) -> _Layer | None:
 
 def bucket_of(store: ObjectStore) -> Bucket | None:
     """The bucket that ``store`` is in, if its configuration can be asked for: without retries and limits."""
-    layer: object = store
-    while layer is not None and not isinstance(layer, Bucket):
-        layer = getattr(layer, "inner", None)
-    return layer
+    return layer_of(store, Bucket)  # type: ignore[type-abstract]  # a protocol that can be asked for
 
 
 class StoreWrapper:

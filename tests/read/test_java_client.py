@@ -120,7 +120,7 @@ def test_pair_that_breaks_off_is_named(cut: int) -> None:
     schema = TOPICS["kv-primitives"]["schema"]
     decoder = value_decoder(MessageSchema(schema["type"], schema["data"], schema["properties"]), what="it")
     with pytest.raises(ValueError, match="isn't a pair of key and value"):
-        decoder.decode(row["value"][:cut], None)
+        decoder.decode(row["value"][:cut])
 
 
 def test_schema_of_pairs_without_its_types_is_refused(offloader: Offloader, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from offloader.errors import InvalidCall, Unsupported
-from offloader.read.values import AvroDecoder, arrow_type
+from offloader.read.values import AvroDecoder, VersionedDecoders, arrow_type
 
 
 def record(*fields: tuple[str, Any], name: str = "Order") -> dict[str, Any]:
@@ -76,8 +76,8 @@ def test_every_avro_type_maps_to_a_column_and_its_values_convert() -> None:
     plain = json.loads(
         json.dumps(ALL).replace(', "logicalType": "uuid"', "").replace(', "logicalType": "time-millis"', "")
     )
-    decoder = AvroDecoder(json.dumps(ALL), {})
-    found = decoder.decode(encoded(plain, VALUE), None)
+    decoder = AvroDecoder(json.dumps(ALL))
+    found = decoder.decode(encoded(plain, VALUE))
     (back,) = pa.array([found], decoder.arrow_type).to_pylist()
     assert back == {**VALUE, "counts": [("n", 2**62)]}
     assert decoder.arrow_type.field("price").type == pa.decimal128(10, 2)
@@ -100,39 +100,41 @@ def version(number: int) -> bytes:
 
 
 def test_each_value_is_read_by_the_schema_it_was_written_with() -> None:
-    decoder = AvroDecoder(json.dumps(NEW), {0: json.dumps(OLD), 3: json.dumps(NEW)})
+    decoders = VersionedDecoders(
+        {0: AvroDecoder(json.dumps(OLD), json.dumps(NEW)), 3: AvroDecoder(json.dumps(NEW), json.dumps(NEW))}
+    )
     old, new = encoded(OLD, {"id": 1, "name": "a"}), encoded(NEW, {"id": 2, "title": "b", "price": 1.5})
-    assert decoder.decode(old, version(0)) == {"id": 1, "title": "a", "price": None}
-    assert decoder.decode(new, version(3)) == {"id": 2, "title": "b", "price": 1.5}
+    assert decoders.of(version(0)).decode(old) == {"id": 1, "title": "a", "price": None}
+    assert decoders.of(version(3)).decode(new) == {"id": 2, "title": "b", "price": 1.5}
     for number, said in ((version(2), "its schema version is 2"), (None, "its schema version is None")):
         with pytest.raises(ValueError, match=rf"{said}, and schemas were given for 0, 3"):
-            decoder.decode(new, number)
+            decoders.of(number)
 
 
 def test_schema_response_of_the_admin_interface_is_accepted() -> None:
     answer = {"version": 0, "type": "AVRO", "timestamp": 0, "data": json.dumps(OLD), "properties": {}}
-    assert AvroDecoder(json.dumps(answer), {}).decode(encoded(OLD, {"id": 1, "name": "a"}), None)["name"] == "a"
+    assert AvroDecoder(json.dumps(answer)).decode(encoded(OLD, {"id": 1, "name": "a"}))["name"] == "a"
 
 
 @given(st.binary(max_size=60))
 def test_any_bytes_decode_to_the_record_they_encode_or_fail(data: bytes) -> None:
-    decoder = AvroDecoder(json.dumps(OLD), {})
+    decoder = AvroDecoder(json.dumps(OLD))
     try:
-        found = decoder.decode(data, None)
+        found = decoder.decode(data)
     except ValueError:
         return
-    assert decoder.decode(encoded(OLD, found), None) == found
+    assert decoder.decode(encoded(OLD, found)) == found
 
 
 @given(st.integers(0, 40), st.integers(1, 5))
 def test_truncated_or_overlong_value_is_refused(cut: int, more: int) -> None:
     whole = encoded(OLD, {"id": 2**40, "name": "x" * 30})
-    decoder = AvroDecoder(json.dumps(OLD), {})
+    decoder = AvroDecoder(json.dumps(OLD))
     if cut < len(whole):
         with pytest.raises(ValueError, match="it isn't Avro of the schema"):
-            decoder.decode(whole[:cut], None)
+            decoder.decode(whole[:cut])
     with pytest.raises(ValueError, match=rf"{more} of {len(whole) + more} bytes are left over"):
-        decoder.decode(whole + bytes(more), None)
+        decoder.decode(whole + bytes(more))
 
 
 @pytest.mark.parametrize(
@@ -159,5 +161,5 @@ def test_schemas_that_no_column_has_are_refused(schema: Any, expected: str) -> N
 @pytest.mark.parametrize("text", ["", "{", "5", '{"type": "record"}', '{"type": "nope", "name": "x"}', "null"])
 def test_invalid_schema_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(InvalidCall) as caught:
-        AvroDecoder(text, {})
+        AvroDecoder(text)
     assert "\n" not in caught.value.message

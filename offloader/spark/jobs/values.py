@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from offloader.errors import InvalidCall
 from offloader.read.typed_values import fitting_column
-from offloader.read.values import AvroDecoder
+from offloader.read.values import AvroDecoder, VersionedDecoders
 from offloader.spark.options import AvroValues, JsonValues, Values
 
 if TYPE_CHECKING:
@@ -86,13 +86,14 @@ def _avro(frame: DataFrame, values: AvroValues) -> DataFrame:
     from pyspark.sql.types import StringType, StructType
 
     # Checked on the driver too, before a job runs.
-    here = AvroDecoder(values.schema, dict(values.versions))
-    answer = StructType().add(DECODED, from_arrow_type(here.arrow_type)).add(_WHY, StringType())
+    _decoders(values)
+    kind = AvroDecoder(values.schema).arrow_type
+    answer = StructType().add(DECODED, from_arrow_type(kind)).add(_WHY, StringType())
 
     def decode(batches: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        decoder = AvroDecoder(values.schema, dict(values.versions))
+        decoders = _decoders(values)
         for columns in batches:
-            yield _decoded(columns, decoder)
+            yield _decoded(columns, decoders, kind)
 
     # Spark's only Python columns without pandas. Its stubs lack struct results.
     decoded = arrow_udf(decode, answer)  # type: ignore[call-overload]
@@ -100,19 +101,27 @@ def _avro(frame: DataFrame, values: AvroValues) -> DataFrame:
     return both.withColumns({name: f.col(_BOTH)[name] for name in (DECODED, _WHY)}).drop(_BOTH)
 
 
-def _decoded(columns: tuple[pa.Array, ...], decoder: AvroDecoder) -> pa.Array:
+def _decoders(values: AvroValues) -> VersionedDecoders[AvroDecoder]:
+    of_versions: dict[int | None, AvroDecoder] = {
+        number: AvroDecoder(text, values.schema, what=f"the Avro schema of version {number}")
+        for number, text in values.versions
+    }
+    return VersionedDecoders(of_versions or {None: AvroDecoder(values.schema)})
+
+
+def _decoded(columns: tuple[pa.Array, ...], decoders: VersionedDecoders[AvroDecoder], kind: pa.DataType) -> pa.Array:
     """Records and errors of the messages with a value; runs on an executor."""
     rows = zip(*(column.to_pylist() for column in columns), strict=True)
-    found = [_one(decoder, value, version) if has_value else (None, None) for has_value, value, version in rows]
+    found = [_one(decoders, value, version) if has_value else (None, None) for has_value, value, version in rows]
     records, reasons = [record for record, _ in found], [reason for _, reason in found]
-    decoded, unfit = fitting_column(records, decoder.arrow_type)
+    decoded, unfit = fitting_column(records, kind)
     for number, cause in unfit.items():
         reasons[number] = f"the value can't be a column: {cause}"
     return pa.StructArray.from_arrays([decoded, pa.array(reasons, pa.string())], names=[DECODED, _WHY])
 
 
-def _one(decoder: AvroDecoder, value: bytes, version: bytes | None) -> tuple[Any, str | None]:
+def _one(decoders: VersionedDecoders[AvroDecoder], value: bytes, version: bytes | None) -> tuple[Any, str | None]:
     try:
-        return decoder.decode(value, version), None
+        return decoders.of(version).decode(value), None
     except ValueError as error:
         return None, f"the value can't be decoded: {error}"
