@@ -65,7 +65,7 @@ def encode(batches: Sequence[EntryBatch], *, extension: bool = True, codec: Code
     )
     parts = [part for batch in batches for part in builder.append(batch)]
     finished = builder.finish()
-    return b"".join(part.data for part in [*parts, *finished.parts]), finished.index
+    return b"".join(bytes(part.body) for part in [*parts, *finished.parts]), finished.index
 
 
 def encode_only(batches: Sequence[EntryBatch], *, extension: bool = True, codec: Codec = Codec.NONE) -> None:

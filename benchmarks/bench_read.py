@@ -94,7 +94,7 @@ def write_stream(
             parts += builder.append(EntryBatch.build(ledger, first, payloads[:count], times))
         finished = builder.finish()
         uuid = new_segment_uuid(log.state.incarnation, random.getrandbits(64))
-        store.put(data_key(stream, uuid), b"".join(bytes(part.data) for part in [*parts, *finished.parts]))
+        store.put(data_key(stream, uuid), b"".join(bytes(part.body) for part in [*parts, *finished.parts]))
         store.put(index_key(stream, uuid), finished.index)
         begin, end = finished.summary.begin, finished.summary.end
         if ledger > 1:

@@ -90,11 +90,6 @@ class Part:
     def size_bytes(self) -> int:
         return len(self.body)
 
-    @property
-    def data(self) -> bytes:
-        """A contiguous copy of the bytes."""
-        return bytes(self.body)
-
 
 @dataclass(frozen=True, slots=True)
 class FinishedSegment:

@@ -104,7 +104,7 @@ class PulsarLedger:
     def decode(cls, data: bytes) -> PulsarLedger:
         """The value in ``data``; ``Inconsistent`` when it isn't this protobuf message."""
         message = parse_message(_generated("pulsar").LedgerInfo, data)
-        context = OffloadContext.of_message(message.offloadContext) if message.HasField("offloadContext") else None
+        context = _context(message.offloadContext) if message.HasField("offloadContext") else None
         return cls(
             ledger_id=message.ledgerId,
             entries=_get(message, "entries"),
@@ -204,18 +204,17 @@ class OffloadContext:
     driver_metadata: Mapping[str, str] = field(default_factory=dict)
     segments: tuple[OffloadSegment, ...] = ()
 
-    @classmethod
-    def of_message(cls, message: Any) -> OffloadContext:
-        """From the generated class."""
-        return cls(
-            uuid=_uuid(message),
-            complete=message.complete,
-            bookkeeper_deleted=message.bookkeeperDeleted,
-            timestamp_ms=_get(message, "timestamp"),
-            driver_name=_text(message.driverMetadata.name),
-            driver_metadata=_properties(message.driverMetadata.properties),
-            segments=tuple(_segment(segment) for segment in message.offloadSegment),
-        )
+
+def _context(message: Any) -> OffloadContext:
+    return OffloadContext(
+        uuid=_uuid(message),
+        complete=message.complete,
+        bookkeeper_deleted=message.bookkeeperDeleted,
+        timestamp_ms=_get(message, "timestamp"),
+        driver_name=_text(message.driverMetadata.name),
+        driver_metadata=_properties(message.driverMetadata.properties),
+        segments=tuple(_segment(segment) for segment in message.offloadSegment),
+    )
 
 
 def _segment(message: Any) -> OffloadSegment:

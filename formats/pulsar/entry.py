@@ -202,10 +202,6 @@ def decompress_payload(codec: int, data: bytes, size: int, limit: int) -> bytes:
     return plain
 
 
-def _lz4(data: bytes, size: int) -> bytes:
-    return (_lz4_package() or _lz4_by_arrow)(data, size)
-
-
 @functools.cache
 def _lz4_package() -> Callable[[bytes, int], bytes] | None:
     """Decompression by the package lz4 where it is installed: it reports how many bytes came out."""
@@ -287,7 +283,7 @@ def _varint32(data: bytes) -> int:
 
 
 _CODECS: dict[int, Callable[[bytes, int], bytes]] = {
-    PayloadCodec.LZ4: _lz4,
+    PayloadCodec.LZ4: lambda data, size: (_lz4_package() or _lz4_by_arrow)(data, size),
     PayloadCodec.ZLIB: _zlib,
     PayloadCodec.ZSTD: lambda data, size: pa.Codec("zstd").decompress(pa.py_buffer(data), size, asbytes=True),
     PayloadCodec.SNAPPY: _snappy,

@@ -17,7 +17,6 @@ from formats.frames import decode_fill
 from formats.keys import fill_key
 from formats.manifest import GapFilled
 from offloader.errors import Corrupt, InvalidCall, NotFound, ObjectChanged, ObjectMissing, OffloaderError, Trimmed
-from offloader.manifest.log import load_manifest
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read import fetch as plan
 from offloader.read.fetch import Fetcher, SegmentObjects
@@ -278,10 +277,7 @@ def read_fill(store: ObjectStore, stream: str, fill: GapFilled) -> EntryBatch:
 
 
 def _missing(store: ObjectStore, stream: str, fill: GapFilled, where: str) -> OffloaderError:
-    try:
-        state = load_manifest(store, stream)
-    except NotFound:
-        state = None
+    state = plan.newest_view(store, stream)
     if state is not None and fill in state.fills:
         return ObjectMissing(
             f"{where} isn't in {store.url}, though the manifest has it for {fill.first}..{fill.last}", hint=_RESTORE

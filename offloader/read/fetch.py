@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
@@ -339,6 +339,13 @@ class BlockRun:
     stop: int
 
 
+def newest_view(store: ObjectStore, stream: str) -> ManifestState | None:
+    """The newest view of a stream's manifest; ``None``: it has none, or no more."""
+    with suppress(NotFound):
+        return load_manifest(store, stream)
+    return None
+
+
 def whole_range(state: ManifestState) -> tuple[Position, Position] | None:
     """First and last readable position; ``None`` when nothing is readable.
 
@@ -651,11 +658,8 @@ class Fetcher:
     def missing(self, objects: SegmentObjects, key: str) -> OffloaderError:
         """Error for a missing object, by the newest manifest: ``Trimmed`` or ``ObjectMissing``."""
         where = f"stream {objects.stream}, object {key}"
-        try:
-            # Objects at the store's root are Pulsar's and have no manifest.
-            state = load_manifest(self.store, objects.stream) if objects.stream else None
-        except NotFound:
-            state = None
+        # Objects at the store's root are Pulsar's and have no manifest.
+        state = newest_view(self.store, objects.stream) if objects.stream else None
         if state is None:
             return ObjectMissing(f"{where} isn't in {self.store.url}, and no manifest says why")
         record = state.segments.get(objects.uuid)

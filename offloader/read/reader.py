@@ -482,10 +482,7 @@ class Reader:
         """Cold-tier entries of a range that the hot tier doesn't have."""
         cold = self._cold
         if cold.ends is None or last > cold.ends[1]:
-            try:
-                state = load_manifest(self._fetcher.store, self.stream)
-            except NotFound:  # no segment is offloaded yet
-                state = self.state
+            state = plan.newest_view(self._fetcher.store, self.stream) or self.state
             end = state.committed_end()
             if end is not None and first <= end:
                 self._require_kept(state, first)

@@ -51,7 +51,7 @@ def written(
     builder = SegmentBuilder(layout=layout, block_bytes=1 << 20, part_bytes=1 << 24, codec=codec, extension=extension)
     parts = [part for batch in batches for part in builder.append(batch)]
     finished = builder.finish(facts)
-    return b"".join(part.data for part in [*parts, *finished.parts]), finished.index
+    return b"".join(bytes(part.body) for part in [*parts, *finished.parts]), finished.index
 
 
 def examples() -> dict[str, bytes]:

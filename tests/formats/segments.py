@@ -34,7 +34,7 @@ def build(
     finished = builder.finish(facts)
     parts += finished.parts
     assert [part.number for part in parts] == list(range(1, len(parts) + 1))
-    return b"".join(part.data for part in parts), finished
+    return b"".join(bytes(part.body) for part in parts), finished
 
 
 def batch(ledger_id: int, first: int, payloads: Sequence[bytes], times: Sequence[int] | int = -1) -> EntryBatch:

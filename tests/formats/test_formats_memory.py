@@ -86,10 +86,10 @@ def test_part_keeps_its_bytes_while_other_blocks_are_written() -> None:
         batch = EntryBatch.build(1, number * 16, [bytes([number]) * 4000] * 16)
         for part in builder.append(batch):
             first.append(part)
-            copies.append(part.data)
+            copies.append(bytes(part.body))
             del first[2:], copies[2:]  # the others are acknowledged at once
     assert memory._unused
-    assert [part.data for part in first] == copies
+    assert [bytes(part.body) for part in first] == copies
 
 
 def built(
@@ -97,9 +97,9 @@ def built(
 ) -> tuple[bytes, FinishedSegment]:
     layout = Layout.V2
     builder = SegmentBuilder(layout=layout, block_bytes=block_bytes, part_bytes=10_000, codec=codec, memory=memory)
-    data = [part.data for batch in batches for part in builder.append(batch)]
+    data = [bytes(part.body) for batch in batches for part in builder.append(batch)]
     finished = builder.finish()
-    return b"".join([*data, *(part.data for part in finished.parts)]), finished
+    return b"".join([*data, *(bytes(part.body) for part in finished.parts)]), finished
 
 
 @settings(max_examples=60, deadline=None)

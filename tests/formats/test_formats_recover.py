@@ -27,7 +27,7 @@ def written(
         parts += builder.append(EntryBatch.build(ledger_id, 0, payloads, times))
         facts[ledger_id] = LedgerFacts(ledger_id=ledger_id, closed=ledger_id % 2 == 0, size_bytes=5, closed_ms=9)
     finished = builder.finish(facts)
-    return b"".join(bytes(part.data) for part in [*parts, *finished.parts]), finished, facts
+    return b"".join(bytes(part.body) for part in [*parts, *finished.parts]), finished, facts
 
 
 def recovery(**changes: object) -> SegmentRecovery:

@@ -175,11 +175,11 @@ def test_parts_have_exactly_the_asked_length_and_checksums_fit(part_bytes: int) 
         assert builder.held_bytes <= part_bytes + 1000 + 16 * 10
     finished = builder.finish()
     parts += finished.parts
-    assert all(len(part.data) == part_bytes for part in parts[:-1])
-    assert 0 < len(parts[-1].data) <= part_bytes
+    assert all(len(bytes(part.body)) == part_bytes for part in parts[:-1])
+    assert 0 < len(bytes(parts[-1].body)) <= part_bytes
     assert [part.offset for part in parts] == [part_bytes * at for at in range(len(parts))]
-    assert all(crc32c(part.data) == part.crc32c for part in parts)
-    data = b"".join(part.data for part in parts)
+    assert all(crc32c(bytes(part.body)) == part.crc32c for part in parts)
+    data = b"".join(bytes(part.body) for part in parts)
     summary = finished.summary
     assert (summary.data_bytes, summary.data_crc32c) == (len(data), crc32c(data))
     assert (summary.index_bytes, summary.index_crc32c) == (len(finished.index), crc32c(finished.index))
@@ -294,7 +294,7 @@ def test_builder_copies_appended_memory() -> None:
     memory[:] = b"y" * 1000
     times[:] = 5
     finished = builder.finish()
-    data = b"".join(part.data for part in finished.parts)
+    data = b"".join(bytes(part.body) for part in finished.parts)
     assert read(data, finished.index) == [(7, at, b"x" * 100) for at in range(10)]
     assert finished.summary.publish_time_max_ms == 0
 
@@ -363,14 +363,14 @@ def test_an_object_above_two_gibibytes() -> None:
         ids = np.arange(at * 16, at * 16 + 16, dtype=np.int64)
         for part in builder.append(EntryBatch(7, ids, step.payloads, step.publish_times_ms)):
             assert part.offset == sizes
-            sizes += len(part.data)
+            sizes += len(bytes(part.body))
             kept = [part]
     finished = builder.finish()
     kept += finished.parts
     found = SegmentMap.parse(finished.index)
     assert finished.summary.data_bytes == found.data_bytes > 2**31
     assert int(found.blocks.offset[-1]) > 2**31
-    tail = b"".join(part.data for part in kept)
+    tail = b"".join(bytes(part.body) for part in kept)
     start = int(found.blocks.offset[-1]) - kept[0].offset
     last = found.decode(len(found.blocks) - 1, tail[start:], **LIMITS)
     assert last.entry_ids.tolist() == [33 * 16 - 1]

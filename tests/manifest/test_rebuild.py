@@ -119,7 +119,7 @@ def test_an_end_is_proven_by_the_size_that_the_ledger_had_when_it_was_closed() -
         parts = builder.append(batch)
         finished = builder.finish(facts)
         uuid = new_segment_uuid(writer.log.state.incarnation, random.getrandbits(64))
-        data = b"".join(bytes(part.data) for part in [*parts, *finished.parts])
+        data = b"".join(bytes(part.body) for part in [*parts, *finished.parts])
         put_objects(writer.store, writer.log, uuid, None, finished, data)
     writer.add([batch_of(2, 0, 10)])
     break_manifest(writer)

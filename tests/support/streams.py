@@ -109,7 +109,7 @@ def build(
     ledgers = {batch.ledger_id for batch in batches}
     facts = {each: LedgerFacts(ledger_id=each, closed=each in (closed or ())) for each in ledgers}
     finished = builder.finish(facts)
-    return finished, b"".join(bytes(part.data) for part in [*parts, *finished.parts])
+    return finished, b"".join(bytes(part.body) for part in [*parts, *finished.parts])
 
 
 def put_objects(
