@@ -504,6 +504,10 @@ class MessageOptions:
         if not 0 < self.payload_bytes_max <= PAYLOAD_BYTES_LIMIT:
             raise ValueError(f"payload_bytes_max is between 1 and {PAYLOAD_BYTES_LIMIT}, not {self.payload_bytes_max}")
 
+    @property
+    def needs_payloads(self) -> bool:
+        return any(name in ROW_COLUMNS for name in self.columns)
+
 
 class MessageDecoder:
     """Decodes the entries of one stream.
@@ -515,7 +519,7 @@ class MessageDecoder:
     def __init__(self, options: MessageOptions, *, source: str = "") -> None:
         self._options = options
         self._source = source
-        self._needs_payloads = any(name in ROW_COLUMNS for name in options.columns)
+        self._needs_payloads = options.needs_payloads
         self._chunks = ChunkJoiner(options.payload_bytes_max)
 
     @property

@@ -425,19 +425,18 @@ def check_history(store: ObjectStore, state: ManifestState) -> Iterator[Finding]
     stored = read_boundary(store, state.stream, state.incarnation)
     nonce = ""
     for number in range(stored.boundary.first_kept_id, state.record_id + 1):
+        expected, nonce = nonce, ""
         key = record_key(state.stream, state.incarnation, number)
         try:
             record = decode_record(store.get(key)[0], object_name=key)
         except NotFound:
             if read_boundary(store, state.stream, state.incarnation).boundary.first_kept_id <= number:
                 yield _damage(state.stream, Damage.LOST_RECORDS, f"record {number} is missing", key)
-            nonce = ""
             continue
         except (FormatError, Corrupt) as error:
             yield _damage(state.stream, Damage.MANIFEST, f"record {number}: {error}", key)
-            nonce = ""
             continue
-        if nonce and record.previous_nonce and record.previous_nonce != nonce:
+        if expected and record.previous_nonce and record.previous_nonce != expected:
             what = f"record {number} follows another record {number - 1} than the one that is there"
             yield _damage(state.stream, Damage.LOST_RECORDS, what, key)
         nonce = record.writer.nonce

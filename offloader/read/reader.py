@@ -147,26 +147,7 @@ def open_reader(
     lease_seconds: int = 0,
     clock: Clock | None = None,
 ) -> Reader:
-    """Open a reader of one stream at its current manifest.
-
-    Args:
-        stream: the stream's name, or its topic's: ``persistent://tenant/ns/topic``.
-        source: the hot tier, for entries that aren't offloaded yet; with it the manifest may not exist yet, without it
-            the stream ends at the committed end. Each read compares it with the manifest.
-        state: a view of the manifest to pin instead of the newest one.
-        cache: for single reads; default: the process's, which all readers share.
-        executor: a thread pool to use instead of own threads.
-        on_missing: ``skip`` leaves out segments that miss an object, and lists them in ``Reader.skipped``.
-        lease_seconds: a lease protects this reader's view from cleanup; reads renew it and closing the reader ends it.
-            0: none. The store must be open for writing.
-        clock: renews it.
-
-    Raises:
-        NotFound: no such stream (the hint names similar ones), or no such bucket or directory.
-        InvalidCall: not a stream's name.
-        Corrupt: the manifest is damaged.
-        SourceMismatch: by reads: the hot tier isn't the one that the manifest knows.
-    """
+    """Open a reader of one stream; arguments and errors as of ``offloader.open_reader``, which also opens topics."""
     require_open_store(store)
     if lease_seconds and state is not None:
         raise InvalidCall(
