@@ -463,13 +463,8 @@ class ProtobufDecoder:
         return json_format.MessageToDict(found, preserving_proto_field_name=True, descriptor_pool=self._pool)
 
 
-def version_number(version: bytes | None) -> int | None:
-    """The number of a message's schema version, which Pulsar's registry writes as 8 bytes; ``None``: another form."""
-    return int.from_bytes(version, "big") if version and len(version) == _VERSION_BYTES else None
-
-
+#: Of a schema's number, as Pulsar's registry writes it; messages of other registries may have another form.
 _VERSION_BYTES = 8
-
 
 _Decoder = TypeVar("_Decoder")
 
@@ -494,7 +489,7 @@ class VersionedDecoders(Generic[_Decoder]):
 
     def of(self, version: bytes | None) -> _Decoder:
         """The decoder of a message's version. Raises ``ValueError``: it isn't known."""
-        number = version_number(version)
+        number = int.from_bytes(version, "big") if version and len(version) == _VERSION_BYTES else None
         decoder = self._known.get(number) or self._known.get(None)
         if decoder is None and self._ask is not None:
             decoder = self._known[number] = self._ask(number)
