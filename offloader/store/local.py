@@ -190,17 +190,14 @@ def _is_old(entry: os.DirEntry[str], now_ms: int) -> bool:
 
 
 def _is_unlocked(path: Path) -> bool:
-    try:
+    with contextlib.suppress(OSError):
         is_directory = stat.S_ISDIR(path.lstat().st_mode)
         descriptor = os.open(path, (os.O_RDONLY if is_directory else os.O_WRONLY) | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return False
-    try:
-        return _could_lock(descriptor)
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
+        try:
+            return _could_lock(descriptor)
+        finally:
+            os.close(descriptor)
+    return False
 
 
 def _remove(path: Path, *, is_directory: bool) -> None:

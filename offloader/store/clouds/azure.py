@@ -227,14 +227,12 @@ class AzureStore(CloudStore):
     async def _delete_all(self, keys: Sequence[str]) -> list[DeleteFailure]:
         names = [self._root + key for key in keys]
         answers = await self._container.delete_blobs(*names, raise_on_any_failure=False, **self._once)
-        failures = []
-        index = 0
-        async for answer in answers:
-            if answer.status_code not in (202, 404):
-                retryable = answer.status_code >= 500 or answer.status_code == 429
-                failures.append(DeleteFailure(keys[index], str(answer.status_code), retryable))
-            index += 1
-        return failures
+        statuses = [answer.status_code async for answer in answers]
+        return [
+            DeleteFailure(key, str(status), status >= 500 or status == 429)
+            for key, status in zip(keys, statuses, strict=True)
+            if status not in (202, 404)
+        ]
 
     def _send_part(self, upload: MarkedUpload, number: int, body: Body, crc: int) -> PartInfo:
         blob = self._blob(upload.key)
@@ -254,12 +252,12 @@ class AzureStore(CloudStore):
             )
         except NotFound:
             return ()
-        found = []
-        for block in waiting:
-            upload_id, number, crc = _of_block(block.id)
-            if upload_id == upload.upload_id:
-                found.append(PartInfo(number, block.id, block.size, crc))
-        return sorted(found, key=lambda part: part.number)
+        blocks = [(*_of_block(block.id), block) for block in waiting]
+        return [
+            PartInfo(number, block.id, block.size, crc)
+            for upload_id, number, crc, block in sorted(blocks, key=lambda each: each[1])
+            if upload_id == upload.upload_id
+        ]
 
     def _join(self, upload: MarkedUpload, parts: Sequence[PartInfo]) -> None:
         blob = self._blob(upload.key)
