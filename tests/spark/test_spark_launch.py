@@ -127,6 +127,7 @@ def files(folder: Path) -> Mapping[str, int]:
 
 
 @needs("java")
+@pytest.mark.process
 def test_one_recording_at_a_time_and_a_dead_one_is_removed(tmp_path: Path) -> None:
     prepared(tmp_path)
     [recorded] = [each for each in prepared(tmp_path).java_options if "ArchiveClassesAtExit" in each]
@@ -140,6 +141,7 @@ def test_one_recording_at_a_time_and_a_dead_one_is_removed(tmp_path: Path) -> No
 
 
 @needs("java")
+@pytest.mark.process
 def test_two_recordings_at_once_leave_one_archive(tmp_path: Path) -> None:
     prepared(tmp_path)
     for launch in [prepared(tmp_path), prepared(tmp_path)]:
@@ -151,6 +153,7 @@ def test_two_recordings_at_once_leave_one_archive(tmp_path: Path) -> None:
 
 
 @needs("java")
+@pytest.mark.process
 def test_archives_are_bounded_and_homes_of_gone_installations_removed(tmp_path: Path) -> None:
     for number in range(4):
         path = tmp_path / "kept" / f"classes-3.{number}-0.jsa"
@@ -168,6 +171,7 @@ def test_archives_are_bounded_and_homes_of_gone_installations_removed(tmp_path: 
 
 
 @needs("java")
+@pytest.mark.process
 def test_shared_unwritable_or_configured_places_get_no_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o777)
@@ -180,6 +184,7 @@ def test_shared_unwritable_or_configured_places_get_no_archive(tmp_path: Path, m
 
 
 @needs("java")
+@pytest.mark.process
 @pytest.mark.parametrize("name", _JVM_VARIABLES)
 def test_options_that_a_user_gives_the_jvm_get_no_archive_beside_them(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

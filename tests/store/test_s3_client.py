@@ -101,6 +101,7 @@ def test_s3_client_can_request_temporary_credentials() -> None:
         client.close()
 
 
+@pytest.mark.process
 def test_body_of_a_failed_read_is_freed_without_a_word() -> None:
     """In a cycle, as a traceback makes one; Python's development mode reports what 3.13 always does."""
     script = (
