@@ -26,7 +26,7 @@ from offloader.errors import (
     StoreUnavailable,
     Unsupported,
 )
-from offloader.inspect.saving import COST, measure_saving
+from offloader.inspect.saving import COST, SAMPLE_BYTES_MAX, Saving, measure_saving, saving_of
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.pulsar.discovery import TopicPatterns, survey
 from offloader.ledgers.pulsar.source import PulsarCluster
@@ -615,8 +615,35 @@ def check_compression(store: ObjectStore, clock: Clock) -> Iterator[Finding]:
         with suppress(OffloaderError, FormatError):
             found = measure_saving(store, record.object_keys(name)[0], record.content, clock=clock)
             if found is not None:
-                hint = f'offload.codec = "zstd" for new segments; {COST}' if found.is_worth_it else ""
-                yield replace(fine(f"compression of {name}", str(found)), hint=hint)
+                yield _compression(name, found)
+
+
+def check_compression_ahead(store: ObjectStore, file: SettingsFile, clock: Clock) -> Iterator[Finding]:
+    """Measures the same for streams of the ledger database of which nothing is offloaded yet, on a sample of their
+    entries, so that the codec can be chosen before the first segment."""
+    with ExitStack() as stack:
+        try:
+            database = stack.enter_context(closing(EmbeddedLedgers(file.settings_of("").serve.ledgers, create=False)))
+        except NotFound:  # no entry was appended yet
+            return
+        stored = set(list_streams(store))
+        largest: list[tuple[int, str, LedgerInfo]] = []
+        for name in database.streams()[:COMPRESSION_STREAMS_MAX]:
+            infos = [] if name in stored else database.view_stream(name).ledgers()
+            ledger = max(infos, key=lambda info: info.size_bytes, default=None)
+            if ledger is not None and file.settings_of(name).offload.codec == "none":
+                largest.append((sum(info.size_bytes for info in infos), name, ledger))
+        for _, name, ledger in sorted(largest, key=lambda each: -each[0])[:SAMPLES_MAX]:
+            sample = database.view_stream(name).read(Position(ledger.ledger_id, 0), SAMPLE_BYTES_MAX)
+            block_bytes = file.settings_of(name).offload.block_bytes
+            found = None if sample is None else saving_of(sample, block_bytes=block_bytes, clock=clock)
+            if found is not None:
+                yield _compression(name, found)
+
+
+def _compression(stream: str, found: Saving) -> Finding:
+    hint = f'offload.codec = "zstd" for new segments; {COST}' if found.is_worth_it else ""
+    return replace(fine(f"compression of {stream}", str(found)), hint=hint)
 
 
 #: Streams whose manifests are loaded; the rest is only counted.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from offloader import Settings, open_managed_ledger, open_store
 from offloader.cli.main import main
 from offloader.doctor import SAMPLES_MAX, Outcome, check_compression
 from offloader.inspect.saving import SAMPLE_BYTES_MAX, measure_saving
+from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.log import load_manifest
 from offloader.manifest.segment_table import SegmentRecord
 from offloader.runtime.clock import SystemClock
@@ -93,6 +95,36 @@ def test_doctor_names_the_saving_of_the_largest_streams_and_its_cost(tmp_path: P
     assert {each.outcome for each in found} == {Outcome.OK}
     assert all("% of the payload, zstd would make it " in each.what for each in found)
     assert all("Pulsar's own readers refuse" in each.hint for each in found)
+
+
+@pytest.mark.slow
+def test_doctor_advises_a_codec_before_anything_is_offloaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, ledgers = f"file://{tmp_path}/store", f"sqlite:///{tmp_path}/ledgers.db"
+    config = tmp_path / "offloader.toml"
+    config.write_text(
+        f'[serve]\nstore = "{store}"\nledgers = "{ledgers}"\n[offload]\nblock_size = "64KiB"\n'
+        '[topics."logs/packed".offload]\ncodec = "zstd"\n'
+    )
+    doctor = ["doctor", "--config", str(config), "--json"]
+    assert main(doctor) == 0, "nothing was appended yet"
+    with closing(EmbeddedLedgers(ledgers)) as database:
+        for name, lines in (("logs/few", 10), ("logs/packed", 5_000), ("logs/many", 5_000)):
+            database.open_stream(name).append(log_lines(lines))
+    capsys.readouterr()
+    assert main(doctor) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    [advice] = [each for each in found if each["check"].startswith("compression")]
+    assert advice["check"] == "compression of logs/many", "the others are compressed, or too small to tell"
+    assert "Pulsar's own readers refuse" in advice["hint"]
+    # What is measured of the first segment, once it is there.
+    record = offloaded(open_store(store), tmp_path, log_lines(5_000), stream="logs/many-again")
+    later = measure_saving(
+        open_store(store), record.object_keys("logs/many-again")[0], record.content, clock=SystemClock()
+    )
+    assert later is not None
+    assert str(later).partition(" (")[0] == advice["what"].partition(" (")[0]
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from offloader.doctor import (
     Outcome,
     check_bucket,
     check_compression,
+    check_compression_ahead,
     check_machine,
     check_pulsar,
     check_store,
@@ -109,3 +110,5 @@ def _checks(file: SettingsFile, given: StoreArguments, *, read_only: bool) -> It
     if answer.outcome is Outcome.OK:
         yield "streams", check_streams(opened, file, clock)
         yield "compression", check_compression(opened, clock)
+        if serve.ledgers:
+            yield "compression", check_compression_ahead(opened, file, clock)

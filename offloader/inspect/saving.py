@@ -6,15 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from formats.block import BLOCK_HEADER_BYTES, END_MARKER_BYTES, BlockHeader, decode_block_header
+from formats.entries import EntryBatch
 from formats.errors import Truncated
 from formats.extension import Codec, compress
-from formats.segment import SegmentSummary
+from formats.segment import SegmentBuilder, SegmentSummary
 from offloader.runtime.clock import Clock
 from offloader.store.base import ByteRange, ObjectStore
 
 #: Bytes of a data object that are read for a sample; a smaller sample than the second says nothing.
 SAMPLE_BYTES_MAX = 4 * 1024 * 1024
 SAMPLE_BYTES_MIN = 64 * 1024
+#: Length of the parts that a sample is encoded in.
+PART_BYTES = SAMPLE_BYTES_MAX
 #: Share of the stored bytes below which compression isn't worth a word.
 SAVING_MIN = 0.1
 #: What a reader of Pulsar's own does with such an object.
@@ -66,6 +69,25 @@ def measure_saving(store: ObjectStore, key: str, summary: SegmentSummary, *, clo
     if summary.compressed or summary.data_bytes < SAMPLE_BYTES_MIN or not summary.payload_bytes:
         return None
     body = store.get(key, ByteRange(0, min(summary.data_bytes, SAMPLE_BYTES_MAX)))[0]
+    return _measured(body, summary, clock)
+
+
+def saving_of(entries: EntryBatch, *, block_bytes: int, clock: Clock) -> Saving | None:
+    """The saving of entries that aren't offloaded yet, in blocks of ``block_bytes``.
+
+    Returns:
+        ``None``: they are too few for a sample.
+    """
+    if not entries.payload_bytes:
+        return None
+    builder = SegmentBuilder(block_bytes=block_bytes, part_bytes=PART_BYTES)
+    parts = builder.append(entries)
+    finished = builder.finish()
+    return _measured(b"".join(bytes(part.body) for part in [*parts, *finished.parts]), finished.summary, clock)
+
+
+def _measured(body: bytes, summary: SegmentSummary, clock: Clock) -> Saving | None:
+    """The saving of a segment, of the blocks at its beginning."""
     stored = packed = 0
     started_s = clock.monotonic_s()
     for header, run in _blocks(body):
