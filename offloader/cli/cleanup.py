@@ -15,7 +15,6 @@ from formats.documents import DeletedSegment, DeletionRecord
 from formats.entries import Position
 from offloader.cli.errors import failure_of, run_on_each
 from offloader.cli.options import (
-    ConfigArguments,
     DryRun,
     Json,
     StoreArguments,
@@ -108,7 +107,7 @@ def _audit_row(batch: DeletionRecord, segment: DeletedSegment) -> Mapping[str, o
 
 
 def hold(
-    given: ConfigArguments,
+    given: StoreArguments,
     stream: Annotated[str, name_argument("The stream's name, or its topic's.")] = "",
     everything: Annotated[bool, typer.Option("--all", help="All deletion in the store.")] = False,
     off: Annotated[bool, typer.Option("--off", help="Lift it.")] = False,
@@ -126,9 +125,9 @@ def hold(
     return run_on_each(named.streams, one, as_json=json)
 
 
-def _hold(stream: str, *, given: ConfigArguments, off: bool, reason: str, json: bool) -> None:
+def _hold(stream: str, *, given: StoreArguments, off: bool, reason: str, json: bool) -> None:
     """On one stream; on everything if it is empty."""
-    _, opened = given.prepared(stream, read_only=False)
+    opened = given.open(read_only=False)
     clock, changed = SystemClock(), True
     if stream:
         changed = set_hold(opened, stream, on=not off, reason=reason, clock=clock)
@@ -144,7 +143,7 @@ def _hold(stream: str, *, given: ConfigArguments, off: bool, reason: str, json: 
 
 
 def orphans(
-    given: ConfigArguments,
+    given: StoreArguments,
     stream: Annotated[str, name_argument("The stream's name, or its topic's; without one: the whole store.")] = "",
     delete: Annotated[bool, typer.Option("--delete", help="Delete what may be deleted.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Delete nothing, which is the default.")] = False,
@@ -164,11 +163,11 @@ def orphans(
     return run_on_each(named.streams, one, as_json=json)
 
 
-def _orphans(stream: str, *, named: NamedStreams, given: ConfigArguments, delete: bool, ours: bool, json: bool) -> int:
+def _orphans(stream: str, *, named: NamedStreams, given: StoreArguments, delete: bool, ours: bool, json: bool) -> int:
     """Of one stream; of the whole store if it is empty."""
     settings_of = given.settings_of()
     settings = settings_of(stream)
-    opened = given.open(settings, read_only=not delete)
+    opened = given.open(read_only=not delete)
     clock, said = SystemClock(), _Said(ours_only=ours)
     search: Reconciliation | StoreReconciliation
     if stream:
@@ -265,7 +264,7 @@ _PLAN_COLUMNS = [
 ]
 
 
-def plan(given: ConfigArguments, stream: _Stream = "", prefix: _Prefix = "", json: Json = False) -> int:
+def plan(given: StoreArguments, stream: _Stream = "", prefix: _Prefix = "", json: Json = False) -> int:
     """List what the next round would do, segment by segment, why, and what it waits for. Writes nothing.
 
     What is old is told by this machine's clock alone here; a round asks the store's clock too.
@@ -274,7 +273,7 @@ def plan(given: ConfigArguments, stream: _Stream = "", prefix: _Prefix = "", jso
 
 
 def run(
-    given: ConfigArguments,
+    given: StoreArguments,
     stream: _Stream = "",
     prefix: _Prefix = "",
     yes: Annotated[bool, typer.Option("--yes", help="Also when more than half of a stream would be retired.")] = False,
@@ -288,7 +287,7 @@ def run(
     """
     if stream and prefix:
         raise InvalidCall("--prefix is for all streams", hint="leave out the stream's name")
-    opened = given.prepared(stream)[1]
+    opened = given.open()
     named = named_streams(opened, stream) if stream else NamedStreams("")
     stop = global_hold(opened) if dry_run else None
     if stop is not None and not json:
@@ -298,7 +297,7 @@ def run(
     return run_on_each(named.streams, one, as_json=json)
 
 
-def _round(stream: str, *, given: ConfigArguments, prefix: str, yes: bool, dry_run: bool, json: bool) -> None:
+def _round(stream: str, *, given: StoreArguments, prefix: str, yes: bool, dry_run: bool, json: bool) -> None:
     """Of one stream; of all if it is empty."""
     clock = SystemClock()
     settings, opened = given.prepared(stream, read_only=dry_run)
@@ -398,7 +397,7 @@ def _pending_text(batch: DeletionRecord) -> str:
 
 def undo(
     stream: StreamOrTopic,
-    given: ConfigArguments,
+    given: StoreArguments,
     segment: Annotated[
         list[str] | None,
         option("--segment", "Only this one. May be repeated.", metavar="UUID", shown="all retired"),
@@ -431,7 +430,7 @@ def undo(
 def _undo(
     stream: str,
     *,
-    given: ConfigArguments,
+    given: StoreArguments,
     uuids: Sequence[UUID],
     head: Position | None,
     dry_run: bool,
@@ -467,7 +466,7 @@ ACTIONS: Mapping[str, Callable[..., Any]] = {
 
 def delete_stream(
     stream: StreamOrTopic,
-    given: ConfigArguments,
+    given: StoreArguments,
     yes: Annotated[bool, typer.Option("--yes", help="Don't ask.")] = False,
     ignore_leases: Annotated[
         bool, typer.Option("--ignore-leases", help="Also while a reader holds a lease on it.")

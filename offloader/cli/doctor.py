@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from offloader.cli.options import ConfigArguments, Json, StoreArguments, open_chosen_store
+from offloader.cli.options import Json, StoreArguments, open_chosen_store
 from offloader.cli.output import print_result
 from offloader.doctor import (
     Finding,
@@ -53,7 +53,7 @@ def report_lines(found: Finding, width: int = WIDTH_MAX) -> list[str]:
 
 
 def run(
-    given: ConfigArguments,
+    given: StoreArguments,
     read_only: Annotated[bool, typer.Option("--read-only", help="Write nothing, not even scratch objects.")] = False,
     json: Json = False,
 ) -> int:

@@ -14,7 +14,7 @@ import typer
 from formats.entries import Position
 from formats.pulsar.messages import BadEntry
 from offloader.cli.messages import SchemaArguments
-from offloader.cli.options import ConfigArguments, Json, amount, name_argument, option
+from offloader.cli.options import Json, StoreArguments, amount, name_argument, option
 from offloader.cli.output import counted, print_result
 from offloader.cli.spark import Content, ExportFormat
 from offloader.errors import InvalidCall, OffloaderError, OutcomeUnknown
@@ -157,7 +157,7 @@ class UpkeepArguments:
 
 def run(
     streams: Annotated[list[str], name_argument("The streams' names, or topics'.", metavar="STREAM...")],
-    given: ConfigArguments,
+    given: StoreArguments,
     place: TableArguments,
     wanted: RangeArguments,
     schemas: SchemaArguments,

@@ -8,14 +8,14 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Annotated
 
-from offloader.cli.options import ConfigArguments, option
+from offloader.cli.options import StoreArguments, option
 from offloader.errors import InvalidCall, NotFound
 from offloader.ledgers.base import LedgerSource
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LedgerArguments(ConfigArguments):
+class LedgerArguments(StoreArguments):
     """Options of verbs that read a ledger database."""
 
     ledgers: Annotated[

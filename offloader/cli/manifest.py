@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from offloader.cli.errors import run_on_each
-from offloader.cli.options import ConfigArguments, Json, Stream, StreamOrTopic, option, position_of
+from offloader.cli.options import Json, StoreArguments, Stream, StreamOrTopic, option, position_of
 from offloader.cli.output import ENDS, Column, bytes_text, print_result, print_rows
 from offloader.errors import ErrorKind, InvalidCall
 from offloader.manifest.catalog import is_released, read_entry, require_entry
@@ -37,12 +37,12 @@ Plan = Annotated[bool, typer.Option("--dry-run", help="Only print what would be 
 
 def show(
     stream: StreamOrTopic,
-    given: ConfigArguments,
+    given: StoreArguments,
     records: Annotated[int, typer.Option("--records", min=0, help="The newest records too, so many.")] = 0,
     json: Json = False,
 ) -> int:
     """Show what a stream's manifest says, in short; of a topic with partitions one after the other."""
-    opened = given.prepared(stream)[1]
+    opened = given.open()
     named = named_streams(opened, stream)
     of_partition = bool(named.partitions)
     one = partial(_show, opened, records=records, of_partition=of_partition, as_json=json)
@@ -51,7 +51,7 @@ def show(
 
 def rebuild(
     stream: Stream,
-    given: ConfigArguments,
+    given: StoreArguments,
     head: Annotated[
         str,
         option(
@@ -111,7 +111,7 @@ def rebuild(
     return ErrorKind.DATA_CORRUPTION.value if lost else 0
 
 
-def checkpoint(stream: StreamOrTopic, given: ConfigArguments, dry_run: Plan = False, json: Json = False) -> int:
+def checkpoint(stream: StreamOrTopic, given: StoreArguments, dry_run: Plan = False, json: Json = False) -> int:
     """Write a checkpoint of a stream's manifest now; of a topic with partitions of each."""
 
     def one(each: str) -> None:
@@ -127,7 +127,7 @@ def checkpoint(stream: StreamOrTopic, given: ConfigArguments, dry_run: Plan = Fa
     return run_on_each(given.named(stream).streams, one, as_json=json)
 
 
-def expire(stream: StreamOrTopic, given: ConfigArguments, dry_run: Plan = False, json: Json = False) -> int:
+def expire(stream: StreamOrTopic, given: StoreArguments, dry_run: Plan = False, json: Json = False) -> int:
     """Delete what a stream's manifest doesn't need any more.
 
     That is: records, checkpoints and runs that a checkpoint older than orphan_age_min holds, and what dead incarnations
@@ -138,7 +138,7 @@ def expire(stream: StreamOrTopic, given: ConfigArguments, dry_run: Plan = False,
     return run_on_each(named.streams, one, as_json=json)
 
 
-def _expire(stream: str, *, given: ConfigArguments, dry_run: bool, as_json: bool) -> None:
+def _expire(stream: str, *, given: StoreArguments, dry_run: bool, as_json: bool) -> None:
     settings, opened = given.prepared(stream, read_only=dry_run)
     clock, entry = SystemClock(), read_entry(opened, stream)
     if entry is None and not is_released(opened, stream):

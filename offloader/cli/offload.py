@@ -24,10 +24,10 @@ from formats.segment import SegmentSummary
 from offloader.cli.errors import run_on_each
 from offloader.cli.ledgers import LedgerArguments
 from offloader.cli.options import (
-    ConfigArguments,
     DryRun,
     Json,
     ShowProgress,
+    StoreArguments,
     Stream,
     StreamOrTopic,
     TakeOver,
@@ -148,7 +148,7 @@ def _to_offload(name: str, given: LedgerArguments) -> NamedStreams:
     """What a name means among the streams of the store and of the ledger database, if there is one."""
     in_store = NamedStreams(name)
     try:
-        opened = given.prepared(name)[1]
+        opened = given.open()
         in_store = named_streams(opened, name)
         if not in_store.partitions and read_entry(opened, in_store.name) is not None:
             return in_store
@@ -173,7 +173,7 @@ def _offload_one(
 ) -> None:
     file = given.file() if given.config else None
     settings = Settings() if file is None else file.settings_of(stream)
-    opened = _opened(given, settings, stream, read_only=dry_run)
+    opened = _opened(given, stream, read_only=dry_run)
     state = load_stream(opened, stream, may_be_absent=True)
     if state.owner.url and not (dry_run or take_over or size_threshold):
         asked = _asked_owner(opened, state, last, settings, must=not given.ledgers)
@@ -211,14 +211,14 @@ def _offload_one(
         raise result.errors[0]
 
 
-def _opened(given: LedgerArguments, settings: Settings, stream: str, *, read_only: bool) -> ObjectStore:
+def _opened(given: LedgerArguments, stream: str, *, read_only: bool) -> ObjectStore:
     """The store; creates a local directory only for an existing stream."""
     try:
-        return given.open(settings, read_only=read_only)
+        return given.open(read_only=read_only)
     except BucketMissing:
         with closing(given.open_ledgers()) as database:
             database.view_stream(stream)
-        return given.open(settings, read_only=read_only, create=True)
+        return given.open(read_only=read_only, create=True)
 
 
 def _asked_owner(
@@ -311,7 +311,7 @@ _ROLLBACK_COLUMNS = [
 
 def plan_rollback(
     stream: StreamOrTopic,
-    given: ConfigArguments,
+    given: StoreArguments,
     _dry_run: Annotated[bool, typer.Option("--dry-run", hidden=True)] = False,
     _progress: Annotated[bool, typer.Option("--progress", hidden=True)] = False,
     json: Json = False,
@@ -326,7 +326,7 @@ def plan_rollback(
 
 def apply_rollback(
     stream: StreamOrTopic,
-    given: ConfigArguments,
+    given: StoreArguments,
     delete: Annotated[
         list[int] | None,
         option(
@@ -364,12 +364,12 @@ def apply_rollback(
 
 
 def _apply_rollback(
-    stream: str, *, given: ConfigArguments, delete: Sequence[int], take_over: bool, progress: bool, json: bool
+    stream: str, *, given: StoreArguments, delete: Sequence[int], take_over: bool, progress: bool, json: bool
 ) -> None:
     settings = given.settings(stream)
     # Old readers don't support compression.
     settings = replace(settings, offload=replace(settings.offload, codec="none"))
-    opened = given.open(settings, read_only=False)
+    opened = given.open(read_only=False)
     ledgers = streamed_ledgers(load_stream(opened, stream))
     with (
         closing(LedgerOffloader(opened, settings)) as offloader,
@@ -389,9 +389,7 @@ def _apply_rollback(
         )
 
 
-def _print_rollback_plans(
-    given: ConfigArguments, named: NamedStreams, delete: Collection[int], *, as_json: bool
-) -> int:
+def _print_rollback_plans(given: StoreArguments, named: NamedStreams, delete: Collection[int], *, as_json: bool) -> int:
     def show(stream: str) -> None:
         ledgers = streamed_ledgers(load_stream(given.open(), stream))
         of, columns = _of_partition(named, stream)
@@ -456,7 +454,7 @@ _EXPORT_COLUMNS = [
 
 def export_rollback(
     stream: StreamOrTopic,
-    given: ConfigArguments,
+    given: StoreArguments,
     to: Annotated[str, option("--to", "The bucket in which the broker's own offloader will look.", metavar="URL")],
     broker_record: Annotated[
         list[str],
@@ -579,7 +577,7 @@ ROLLBACK: Mapping[str, Callable[..., Any]] = {
 
 def pause(
     stream: StreamOrTopic,
-    given: ConfigArguments,
+    given: StoreArguments,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why, for who reads the manifest.")] = "",
     json: Json = False,
 ) -> int:
@@ -595,7 +593,7 @@ def pause(
     return run_on_each(given.named(stream).streams, one, as_json=json)
 
 
-def resume(stream: StreamOrTopic, given: ConfigArguments, json: Json = False) -> int:
+def resume(stream: StreamOrTopic, given: StoreArguments, json: Json = False) -> int:
     """Let a paused stream go on, exactly where it stopped.
 
     A running writer that has entries waiting looks every minute at the latest; one in the process that resumes it goes
@@ -615,14 +613,14 @@ def resume(stream: StreamOrTopic, given: ConfigArguments, json: Json = False) ->
 def _record(
     stream: str,
     *,
-    given: ConfigArguments,
+    given: StoreArguments,
     change: Callable[[BackfillService, str], bool],
     changed: str,
     as_it_was: str,
     as_json: bool,
 ) -> None:
     # Check that the stream exists before probing the store with a write.
-    load_stream(given.prepared(stream)[1], stream)
+    load_stream(given.open(), stream)
     settings, opened = given.prepared(stream, read_only=False)
     with closing(LedgerOffloader(opened, settings)) as offloader:
         done = change(offloader.history, stream)

@@ -165,7 +165,7 @@ class PlaceArguments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreArguments(PlaceArguments):
-    """Options of verbs that need a store: without --store it is the settings file's ``serve.store``."""
+    """Options of verbs that need a store and settings: without --store it is the file's ``serve.store``."""
 
     config: Config = ""
 
@@ -180,52 +180,44 @@ class StoreArguments(PlaceArguments):
         serve = self.file().settings_of("").serve
         return ObjectsPlace(serve.store, self.endpoint_url or serve.endpoint_url, self.region or serve.region)
 
-    def open(self, settings: Settings | None = None, *, read_only: bool = True, create: bool = False) -> ObjectStore:
-        """The store by the options and ``settings``, by default the file's; probed before the first write.
+    def settings_of(self) -> Callable[[str], Settings]:
+        """A function from a stream's name to its settings; reads the file once."""
+        return self.file().settings_of if self.config else lambda _: Settings()
+
+    def settings(self, stream: str = "") -> Settings:
+        """The settings of a stream, by default those of the process."""
+        return self.settings_of()(stream)
+
+    def open(self, *, read_only: bool = True, create: bool = False) -> ObjectStore:
+        """The store by the options and the file; probed before the first write.
 
         Raises:
             InvalidCall: neither the options nor the settings file name a store.
             Unsupported: it lets two writers create one object, and ``store.single_writer`` isn't set.
             OffloaderError: the errors of ``open_chosen_store`` and ``read_settings_file``.
         """
-        place = self.place()
+        place, settings = self.place(), self.settings()
         if not place.url and self.config:
             raise InvalidCall(f"no store was named: {self.config} has no serve.store", hint=NAME_A_STORE)
-        if settings is None and self.config:
-            settings = self.file().settings_of("")
         opened = open_chosen_store(
             *(place.url, place.endpoint_url, place.region),
-            settings=None if settings is None else settings.store,
-            limits=None if settings is None else settings.limits,
+            settings=settings.store,
+            limits=settings.limits,
             read_only=read_only,
             create=create,
         )
         if not read_only:
-            is_single = settings is not None and settings.store.single_writer
+            is_single = settings.store.single_writer
             require_conditional_puts(opened, single_writer=is_single, notes=cache_folder() / "stores")
         return opened
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConfigArguments(StoreArguments):
-    """Options of verbs that use settings of streams."""
-
-    def settings(self, stream: str = "") -> Settings:
-        """The settings of a stream, by default those of the process."""
-        return self.settings_of()(stream)
-
     def prepared(self, stream: str = "", *, read_only: bool = True) -> tuple[Settings, ObjectStore]:
-        """The settings of a stream, and the store by them. Raises as ``open`` and ``read_settings_file``."""
-        settings = self.settings(stream)
-        return settings, self.open(settings, read_only=read_only)
+        """The settings of a stream, and the store. Raises as ``open`` and ``read_settings_file``."""
+        return self.settings(stream), self.open(read_only=read_only)
 
     def named(self, name: str) -> NamedStreams:
         """What a stream's or a topic's name means in the store; an empty one means one empty name."""
-        return named_streams(self.prepared(name)[1], name) if name else NamedStreams("")
-
-    def settings_of(self) -> Callable[[str], Settings]:
-        """A function from a stream's name to its settings; reads the file once."""
-        return self.file().settings_of if self.config else lambda _: Settings()
+        return named_streams(self.open(), name) if name else NamedStreams("")
 
 
 def position_of(text: str, *, option: str) -> Position:

@@ -25,7 +25,6 @@ from offloader.cli.errors import run_on_each
 from offloader.cli.options import (
     ADMIN_TOKEN_VARIABLE,
     AskedRange,
-    ConfigArguments,
     DryRun,
     From,
     Json,
@@ -341,7 +340,7 @@ _ServiceUrl = Annotated[
 def replay(
     stream: StreamOrTopic,
     to: _Target,
-    given: ConfigArguments,
+    given: StoreArguments,
     service_url: _ServiceUrl = "",
     token_file: Annotated[str, option("--token-file", "The token, instead.", metavar="FILE")] = "",
     ca_file: Annotated[str, option("--ca-file", "Certificate authorities of pulsar+ssl.", metavar="FILE")] = "",

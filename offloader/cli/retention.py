@@ -17,9 +17,9 @@ from formats.documents import GroupState
 from formats.entries import TIME_UNKNOWN_MS, Position
 from offloader.cli.ledgers import LedgerArguments, opening_sources
 from offloader.cli.options import (
-    ConfigArguments,
     DryRun,
     Json,
+    StoreArguments,
     StreamOrTopic,
     TakeOver,
     amount,
@@ -190,7 +190,7 @@ def _cycles(
     def settings_of(stream: str) -> Settings:
         return keep.within(file.settings_of(stream))
 
-    opened = given.open(file.settings_of(""), read_only=read_only)
+    opened = given.open(read_only=read_only)
     clock = SystemClock()
     with opening_sources(given.ledgers) as source_of, opening_lists(file.settings_of("").pulsar, source_of) as lists:
         yield (
@@ -340,7 +340,7 @@ def acknowledge(
 def remove_subscriber(
     stream: StreamOrTopic,
     name: Name,
-    given: ConfigArguments,
+    given: StoreArguments,
     generation: Annotated[int | None, option("--generation", "Leave it if it has a higher one.", min=0)] = None,
     json: Json = False,
 ) -> None:
@@ -385,8 +385,8 @@ def cut_text(cut: Cut | None) -> str:
 
 
 @contextmanager
-def _retention(stream: str, given: ConfigArguments, *, ledgers: str, read_only: bool) -> Iterator[StreamRetention]:
-    _, opened = given.prepared(stream, read_only=read_only)
+def _retention(stream: str, given: StoreArguments, *, ledgers: str, read_only: bool) -> Iterator[StreamRetention]:
+    opened = given.open(read_only=read_only)
     with opening_sources(ledgers) as source_of:
         yield open_retention(opened, stream, source_of=source_of)
 
@@ -417,12 +417,12 @@ Group = Annotated[str, argument("The reader group's name.", metavar="GROUP")]
 
 
 def list_groups(
-    given: ConfigArguments,
+    given: StoreArguments,
     group: Annotated[str, argument("Only this one.", metavar="GROUP", shown="all")] = "",
     json: Json = False,
 ) -> None:
     """List reader groups: what they read, how they publish, which checkpoints they keep, what they owe."""
-    groups = open_reader_groups(given.open(given.settings(), read_only=True))
+    groups = open_reader_groups(given.open())
     found = [groups.get(name) for name in ([group] if group else groups.names())]
     print_rows(map(_group_row, found), _GROUP_COLUMNS, as_json=json, empty="there are no reader groups")
 
@@ -432,7 +432,7 @@ def set_group(
     stream: Annotated[
         list[str], option("--stream", "It reads this. May be repeated.", metavar="NAME", parser=stream_name)
     ],
-    given: ConfigArguments,
+    given: StoreArguments,
     retention: Annotated[
         RetentionType,
         typer.Option("--type", help="none: it holds nothing back; automatic: each passed checkpoint is published."),
@@ -443,7 +443,7 @@ def set_group(
 
     A group that isn't of type none is a subscriber of each of its streams, under its own name.
     """
-    groups = open_reader_groups(given.open(given.settings(), read_only=False))
+    groups = open_reader_groups(given.open(read_only=False))
     outcome = groups.create(group, GroupConfig(stream, retention))
     if outcome.group.streams != tuple(sorted(set(stream))) or outcome.group.retention != retention.value:
         before = config_of(outcome.group)
@@ -455,20 +455,20 @@ def set_group(
     )
 
 
-def remove_group(group: Group, given: ConfigArguments, json: Json = False) -> None:
+def remove_group(group: Group, given: StoreArguments, json: Json = False) -> None:
     """Remove a reader group: it subscribes to nothing any more."""
-    groups = open_reader_groups(given.open(given.settings(), read_only=False))
+    groups = open_reader_groups(given.open(read_only=False))
     _print_group(groups.delete(group), json, f"{group} is gone")
 
 
 def publish_checkpoint(
     group: Group,
     checkpoint: Annotated[str, argument("A checkpoint that all readers have reached.")],
-    given: ConfigArguments,
+    given: StoreArguments,
     json: Json = False,
 ) -> None:
     """Say that a group of type manual has consumed everything before one of its checkpoints."""
-    groups = open_reader_groups(given.open(given.settings(), read_only=False))
+    groups = open_reader_groups(given.open(read_only=False))
     outcome = groups.update_truncation_checkpoint(group, checkpoint)
     _print_group(outcome, json, f"{group} has consumed what lies before checkpoint {checkpoint}")
 
