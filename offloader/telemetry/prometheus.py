@@ -7,7 +7,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from offloader.errors import needs_extra
 from offloader.runtime.clock import Clock, SystemClock
@@ -46,10 +45,8 @@ _REFUSED = "label_sets_refused_total"
 _OFFLOADED = "bytes_offloaded_total"
 
 
-class Exposition(Protocol):
-    """See ``Metrics.exposition``."""
-
-    def __call__(self, sees: Callable[[str], bool] | None = None, /) -> bytes: ...
+#: ``Metrics.exposition``.
+Exposition = Callable[[Callable[[str], bool] | None], bytes]
 
 
 @dataclass(slots=True)

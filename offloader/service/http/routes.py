@@ -145,7 +145,7 @@ def process_routes(view: ServiceView, exposition: Exposition) -> APIRouter:
     """Routes of the process.
 
     Args:
-        exposition: the metrics in Prometheus' format; with an argument: only those of streams that it is true of.
+        exposition: the metrics in Prometheus' format; unless given ``None``, only those of streams that it is true of.
     """
     router = APIRouter(tags=["process"])
 
@@ -167,7 +167,7 @@ def process_routes(view: ServiceView, exposition: Exposition) -> APIRouter:
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     def metrics(caller: Known) -> Response:
         """For Prometheus, in its text format (docs/how-to/observing.md)."""
-        found = exposition() if caller.streams is None else exposition(caller.sees)
+        found = exposition(None if caller.streams is None else caller.sees)
         return Response(found, headers={"content-type": CONTENT_TYPE})
 
     @router.get("/v1/overview", response_model_exclude_unset=True)
