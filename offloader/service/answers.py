@@ -1,19 +1,23 @@
-"""Answers of the store that are kept for a while, and asked for on threads of their own, so that nobody waits long."""
+"""Answers of the store that are kept for a while: of overviews, which nobody waits long for, and manifests."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
-from typing import Generic, TypeVar
+from contextlib import suppress
+from typing import Generic, NamedTuple, TypeVar
 
-from offloader.errors import StoreUnavailable
+from offloader.errors import NotFound, OffloaderError, StoreUnavailable
+from offloader.manifest.load import load_manifest, refreshed
+from offloader.manifest.state import ManifestState
 from offloader.runtime.clock import Clock
+from offloader.store.base import ObjectStore
 
+_log = logging.getLogger("offloader.service.broker")
 _Answer = TypeVar("_Answer")
-
 
 #: Longest wait of an overview for the store; what is known without it is shown after that.
 STORE_WAIT_S_MAX = 2.0
@@ -22,40 +26,49 @@ ASKERS_MAX = 8
 
 
 class KeptAnswers(Generic[_Answer]):
-    """TTL cache. Thread-safe; concurrent requests for the same key may both compute it.
+    """Answers by name that are asked for on other threads, so that nobody waits long for a store that hangs.
+    Thread-safe; each is asked for once at a time.
 
     Args:
-        age_s_max: maximum age of an answer.
+        threads: ask.
         kept_max: number of answers; above it the oldest is evicted.
+        is_away: says that nobody answers; empty: somebody does, or that isn't known.
     """
 
-    def __init__(self, clock: Clock, *, age_s_max: float, kept_max: int = 1) -> None:
-        self._clock, self._age_s_max, self._kept_max = clock, age_s_max, kept_max
+    def __init__(
+        self, threads: ThreadPoolExecutor, clock: Clock, *, is_away: Callable[[], str], kept_max: int = 1
+    ) -> None:
+        self._threads, self._clock, self._is_away, self._kept_max = threads, clock, is_away, kept_max
         self._lock = threading.Lock()
         self._kept: OrderedDict[str, tuple[float, _Answer]] = OrderedDict()
+        self._asked: dict[str, Future[_Answer]] = {}
 
-    def get(self, name: str, make: Callable[[], _Answer], *, age_s_max: float | None = None) -> _Answer:
-        """The answer to ``name``, cached or computed.
+    def get(self, name: str, ask: Callable[[], _Answer], *, age_s_max: float, deadline_s: float | None) -> _Answer:
+        """The answer to ``name``, kept or asked for; an older one if there is none by the deadline, or nobody answers.
 
         Args:
-            age_s_max: maximum age of this one, if lower.
+            age_s_max: maximum age of a kept one.
+            deadline_s: by the monotonic clock, the same for all that one request asks for; ``None``: it is waited for.
 
-        Raises: what ``make`` raises.
+        Raises:
+            StoreUnavailable: nor is there an older one. Else what ``ask`` raises.
         """
         now_s = self._clock.monotonic_s()
-        oldest_s = now_s - min(self._age_s_max, self._age_s_max if age_s_max is None else age_s_max)
         with self._lock:
             kept = self._kept.get(name)
-        if kept is not None and kept[0] > oldest_s:
+        if kept is not None and kept[0] > now_s - age_s_max:
             return kept[1]
-        answer = make()
-        with self._lock:
-            self._kept.pop(name, None)
-            # Its age counts from the request: later changes may be missing in it.
-            self._kept[name] = now_s, answer
-            while len(self._kept) > self._kept_max:
-                self._kept.popitem(last=False)
-        return answer
+        away = self._is_away()
+        if not away:
+            left_s = None if deadline_s is None else max(deadline_s - now_s, 0.0)
+            try:
+                return self._begun(name, ask).result(left_s)
+            except TimeoutError:
+                away = f"the store hasn't answered within {STORE_WAIT_S_MAX:g} s"
+        found = self.kept(name)
+        if found is None:
+            raise StoreUnavailable(away, hint="what this process knows itself is shown; /readyz says what is wrong")
+        return found
 
     def kept(self, name: str) -> _Answer | None:
         """The newest answer of any age; ``None``: there is none."""
@@ -63,50 +76,145 @@ class KeptAnswers(Generic[_Answer]):
             found = self._kept.get(name)
         return None if found is None else found[1]
 
-
-class SoonAnswers(Generic[_Answer]):
-    """``KeptAnswers`` that are asked for on other threads, so that nobody waits long for a store that hangs.
-    Thread-safe.
-
-    Args:
-        is_away: says that the store doesn't answer; empty: it does, or that isn't known.
-    """
-
-    def __init__(
-        self, kept: KeptAnswers[_Answer], threads: ThreadPoolExecutor, is_away: Callable[[], str], clock: Clock
-    ) -> None:
-        self._kept, self._threads, self._is_away, self._clock = kept, threads, is_away, clock
-        self._lock = threading.Lock()
-        self._asked: dict[str, Future[_Answer]] = {}
-
-    def get(
-        self, name: str, make: Callable[[], _Answer], *, deadline_s: float, age_s_max: float | None = None
-    ) -> _Answer:
-        """The answer to ``name``; an older one if the store hasn't answered by the deadline, or doesn't answer at all.
-
-        Args:
-            deadline_s: by the monotonic clock; the same for all that one request asks for.
-            age_s_max: maximum age, as of ``KeptAnswers``.
-
-        Raises:
-            StoreUnavailable: nor is there an older one. Else what ``make`` raises.
-        """
-        away = self._is_away()
-        if not away:
-            left_s = max(deadline_s - self._clock.monotonic_s(), 0.0)
-            try:
-                return self._begun(name, partial(self._kept.get, name, make, age_s_max=age_s_max)).result(left_s)
-            except TimeoutError:
-                away = f"the store hasn't answered within {STORE_WAIT_S_MAX:g} s"
-        found = self._kept.kept(name)
-        if found is None:
-            raise StoreUnavailable(away, hint="what this process knows itself is shown; /readyz says what is wrong")
-        return found
-
     def _begun(self, name: str, ask: Callable[[], _Answer]) -> Future[_Answer]:
         with self._lock:
             found = self._asked.get(name)
             if found is None or found.done():
                 self._asked = {key: each for key, each in self._asked.items() if not each.done()}
-                found = self._asked[name] = self._threads.submit(ask)
+                found = self._asked[name] = self._threads.submit(self._ask, name, ask)
         return found
+
+    def _ask(self, name: str, ask: Callable[[], _Answer]) -> _Answer:
+        # Its age counts from the request: later changes may be missing in it.
+        asked_s = self._clock.monotonic_s()
+        answer = ask()
+        with self._lock:
+            self._kept.pop(name, None)
+            self._kept[name] = asked_s, answer
+            while len(self._kept) > self._kept_max:
+                self._kept.popitem(last=False)
+        return answer
+
+
+#: Accounted bytes of all views that are kept.
+VIEWS_BYTES_MAX = 256 * 1024 * 1024
+#: Accounted bytes of a compacted segment or ledger, and of one in a table, a gap or a fill.
+_ROW_BYTES, _ITEM_BYTES = 200, 2000
+#: Locks of loads: streams that share one load one after the other.
+_LOCKS = 256
+#: Views that are read anew at the same time while older ones are used; others wait, at most one for each view kept.
+RENEWALS_MAX = 4
+
+
+class View(NamedTuple):
+    """A view, and when its load began, by the monotonic clock."""
+
+    state: ManifestState
+    at_s: float
+
+
+class ManifestViews:
+    """Loads manifests and keeps the views, bounded in bytes. Thread-safe: of several requests for one stream one loads.
+
+    Args:
+        store: only read.
+        bytes_max: of the views kept; the least recently used are dropped.
+    """
+
+    def __init__(self, store: ObjectStore, clock: Clock, *, bytes_max: int = VIEWS_BYTES_MAX) -> None:
+        self._store, self._clock, self._bytes_max = store, clock, bytes_max
+        self._loading = [threading.Lock() for _ in range(_LOCKS)]
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[str, tuple[View, int]] = OrderedDict()
+        self._held_bytes = 0
+        self._renewed: set[str] = set()
+        self._renewals = ThreadPoolExecutor(RENEWALS_MAX, thread_name_prefix="offloader-views")
+
+    def close(self) -> None:
+        """Reads no view anew any more in the background. Idempotent."""
+        self._renewals.shutdown(wait=False, cancel_futures=True)
+
+    def get(self, stream: str, *, age_s_max: float = 0.0, stale_s_max: float = 0.0) -> View:
+        """A view of a stream that isn't older than ``age_s_max``; 0: than this call.
+
+        Args:
+            stale_s_max: an older view that isn't older than this is used once more, and read anew in the background.
+
+        Raises: as ``load_manifest``.
+        """
+        now_s = self._clock.monotonic_s()
+        oldest_s = now_s - age_s_max
+        kept = self._recent(stream)
+        if kept is not None and kept.at_s > oldest_s:
+            return kept
+        if kept is not None and kept.at_s > now_s - stale_s_max:
+            self._renew(stream, age_s_max)
+            return kept
+        with self._loading[hash(stream) % _LOCKS]:
+            kept = self._recent(stream)
+            if kept is not None and kept.at_s > oldest_s:
+                return kept
+            now_s = self._clock.monotonic_s()
+            view = View(self._loaded(stream, None if kept is None else kept.state), now_s)
+            self._keep(stream, view)
+            return view
+
+    def _renew(self, stream: str, age_s_max: float) -> None:
+        with self._lock:
+            if stream in self._renewed:
+                return
+            self._renewed.add(stream)
+        with suppress(RuntimeError):  # closed
+            self._renewals.submit(self._read_anew, stream, age_s_max)
+
+    def _read_anew(self, stream: str, age_s_max: float) -> None:
+        try:
+            self.get(stream, age_s_max=age_s_max)
+        except OffloaderError as error:
+            _log.info("the manifest of stream %s can't be read anew: %s", stream, error.message)
+            self._forget(stream)  # the next request finds out by itself
+        finally:
+            with self._lock:
+                self._renewed.discard(stream)
+
+    def _loaded(self, stream: str, known: ManifestState | None) -> ManifestState:
+        if known is None or not known.record_id:
+            return load_manifest(self._store, stream)
+        state, boundary = refreshed(self._store, known)
+        if boundary is not None and not state.stream_deleted:
+            return state
+        # Deleted; there may be another stream of that name by now.
+        with suppress(NotFound):
+            return load_manifest(self._store, stream)
+        return state
+
+    def _recent(self, stream: str) -> View | None:
+        with self._lock:
+            if stream not in self._kept:
+                return None
+            self._kept.move_to_end(stream)
+            return self._kept[stream][0]
+
+    def _keep(self, stream: str, view: View) -> None:
+        size_bytes = _held_bytes(view.state)
+        self._forget(stream)
+        with self._lock:
+            if size_bytes > self._bytes_max:
+                return
+            self._kept[stream] = view, size_bytes
+            self._held_bytes += size_bytes
+            while self._held_bytes > self._bytes_max:
+                _, (_, gone) = self._kept.popitem(last=False)
+                self._held_bytes -= gone
+
+    def _forget(self, stream: str) -> None:
+        with self._lock:
+            _, before = self._kept.pop(stream, (None, 0))
+            self._held_bytes -= before
+
+
+def _held_bytes(state: ManifestState) -> int:
+    rows = sum(len(part.columns) for part in state.segments.sealed)
+    rows += sum(len(part.columns) for part in state.ledgers.sealed)
+    items = len(state.segments.tail) + len(state.ledgers.tail) + len(state.gaps) + len(state.fills)
+    return _ROW_BYTES * rows + _ITEM_BYTES * (items + 1)

@@ -59,7 +59,7 @@ from offloader.read.ledger_plan import (
     require_whole,
 )
 from offloader.runtime.clock import Clock
-from offloader.service.manifest_views import ManifestViews, View
+from offloader.service.answers import ManifestViews, View
 from offloader.service.queries import ServiceControl
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore

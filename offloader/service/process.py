@@ -7,6 +7,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -15,7 +16,8 @@ from offloader.errors import ErrorKind, InvalidCall, OffloaderError
 from offloader.maintenance import JOBS_AT_ONCE_MAX, Maintenance
 from offloader.monitor import Outage, mode_of
 from offloader.runtime.clock import Clock
-from offloader.runtime.workers import SerialTask, Workers
+from offloader.runtime.workers import Workers
+from offloader.service.answers import KeptAnswers
 from offloader.service.auth import Credentials
 from offloader.service.health import Probe, Reach, TroubleLog
 from offloader.service.streams import ProviderProblem, ServedStreams, StreamProvider, error_of
@@ -245,12 +247,11 @@ class ServingProcess:
         # For maintenance, whose runs are long, and one more for retries.
         self._workers = Workers(JOBS_AT_ONCE_MAX + 1, clock)
         # Observes the streams on request: an unresponsive source blocks only this thread.
-        self._lookers = Workers(1, clock)
-        self._look = SerialTask(self._lookers, self._refresh)
-        # Guards the document and the problems.
+        self._lookers = ThreadPoolExecutor(1, thread_name_prefix="offloader-status")
+        self._documents = KeptAnswers[Mapping[str, Any]](self._lookers, clock, is_away=lambda: self._ended)
+        self._ended = ""
+        # Guards the problems.
         self._lock = threading.Lock()
-        self._refreshed = threading.Condition(self._lock)
-        self._document: tuple[float, Mapping[str, Any]] | None = None
         self._waiting: dict[str, ProviderProblem] = {}
         self._reload_problem: ProviderProblem | None = None
         self._stopping = False
@@ -313,7 +314,8 @@ class ServingProcess:
         for probe in self._probes.values():
             self._quietly(probe.where, probe.close)
         self._workers.close()
-        self._lookers.close()
+        self._ended = "the process has ended"
+        self._lookers.shutdown()
         self._offloader.close()
         _log.info("stopped, %d streams not drained", left, extra={"event": "stopped", "left": left})
         return left
@@ -371,26 +373,9 @@ class ServingProcess:
     def document(self) -> Mapping[str, Any]:
         """The status document, at most ``DOCUMENT_AGE_S_MAX`` old; older if a source doesn't respond soon. Its stream
         rows also have ``feed``, ``active`` and ``method``."""
-        asked_s = self._clock.monotonic_s()
-        with self._lock:
-            before = self._document
-            if before is not None and asked_s - before[0] < DOCUMENT_AGE_S_MAX:
-                return before[1]
-        if before is None:
-            self._refresh()
-        else:
-            self._look.schedule()
-        with self._refreshed:
-            self._refreshed.wait_for(lambda: self._document is not before, LOOK_WAIT_S_MAX)
-            assert self._document is not None, "the first look is waited for"
-            return self._document[1]
-
-    def _refresh(self) -> None:
-        now_s = self._clock.monotonic_s()
-        document = self._offloader.status()
-        with self._refreshed:
-            self._document = now_s, document
-            self._refreshed.notify_all()
+        is_first = self._documents.kept("") is None  # which is waited for
+        deadline_s = None if is_first else self._clock.monotonic_s() + LOOK_WAIT_S_MAX
+        return self._documents.get("", self._offloader.status, age_s_max=DOCUMENT_AGE_S_MAX, deadline_s=deadline_s)
 
     def problems(self) -> Sequence[ProviderProblem]:
         """Current problems of the process, its providers and streams; fast, without I/O."""

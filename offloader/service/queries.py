@@ -37,7 +37,7 @@ from offloader.retention.explain import explain, outcome_facts
 from offloader.retention.state import read_decisions
 from offloader.retention.subscribers import CutLike, StreamRetention, open_retention
 from offloader.runtime.clock import Clock
-from offloader.service.answers import ASKERS_MAX, STORE_WAIT_S_MAX, KeptAnswers, SoonAnswers
+from offloader.service.answers import ASKERS_MAX, STORE_WAIT_S_MAX, KeptAnswers
 from offloader.service.entry_pages import PARTITIONS_MAX, EntryQuery, entry_page
 from offloader.service.process import ServingProcess
 from offloader.service.streams import ProviderProblem
@@ -190,10 +190,10 @@ class ServiceView:
         self._streams = streams = process.streams
         self._cycle = RetentionCycle(store, clock=clock, settings_of=streams.settings_of, source_of=streams.source_of)
         threads = ThreadPoolExecutor(ASKERS_MAX, thread_name_prefix="offloader-overview")
-        names = KeptAnswers[list[str]](clock, age_s_max=NAMES_AGE_S_MAX)
-        self._names = SoonAnswers(names, threads, self._store_outage, clock)
-        self._rows = KeptAnswers[dict[str, Any] | NotFound](clock, age_s_max=ROW_AGE_S_MAX, kept_max=LIMIT_MAX)
-        self._stored_rows = SoonAnswers(self._rows, threads, self._store_outage, clock)
+        self._names = KeptAnswers[list[str]](threads, clock, is_away=self._store_outage)
+        self._rows = KeptAnswers[dict[str, Any] | NotFound](
+            threads, clock, is_away=self._store_outage, kept_max=LIMIT_MAX
+        )
 
     def limited(self, sees: Callable[[str], bool]) -> ServiceView:
         """This view, whose answers about the process and several streams show only those that ``sees`` is true of.
@@ -293,7 +293,8 @@ class ServiceView:
         served = {row["stream"]: dict(row) for row in self.status()["streams"]}
         names = set(served)
         if not served_only:
-            names |= set(self._names.get("", lambda: list(list_streams(self._store)), deadline_s=deadline_s))
+            ask = partial(list_streams, self._store)
+            names |= set(self._names.get("", ask, age_s_max=NAMES_AGE_S_MAX, deadline_s=deadline_s))
         wanted = searched_name(contains).casefold()
         rows = [
             served.get(name) or {"stream": name, "lag": None, "stalled": None, "last_error": None}
@@ -565,8 +566,8 @@ class ServiceView:
         return self._labelled(with_manifest(row, stored) if "mode" in row else stored)
 
     def _stored(self, name: str, deadline_s: float, *, age_s_max: float) -> dict[str, Any]:
-        make = partial(_manifest_of, self._store, name)
-        found = self._stored_rows.get(name, make, deadline_s=deadline_s, age_s_max=age_s_max)
+        ask = partial(_manifest_of, self._store, name)
+        found = self._rows.get(name, ask, age_s_max=age_s_max, deadline_s=deadline_s)
         if isinstance(found, NotFound):
             raise NotFound(found.message, hint=found.hint)
         return found

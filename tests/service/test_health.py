@@ -8,13 +8,14 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import pytest
 
 from offloader.errors import AccessDenied, NotFound, OffloaderError, StoreUnavailable, Throttled, plain_reason
 from offloader.monitor import lag_now, mode_of
 from offloader.runtime.clock import SystemClock
-from offloader.service.answers import KeptAnswers, SoonAnswers
+from offloader.service.answers import KeptAnswers
 from offloader.service.health import PROBES_OPEN_MAX, OutageFilter, Probe, TroubleLog, ask_store, named
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
@@ -206,21 +207,22 @@ def test_silence_and_refusal_are_none(error: type[OffloaderError]) -> None:
 def test_overview_does_not_wait_for_a_store_that_hangs(go_on: threading.Event) -> None:
     clock, away = ManualClock(), ""
     with ThreadPoolExecutor(2) as threads:
-        soon = SoonAnswers(KeptAnswers[int](clock, age_s_max=10.0), threads, lambda: away, clock)
+        kept = KeptAnswers[int](threads, clock, is_away=lambda: away)
+        soon = partial(kept.get, age_s_max=10.0)
 
         def hang() -> int:
             go_on.wait()
             return 2
 
-        assert soon.get("a", lambda: 1, deadline_s=clock.monotonic_s() + 60.0) == 1
+        assert soon("a", lambda: 1, deadline_s=clock.monotonic_s() + 60.0) == 1
         clock.advance(60.0)
-        assert soon.get("a", hang, deadline_s=clock.monotonic_s() + 0.05) == 1, "what was known last"
+        assert soon("a", hang, deadline_s=clock.monotonic_s() + 0.05) == 1, "what was known last"
         with pytest.raises(StoreUnavailable, match="hasn't answered within"):
-            soon.get("b", hang, deadline_s=clock.monotonic_s() + 0.05)
+            soon("b", hang, deadline_s=clock.monotonic_s() + 0.05)
         away = "the store doesn't answer: connection refused"
         with pytest.raises(StoreUnavailable, match="connection refused"):
-            soon.get("c", lambda: 3, deadline_s=clock.monotonic_s() + 60.0)
-        assert soon.get("a", hang, deadline_s=clock.monotonic_s() + 60.0) == 1
+            soon("c", lambda: 3, deadline_s=clock.monotonic_s() + 60.0)
+        assert soon("a", hang, deadline_s=clock.monotonic_s() + 60.0) == 1
         away = ""
         go_on.set()
-        assert soon.get("a", lambda: 3, deadline_s=clock.monotonic_s() + 60.0) in (2, 3)
+        assert soon("a", lambda: 3, deadline_s=clock.monotonic_s() + 60.0) in (2, 3)

@@ -12,7 +12,7 @@ from formats.keys import record_key
 from formats.manifest import StreamDeleted
 from offloader.errors import Corrupt, NotFound
 from offloader.gc.delete_stream import remove_stream
-from offloader.service.manifest_views import ManifestViews
+from offloader.service.answers import ManifestViews
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.store.open import open_store

@@ -6,7 +6,9 @@ import itertools
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -205,21 +207,31 @@ def test_live_settings_exist_and_process_settings_are_fixed() -> None:
 # --- kept answers ---------------------------------------------------------------------------------------------------
 
 
-def test_cached_responses_are_reused_while_young_and_bounded() -> None:
+Kept = tuple[Callable[[str, Callable[[], int]], int], ManualClock]
+
+
+@pytest.fixture
+def kept_answers() -> Iterator[Kept]:
+    """What is kept for ten seconds, of two names."""
     clock = ManualClock()
-    kept = KeptAnswers[int](clock, age_s_max=10.0, kept_max=2)
+    with ThreadPoolExecutor(1) as threads:
+        kept = KeptAnswers[int](threads, clock, is_away=lambda: "", kept_max=2)
+        yield partial(kept.get, age_s_max=10.0, deadline_s=None), clock
+
+
+def test_cached_responses_are_reused_while_young_and_bounded(kept_answers: Kept) -> None:
+    answer, clock = kept_answers
     made = itertools.count()
-    assert [kept.get("a", made.__next__) for _ in range(3)] == [0, 0, 0]
+    assert [answer("a", made.__next__) for _ in range(3)] == [0, 0, 0]
     clock.advance(9.9)
-    assert kept.get("a", made.__next__) == 0
+    assert answer("a", made.__next__) == 0
     clock.advance(0.2)
-    assert kept.get("a", made.__next__) == 1
-    assert [kept.get(name, made.__next__) for name in ("b", "c", "b", "a")] == [2, 3, 2, 4], "two are kept"
+    assert answer("a", made.__next__) == 1
+    assert [answer(name, made.__next__) for name in ("b", "c", "b", "a")] == [2, 3, 2, 4], "two are kept"
 
 
-def test_cached_response_ages_from_its_request_and_failures_are_not_cached() -> None:
-    clock = ManualClock()
-    kept = KeptAnswers[int](clock, age_s_max=10.0)
+def test_cached_response_ages_from_its_request_and_failures_are_not_cached(kept_answers: Kept) -> None:
+    answer, clock = kept_answers
 
     def slow() -> int:
         clock.advance(8)
@@ -228,8 +240,8 @@ def test_cached_response_ages_from_its_request_and_failures_are_not_cached() -> 
     def failing() -> int:
         raise StoreUnavailable("the store doesn't answer")
 
-    assert kept.get("a", slow) == 1
+    assert answer("a", slow) == 1
     clock.advance(3)
     with pytest.raises(StoreUnavailable):
-        kept.get("a", failing)
-    assert kept.get("a", lambda: 2) == 2
+        answer("a", failing)
+    assert answer("a", lambda: 2) == 2
