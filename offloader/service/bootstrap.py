@@ -25,7 +25,7 @@ from offloader.service.auth import (
     server_tls,
 )
 from offloader.service.broker_ledgers import BrokerLedgers
-from offloader.service.health import BrokerCheck, Probe, ask_store, probe_settings
+from offloader.service.health import Probe, ask_broker, ask_store, probe_client, probe_settings
 from offloader.service.process import HttpListener, RecentErrors, ServingProcess
 from offloader.service.providers.embedded import EmbeddedProvider
 from offloader.service.providers.flight import FlightProvider
@@ -226,8 +226,8 @@ def _open_store(settings: Settings, clock: Clock, metrics: Metrics, *, read_only
     serve = settings.serve
     return open_store(
         serve.store,
-        endpoint_url=serve.endpoint_url or None,
-        region=serve.region or None,
+        endpoint_url=serve.endpoint_url,
+        region=serve.region,
         settings=settings.store,
         limits=settings.limits,
         clock=clock,
@@ -241,8 +241,8 @@ def _store_probe(settings: Settings, clock: Clock) -> Probe:
     serve = settings.serve
     store = open_store(
         serve.store,
-        endpoint_url=serve.endpoint_url or None,
-        region=serve.region or None,
+        endpoint_url=serve.endpoint_url,
+        region=serve.region,
         settings=probe_settings(settings.store),
         clock=clock,
         read_only=True,
@@ -254,15 +254,15 @@ def _store_probe(settings: Settings, clock: Clock) -> Probe:
 
 
 def _broker_probe(process: ServingProcess, settings: Settings, clock: Clock) -> Probe:
-    url, check = settings.pulsar.service_url, BrokerCheck(settings.pulsar, clock)
+    client = probe_client(settings.pulsar, clock)
 
     def touched() -> str:
-        count = len(process.streams.all())
-        return f"{count} topics wait; nothing is lost, and it is tried again until it answers"
+        return f"{len(process.streams.all())} topics wait; nothing is lost, and it is tried again until it answers"
 
     hint = "start the broker, or look at pulsar.service_url and the network; nothing is lost: it is tried again"
-    where, target = f"feed {PulsarProvider.name}", f"the broker {url}"
-    return Probe("source", where, target, check, clock=clock, hint=hint, touched=touched, end=check.close)
+    where, target = f"feed {PulsarProvider.name}", f"the broker {client.service_url}"
+    check = partial(ask_broker, client)
+    return Probe("source", where, target, check, clock=clock, hint=hint, touched=touched, end=client.close)
 
 
 def _listening_url(settings: Settings) -> str:

@@ -185,55 +185,27 @@ def ask_store(store: ObjectStore) -> None:
             store.list(_KEY, limit=1)
 
 
-class BrokerCheck:
-    """Asks a broker for a sign of life, over one connection that is kept while it answers. Thread-safe."""
+def probe_client(settings: PulsarSettings, clock: Clock) -> PulsarClient:
+    """A client for ``ask_broker``: one attempt a request, at once, within the time for an answer."""
+    limits = ClientLimits(
+        connect_s=PROBE_ANSWER_S,
+        request_s=PROBE_ANSWER_S,
+        keep_alive_s=2 * PROBE_ANSWER_S,
+        retry_s=0.0,
+        delay_first_s=0.0,
+        delay_s_max=0.0,
+    )
+    return PulsarClient(settings.service_url, security=security_of(settings), limits=limits, clock=clock)
 
-    def __init__(self, settings: PulsarSettings, clock: Clock) -> None:
-        self._settings, self._clock = settings, clock
-        self._lock = threading.Lock()
-        self._client: PulsarClient | None = None
 
-    def __call__(self) -> None:
-        """One request. Raises ``OffloaderError``: no broker of ``pulsar.service_url`` lets us in."""
-        with self._lock:
-            client, self._client = self._client, None
-        client = client or self._opened()
-        try:
-            client.ping()
-        except StoreUnavailable:
-            client.close()
-            # A broker that was started again closed the connection: that alone is no outage.
-            client = self._opened()
-            try:
-                client.ping()
-            except BaseException:
-                client.close()
-                raise
-        except BaseException:
-            client.close()
-            raise
-        self._keep(client)
-
-    def close(self) -> None:
-        """Closes the connection."""
-        with self._lock:
-            client, self._client = self._client, None
-        if client is not None:
-            client.close()
-
-    def _keep(self, client: PulsarClient) -> None:
-        with self._lock:
-            if self._client is None:
-                self._client = client
-                return
-        client.close()
-
-    def _opened(self) -> PulsarClient:
-        limits = ClientLimits(
-            connect_s=PROBE_ANSWER_S, request_s=PROBE_ANSWER_S, keep_alive_s=2 * PROBE_ANSWER_S, retry_s=0.0
-        )
-        security = security_of(self._settings)
-        return PulsarClient(self._settings.service_url, security=security, limits=limits, clock=self._clock)
+def ask_broker(client: PulsarClient) -> None:
+    """Sends one request, a second one over a new connection where that is lost. Raises ``OffloaderError``: no broker of
+    the client's lets us in."""
+    with suppress(StoreUnavailable):
+        client.ping()
+        return
+    # A broker that was started again closed the connection: that alone is no outage.
+    client.ping()
 
 
 #: Events of what fails again and again in an outage, which has a line of its own.

@@ -11,8 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from formats.entries import Position
-from formats.keys import catalog_key
-from offloader.errors import Closed, Fenced, NotFound, OffloaderError, StoreUnavailable, Throttled
+from offloader.errors import Closed, Fenced, NotFound, OffloaderError, StoreUnavailable
 from offloader.ledgers.base import LedgerSource
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.discovery import Roster, TopicPatterns, partition_number, survey
@@ -30,6 +29,7 @@ from offloader.retention.subscribers import (
 )
 from offloader.runtime.clock import Clock
 from offloader.runtime.workers import Workers
+from offloader.service.health import ask_store
 from offloader.service.streams import ProviderProblem, ServedStreams, StreamSupervisor, error_of, stream_problems
 from offloader.settings import PulsarSettings, Settings
 from offloader.store.base import ObjectStore
@@ -182,10 +182,6 @@ def _errors_of(act: Callable[[_Item], object], items: Iterable[_Item]) -> list[O
     return [error for error in found if error is not None]
 
 
-#: The key requested; a NotFound is a response too.
-_KEY = catalog_key("is-anybody-there")
-
-
 class StoreReach:
     """Reachability of the store, for one thread.
 
@@ -203,9 +199,9 @@ class StoreReach:
         """Sends one request; takes as long as the store's deadlines allow."""
         asked_s, answers = self._clock.monotonic_s(), True
         try:
-            self._store.head(_KEY)
+            ask_store(self._store)
         except OffloaderError as error:
-            answers = isinstance(error, Throttled) or not isinstance(error, StoreUnavailable)
+            answers = not isinstance(error, StoreUnavailable)
         now_s = self._clock.monotonic_s()
         if answers is not self._answers:
             # A failed request counts from when it was sent, an answered one from its response.
