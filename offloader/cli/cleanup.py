@@ -5,14 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from typing import Annotated, Any
 from uuid import UUID
 
 import typer
 
 from formats.documents import DeletedSegment, DeletionRecord
-from formats.entries import Position
 from offloader.cli.errors import failure_of, run_on_each
 from offloader.cli.options import (
     DryRun,
@@ -120,26 +118,23 @@ def hold(
     """
     if bool(stream) == everything:
         raise InvalidCall("a hold is on one stream or on everything", hint="name a STREAM, or say --all")
-    one = partial(_hold, given=given, off=off, reason=reason, json=json)
-    named = given.named(stream)
-    return run_on_each(named.streams, one, as_json=json)
+    opened, clock = given.open(read_only=False), SystemClock()
 
+    def one(name: str) -> None:
+        changed = True
+        if name:
+            changed = set_hold(opened, name, on=not off, reason=reason, clock=clock)
+        elif off:
+            lift_global_hold(opened)
+        else:
+            set_global_hold(opened, by=user_at_host(), reason=reason or "no reason given", now_ms=clock.now_ms())
+        what = name or f"everything in {opened.url}"
+        text = f"nothing of {what} is deleted until `offloader cleanup hold {name or '--all'} --off`"
+        if off:
+            text = f"no hold on {what} any more" if changed else f"there was no hold on {what}"
+        print_result({"stream": name or None, "held": not off, "changed": changed}, text, as_json=json)
 
-def _hold(stream: str, *, given: StoreArguments, off: bool, reason: str, json: bool) -> None:
-    """On one stream; on everything if it is empty."""
-    opened = given.open(read_only=False)
-    clock, changed = SystemClock(), True
-    if stream:
-        changed = set_hold(opened, stream, on=not off, reason=reason, clock=clock)
-    elif off:
-        lift_global_hold(opened)
-    else:
-        set_global_hold(opened, by=user_at_host(), reason=reason or "no reason given", now_ms=clock.now_ms())
-    what = stream or f"everything in {opened.url}"
-    text = f"nothing of {what} is deleted until `offloader cleanup hold {stream or '--all'} --off`"
-    if off:
-        text = f"no hold on {what} any more" if changed else f"there was no hold on {what}"
-    print_result({"stream": stream or None, "held": not off, "changed": changed}, text, as_json=json)
+    return run_on_each(named_or_all(opened, stream).streams, one, as_json=json)
 
 
 def orphans(
@@ -158,34 +153,31 @@ def orphans(
     """
     if delete and dry_run:
         raise InvalidCall("--delete and --dry-run contradict each other", hint="leave out one of them")
-    named = given.named(stream)
-    one = partial(_orphans, named=named, given=given, delete=delete, ours=ours, json=json)
+    opened, clock, settings = given.open(read_only=not delete), SystemClock(), given.settings().manifest
+    named = named_or_all(opened, stream)
+
+    def one(name: str) -> int:
+        said = _Said(ours_only=ours)
+        search: Reconciliation | StoreReconciliation
+        if name:
+            search = Reconciliation(opened, name, clock=clock, settings=settings, delete=delete)
+        else:
+            search = StoreReconciliation(
+                opened, clock=clock, settings_of=lambda _: settings, failed=said.fail, delete=delete
+            )
+        print_rows(said.rows(search.leftovers(), clock.now_ms()), _ORPHAN_COLUMNS, as_json=json)
+        if named.partitions and not json:
+            print(f"{name}:")
+        of = {"stream": name} if named.partitions else {}
+        print_result({**of, **said.facts(search.needed)}, said.lines(search.needed), as_json=json)
+        return said.exit_code
+
     return run_on_each(named.streams, one, as_json=json)
 
 
-def _orphans(stream: str, *, named: NamedStreams, given: StoreArguments, delete: bool, ours: bool, json: bool) -> int:
-    """Of one stream; of the whole store if it is empty."""
-    settings_of = given.settings_of()
-    settings = settings_of(stream)
-    opened = given.open(read_only=not delete)
-    clock, said = SystemClock(), _Said(ours_only=ours)
-    search: Reconciliation | StoreReconciliation
-    if stream:
-        search = Reconciliation(opened, stream, clock=clock, settings=settings.manifest, delete=delete)
-    else:
-        search = StoreReconciliation(
-            opened,
-            clock=clock,
-            settings_of=lambda name: settings_of(name).manifest,
-            failed=said.fail,
-            delete=delete,
-        )
-    print_rows(said.rows(search.leftovers(), clock.now_ms()), _ORPHAN_COLUMNS, as_json=json)
-    if named.partitions and not json:
-        print(f"{stream}:")
-    of = {"stream": stream} if named.partitions else {}
-    print_result({**of, **said.facts(search.needed)}, said.lines(search.needed), as_json=json)
-    return said.exit_code
+def named_or_all(store: ObjectStore, name: str) -> NamedStreams:
+    """What a name means in the store; no name means one empty name, for everything."""
+    return named_streams(store, name) if name else NamedStreams("")
 
 
 _ORPHAN_COLUMNS = [
@@ -287,46 +279,45 @@ def run(
     """
     if stream and prefix:
         raise InvalidCall("--prefix is for all streams", hint="leave out the stream's name")
-    opened = given.open()
-    named = named_streams(opened, stream) if stream else NamedStreams("")
+    opened, clock, settings_of = given.open(read_only=dry_run), SystemClock(), given.settings_of()
     stop = global_hold(opened) if dry_run else None
     if stop is not None and not json:
         print(f"all deletion is stopped by {stop.by}: {stop.reason}: nothing of this happens")
 
-    one = partial(_round, given=given, prefix=prefix, yes=yes, dry_run=dry_run, json=json)
-    return run_on_each(named.streams, one, as_json=json)
-
-
-def _round(stream: str, *, given: StoreArguments, prefix: str, yes: bool, dry_run: bool, json: bool) -> None:
-    """Of one stream; of all if it is empty."""
-    clock = SystemClock()
-    settings, opened = given.prepared(stream, read_only=dry_run)
-
     def show(planned: CleanupPlan) -> None:
         print_rows(_plan_rows(planned), _PLAN_COLUMNS, as_json=json)
 
-    if stream:
-        reports: Iterable[CleanupReport] = [
-            cleanup_stream(
-                *(opened, stream), clock=clock, settings=settings, allow_large=yes, dry_run=dry_run, on_plan=show
+    def one(name: str) -> None:
+        if name:
+            settings = settings_of(name)
+            reports: Iterable[CleanupReport] = [
+                cleanup_stream(
+                    *(opened, name), clock=clock, settings=settings, allow_large=yes, dry_run=dry_run, on_plan=show
+                )
+            ]
+        else:
+            reports = cleanup_all(
+                opened,
+                clock=clock,
+                settings_of=settings_of,
+                prefix=prefix,
+                allow_large=yes,
+                dry_run=dry_run,
+                on_plan=show,
             )
-        ]
-    else:
-        reports = cleanup_all(
-            opened,
-            clock=clock,
-            settings_of=given.settings_of(),
-            prefix=prefix,
-            allow_large=yes,
-            dry_run=dry_run,
-            on_plan=show,
-        )
+        _print_reports(opened, reports, as_json=json)
+
+    return run_on_each(named_or_all(opened, stream).streams, one, as_json=json)
+
+
+def _print_reports(store: ObjectStore, reports: Iterable[CleanupReport], *, as_json: bool) -> None:
+    """Prints them; then raises the first error of one."""
     errors = []
     for report in reports:
         awaited = None
         if report.plan is not None and (report.dry_run or report.error):
-            awaited = awaited_approval(opened, report.plan)
-        print_result(_facts(report, awaited), _lines(report, awaited), as_json=json)
+            awaited = awaited_approval(store, report.plan)
+        print_result(_facts(report, awaited), _lines(report, awaited), as_json=as_json)
         errors += [] if report.error is None else [report.error]
     if errors:
         raise errors[0]
@@ -420,37 +411,28 @@ def undo(
     except ValueError as cause:
         raise InvalidCall(f"--segment: {cause}", hint="`offloader cleanup plan STREAM` lists them") from cause
     head = position_of(to, option="--to") if to else None
-    named = given.named(stream)
+    settings, opened = given.prepared(read_only=dry_run)
+    named = named_streams(opened, stream)
     if uuids or head is not None:
         named.require_one("a segment is of one" if uuids else "a position is of one")
-    one = partial(_undo, given=given, uuids=uuids, head=head, dry_run=dry_run, json=json)
+
+    def one(name: str) -> None:
+        log = ManifestLog(opened, name, clock=SystemClock(), settings=settings.manifest)
+        done = undo_retirements(log, segments=uuids, head=head, dry_run=dry_run)
+        facts = {
+            "stream": name,
+            "dry_run": dry_run,
+            "segments": [each.uuid for each in done.segments],
+            "head_before": done.head_before,
+            "head": done.head,
+            "ledgers": done.ledgers,
+            "record": done.record_id,
+        }
+        verbs = ("would come back", "would begin") if dry_run else ("came back", "begins")
+        begins = "" if done.head == done.head_before else f"; the stream {verbs[1]} at {done.head} again"
+        print_result(facts, f"{counted(len(done.segments), 'segment')} of {name} {verbs[0]}{begins}", as_json=json)
+
     return run_on_each(named.streams, one, as_json=json)
-
-
-def _undo(
-    stream: str,
-    *,
-    given: StoreArguments,
-    uuids: Sequence[UUID],
-    head: Position | None,
-    dry_run: bool,
-    json: bool,
-) -> None:
-    settings, opened = given.prepared(stream, read_only=dry_run)
-    log = ManifestLog(opened, stream, clock=SystemClock(), settings=settings.manifest)
-    done = undo_retirements(log, segments=uuids, head=head, dry_run=dry_run)
-    facts = {
-        "stream": stream,
-        "dry_run": dry_run,
-        "segments": [each.uuid for each in done.segments],
-        "head_before": done.head_before,
-        "head": done.head,
-        "ledgers": done.ledgers,
-        "record": done.record_id,
-    }
-    verbs = ("would come back", "would begin") if dry_run else ("came back", "begins")
-    begins = "" if done.head == done.head_before else f"; the stream {verbs[1]} at {done.head} again"
-    print_result(facts, f"{counted(len(done.segments), 'segment')} of {stream} {verbs[0]}{begins}", as_json=json)
 
 
 #: Action -> its function, in the order of the help.

@@ -14,7 +14,7 @@ import typer
 from formats.entries import Position
 from formats.pulsar.messages import BadEntry
 from offloader.cli.messages import SchemaArguments
-from offloader.cli.options import Json, StoreArguments, amount, name_argument, option
+from offloader.cli.options import Json, StoreArguments, amount, name_argument, named_value, option
 from offloader.cli.output import counted, print_result
 from offloader.cli.spark import Content, ExportFormat
 from offloader.errors import InvalidCall, OffloaderError, OutcomeUnknown
@@ -67,7 +67,8 @@ class TableArguments:
             raise InvalidCall(
                 "where to?", hint="give --table NAMESPACE.TABLE and --catalog URL, and for a new table --warehouse URL"
             )
-        options = dict(_option_of(text) for text in self.catalog_option or [])
+        example = "for example s3.endpoint=http://10.0.0.1:9000"
+        options = dict(named_value(text, option="--catalog-option", hint=example) for text in self.catalog_option or [])
 
         from offloader.iceberg import open_table  # loads pyiceberg, which is slow, and an extra
 
@@ -275,15 +276,6 @@ def _publish(retention: StreamRetention, subscriber: str, ends: dict[int, Positi
             place = known.get(partition_segment(number))
             if not isinstance(place, Position) or place < end:
                 raise
-
-
-def _option_of(text: str) -> tuple[str, str]:
-    name, sign, value = text.partition("=")
-    if not sign or not name:
-        raise InvalidCall(
-            f"--catalog-option {text!r} isn't NAME=VALUE", hint="for example s3.endpoint=http://10.0.0.1:9000"
-        )
-    return name, value
 
 
 def _print(done: Exported, *, as_json: bool) -> None:

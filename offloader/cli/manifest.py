@@ -26,6 +26,7 @@ from offloader.manifest.names import named_streams
 from offloader.manifest.protection import require_no_global_hold
 from offloader.manifest.rebuild import Rebuild, rebuild_manifest
 from offloader.runtime.clock import SystemClock
+from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectStore
 from offloader.times import time_text
 
@@ -44,8 +45,7 @@ def show(
     """Show what a stream's manifest says, in short; of a topic with partitions one after the other."""
     opened = given.open()
     named = named_streams(opened, stream)
-    of_partition = bool(named.partitions)
-    one = partial(_show, opened, records=records, of_partition=of_partition, as_json=json)
+    one = partial(_show, opened, records=records, of_partition=bool(named.partitions), as_json=json)
     return run_on_each(named.streams, one, as_json=json)
 
 
@@ -90,8 +90,8 @@ def rebuild(
             "where does the stream begin? No object says what was truncated",
             hint="give --head LEDGER:ENTRY, or --head first when nothing ever was",
         )
-    given.named(stream).require_one("a manifest is made anew for one stream")
-    settings, opened = given.prepared(stream, read_only=dry_run)
+    settings, opened = given.prepared(read_only=dry_run)
+    named_streams(opened, stream).require_one("a manifest is made anew for one stream")
     accepted = [_range_of(text) for text in accept_loss or []]
     ends = [position_of(text, option="--closed") for text in closed or []]
     done = rebuild_manifest(
@@ -113,9 +113,9 @@ def rebuild(
 
 def checkpoint(stream: StreamOrTopic, given: StoreArguments, dry_run: Plan = False, json: Json = False) -> int:
     """Write a checkpoint of a stream's manifest now; of a topic with partitions of each."""
+    settings, opened = given.prepared(read_only=dry_run)
 
     def one(each: str) -> None:
-        settings, opened = given.prepared(each, read_only=dry_run)
         if dry_run:
             _print_plan(_load(opened, each), as_json=json)
             return
@@ -124,7 +124,7 @@ def checkpoint(stream: StreamOrTopic, given: StoreArguments, dry_run: Plan = Fal
         log.checkpoint()
         _show(opened, each, as_json=json)
 
-    return run_on_each(given.named(stream).streams, one, as_json=json)
+    return run_on_each(named_streams(opened, stream).streams, one, as_json=json)
 
 
 def expire(stream: StreamOrTopic, given: StoreArguments, dry_run: Plan = False, json: Json = False) -> int:
@@ -133,24 +133,23 @@ def expire(stream: StreamOrTopic, given: StoreArguments, dry_run: Plan = False, 
     That is: records, checkpoints and runs that a checkpoint older than orphan_age_min holds, and what dead incarnations
     of the stream left. Never an object of a segment. Of a topic with partitions: of each.
     """
-    named = given.named(stream)
-    one = partial(_expire, given=given, dry_run=dry_run, as_json=json)
-    return run_on_each(named.streams, one, as_json=json)
+    settings, opened = given.prepared(read_only=dry_run)
+    one = partial(_expire, opened, settings=settings.manifest, dry_run=dry_run, as_json=json)
+    return run_on_each(named_streams(opened, stream).streams, one, as_json=json)
 
 
-def _expire(stream: str, *, given: StoreArguments, dry_run: bool, as_json: bool) -> None:
-    settings, opened = given.prepared(stream, read_only=dry_run)
-    clock, entry = SystemClock(), read_entry(opened, stream)
-    if entry is None and not is_released(opened, stream):
-        require_entry(opened, stream)
+def _expire(store: ObjectStore, stream: str, *, settings: ManifestSettings, dry_run: bool, as_json: bool) -> None:
+    clock, entry = SystemClock(), read_entry(store, stream)
+    if entry is None and not is_released(store, stream):
+        require_entry(store, stream)
     if not dry_run:
-        require_no_global_hold(opened)
+        require_no_global_hold(store)
     expired = None
     if entry is not None:
         # Load first: nothing is deleted from an unreadable manifest.
-        state = _load(opened, stream).state
-        expired = expire_records(opened, state, clock=clock, settings=settings.manifest, dry_run=dry_run)
-    swept = sweep_dead_incarnations(opened, stream, clock=clock, settings=settings.manifest, dry_run=dry_run)
+        state = _load(store, stream).state
+        expired = expire_records(store, state, clock=clock, settings=settings, dry_run=dry_run)
+    swept = sweep_dead_incarnations(store, stream, clock=clock, settings=settings, dry_run=dry_run)
     unknown = [*(() if expired is None else expired.unknown), *(key for dead in swept.values() for key in dead.unknown)]
     facts = {
         "stream": stream,

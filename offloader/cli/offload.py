@@ -321,7 +321,8 @@ def plan_rollback(
     Such a reader is from before the streaming method and knows V1 objects only. Also listed: what would become of each
     ledger. Nothing is written.
     """
-    return _print_rollback_plans(given, named_streams(given.open(), stream), (), as_json=json)
+    opened = given.open()
+    return _print_rollback_plans(opened, named_streams(opened, stream), (), as_json=json)
 
 
 def apply_rollback(
@@ -349,11 +350,12 @@ def apply_rollback(
     rewritten, one after the other; --delete is of one.
     """
     chosen = sorted(set(delete or []))
-    named = named_streams(given.open(), stream)
+    stored = given.open()
+    named = named_streams(stored, stream)
     if chosen:
         named.require_one("a ledger is of one")
     if dry_run:
-        return _print_rollback_plans(given, named, chosen, as_json=json)
+        return _print_rollback_plans(stored, named, chosen, as_json=json)
     if chosen and not yes:
         raise InvalidCall(
             f"deleting {_ledgers(chosen)} from {stream} loses what only the store has of them",
@@ -389,9 +391,9 @@ def _apply_rollback(
         )
 
 
-def _print_rollback_plans(given: StoreArguments, named: NamedStreams, delete: Collection[int], *, as_json: bool) -> int:
+def _print_rollback_plans(store: ObjectStore, named: NamedStreams, delete: Collection[int], *, as_json: bool) -> int:
     def show(stream: str) -> None:
-        ledgers = streamed_ledgers(load_stream(given.open(), stream))
+        ledgers = streamed_ledgers(load_stream(store, stream))
         of, columns = _of_partition(named, stream)
         rows = [{**of, **asdict(each), "becomes": _fate(each, delete)} for each in ledgers]
         empty = f"an old reader can read all that is offloaded of {stream}"
@@ -587,10 +589,7 @@ def pause(
     next record. Appending, reading and retention go on.
     """
     change = partial(BackfillService.pause, reason=reason)
-    one = partial(
-        _record, given=given, change=change, changed="is paused", as_it_was="was paused already", as_json=json
-    )
-    return run_on_each(given.named(stream).streams, one, as_json=json)
+    return _change(stream, given, change, "is paused", "was paused already", as_json=json)
 
 
 def resume(stream: StreamOrTopic, given: StoreArguments, json: Json = False) -> int:
@@ -599,37 +598,33 @@ def resume(stream: StreamOrTopic, given: StoreArguments, json: Json = False) -> 
     A running writer that has entries waiting looks every minute at the latest; one in the process that resumes it goes
     on at once.
     """
-    one = partial(
-        _record,
-        given=given,
-        change=BackfillService.resume,
-        changed="goes on",
-        as_it_was="wasn't paused",
-        as_json=json,
-    )
-    return run_on_each(given.named(stream).streams, one, as_json=json)
+    return _change(stream, given, BackfillService.resume, "goes on", "wasn't paused", as_json=json)
 
 
-def _record(
-    stream: str,
-    *,
+def _change(
+    name: str,
     given: StoreArguments,
     change: Callable[[BackfillService, str], bool],
     changed: str,
     as_it_was: str,
+    *,
     as_json: bool,
-) -> None:
-    # Check that the stream exists before probing the store with a write.
-    load_stream(given.open(), stream)
-    settings, opened = given.prepared(stream, read_only=False)
-    with closing(LedgerOffloader(opened, settings)) as offloader:
-        done = change(offloader.history, stream)
-    state = load_stream(opened, stream)
-    left, end = len(state.assigned()), state.committed_end()
-    facts = {"stream": stream, "paused": state.paused, "changed": done, "assigned": left, "committed": end}
-    under_way = f"; {counted(left, 'assigned segment completes', 'assigned segments complete')}" if left else ""
-    text = f"{stream} {changed if done else as_it_was}: committed is {end or 'nothing'}{under_way}"
-    print_result(facts, text, as_json=as_json)
+) -> int:
+    stored = given.open()
+
+    def one(stream: str) -> None:
+        load_stream(stored, stream)  # before the store is probed with a write
+        settings, opened = given.prepared(stream, read_only=False)
+        with closing(LedgerOffloader(opened, settings)) as offloader:
+            done = change(offloader.history, stream)
+        state = load_stream(opened, stream)
+        left, end = len(state.assigned()), state.committed_end()
+        facts = {"stream": stream, "paused": state.paused, "changed": done, "assigned": left, "committed": end}
+        under_way = f"; {counted(left, 'assigned segment completes', 'assigned segments complete')}" if left else ""
+        text = f"{stream} {changed if done else as_it_was}: committed is {end or 'nothing'}{under_way}"
+        print_result(facts, text, as_json=as_json)
+
+    return run_on_each(named_streams(stored, name).streams, one, as_json=as_json)
 
 
 #: Why what can't be undone isn't done to several streams at once.
@@ -644,8 +639,8 @@ def accept_source(stream: Stream, given: LedgerArguments, dry_run: DryRun = Fals
     are left aside: never offloaded, released or deleted. Stop the process that appends first. There is no undo. Of a
     topic with partitions each is accepted by its own name.
     """
-    given.named(stream).require_one(_ACCEPTED)
     settings, opened = given.prepared(stream, read_only=dry_run)
+    named_streams(opened, stream).require_one(_ACCEPTED)
     given.require_ledgers()
     load_stream(opened, stream)  # require the stream before the database creates it
     clock = SystemClock()
@@ -673,8 +668,8 @@ def accept_loss(
     partitions each is accepted by its own name.
     """
     given.require_ledgers()
-    given.named(stream).require_one(_ACCEPTED)
     settings, opened = given.prepared(stream, read_only=dry_run)
+    named_streams(opened, stream).require_one(_ACCEPTED)
     clock, recorded = SystemClock(), None
     with closing(given.open_ledgers()) as database:
         is_offloaded = read_entry(opened, stream) is not None

@@ -11,7 +11,7 @@ import typer
 
 from formats.entries import Position
 from offloader.errors import InvalidCall
-from offloader.manifest.names import NamedStreams, named_streams, stream_name
+from offloader.manifest.names import stream_name
 from offloader.runtime.clock import SystemClock
 from offloader.runtime.system import cache_folder
 from offloader.settings import LimitSettings, Settings, StoreSettings
@@ -215,10 +215,6 @@ class StoreArguments(PlaceArguments):
         """The settings of a stream, and the store. Raises as ``open`` and ``read_settings_file``."""
         return self.settings(stream), self.open(read_only=read_only)
 
-    def named(self, name: str) -> NamedStreams:
-        """What a stream's or a topic's name means in the store; an empty one means one empty name."""
-        return named_streams(self.open(), name) if name else NamedStreams("")
-
 
 def position_of(text: str, *, option: str) -> Position:
     """``LEDGER:ENTRY`` as a position.
@@ -232,6 +228,14 @@ def position_of(text: str, *, option: str) -> Position:
         raise InvalidCall(
             f"{option}: {cause}", hint="`offloader segments STREAM` lists the positions there are"
         ) from cause
+
+
+def named_value(text: str, *, option: str, hint: str) -> tuple[str, str]:
+    """``NAME=VALUE`` in its parts. Raises ``InvalidCall``: anything else; names the option."""
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise InvalidCall(f"{option} {text!r} isn't NAME=VALUE", hint=hint)
+    return name, value
 
 
 def partition_position_of(text: str, *, option: str, hint: str) -> tuple[int | None, Position]:

@@ -11,7 +11,7 @@ import typer
 
 from offloader.cli.ledgers import LedgerArguments
 from offloader.cli.offload import stored_rows, stored_totals, totals_text
-from offloader.cli.options import NAME_A_STORE, DryRun, Json, TakeOver, argument, name_argument, option
+from offloader.cli.options import NAME_A_STORE, DryRun, Json, TakeOver, argument, name_argument, named_value, option
 from offloader.cli.output import json_line, print_result
 from offloader.cli.reading import print_finding, print_totals
 from offloader.errors import ErrorKind, InvalidCall
@@ -244,9 +244,7 @@ def _options(given: LedgerArguments, more: list[str]) -> dict[str, str]:
     named = {"store": place.url, "endpointUrl": place.endpoint_url, "region": place.region}
     options = {name: value for name, value in named.items() if value}
     for text in more:
-        name, sign, value = text.partition("=")
-        if not sign or not name:
-            raise InvalidCall(f"--option {text!r} isn't NAME=VALUE", hint="for example --option leaseSeconds=86400")
+        name, value = named_value(text, option="--option", hint="for example --option leaseSeconds=86400")
         if name.lower() in ("secretkey", "sessiontoken", "accesskey"):
             raise InvalidCall(
                 f"--option {name}: other users of this machine see it", hint="credentials: docs/how-to/spark.md"
