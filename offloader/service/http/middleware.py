@@ -13,10 +13,8 @@ import ipaddress
 import json
 import logging
 import re
-from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from email.utils import formatdate
-from functools import partial
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlsplit
@@ -276,9 +274,7 @@ class Gate:
         self._clock, self._recorder, self._unsent_bytes = clock, recorder, unsent_bytes
         self._open = SHORT.union(pages)
         self._names = frozenset(name.lower() for name in (*names, address.host) if name)
-        #: Requests under way.
-        self._working = Counter[Work]()
-        self._most = {
+        most = {
             Work.PROBE: PROBES_MAX,
             Work.SCRAPE: SCRAPES_MAX,
             Work.OTHER: settings.requests_max,
@@ -286,7 +282,8 @@ class Gate:
             Work.BROKER_WAIT: brokers.waits_max,
             Work.BROKER_STREAM: brokers.streams_max,
         }
-        self._streams = asyncio.Semaphore(brokers.streams_max)
+        #: What may still be worked on at once.
+        self._free = {work: asyncio.Semaphore(limit) for work, limit in most.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = _Answer(send, self._clock)
@@ -319,17 +316,19 @@ class Gate:
             return
         work = Work.of(head)
         unsent = head.path not in SHORT and self._unsent_bytes() > self._settings.unsent_bytes_max
-        is_stream = work is Work.BROKER_STREAM
-        if unsent or not (await self._has_stream() if is_stream else self._working[work] < self._most[work]):
+        if unsent or not await self._begins(work):
             busy = problem_document(503, "as much is asked for as is worked on at once", hint="come again in a second")
             await answer.problem(busy)
             return
         await self._work(scope, _replay(body, receive), answer, work)
 
-    async def _has_stream(self) -> bool:
+    async def _begins(self, work: Work) -> bool:
+        """Whether there is room for one more of its kind, which is taken."""
+        if work is not Work.BROKER_STREAM and self._free[work].locked():
+            return False
         try:
             async with asyncio.timeout(STREAM_WAIT_S):
-                await self._streams.acquire()
+                await self._free[work].acquire()
         except TimeoutError:
             return False
         return True
@@ -362,17 +361,11 @@ class Gate:
     def _too_long(self, head: Head) -> dict[str, Any]:
         return problem_document(413, f"a body of more than {self._body_bytes_max(head)} bytes")
 
-    def _over(self, work: Work, _: asyncio.Future[None]) -> None:
-        self._working[work] -= 1
-        if work is Work.BROKER_STREAM:
-            self._streams.release()
-
     async def _work(self, scope: Scope, receive: Receive, answer: _Answer, work: Work) -> None:
         """Runs the application up to the response deadline; a thread that continues keeps its slot. An answer with
         entries has that time for each piece."""
-        self._working[work] += 1
         task = asyncio.ensure_future(self._app(scope, receive, answer))
-        task.add_done_callback(partial(self._over, work))
+        task.add_done_callback(lambda _: self._free[work].release())
         is_stream = work is Work.BROKER_STREAM
         while True:
             before = answer.pieces
