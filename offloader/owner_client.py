@@ -113,7 +113,7 @@ class OwnerClient:
         names = {self._host, parts["host"].lower(), f"{parts['host'].lower()}:{parts['port']}"}
         self._is_trusted = bool(names & allowed) or (is_tls and bool(authorities_file))
         self._token = environ.get(TOKEN_VARIABLE, "").strip()
-        self._pool = urllib3.PoolManager(retries=False, ssl_context=_tls(authorities_file) if is_tls else None)
+        self._pool = urllib3.PoolManager(retries=False, ssl_context=client_tls(authorities_file) if is_tls else None)
 
     def offload(self, stream: str, until: Position | None, *, within_s: float) -> Position | None:
         """Has the owner close and complete the current segment; returns the committed end in its response.
@@ -372,7 +372,8 @@ _ERRORS: Mapping[str, Callable[..., OffloaderError]] = {
 }
 
 
-def _tls(authorities_file: str) -> ssl.SSLContext:
+def client_tls(authorities_file: str) -> ssl.SSLContext:
+    """TLS that trusts the machine's authorities and those of a file. Raises ``AccessDenied``: it can't be read."""
     try:
         return ssl.create_default_context(cafile=authorities_file or None)
     except (OSError, ssl.SSLError) as cause:

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import json
 import os
-import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -31,7 +29,7 @@ from offloader.ledgers.pulsar.admin import host_of
 from offloader.ledgers.pulsar.discovery import TopicPatterns, survey
 from offloader.ledgers.pulsar.source import PulsarCluster
 from offloader.ledgers.pulsar.topics import TopicLedger, stream_of_topic
-from offloader.owner_client import CA_VARIABLE
+from offloader.owner_client import CA_VARIABLE, client_tls
 from offloader.runtime.clock import Clock
 from offloader.service.auth import tokens_of
 from offloader.settings import Settings
@@ -81,11 +79,8 @@ class PluginsWay:
         self.url = url.rstrip("/")
         self._headers = {"Accept": "application/json", **({"Authorization": f"Bearer {token}"} if token else {})}
         self._headers |= {"Offloader-Source": source} if source else {}
-        try:
-            context = ssl.create_default_context(cafile=authorities or None)
-        except (OSError, ssl.SSLError) as cause:
-            raise AccessDenied(f"{CA_VARIABLE}: {Path(authorities)} can't be read: {cause}") from cause
-        self._pool = urllib3.PoolManager(retries=False, ssl_context=context, timeout=urllib3.Timeout(total=_ANSWER_S))
+        timeout = urllib3.Timeout(total=_ANSWER_S)
+        self._pool = urllib3.PoolManager(retries=False, ssl_context=client_tls(authorities), timeout=timeout)
 
     def get(self, stream: str, ledger_id: int, query: str = "") -> Answer:
         """The answer of a ledger's route.

@@ -36,7 +36,7 @@ from offloader.manifest.ledger_table import Run, joined, without
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.state import EditRefused, ManifestState, first_begin
-from offloader.owner_client import CA_VARIABLE, HOSTS_VARIABLE, TOKEN_VARIABLE, NotOwner, OwnerClient, OwnerUnreachable
+from offloader.owner_client import TOKEN_VARIABLE, NotOwner, OwnerClient, OwnerUnreachable
 from offloader.parallel_map import at_once
 from offloader.read.cold import objects_of, read_fill
 from offloader.read.fetch import Cache, Fetcher
@@ -430,14 +430,13 @@ class BrokerLedgers:
         )
         if not owner or caller.is_forwarded:
             raise refused from why
-        kept = {name: value for name in (CA_VARIABLE, HOSTS_VARIABLE) if (value := self._environ.get(name))}
         token = caller.token or self._environ.get(TOKEN_VARIABLE, "")
         try:
             client = OwnerClient(
                 owner,
                 clock=self._clock,
                 hosts=self._settings.access.owner_hosts,
-                environ={**kept, TOKEN_VARIABLE: token},
+                environ={**self._environ, TOKEN_VARIABLE: token},
             )
             if not client.is_allowed:
                 raise refused

@@ -157,8 +157,10 @@ def broker_routes(ledgers: BrokerLedgers, threads: BrokerThreads, *, answer_s: f
         )
         wait_s = min(body.wait_seconds, answer_s * _WAIT_SHARE)
         wait = partial(ledgers.offload, name, ledger, facts, wait_s=wait_s, caller=broker)
-        found = await _within(threads.waits, wait, wait_s + _LATE_S)
-        return shown(LedgerOffloaded, found or {"committed": False, "missing": []})
+        with contextlib.suppress(TimeoutError):
+            found = await asyncio.wait_for(_in(threads.waits, wait), wait_s + _LATE_S)
+            return shown(LedgerOffloaded, found)
+        return LedgerOffloaded(committed=False, missing=[])
 
     @router.put("/missing", openapi_extra={"requestBody": {"required": True, "content": {FRAMES: {}}}})
     def missing(
@@ -183,16 +185,6 @@ def broker_routes(ledgers: BrokerLedgers, threads: BrokerThreads, *, answer_s: f
 
 async def _in(pool: ThreadPoolExecutor, call: Callable[[], _Answer]) -> _Answer:
     return await asyncio.wrap_future(pool.submit(call))
-
-
-async def _within(pool: ThreadPoolExecutor, call: Callable[[], _Answer], seconds: float) -> _Answer | None:
-    """The answer of ``call``; ``None``: there is none yet, and nobody waits for it any more."""
-    answer = asyncio.wrap_future(pool.submit(call))
-    done, _ = await asyncio.wait([answer], timeout=seconds)
-    if done:
-        return await answer
-    answer.cancel()
-    return None
 
 
 async def _sent(
