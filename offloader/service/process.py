@@ -360,8 +360,7 @@ class ServingProcess:
             self._waiting[feed.name] = problem
             if self._stopping:
                 return
-        again = partial(self._start, feed, min(2 * wait_s, FEED_RETRY_S_MAX))
-        self._workers.call_after(wait_s, again)
+        self._workers.call_after(wait_s, partial(self._start, feed, min(2 * wait_s, FEED_RETRY_S_MAX)))
 
     def _quietly(self, what: str, end: Callable[[], object]) -> None:
         try:

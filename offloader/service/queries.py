@@ -38,10 +38,18 @@ from offloader.retention.state import read_decisions
 from offloader.retention.subscribers import CutLike, StreamRetention, open_retention
 from offloader.runtime.clock import Clock
 from offloader.service.answers import ASKERS_MAX, STORE_WAIT_S_MAX, KeptAnswers
-from offloader.service.entry_pages import PARTITIONS_MAX, EntryQuery, entry_page
 from offloader.service.process import ServingProcess
 from offloader.service.streams import ProviderProblem
-from offloader.service.view_documents import joint_plan, numbered, timeline_document, topic_plan, topic_row
+from offloader.service.view_documents import (
+    PARTITIONS_MAX,
+    EntryQuery,
+    entry_page,
+    joint_plan,
+    numbered,
+    timeline_document,
+    topic_plan,
+    topic_row,
+)
 from offloader.store.base import ObjectStore
 from offloader.store.wrappers import with_short_retries
 from offloader.telemetry.recorder import LastHour, namespace_of
@@ -328,11 +336,8 @@ class ServiceView:
             if not partitions:
                 raise
         named = NamedStreams(name, dict(sorted(partitions.items())))
-        one = partial(self._of_partition, served, served_only)
-        return topic_row(name, numbered(named.partitions, at_once(one, named.streams)))
-
-    def _of_partition(self, served: Mapping[str, Mapping[str, Any]], served_only: bool, name: str) -> dict[str, Any]:
-        return self._one_stream(name, served.get(name), served_only=served_only)
+        rows = at_once(lambda each: self._one_stream(each, served.get(each), served_only=served_only), named.streams)
+        return topic_row(name, numbered(named.partitions, rows))
 
     def _one_stream(self, name: str, served: Mapping[str, Any] | None, *, served_only: bool) -> dict[str, Any]:
         row = None if served is None else dict(served)
@@ -561,8 +566,7 @@ class ServiceView:
             stored = self._stored(name, deadline_s, age_s_max=ROW_AGE_S_MAX)
         except OffloaderError as error:
             # A served stream may not be in the store yet.
-            found = row if "mode" in row else {"stream": name, "mode": None, "last_error": error.message}
-            return self._labelled(found)
+            return self._labelled(row if "mode" in row else {"stream": name, "mode": None, "last_error": error.message})
         return self._labelled(with_manifest(row, stored) if "mode" in row else stored)
 
     def _stored(self, name: str, deadline_s: float, *, age_s_max: float) -> dict[str, Any]:
@@ -673,8 +677,7 @@ class ServiceControl:
         if joint_plan(plans) != plan:
             raise plan_changed(name)
         rows = [self._clean(upkeep, each, found, by) for each, found in plans.items() if found is not None]
-        sums = {key: sum(row[key] for row in rows) for key in _SWEPT}
-        return {"stream": name, **sums, "partitions": rows}
+        return {"stream": name, **{key: sum(row[key] for row in rows) for key in _SWEPT}, "partitions": rows}
 
     def _identity(self, stream: str) -> str | None:
         settings = self._process.streams.settings_of(stream)
