@@ -161,11 +161,6 @@ def digest_of(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
 
 
-def token_digests(source: str, environ: Mapping[str, str]) -> Sequence[bytes]:
-    """Digests of the tokens of one source; raises as ``tokens_of``."""
-    return [digest_of(token) for token in tokens_of(source, environ)]
-
-
 def tokens_of(source: str, environ: Mapping[str, str]) -> Sequence[str]:
     """The tokens of one source, ``file:PATH`` or ``env:NAME``.
 
@@ -489,12 +484,12 @@ class Credentials:
         denied = False
         for source, grant in self._sources:
             try:
-                found = token_digests(source, self._environ)
+                tokens = tokens_of(source, self._environ)
             except (AccessDenied, InvalidCall) as error:
                 denied |= isinstance(error, AccessDenied)
                 problems.append(error.message)
                 continue
-            for digest in found:
+            for digest in map(digest_of, tokens):
                 other = known.get(digest)
                 if other is not None and (why := _contradiction(other, grant)):
                     problems.append(f"{other.name} and of {source}: {why}")

@@ -159,9 +159,8 @@ class Probe:
             _log.warning("%s", text, extra={"event": "outage", "target": self.kind, "why": why})
         elif before.is_up is False:
             lasted_s = (now_ms - (before.since_ms or now_ms)) / 1000
-            text = f"{self.where}: {self._target} answers again after {lasted_s:.0f} s"
             extra = {"event": "outage_over", "target": self.kind, "seconds": round(lasted_s, 1)}
-            _log.warning("%s", text, extra=extra)
+            _log.warning("%s: %s answers again after %.0f s", self.where, self._target, lasted_s, extra=extra)
 
 
 def probe_settings(settings: StoreSettings) -> StoreSettings:
@@ -246,11 +245,11 @@ class TroubleLog:
     """Makes lines of what is wrong with streams: one for all with the same reason, one when it ends. Not thread-safe.
 
     Args:
-        noun: what the names are, for the lines: ``stream``.
+        told_after_s: how long something is wrong before it is told.
     """
 
-    def __init__(self, noun: str = "stream", *, told_after_s: float = TOLD_AFTER_S) -> None:
-        self._noun, self._told_after_s = noun, told_after_s
+    def __init__(self, *, told_after_s: float = TOLD_AFTER_S) -> None:
+        self._told_after_s = told_after_s
         self._troubles: dict[str, _Trouble] = {}
 
     def wait(self) -> None:
@@ -273,15 +272,15 @@ class TroubleLog:
         for name, each in sorted(self._troubles.items()):
             if not each.is_told and now_s - each.since_s >= self._told_after_s:
                 each.is_told = True
-                due.setdefault(each.why.replace(name, f"its {self._noun}"), []).append(name)
+                due.setdefault(each.why.replace(name, "its stream"), []).append(name)
         over = sorted(name for name, each in before.items() if each.is_told and name not in whys)
-        lines = [f"{named(names, self._noun)}: {why}; tried again until it works" for why, names in due.items()]
-        return [*lines, f"{named(over, self._noun)}: works again"] if over else lines
+        lines = [f"{named(names)}: {why}; tried again until it works" for why, names in due.items()]
+        return [*lines, f"{named(over)}: works again"] if over else lines
 
 
-def named(names: Sequence[str], noun: str) -> str:
+def named(names: Sequence[str]) -> str:
     """``stream a``, or ``50 streams (a, b, c and 47 more)``."""
     if len(names) == 1:
-        return f"{noun} {names[0]}"
+        return f"stream {names[0]}"
     rest = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
-    return f"{len(names)} {noun}s ({', '.join(names[:NAMES_MAX])}{rest})"
+    return f"{len(names)} streams ({', '.join(names[:NAMES_MAX])}{rest})"

@@ -106,7 +106,7 @@ def test_troubles_are_told_once_they_last_grouped_by_their_reason() -> None:
     log.wait()
     assert log.look(4020.0, {"s-1": "refused"}) == [], "an outage explained it until now"
     assert len(log.look(4040.0, {"s-1": "refused"})) == 1
-    assert named(["s-1"], "stream") == "stream s-1"
+    assert named(["s-1"]) == "stream s-1"
 
 
 def test_repeated_attempts_and_what_an_outage_causes_are_not_written() -> None:

@@ -53,9 +53,8 @@ class Proof:
 
     def __init__(self, source: PushedLedgers, store: ObjectStore, settings: ReadSettings, *, is_named: bool) -> None:
         self._source, self._store, self._settings = source, store, settings
-        committed = source.news().durable
         #: Must be verified before the producer gets all news.
-        self._wanted = committed if is_named else None
+        self._wanted = source.news().durable if is_named else None
         self._proven: Position | None = None
         self._reader: Reader | None = None
         self._seen = PushNews(None, None)

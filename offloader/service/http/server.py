@@ -479,8 +479,7 @@ def client_of(host: str) -> str:
     """Key of a client for its limits: an IPv4 address or an IPv6 network, as a client may use all of its addresses."""
     address = ipaddress.ip_address(host.partition("%")[0])
     address = getattr(address, "ipv4_mapped", None) or address
-    is_v4 = address.version == 4
-    return str(address if is_v4 else ipaddress.ip_network((address, _NETWORK_BITS), strict=False))
+    return str(address if address.version == 4 else ipaddress.ip_network((address, _NETWORK_BITS), strict=False))
 
 
 def _own_names(settings: Settings) -> Collection[str]:
