@@ -9,14 +9,12 @@ options, is a mapping instead: action -> such a function. This module handles ``
 
 from __future__ import annotations
 
-import gc
 import importlib
 import inspect
 import os
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import partial
 from typing import Annotated, Any, get_type_hints
@@ -112,8 +110,7 @@ def main(
     if verb == "serve":  # runs for weeks
         own_process.keep_heap_small()
     try:
-        with _uncollected():
-            command: Any = get_command(_app(verb, verbs, package))
+        command: Any = get_command(_app(verb, verbs, package))
         _keep_plain_values(command)
         actions = getattr(command.commands.get(verb), "commands", ())
         arguments = _action_first(words, verb, actions) or ["--help"]
@@ -127,18 +124,6 @@ def main(
     except (Exception, KeyboardInterrupt) as error:
         code = report(error, sys.stderr, as_json="--json" in options, debug=_DEBUG in options)
     return _flushed(code)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Looks for no garbage while a verb is loaded: what is loaded stays, and looking through it takes long."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _app(verb: str, verbs: Mapping[str, str], package: str) -> typer.Typer:
