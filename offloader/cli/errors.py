@@ -14,7 +14,7 @@ from typing import TextIO
 
 import typer
 
-from formats.errors import FormatError, Inconsistent
+from formats.errors import FormatError, Inconsistent, one_line
 from offloader.errors import ErrorKind, OffloaderError, install_hint
 
 __all__ = ["EXIT_BROKEN_PIPE", "EXIT_INTERRUPTED", "Failure", "failure_of", "report", "run_on_each"]
@@ -103,7 +103,7 @@ def failure_of(error: BaseException) -> Failure:
         case _:
             kind, message = ErrorKind.BUG, f"this is a bug: {name}: {error}"
             hint = "run the same command with --debug and report what it prints"
-    return Failure(kind.name.lower(), name, _one_line(message), _one_line(hint), kind.value)
+    return Failure(kind.name.lower(), name, one_line(message), one_line(hint), kind.value)
 
 
 def report(error: BaseException, stream: TextIO, *, as_json: bool = False, debug: bool = False) -> int:
@@ -146,10 +146,6 @@ def run_on_each(streams: Sequence[str], run: Callable[[str], int | None], *, as_
             sys.stdout.flush()
             failure.print(sys.stderr, f"stream {stream}: ")
     return next((code for code in codes if code), 0)
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 def _sentence(text: str) -> str:

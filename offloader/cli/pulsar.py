@@ -57,7 +57,7 @@ from offloader.ledgers.pulsar.topics import TopicLedgers, ledgers_of_topics, str
 from offloader.ledgers.pulsar.transport import open_security, security_of
 from offloader.manifest.catalog import partition_streams
 from offloader.manifest.names import named_streams
-from offloader.read.fetch import ReaderThreads
+from offloader.parallel_map import at_once
 from offloader.read.reader import load_stream, open_reader
 from offloader.replay import (
     Progress,
@@ -214,7 +214,7 @@ def _asked(admin_url: str, namespaces: Sequence[str]) -> list[TopicLedgers]:
     hosts = [host.strip() for host in os.environ.get(HOSTS_VARIABLE, "").split(",") if host.strip()]
     with AdminClient(admin_url, security=open_security(token_variable=ADMIN_TOKEN_VARIABLE), hosts=hosts) as client:
         names = [topic for namespace in namespaces or client.namespaces() for topic in client.topics(namespace)]
-        found = ReaderThreads(CONNECTIONS_MAX).in_order(partial(_ledgers, client, name) for name in names)
+        found = at_once(partial(_ledgers, client), names, in_flight_max=CONNECTIONS_MAX)
         return [topic for topic in found if topic is not None]
 
 
