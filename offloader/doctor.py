@@ -360,32 +360,31 @@ def check_pulsar(settings: PulsarSettings, clock: Clock) -> Iterator[Finding]:
             what = f" are meant, {settings.topics_max} are offloaded" if is_above else " and partitions are meant"
             yield fine_unless("pulsar topics", f"{len(topics)} topics{what}", hint if is_above else "")
             looked_at = topics[:TOPICS_LOOKED_AT_MAX]
-            yield _subscriptions(cluster, looked_at)
-            yield from _entries(cluster, looked_at)
+            subscriptions, entries = _subscriptions(cluster, looked_at), _entries(cluster, looked_at)
+            yield from run_checks([("pulsar subscriptions", subscriptions), ("pulsar entries", entries)])
         elif failure is None:
             hint = "check names and patterns; topics that producers create later are discovered while it serves"
             yield warning("pulsar topics", "pulsar.topics means no topic that is there", hint)
         for namespace in sorted(look.topics):
             yield from _policies(cluster, namespace)
         if settings.broker_plugin:
-            yield from _plugin(cluster)
+            yield from run_checks([("pulsar broker plugin", _plugin(cluster))])
 
 
-def _subscriptions(cluster: PulsarCluster, topics: list[str]) -> Finding:
+def _subscriptions(cluster: PulsarCluster, topics: list[str]) -> Iterator[Finding]:
     name, without = cluster.settings.subscription, []
     for topic in topics:
         try:
             found = cluster.admin.stats(topic).subscriptions.get(name)
         except NotFound:
             continue  # deleted since, or an unused partition
-        except OffloaderError as error:
-            return problem("pulsar subscriptions", error)
         if found is None or not found.is_durable:
             without.append(topic)
     if without:
         what = f"{len(without)} of {len(topics)} topics have no subscription {name}, {without[0]} for example"
-        return warning("pulsar subscriptions", what, "until a process serves them nothing keeps what isn't offloaded")
-    return fine("pulsar subscriptions", f"{len(topics)} topics have the subscription {name}")
+        yield warning("pulsar subscriptions", what, "until a process serves them nothing keeps what isn't offloaded")
+    else:
+        yield fine("pulsar subscriptions", f"{len(topics)} topics have the subscription {name}")
 
 
 def _entries(cluster: PulsarCluster, topics: list[str]) -> Iterator[Finding]:
@@ -401,16 +400,11 @@ def _entries(cluster: PulsarCluster, topics: list[str]) -> Iterator[Finding]:
             fate = cluster.admin.fate(topic, Position(ledger_id, entries - 1))
         except NotFound:
             continue  # deleted since, or an unused partition
-        except OffloaderError as error:
-            yield problem(check, error)
-            return
         asked += 1
         if fate is EntryFate.DENIED:
             namespace = topic.removeprefix("persistent://").rpartition("/")[0]
             what = f"{cluster.admin.url}: the token lacks the permission to look at entries of {topic}"
-            hint = f"grant its role the action consume on namespace {namespace}; {without}"
-            yield problem(check, AccessDenied(what, hint=hint))
-            return
+            raise AccessDenied(what, hint=f"grant its role the action consume on namespace {namespace}; {without}")
         if fate is EntryFate.UNKNOWN:
             what = f"{cluster.admin.url} doesn't explain entries of {topic}"
             hint = f"let GET .../ledger/L/entry/E and its X-Pulsar headers pass, of a broker 2.11 or later; {without}"
@@ -433,9 +427,6 @@ def _plugin(cluster: PulsarCluster) -> Iterator[Finding]:
             "with the page about the plugin"
         )
         yield warning(check, f"the settings of the broker can't be read: {error.message}", hint)
-        return
-    except OffloaderError as error:
-        yield problem(check, error)
         return
     for each in settings_findings(settings):
         yield _told(check, each, f"{admin.url}: ")
@@ -663,7 +654,8 @@ def check_streams(store: ObjectStore, file: SettingsFile, clock: Clock) -> Itera
         names = sorted({*stored, *hot})
         troubles = 0
         for name in names[:STREAMS_MAX]:
-            for finding in _stream(store, name, hot.get(name), file.settings_of(name), clock):
+            findings = _stream(store, name, hot.get(name), file.settings_of(name), clock)
+            for finding in run_checks([(f"stream {name}", findings)]):
                 troubles += 1
                 yield finding
     rest = f"; {len(names) - STREAMS_MAX} more weren't looked at" if len(names) > STREAMS_MAX else ""
@@ -677,13 +669,9 @@ def _stream(
     store: ObjectStore, name: str, source: EmbeddedStream | None, settings: Settings, clock: Clock
 ) -> Iterator[Finding]:
     check = f"stream {name}"
-    try:
-        state = load_stream(store, name, may_be_absent=True)
-        # List the ledgers after reading the manifest: they are compared with it.
-        infos = [] if source is None else CheckedSource(source, lambda: state).ledgers()
-    except OffloaderError as error:
-        yield problem(check, error)
-        return
+    state = load_stream(store, name, may_be_absent=True)
+    # List the ledgers after reading the manifest: they are compared with it.
+    infos = [] if source is None else CheckedSource(source, lambda: state).ledgers()
     waiting = _entries_after(infos, state.committed_end())
     if state.paused:
         yield warning(check, f"paused{_waits(waiting)}", f"`offloader resume {name}` lets it go on")

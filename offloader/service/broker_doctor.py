@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
-from offloader.doctor import Finding, fine, problem, warning
+from offloader.doctor import Finding, fine, problem, run_checks, warning
 from offloader.errors import (
     AccessDenied,
     InvalidCall,
@@ -143,7 +143,7 @@ def check_broker_routes(settings: Settings, clock: Clock, environ: Mapping[str, 
             return
         yield fine(_CHECK, f"{url} serves brokers{' with the token of access.broker_tokens' if token else ''}")
         if failure is None:
-            yield from _ledgers(cluster, way, topics)
+            yield from run_checks([(_LEDGERS, _ledgers(cluster, way, topics))])
 
 
 def may_have_token(url: str, settings: Settings) -> bool:
@@ -185,9 +185,6 @@ def _ledgers(cluster: PulsarCluster, way: PluginsWay, topics: list[str]) -> Iter
             listed = [each for each in cluster.admin.ledgers(topic).ledgers if each.offloaded]
         except NotFound:
             continue  # deleted since, or an unused partition
-        except OffloaderError as error:
-            yield problem(_LEDGERS, error)
-            return
         # The oldest ones, which retention reaches first, and the newest one.
         for ledger in listed if len(listed) <= LEDGERS_MAX else [*listed[: LEDGERS_MAX - 1], listed[-1]]:
             asked += 1
