@@ -217,7 +217,7 @@ class ServingProcess:
     Args:
         offloader: writes to the store, which the maker of the process opens and closes.
         upkeep: ``None``: another process does it.
-        last_hour: what it offloads, by stream; default: nothing.
+        last_hour: what it offloads, by stream.
         recent: log handler for recent errors.
 
     Attributes:
@@ -233,11 +233,10 @@ class ServingProcess:
         recent: RecentErrors,
         credentials: Credentials,
         clock: Clock,
-        last_hour: LastHour | None = None,
+        last_hour: LastHour,
     ) -> None:
         self.streams, self.upkeep, self.recent, self.started_ms = streams, upkeep, recent, clock.now_ms()
-        self._offloader, self._credentials, self._clock = offloader, credentials, clock
-        self._last_hour = last_hour or LastHour(clock)
+        self._offloader, self._credentials, self._clock, self._last_hour = offloader, credentials, clock, last_hour
         self.history = offloader.history
         self._feeds: list[StreamProvider] = []
         self._doors: list[HttpListener] = []
