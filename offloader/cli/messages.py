@@ -213,8 +213,7 @@ class MessageReader:
         try:
             # A message without a value may be a pair without one, whose key is the message's.
             if row["value"] is not None or self._values.is_of_pairs(row["schema_version"]):
-                found = self._values.decode(row["value"], row["schema_version"], _key_bytes(row))
-                row[DECODED] = plain_value(found)
+                row[DECODED] = plain_value(self._values.decode(row["value"], row["schema_version"], _key_bytes(row)))
         except ValueError as error:
             why = f"the value can't be decoded: {error}"
             if self._bad is BadEntry.ERROR:

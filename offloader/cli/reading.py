@@ -70,7 +70,7 @@ from offloader.manifest.state import ManifestState
 from offloader.owner_client import OwnerClient, OwnerHotTier, OwnerUnreachable
 from offloader.plot import draw
 from offloader.read.fetch import Fetcher
-from offloader.read.partitions import TopicReader, follow_all, merge_published, open_topic
+from offloader.read.partitions import follow_all, merge_published, open_topic
 from offloader.read.reader import Reader, load_stream, open_reader
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import ReadSettings
@@ -119,8 +119,7 @@ class ReadStreams:
                     f"{named.name} has {len(named.partitions)} partitions, and a position is of one",
                     hint=f"--from-time and --to-time, or read one of them: {named.streams[0]}",
                 )
-            topic: TopicReader = open_topic(named.partitions, named.name, opened)
-            readers = list(topic.partitions.values())
+            readers = list(open_topic(named.partitions, named.name, opened).partitions.values())
         return cls(readers, list(named.partitions), [chosen_range(each, asked) for each in readers])
 
     @property
