@@ -42,7 +42,6 @@ from offloader.service.process import ServingProcess
 from offloader.service.streams import ProviderProblem
 from offloader.service.view_documents import (
     PARTITIONS_MAX,
-    EntryQuery,
     entry_page,
     joint_plan,
     numbered,
@@ -407,14 +406,14 @@ class ServiceView:
         Raises: as ``entry_page`` and ``time_ms_of``.
         """
         now_ms = self._clock.now_ms()
-        query = EntryQuery(
+        return entry_page(
+            *(self._store, name, self._streams.source_of),
             first=_position(first, "from") if first else None,
             from_ms=time_ms_of(from_time, option="from_time", now_ms=now_ms) if from_time else None,
             to_ms=time_ms_of(to_time, option="to_time", now_ms=now_ms) if to_time else None,
             after=after,
             limit=min(limit, LIMIT_MAX),
         )
-        return entry_page(self._store, name, self._streams.source_of, query)
 
     def ledgers(self, name: str) -> list[dict[str, Any]]:
         """The hot tier's ledgers of a stream that is served here; none of others. Of a topic with partitions: of those

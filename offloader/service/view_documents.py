@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from formats.entries import TIME_UNKNOWN_MS, Entry, Position
@@ -156,28 +156,24 @@ PARTITIONS_MAX = 100
 _SETTINGS = ReadSettings(request_bytes=1024 * 1024, requests_in_flight_max=1, batch_bytes=PAGE_BYTES_MAX)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EntryQuery:
-    """Which entries.
-
-    Attributes:
-        first: of one stream; ``None``: by ``from_ms``, else the first there is.
-        from_ms, to_ms: publish times, the end excluded; ``None``: no bound.
-        after: ``next_after`` of the page before; empty: the first page.
-        limit: most entries.
-    """
-
-    first: Position | None = None
-    from_ms: int | None = None
-    to_ms: int | None = None
-    after: str = ""
-    limit: int = 100
-
-
 def entry_page(
-    store: ObjectStore, name: str, source_of: Callable[[str], LedgerSource | None], query: EntryQuery
+    store: ObjectStore,
+    name: str,
+    source_of: Callable[[str], LedgerSource | None],
+    *,
+    first: Position | None,
+    from_ms: int | None,
+    to_ms: int | None,
+    after: str,
+    limit: int,
 ) -> tuple[list[dict[str, Any]], str | None]:
     """A page's rows, and the place of the next page; ``None``: there is nothing more now.
+
+    Args:
+        first: of one stream; ``None``: by ``from_ms``, else the first there is.
+        from_ms, to_ms: publish times, the end excluded; ``None``: no bound.
+        after: place of the page; empty: the first page.
+        limit: most entries.
 
     Raises:
         NotFound: no such stream and no such topic.
@@ -185,16 +181,16 @@ def entry_page(
         Trimmed, BeyondEnd: ``first`` or a place isn't in the stream (any more).
     """
     named = named_streams(store, name)
-    if named.partitions and query.first is not None:
+    if named.partitions and first is not None:
         raise InvalidCall(
             f"{named.name} has {len(named.partitions)} partitions, and a position is of one",
             hint=f"give from_time, or ask for one of them: {named.streams[0]}",
         )
-    if query.first is not None and query.from_ms is not None:
+    if first is not None and from_ms is not None:
         raise InvalidCall("from and from_time both say where to begin", hint="leave one of them out")
     if len(named.partitions) > PARTITIONS_MAX:
         raise InvalidCall(f"{named.name} has more than {PARTITIONS_MAX} partitions", hint="ask for one of them")
-    places = _places(query.after)
+    places = _places(after)
     numbers: list[int | None] = list(named.partitions) or [None]
     with ExitStack() as stack:
         readers = [
@@ -203,12 +199,10 @@ def entry_page(
         ]
         both = list(zip(readers, numbers, strict=True))
         begins = [
-            places.get(str(number))
-            or query.first
-            or (None if query.from_ms is None else reader.position_at(query.from_ms))
+            places.get(str(number)) or first or (None if from_ms is None else reader.position_at(from_ms))
             for reader, number in both
         ]
-        ranges = [_range(reader, query, begin) for reader, begin in zip(readers, begins, strict=True)]
+        ranges = [_range(reader, begin, first, from_ms, to_ms) for reader, begin in zip(readers, begins, strict=True)]
         scans = [
             reader.scan(*chosen) if chosen is not None else iter(())
             for reader, chosen in zip(readers, ranges, strict=True)
@@ -219,7 +213,7 @@ def entry_page(
         with closing(merge_published(scans)) as merged:
             for at, batch in merged:
                 for entry in batch.entries():
-                    if len(rows) == query.limit or (rows and size_bytes + len(entry.payload) > PAGE_BYTES_MAX):
+                    if len(rows) == limit or (rows and size_bytes + len(entry.payload) > PAGE_BYTES_MAX):
                         return rows, json.dumps({key: str(each) for key, each in reached.items() if each is not None})
                     rows.append(_row(readers[at].stream, numbers[at], entry))
                     size_bytes += len(entry.payload)
@@ -227,20 +221,22 @@ def entry_page(
         return rows, None
 
 
-def _range(reader: Reader, query: EntryQuery, begin: Position | None) -> tuple[Position | None, Position | None] | None:
+def _range(
+    reader: Reader, begin: Position | None, first: Position | None, from_ms: int | None, to_ms: int | None
+) -> tuple[Position | None, Position | None] | None:
     """First and last position; ``None``: nothing of the stream is wanted."""
     last = reader.last_position
-    if last is None or (begin is None and query.from_ms is not None):
+    if last is None or (begin is None and from_ms is not None):
         return None
     if begin is not None and begin > last:
-        if begin == query.first and begin != last.next():
+        if begin == first and begin != last.next():
             raise BeyondEnd(
                 f"stream {reader.stream}: position {begin} is beyond the last readable entry {last}",
                 last_available=last,
                 hint=f"begin at {last.next()} or earlier",
             )
         return None
-    return reader.range_of(begin, None, None, query.to_ms)
+    return reader.range_of(begin, None, None, to_ms)
 
 
 def _places(after: str) -> Mapping[str, Position]:
