@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from offloader.runtime.clock import SystemClock
-from offloader.service.health import PROBE_ANSWER_S, BrokerCheck, Probe
+from offloader.service.health import PROBE_ANSWER_S, Probe, ask_broker, probe_client
 from offloader.settings import PulsarSettings
 from services.toxiproxy import Toxiproxy
 from tests.support.certificates import Authority
@@ -24,8 +25,9 @@ NO_ANSWER = f"no answer within {PROBE_ANSWER_S:g} s"
 def probing(settings: PulsarSettings) -> Iterator[Probe]:
     """A probe that asks often."""
     clock = SystemClock()
-    check = BrokerCheck(settings, clock)
-    probe = Probe("source", "pulsar", "the broker", check, clock=clock, hint="", end=check.close, period_s=0.05)
+    client = probe_client(settings, clock)
+    check = partial(ask_broker, client)
+    probe = Probe("source", "pulsar", "the broker", check, clock=clock, hint="", end=client.close, period_s=0.05)
     probe.start()
     try:
         yield probe
