@@ -229,6 +229,20 @@ def start_of_history(
     return HistoryStart(plan, gaps, ends, blocked)
 
 
+def failed_before(blocked: Gap | None, failed: Iterable[Failed], state: ManifestState) -> list[Failed]:
+    """The edits that may be recorded while a gap blocks, all of them where none does.
+
+    What was promised in or behind the gap stays promised: that may be the only word of entries whose ledger the hot
+    tier lost, and without it the next run would find no gap.
+    """
+    promised = {edit.uuid: state.segments.get(edit.uuid) for edit in failed} if blocked is not None else {}
+    return [
+        edit
+        for edit in failed
+        if blocked is None or (segment := promised[edit.uuid]) is None or segment.begin < blocked.first
+    ]
+
+
 def interrupted(log: ManifestLog, given_up: Collection[Failed]) -> list[Failed]:
     """Segments that an earlier run of this epoch left assigned."""
     said = {edit.uuid for edit in given_up}

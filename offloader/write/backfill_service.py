@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from uuid import UUID
 
 import numpy as np
@@ -21,6 +22,7 @@ from formats.manifest import Failed, Gap, GapFilled, Pause, Resume, SetMethod
 from formats.segment import Layout, SegmentSummary
 from offloader.errors import (
     Closed,
+    Corrupt,
     Fenced,
     InvalidCall,
     LimitReached,
@@ -48,6 +50,7 @@ from offloader.write.backfill import (
     HistoryResult,
     HistoryTools,
     PlannedSegment,
+    failed_before,
     interrupted,
     plan_of_history,
     start_of_history,
@@ -315,6 +318,21 @@ _log = logging.getLogger("offloader.ledgers")
 LOOK_S = 60.0
 
 
+def _start_of_method(
+    state: ManifestState,
+    given_up: Collection[UUID],
+    *,
+    ledgers: Sequence[LedgerInfo],
+    on_gap: str,
+    last: Position | None,
+    limits: Mapping[str, int],
+) -> tuple[LedgerMethodPlan, list[Gap], Gap | None]:
+    """The plan up to ``last``, or up to the first gap that may not be recorded; the gaps that may; and that one."""
+    gaps, blocked = allowed_gaps(find_gaps(state, ledgers, last=last, given_up=given_up).gaps, on_gap)
+    end = last if blocked is None else blocked.first.previous()
+    return ledgers_of_method(state, ledgers, given_up=given_up, last=end, **limits), gaps, blocked
+
+
 class LedgerTrigger:
     """Runs the ledger method after each ledger that is closed, and once a minute.
 
@@ -461,16 +479,17 @@ class BackfillService:
                 failed += interrupted(log, failed)
                 given_up = {edit.uuid for edit in failed}
                 start = start_of_history(log.state, source.ledgers(), settings, last=last, given_up=given_up)
+                recorded = failed_before(start.blocked, failed, log.state)
                 run = BackfillJob(
                     *(self._tools, source, log, start.plan),
                     commits=commits,
-                    first_edits=[*failed, *start.ends, *start.gaps],
+                    first_edits=[*recorded, *start.ends, *start.gaps],
                     acknowledges=acknowledges,
                     on_progress=on_progress,
                 )
                 done = self._finished(stream, run)
                 result.add(done)
-                failed = []
+                failed = [edit for edit in failed if edit not in recorded]
                 # Entries lost by the hot tier meanwhile are a gap, which doesn't affect earlier ones.
                 again = bool(done.trimmed) and not done.errors
         if start.blocked is not None:
@@ -498,7 +517,8 @@ class BackfillService:
             others: as for ``backfill``.
 
         Returns:
-            The result; ``errors`` holds why ledgers couldn't be offloaded: the others were all tried.
+            The result; ``errors`` holds why ledgers couldn't be offloaded: the others were all tried. Or the gap that
+            ``on_gap`` blocks at: then none after it was begun.
 
         Raises: as ``backfill``.
         """
@@ -507,32 +527,29 @@ class BackfillService:
         state = log.load(create=True)
         ledgers = source.ledgers()
 
-        def look(given_up: Collection[UUID], *, show: bool) -> tuple[LedgerMethodPlan, list[Gap], Gap | None]:
-            plan = ledgers_of_method(
-                *(log.state, ledgers),
-                now_ms=self._tools.clock.now_ms(),
-                threshold_bytes=threshold_bytes,
-                threshold_seconds=threshold_seconds,
-                given_up=given_up,
-                last=last,
-            )
-            if show:
-                on_plan(plan)
-            lost = find_gaps(log.state, ledgers, last=last, given_up=given_up).gaps
-            return plan, *allowed_gaps(lost, self._tools.settings.on_gap)
-
-        plan, gaps, blocked = look(_promised(state), show=True)
+        limits = {
+            "now_ms": self._tools.clock.now_ms(),
+            "threshold_bytes": threshold_bytes,
+            "threshold_seconds": threshold_seconds,
+        }
+        look = partial(_start_of_method, ledgers=ledgers, on_gap=self._tools.settings.on_gap, last=last, limits=limits)
+        try:
+            plan, gaps, blocked = look(state, _promised(state))
+        except Corrupt:
+            on_plan(ledgers_of_method(state, ledgers, given_up=_promised(state), last=last, **limits))
+            raise
+        on_plan(plan)
         result = HistoryResult(state=state)
         if plan.segments or gaps:
             _require_not_paused(state)
             commits, failed = self._own(source, log, take_over=take_over, acknowledges=acknowledges)
             if log.state.method != "ledger":
                 log.commit([SetMethod("ledger")])
-            plan, gaps, blocked = look({edit.uuid for edit in failed}, show=False)
+            plan, gaps, blocked = look(log.state, {edit.uuid for edit in failed})
             run = BackfillJob(
                 *(self._tools, source, log, HistoryPlan(plan.segments)),
                 commits=commits,
-                first_edits=[*failed, *gaps],
+                first_edits=[*failed_before(blocked, failed, log.state), *gaps],
                 acknowledges=acknowledges,
                 on_progress=on_progress,
             )

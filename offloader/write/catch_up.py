@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from formats.entries import ENTRY_HEADER_BYTES, Position
-from formats.manifest import Gap, SetMethod
+from formats.manifest import Failed, Gap, SetMethod
 from formats.segment import SegmentSummary
 from offloader.errors import StoreUnavailable
 from offloader.ledgers.base import LedgerSource
@@ -18,6 +18,7 @@ from offloader.write.backfill import (
     HistoryResult,
     HistoryStart,
     HistoryTools,
+    failed_before,
     interrupted,
     start_of_history,
 )
@@ -178,12 +179,13 @@ class CatchUp:
         failed = {edit.uuid for edit in given_up}
         start = start_of_history(self._log.state, ledgers, self._tools.settings, given_up=failed, seen=seen)
         if self._is_worth_a_run(start):
+            recorded = failed_before(start.blocked, given_up, self._log.state)
             self._run = run = BackfillJob(
                 *(self._tools, self._source, self._log, start.plan),
                 commits=self._commits,
-                first_edits=[*given_up, *start.ends, *start.gaps],
+                first_edits=[*recorded, *start.ends, *start.gaps],
                 on_progress=self._progressed,
-                on_first_record=lambda: self._recorded(len(start.gaps)),
+                on_first_record=lambda: self._recorded(recorded, len(start.gaps)),
             )
             self._outcome = outcome = run.start()
             outcome.add_done_callback(lambda _: self._schedule())
@@ -207,8 +209,9 @@ class CatchUp:
             self._shared.advance(self._log.state)
         self._backoff.reset()
 
-    def _recorded(self, gaps: int) -> None:
-        self._ownership.given_up.clear()
+    def _recorded(self, failed: Sequence[Failed], gaps: int) -> None:
+        given_up = self._ownership.given_up
+        given_up[:] = [edit for edit in given_up if edit not in failed]
         if gaps:
             with self._shared.changed:
                 self._shared.gaps_recorded += gaps

@@ -123,6 +123,8 @@ class SimulatedSubscribers:
             appended: all entries of each partition.
         """
         now_ms, limits, timeout_ms = self._now_ms(), policy.limits, policy.subscriber_timeout_ms
+        # ``keep`` by age and by size has a limit of each, and either may take what nobody has read.
+        has_max = any(each is not None and each.max is not None for each in (limits, policy.second))
         gone = [(number, each) for number, head in heads.items() for each in appended[number] if each[0] < head]
         if limits is not None and limits.min:
             if limits.unit is Unit.SIZE:
@@ -147,7 +149,7 @@ class SimulatedSubscribers:
                 if each[0] >= max(before.get(number, _FIRST), who.newest.get(number, _FIRST))
             ]
             if lost:
-                if limits is None or limits.max is None:
+                if not has_max:
                     return f"{name} has read up to {who.newest}, and {lost[-1]} is before the head"
                 self.forced.append(name)
         return ""

@@ -15,8 +15,8 @@ from uuid import UUID
 import pytest
 
 from formats.entries import ENTRY_HEADER_BYTES, Position
-from formats.keys import parse_object_key
-from formats.manifest import Assign, Edit, Failed, LedgersDeleted, Offloaded, decode_record
+from formats.keys import new_segment_uuid, parse_object_key
+from formats.manifest import Assign, Edit, Failed, LedgerClosed, LedgersDeleted, Offloaded, decode_record
 from formats.segment import SegmentSummary
 from offloader.errors import Corrupt, Fenced, OutcomeUnknown, StoreUnavailable
 from offloader.ledgers.base import LedgerInfo
@@ -282,6 +282,37 @@ def test_backfill_records_a_gap_by_policy_and_continues_after_it(bench: Bench) -
     assert gap.first == end.next()
     assert state.find(Position(gap.last.ledger_id, 0)) is not None
     assert result.committed == state.committed_end() == bench.expected[-1][0]
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+@pytest.mark.parametrize("method", ["backfill", "ledgers"])
+def test_gap_that_only_a_lost_promise_tells_of_blocks_each_run_until_it_is_recorded(bench: Bench, method: str) -> None:
+    """A writer began a segment with a ledger's first entry and died; then the hot tier lost the ledger."""
+    bench.append(700)
+    end, first = bench.expected[20][0], bench.expected[0][0].ledger_id
+    bench.offloader.history.backfill(bench.source, STREAM, last=end)
+    before = max(position for position, _ in bench.expected if position.ledger_id == first)
+    writer = ManifestLog(bench.memory, STREAM, clock=SystemClock())
+    writer.open_epoch()
+    one, other = (new_segment_uuid(writer.state.incarnation, number) for number in (7, 8))
+    begin, driver = Position(first + 1, 0), dict(bench.memory.driver_metadata)
+    rest = Assign(one, 2, end.next(), before, 0, driver)
+    writer.commit([LedgerClosed(first, before.entry_id), rest, Assign(other, 2, begin, None, 0, driver)])
+    lose_ledger(bench, begin.ledger_id)
+    for _ in range(2):
+        result = getattr(bench.offloader.history, method)(bench.source, STREAM)
+        [error] = result.errors
+        assert f"entries {begin} up to" in str(error)
+        assert "are gone" in str(error)
+        state = load_manifest(bench.memory, STREAM)
+        assert (state.committed_end(), state.gaps) == (before, ())
+        assert all(segment.end < begin for segment in state.offloaded() if segment.end)
+    settings = replace(SETTINGS, offload=replace(SETTINGS.offload, on_gap="record"))
+    with contextlib.closing(LedgerOffloader(bench.store, settings)) as offloader:
+        assert offloader.history.backfill(bench.source, STREAM).errors == []
+    state = load_manifest(bench.memory, STREAM)
+    assert [(gap.first, gap.last.ledger_id) for gap in state.gaps] == [(begin, first + 2)]
+    assert state.assigned() == []
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
