@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from tests.upgrade.archives import objects
 from tests.upgrade.beside import digest, entries, known_fields
-from tests.upgrade.previous import ARCHIVED, PREVIOUS, ROOT, MissingRelease, Side, previous_release
+from tests.upgrade.previous import ARCHIVED, PREVIOUS, ROOT, Forks, MissingRelease, Side, previous_release
 
 pytestmark = pytest.mark.slow
 
@@ -35,6 +36,7 @@ class Place:
 
     release: Path
     folder: Path
+    forks: Forks
 
     @property
     def url(self) -> str:
@@ -43,16 +45,24 @@ class Place:
     def store(self) -> ObjectStore:
         return open_store(self.url)
 
-    def own(self, release: Path) -> Side:
-        return Side(release, "own", self.url, f"sqlite:///{self.folder}/ledgers.db", STREAM)
+    @property
+    def ledgers(self) -> str:
+        return f"sqlite:///{self.folder}/ledgers.db"
 
-    def read(self, release: Path, verb: str = "read") -> dict[str, Any]:
-        with Side(release, verb, self.url, STREAM) as side:
-            return side.said()
+    def own(self, release: Path) -> Side:
+        return Side(release, "own", self.url, self.ledgers, STREAM)
+
+    def try_to_own(self, release: Path) -> dict[str, Any]:
+        """What somebody says who opens the stream and ends at once."""
+        [said] = self.forks.said(release, "own", self.url, self.ledgers, STREAM)
+        return said
+
+    def read(self, release: Path) -> dict[str, Any]:
+        [said] = self.forks.said(release, "read", self.url, STREAM)
+        return said
 
     def run(self, release: Path, *words: str) -> int:
-        with Side(release, "cli", *words, "--store", self.url) as side:
-            return side.ended()
+        return self.forks.code(release, "cli", *words, "--store", self.url)
 
 
 def wanted(count: int) -> dict[str, Any]:
@@ -75,9 +85,15 @@ def archived(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return previous_release(ARCHIVED, tmp_path_factory.mktemp("archived"))
 
 
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    with Forks() as made:
+        yield made
+
+
 @pytest.fixture(params=["previous", "archived"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
-    return Place(request.getfixturevalue(request.param), tmp_path)
+def place(request: pytest.FixtureRequest, forks: Forks, tmp_path: Path) -> Place:
+    return Place(request.getfixturevalue(request.param), tmp_path, forks)
 
 
 def test_stream_moves_to_this_release_and_back_without_losing_an_entry(place: Place) -> None:
@@ -115,17 +131,16 @@ def test_owner_that_is_killed_is_followed_by_the_other_release(place: Place) -> 
     assert content(place.read(place.release)) == content(place.read(ROOT)) == wanted(400)
 
 
-def test_previous_release_reads_every_kind_of_record_that_this_one_writes(previous: Path, tmp_path: Path) -> None:
+def test_previous_release_reads_every_kind_of_record_that_this_one_writes(
+    previous: Path, forks: Forks, tmp_path: Path
+) -> None:
     file = tmp_path / "written.tar.xz"
     command = [sys.executable, "-P", str(ROOT / "tests" / "upgrade" / "make_previous_store.py"), str(file)]
     subprocess.run(command, check=True, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True)
 
     def read(release: Path) -> list[dict[str, Any]]:
-        found = []
-        with Side(release, "archive", str(file)) as side:
-            while "streams" not in (said := side.said()):
-                assert "error" not in said, said
-                found.append(said)
+        *found, last = forks.said(release, "archive", str(file))
+        assert last == {"streams": len(found)}
         return found
 
     written = read(ROOT)
@@ -135,7 +150,7 @@ def test_previous_release_reads_every_kind_of_record_that_this_one_writes(previo
 
 # --- records that a release doesn't know ------------------------------------------------------------------------------
 
-FUTURE = [
+FUTURE: list[tuple[dict[str, Any], str]] = [
     ({"edits": [{"edit": "from_the_future", "at": 5}]}, "from_the_future"),
     ({"edits": [{"edit": "hold", "on": True, "reason": "", "until_ms": 5}]}, "until_ms"),
     ({"edits": [{"edit": "resume"}], "priority": 1}, "priority"),
@@ -155,50 +170,50 @@ def add_record(store: ObjectStore, changes: dict[str, Any]) -> str:
     return found
 
 
-@pytest.mark.parametrize(("changes", "name"), FUTURE, ids=[name for _, name in FUTURE])
 @pytest.mark.parametrize("reader", ["this", "previous"])
 def test_unknown_record_is_refused_by_name_and_nothing_is_changed(
-    reader: str, changes: dict[str, Any], name: str, tmp_path: Path, request: pytest.FixtureRequest
+    reader: str, forks: Forks, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     release: Path = ROOT if reader == "this" else request.getfixturevalue("previous")
-    place = Place(release, tmp_path)
+    place = Place(release, tmp_path, forks)
     with place.own(ROOT) as owner:
         owner.said()
         owner.append(0, 100)
     with closing(place.store()) as store:
-        key = add_record(store, changes)
-        before = set(objects(store))
-        with place.own(release) as standby:
-            refused = standby.said()
-        for said in (refused, place.read(release)):
-            assert said["error"] == "Unsupported", said
-            assert name in said["message"]
-            assert key.rpartition("/")[2] in said["message"]
-        for words in (
-            ("cleanup", "run", STREAM, "--yes"),
-            ("cleanup", "orphans", STREAM, "--delete"),
-            ("verify", STREAM),
-        ):
-            assert place.run(release, *words) != 0, words
-        assert set(objects(store)) == before
-        store.delete([key])  # its writer takes it back
-    assert content(place.read(release)) == wanted(100)
+        for changes, name in FUTURE:
+            key = add_record(store, changes)
+            before = set(objects(store))
+            for said in (place.try_to_own(release), place.read(release)):
+                assert said["error"] == "Unsupported", (name, said)
+                assert name in said["message"], said
+                assert key.rpartition("/")[2] in said["message"], (name, said)
+            for words in (
+                ("cleanup", "run", STREAM, "--yes"),
+                ("cleanup", "orphans", STREAM, "--delete"),
+                ("verify", STREAM),
+            ):
+                assert place.run(release, *words) != 0, (name, words)
+            assert set(objects(store)) == before, name
+            store.delete([key])  # its writer takes it back
+            assert content(place.read(release)) == wanted(100), name
 
 
 @pytest.mark.java
 @pytest.mark.timeout(600)
-def test_executors_of_the_previous_release_read_what_this_one_wrote(previous: Path, tmp_path: Path) -> None:
-    place = Place(previous, tmp_path)
+def test_executors_of_the_previous_release_read_what_this_one_wrote(
+    previous: Path, forks: Forks, tmp_path: Path
+) -> None:
+    place = Place(previous, tmp_path, forks)
     with place.own(ROOT) as owner:
         owner.said()
         owner.append(0, 500)
-    assert content(place.read(previous, "spark")) == wanted(500)
+    with Side(previous, "spark", place.url, STREAM) as side:
+        assert content(side.said()) == wanted(500)
 
 
-def test_documented_fields_are_those_that_the_previous_release_does_not_know(previous: Path) -> None:
+def test_documented_fields_are_those_that_the_previous_release_does_not_know(previous: Path, forks: Forks) -> None:
     """Where this fails: list the field or edit in the table of docs/how-to/upgrading.md, with what writes it."""
-    with Side(previous, "fields") as side:
-        before = side.said()
+    [before] = forks.said(previous, "fields")
     now = known_fields()
     assert set(before) <= set(now)
     assert {name: set(before[name]) - set(now[name]) for name in before} == {name: set() for name in before}
