@@ -6,6 +6,7 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pyspark
@@ -75,51 +76,70 @@ def test_second_start_records_an_archive_that_the_third_maps(tmp_path: Path) -> 
     assert "warning" not in done.stdout
 
 
-def damaged(archive: Path, how: str) -> None:
-    whole = archive.read_bytes()
+@dataclass(frozen=True)
+class Recorded:
+    """A folder with an archive that a start has recorded, and the archive's bytes."""
+
+    folder: Path
+    launch: Launch
+    whole: bytes
+
+    @property
+    def archive(self) -> Path:
+        assert self.launch.archive is not None
+        return self.launch.archive
+
+    def put(self, content: bytes) -> None:
+        """In place of the archive, which an earlier test may have had removed."""
+        self.archive.unlink(missing_ok=True)
+        self.archive.write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+@needs("java")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """Recorded once: it takes a start of Java."""
+    folder = tmp_path_factory.mktemp("recorded")
+    with pytest.MonkeyPatch.context() as patched:
+        for name in (*_CLASS_PATH_VARIABLES, *_JVM_VARIABLES):
+            patched.delenv(name, raising=False)
+        prepared(folder / "kept")
+        run_java(prepared(folder / "kept"), folder)
+        launch = prepared(folder / "kept", later_s=SETTLED_S + 1)
+    assert launch.archive is not None
+    return Recorded(folder / "kept", launch, launch.archive.read_bytes())
+
+
+def damaged(whole: bytes, how: str) -> bytes:
     middle, after = len(whole) // 2, len(whole) // 2 + 4096
     turned = bytes(each ^ 0xFF for each in whole[middle:after])
-    archive.chmod(0o600)
-    archive.write_bytes(
-        {
-            "changed": whole[:middle] + turned + whole[after:],
-            "foreign": b"not an archive".ljust(len(whole)),
-        }[how]
-    )
+    return {
+        "changed": whole[:middle] + turned + whole[after:],
+        "foreign": b"not an archive".ljust(len(whole)),
+    }[how]
 
 
 @pytest.mark.process
-@needs("java")
 @pytest.mark.parametrize("how", ["changed", "foreign", "gone"])
-def test_java_starts_without_a_broken_archive(how: str, tmp_path: Path) -> None:
-    prepared(tmp_path / "kept")
-    run_java(prepared(tmp_path / "kept"), tmp_path)
-    launch = prepared(tmp_path / "kept", later_s=SETTLED_S + 1)
-    assert launch.archive is not None
+def test_java_starts_without_a_broken_archive(how: str, recorded: Recorded, tmp_path: Path) -> None:
     if how == "gone":
-        launch.archive.unlink()
+        recorded.archive.unlink(missing_ok=True)
     else:
-        damaged(launch.archive, how)
-    assert run_java(launch, tmp_path).returncode == 0
+        recorded.put(damaged(recorded.whole, how))
+    assert run_java(recorded.launch, tmp_path).returncode == 0
     assert archived_classes(tmp_path) == 0
-    drop_refused_archive(launch, os.getpid())
-    assert not launch.archive.exists(), "another start makes another one"
+    drop_refused_archive(recorded.launch, os.getpid())
+    assert not recorded.archive.exists(), "another start makes another one"
 
 
 @pytest.mark.process
-@needs("java")
 @pytest.mark.parametrize("size", [0, 100_000])
-def test_cut_archive_is_removed_before_java_sees_it(size: int, tmp_path: Path) -> None:
-    prepared(tmp_path / "kept")
-    run_java(prepared(tmp_path / "kept"), tmp_path)
-    launch = prepared(tmp_path / "kept", later_s=SETTLED_S + 1)
-    assert launch.archive is not None
-    launch.archive.chmod(0o600)
-    os.truncate(launch.archive, size)
-    again = prepared(tmp_path / "kept")
+def test_cut_archive_is_removed_before_java_sees_it(size: int, recorded: Recorded) -> None:
+    recorded.put(recorded.whole[:size])
+    again = prepared(recorded.folder)
     assert again.archive is None
     assert any("ArchiveClassesAtExit" in each for each in again.java_options)
-    assert not launch.archive.exists()
+    assert not recorded.archive.exists()
 
 
 def files(folder: Path) -> Mapping[str, int]:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 STREAM = "public/default/persistent/orders"
 COUNT = 'df.groupBy("ledger_id").count().show()'
+#: Between the outputs of two sessions.
+END = "--end--"
 #: A session made without this package.
 OWN = "from pyspark.sql import SparkSession\nspark = SparkSession.builder.master('local[1]').getOrCreate()\n"
 
@@ -42,14 +44,20 @@ def counted(printed: str) -> bool:
 
 
 @pytest.mark.java
-@pytest.mark.parametrize("session", [readme_lines().partition("df =")[0], OWN], ids=["readme", "own session"])
-def test_readme_lines_work_with_spark_submit(tmp_path: Path, store_url: str, session: str) -> None:
-    query = "df =" + readme_lines().partition("df =")[2]
+def test_readme_lines_work_with_spark_submit(tmp_path: Path, store_url: str) -> None:
+    """Beside a session that was made without this package, which comes first: later ones find what it has left."""
+    made, _, query = readme_lines().partition("df =")
     program = tmp_path / "program.py"
-    program.write_text(f"store_url, stream = {store_url!r}, {STREAM!r}\n{session}{query}\nspark.stop()\n")
+    text = f"store_url, stream = {store_url!r}, {STREAM!r}\n"
+    for session in (OWN, made):
+        text += f"{session}df ={query}\nspark.stop()\nprint({END!r})\n"
+    program.write_text(text)
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     done = run([str(submit), "--master", "local[1]", str(program)], tmp_path, PYSPARK_PYTHON=sys.executable)
-    assert counted(done.stdout), done.stderr
+    own, readme, rest = done.stdout.split(END)
+    assert counted(own), done.stderr
+    assert counted(readme), done.stderr
+    assert rest.strip() == ""
 
 
 @pytest.mark.java
