@@ -23,16 +23,23 @@ TIMEOUT_S = 280
 
 
 @pytest.fixture(scope="module")
-def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("classes")
-    sources = [*SOURCES.glob("src/**/*.java"), *TESTS.glob("**/*.java")]
-    compile_java(sorted(sources), folder, [interfaces() / "*"])
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with ``plugin.nar`` and its ``classes``, made of these sources now."""
+    folder = tmp_path_factory.mktemp("built")
+    build_in(folder, "plugin.nar", interfaces())
     return folder
 
 
+@pytest.fixture(scope="module")
+def class_path(built: Path) -> str:
+    """The plugin's classes, those of its tests, and the interfaces."""
+    given = [built / "classes", interfaces() / "*"]
+    compile_java(sorted(TESTS.glob("**/*.java")), built / "tests", given)
+    return os.pathsep.join(map(str, [built / "tests", *given]))
+
+
 @pytest.mark.parametrize("name", CLASSES)
-def test_java_tests_of_the_plugin_pass(name: str, classes: Path) -> None:
-    class_path = os.pathsep.join([str(classes), str(interfaces() / "*")])
+def test_java_tests_of_the_plugin_pass(name: str, class_path: str) -> None:
     # Each lives for seconds: the optimising compiler costs more than it brings.
     options = ["-Xmx512m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
     command = [find_java(), *options, "-cp", class_path, "offloader.pulsar.Checks", name]
@@ -55,9 +62,8 @@ def test_nar_holds_the_plugin_and_nothing_that_the_broker_has() -> None:
     assert foreign == ["org/apache/bookkeeper/mledger/OffloadedLedgerHandle.class"]
 
 
-def test_equal_sources_give_equal_bytes(tmp_path: Path) -> None:
-    build_in(tmp_path, "plugin.nar", interfaces())
-    assert (tmp_path / "plugin.nar").read_bytes() == built_nar().read_bytes()
+def test_equal_sources_give_equal_bytes(built: Path) -> None:
+    assert (built / "plugin.nar").read_bytes() == built_nar().read_bytes()
 
 
 def test_missing_jdk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
