@@ -411,8 +411,8 @@ def undo(
     except ValueError as cause:
         raise InvalidCall(f"--segment: {cause}", hint="`offloader cleanup plan STREAM` lists them") from cause
     head = position_of(to, option="--to") if to else None
+    named = named_streams(given.open(), stream)  # a wrong name is refused before the store is probed with a write
     settings, opened = given.prepared(read_only=dry_run)
-    named = named_streams(opened, stream)
     if uuids or head is not None:
         named.require_one("a segment is of one" if uuids else "a position is of one")
 

@@ -90,8 +90,8 @@ def rebuild(
             "where does the stream begin? No object says what was truncated",
             hint="give --head LEDGER:ENTRY, or --head first when nothing ever was",
         )
+    named_streams(given.open(), stream).require_one("a manifest is made anew for one stream")
     settings, opened = given.prepared(read_only=dry_run)
-    named_streams(opened, stream).require_one("a manifest is made anew for one stream")
     accepted = [_range_of(text) for text in accept_loss or []]
     ends = [position_of(text, option="--closed") for text in closed or []]
     done = rebuild_manifest(
@@ -113,6 +113,7 @@ def rebuild(
 
 def checkpoint(stream: StreamOrTopic, given: StoreArguments, dry_run: Plan = False, json: Json = False) -> int:
     """Write a checkpoint of a stream's manifest now; of a topic with partitions of each."""
+    named = named_streams(given.open(), stream)
     settings, opened = given.prepared(read_only=dry_run)
 
     def one(each: str) -> None:
@@ -124,7 +125,7 @@ def checkpoint(stream: StreamOrTopic, given: StoreArguments, dry_run: Plan = Fal
         log.checkpoint()
         _show(opened, each, as_json=json)
 
-    return run_on_each(named_streams(opened, stream).streams, one, as_json=json)
+    return run_on_each(named.streams, one, as_json=json)
 
 
 def expire(stream: StreamOrTopic, given: StoreArguments, dry_run: Plan = False, json: Json = False) -> int:
@@ -133,9 +134,10 @@ def expire(stream: StreamOrTopic, given: StoreArguments, dry_run: Plan = False, 
     That is: records, checkpoints and runs that a checkpoint older than orphan_age_min holds, and what dead incarnations
     of the stream left. Never an object of a segment. Of a topic with partitions: of each.
     """
+    named = named_streams(given.open(), stream)
     settings, opened = given.prepared(read_only=dry_run)
     one = partial(_expire, opened, settings=settings.manifest, dry_run=dry_run, as_json=json)
-    return run_on_each(named_streams(opened, stream).streams, one, as_json=json)
+    return run_on_each(named.streams, one, as_json=json)
 
 
 def _expire(store: ObjectStore, stream: str, *, settings: ManifestSettings, dry_run: bool, as_json: bool) -> None:

@@ -32,7 +32,7 @@ class KeptAnswers(Generic[_Answer]):
     Args:
         threads: ask.
         kept_max: number of answers; above it the oldest is evicted.
-        is_away: says that nobody answers; empty: somebody does, or that isn't known.
+        is_away: returns why the store is unreachable; empty: it is reachable, or that isn't known yet.
     """
 
     def __init__(

@@ -245,7 +245,7 @@ class TroubleLog:
     """Makes lines of what is wrong with streams: one for all with the same reason, one when it ends. Not thread-safe.
 
     Args:
-        told_after_s: how long something is wrong before it is told.
+        told_after_s: seconds that a problem lasts before it is logged.
     """
 
     def __init__(self, *, told_after_s: float = TOLD_AFTER_S) -> None:

@@ -50,7 +50,7 @@ HOUR_MS = 3_600_000
 HOURS, LEDGER_ENTRIES = 72, 2
 
 
-def test_keep_lets_old_data_go_once_somebody_approves_on_the_page(tmp_path: Path, look: Callable[..., Page]) -> None:
+def test_data_older_than_keep_is_deleted_after_approval_on_the_page(tmp_path: Path, look: Callable[..., Page]) -> None:
     store = open_store(f"file://{tmp_path}/store")
     ledgers = f"sqlite:///{tmp_path}/ledgers.db"
     file = tmp_path / "offloader.toml"

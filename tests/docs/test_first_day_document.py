@@ -183,7 +183,7 @@ class Walk:
 
         looks = command.startswith("curl -s ") and "-X" not in command
         if looks or command.startswith("offloader read "):
-            # A person looks again: the process reads its hot tier now and then, and offloads what comes.
+            # Repeated until it fits: the process polls its hot tier and offloads in the background.
             with contextlib.suppress(AssertionError):
                 eventually(is_so)
         assert is_so(), (command, found)

@@ -53,7 +53,7 @@ class Place:
         return Side(release, "own", self.url, self.ledgers, STREAM)
 
     def try_to_own(self, release: Path) -> dict[str, Any]:
-        """What somebody says who opens the stream and ends at once."""
+        """The answer of a process that opens the stream and ends at once."""
         [said] = self.forks.said(release, "own", self.url, self.ledgers, STREAM)
         return said
 
