@@ -90,7 +90,11 @@ _WIDTH_MIN = 50
 
 
 def main(
-    arguments: Sequence[str] | None = None, *, verbs: Mapping[str, str] = VERBS, package: str = "offloader.cli"
+    arguments: Sequence[str] | None = None,
+    *,
+    verbs: Mapping[str, str] = VERBS,
+    package: str = "offloader.cli",
+    on_loaded: Callable[[], object] = lambda: None,
 ) -> int:
     """Runs one command.
 
@@ -98,6 +102,7 @@ def main(
         arguments: without the program's name; default: ``sys.argv``.
         verbs: verb -> its line in the help.
         package: of the verbs' modules.
+        on_loaded: called when the verb's modules are imported.
 
     Returns:
         The exit code: 0, an ``ErrorKind``'s value, 130 interrupted, 141 the output's reader disconnected.
@@ -114,6 +119,7 @@ def main(
         _keep_plain_values(command)
         actions = getattr(command.commands.get(verb), "commands", ())
         arguments = _action_first(words, verb, actions) or ["--help"]
+        on_loaded()
         width = shutil.get_terminal_size().columns  # click's own limit is 80
         result = command.main(
             args=arguments, prog_name="offloader", standalone_mode=False, max_content_width=max(width, _WIDTH_MIN)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -52,7 +52,7 @@ from offloader.inspect.saving import COST, Saving, measure_saving
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.names import NamedStreams, named_streams, resolve_name
+from offloader.manifest.names import NamedStreams, matching_streams, named_streams, resolve_name
 from offloader.manifest.state import ManifestState
 from offloader.owner_client import OwnerUnreachable, ask_owner
 from offloader.parallel_map import at_once
@@ -135,35 +135,54 @@ def offload(
     it was when it is called again. Of a topic with partitions each is offloaded in turn; --until is of one.
     """
     last = position_of(until, option="--until") if until else None
-    named = _to_offload(stream, given)
+    in_database = _in_database(given)
+    store = _opened(given, stream, in_database, read_only=dry_run)
+    named = _to_offload(stream, store, in_database)
     if last is not None:
         named.require_one("a position is of one")
-    one = partial(
-        _offload_one, given=given, last=last, size_threshold=size_threshold, dry_run=dry_run, take_over=take_over
-    )
-    return run_on_each(named.streams, partial(one, progress=progress, json=json), as_json=json)
+    one = partial(_offload_one, given=given, last=last, size_threshold=size_threshold, dry_run=dry_run, json=json)
+    # A stream that isn't in the database isn't written here: its owner is asked.
+    with given.probed_meanwhile(store, at_once=not {*named.streams}.isdisjoint(in_database)) as require_probed:
+        one = partial(one, store=store, require_probed=require_probed, take_over=take_over, progress=progress)
+        return run_on_each(named.streams, one, as_json=json)
 
 
-def _to_offload(name: str, given: LedgerArguments) -> NamedStreams:
-    """What a name means among the streams of the store and of the ledger database, if there is one."""
-    in_store = NamedStreams(name)
+def _in_database(given: LedgerArguments) -> Collection[str]:
+    """The streams of the ledger database; none without one: an owner may be asked that needs none here."""
+    with suppress(NotFound), closing(given.open_ledgers()) if given.ledgers else nullcontext() as database:
+        return [] if database is None else database.streams()
+    return []
+
+
+def _opened(given: LedgerArguments, name: str, in_database: Collection[str], *, read_only: bool) -> ObjectStore:
+    """The store, not probed; creates a local directory only for streams of the database."""
     try:
-        opened = given.open()
-        in_store = named_streams(opened, name)
-        if not in_store.partitions and read_entry(opened, in_store.name) is not None:
-            return in_store
-    except BucketMissing:  # the first offload makes a local directory
+        return given.open(read_only=read_only, probed=False)
+    except BucketMissing:
         given.require_ledgers()
-    if not given.ledgers:
+        if not matching_streams(name, in_database):
+            with closing(given.open_ledgers()) as database:
+                database.view_stream(name)  # raises
+        return given.open(read_only=read_only, create=True, probed=False)
+
+
+def _to_offload(name: str, store: ObjectStore, in_database: Collection[str]) -> NamedStreams:
+    """What a name means among the streams of the store and of the ledger database."""
+    in_ledgers = resolve_name(name, in_database)
+    if in_ledgers.name in in_database:  # whatever the store has
+        return in_ledgers
+    in_store = named_streams(store, name)
+    if not in_store.partitions and read_entry(store, in_store.name) is not None:
         return in_store
-    with closing(given.open_ledgers()) as database:
-        return resolve_name(name, {*database.streams(), *in_store.partitions.values()})
+    return resolve_name(name, {*in_database, *in_store.partitions.values()})
 
 
 def _offload_one(
     stream: str,
     *,
     given: LedgerArguments,
+    store: ObjectStore,
+    require_probed: Callable[[], object],
     last: Position | None,
     size_threshold: int,
     dry_run: bool,
@@ -173,12 +192,11 @@ def _offload_one(
 ) -> None:
     file = given.file() if given.config else None
     settings = Settings() if file is None else file.settings_of(stream)
-    opened = _opened(given, stream, read_only=dry_run)
-    state = load_stream(opened, stream, may_be_absent=True)
+    state = load_stream(store, stream, may_be_absent=True)
     if state.owner.url and not (dry_run or take_over or size_threshold):
-        asked = _asked_owner(opened, state, last, settings, must=not given.ledgers)
+        asked = _asked_owner(store, state, last, settings, must=not given.ledgers)
         if asked is not None:
-            _print_result(opened, stream, state.method, asked, as_json=json, owner=state.owner.url)
+            _print_result(store, stream, state.method, asked, as_json=json, owner=state.owner.url)
             return
     with closing(given.open_ledgers()) as database:
         # A view, which doesn't fence the writer.
@@ -188,12 +206,13 @@ def _offload_one(
         if size_threshold and method == "streaming":
             leaving = position_leaving(infos, size_threshold)
             last = min(last or leaving, leaving) if leaving is not None else Position(0, -1)
-        with closing(LedgerOffloader(opened, settings)) as offloader:
+        with closing(LedgerOffloader(store, settings)) as offloader:
             runs = offloader.history
             if dry_run:
                 planned = runs.preview(state, infos, method=method, last=last, threshold_bytes=size_threshold)
                 _print_planned(planned, infos, stream, as_json=json)
                 return
+            require_probed()
             with SegmentProgress(sys.stderr, always=progress) as shown:
                 result = offload_manually(
                     runs,
@@ -206,19 +225,9 @@ def _offload_one(
                     on_plan=partial(_expect, shown),
                     on_progress=shown.segment,
                 )
-    _print_result(opened, stream, method, result, as_json=json)
+    _print_result(store, stream, method, result, as_json=json)
     if result.errors:
         raise result.errors[0]
-
-
-def _opened(given: LedgerArguments, stream: str, *, read_only: bool) -> ObjectStore:
-    """The store; creates a local directory only for an existing stream."""
-    try:
-        return given.open(read_only=read_only)
-    except BucketMissing:
-        with closing(given.open_ledgers()) as database:
-            database.view_stream(stream)
-        return given.open(read_only=read_only, create=True)
 
 
 def _asked_owner(

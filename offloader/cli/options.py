@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,9 +20,10 @@ from offloader.runtime.system import cache_folder
 from offloader.settings import LimitSettings, Settings, StoreSettings
 from offloader.settings.fields import DURATION, SIZE
 from offloader.settings.layered import SettingsFile, read_settings_file
-from offloader.store.base import ObjectStore
+from offloader.store.base import ObjectStore, is_local
 from offloader.store.open import ObjectsPlace, open_store
 from offloader.store.probe import require_conditional_puts
+from offloader.store.wrappers import ReadOnlyStore
 from offloader.times import TIME_FORMS, time_ms_of
 
 if TYPE_CHECKING:
@@ -188,8 +192,12 @@ class StoreArguments(PlaceArguments):
         """The settings of a stream, by default those of the process."""
         return self.settings_of()(stream)
 
-    def open(self, *, read_only: bool = True, create: bool = False) -> ObjectStore:
-        """The store by the options and the file; probed before the first write.
+    def open(self, *, read_only: bool = True, create: bool = False, probed: bool = True) -> ObjectStore:
+        """The store by the options and the file; unless it is read-only, probed before the first write.
+
+        Args:
+            create: a missing local directory.
+            probed: False: ``probed_meanwhile`` does it.
 
         Raises:
             InvalidCall: neither the options nor the settings file name a store.
@@ -206,10 +214,29 @@ class StoreArguments(PlaceArguments):
             read_only=read_only,
             create=create,
         )
-        if not read_only:
-            is_single = settings.store.single_writer
-            require_conditional_puts(opened, single_writer=is_single, notes=cache_folder() / "stores")
+        if probed and not read_only:
+            self._probe(opened)
         return opened
+
+    def _probe(self, store: ObjectStore) -> None:
+        is_single = self.settings().store.single_writer
+        require_conditional_puts(store, single_writer=is_single, notes=cache_folder() / "stores")
+
+    @contextmanager
+    def probed_meanwhile(self, store: ObjectStore, *, at_once: bool) -> Iterator[Callable[[], object]]:
+        """Probes a store that ``open`` didn't, while the caller looks at a stream.
+
+        Args:
+            at_once: False: when it is needed, as with a store of this machine and one that was opened for reading.
+
+        Yields:
+            to be called before the first write; raises ``Unsupported`` as ``open``.
+        """
+        if not at_once or is_local(store) or isinstance(store, ReadOnlyStore):
+            yield cache(partial(self._probe, store))
+        else:
+            with ThreadPoolExecutor(1) as thread:
+                yield thread.submit(self._probe, store).result
 
     def prepared(self, stream: str = "", *, read_only: bool = True) -> tuple[Settings, ObjectStore]:
         """The settings of a stream, and the store. Raises as ``open`` and ``read_settings_file``."""

@@ -118,10 +118,11 @@ def probe_conditional_puts(store: ObjectStore, *, rounds: int = 4, thorough: boo
     """
     scratch = f"{PROBE_PREFIX}{uuid.uuid4().hex}"
     asked = [f"{scratch}-asked-{number}" for number in range(_ASKED_AT_ONCE)] if thorough else []
-    keys = [f"{scratch}-{number}" for number in range(rounds + 2)]
+    # Each look has a key of its own, so that at most four requests wait for each other.
+    asks = [_second_create, _stale_etag, _etag_of_nothing, *[_race] * rounds]
+    keys = [f"{scratch}-{number}" for number in range(len(asks))]
     try:
-        looks = [partial(_second_create, store, keys[0]), partial(_stale_etag, store, keys[1])]
-        looks += [partial(_race, store, key) for key in keys[2:]]
+        looks = [partial(ask, store, key) for ask, key in zip(asks, keys, strict=True)]
         found = at_once(lambda look: look(), looks, sequential_max=len(looks) if is_local(store) else 1)
         problems = [problem for each in found for problem in each]
         if asked and not problems:
@@ -162,17 +163,20 @@ def _second_create(store: ObjectStore, key: str) -> list[str]:
 
 
 def _stale_etag(store: ObjectStore, key: str) -> list[str]:
-    problems = []
-    stale = store.put(key, b"1", mode=OVERWRITE).etag
-    current = store.put(key, b"22", mode=OVERWRITE).etag
-    if _wins(store, key, b"333", IfMatch(stale)):
-        problems.append("a put with a stale ETag replaces the object")
-    elif not _wins(store, key, b"4444", IfMatch(current)) or store.get(key)[0] != b"4444":
-        problems.append("a put with the current ETag is refused")
+    etag = store.put(key, b"1", mode=OVERWRITE).etag
+    if not _wins(store, key, b"22", IfMatch(etag)):
+        return ["a put with the current ETag is refused"]
+    if _wins(store, key, b"333", IfMatch(etag)):
+        return ["a put with a stale ETag replaces the object"]
+    return [] if store.get(key)[0] == b"22" else ["a put that is refused replaces the object"]
+
+
+def _etag_of_nothing(store: ObjectStore, key: str) -> list[str]:
+    gone = store.put(key, b"1", mode=OVERWRITE).etag
     store.delete([key])
-    if _wins(store, key, b"5", IfMatch(current)):
-        problems.append("a put with an ETag creates an object that isn't there")
-    return problems
+    if _wins(store, key, b"22", IfMatch(gone)):
+        return ["a put with an ETag creates an object that isn't there"]
+    return []
 
 
 def _race(store: ObjectStore, key: str) -> list[str]:
