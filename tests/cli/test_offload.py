@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from offloader.runtime.clock import SystemClock
 from offloader.settings import LedgerSettings
 from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
+from tests.conftest import Servers
+from tests.support.holding_proxy import HoldingProxy
 from tests.support.readback import stored_entries
 from tests.support.waiting import PATIENCE_S
 
@@ -224,3 +227,34 @@ def test_invalid_calls_are_refused_before_anything_is_written(
     assert "method is none" in offloader.refuses("offload", STREAM)[1]
     monkeypatch.delenv("OFFLOADER_LEDGERS")
     assert offloader.refuses("offload", STREAM)[:2] == (2, "no ledger database was named")
+
+
+class HoldingProbe(HoldingProxy):
+    """Keeps the probe's writes until the catalogue has been read, and notes the other requests."""
+
+    def __init__(self, endpoint_url: str) -> None:
+        super().__init__(endpoint_url)
+        self._read = threading.Event()
+        self.noted: list[str] = []
+
+    def _sent(self, request: bytes) -> bytes:
+        method, target, _ = request.decode("latin-1").split(" ", 2)
+        if "/_probe/" in target:
+            assert self._read.wait(PATIENCE_S), "the catalogue was to be read meanwhile"
+        elif not (method == "POST" and target.endswith("?delete")):
+            self.noted.append(f"{method} {target}")
+            if "/_catalog/" in target:
+                self._read.set()
+        return super()._sent(request)
+
+
+def test_stream_is_looked_at_while_the_store_is_probed_and_the_database_knows_its_name(
+    offloader: Offloader, bench: Bench, servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = servers.place("moto")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", place.endpoint.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", place.endpoint.secret_key)
+    with HoldingProbe(place.endpoint.url) as proxy:
+        assert offloader("offload", STREAM, "--store", place.url, "--endpoint-url", proxy.url).code == 0
+    assert stored_entries(place.open(), STREAM) == bench.expected
+    assert all(each.split("?")[0].endswith(f"/_catalog/{STREAM}") for each in proxy.noted[:2])
