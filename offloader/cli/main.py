@@ -75,7 +75,7 @@ _PLACES = {
     "replay": ("pulsar", "replay"),
     "resume": ("offload", "resume"),
     "retention": ("retention", "RETENTION"),
-    "rollback": ("offload", "ROLLBACK"),
+    "rollback": ("rollback", "ACTIONS"),
     "segments": ("reading", "segments"),
     "subscribers": ("retention", "SUBSCRIBERS"),
     "truncate": ("retention", "truncate"),

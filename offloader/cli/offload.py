@@ -1,4 +1,4 @@
-"""Verbs about offloading a stream: offload, rollback, pause, resume, accept-source, accept-loss.
+"""Verbs about offloading a stream: offload, pause, resume, accept-source, accept-loss.
 
 Reports only objects that are verified in the store, and a pause only after its record is durable.
 """
@@ -8,9 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -18,9 +17,8 @@ import typer
 
 from formats.entries import Position
 from formats.errors import FormatError
-from formats.metadata.messages import PulsarLedger
-from formats.pulsar.ledger_record import decode_ledger_record
-from formats.segment import SegmentSummary
+from formats.keys import data_key
+from formats.segment import Layout, SegmentSummary
 from offloader.cli.errors import run_on_each
 from offloader.cli.ledgers import LedgerArguments
 from offloader.cli.options import (
@@ -32,7 +30,6 @@ from offloader.cli.options import (
     StreamOrTopic,
     TakeOver,
     amount,
-    open_chosen_store,
     option,
     position_of,
 )
@@ -47,7 +44,7 @@ from offloader.cli.output import (
     print_result,
     print_rows,
 )
-from offloader.errors import BucketMissing, InvalidCall, NotFound, OffloaderError, Unsupported
+from offloader.errors import BucketMissing, NotFound, OffloaderError
 from offloader.inspect.saving import COST, Saving, measure_saving
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.catalog import read_entry
@@ -55,18 +52,16 @@ from offloader.manifest.log import ManifestLog
 from offloader.manifest.names import NamedStreams, matching_streams, named_streams, resolve_name
 from offloader.manifest.state import ManifestState
 from offloader.owner_client import OwnerUnreachable, ask_owner
-from offloader.parallel_map import at_once
+from offloader.parallel_map import at_once, both
 from offloader.read.reader import load_stream
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
-from offloader.store.base import ObjectStore
+from offloader.store.base import ObjectStore, is_local
 from offloader.write import epoch as accepting
 from offloader.write.backfill import BackfillPlan, HistoryResult
 from offloader.write.backfill_service import BackfillService, LedgerMethodPlan
 from offloader.write.hot_tier import LedgerSizeEstimator, position_leaving
-from offloader.write.ledger_export import ExportedLedger, LedgerExport, error_of, recorded_ledgers
 from offloader.write.offloader import LedgerOffloader, manual_method, offload_manually
-from offloader.write.rollback import RewriteResult, StreamedLedger, streamed_ledgers
 from offloader.write.upload import verify_objects
 
 STORED_COLUMNS = [Column("uuid", "SEGMENT"), Column("layout", "LAYOUT"), *ENDS, *AMOUNTS]
@@ -273,8 +268,12 @@ def _print_planned(planned: Sequence[Any], ledgers: Sequence[LedgerInfo], stream
 def _print_result(
     store: ObjectStore, stream: str, method: str, result: HistoryResult, *, as_json: bool, owner: str = ""
 ) -> None:
-    rows = stored_rows(store, stream, result.offloaded)
-    totals, saving = stored_totals(rows), _saving(store, rows, result)
+    rows, saving = both(
+        partial(stored_rows, store, stream, result.offloaded),
+        partial(_saving, store, stream, result.offloaded),
+        sequential=is_local(store),
+    )
+    totals = stored_totals(rows)
     if as_json:
         whole = {"stream": stream, "dry_run": False, "method": method, "offloaded": rows, **totals}
         whole |= {} if saving is None else {"zstd": asdict(saving)}
@@ -293,297 +292,16 @@ def _print_result(
         print(f'compression: {saving}; offload.codec = "zstd" does that, but {COST}')
 
 
-def _saving(store: ObjectStore, rows: Sequence[Mapping[str, Any]], result: HistoryResult) -> Saving | None:
+def _saving(store: ObjectStore, stream: str, segments: Iterable[tuple[UUID, SegmentSummary]]) -> Saving | None:
     """What compression would have saved of the largest segment; ``None``: nothing to say, or it can't be read."""
-    plain = {str(uuid): each for uuid, each in result.offloaded if not each.compressed}
-    largest = max((row for row in rows if row["uuid"] in plain), key=lambda row: int(row["object_bytes"]), default=None)
-    if largest is None:
+    plain = [each for each in segments if not each[1].compressed]
+    if not plain:
         return None
-    with suppress(OffloaderError, FormatError):  # what was offloaded is verified; this is only advice
-        return measure_saving(store, largest["data"], plain[largest["uuid"]], clock=SystemClock())
+    uuid, summary = max(plain, key=lambda each: each[1].data_bytes)
+    key = data_key(stream, uuid, summary.begin.ledger_id if summary.layout is Layout.V1 else None)
+    with suppress(OffloaderError, FormatError):  # this is only advice
+        return measure_saving(store, key, summary, clock=SystemClock())
     return None
-
-
-#: Ledgers named in an error.
-NAMED_MAX = 10
-
-
-_ROLLBACK_COLUMNS = [
-    Column("ledger_id", "LEDGER", str, right=True),
-    Column("segments", "SEGMENTS", right=True),
-    Column("entries", "ENTRIES", right=True),
-    Column("payload_bytes", "PAYLOAD", bytes_text, right=True),
-    Column("becomes", "BECOMES"),
-    Column("obstacle", "WHY"),
-]
-
-
-def plan_rollback(
-    stream: StreamOrTopic,
-    given: StoreArguments,
-    _dry_run: Annotated[bool, typer.Option("--dry-run", hidden=True)] = False,
-    _progress: Annotated[bool, typer.Option("--progress", hidden=True)] = False,
-    json: Json = False,
-) -> int:
-    """List the ledgers that a V1 reader can't read.
-
-    Such a reader is from before the streaming method and knows V1 objects only. Also listed: what would become of each
-    ledger. Nothing is written.
-    """
-    opened = given.open()
-    return _print_rollback_plans(opened, named_streams(opened, stream), (), as_json=json)
-
-
-def apply_rollback(
-    stream: StreamOrTopic,
-    given: StoreArguments,
-    delete: Annotated[
-        list[int] | None,
-        option(
-            "--delete",
-            "Delete this ledger from the stream instead of rewriting it. May be repeated; needs --yes.",
-            metavar="LEDGER",
-        ),
-    ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do delete what --delete names.")] = False,
-    dry_run: DryRun = False,
-    take_over: TakeOver = False,
-    progress: ShowProgress = False,
-    json: Json = False,
-) -> int:
-    """Make a stream's ledgers readable for a V1 reader.
-
-    Such a reader is from before the streaming method and knows V1 objects only. Writes each whole ledger as a V1 object
-    and lets it take the place of its V2 segments, whose objects go after the grace period. Everything stays readable
-    meanwhile. Interrupted, it goes on where it was when it is called again. Of a topic with partitions each is
-    rewritten, one after the other; --delete is of one.
-    """
-    chosen = sorted(set(delete or []))
-    stored = given.open()
-    named = named_streams(stored, stream)
-    if chosen:
-        named.require_one("a ledger is of one")
-    if dry_run:
-        return _print_rollback_plans(stored, named, chosen, as_json=json)
-    if chosen and not yes:
-        raise InvalidCall(
-            f"deleting {_ledgers(chosen)} from {stream} loses what only the store has of them",
-            hint="look at it with --dry-run, then say --yes",
-        )
-    one = partial(_apply_rollback, given=given, delete=chosen, take_over=take_over, progress=progress, json=json)
-    return run_on_each(named.streams, one, as_json=json)
-
-
-def _apply_rollback(
-    stream: str, *, given: StoreArguments, delete: Sequence[int], take_over: bool, progress: bool, json: bool
-) -> None:
-    settings = given.settings(stream)
-    # Old readers don't support compression.
-    settings = replace(settings, offload=replace(settings.offload, codec="none"))
-    opened = given.open(read_only=False)
-    ledgers = streamed_ledgers(load_stream(opened, stream))
-    with (
-        closing(LedgerOffloader(opened, settings)) as offloader,
-        SegmentProgress(sys.stderr, always=progress, what="ledgers") as shown,
-    ):
-        shown.expect(sum(1 for each in ledgers if not each.obstacle and each.ledger_id not in delete))
-        result = offloader.history.rollback(stream, delete=delete, take_over=take_over, on_progress=shown.segment)
-    _print_rollback(opened, stream, result, as_json=json)
-    if result.errors:
-        raise result.errors[0]
-    if result.left:
-        named = ", ".join(f"{each.ledger_id} ({each.obstacle})" for each in result.left[:NAMED_MAX])
-        more = " ..." if len(result.left) > NAMED_MAX else ""
-        raise Unsupported(
-            f"an old reader still can't read {len(result.left)} of the ledgers of {stream}: {named}{more}",
-            hint="close and offload what can be and call this again, or --delete LEDGER --yes what nobody needs",
-        )
-
-
-def _print_rollback_plans(store: ObjectStore, named: NamedStreams, delete: Collection[int], *, as_json: bool) -> int:
-    def show(stream: str) -> None:
-        ledgers = streamed_ledgers(load_stream(store, stream))
-        of, columns = _of_partition(named, stream)
-        rows = [{**of, **asdict(each), "becomes": _fate(each, delete)} for each in ledgers]
-        empty = f"an old reader can read all that is offloaded of {stream}"
-        print_rows(rows, [*columns, *_ROLLBACK_COLUMNS], as_json=as_json, empty=empty)
-
-    return run_on_each(named.streams, show, as_json=as_json)
-
-
-def _of_partition(named: NamedStreams, stream: str) -> tuple[Mapping[str, str], Sequence[Column]]:
-    """What is added to each row of a table that says the stream only of a topic with partitions, and its column."""
-    return ({"stream": stream}, [Column("stream", "STREAM")]) if named.partitions else ({}, [])
-
-
-def _fate(ledger: StreamedLedger, delete: Collection[int]) -> str:
-    if ledger.ledger_id in delete:
-        return "deleted"
-    return "as it is" if ledger.obstacle else "V1"
-
-
-def _print_rollback(store: ObjectStore, stream: str, result: RewriteResult, *, as_json: bool) -> None:
-    rows = stored_rows(store, stream, result.rewritten)
-    totals = stored_totals(rows)
-    if as_json:
-        whole = {
-            "stream": stream,
-            "rewritten": rows,
-            **totals,
-            "deleted": result.deleted,
-            "replaced": result.replaced,
-            "retired": result.retired,
-            "left": [asdict(each) for each in result.left],
-        }
-        print(json_line(whole))
-        return
-    if result.deleted:
-        print(f"deleted from the stream: {_ledgers(result.deleted)}")
-    if not rows:
-        if not result.left and not result.deleted:
-            print(f"nothing to rewrite: an old reader can read all that is offloaded of {stream}")
-        return
-    print_rows(rows, STORED_COLUMNS)
-    waiting = counted(result.replaced + result.retired, "segment awaits", "segments await")
-    print(f"{totals_text(totals, store)}; {waiting} deletion after the grace period")
-
-
-def _ledgers(ids: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ids[:NAMED_MAX]))
-    return f"{'ledger' if len(ids) == 1 else 'ledgers'} {shown}{' ...' if len(ids) > NAMED_MAX else ''}"
-
-
-_EXPORT_COLUMNS = [
-    Column("ledger_id", "LEDGER", str, right=True),
-    Column("entries", "ENTRIES", right=True),
-    Column("payload_bytes", "PAYLOAD", bytes_text, right=True),
-    Column("state", "STATE"),
-    Column("data", "OBJECT"),
-    Column("why", "WHY"),
-]
-
-
-def export_rollback(
-    stream: StreamOrTopic,
-    given: StoreArguments,
-    to: Annotated[str, option("--to", "The bucket in which the broker's own offloader will look.", metavar="URL")],
-    broker_record: Annotated[
-        list[str],
-        option(
-            "--broker-record",
-            "What the broker's metadata store has of the topic: the value of "
-            "/managed-ledgers/TENANT/NAMESPACE/persistent/TOPIC. Of a topic with "
-            "partitions one for each, by its number.",
-            metavar="[PARTITION=]FILE",
-        ),
-    ],
-    dry_run: DryRun = False,
-    progress: ShowProgress = False,
-    json: Json = False,
-) -> int:
-    """Write a stream's ledgers where a broker without the plugin looks for them.
-
-    For a broker that offloaded through the plugin and goes back to Pulsar's own offloader. Each ledger that its record
-    says is offloaded becomes a V1 object and its index, under the record's uuid, at the root of the bucket. Entries
-    that only brokers get (markers, aborted messages) are in it. Each is read back and compared; what is there already
-    stays. The stream isn't changed. Interrupted, it goes on where it was when it is called again.
-    """
-    settings, opened = given.prepared(stream)
-    named = named_streams(opened, stream)
-    paths = _by_stream(named, broker_record)
-    states = {each: load_stream(opened, each) for each in named.streams}
-    target = open_chosen_store(
-        *(to, given.endpoint_url, given.region),
-        settings=settings.store,
-        limits=settings.limits,
-        read_only=dry_run,
-        create=not dry_run,
-    )
-    recorded = {each: recorded_ledgers(_broker_record(path)) for each, path in paths.items()}
-
-    def one(each: str) -> None:
-        own = given.settings(each)
-        with SegmentProgress(sys.stderr, always=progress, what="ledgers") as shown:
-            shown.expect(len(recorded[each]))
-            export = LedgerExport(
-                *(opened, states[each], target), settings=own.offload, read=own.read, on_progress=shown.segment
-            )
-            done = export.run(recorded[each], dry_run=dry_run)
-        of, columns = _of_partition(named, each)
-        rows = [{**of, **_export_row(ledger, dry_run=dry_run)} for ledger in done]
-        empty = f"the broker's record has no offloaded ledger: {paths[each]}"
-        print_rows(rows, [*columns, *_EXPORT_COLUMNS], as_json=json, empty=empty)
-        error = error_of(done)
-        if error is not None:
-            raise error
-
-    return run_on_each(named.streams, one, as_json=json)
-
-
-def _by_stream(named: NamedStreams, given: Sequence[str]) -> Mapping[str, str]:
-    """The record's file of each stream; raises ``InvalidCall`` unless there is exactly one for each."""
-    hint = "give --broker-record PARTITION=FILE once for each partition"
-    if not named.partitions:
-        if len(given) > 1:
-            raise InvalidCall(f"{named.name} is one stream, and has one record", hint="give --broker-record once")
-        return {named.name: given[0]}
-    found: dict[str, str] = {}
-    for text in given:
-        number, separator, path = text.partition("=")
-        if not separator or not number.isdecimal():
-            named.require_one("a broker's record is of one: --broker-record PARTITION=FILE")
-        stream = named.partitions.get(int(number))
-        if stream is None or stream in found:
-            what = f"names partition {number} twice" if stream else f"partition {number} isn't in the store"
-            raise InvalidCall(f"--broker-record {text}: {what}", hint=hint)
-        found[stream] = path
-    absent = [str(number) for number, stream in named.partitions.items() if stream not in found]
-    if absent:
-        raise InvalidCall(f"there is no record of partition {', '.join(absent)} of {named.name}", hint=hint)
-    return found
-
-
-def _export_row(done: ExportedLedger, *, dry_run: bool) -> Mapping[str, object]:
-    return {
-        "ledger_id": done.ledger.ledger_id,
-        "uuid": str(done.ledger.uuid),
-        "entries": done.ledger.entries,
-        "payload_bytes": done.payload_bytes,
-        "state": _export_state(done, dry_run=dry_run),
-        "data": done.ledger.objects().data_key,
-        "index": done.ledger.objects().index_key,
-        "why": "" if done.error is None else done.error.message,
-    }
-
-
-def _broker_record(path: str) -> Sequence[PulsarLedger]:
-    try:
-        return decode_ledger_record(Path(path).read_bytes())
-    except OSError as cause:
-        raise NotFound(
-            f"--broker-record: {path} can't be read: {cause.strerror}", hint="save the value there first"
-        ) from cause
-    except FormatError as cause:
-        raise InvalidCall(
-            f"--broker-record: {path} isn't a broker's record of a topic: {cause}",
-            hint="save the value's bytes as they are, neither as text nor as base64",
-        ) from cause
-
-
-def _export_state(done: ExportedLedger, *, dry_run: bool) -> str:
-    if done.error is not None:
-        return "left"
-    if not done.written:
-        return "there already"
-    return "to be written" if dry_run else "written"
-
-
-#: Action -> its function, in the order of the help.
-ROLLBACK: Mapping[str, Callable[..., Any]] = {
-    "plan": plan_rollback,
-    "apply": apply_rollback,
-    "export": export_rollback,
-}
 
 
 def pause(
