@@ -1,9 +1,10 @@
-"""The least that brings a ledger database into a bucket: rows out of SQLite, parts of them, nothing written down.
+"""The least that brings a ledger database into a bucket: rows out of SQLite, parts of them, as many small requests.
 
     python benchmarks/bare_offload.py DATABASE ENDPOINT_URL BUCKET
 
-No entries, no blocks, no index and no manifest: the limit that ``bench_waits.py`` measures whole commands against. It
-imports what an offload needs, reads the same rows, hashes each part as the store does, and has eight in flight.
+No entries, no blocks, no index and no manifest, only requests where those would be written: the limit that
+``bench_waits.py`` measures whole commands against. It imports what an offload needs, reads the same rows, hashes each
+part as the store does, and has eight in flight.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ from botocore.config import Config
 from google_crc32c import value as crc32c
 
 PART_BYTES, IN_FLIGHT = 16 * 1024 * 1024, 8
+#: Small requests of an offload into a new stream that wait for each other. Before the first part: five of the probe,
+#: then catalogue entry, what is left of the name, the entry, boundary, entry again, and two records, each with the
+#: boundary behind it. After the last part: index, two records likewise, and the look at what is stored.
+BEFORE, AFTER = 14, 6
 
 
 def parts_of(database: str) -> Iterator[bytes]:
@@ -48,6 +53,8 @@ def main(database: str, url: str, bucket: str) -> None:
     )
     client = boto3.client("s3", endpoint_url=url, region_name="us-east-1", config=config)
     key = f"bare-{uuid4()}"
+    for number in range(BEFORE):
+        client.put_object(Bucket=bucket, Key=f"{key}-before-{number}", Body=b"x" * 200)
     upload = client.create_multipart_upload(Bucket=bucket, Key=key, ChecksumAlgorithm="CRC32C")["UploadId"]
     room = threading.Semaphore(IN_FLIGHT)
 
@@ -68,6 +75,8 @@ def main(database: str, url: str, bucket: str) -> None:
             sent.append(threads.submit(send, number, body))
         parts = [each.result() for each in sent]
     client.complete_multipart_upload(Bucket=bucket, Key=key, UploadId=upload, MultipartUpload={"Parts": parts})
+    for number in range(AFTER):
+        client.put_object(Bucket=bucket, Key=f"{key}-after-{number}", Body=b"x" * 200)
 
 
 if __name__ == "__main__":
