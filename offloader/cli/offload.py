@@ -56,7 +56,7 @@ from offloader.manifest.names import NamedStreams, named_streams, resolve_name
 from offloader.manifest.state import ManifestState
 from offloader.owner_client import OwnerUnreachable, ask_owner
 from offloader.parallel_map import at_once
-from offloader.read.reader import load_stream
+from offloader.read.reader import existing_streams, load_stream
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
@@ -351,7 +351,7 @@ def apply_rollback(
     """
     chosen = sorted(set(delete or []))
     stored = given.open()
-    named = named_streams(stored, stream)
+    named = existing_streams(stored, stream)  # before the store is probed with a write
     if chosen:
         named.require_one("a ledger is of one")
     if dry_run:
@@ -639,9 +639,9 @@ def accept_source(stream: Stream, given: LedgerArguments, dry_run: DryRun = Fals
     are left aside: never offloaded, released or deleted. Stop the process that appends first. There is no undo. Of a
     topic with partitions each is accepted by its own name.
     """
-    settings, opened = given.prepared(stream, read_only=dry_run)
-    named_streams(opened, stream).require_one(_ACCEPTED)
+    existing_streams(given.open(), stream).require_one(_ACCEPTED)  # before the store is probed with a write
     given.require_ledgers()
+    settings, opened = given.prepared(stream, read_only=dry_run)
     load_stream(opened, stream)  # require the stream before the database creates it
     clock = SystemClock()
     with closing(given.open_ledgers(create=not dry_run)) as database:
