@@ -129,10 +129,11 @@ def offload(
     """Offload what a stream's ledgers hold and the store doesn't, and check in the store that it is there.
 
     Where a process offloads the stream that can be asked (`offloader serve` with HTTP), that one is: it closes and
-    completes its current segment. Else from the ledger database, by the stream's method: streaming (V2 segments of
-    about the segment size, up to the newest entry; one that a writer left unfinished is completed) or ledger (an object
-    pair for each closed ledger). A settings file says the method, else the manifest does. Interrupted, it goes on where
-    it was when it is called again. Of a topic with partitions each is offloaded in turn; --until is of one.
+    completes its current segment. Else from the ledger database of --ledgers, by default that of the settings file, by
+    the stream's method: streaming (V2 segments of about the segment size, up to the newest entry; one that a writer
+    left unfinished is completed) or ledger (an object pair for each closed ledger). A settings file says the method,
+    else the manifest does. Interrupted, it goes on where it was when it is called again. Of a topic with partitions
+    each is offloaded in turn; --until is of one.
     """
     last = position_of(until, option="--until") if until else None
     named = _to_offload(stream, given)
@@ -154,7 +155,7 @@ def _to_offload(name: str, given: LedgerArguments) -> NamedStreams:
             return in_store
     except BucketMissing:  # the first offload makes a local directory
         given.require_ledgers()
-    if not given.ledgers:
+    if not given.has_ledgers():
         return in_store
     with closing(given.open_ledgers()) as database:
         return resolve_name(name, {*database.streams(), *in_store.partitions.values()})
@@ -176,7 +177,7 @@ def _offload_one(
     opened = _opened(given, stream, read_only=dry_run)
     state = load_stream(opened, stream, may_be_absent=True)
     if state.owner.url and not (dry_run or take_over or size_threshold):
-        asked = _asked_owner(opened, state, last, settings, must=not given.ledgers)
+        asked = _asked_owner(opened, state, last, settings, must=not given.has_ledgers())
         if asked is not None:
             _print_result(opened, stream, state.method, asked, as_json=json, owner=state.owner.url)
             return
@@ -688,7 +689,7 @@ def accept_loss(
     }
     verb = "would be lost" if dry_run else "lost"
     lines = [f"{verb} from the ledger database: {each.first} up to {each.last}" for each in lost]
-    lines = lines or [f"ledger database {given.ledgers} has everything of {stream} that it acknowledged"]
+    lines = lines or [f"ledger database {given.ledgers_url()} has everything of {stream} that it acknowledged"]
     if recorded is not None and recorded.record_id is not None:
         lines += _accepted_lines(recorded, dry_run=dry_run)
     print_result(facts, lines, as_json=json)
