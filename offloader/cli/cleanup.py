@@ -26,7 +26,7 @@ from offloader.errors import ErrorKind, InvalidCall, NotFound, OffloaderError
 from offloader.gc.delete_stream import StreamRemoval, removal_of, remove_stream
 from offloader.gc.orphans import Garbage, Outcome, Place
 from offloader.gc.plan import AwaitedApproval, CleanupPlan
-from offloader.gc.reconcile import Reconciliation, StoreReconciliation, Tally
+from offloader.gc.reconcile import Reconciliation, StoreReconciliation, Tally, known_entry
 from offloader.gc.sweep import CleanupReport, cleanup_all, cleanup_stream, read_batches, undo_retirements
 from offloader.maintenance import awaited_approval
 from offloader.manifest.catalog import list_streams, read_entry, release_topics_of
@@ -40,6 +40,7 @@ from offloader.manifest.protection import (
     time_for_deletion_ms,
     user_at_host,
 )
+from offloader.read.reader import existing_streams
 from offloader.retention.scope import find_scope, record_partitions
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
@@ -118,6 +119,8 @@ def hold(
     """
     if bool(stream) == everything:
         raise InvalidCall("a hold is on one stream or on everything", hint="name a STREAM, or say --all")
+    # A wrong name is refused before the store is probed with a write.
+    named = existing_streams(given.open(), stream) if stream else NamedStreams("")
     opened, clock = given.open(read_only=False), SystemClock()
 
     def one(name: str) -> None:
@@ -134,7 +137,7 @@ def hold(
             text = f"no hold on {what} any more" if changed else f"there was no hold on {what}"
         print_result({"stream": name or None, "held": not off, "changed": changed}, text, as_json=json)
 
-    return run_on_each(named_or_all(opened, stream).streams, one, as_json=json)
+    return run_on_each(named.streams, one, as_json=json)
 
 
 def orphans(
@@ -153,8 +156,12 @@ def orphans(
     """
     if delete and dry_run:
         raise InvalidCall("--delete and --dry-run contradict each other", hint="leave out one of them")
-    opened, clock, settings = given.open(read_only=not delete), SystemClock(), given.settings().manifest
-    named = named_or_all(opened, stream)
+    opened, clock, settings = given.open(), SystemClock(), given.settings().manifest
+    named = named_streams(opened, stream) if stream else NamedStreams("")
+    if delete:
+        if stream and not named.partitions:
+            known_entry(opened, named.name)  # before the store is probed with a write
+        opened = given.open(read_only=False)
 
     def one(name: str) -> int:
         said = _Said(ours_only=ours)
@@ -173,11 +180,6 @@ def orphans(
         return said.exit_code
 
     return run_on_each(named.streams, one, as_json=json)
-
-
-def named_or_all(store: ObjectStore, name: str) -> NamedStreams:
-    """What a name means in the store; no name means one empty name, for everything."""
-    return named_streams(store, name) if name else NamedStreams("")
 
 
 _ORPHAN_COLUMNS = [
@@ -279,6 +281,7 @@ def run(
     """
     if stream and prefix:
         raise InvalidCall("--prefix is for all streams", hint="leave out the stream's name")
+    named = existing_streams(given.open(), stream) if stream else NamedStreams("")
     opened, clock, settings_of = given.open(read_only=dry_run), SystemClock(), given.settings_of()
     stop = global_hold(opened) if dry_run else None
     if stop is not None and not json:
@@ -307,7 +310,7 @@ def run(
             )
         _print_reports(opened, reports, as_json=json)
 
-    return run_on_each(named_or_all(opened, stream).streams, one, as_json=json)
+    return run_on_each(named.streams, one, as_json=json)
 
 
 def _print_reports(store: ObjectStore, reports: Iterable[CleanupReport], *, as_json: bool) -> None:
@@ -411,7 +414,7 @@ def undo(
     except ValueError as cause:
         raise InvalidCall(f"--segment: {cause}", hint="`offloader cleanup plan STREAM` lists them") from cause
     head = position_of(to, option="--to") if to else None
-    named = named_streams(given.open(), stream)  # a wrong name is refused before the store is probed with a write
+    named = existing_streams(given.open(), stream)  # before the store is probed with a write
     settings, opened = given.prepared(read_only=dry_run)
     if uuids or head is not None:
         named.require_one("a segment is of one" if uuids else "a position is of one")
@@ -462,7 +465,7 @@ def delete_stream(
     stalled notices; call this again then, or let `offloader cleanup run` finish it. The hot tier isn't touched.
     """
     clock, streams = SystemClock(), [stream]
-    settings, opened = given.prepared(stream, read_only=dry_run)
+    settings, opened = given.prepared(stream)
     if read_entry(opened, stream) is None:
         streams = [each.stream for each in find_scope(opened, stream).partitions.values()]
     planned = [removal_of(opened, each, now_ms=clock.now_ms()) for each in streams]
@@ -471,6 +474,7 @@ def delete_stream(
         return
     if not yes:
         _ask(planned, opened)
+    opened = given.open(read_only=False)
     record_partitions(opened, streams)
     done = [
         remove_stream(opened, each, clock=clock, settings=settings.manifest, ignore_leases=ignore_leases)

@@ -6,11 +6,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from offloader.cli.options import StoreArguments, option
 from offloader.errors import InvalidCall, NotFound
 from offloader.ledgers.base import LedgerSource
+from offloader.ledgers.sqlite.database import database_path
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 
 
@@ -28,22 +30,47 @@ class LedgerArguments(StoreArguments):
         ),
     ] = ""
 
-    def require_ledgers(self) -> None:
-        """Raises ``InvalidCall`` without a ledger database."""
-        if not self.ledgers:
-            raise InvalidCall(
-                "no ledger database was named", hint="give --ledgers sqlite:///FILE or set OFFLOADER_LEDGERS"
-            )
+    def ledgers_url(self) -> str:
+        """The ledger database of the options, else the only one of the settings file; empty: none."""
+        found = self._ledgers_of_file()
+        return self.ledgers or (found[0] if len(found) == 1 else "")
+
+    def has_ledgers(self) -> bool:
+        """Whether a ledger database can be read: one that the options name, or the file's if it is on this machine."""
+        url = self.ledgers_url()
+        return bool(self.ledgers) or (bool(url) and Path(database_path(url)).exists())
+
+    def _ledgers_of_file(self) -> list[str]:
+        if self.ledgers or not self.config:
+            return []
+        settings = self.file().settings_of("")
+        return sorted({settings.serve.ledgers, settings.flight.ledgers} - {""})
+
+    def require_ledgers(self) -> str:
+        """The ledger database, as ``ledgers_url``.
+
+        Raises:
+            InvalidCall: none was named, or the settings file has two.
+        """
+        url = self.ledgers_url()
+        if url:
+            return url
+        where = f": {self.config} has no serve.ledgers" if self.config else ""
+        hint = "give --ledgers sqlite:///FILE or set OFFLOADER_LEDGERS, or --config FILE with serve.ledgers"
+        found = self._ledgers_of_file()
+        if found:
+            where = f": {self.config} has two, of serve.ledgers and of flight.ledgers"
+            hint = f"give --ledgers {' or --ledgers '.join(found)}"
+        raise InvalidCall(f"no ledger database was named{where}", hint=hint)
 
     def open_ledgers(self, *, create: bool = False) -> EmbeddedLedgers:
         """The ledger database; close it.
 
         Raises:
-            InvalidCall: none was given.
+            InvalidCall: as ``require_ledgers``.
             OffloaderError: as ``EmbeddedLedgers``.
         """
-        self.require_ledgers()
-        return EmbeddedLedgers(self.ledgers, create=create)
+        return EmbeddedLedgers(self.require_ledgers(), create=create)
 
 
 @contextmanager

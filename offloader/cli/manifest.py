@@ -25,6 +25,7 @@ from offloader.manifest.maintenance import expire_records, sweep_dead_incarnatio
 from offloader.manifest.names import named_streams
 from offloader.manifest.protection import require_no_global_hold
 from offloader.manifest.rebuild import Rebuild, rebuild_manifest
+from offloader.read.reader import existing_streams
 from offloader.runtime.clock import SystemClock
 from offloader.settings import ManifestSettings
 from offloader.store.base import ObjectStore
@@ -113,7 +114,7 @@ def rebuild(
 
 def checkpoint(stream: StreamOrTopic, given: StoreArguments, dry_run: Plan = False, json: Json = False) -> int:
     """Write a checkpoint of a stream's manifest now; of a topic with partitions of each."""
-    named = named_streams(given.open(), stream)
+    named = existing_streams(given.open(), stream)  # before the store is probed with a write
     settings, opened = given.prepared(read_only=dry_run)
 
     def one(each: str) -> None:
@@ -134,7 +135,7 @@ def expire(stream: StreamOrTopic, given: StoreArguments, dry_run: Plan = False, 
     That is: records, checkpoints and runs that a checkpoint older than orphan_age_min holds, and what dead incarnations
     of the stream left. Never an object of a segment. Of a topic with partitions: of each.
     """
-    named = named_streams(given.open(), stream)
+    named = existing_streams(given.open(), stream)  # before the store is probed with a write
     settings, opened = given.prepared(read_only=dry_run)
     one = partial(_expire, opened, settings=settings.manifest, dry_run=dry_run, as_json=json)
     return run_on_each(named.streams, one, as_json=json)

@@ -53,7 +53,7 @@ from offloader.manifest.names import NamedStreams, matching_streams, named_strea
 from offloader.manifest.state import ManifestState
 from offloader.owner_client import OwnerUnreachable, ask_owner
 from offloader.parallel_map import at_once, both
-from offloader.read.reader import load_stream
+from offloader.read.reader import existing_streams, load_stream
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore, is_local
@@ -124,10 +124,11 @@ def offload(
     """Offload what a stream's ledgers hold and the store doesn't, and check in the store that it is there.
 
     Where a process offloads the stream that can be asked (`offloader serve` with HTTP), that one is: it closes and
-    completes its current segment. Else from the ledger database, by the stream's method: streaming (V2 segments of
-    about the segment size, up to the newest entry; one that a writer left unfinished is completed) or ledger (an object
-    pair for each closed ledger). A settings file says the method, else the manifest does. Interrupted, it goes on where
-    it was when it is called again. Of a topic with partitions each is offloaded in turn; --until is of one.
+    completes its current segment. Else from the ledger database of --ledgers, by default that of the settings file, by
+    the stream's method: streaming (V2 segments of about the segment size, up to the newest entry; one that a writer
+    left unfinished is completed) or ledger (an object pair for each closed ledger). A settings file says the method,
+    else the manifest does. Interrupted, it goes on where it was when it is called again. Of a topic with partitions
+    each is offloaded in turn; --until is of one.
     """
     last = position_of(until, option="--until") if until else None
     in_database = _in_database(given)
@@ -144,7 +145,7 @@ def offload(
 
 def _in_database(given: LedgerArguments) -> Collection[str]:
     """The streams of the ledger database; none without one: an owner may be asked that needs none here."""
-    with suppress(NotFound), closing(given.open_ledgers()) if given.ledgers else nullcontext() as database:
+    with suppress(NotFound), closing(given.open_ledgers()) if given.has_ledgers() else nullcontext() as database:
         return [] if database is None else database.streams()
     return []
 
@@ -189,7 +190,7 @@ def _offload_one(
     settings = Settings() if file is None else file.settings_of(stream)
     state = load_stream(store, stream, may_be_absent=True)
     if state.owner.url and not (dry_run or take_over or size_threshold):
-        asked = _asked_owner(store, state, last, settings, must=not given.ledgers)
+        asked = _asked_owner(store, state, last, settings, must=not given.has_ledgers())
         if asked is not None:
             _print_result(store, stream, state.method, asked, as_json=json, owner=state.owner.url)
             return
@@ -366,9 +367,9 @@ def accept_source(stream: Stream, given: LedgerArguments, dry_run: DryRun = Fals
     are left aside: never offloaded, released or deleted. Stop the process that appends first. There is no undo. Of a
     topic with partitions each is accepted by its own name.
     """
-    settings, opened = given.prepared(stream, read_only=dry_run)
-    named_streams(opened, stream).require_one(_ACCEPTED)
+    existing_streams(given.open(), stream).require_one(_ACCEPTED)  # before the store is probed with a write
     given.require_ledgers()
+    settings, opened = given.prepared(stream, read_only=dry_run)
     load_stream(opened, stream)  # require the stream before the database creates it
     clock = SystemClock()
     with closing(given.open_ledgers(create=not dry_run)) as database:
@@ -415,7 +416,7 @@ def accept_loss(
     }
     verb = "would be lost" if dry_run else "lost"
     lines = [f"{verb} from the ledger database: {each.first} up to {each.last}" for each in lost]
-    lines = lines or [f"ledger database {given.ledgers} has everything of {stream} that it acknowledged"]
+    lines = lines or [f"ledger database {given.ledgers_url()} has everything of {stream} that it acknowledged"]
     if recorded is not None and recorded.record_id is not None:
         lines += _accepted_lines(recorded, dry_run=dry_run)
     print_result(facts, lines, as_json=json)

@@ -39,7 +39,7 @@ from offloader.manifest.log import ManifestLog
 from offloader.manifest.names import stream_name
 from offloader.manifest.protection import user_at_host
 from offloader.owner_client import OwnerUnreachable, ask_owner
-from offloader.read.reader import load_stream, open_reader
+from offloader.read.reader import existing_streams, load_stream, open_reader
 from offloader.retention.broker import ListedOf
 from offloader.retention.cuts import Cut
 from offloader.retention.cycle import CycleOutcome, RetentionCycle, retained_streams
@@ -566,6 +566,7 @@ def truncate(
     """
     if bool(before) == bool(before_time):
         raise InvalidCall("truncate needs either --before or --before-time", hint="name one of them")
+    existing_streams(given.open(), stream)  # before the store is probed with a write
     settings, opened = given.prepared(stream, read_only=dry_run)
     hint = "PARTITION=LEDGER:ENTRY"
     wanted = [partition_position_of(text, option="--before", hint=hint) for text in before or ()]

@@ -40,7 +40,7 @@ from offloader.cli.output import (
 )
 from offloader.errors import InvalidCall, NotFound, Unsupported
 from offloader.manifest.names import NamedStreams, named_streams
-from offloader.read.reader import load_stream
+from offloader.read.reader import existing_streams, load_stream
 from offloader.store.base import ObjectStore
 from offloader.write.ledger_export import ExportedLedger, LedgerExport, error_of, recorded_ledgers
 from offloader.write.offloader import LedgerOffloader
@@ -102,7 +102,7 @@ def apply_rollback(
     """
     chosen = sorted(set(delete or []))
     stored = given.open()
-    named = named_streams(stored, stream)
+    named = existing_streams(stored, stream)  # before the store is probed with a write
     if chosen:
         named.require_one("a ledger is of one")
     if dry_run:

@@ -33,7 +33,7 @@ from formats.keys import (
     stream_of_catalog_key,
     stream_prefix,
 )
-from formats.manifest import Assign, Record, Rewrite
+from formats.manifest import Assign, CatalogEntry, Record, Rewrite
 from offloader.errors import Corrupt, NotFound, OffloaderError, StoreUnavailable, Unsupported
 from offloader.gc.orphans import (
     Garbage,
@@ -122,6 +122,21 @@ DELETE_ATTEMPTS_MAX = 4
 RETRY_SECONDS_FIRST = 0.5
 
 
+def known_entry(store: ObjectStore, stream: str) -> CatalogEntry | None:
+    """The catalogue entry of a stream whose orphans can be searched; ``None``: its name was released.
+
+    Raises:
+        NotFound: no such stream. Corrupt, Unsupported: as ``read_entry``.
+    """
+    entry = read_entry(store, stream)
+    if entry is None and not is_released(store, stream):
+        raise NotFound(
+            f"stream {stream} has no catalogue entry in {store.url}: nothing says what is needed",
+            hint="`offloader ls` lists the streams; `offloader manifest rebuild` where an entry was lost",
+        )
+    return entry
+
+
 @dataclass(slots=True)
 class Tally:
     """A number of objects and their bytes."""
@@ -203,12 +218,7 @@ class Reconciliation:
         yield from self._forgotten(voids, self.now_ms)
 
     def _knowledge(self, incarnations: Iterable[UUID], old_ms: int) -> LiveSet:
-        entry = read_entry(self.store, self.stream)
-        if entry is None and not self.is_topic and not is_released(self.store, self.stream):
-            raise NotFound(
-                f"stream {self.stream} has no catalogue entry in {self.store.url}: nothing says what is needed",
-                hint="`offloader ls` lists the streams; `offloader manifest rebuild` where an entry was lost",
-            )
+        entry = read_entry(self.store, self.stream) if self.is_topic else known_entry(self.store, self.stream)
         self._entry = None if entry is None else entry.incarnation
         names: ManifestState | None = None
         dead, doubtful = set(), set()

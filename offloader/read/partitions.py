@@ -226,7 +226,7 @@ def merge_published(scans: Sequence[Iterator[EntryBatch]]) -> Generator[tuple[in
         if len(scans) == 1:
             yield from ((0, batch) for batch in scans[0])
             return
-        heads = {number: head for number, scan in enumerate(scans) if (head := _head(scan, TIME_UNKNOWN_MS))}
+        heads = {number: head for number, scan in enumerate(scans) if (head := timed_batch(scan, TIME_UNKNOWN_MS))}
         while heads:
             number = min(heads, key=lambda each: (int(heads[each][1][0]), each))
             batch, times = heads[number]
@@ -238,13 +238,13 @@ def merge_published(scans: Sequence[Iterator[EntryBatch]]) -> Generator[tuple[in
             yield number, batch.slice(0, stop)
             if stop < len(batch):
                 heads[number] = (batch.slice(stop, len(batch)), times[stop:])
-            elif head := _head(scans[number], int(times[-1])):
+            elif head := timed_batch(scans[number], int(times[-1])):
                 heads[number] = head
             else:
                 del heads[number]
 
 
-def _head(scan: Iterator[EntryBatch], after_ms: int) -> tuple[EntryBatch, NDArray[np.int64]] | None:
+def timed_batch(scan: Iterator[EntryBatch], after_ms: int) -> tuple[EntryBatch, NDArray[np.int64]] | None:
     """The next entries of a scan, and their times, none below ``after_ms`` or an earlier one."""
     for batch in scan:
         if len(batch):

@@ -6,6 +6,7 @@ import difflib
 import itertools
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
@@ -33,10 +34,10 @@ from offloader.errors import (
     Unsupported,
 )
 from offloader.ledgers.base import ReadableLedgers, newest, newest_listed
-from offloader.manifest.catalog import partition_streams
+from offloader.manifest.catalog import partition_streams, read_entry
 from offloader.manifest.load import load_manifest_view_at
 from offloader.manifest.log import list_streams, load_manifest
-from offloader.manifest.names import resolve_name, stream_name
+from offloader.manifest.names import NamedStreams, named_streams, resolve_name, stream_name
 from offloader.manifest.protection import HeldLease, take_lease
 from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.source_identity import CheckedLedgers
@@ -132,6 +133,22 @@ def load_stream(
     if state.stream_deleted:
         raise NotFound(f"stream {stream} in {store.url} was deleted")
     return state
+
+
+def existing_streams(store: ObjectStore, given: str) -> NamedStreams:
+    """As ``named_streams``, of a stream or a topic that exists.
+
+    A stream whose catalogue entry can't be read exists.
+
+    Raises:
+        NotFound: no such stream, with similar names in the hint.
+        InvalidCall: no name of a stream or of a persistent topic.
+    """
+    named = named_streams(store, given)
+    with suppress(Corrupt, Unsupported):
+        if not named.partitions and read_entry(store, named.name) is None:
+            load_stream(store, named.name)
+    return named
 
 
 def open_reader(

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import heapq
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import chain, islice
+from typing import Any, NamedTuple
 
-from formats.entries import TIME_UNKNOWN_MS, Entry, Position
+from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
 from offloader.errors import BeyondEnd, InvalidCall
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.names import named_streams
+from offloader.parallel_map import IN_FLIGHT_MAX, at_once
 from offloader.plot import StreamTimeline, thinned
-from offloader.read.partitions import merge_published
+from offloader.read.partitions import timed_batch
 from offloader.read.reader import Reader, open_reader
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
@@ -150,8 +155,10 @@ def _sum(values: Iterable[int | None]) -> int | None:
 
 #: Payload bytes that end a page; a larger entry is a page of its own.
 PAGE_BYTES_MAX = 512 * 1024
-#: Partitions of a page's topic: its cursor has a place in each.
-PARTITIONS_MAX = 100
+#: Partitions of a page's topic: its cursor has a place in each, and is part of a request's first line.
+PARTITIONS_MAX = 1000
+#: Partitions that are open at once for a page: each holds what about two requests bring.
+PARTITIONS_OPEN_MAX = 32
 #: Readers of one page have one small request in flight each.
 _SETTINGS = ReadSettings(request_bytes=1024 * 1024, requests_in_flight_max=1, batch_bytes=PAGE_BYTES_MAX)
 
@@ -190,35 +197,90 @@ def entry_page(
         raise InvalidCall("from and from_time both say where to begin", hint="leave one of them out")
     if len(named.partitions) > PARTITIONS_MAX:
         raise InvalidCall(f"{named.name} has more than {PARTITIONS_MAX} partitions", hint="ask for one of them")
-    places = _places(after)
-    numbers: list[int | None] = list(named.partitions) or [None]
-    with ExitStack() as stack:
-        readers = [
-            stack.enter_context(open_reader(store, each, settings=_SETTINGS, source=source_of(each)))
-            for each in named.streams
-        ]
-        both = list(zip(readers, numbers, strict=True))
-        begins = [
-            places.get(str(number)) or first or (None if from_ms is None else reader.position_at(from_ms))
-            for reader, number in both
-        ]
-        ranges = [_range(reader, begin, first, from_ms, to_ms) for reader, begin in zip(readers, begins, strict=True)]
-        scans = [
-            reader.scan(*chosen) if chosen is not None else iter(())
-            for reader, chosen in zip(readers, ranges, strict=True)
-        ]
-        reached = dict(zip(map(str, numbers), begins, strict=True))
-        rows: list[dict[str, Any]] = []
-        size_bytes = 0
-        with closing(merge_published(scans)) as merged:
-            for at, batch in merged:
-                for entry in batch.entries():
-                    if len(rows) == limit or (rows and size_bytes + len(entry.payload) > PAGE_BYTES_MAX):
-                        return rows, json.dumps({key: str(each) for key, each in reached.items() if each is not None})
-                    rows.append(_row(readers[at].stream, numbers[at], entry))
-                    size_bytes += len(entry.payload)
-                    reached[str(numbers[at])] = entry.position.next()
-        return rows, None
+    asked = _Asked(store, source_of, first, from_ms, to_ms, _places(after))
+    streams = list(enumerate(zip(named.partitions or [None], named.streams, strict=True)))
+    begins: list[Position | None] = []
+    page: list[_PageEntry] = []
+    is_cut = False
+    with ExitStack() as whole:
+        threads = whole.enter_context(ThreadPoolExecutor(IN_FLIGHT_MAX)) if named.partitions else None
+        # What is first of all partitions is first of its group too, so no other entry has to be kept.
+        for start in range(0, len(streams), PARTITIONS_OPEN_MAX):
+            with ExitStack() as stack:
+                group = streams[start : start + PARTITIONS_OPEN_MAX]
+                opened = at_once(partial(asked.open, stack, threads), group, sequential_max=1)
+                begins += [begin for begin, _ in opened]
+                merged = heapq.merge(page, *(entries for _, entries in opened), key=lambda each: each[:2])
+                page, is_more = _first_page(merged, limit)
+                is_cut = is_cut or is_more
+    rows = [_row(streams[each.at][1][1], streams[each.at][1][0], each.entry) for each in page]
+    reached = dict(zip([number for _, (number, _) in streams], begins, strict=True))
+    reached |= {streams[each.at][1][0]: each.entry.position.next() for each in page}
+    return rows, _place_text(reached) if is_cut else None
+
+
+class _PageEntry(NamedTuple):
+    """An entry of a page.
+
+    Attributes:
+        time_ms: its publish time in the merge: none is below that of an earlier entry of its stream.
+        at: the number of its stream among those of the page.
+    """
+
+    time_ms: int
+    at: int
+    entry: Entry
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A page that is asked for: see ``entry_page``; ``places``: where the partitions go on."""
+
+    store: ObjectStore
+    source_of: Callable[[str], LedgerSource | None]
+    first: Position | None
+    from_ms: int | None
+    to_ms: int | None
+    places: Mapping[int | None, Position]
+
+    def open(
+        self, stack: ExitStack, threads: Executor | None, given: tuple[int, tuple[int | None, str]]
+    ) -> tuple[Position | None, Iterable[_PageEntry]]:
+        """Where a stream begins, and its entries, of which the first are fetched; ``stack`` closes its reader."""
+        at, (number, stream) = given
+        source = self.source_of(stream)
+        reader = stack.enter_context(
+            open_reader(self.store, stream, settings=_SETTINGS, source=source, executor=threads)
+        )
+        begin = self.places.get(number) or self.first
+        if begin is None and self.from_ms is not None:
+            begin = reader.position_at(self.from_ms)
+        chosen = _range(reader, begin, self.first, self.from_ms, self.to_ms)
+        if chosen is None:
+            return begin, ()
+        entries = _page_entries(stack.enter_context(closing(reader.scan(*chosen))), at)
+        return begin, chain(list(islice(entries, 1)), entries)
+
+
+def _page_entries(scan: Iterator[EntryBatch], at: int) -> Iterator[_PageEntry]:
+    after_ms = TIME_UNKNOWN_MS
+    while (head := timed_batch(scan, after_ms)) is not None:
+        batch, times = head
+        for entry, time_ms in zip(batch.entries(), times.tolist(), strict=True):
+            yield _PageEntry(time_ms, at, entry)
+        after_ms = int(times[-1])
+
+
+def _first_page(entries: Iterable[_PageEntry], limit: int) -> tuple[list[_PageEntry], bool]:
+    """The entries of one page, and whether there are more."""
+    page: list[_PageEntry] = []
+    size_bytes = 0
+    for each in entries:
+        if len(page) == limit or (page and size_bytes + len(each.entry.payload) > PAGE_BYTES_MAX):
+            return page, True
+        page.append(each)
+        size_bytes += len(each.entry.payload)
+    return page, False
 
 
 def _range(
@@ -239,12 +301,19 @@ def _range(
     return reader.range_of(begin, None, None, to_ms)
 
 
-def _places(after: str) -> Mapping[str, Position]:
+def _place_text(reached: Mapping[int | None, Position | None]) -> str:
+    """The place of the next page: numbers of partitions, ledgers and entries, each in a list, which compresses well."""
+    known = [(number, *each) for number, each in reached.items() if each is not None]
+    return json.dumps(list(zip(*known, strict=True)), separators=(",", ":"))
+
+
+def _places(after: str) -> Mapping[int | None, Position]:
     """Partition's number, or ``None`` -> where it goes on."""
     if not after:
         return {}
     try:
-        return {key: Position.parse(text) for key, text in json.loads(after).items()}
+        known = zip(*json.loads(after), strict=True)
+        return {number: Position.parse(f"{ledger}:{entry}") for number, ledger, entry in known}
     except (ValueError, AttributeError, TypeError, RecursionError) as cause:
         raise InvalidCall("cursor: no place in this list", hint="take next_cursor of the page before") from cause
 

@@ -258,3 +258,45 @@ def test_stream_is_looked_at_while_the_store_is_probed_and_the_database_knows_it
         assert offloader("offload", STREAM, "--store", place.url, "--endpoint-url", proxy.url).code == 0
     assert stored_entries(place.open(), STREAM) == bench.expected
     assert all(each.split("?")[0].endswith(f"/_catalog/{STREAM}") for each in proxy.noted[:2])
+
+
+@pytest.mark.parametrize("section", ["serve", "flight"])
+def test_settings_file_names_the_ledger_database(
+    offloader: Offloader, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, section: str
+) -> None:
+    monkeypatch.delenv("OFFLOADER_STORE")
+    monkeypatch.delenv("OFFLOADER_LEDGERS")
+    store = f'[serve]\nstore = "{bench.url}"\n'
+    config = tmp_path / "offloader.toml"
+    config.write_text(store + ("[flight]\n" if section == "flight" else "") + f'ledgers = "{bench.ledgers}"\n')
+    (done,) = offloader("offload", STREAM, "--config", str(config), "--json").rows
+    assert (done["entries"], done["committed"]) == (40, "2:19")
+    assert stored_entries(open_store(bench.url), STREAM) == bench.expected[:40]
+
+
+def test_database_of_the_options_wins_over_the_settings_file(
+    offloader: Offloader, bench: Bench, tmp_path: Path
+) -> None:
+    config = tmp_path / "offloader.toml"
+    config.write_text(f'[serve]\nledgers = "sqlite:///{tmp_path}/other.db"\n')
+    (done,) = offloader("offload", STREAM, "--config", str(config), "--json").rows
+    assert done["entries"] == 40
+
+
+def test_settings_file_without_one_ledger_database_is_refused(
+    offloader: Offloader, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OFFLOADER_LEDGERS")
+    config = tmp_path / "offloader.toml"
+    config.write_text("")
+    code, line, hint = offloader.refuses("offload", STREAM, "--config", str(config))
+    assert (code, line) == (2, f"no ledger database was named: {config} has no serve.ledgers")
+    assert "--ledgers sqlite:///FILE" in hint
+    other = f"sqlite:///{tmp_path}/other.db"
+    config.write_text(f'[serve]\nledgers = "{bench.ledgers}"\n[flight]\nledgers = "{other}"\n')
+    code, line, hint = offloader.refuses("offload", STREAM, "--config", str(config))
+    assert (code, line.partition(": ")[2]) == (2, f"{config} has two, of serve.ledgers and of flight.ledgers")
+    assert (bench.ledgers in hint, other in hint) == (True, True)
+    config.write_text(f'[serve]\nledgers = "{other}"\n')
+    code, line, _ = offloader.refuses("offload", STREAM, "--config", str(config))
+    assert (code, "other.db" in line) == (3, True)

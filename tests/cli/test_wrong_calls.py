@@ -108,6 +108,41 @@ def test_a_wrong_call_of_a_verb_is_two_lines(offloader: Offloader, store_url: st
     assert sorted(str(path) for path in folder.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("cleanup", "hold"),
+        ("cleanup", "hold", "--off"),
+        ("cleanup", "orphans", "--delete"),
+        ("cleanup", "run"),
+        ("cleanup", "undo"),
+        ("manifest", "checkpoint"),
+        ("manifest", "expire"),
+        ("rollback", "apply"),
+        ("delete-stream", "--yes"),
+        ("accept-source", "--ledgers", "sqlite:///nowhere/ledgers.db"),
+        ("truncate", "--before", "0:1"),
+        ("pause",),
+    ],
+    ids=" ".join,
+)
+def test_wrong_stream_name_is_refused_before_the_store_is_written(
+    offloader: Offloader, store_url: str, call: tuple[str, ...]
+) -> None:
+    folder = Path(store_url.removeprefix("file://"))
+
+    def changes() -> dict[str, int]:
+        # A file that is created and removed again, as the probe's are, changes the time of its folder.
+        return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+    assert offloader("cleanup", "hold", STREAM, "--store", store_url).code == 0
+    assert offloader("cleanup", "hold", STREAM, "--off", "--store", store_url).code == 0
+    before = changes()
+    code, line, _ = offloader.refuses(*call, "no/such/persistent/stream", "--store", store_url)
+    assert (code, line.startswith("stream no/such/persistent/stream ")) == (3, True), line
+    assert changes() == before
+
+
 def test_missing_store_directory_is_created_only_for_an_offloadable_stream(
     offloader: Offloader, store_url: str, tmp_path: Path
 ) -> None:

@@ -282,6 +282,12 @@ def _page_at_any_place(rng: random.Random) -> bytes:
     path = "/v1/streams?order=" + order + "&"
     if rng.random() < 0.4:
         of, path = ("segments", ORDERS), f"/v1/streams/{STREAM}/segments?"
+    elif rng.random() < 0.3:
+        of, path = ("entries", ORDERS), f"/v1/streams/{STREAM}/entries?"
+        columns: list[list[Any]] = [
+            [rng.choice([None, 0, 7, 1 << 70, "1:0", []])] * rng.choice([1, 1, 1, 400]) for _ in range(3)
+        ]
+        text = rng.choice([text, json.dumps(columns), json.dumps([[None], [1], [5]]), json.dumps({"0": "1:0"})])
     cursor = write_cursor(text.encode("utf-8", "replace").decode()[:3000], *of)
     return f"GET {path}cursor={cursor}".encode() + _HTTP + b"\r\n"
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import hmac
 import logging
+import zlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Generic, TypeVar
 from urllib.parse import unquote_to_bytes
@@ -15,7 +15,7 @@ from fastapi import Depends, Path, Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from formats.keys import STREAM_BYTES_MAX
-from offloader.errors import InvalidCall
+from offloader.errors import InvalidCall, LimitReached
 from offloader.manifest.names import stream_name
 from offloader.service.auth import OPERATION_OF_ROUTE, Caller
 from offloader.service.http.middleware import CALLER
@@ -403,16 +403,34 @@ def shown(shape: type[_Shape], document: Mapping[str, Any]) -> _Shape:
         return shape.model_construct(**document)
 
 
-#: A place contains a stream's name.
-CURSOR_CHARS_MAX = 4096
+#: A place contains a stream's name, or a position in each of up to 1,000 partitions. The head of a request with it is
+#: below the default of ``http.header_size_max``.
+CURSOR_CHARS_MAX = 12 * 1024
+#: A longer place is compressed.
+PLACE_BYTES_MIN, PLACE_BYTES_MAX = 1024, 64 * 1024
 _CHECK_BYTES = 6
+_COMPRESSED = "compressed"
 
 
 def write_cursor(place: str | None, *of: str) -> str | None:
-    """The cursor of a place in the list ``of``: its path, order and filters; ``None``: the list ends."""
+    """The cursor of a place in the list ``of``: its path, order and filters; ``None``: the list ends.
+
+    Raises:
+        LimitReached: it would be longer than ``CURSOR_CHARS_MAX``.
+    """
     if place is None:
         return None
-    return base64.urlsafe_b64encode(_check(of) + place.encode()).rstrip(b"=").decode()
+    raw = place.encode()
+    if len(raw) <= PLACE_BYTES_MIN:
+        raw = _check(of) + raw
+    else:
+        # Digits hardly repeat: matches would cost more than they save.
+        compress = zlib.compressobj(strategy=zlib.Z_HUFFMAN_ONLY)
+        raw = _check((_COMPRESSED, *of)) + compress.compress(raw) + compress.flush()
+    cursor = base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
+    if len(cursor) > CURSOR_CHARS_MAX or len(place) > PLACE_BYTES_MAX:
+        raise LimitReached("the place of the next page is too long", hint="ask for one partition")
+    return cursor
 
 
 def place_of(cursor: str, *of: str) -> str:
@@ -422,8 +440,13 @@ def place_of(cursor: str, *of: str) -> str:
         return ""
     try:
         raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True)
-        check, place = raw[:_CHECK_BYTES], raw[_CHECK_BYTES:].decode()
-    except (ValueError, binascii.Error):
+        check, rest = raw[:_CHECK_BYTES], raw[_CHECK_BYTES:]
+        if hmac.compare_digest(check, _check((_COMPRESSED, *of))):
+            whole = zlib.decompressobj()
+            check, rest = _check(of), whole.decompress(rest, PLACE_BYTES_MAX)
+            rest = rest if whole.eof else b""
+        place = rest.decode()
+    except (ValueError, zlib.error):
         check, place = b"", ""
     if len(cursor) > CURSOR_CHARS_MAX or not place or not hmac.compare_digest(check, _check(of)):
         raise InvalidCall(
