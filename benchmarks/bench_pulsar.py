@@ -36,7 +36,7 @@ from formats.pulsar.messages import messages
 from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.protocol import PulsarClient
 from offloader.ledgers.pulsar.source import PulsarCluster
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.runtime.clock import SystemClock
 from offloader.settings import PulsarSettings, Settings
 from offloader.store.memory import MemoryStore
@@ -193,7 +193,7 @@ def whole_in(count: int, stack: ExitStack) -> dict[str, float]:
         for kind, stream in streams.items():
             stream.offload(timeout_s=WAIT_S_MAX)
             found: dict[bytes, None] = {}
-            with open_reader(offloader.store, sources[kind].stream) as reader:
+            with open_stream_reader(offloader.store, sources[kind].stream) as reader:
                 for batch in reader.scan():
                     found |= dict.fromkeys(messages(batch)["value"].to_pylist())
             # A producer that loses its broker sends again what wasn't confirmed.

@@ -40,7 +40,7 @@ from formats.manifest import Assign, LedgerClosed, Offloaded
 from formats.segment import SegmentBuilder
 from offloader.manifest.log import ManifestLog
 from offloader.read.fetch import BlockRun, Cache, Fetcher, SegmentObjects, block_runs
-from offloader.read.reader import Reader, open_reader
+from offloader.read.reader import Reader, open_stream_reader
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Pairs, ReadSettings
 from offloader.store.base import ByteRange, ObjectStore
@@ -145,7 +145,7 @@ def all_runs(store: ObjectStore, stream: str, settings: ReadSettings) -> list[Bl
     """What a scan fetches, request by request."""
     fetcher = Fetcher(store, settings)
     runs: list[BlockRun] = []
-    for record in open_reader(store, stream, settings=settings).segments():
+    for record in open_stream_reader(store, stream, settings=settings).segments():
         objects = SegmentObjects.of_record(stream, record)
         found = fetcher.index(objects)
         runs += block_runs(objects, found, np.arange(len(found.blocks)), settings.request_bytes)
@@ -155,7 +155,7 @@ def all_runs(store: ObjectStore, stream: str, settings: ReadSettings) -> list[Bl
 def scans(store: ObjectStore, stream: str, settings: ReadSettings, bare: BareGet, rounds: int) -> dict[str, float]:
     """MB/s of each way to read all of it, and its processor seconds per GB; medians, taken in turns."""
     fetcher = Fetcher(store, settings)
-    readers = [open_reader(store, stream, settings=settings) for _ in range(2)]
+    readers = [open_stream_reader(store, stream, settings=settings) for _ in range(2)]
     entries, runs = readers[0].count(), all_runs(store, stream, settings)
     total = sum(run.stop - run.start for run in runs)
 
@@ -249,7 +249,7 @@ def scan_memory(url: str, given: dict[str, str], stream: str) -> dict[str, float
 
 def scan_once(url: str, given: dict[str, str], stream: str) -> None:
     """Prints by how many MiB a scan raised the highest resident memory; runs in a process of its own."""
-    reader = open_reader(store_at(url, given), stream)
+    reader = open_stream_reader(store_at(url, given), stream)
     before = resident_mib("VmRSS")
     assert sum(map(len, reader.scan())) == reader.count()
     print(resident_mib("VmHWM") - before)
@@ -257,7 +257,7 @@ def scan_once(url: str, given: dict[str, str], stream: str) -> None:
 
 def singles(store: ObjectStore, stream: str, bare_get: BareGet) -> dict[str, float]:
     """Single entries: cold block with the index cached, a bare GET of the same block, warm; requests of the cold."""
-    reader = open_reader(store, stream, cache=Cache(1 << 30))
+    reader = open_stream_reader(store, stream, cache=Cache(1 << 30))
     objects = SegmentObjects.of_record(stream, reader.segments()[0])
     found = Fetcher(store, ReadSettings()).index(objects)
     numbers = random.Random(7).sample(range(len(found.blocks)), min(len(found.blocks), SINGLE_READS))

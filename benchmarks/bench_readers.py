@@ -38,7 +38,7 @@ from botocore.httpsession import URLLib3Session
 
 from benchmarks.bench_read import BUCKET, S3_URL, all_runs, bare_get_of, opened_store, seconds, store_at, write_stream
 from offloader.read.fetch import BlockRun
-from offloader.read.reader import Reader, open_reader
+from offloader.read.reader import Reader, open_stream_reader
 from offloader.settings import Pairs, ReadSettings
 from services.slow_proxy import slowed
 
@@ -109,7 +109,7 @@ def scan(reader: Reader) -> int:
 def scan_when_told(given: dict[str, str], delay_s: float, in_flight: int, orders: Connection) -> None:
     """A reader in a process of its own: scans each time it is told to, ends when nobody can tell it any more."""
     store = store_at(S3_URL, given)
-    reader = open_reader(store, STREAM, settings=settings_of(in_flight))
+    reader = open_stream_reader(store, STREAM, settings=settings_of(in_flight))
     with requests_wait(delay_s):
         while True:
             orders.send(scan(reader))
@@ -161,7 +161,7 @@ def compared(
     """Of each way to read: one reader and two of them, in turns; a round that doesn't count goes before."""
     store = store_at(S3_URL, given)
     bare = bare_get_of(store, given)
-    readers = [open_reader(store, STREAM, settings=settings_of(in_flight)) for _ in range(2)]
+    readers = [open_stream_reader(store, STREAM, settings=settings_of(in_flight)) for _ in range(2)]
     runs = all_runs(store, STREAM, settings_of(in_flight))
     moved = sum(run.stop - run.start for run in runs)
 

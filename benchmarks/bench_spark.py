@@ -41,7 +41,7 @@ from pyspark.sql.types import StructType
 
 from benchmarks import bench_manifest, spark_questions
 from benchmarks.bench_read import BUCKET, opened_store, seconds, write_stream
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.spark.options import Needs, SourceOptions
 from offloader.spark.scan import pinned_states, plan_slices
 from offloader.spark.session import local_session
@@ -180,7 +180,7 @@ def scan_of(spark: Any, store: ObjectStore, options: Mapping[str, str], stream: 
 def measure(
     spark: Any, store: ObjectStore, options: dict[str, str], stream: str, entry_bytes: int, rounds: int
 ) -> dict[str, Any]:
-    rows = open_reader(store, stream).count()
+    rows = open_stream_reader(store, stream).count()
     parts = max(1, -(-rows * (entry_bytes + 12) // SPLIT_BYTES))
 
     def scan() -> Any:
@@ -210,7 +210,7 @@ def positions(spark: Any, store: ObjectStore, options: dict[str, str], million: 
     """Positions of many entries that have no data objects any more."""
     entries, entry_bytes = million * 1_000_000, 8
     write_stream(store, "bench-positions", entry_bytes, entries * (entry_bytes + 12))
-    reader = open_reader(store, "bench-positions")
+    reader = open_stream_reader(store, "bench-positions")
     rows = reader.count()
     store.delete([record.object_keys("bench-positions")[0] for record in reader.segments()])
     taken_s = min(

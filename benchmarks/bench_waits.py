@@ -40,7 +40,7 @@ from benchmarks.s3_rig import BUCKET, MIB, Rig, bare_uploads, rig, through
 from formats.checksum import crc32c
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import load_manifest
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.runtime.system import THREAD_SWITCH_S
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
@@ -209,7 +209,7 @@ def scan(place: Place, mib: int, rounds: int) -> Mapping[str, object]:
 
         def ours() -> float:
             def work() -> None:
-                with open_reader(store, STREAM) as reader:
+                with open_stream_reader(store, STREAM) as reader:
                     found = sum(len(batch) for batch in reader.scan())
                 assert found == mib * MIB // ENTRY_BYTES, found
 
@@ -285,7 +285,7 @@ def count_requests(url: str, part: str, mib: int) -> None:
         return
     if part == "reader":
         store = ChainStore(open_store(f"s3://{BUCKET}/waits", endpoint_url=url, **keys))
-        with open_reader(store, STREAM) as reader:
+        with open_stream_reader(store, STREAM) as reader:
             assert reader.first_position is not None
             next(reader.scan())
         print(store.chain())

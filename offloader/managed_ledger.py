@@ -26,7 +26,7 @@ from offloader.ledgers.tail_buffer import TailingSource
 from offloader.manifest.catalog import read_entry, require_free_name
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.names import stream_name
-from offloader.read.reader import Entries, open_reader
+from offloader.read.reader import Entries, open_stream_reader
 from offloader.retention.truncate import Truncation, truncate_stream
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import LedgerSettings, Settings
@@ -174,7 +174,7 @@ class ManagedLedger:
 
     def read(self, first: Position, last: Position) -> Entries:
         """The entries from ``first`` to ``last``, from the cold tier where committed, else the hot."""
-        with open_reader(
+        with open_stream_reader(
             self._parts.store, self.stream, settings=self._parts.settings.read, source=self._parts.tail
         ) as reader:
             return reader.read(first, last)

@@ -18,7 +18,7 @@ from formats.entries import TIME_UNKNOWN_MS, Position
 from offloader.errors import Corrupt, InvalidCall
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import ManagedLedger
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
@@ -92,7 +92,7 @@ def test_a_publish_time_that_can_not_be_kept_is_refused(topic: ManagedLedger, ti
         topic.append(b"x", time_ms)
     assert topic.append(b"the first") == Position(1, 0)
     topic.offload()
-    assert sum(map(len, open_reader(store, "orders").scan())) == 1
+    assert sum(map(len, open_stream_reader(store, "orders").scan())) == 1
 
 
 @pytest.mark.parametrize("mode", ["push", "append"])
@@ -130,6 +130,8 @@ def test_pulsar_entry_with_an_impossible_time_is_kept_with_unknown_time() -> Non
             eventually(lambda: state_of(cluster) in ("offloaded", "unreadable"))
         assert state_of(cluster) == "offloaded"
         times = [
-            each for batch in open_reader(cluster.store, S + "one").scan() for each in batch.publish_times_ms.tolist()
+            each
+            for batch in open_stream_reader(cluster.store, S + "one").scan()
+            for each in batch.publish_times_ms.tolist()
         ]
         assert [each == TIME_UNKNOWN_MS for each in times] == [False, True, False]

@@ -11,7 +11,7 @@ import pytest
 
 from formats.entries import Position
 from offloader.errors import Fenced, OutcomeUnknown, StoreUnavailable, Throttled
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.runtime.clock import SystemClock
 from offloader.settings import LedgerSettings, LimitSettings, Settings, StoreSettings, TelemetrySettings
 from offloader.store.base import Body, ObjectInfo, ObjectStore, StoreOptions
@@ -263,7 +263,7 @@ def test_latencies_are_recorded_by_purpose(measured: Measured) -> None:
     assert measured("index_seconds_count") == 1
     assert measured("commit_seconds_count") == 3
     assert measured("read_seconds_count") is None
-    with open_reader(measured.store, STREAM) as reader:
+    with open_stream_reader(measured.store, STREAM) as reader:
         first = reader.first_position
         assert first is not None
         reader.read(first, first)
@@ -294,7 +294,7 @@ def test_reads_count_fetched_used_and_cached_bytes(measured: Measured) -> None:
     stream = measured.bench.start(source, measured.store)
     [batch] = source.append([bytes(500)] * 20, 1_000)
     stream.offload()
-    with open_reader(measured.store, STREAM) as reader:
+    with open_stream_reader(measured.store, STREAM) as reader:
         [segment] = reader.segments()
         assert segment.summary is not None
         assert measured("read_fetched_bytes_total") is None

@@ -26,7 +26,7 @@ from offloader.errors import BeyondEnd, Corrupt, InvalidCall, StoreUnavailable
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.log import load_manifest
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
@@ -166,7 +166,7 @@ def test_failure_after_the_data_upload_leaves_only_provably_own_objects(store: F
             topic.append(b"%d" % number)
         topic.offload()
         state = load_manifest(store, STREAM)
-        with open_reader(store, STREAM) as reader:
+        with open_stream_reader(store, STREAM) as reader:
             assert [entry.payload for entry in entries_of(reader.scan())] == [b"%d" % number for number in range(50)]
     keys = [parse_object_key(info.key, STREAM) for info in store.inner.list("").objects]
     uuids = {key.uuid for key in keys if key}
@@ -215,7 +215,7 @@ def test_reading_entry_8_returns_only_entry_8(store: FaultyStore) -> None:
     """Pulsar gives 0 to 8."""
     writer = StreamWriter(store, STREAM)
     writer.add([batch_of(7, 0, 45)])
-    with open_reader(store, STREAM) as reader:
+    with open_stream_reader(store, STREAM) as reader:
         assert list(reader.read(Position(7, 8), Position(7, 8))) == [writer.entries[8]]
 
 
@@ -224,7 +224,7 @@ def test_two_segments_are_read_in_order_with_both_ends_known(store: FaultyStore)
     writer = StreamWriter(store, STREAM)
     writer.add([batch_of(7, 0, 20)])
     writer.add([batch_of(7, 20, 25), batch_of(8, 0, 3)], closes=[7, 8])
-    with open_reader(store, STREAM) as reader:
+    with open_stream_reader(store, STREAM) as reader:
         assert entries_of(reader.scan()) == writer.entries
     uuids = [OffloadSegment(uuid=uuid, complete=True) for uuid in writer.uuids]
     with closing(offloader_on(store)) as offloader:
@@ -244,7 +244,7 @@ def test_reading_one_entry_opens_only_its_segment(store: FaultyStore, begin: int
     writer.add([batch_of(7, 0, begin)])
     writer.add([batch_of(7, begin, 50)])
     writer.add([batch_of(7, begin + 50, 50)])
-    with open_reader(store, STREAM) as reader:
+    with open_stream_reader(store, STREAM) as reader:
         before = len(store.calls)
         wanted = Position(7, begin + 1)
         assert list(reader.read(wanted, wanted)) == writer.between(wanted, wanted)

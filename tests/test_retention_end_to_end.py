@@ -17,7 +17,7 @@ from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.boundary import listed
 from offloader.manifest.log import load_manifest
 from offloader.manifest.protection import TIME_KEY
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.subscribers import open_retention
 from offloader.runtime.clock import SystemClock
@@ -85,12 +85,12 @@ def require_exactly_what_is_named(store: ObjectStore, streams: list[str]) -> Non
 
 
 def read_all(store: ObjectStore, stream: str) -> list[tuple[Position, bytes]]:
-    with open_reader(store, stream) as reader:
+    with open_stream_reader(store, stream) as reader:
         return [(entry.position, bytes(entry.payload)) for batch in reader.scan() for entry in batch.entries()]
 
 
 def require_trimmed(store: ObjectStore, stream: str, position: Position, head: Position) -> None:
-    with open_reader(store, stream) as reader, pytest.raises(Trimmed) as caught:
+    with open_stream_reader(store, stream) as reader, pytest.raises(Trimmed) as caught:
         reader.read(position, position)
     assert caught.value.first_available == head
 

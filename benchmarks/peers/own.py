@@ -15,7 +15,7 @@ from benchmarks.peers.bare import REQUEST_BYTES
 from benchmarks.peers.entries import Entries
 from formats.entries import Position
 from offloader.manifest.log import load_manifest
-from offloader.read.reader import Reader, open_reader
+from offloader.read.reader import Reader, open_stream_reader
 from offloader.runtime.system import THREAD_SWITCH_S
 from offloader.settings import ReadSettings
 from offloader.store.open import open_store
@@ -73,14 +73,14 @@ class OurPeer:
     def read(self) -> tuple[int, int]:
         count = size_bytes = 0
         # GETs as long as the other peers'.
-        with open_reader(self.store, self.stream, settings=ReadSettings(request_bytes=REQUEST_BYTES)) as reader:
+        with open_stream_reader(self.store, self.stream, settings=ReadSettings(request_bytes=REQUEST_BYTES)) as reader:
             for batch in reader.scan():
                 count += len(batch)
                 size_bytes += batch.payload_bytes
         return count, size_bytes
 
     def open(self) -> None:
-        self.reader = open_reader(self.store, self.stream)
+        self.reader = open_stream_reader(self.store, self.stream)
 
     def single(self, number: int) -> bytes:
         assert self.reader is not None

@@ -19,7 +19,7 @@ from benchmarks.s3_rig import BUCKET, Rig, rig, through
 from formats.entries import Position
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.managed_ledger import open_managed_ledger
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.settings import Settings
 from offloader.store.open import open_store
 from services.pulsar.broker import offload_settings, running_broker
@@ -69,7 +69,7 @@ class _Ours:
         return None if status is None else status.committed
 
     def check(self, last: Position) -> None:
-        with open_reader(self.store, "peers/readable") as reader:
+        with open_stream_reader(self.store, "peers/readable") as reader:
             assert reader.last_position is not None
             assert reader.last_position >= last
 

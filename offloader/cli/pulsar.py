@@ -58,7 +58,7 @@ from offloader.ledgers.pulsar.transport import open_security, security_of
 from offloader.manifest.catalog import partition_streams
 from offloader.manifest.names import named_streams
 from offloader.parallel_map import at_once
-from offloader.read.reader import load_stream, open_reader
+from offloader.read.reader import load_stream, open_stream_reader
 from offloader.replay import (
     Progress,
     ProgressFile,
@@ -517,7 +517,7 @@ def _run_one(
     )
     path = Path(f"{progress_file}{pair.part}") if progress_file else default_folder() / f"{name}.json"
     file, wanted = ProgressFile(path), Progress(producer=name, stream=pair.stream, topic=pair.topic)
-    with closing(open_reader(store, pair.stream, settings=settings.read, state=state)) as reader:
+    with closing(open_stream_reader(store, pair.stream, settings=settings.read, state=state)) as reader:
         chosen = chosen_range(reader, asked)
         first, last = chosen or (None, None)
         first, last = first or reader.first_position, last or reader.last_position

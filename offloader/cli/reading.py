@@ -71,7 +71,7 @@ from offloader.owner_client import OwnerClient, OwnerHotTier, OwnerUnreachable
 from offloader.plot import draw
 from offloader.read.fetch import Fetcher
 from offloader.read.partitions import follow_all, merge_published, open_topic
-from offloader.read.reader import Reader, load_stream, open_reader
+from offloader.read.reader import Reader, load_stream, open_stream_reader
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
@@ -108,7 +108,7 @@ class ReadStreams:
         """
 
         def opened(stream: str, settings: ReadSettings | None) -> Reader:
-            return open_reader(store, stream, settings=settings, source=source_of(stream))
+            return open_stream_reader(store, stream, settings=settings, source=source_of(stream))
 
         named = named_streams(store, name)
         if not named.partitions:

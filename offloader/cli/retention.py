@@ -39,7 +39,7 @@ from offloader.manifest.log import ManifestLog
 from offloader.manifest.names import stream_name
 from offloader.manifest.protection import user_at_host
 from offloader.owner_client import OwnerUnreachable, ask_owner
-from offloader.read.reader import existing_streams, load_stream, open_reader
+from offloader.read.reader import existing_streams, load_stream, open_stream_reader
 from offloader.retention.broker import ListedOf
 from offloader.retention.cuts import Cut
 from offloader.retention.cycle import CycleOutcome, RetentionCycle, retained_streams
@@ -657,7 +657,7 @@ def _starts_at(store: ObjectStore, stream: str, time_ms: int, settings: Settings
     scope = find_scope(store, stream)
     found: list[tuple[int | None, Position]] = []
     for number, partition in sorted(scope.partitions.items()):
-        with open_reader(store, partition.stream, settings=settings.read) as reader:
+        with open_stream_reader(store, partition.stream, settings=settings.read) as reader:
             last = reader.last_position
             if last is None:
                 continue

@@ -23,7 +23,7 @@ from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.log import load_manifest
 from offloader.manifest.state import SegmentRecord
 from offloader.plot import Span, StreamTimeline, draw
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.runtime.clock import Clock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
@@ -417,7 +417,7 @@ class _Run:
 
 def _read_back(result: DemoResult, store: ObjectStore, clock: Clock) -> None:
     """Reads the whole stream from the store alone and hashes it like the input."""
-    reader = open_reader(store, STREAM, settings=demo_settings(result.summary.payload_bytes).read)
+    reader = open_stream_reader(store, STREAM, settings=demo_settings(result.summary.payload_bytes).read)
     result.segments = reader.segments()
     result.ledgers = list(Imported.read(result.request.ledgers_path).ledgers)
     before, started_s = requests_of(store), clock.monotonic_s()

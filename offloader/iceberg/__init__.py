@@ -55,7 +55,7 @@ from offloader.iceberg.columns import COLUMNS, CONTENT, MissingColumns, RowMaker
 from offloader.iceberg.files import RangeFiles
 from offloader.manifest.state import ManifestState
 from offloader.read.ranges import PlannedRange, is_lost_after, planned_ranges
-from offloader.read.reader import Reader, load_stream, open_reader
+from offloader.read.reader import Reader, load_stream, open_stream_reader
 from offloader.read.typed_values import plain_type
 from offloader.runtime.system import sync_directory
 from offloader.settings import ReadSettings
@@ -419,7 +419,7 @@ def export(
     name = ".".join(table.name())
     state = load_stream(store, stream)
     done: list[ExportedRange] = []
-    with open_reader(store, state.stream, state=state, settings=settings) as reader:
+    with open_stream_reader(store, state.stream, state=state, settings=settings) as reader:
         with translated(f"table {name}", hint="run it again: it goes on after the last commit"):
             table.refresh()
             require_columns(table, values)

@@ -14,7 +14,7 @@ from offloader.manifest.state import ManifestState
 from offloader.read.cold import read_fill
 from offloader.read.fetch import Cache
 from offloader.read.ledger_plan import CHUNK_BYTES, LedgerIncomplete, LedgerStanding, fill_runs
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 
@@ -68,7 +68,7 @@ class LedgerEntries:
     def _cold(self, state: ManifestState, standing: LedgerStanding, first: int, last: int) -> Iterator[EntryBatch]:
         """Entries in segments."""
         ends = Position(standing.ledger_id, first), Position(standing.ledger_id, last)
-        reader = open_reader(self._store, state.stream, state=state, settings=self._settings, cache=self._cache)
+        reader = open_stream_reader(self._store, state.stream, state=state, settings=self._settings, cache=self._cache)
         about_bytes = standing.payload_bytes * (last - first + 1) // standing.entries
         if about_bytes <= CACHED_BYTES_MAX:
             yield from reader.read(*ends).batches

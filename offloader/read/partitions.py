@@ -23,8 +23,7 @@ from offloader.manifest.catalog import partition_streams
 from offloader.manifest.names import resolve_name, stream_name
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.fetch import Cache
-from offloader.read.reader import Reader
-from offloader.read.reader import open_reader as open_stream_reader
+from offloader.read.reader import Reader, open_stream_reader
 from offloader.runtime.clock import Clock
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore

@@ -151,7 +151,7 @@ def existing_streams(store: ObjectStore, given: str) -> NamedStreams:
     return named
 
 
-def open_reader(
+def open_stream_reader(
     store: ObjectStore,
     stream: str,
     *,
@@ -227,7 +227,7 @@ def _first_of(source: ReadableLedgers, head: Position | None) -> Position | None
 
 
 class Reader:
-    """Reads one stream; see ``open_reader``. Thread-safe and stateless.
+    """Reads one stream; see ``offloader.open_reader``. Thread-safe and stateless.
 
     Holds no threads and no connections of its own between reads: closing it only makes later calls fail.
     """

@@ -21,7 +21,7 @@ from offloader.manifest.names import named_streams
 from offloader.parallel_map import IN_FLIGHT_MAX, at_once
 from offloader.plot import StreamTimeline, thinned
 from offloader.read.partitions import timed_batch
-from offloader.read.reader import Reader, open_reader
+from offloader.read.reader import Reader, open_stream_reader
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 
@@ -250,7 +250,7 @@ class _Asked:
         at, (number, stream) = given
         source = self.source_of(stream)
         reader = stack.enter_context(
-            open_reader(self.store, stream, settings=_SETTINGS, source=source, executor=threads)
+            open_stream_reader(self.store, stream, settings=_SETTINGS, source=source, executor=threads)
         )
         begin = self.places.get(number) or self.first
         if begin is None and self.from_ms is not None:

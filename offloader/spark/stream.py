@@ -33,7 +33,7 @@ from offloader.errors import BeyondEnd, InvalidCall, NotFound, OffloaderError, T
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.cold import objects_of
 from offloader.read.fetch import Fetcher, readable_segments, segments_between, whole_range
-from offloader.read.reader import open_reader, require_inside
+from offloader.read.reader import open_stream_reader, require_inside
 from offloader.retention.cuts import Cut, cut_at
 from offloader.retention.scope import home_of
 from offloader.retention.subscribers import PublishStatus, StreamRetention, open_retention, require_subscriber_name
@@ -490,7 +490,7 @@ class StreamingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     return record.begin
             return None
         settings = ReadSettings(relocate=self.options.relocate)
-        return open_reader(self.options.open_store(), state.stream, state=state, settings=settings).position_at(
+        return open_stream_reader(self.options.open_store(), state.stream, state=state, settings=settings).position_at(
             start_ms
         )
 

@@ -14,7 +14,7 @@ from formats.keys import parse_object_key
 from offloader.cli.main import main
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.boundary import listed
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
@@ -81,13 +81,13 @@ def test_data_older_than_keep_is_deleted_after_approval_on_the_page(tmp_path: Pa
         expect(page.get_by_role("region", name="Needs approval")).to_be_hidden()
 
         eventually(lambda: len(objects_of(store)) < len(everything) / 2)
-        assert sum(len(batch) for batch in open_reader(store, ORDERS).scan()) in range(22, 28)
+        assert sum(len(batch) for batch in open_stream_reader(store, ORDERS).scan()) in range(22, 28)
         assert ask(f"{url}/v1/overview").json()["awaiting_approval"] == []
 
 
 def first_ms(store: ObjectStore) -> int:
     """Publish time of the first entry that can be read."""
-    batch = next(iter(open_reader(store, ORDERS).scan()))
+    batch = next(iter(open_stream_reader(store, ORDERS).scan()))
     return int(batch.publish_times_ms[0])
 
 

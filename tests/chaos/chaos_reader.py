@@ -13,7 +13,7 @@ from pathlib import Path
 
 from offloader.errors import ErrorKind, NotFound, OffloaderError, Trimmed
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
@@ -29,7 +29,7 @@ LEASE_SECONDS = 5
 
 def read_stream(store: ObjectStore, ledgers: EmbeddedLedgers, name: str, journal: Journal) -> list[str]:
     """What is wrong with it."""
-    reader = open_reader(
+    reader = open_stream_reader(
         store, name, source=ledgers.view_stream(name), lease_seconds=LEASE_SECONDS, clock=SystemClock()
     )
     seen: Seen = []

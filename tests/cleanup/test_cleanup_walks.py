@@ -16,7 +16,7 @@ from offloader.errors import InvalidCall, OffloaderError, OutcomeUnknown, StoreU
 from offloader.gc.sweep import undo_retirements
 from offloader.manifest.state import EditRefused
 from offloader.read.fetch import Cache
-from offloader.read.reader import Reader, open_reader
+from offloader.read.reader import Reader, open_stream_reader
 from offloader.retention.truncate import truncate_stream
 from offloader.testing.faulty_store import Fault
 from tests.cleanup.cleaning import STREAM, Bench
@@ -84,7 +84,7 @@ class Walk:
         self.bench.log().commit_as_maintainer([Hold(self.random.random() < 0.3, "")])
 
     def open(self) -> None:
-        reader = open_reader(
+        reader = open_stream_reader(
             self.bench.memory, STREAM, lease_seconds=7 * 24 * 3600, clock=self.bench.clock, cache=Cache(0)
         )
         self.readers.append(reader)

@@ -25,7 +25,7 @@ from offloader.manifest.protection import (
 )
 from offloader.manifest.segment_table import AT_ROOT
 from offloader.manifest.state import SegmentStatus
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.store.base import DeleteFailure
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
@@ -48,7 +48,7 @@ def test_segment_before_the_head_is_retired_then_purged() -> None:
     done = bench.run()
     assert (done.swept.purged, done.swept.deleted_objects, done.pending) == (1, 2, [])
     assert bench.stored() == bench.named() == everything - set(bench.writer.keys(bench.writer.uuids[0]))
-    assert len(open_reader(bench.memory, STREAM).read(Position(2, 5), Position(4, 9))) == 25
+    assert len(open_stream_reader(bench.memory, STREAM).read(Position(2, 5), Position(4, 9))) == 25
     again = bench.run()
     assert (again.swept.retired, again.swept.purged) == (0, 0)
 
@@ -121,7 +121,7 @@ def test_due_segments_are_purged_although_next_step_is_too_large() -> None:
 
 def test_reader_with_a_lease_reads_everything_until_it_ends() -> None:
     bench = Bench()
-    reader = open_reader(bench.memory, STREAM, lease_seconds=7 * 24 * 3600, clock=bench.clock)
+    reader = open_stream_reader(bench.memory, STREAM, lease_seconds=7 * 24 * 3600, clock=bench.clock)
     bench.truncate(4)
     bench.run()
     for _ in range(3):
@@ -475,7 +475,7 @@ def test_concurrent_undo_keeps_its_segments_from_purging() -> None:
     assert [len(plan.due) for plan in plans] == [1, 0]
     assert (report.swept.purged, report.swept.deleted_objects) == (0, 0)
     assert bench.named() <= bench.stored()
-    assert len(open_reader(bench.memory, STREAM).read(Position(1, 0), Position(4, 9))) == 40
+    assert len(open_stream_reader(bench.memory, STREAM).read(Position(1, 0), Position(4, 9))) == 40
     bench.hours(25)
     bench.run()  # forgets the batch that never came about
     assert bench.stored() == bench.named()

@@ -11,7 +11,7 @@ from formats.manifest import Replace, Rewrite, Rewritten
 from formats.segment import Layout
 from offloader.errors import OffloaderError
 from offloader.gc.sweep import write_batch
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.testing.faulty_store import Fault
 from tests.cleanup.cleaning import STREAM, Bench
 from tests.support.streams import batch_of, build, put_objects
@@ -32,7 +32,7 @@ def rewritten() -> tuple[Bench, set[str]]:
 
 
 def require_whole(bench: Bench) -> None:
-    with open_reader(bench.memory, STREAM) as reader:
+    with open_stream_reader(bench.memory, STREAM) as reader:
         assert len(reader.read(Position(1, 0), Position(4, 9))) == 40
 
 

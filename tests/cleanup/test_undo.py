@@ -16,7 +16,7 @@ from offloader.manifest.checkpoint import checkpoint_now
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.maintenance import expire_records
 from offloader.manifest.state import EditRefused
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.settings import ManifestSettings
 from offloader.store.base import Body, ObjectInfo
 from offloader.testing.faulty_store import Fault, FaultyStore
@@ -37,7 +37,7 @@ def test_undo_makes_all_segments_readable_and_keeps_them() -> None:
     undone = undo(bench)
     assert (undone.head_before, undone.head, undone.ledgers) == (Position(3, 5), Position(1, 0), (1, 2))
     assert bench.state.totals() == before.totals()
-    assert len(open_reader(bench.memory, STREAM).read(Position(1, 0), Position(4, 9))) == 40
+    assert len(open_stream_reader(bench.memory, STREAM).read(Position(1, 0), Position(4, 9))) == 40
     bench.hours(100)
     done = bench.run()
     assert (done.swept.retired, done.swept.purged) == (0, 0)
@@ -76,7 +76,7 @@ def test_the_position_can_be_chosen_and_is_checked() -> None:
         with pytest.raises((EditRefused, InvalidCall)):
             undo(bench, head=wrong)
     assert undo(bench, head=Position(1, 7)).head == Position(1, 7)
-    assert open_reader(bench.memory, STREAM).first_position == Position(1, 7)
+    assert open_stream_reader(bench.memory, STREAM).first_position == Position(1, 7)
 
 
 def test_purged_segment_cannot_be_undone() -> None:
@@ -100,7 +100,7 @@ def test_undo_restores_a_ledger_deleted_in_the_middle() -> None:
     assert len(bench.state.offloaded()) == 3
     undone = undo(bench)
     assert (undone.head, undone.ledgers) == (None, (2,))
-    assert len(open_reader(bench.memory, STREAM).read(Position(1, 0), Position(4, 9))) == 40
+    assert len(open_stream_reader(bench.memory, STREAM).read(Position(1, 0), Position(4, 9))) == 40
 
 
 def test_dry_run_of_undo_reports_the_same_and_changes_nothing() -> None:
@@ -132,7 +132,7 @@ def test_truncation_during_an_undo_leaves_no_gap_behind_the_head() -> None:
         schedule.finish("undo")
     assert bench.state.head == Position(4, 5)
     assert undo(bench).head == Position(1, 0), "planned anew, the newer truncation is taken back as well"
-    assert len(open_reader(bench.memory, STREAM).read(Position(1, 0), Position(4, 9))) == 40
+    assert len(open_stream_reader(bench.memory, STREAM).read(Position(1, 0), Position(4, 9))) == 40
 
 
 def test_undo_of_later_segments_sets_head_to_the_first_restored() -> None:
@@ -171,7 +171,7 @@ def test_deletion_mark_of_an_empty_ledger_does_not_block_undo() -> None:
     undone = undo(bench)
     assert (undone.head, undone.ledgers) == (Position(1, 0), (1, 3))
     assert bench.state.deleted_ledgers == {2}
-    assert len(open_reader(bench.memory, STREAM).read(Position(1, 0), Position(4, 9))) == 30
+    assert len(open_stream_reader(bench.memory, STREAM).read(Position(1, 0), Position(4, 9))) == 30
 
 
 def test_an_undo_is_reported_although_its_record_was_folded_and_deleted_before_the_read_back() -> None:

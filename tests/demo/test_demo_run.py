@@ -21,7 +21,7 @@ from offloader.errors import (
     OffloaderError,
 )
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.store.open import open_store
 from tests.demo.demo_cases import Watching, events, files_in, run, write_events
 from tests.support.presence import there
@@ -40,7 +40,7 @@ def stored(place_url: str, **options: Any) -> list[bytes]:
     """What an ordinary reader finds in the store."""
     store = open_store(place_url, read_only=True, **options)
     try:
-        return [payload for batch in open_reader(store, STREAM).scan() for payload in batch.payloads.to_pylist()]
+        return [payload for batch in open_stream_reader(store, STREAM).scan() for payload in batch.payloads.to_pylist()]
     finally:
         store.close()
 

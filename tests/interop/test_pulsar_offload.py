@@ -22,7 +22,7 @@ from formats.entries import Position
 from formats.pulsar.messages import messages
 from offloader.ledgers.pulsar.admin import AdminClient
 from offloader.ledgers.pulsar.topics import stream_of_topic
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from offloader.write.backfill import HistoryResult
@@ -130,7 +130,7 @@ def unload(broker: Broker, topic: str) -> None:
 
 
 def require_whole(store: ObjectStore, broker: Broker, writer: Writer) -> None:
-    with open_reader(store, stream_of_topic(writer.topic)) as reader:
+    with open_stream_reader(store, stream_of_topic(writer.topic)) as reader:
         batches = list(reader.scan())
     found = [(entry.position, bytes(entry.payload)) for batch in batches for entry in batch.entries()]
     assert found == stored_by_bookie(broker, writer.topic)
@@ -301,7 +301,7 @@ def test_ledger_method_offloads_closed_ledgers_unchanged(
         assert {(summary.layout, summary.begin.ledger_id) for _, summary in result.offloaded} == {
             (1, ledger_id) for ledger_id in closed
         }
-        with open_reader(store, source.stream) as reader:
+        with open_stream_reader(store, source.stream) as reader:
             found = [(entry.position, bytes(entry.payload)) for batch in reader.scan() for entry in batch.entries()]
         assert found == [each for each in stored_by_bookie(broker, writer.topic) if each[0].ledger_id in closed]
     finally:

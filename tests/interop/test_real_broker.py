@@ -28,7 +28,7 @@ from offloader.ledgers.pulsar.consumer import Consumer
 from offloader.ledgers.pulsar.protocol import PulsarClient
 from offloader.ledgers.pulsar.topics import TopicLedgers
 from offloader.manifest.protection import store_time_ms
-from offloader.read.reader import Reader, open_reader
+from offloader.read.reader import Reader, open_stream_reader
 from offloader.runtime.clock import SystemClock
 from offloader.settings import ManifestSettings, OffloadSettings, Settings
 from offloader.store.base import ObjectStore, StoreOptions
@@ -153,7 +153,7 @@ def test_every_entry_of_an_adopted_bucket_is_the_bookies(place: Place, catalogue
     assert sorted(each.stream for each in done.streams) == sorted(each.stream for each in written)
     for kind, produced in place.produced.items():
         assert len(place.closed(kind)) >= (1 if kind == "unbatched-zstd" else 2)
-        assert read_entries(open_reader(catalogue, produced.stream)) == place.hot(kind), kind
+        assert read_entries(open_stream_reader(catalogue, produced.stream)) == place.hot(kind), kind
     # The broker may have offloaded more meanwhile. Of ours there is nothing in its bucket.
     after = versions_in(place.store)
     assert before.items() <= after.items()
@@ -184,7 +184,7 @@ def test_topic_listing_decides_ownership_without_metadata(place: Place, tmp_path
     for kind, produced in place.produced.items():
         each = found[produced.stream]
         assert (each.left_out, each.missing, each.unreadable) == ([], [], 0)
-        assert read_entries(open_reader(copy, produced.stream)) == place.hot(kind)
+        assert read_entries(open_stream_reader(copy, produced.stream)) == place.hot(kind)
 
 
 def taken(consumer: Consumer, last: Position) -> list[tuple[Position, bytes]]:
@@ -256,7 +256,7 @@ def test_adopted_messages_are_the_produced_ones(place: Place, catalogue: ObjectS
     for kind, produced in place.produced.items():
         found = [
             (row["key"], row["value"], dict(row["properties"] or []))
-            for batch in open_reader(catalogue, produced.stream).scan()
+            for batch in open_stream_reader(catalogue, produced.stream).scan()
             for row in messages(batch).to_pylist()
         ]
         require_produced(found, produced, kind)
@@ -334,7 +334,7 @@ def test_cleaning_up_in_the_brokers_own_bucket_takes_nothing_of_the_brokers(plac
         assert theirs.items() <= after.items()
         assert unclear <= after.keys()
         assert not orphans & after.keys()
-        assert read_entries(open_reader(place.store, writer.stream)) == [
+        assert read_entries(open_stream_reader(place.store, writer.stream)) == [
             (entry.position, bytes(entry.payload)) for entry in writer.entries
         ]
         uuids = {p.ledger_id: p.uuid for key in theirs if (p := parse_object_key(key, "")) and p.is_index}

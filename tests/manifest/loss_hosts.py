@@ -20,7 +20,7 @@ from offloader.errors import Fenced, NotFound, OffloaderError, SourceMismatch
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.state import ManifestState
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.retention.truncate import truncate_stream
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
@@ -355,7 +355,7 @@ class HostWorld:
     def cold(self) -> dict[Position, int]:
         """What a reader of the store gets."""
         try:
-            with open_reader(self.store, STREAM) as reader:
+            with open_stream_reader(self.store, STREAM) as reader:
                 return {entry.position: int(entry.payload[:8]) for batch in reader.scan() for entry in batch.entries()}
         except NotFound:
             return {}

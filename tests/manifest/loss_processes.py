@@ -25,7 +25,7 @@ from offloader.gc.sweep import Sweeper, cleanup_stream, undo_retirements
 from offloader.manifest.checkpoint import checkpoint_now
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.maintenance import expire_records
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.retention.truncate import truncate_stream
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
@@ -185,7 +185,7 @@ class ProcessWorld:
         expected = {at for at, _ in self.hot.appended if any(first <= at <= last for first, last in self._kept())}
         gate = GatedStore(self.store)
         gate.gate = store if isinstance(store, StoreWrapper) else None
-        with open_reader(gate, STREAM) as reader:
+        with open_stream_reader(gate, STREAM) as reader:
             gate.gate = None  # objects are read on threads, and nobody deletes meanwhile
             found = {entry.position for batch in reader.scan() for entry in batch.entries()}
         if missing := expected - found:

@@ -18,7 +18,7 @@ from formats.errors import FormatError
 from formats.manifest import EDIT_KINDS, Boundary, Edit, Record, Totals, Writer, decode_record, encode_record
 from formats.segment import Layout
 from offloader.manifest.log import load_manifest
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.store.open import open_store
 from tests.support.streams import StreamWriter, batch_of
 
@@ -114,7 +114,7 @@ def test_a_stream_with_publish_times_at_the_ends_of_64_bits_can_be_read(times: l
     writer.log.checkpoint()
     state = load_manifest(store, writer.stream)
     assert state == writer.log.state
-    with open_reader(store, writer.stream) as reader:
+    with open_stream_reader(store, writer.stream) as reader:
         found = [entry for batch in reader.scan() for entry in batch.entries()]
     assert found == writer.entries
 

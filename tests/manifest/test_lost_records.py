@@ -36,7 +36,7 @@ from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.maintenance import expire_records
 from offloader.manifest.protection import set_hold
 from offloader.manifest.rebuild import Rebuild, rebuild_manifest
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.retention.truncate import truncate_stream
 from offloader.settings import ManifestSettings, Settings
 from offloader.store.base import ObjectStore
@@ -113,7 +113,7 @@ class World:
     def read(self) -> int:
         """How many entries are read; -1: damage is named."""
         try:
-            with open_reader(self.memory, STREAM) as reader:
+            with open_stream_reader(self.memory, STREAM) as reader:
                 return sum(len(batch) for batch in reader.scan())
         except Corrupt:
             return -1

@@ -16,7 +16,7 @@ from offloader.errors import Corrupt, InvalidCall, NotFound, OffloaderError, Sto
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.rebuild import Rebuild, rebuild_manifest
 from offloader.manifest.state import EditRefused
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import OVERWRITE
 from offloader.store.memory import MemoryStore
@@ -66,7 +66,7 @@ def filled(store: MemoryStore | None = None) -> StreamWriter:
 
 
 def payloads(writer: StreamWriter) -> list[tuple[Position, bytes]]:
-    with open_reader(writer.store, writer.stream) as reader:
+    with open_stream_reader(writer.store, writer.stream) as reader:
         return [(entry.position, entry.payload) for batch in reader.scan() for entry in batch.entries()]
 
 

@@ -19,7 +19,7 @@ from offloader.errors import InvalidCall, OutcomeUnknown, StoreUnavailable
 from offloader.ledgers.pulsar.topics import TopicLedger, TopicLedgers
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.state import offload_context
-from offloader.read.reader import open_reader, read_offloaded
+from offloader.read.reader import open_stream_reader, read_offloaded
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
@@ -52,7 +52,7 @@ def topic_of(cases: list[Mapping[str, Any]], *more: TopicLedger) -> TopicLedgers
 
 def digest_of(store: ObjectStore, ledger_id: int) -> tuple[int, str]:
     """Entries and digest of a ledger, as the golden manifest counts them."""
-    batches = [batch for batch in open_reader(store, GOLDEN_STREAM).scan() if batch.ledger_id == ledger_id]
+    batches = [batch for batch in open_stream_reader(store, GOLDEN_STREAM).scan() if batch.ledger_id == ledger_id]
     return sum(map(len, batches)), golden_digest(entry for batch in batches for entry in batch.entries())
 
 
@@ -74,7 +74,7 @@ def test_adopted_bucket_becomes_a_stream_of_pulsars_entries(store: ObjectStore, 
     for case in CASES.values():
         assert digest_of(store, case["ledger"]) == (case["count"], case["sha256"])
     assert snapshot(store) == before
-    reader = open_reader(store, GOLDEN_STREAM)
+    reader = open_stream_reader(store, GOLDEN_STREAM)
     assert reader.count() == sum(case["count"] for case in CASES.values())
     assert sum(b.payload_bytes for b in reader.scan()) == sum(case["payload_bytes"] for case in CASES.values())
 
@@ -120,7 +120,7 @@ def test_later_ownership_change_leaves_summaries_unchanged(store: ObjectStore) -
     assert all(record.owned for record in after.offloaded())
     assert [record.summary for record in after.offloaded()] == [record.summary for record in before.offloaded()]
     assert (after.committed_end(), after.sums) == (before.committed_end(), before.sums)
-    assert open_reader(store, GOLDEN_STREAM).count() == sum(case["count"] for case in CASES.values())
+    assert open_stream_reader(store, GOLDEN_STREAM).count() == sum(case["count"] for case in CASES.values())
 
 
 def test_released_segments_are_forgotten_and_their_objects_stay(store: ObjectStore) -> None:
@@ -130,12 +130,12 @@ def test_released_segments_are_forgotten_and_their_objects_stay(store: ObjectSto
     writer.add([batch_of(1008, 0, 50)])
     before = snapshot(store)
     assert release(store, GOLDEN_STREAM, clock=SystemClock(), dry_run=True) == len(CASES)
-    assert open_reader(store, GOLDEN_STREAM).first_position == Position(1001, 0)
+    assert open_stream_reader(store, GOLDEN_STREAM).first_position == Position(1001, 0)
 
     assert release(store, GOLDEN_STREAM, clock=SystemClock()) == len(CASES)
 
     assert snapshot(store) == before
-    reader = open_reader(store, GOLDEN_STREAM)
+    reader = open_stream_reader(store, GOLDEN_STREAM)
     assert (reader.first_position, reader.last_position, reader.count()) == (Position(1008, 0), Position(1008, 49), 50)
     assert release(store, GOLDEN_STREAM, clock=SystemClock()) == 0
     assert adopted(store).streams[0].first == Position(1001, 0)
@@ -196,7 +196,7 @@ def test_own_segments_continue_after_the_adopted_ones(store: ObjectStore) -> Non
     writer = StreamWriter(store, GOLDEN_STREAM)
     writer.add([batch_of(1008, 0, 50)])
 
-    reader = open_reader(store, GOLDEN_STREAM)
+    reader = open_stream_reader(store, GOLDEN_STREAM)
 
     assert (reader.first_position, reader.last_position) == (Position(1001, 0), Position(1008, 49))
     assert reader.count() == sum(case["count"] for case in CASES.values()) + 50
@@ -215,7 +215,7 @@ def test_adopting_history_in_front_does_not_fence_the_writer(store: ObjectStore)
 
     assert (found.first, found.last) == (Position(1001, 0), Position(1008, 49))
     writer.add([batch_of(1008, 50, 50)])
-    assert open_reader(store, GOLDEN_STREAM).last_position == Position(1008, 99)
+    assert open_stream_reader(store, GOLDEN_STREAM).last_position == Position(1008, 99)
 
 
 def test_history_with_a_gap_would_hide_what_can_be_read_and_is_left_out(store: ObjectStore) -> None:
@@ -342,7 +342,7 @@ def test_topic_listing_identifies_ledgers_without_metadata(store: ObjectStore) -
 
     assert [each.stream for each in done.streams] == [GOLDEN_STREAM]
     assert done.unmatched.count == 0
-    assert open_reader(store, GOLDEN_STREAM).count() == sum(case["count"] for case in CASES.values())
+    assert open_stream_reader(store, GOLDEN_STREAM).count() == sum(case["count"] for case in CASES.values())
 
 
 def test_ledger_missing_from_or_longer_than_the_topic_is_left_out(store: ObjectStore) -> None:
@@ -466,7 +466,7 @@ def test_the_last_entry_is_recognised_at_the_end(tail: bytes, is_there: bool) ->
 
 
 def entries_of(store: ObjectStore) -> list[Position]:
-    return [entry.position for batch in open_reader(store, GOLDEN_STREAM).scan() for entry in batch.entries()]
+    return [entry.position for batch in open_stream_reader(store, GOLDEN_STREAM).scan() for entry in batch.entries()]
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from offloader.manifest.load import load_manifest
 from offloader.manifest.state import ManifestState
 from offloader.parallel_map import both
 from offloader.read.fetch import Cache
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from offloader.testing.faulty_store import Fault, FaultyStore
@@ -49,7 +49,7 @@ def test_first_entry_of_a_cold_stream_takes_five_requests_after_each_other(memor
 
     def chain() -> int:
         store = DistantStore(memory)
-        with open_reader(store, STREAM, cache=Cache(1 << 20)) as reader:
+        with open_stream_reader(store, STREAM, cache=Cache(1 << 20)) as reader:
             first = reader.first_position
             assert first is not None
             assert [entry.payload for entry in reader.read(first, first)] == [writer.entries[0].payload]
@@ -129,7 +129,7 @@ def test_index_of_the_first_segment_is_fetched_once(memory: ObjectStore) -> None
     writer = StreamWriter(DistantStore(memory, away_s=0), STREAM)
     uuid_ = writer.add([batch_of(1, 0, 50)], closes=[1])
     store = DistantStore(memory, away_s=0)
-    with open_reader(store, STREAM, cache=Cache(1 << 20)) as reader:
+    with open_stream_reader(store, STREAM, cache=Cache(1 << 20)) as reader:
         assert sum(map(len, reader.scan())) == 50
     assert len([call for call in store.calls if call.key.endswith(f"{uuid_}-index")]) == 1
 

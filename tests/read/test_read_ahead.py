@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from offloader.read.fetch import GROWTH, PrefetchWindow, ReaderThreads
-from offloader.read.reader import Reader, open_reader
+from offloader.read.reader import Reader, open_stream_reader
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
@@ -73,7 +73,7 @@ def spy() -> Spy:
 
 def reader_of(spy: Spy, in_flight: int, executor: Executor | None = None) -> Reader:
     settings = ReadSettings(request_bytes=REQUEST_BYTES, requests_in_flight_max=in_flight)
-    return open_reader(spy, STREAM, settings=settings, executor=executor)
+    return open_stream_reader(spy, STREAM, settings=settings, executor=executor)
 
 
 def test_reader_stopping_after_one_batch_has_sent_two_requests(spy: Spy) -> None:

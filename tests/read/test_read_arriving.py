@@ -16,7 +16,7 @@ from formats.entries import EntryBatch
 from formats.segment import Codec
 from offloader.errors import Corrupt, LimitReached, ObjectChanged, StoreUnavailable
 from offloader.read.fetch import ArrivingBlocks, BlockRun, Fetcher, SegmentObjects, block_runs
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.settings import ReadSettings, StoreSettings
 from offloader.store.base import ByteRange, ObjectInfo, ObjectStore, Sink
 from offloader.store.open import open_store
@@ -81,7 +81,7 @@ def written(*batches: EntryBatch, codec: Codec = Codec.NONE, extension: bool = T
 
 def run_of(writer: StreamWriter) -> BlockRun:
     """All blocks of the only segment, in one request."""
-    objects = SegmentObjects.of_record(writer.stream, open_reader(writer.store, writer.stream).segments()[0])
+    objects = SegmentObjects.of_record(writer.stream, open_stream_reader(writer.store, writer.stream).segments()[0])
     found = Fetcher(writer.store, ReadSettings()).index(objects)
     [run] = block_runs(objects, found, np.arange(len(found.blocks)), 1 << 30)
     assert len(run.numbers) > 3
@@ -129,7 +129,7 @@ def test_a_scan_receives_and_answers_every_entry(codec: Codec) -> None:
     generator = random.Random(3)
     writer = written(*(random_batch(generator, number, 0, 150, 400) for number in (1, 2)), codec=codec)
     store, _ = trickling(writer)
-    reader = open_reader(store, writer.stream, settings=ReadSettings(request_bytes=3 * BLOCK_BYTES))
+    reader = open_stream_reader(store, writer.stream, settings=ReadSettings(request_bytes=3 * BLOCK_BYTES))
     assert entries(list(reader.scan())) == writer.entries
     assert store.received > 3
 

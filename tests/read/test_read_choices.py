@@ -13,7 +13,7 @@ from offloader.errors import InvalidCall, NotFound, ObjectMissing, StoreUnavaila
 from offloader.manifest.log import load_manifest
 from offloader.manifest.protection import leases_of, take_lease
 from offloader.read.fetch import Cache, process_cache
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
 from offloader.store.open import open_store
@@ -53,11 +53,11 @@ def test_skipping_reader_omits_and_reports_segment_of_a_missing_object(
     store.delete([writer.keys(gone)[role]])
     left = [entry for entry in writer.entries if not 50 <= entry.entry_id < 100]
 
-    with open_reader(store, writer.stream, cache=Cache(0)) as strict, pytest.raises(ObjectMissing):
+    with open_stream_reader(store, writer.stream, cache=Cache(0)) as strict, pytest.raises(ObjectMissing):
         list(strict.scan())
     assert strict.skipped == {}
 
-    with open_reader(store, writer.stream, on_missing="skip", cache=Cache(1 << 20)) as reader:
+    with open_stream_reader(store, writer.stream, on_missing="skip", cache=Cache(1 << 20)) as reader:
         assert [entry for batch in reader.scan() for entry in batch.entries()] == left
         assert list(reader.skipped) == [gone]
         assert writer.keys(gone)[role] in reader.skipped[gone]
@@ -70,9 +70,9 @@ def test_skipping_reader_omits_and_reports_segment_of_a_missing_object(
 def test_only_skipping_reader_finds_a_time_behind_a_missing_segment(store: FaultyStore, writer: StreamWriter) -> None:
     time_ms = writer.entries[60].publish_time_ms
     store.delete(list(writer.keys(writer.uuids[1])))
-    with open_reader(store, writer.stream, cache=Cache(0)) as strict, pytest.raises(ObjectMissing):
+    with open_stream_reader(store, writer.stream, cache=Cache(0)) as strict, pytest.raises(ObjectMissing):
         strict.position_at(time_ms)
-    with open_reader(store, writer.stream, on_missing="skip", cache=Cache(0)) as reader:
+    with open_stream_reader(store, writer.stream, on_missing="skip", cache=Cache(0)) as reader:
         assert reader.position_at(time_ms) == Position(1, 100)
         assert list(reader.skipped) == [writer.uuids[1]]
 
@@ -86,11 +86,14 @@ def test_moved_bucket_is_read_where_the_setting_names_it(store: FaultyStore, wri
     here = store.driver_metadata["bucket"]
     for wrong in ({}, {"old": "elsewhere"}, {"other": here}):
         settings = Settings.of({"read": {"relocate": wrong}}).read
-        with open_reader(store, writer.stream, settings=settings) as reader, pytest.raises(InvalidCall) as refused:
+        with (
+            open_stream_reader(store, writer.stream, settings=settings) as reader,
+            pytest.raises(InvalidCall) as refused,
+        ):
             list(reader.scan())
         assert "read.relocate" in refused.value.hint
     settings = Settings.of({"read": {"relocate": {"old": here, "older": here}}}).read
-    with open_reader(store, writer.stream, settings=settings) as reader:
+    with open_stream_reader(store, writer.stream, settings=settings) as reader:
         assert [entry for batch in reader.scan() for entry in batch.entries()] == writer.entries
 
 
@@ -108,7 +111,7 @@ def test_lease_is_written_before_the_manifest_loads_and_removed_at_the_end(
     store: FaultyStore, writer: StreamWriter, clock: ManualClock
 ) -> None:
     before = len(store.calls)
-    reader = open_reader(store, writer.stream, lease_seconds=60, clock=clock)
+    reader = open_stream_reader(store, writer.stream, lease_seconds=60, clock=clock)
     asked = store.calls[before:]
     assert asked[0][0] == "put"
     assert asked[0][1].startswith(lease_prefix(writer.stream))
@@ -123,7 +126,7 @@ def test_lease_is_written_before_the_manifest_loads_and_removed_at_the_end(
 def test_a_lease_is_renewed_while_something_is_read(
     store: FaultyStore, writer: StreamWriter, clock: ManualClock
 ) -> None:
-    with open_reader(store, writer.stream, lease_seconds=60, clock=clock) as reader:
+    with open_stream_reader(store, writer.stream, lease_seconds=60, clock=clock) as reader:
         for batch in reader.scan():
             assert len(batch)
             clock.advance(15)
@@ -166,23 +169,23 @@ def test_unreadable_lease_never_expires(store: FaultyStore, writer: StreamWriter
 
 def test_invalid_leases_are_refused_and_none_is_written(store: FaultyStore, writer: StreamWriter) -> None:
     with pytest.raises(InvalidCall, match="loaded after it was written"):
-        open_reader(store, writer.stream, lease_seconds=60, state=load_manifest(store, writer.stream))
+        open_stream_reader(store, writer.stream, lease_seconds=60, state=load_manifest(store, writer.stream))
     for wrong in (-1, 8 * 24 * 3600):
         with pytest.raises(InvalidCall, match="a lease of"):
-            open_reader(store, writer.stream, lease_seconds=wrong)
+            open_stream_reader(store, writer.stream, lease_seconds=wrong)
     with pytest.raises(NotFound):
-        open_reader(store, "nothing/here", lease_seconds=60)
+        open_stream_reader(store, "nothing/here", lease_seconds=60)
     assert leases_of(store, writer.stream) == leases_of(store, "nothing/here") == []
     reading = open_store(f"memory://choices-{next(names)}", read_only=True)
     with pytest.raises(Unsupported):
-        open_reader(reading, writer.stream, lease_seconds=60)
+        open_stream_reader(reading, writer.stream, lease_seconds=60)
 
 
 # --- one cache -------------------------------------------------------------------------------------------------------
 
 
 def test_readers_of_one_process_share_a_cache(store: FaultyStore, writer: StreamWriter) -> None:
-    first, second = open_reader(store, writer.stream), open_reader(store, writer.stream)
+    first, second = open_stream_reader(store, writer.stream), open_stream_reader(store, writer.stream)
     wanted = Position(1, 7)
     assert len(first.read(wanted, wanted)) == 1
     before = len(store.calls)
@@ -191,7 +194,7 @@ def test_readers_of_one_process_share_a_cache(store: FaultyStore, writer: Stream
 
 
 def test_many_readers_at_once_fetch_a_block_once(store: FaultyStore, writer: StreamWriter) -> None:
-    readers = [open_reader(store, writer.stream) for _ in range(8)]
+    readers = [open_stream_reader(store, writer.stream) for _ in range(8)]
     wanted, start = Position(1, 120), threading.Barrier(8)
     found: list[int] = []
 

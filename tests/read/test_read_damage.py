@@ -25,7 +25,7 @@ from offloader.errors import (
     Unsupported,
 )
 from offloader.read.fetch import Cache, Fetcher, SegmentObjects, block_runs
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.settings import ReadSettings, StoreSettings
 from offloader.store.base import ByteRange, ObjectInfo, ObjectStore
 from offloader.store.open import open_store
@@ -58,7 +58,7 @@ def flip(writer: StreamWriter, key: str, byte: int, bit: int = 0) -> None:
 
 def both_ways(writer: StreamWriter) -> list[OffloaderError]:
     """The error of a cached read and of a scan."""
-    reader, caught = open_reader(writer.store, writer.stream, cache=Cache(1 << 26)), []
+    reader, caught = open_stream_reader(writer.store, writer.stream, cache=Cache(1 << 26)), []
     for call in (lambda: reader.read(FIRST, LAST), lambda: list(reader.scan())):
         with pytest.raises(OffloaderError) as error:
             call()
@@ -86,7 +86,7 @@ def test_any_flipped_bit_of_a_data_object_is_found_or_harmless(writer: StreamWri
     for byte in chance.sample(range(len(whole)), 250):
         flip(writer, data, byte, chance.randrange(8))
         try:
-            found = list(open_reader(writer.store, writer.stream).read(FIRST, LAST))
+            found = list(open_stream_reader(writer.store, writer.stream).read(FIRST, LAST))
         except Corrupt:
             pass
         else:
@@ -100,7 +100,7 @@ def test_any_flipped_bit_of_an_index_is_found(writer: StreamWriter) -> None:
     for byte in range(0, len(whole), 7):
         flip(writer, index, byte, byte % 8)
         with pytest.raises(Corrupt, match=r"CRC-32C expected [0-9a-f]{8} \(from the manifest\), found [0-9a-f]{8}"):
-            open_reader(writer.store, writer.stream).read(FIRST, LAST)
+            open_stream_reader(writer.store, writer.stream).read(FIRST, LAST)
         overwrite(writer, index, whole)
 
 
@@ -115,7 +115,7 @@ def test_an_object_of_another_length_was_changed(writer: StreamWriter) -> None:
                 error
             )
         overwrite(writer, key, whole)
-    assert list(open_reader(writer.store, writer.stream).read(FIRST, LAST)) == writer.entries
+    assert list(open_stream_reader(writer.store, writer.stream).read(FIRST, LAST)) == writer.entries
 
 
 def test_another_object_of_the_same_length_is_found_by_the_index(writer: StreamWriter) -> None:
@@ -158,7 +158,7 @@ def test_an_object_the_manifest_has_and_the_store_has_not_is_missing(writer: Str
 @pytest.mark.parametrize("purged", [False, True])
 def test_missing_object_of_a_since_retired_segment_is_trimmed(writer: StreamWriter, purged: bool) -> None:
     writer.add([batch_of(1, 100, 10)])
-    reader = open_reader(writer.store, writer.stream)
+    reader = open_stream_reader(writer.store, writer.stream)
     old = writer.uuids[0]
     writer.log.commit([Truncate(Position(1, 100)), Retire((old,))])
     if purged:
@@ -175,7 +175,7 @@ def test_missing_object_of_a_since_retired_segment_is_trimmed(writer: StreamWrit
 def test_entries_before_a_damaged_segment_are_delivered_before_the_error(writer: StreamWriter) -> None:
     writer.add([batch_of(1, 100, 100)])
     writer.store.delete([writer.keys(writer.uuids[1])[1]])
-    reader = open_reader(writer.store, writer.stream)
+    reader = open_stream_reader(writer.store, writer.stream)
     found: list[Entry] = []
     with pytest.raises(ObjectMissing):
         found.extend(entry for batch in reader.scan() for entry in batch.entries())
@@ -197,7 +197,7 @@ def test_an_object_of_an_unknown_format_version_is_refused(writer: StreamWriter,
 def test_block_above_the_limit_is_refused_before_it_is_fetched(writer: StreamWriter) -> None:
     writer.add([batch_of(1, 100, 1, size=5000)])
     store = FaultyStore(writer.store)
-    reader = open_reader(store, writer.stream, settings=ReadSettings(block_bytes_max=4000))
+    reader = open_stream_reader(store, writer.stream, settings=ReadSettings(block_bytes_max=4000))
     with pytest.raises(LimitReached, match=r"read\.block_size_max = 4000"):
         reader.read(Position(1, 100), Position(1, 100))
     assert [key for verb, key in store.calls if key == writer.keys(writer.uuids[1])[0]] == []
@@ -206,7 +206,7 @@ def test_block_above_the_limit_is_refused_before_it_is_fetched(writer: StreamWri
 
 def test_decompression_is_capped_by_a_setting(writer: StreamWriter) -> None:
     writer.add([batch_of(1, 100, 1, size=50_000)], codec=Codec.ZSTD)
-    reader = open_reader(writer.store, writer.stream, settings=ReadSettings(decompressed_bytes_max=10_000))
+    reader = open_stream_reader(writer.store, writer.stream, settings=ReadSettings(decompressed_bytes_max=10_000))
     with pytest.raises(LimitReached, match=r"read\.decompressed_size_max"):
         reader.read(Position(1, 100), Position(1, 100))
 
@@ -224,7 +224,7 @@ def test_plain_pulsar_blocks_are_checked_structurally() -> None:
 def test_unreachable_store_is_an_error_and_the_next_read_works(writer: StreamWriter) -> None:
     quick = StoreSettings(retries_max=0)
     store = FaultyStore(open_store(writer.store.url, settings=quick))
-    reader = open_reader(store, writer.stream)
+    reader = open_stream_reader(store, writer.stream)
     store.set_faults([Fault(call=1, verb="get", error=StoreUnavailable)])
     with pytest.raises(StoreUnavailable):
         reader.read(FIRST, LAST)
@@ -237,7 +237,7 @@ def test_read_failing_at_any_call_is_right_or_raises(writer: StreamWriter, call:
     writer.add([batch_of(1, 100, 100), batch_of(2, 0, 300)], closes=[1])
     store = FaultyStore(writer.store, [Fault(call=call, verb="get")])
     try:
-        reader = open_reader(store, writer.stream, settings=ReadSettings(request_bytes=4096))
+        reader = open_stream_reader(store, writer.stream, settings=ReadSettings(request_bytes=4096))
         found = [entry for batch in reader.scan() for entry in batch.entries()]
     except OffloaderError:
         return
@@ -268,7 +268,7 @@ class HeldStore:
 def test_concurrent_readers_of_a_missing_block_send_one_get(writer: StreamWriter) -> None:
     data, _ = writer.keys(writer.uuids[0])
     store = HeldStore(writer.store, data)
-    reader = open_reader(store, writer.stream)  # type: ignore[arg-type]
+    reader = open_stream_reader(store, writer.stream)  # type: ignore[arg-type]
     reader.count(Position(1, 1), Position(1, 2))  # the index is in the cache now
     answers: list[int] = []
     threads = [threading.Thread(target=lambda: answers.append(len(reader.read(FIRST, FIRST)))) for _ in range(4)]
@@ -287,7 +287,7 @@ def test_scan_sends_as_many_concurrent_gets_as_configured(writer: StreamWriter) 
     data, _ = writer.keys(writer.uuids[1])
     store = HeldStore(writer.store, data)
     chosen = ReadSettings(request_bytes=4096, requests_in_flight_max=3)
-    reader = open_reader(store, writer.stream, settings=chosen)  # type: ignore[arg-type]
+    reader = open_stream_reader(store, writer.stream, settings=chosen)  # type: ignore[arg-type]
     found: list[int] = []
     thread = threading.Thread(target=lambda: found.extend(len(batch) for batch in reader.scan()))
     thread.start()
@@ -301,7 +301,7 @@ def test_scan_sends_as_many_concurrent_gets_as_configured(writer: StreamWriter) 
 
 def test_no_thread_is_left_after_a_scan_was_closed_early(writer: StreamWriter) -> None:
     writer.add([batch_of(1, 100, 2000)])
-    scan = open_reader(writer.store, writer.stream, settings=ReadSettings(request_bytes=4096)).scan()
+    scan = open_stream_reader(writer.store, writer.stream, settings=ReadSettings(request_bytes=4096)).scan()
     assert len(next(scan)) > 0
     scan.close()
     for thread in threading.enumerate():

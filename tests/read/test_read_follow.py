@@ -13,7 +13,7 @@ from formats.manifest import Truncate
 from offloader.errors import Trimmed
 from offloader.read.fetch import Cache
 from offloader.read.partitions import WAIT_S_MAX, WAIT_S_MIN, follow
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.store.open import open_store
 from offloader.testing.manual_clock import ManualClock
 from tests.support.streams import StreamWriter, batch_of
@@ -42,7 +42,7 @@ def writer() -> StreamWriter:
 
 
 def followed(writer: StreamWriter, start: Position | None, clock: ManualClock) -> list[Position]:
-    reader = open_reader(writer.store, writer.stream, cache=Cache(0))
+    reader = open_stream_reader(writer.store, writer.stream, cache=Cache(0))
     batches = follow(reader, start, clock=clock, stop=threading.Event())
     return [entry.position for batch in batches for entry in batch.entries()]
 

@@ -13,7 +13,7 @@ from formats.manifest import Truncate
 from offloader.errors import BeyondEnd, Trimmed
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
-from offloader.read.reader import Reader, open_reader
+from offloader.read.reader import Reader, open_stream_reader
 from offloader.settings import LedgerSettings, ReadSettings
 from offloader.store.open import open_store
 from tests.support.streams import BASE_MS, StreamWriter
@@ -63,7 +63,7 @@ def offload(writer: StreamWriter, source: EmbeddedStream, until: Position) -> No
 
 
 def reader_of(writer: StreamWriter, source: EmbeddedStream, priority: str = "tiered-storage-first") -> Reader:
-    return open_reader(writer.store, writer.stream, source=source, settings=ReadSettings(read_priority=priority))
+    return open_stream_reader(writer.store, writer.stream, source=source, settings=ReadSettings(read_priority=priority))
 
 
 def test_stream_without_offloaded_entries_is_read_from_the_ledgers(
@@ -80,7 +80,7 @@ def test_stream_without_offloaded_entries_is_read_from_the_ledgers(
 
 def test_a_stream_without_any_manifest_is_read_from_the_ledgers(source: EmbeddedStream) -> None:
     written = append(source, 7)
-    with open_reader(open_store(f"memory://hot-{next(names)}"), "never/offloaded", source=source) as reader:
+    with open_stream_reader(open_store(f"memory://hot-{next(names)}"), "never/offloaded", source=source) as reader:
         assert list(reader.read(written[2].position, written[4].position)) == written[2:5]
 
 

@@ -16,8 +16,7 @@ from offloader.errors import InvalidCall, NotFound
 from offloader.ledgers.base import HotTierLost, LedgerInfo, ReadableLedgers
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.read.partitions import PARTITIONS_READ_MAX, TopicReader, follow_all, merge_published, open_topic
-from offloader.read.reader import Reader
-from offloader.read.reader import open_reader as open_stream_reader
+from offloader.read.reader import Reader, open_stream_reader
 from offloader.runtime.clock import Clock
 from offloader.settings import LedgerSettings
 from offloader.store.base import ObjectStore

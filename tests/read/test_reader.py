@@ -17,7 +17,7 @@ from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
 from formats.manifest import Gap, LedgerClosed, StreamDeleted, Truncate
 from formats.segment import Codec, Layout
 from offloader.errors import BeyondEnd, Closed, InvalidCall, NotFound, Trimmed
-from offloader.read.reader import Reader, open_reader
+from offloader.read.reader import Reader, open_stream_reader
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
@@ -52,7 +52,7 @@ def stream() -> StreamWriter:
 
 @pytest.fixture
 def reader(stream: StreamWriter) -> Reader:
-    return open_reader(stream.store, stream.stream)
+    return open_stream_reader(stream.store, stream.stream)
 
 
 def entries_of(batches: object) -> list[Entry]:
@@ -139,7 +139,7 @@ def test_read_result_does_not_depend_on_how_it_is_fetched(
     stream: StreamWriter, request_bytes: int, in_flight: int
 ) -> None:
     chosen = ReadSettings(request_bytes=request_bytes, requests_in_flight_max=in_flight, cache_bytes_max=0)
-    reader = open_reader(stream.store, stream.stream, settings=chosen)
+    reader = open_stream_reader(stream.store, stream.stream, settings=chosen)
     assert entries_of(reader.scan()) == stream.entries
     assert list(reader.read(Position(3, 100), Position(9, 3))) == stream.between(Position(3, 100), Position(9, 3))
 
@@ -169,7 +169,7 @@ def test_a_position_after_the_end_names_the_last_one(reader: Reader) -> None:
 
 def test_an_empty_stream_scans_to_nothing_and_has_no_positions() -> None:
     writer = StreamWriter(new_store())
-    reader = open_reader(writer.store, writer.stream)
+    reader = open_stream_reader(writer.store, writer.stream)
     assert (reader.first_position, reader.last_position, reader.segments()) == (None, None, [])
     assert list(reader.scan()) == []
     assert reader.count() == 0
@@ -182,17 +182,17 @@ def test_an_empty_stream_scans_to_nothing_and_has_no_positions() -> None:
 
 def test_an_unknown_stream_is_not_found_and_similar_names_are_suggested(stream: StreamWriter) -> None:
     with pytest.raises(NotFound, match="isn't in memory://") as caught:
-        open_reader(stream.store, "public/default/persistent/order")
+        open_stream_reader(stream.store, "public/default/persistent/order")
     assert caught.value.hint == "did you mean public/default/persistent/orders?"
     with pytest.raises(NotFound) as caught:
-        open_reader(stream.store, "something/else")
+        open_stream_reader(stream.store, "something/else")
     assert "offloader ls" in caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["_catalog/x", "a//b", "a/manifest"])
 def test_invalid_stream_name_is_refused(stream: StreamWriter, name: str) -> None:
     with pytest.raises(InvalidCall, match=r"stream name .* can't be used"):
-        open_reader(stream.store, name)
+        open_stream_reader(stream.store, name)
 
 
 def test_a_deleted_stream_is_not_found() -> None:
@@ -200,13 +200,13 @@ def test_a_deleted_stream_is_not_found() -> None:
     writer.add([batch_of(1, 0, 5)])
     writer.log.commit([StreamDeleted()])
     with pytest.raises(NotFound, match="was deleted"):
-        open_reader(writer.store, writer.stream)
+        open_stream_reader(writer.store, writer.stream)
 
 
 def test_reader_is_pinned_to_its_manifest_version_until_refreshed() -> None:
     writer = StreamWriter(new_store())
     writer.add([batch_of(1, 0, 5)])
-    reader = open_reader(writer.store, writer.stream)
+    reader = open_stream_reader(writer.store, writer.stream)
     writer.add([batch_of(1, 5, 5)])
     assert (reader.last_position, reader.count()) == (Position(1, 4), 5)
     fresh = reader.refresh()
@@ -219,7 +219,7 @@ def test_given_view_is_pinned() -> None:
     writer.add([batch_of(1, 0, 5)])
     state = writer.log.state
     writer.add([batch_of(1, 5, 5)])
-    assert open_reader(writer.store, writer.stream, state=state).last_position == Position(1, 4)
+    assert open_stream_reader(writer.store, writer.stream, state=state).last_position == Position(1, 4)
 
 
 def test_entries_before_the_head_are_trimmed_also_inside_a_segment() -> None:
@@ -227,7 +227,7 @@ def test_entries_before_the_head_are_trimmed_also_inside_a_segment() -> None:
     writer.add([batch_of(1, 0, 50)])
     writer.add([batch_of(1, 50, 50)])
     writer.log.commit([Truncate(Position(1, 60))])
-    reader = open_reader(writer.store, writer.stream)
+    reader = open_stream_reader(writer.store, writer.stream)
     assert reader.first_position == Position(1, 60)
     assert entries_of(reader.scan()) == writer.entries[60:]
     assert reader.count() == 40
@@ -241,7 +241,7 @@ def test_head_after_the_last_entry_leaves_nothing() -> None:
     writer = StreamWriter(new_store())
     writer.add([batch_of(1, 0, 5)])
     writer.log.commit([LedgerClosed(1, 4), Truncate(Position(2, 0))])
-    reader = open_reader(writer.store, writer.stream)
+    reader = open_stream_reader(writer.store, writer.stream)
     assert list(reader.scan()) == []
     assert reader.segments() == []
 
@@ -251,7 +251,7 @@ def test_scans_continue_over_recorded_gaps() -> None:
     writer.add([batch_of(1, 0, 5)])
     writer.log.commit([Gap(Position(1, 5), Position(1, 7), "expired")])
     writer.add([batch_of(1, 8, 5)])
-    reader = open_reader(writer.store, writer.stream)
+    reader = open_stream_reader(writer.store, writer.stream)
     assert entries_of(reader.scan()) == writer.entries
     assert [entry.entry_id for entry in reader.read(Position(1, 4), Position(1, 8))] == [4, 8]
     assert len(reader.read(Position(1, 5), Position(1, 7))) == 0
@@ -259,12 +259,12 @@ def test_scans_continue_over_recorded_gaps() -> None:
 
 
 def test_a_closed_reader_refuses_and_its_store_stays_open(stream: StreamWriter) -> None:
-    with open_reader(stream.store, stream.stream) as reader:
+    with open_stream_reader(stream.store, stream.stream) as reader:
         assert reader.count() == len(stream.entries)
     for call in (reader.scan, reader.count, reader.refresh, lambda: reader.position_at(0)):
         with pytest.raises(Closed, match="was closed"):
             call()
-    assert open_reader(stream.store, stream.stream).count() == len(stream.entries)
+    assert open_stream_reader(stream.store, stream.stream).count() == len(stream.entries)
 
 
 # By time
@@ -275,7 +275,7 @@ def test_position_at_is_the_earliest_position_published_then_or_later(plain: boo
     writer, chance = StreamWriter(new_store(), block_bytes=400), random.Random(4)
     for first in range(0, 300, 60):
         writer.add([random_batch(chance, 1, first, 60, 40)], extension=not (plain and first == 120))
-    reader = open_reader(writer.store, writer.stream)
+    reader = open_stream_reader(writer.store, writer.stream)
     for time_ms in [0, BASE_MS, BASE_MS + 1_000_001, *(BASE_MS + chance.randint(0, 10**6) for _ in range(150))]:
         later = [entry.position for entry in writer.entries if entry.publish_time_ms >= time_ms]
         assert reader.position_at(time_ms) == (later[0] if later else None)
@@ -285,7 +285,7 @@ def test_position_at_never_means_an_entry_without_a_time() -> None:
     writer = StreamWriter(new_store())
     writer.add([batch_of(1, 0, 5, times=TIME_UNKNOWN_MS)])
     writer.add([EntryBatch.build(1, 5, [b"a", b"b"], [TIME_UNKNOWN_MS, 5])])
-    reader = open_reader(writer.store, writer.stream)
+    reader = open_stream_reader(writer.store, writer.stream)
     assert reader.position_at(-100) == reader.position_at(5) == Position(1, 6)
     assert reader.position_at(6) is None
 
@@ -295,7 +295,7 @@ def test_position_at_fetches_one_index_and_one_block() -> None:
     for ledger in range(1, 6):
         writer.add([batch_of(ledger, 0, 100)], closes=[ledger])
     store = FaultyStore(writer.store)
-    reader = open_reader(store, writer.stream)
+    reader = open_stream_reader(store, writer.stream)
     before = len(store.calls)
     assert reader.position_at(BASE_MS + 1000 * (1000 * 3 + 50)) == Position(3, 50)
     assert [verb for verb, _ in store.calls[before:]] == ["get", "get"]
@@ -315,7 +315,7 @@ def test_single_read_costs_two_gets_cold_one_with_index_and_none_cached() -> Non
     uuid = writer.add([batch_of(1, 0, 200)])
     data, index = writer.keys(uuid)
     store = FaultyStore(writer.store)
-    reader = open_reader(store, writer.stream)
+    reader = open_stream_reader(store, writer.stream)
     assert calls_of(store, lambda: reader.read(Position(1, 5), Position(1, 5))) == [index, data]
     assert calls_of(store, lambda: reader.read(Position(1, 150), Position(1, 150))) == [data]
     assert calls_of(store, lambda: reader.read(Position(1, 6), Position(1, 6))) == []
@@ -326,7 +326,7 @@ def test_adjacent_uncached_blocks_are_one_get() -> None:
     uuid = writer.add([batch_of(1, 0, 400)])
     data, _ = writer.keys(uuid)
     store = FaultyStore(writer.store)
-    reader = open_reader(store, writer.stream)
+    reader = open_stream_reader(store, writer.stream)
     reader.read(Position(1, 200), Position(1, 200))
     assert calls_of(store, lambda: reader.read(Position(1, 150), Position(1, 250))) == [data, data]  # around the cached
     assert calls_of(store, lambda: reader.read(Position(1, 150), Position(1, 250))) == []
@@ -337,7 +337,7 @@ def test_a_scan_neither_fills_nor_empties_the_cache() -> None:
     uuid = writer.add([batch_of(1, 0, 400)])
     data, _ = writer.keys(uuid)
     store = FaultyStore(writer.store)
-    reader = open_reader(store, writer.stream)
+    reader = open_stream_reader(store, writer.stream)
     reader.read(Position(1, 0), Position(1, 0))
     assert calls_of(store, lambda: list(reader.scan())) == [data]
     assert calls_of(store, lambda: reader.read(Position(1, 0), Position(1, 0))) == []
@@ -348,7 +348,7 @@ def test_counting_fetches_only_indexes_of_partly_covered_segments() -> None:
     writer = StreamWriter(new_store())
     uuids = [writer.add([batch_of(1, 100 * n, 100)]) for n in range(3)]
     store = FaultyStore(writer.store)
-    reader = open_reader(store, writer.stream)
+    reader = open_stream_reader(store, writer.stream)
     assert calls_of(store, lambda: reader.count()) == []
     cut = calls_of(store, lambda: reader.count(Position(1, 50), Position(1, 250)))
     assert cut == [writer.keys(uuids[0])[1], writer.keys(uuids[2])[1]]
@@ -383,7 +383,7 @@ def test_a_segment_written_to_another_place_is_refused_naming_both() -> None:
     writer.add([batch_of(1, 0, 5)])
     elsewhere = {"managedLedgerOffloadDriver": "aws-s3", "bucket": "other", "region": "", "serviceEndpoint": ""}
     writer.add([batch_of(1, 5, 5)], driver=elsewhere)
-    reader = open_reader(writer.store, writer.stream)
+    reader = open_stream_reader(writer.store, writer.stream)
     assert [entry.entry_id for entry in reader.read(Position(1, 0), Position(1, 4))] == [0, 1, 2, 3, 4]
     with pytest.raises(
         InvalidCall, match=r"was written to managedLedgerOffloadDriver=aws-s3, bucket=other.*this store is"
@@ -394,4 +394,4 @@ def test_a_segment_written_to_another_place_is_refused_naming_both() -> None:
 def test_another_region_is_no_other_place() -> None:
     writer = StreamWriter(new_store())
     writer.add([batch_of(1, 0, 5)], driver={**writer.store.driver_metadata, "region": "somewhere-else-1"})
-    assert open_reader(writer.store, writer.stream).count() == 5
+    assert open_stream_reader(writer.store, writer.stream).count() == 5

@@ -11,7 +11,7 @@ from formats.entries import EntryBatch, Position
 from formats.pulsar.entry import decode_frame
 from offloader.ledgers.pulsar.producer import ProducerLimits
 from offloader.ledgers.pulsar.protocol import ClientLimits, PulsarClient
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.replay import Progress, ProgressFile, Replayer, ReplayLimits, ReplayResult, lease_name, producer_name
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
@@ -74,7 +74,7 @@ class Place:
         options = {name: more.pop(name) for name in ("with_transactions", "on_progress", "wanted") if name in more}
         limits = ReplayLimits(producer=ProducerLimits(entries_max=20, store_s=20), **{**self.limits, **more})
         wanted = options.pop("wanted", self.wanted)
-        with self.client() as client, open_reader(self.store, STREAM) as reader:
+        with self.client() as client, open_stream_reader(self.store, STREAM) as reader:
             begin, end = first or reader.first_position, last or reader.last_position
             assert begin is not None
             assert end is not None

@@ -12,7 +12,7 @@ from offloader.errors import Corrupt, InvalidCall, NotFound, OffloaderError, Sto
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.maintenance import delete_stream
 from offloader.manifest.protection import ClockSkew
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.state import OverrideReason, Rule, read_decisions
 from offloader.retention.subscribers import open_retention
@@ -32,7 +32,7 @@ def test_stream_above_its_size_loses_only_the_oldest_ledgers_needed() -> None:
     assert outcome.decision is not None
     assert outcome.decision.rule is Rule.MIN_WITHOUT_BOUND
     assert outcome.bytes_truncated == 10 * KIB
-    reader = open_reader(bench.memory, STREAM)
+    reader = open_stream_reader(bench.memory, STREAM)
     assert reader.first_position == Position(4, 0)
     assert reader.last_position == Position(6, ENTRIES - 1)
 

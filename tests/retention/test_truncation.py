@@ -21,7 +21,7 @@ from offloader.manifest.load import kept_records
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.protection import DeletionStopped, lift_global_hold, set_global_hold
 from offloader.manifest.state import EditRefused
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.retention.truncate import TRUNCATED, Truncation, truncate_stream
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
@@ -110,7 +110,7 @@ def test_reads_before_the_head_are_trimmed_and_name_it_in_both_tiers() -> None:
     bench = Bench()
     bench.truncate(2, 4)
     for source in (None, bench.hot):
-        reader = open_reader(bench.memory, STREAM, source=source)
+        reader = open_stream_reader(bench.memory, STREAM, source=source)
         assert reader.first_position == Position(2, 4)
         for first in (Position(1, 0), Position(2, 3)):
             with pytest.raises(Trimmed, match="begins at 2:4") as raised:
@@ -202,7 +202,7 @@ def test_without_a_method_only_the_hot_tier_is_truncated() -> None:
     bench.truncate(3, 2)
     state = load_manifest(bench.store, STREAM)
     assert (state.head, state.gaps, bench.hot_ids) == (Position(3, 2), (), [3])
-    reader = open_reader(bench.memory, STREAM, source=bench.hot)
+    reader = open_stream_reader(bench.memory, STREAM, source=bench.hot)
     assert reader.first_position == Position(3, 2)
     with pytest.raises(Trimmed):
         reader.read(Position(3, 0), Position(3, 9))

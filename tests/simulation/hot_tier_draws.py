@@ -22,7 +22,7 @@ from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.log import load_manifest
 from offloader.manifest.state import ManifestState
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
@@ -291,7 +291,7 @@ class Draw:
         """What a reader of the store alone gets, from the stream's start position on."""
         if self._state() is None:
             return {}
-        with open_reader(self._store, STREAM) as reader:
+        with open_stream_reader(self._store, STREAM) as reader:
             return {entry.position: bytes(entry.payload) for batch in reader.scan() for entry in batch.entries()}
 
     def _hot(self, host: _Host) -> _Entries:

@@ -28,7 +28,7 @@ from typing import Any
 import boto3
 
 from formats.entries import Position
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.runtime.system import ALLOCATOR
 from offloader.store.open import open_store
 from services.servers import Endpoint, free_port, make_bucket, running
@@ -265,7 +265,7 @@ def _end(serving: Serving, load: subprocess.Popen[str], order: Order) -> list[st
     ]
     store = open_store(order.store[0], **order.store[1])
     for stream, (last, _) in totals["last"].items():
-        with open_reader(store, stream) as reader:
+        with open_stream_reader(store, stream) as reader:
             if reader.last_position != Position.parse(last):
                 wrong.append(f"{stream}: appended up to {last}, offloaded up to {reader.last_position}")
     return wrong

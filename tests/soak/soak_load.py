@@ -26,7 +26,7 @@ import pyarrow.flight as fl
 
 from formats.entries import Position
 from offloader.errors import NotFound, StoreUnavailable, Trimmed
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.runtime.system import set_up
 from offloader.store.open import open_store
 from tests.support.flight_door import APPEND_SCHEMA, Producer
@@ -216,7 +216,7 @@ class Load:
                 self.ended.wait(0.2)
 
     def _by_library(self, choices: random.Random, stream: int) -> Generator[pa.BinaryArray]:
-        with open_reader(self._store, self._order.streams[stream], lease_seconds=LEASE_S) as reader:
+        with open_stream_reader(self._store, self._order.streams[stream], lease_seconds=LEASE_S) as reader:
             segments = reader.segments()
             if segments:
                 scan = reader.scan(max(choices.choice(segments).begin, reader.first_position or segments[0].begin))

@@ -29,7 +29,7 @@ from offloader.manifest.load import load_manifest
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import EditRefused
 from offloader.read.cold import read_fill
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
@@ -85,7 +85,7 @@ def fill_objects(store: ObjectStore) -> list[str]:
 def test_missing_entries_of_several_runs_become_one_object_and_readers_see_none_of_them() -> None:
     store = new_store()
     writer = written(store)
-    before = list(open_reader(store, writer.stream).read(Position(7, 0), Position(8, 4)))
+    before = list(open_stream_reader(store, writer.stream).read(Position(7, 0), Position(8, 4)))
     assert missing_runs(writer.log.state, 7, 15) == [(5, 5), (9, 10), (15, 15)]
     assert missing_runs(writer.log.state, 7, 9) == [(5, 5), (9, 9)]
     batch = given(5, 9, 10, 15)
@@ -96,7 +96,7 @@ def test_missing_entries_of_several_runs_become_one_object_and_readers_see_none_
     assert missing_runs(writer.log.state, 7, 15) == []
     (fill,) = writer.log.state.fills
     assert (fill.first, fill.last, fill.entries) == (Position(7, 5), Position(7, 15), 4)
-    assert list(open_reader(store, writer.stream).read(Position(7, 0), Position(8, 4))) == before
+    assert list(open_stream_reader(store, writer.stream).read(Position(7, 0), Position(8, 4))) == before
     key = fill_key(writer.stream, fill.uuid)
     assert fill_objects(store) == [key]
     assert is_segment_uuid_of(fill.uuid, writer.log.state.incarnation)

@@ -10,7 +10,7 @@ from formats.entries import Position
 from offloader.errors import StoreUnavailable
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.log import load_manifest
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.settings import Settings
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
@@ -58,7 +58,7 @@ def test_history_in_front_is_offloaded_and_promised_segments_stay() -> None:
         _require_later_only(store, ledgers, later, last)
 
         assert offloader.history.backfill(ledgers, STREAM).committed == last
-        with open_reader(store, STREAM) as reader:
+        with open_stream_reader(store, STREAM) as reader:
             assert (reader.first_position, reader.last_position) == (first, last)
             assert len(reader.read(first, last)) == 30
     finally:
@@ -70,5 +70,5 @@ def _require_later_only(store: FaultyStore, ledgers: _LaterOnly, later: Position
     assert state.committed_end() == last
     held = releasable_ledgers(state, ledgers.ledgers(), now_ms=10**15, lag_ms=0)
     assert [info.ledger_id for info in held] == [info.ledger_id for info in ledgers.ledgers()[1:]]
-    with open_reader(store, STREAM) as reader:
+    with open_stream_reader(store, STREAM) as reader:
         assert (reader.first_position, reader.last_position) == (later, last)

@@ -15,7 +15,7 @@ from formats.manifest import HotReleased, decode_record
 from offloader.errors import ObjectChanged, ObjectMissing, OutcomeUnknown, StoreUnavailable
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import ManifestLog, load_manifest
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.settings import ReadSettings, Settings
 from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
@@ -228,7 +228,7 @@ def test_common_cause_for_keeping_all_ledgers_is_logged_once(bench: Bench, caplo
 @pytest.mark.parametrize("priority", ["tiered-storage-first", "bookkeeper-first"])
 def test_reader_switches_tiers_without_an_error_when_the_hot_copy_is_deleted(bench: Bench, priority: str) -> None:
     settings = ReadSettings(read_priority=priority, batch_bytes=300)
-    with open_reader(bench.memory, STREAM, source=bench.source, settings=settings) as reader:
+    with open_stream_reader(bench.memory, STREAM, source=bench.source, settings=settings) as reader:
         scan = reader.scan()
         found = [*next(scan).entries()]
         bench.backfill()
@@ -243,7 +243,7 @@ def test_read_priority_selects_the_tier_of_entries_in_both(bench: Bench) -> None
     for priority, cold in (("bookkeeper-first", False), ("tiered-storage-first", True)):
         before = len(bench.store.calls)
         settings = ReadSettings(read_priority=priority)
-        with open_reader(bench.store, STREAM, source=bench.source, settings=settings) as reader:
+        with open_stream_reader(bench.store, STREAM, source=bench.source, settings=settings) as reader:
             entries = list(reader.read(bench.expected[0][0], bench.expected[-1][0]))
         assert [(entry.position, entry.payload) for entry in entries] == bench.expected
         read = [key for verb, key in bench.store.calls[before:] if verb == "get" and "manifest" not in key]

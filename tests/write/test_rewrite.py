@@ -26,7 +26,7 @@ from offloader.manifest.apply import apply_edits
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.rebuild import rebuild_manifest
 from offloader.manifest.state import EditRefused, ManifestState, offload_context
-from offloader.read.reader import open_reader, read_offloaded
+from offloader.read.reader import open_stream_reader, read_offloaded
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
 from offloader.store.base import OVERWRITE, Body, ObjectInfo, PutMode
@@ -103,7 +103,7 @@ class Bench:
     def require_whole(self) -> None:
         """Every entry exactly once and in order, by an independent reader and by ours."""
         assert stored_entries(self.memory, STREAM) == self.expected
-        with open_reader(self.memory, STREAM) as reader:
+        with open_stream_reader(self.memory, STREAM) as reader:
             assert [entry for batch in reader.scan() for entry in batch.entries()] == self.writer.entries
 
 
@@ -155,7 +155,7 @@ def test_ledger_closed_later_is_rewritten_with_what_was_left_over(bench: Bench) 
 
 def test_replaced_segments_are_not_deleted_by_the_rollback(bench: Bench) -> None:
     """A reader that pinned the previous view continues; its segments are deleted only after the grace period."""
-    before = open_reader(bench.memory, STREAM)
+    before = open_stream_reader(bench.memory, STREAM)
     keys = {info.key for info in bench.memory.list("").objects if parse_object_key(info.key, STREAM)}
     bench.rollback()
     assert keys <= {info.key for info in bench.memory.list("").objects}
@@ -255,7 +255,7 @@ def test_obstacles_to_rewriting_a_ledger_are_named(bench: Bench) -> None:
         9: "entries 4..5 aren't offloaded",
     }
     bench.rollback()
-    with open_reader(bench.memory, STREAM) as reader:
+    with open_stream_reader(bench.memory, STREAM) as reader:
         found = [entry for batch in reader.scan() for entry in batch.entries()]
     assert [each for each in found if each.ledger_id != 7] == [
         each for each in bench.writer.entries if each.position >= Position(3, 15) and each.ledger_id != 7
@@ -270,7 +270,7 @@ def test_rollback_deletes_exactly_the_named_ledgers(bench: Bench) -> None:
     assert set(state.deleted_ledgers) == {4, 9}
     assert done.left == []
     kept = [entry for entry in bench.writer.entries if entry.ledger_id not in (4, 9)]
-    with open_reader(bench.memory, STREAM) as reader:
+    with open_stream_reader(bench.memory, STREAM) as reader:
         assert [entry for batch in reader.scan() for entry in batch.entries()] == kept
     with pytest.raises(InvalidCall, match="an old reader reads ledger 2"):
         bench.rollback(delete=(2,))
@@ -464,7 +464,7 @@ def test_ledgers_deleted_during_a_rollback_are_planned_again(bench: Bench) -> No
     bench.store.on_put = deleting
     done = bench.rollback()
     assert [summary.begin.ledger_id for _, summary in done.rewritten] == [6, 7, 8]
-    with open_reader(bench.memory, STREAM) as reader:
+    with open_stream_reader(bench.memory, STREAM) as reader:
         found = [entry for batch in reader.scan() for entry in batch.entries() if entry.ledger_id not in (3, 4)]
     assert found == [entry for entry in bench.writer.entries if entry.ledger_id not in (3, 4)]
     assert load_manifest(bench.memory, STREAM).rewrites == ()
@@ -541,7 +541,7 @@ def test_random_rollback_with_a_fault_keeps_every_entry_readable_once(
         with contextlib.suppress(OffloaderError):
             gone = load_manifest(bench.memory, STREAM).deleted_ledgers
             bench.rollback(delete=tuple(each for each in delete if each not in gone))
-        with open_reader(bench.memory, STREAM) as reader:
+        with open_stream_reader(bench.memory, STREAM) as reader:
             found = [entry for batch in reader.scan() for entry in batch.entries() if entry.ledger_id not in delete]
         assert found == expected
         state = load_manifest(bench.memory, STREAM)

@@ -26,7 +26,7 @@ from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener, Subscri
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
 from offloader.manifest.log import ManifestLog, load_manifest
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.retention.truncate import truncate_stream
 from offloader.runtime.clock import SystemClock
 from offloader.settings import Settings
@@ -73,7 +73,7 @@ class Place:
         shutil.copytree(self.folder / source, self.folder / target)
 
     def stored(self, first: Position, last: Position) -> list[bytes]:
-        with open_reader(self.store, STREAM) as reader:
+        with open_stream_reader(self.store, STREAM) as reader:
             return [entry.payload for entry in reader.read(first, last)]
 
 
@@ -260,7 +260,7 @@ def readable(place: Place, name: str = "ledgers") -> list[bytes]:
     """Everything that reading both tiers gives."""
     with (
         closing(EmbeddedLedgers(str(place.folder / name / "ledgers.db"))) as database,
-        open_reader(place.store, STREAM, source=database.view_stream(STREAM)) as reader,
+        open_stream_reader(place.store, STREAM, source=database.view_stream(STREAM)) as reader,
     ):
         return [entry.payload for batch in reader.scan() for entry in batch.entries()]
 

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from formats.entries import Position
 from formats.keys import data_key, index_key
 from offloader.errors import OffloaderError, OutcomeUnknown, StoreUnavailable, Throttled
-from offloader.read.reader import open_reader
+from offloader.read.reader import open_stream_reader
 from offloader.runtime.clock import Clock
 from offloader.settings import Settings
 from offloader.store.base import ObjectStore
@@ -235,7 +235,7 @@ class StreamModel(RuleBasedStateMachine):
                 raw += [(Position(ledger_id, entry_id), payload) for ledger_id, entry_id, payload in found]
             assert [position for position, _ in raw] == sorted(expected.keys() & dict(raw).keys())
             assert all(expected[position] == payload for position, payload in raw)
-            with open_reader(self.world.store, STREAM) as reader:
+            with open_stream_reader(self.world.store, STREAM) as reader:
                 scanned = [(entry.position, entry.payload) for batch in reader.scan() for entry in batch.entries()]
             assert scanned == [entry for entry in raw if state.head is None or entry[0] >= state.head]
         self.world.erase()

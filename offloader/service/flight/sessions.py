@@ -33,7 +33,7 @@ from offloader.ledgers.pushed import (
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.ledgers.tail_buffer import TailingSource
 from offloader.manifest.catalog import require_free_name
-from offloader.read.reader import Reader, load_stream, open_reader
+from offloader.read.reader import Reader, load_stream, open_stream_reader
 from offloader.runtime.clock import Clock
 from offloader.service.flight.messages import Answer, PutRequest
 from offloader.service.streams import ServedStreams, StreamSupervisor
@@ -138,7 +138,7 @@ class Proof:
         """The stored entries of a range; fewer where retention deleted some, or a gap was recorded."""
         if self._reader is None or self._reader.last_position is None or self._reader.last_position < last:
             self.close()
-            self._reader = open_reader(self._store, self._source.stream, settings=self._settings)
+            self._reader = open_stream_reader(self._store, self._source.stream, settings=self._settings)
         begin = self._reader.first_position
         if begin is None or begin > last:
             return []

@@ -22,7 +22,7 @@ from offloader.ledgers.base import LedgerSource
 from offloader.ledgers.pushed import PushedLedgers
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.log import ManifestLog, list_streams
-from offloader.read.reader import Reader, load_stream, open_reader
+from offloader.read.reader import Reader, load_stream, open_stream_reader
 from offloader.retention.truncate import truncate_stream
 from offloader.runtime.clock import Clock
 from offloader.service.auth import (
@@ -223,7 +223,9 @@ class Gets:
         """The entries of a ticket, a batch at a time. Raises ``NotFound``, ``Trimmed``, ``BeyondEnd``, ``InvalidCall``
         and other errors of a reader: at once where possible."""
         source = self._source_of(request.stream)
-        reader = open_reader(self._store, request.stream, settings=self._settings, source=source, lease_seconds=LEASE_S)
+        reader = open_stream_reader(
+            self._store, request.stream, settings=self._settings, source=source, lease_seconds=LEASE_S
+        )
         try:
             batches = self._scan(reader, request)
         except BaseException:
@@ -236,7 +238,7 @@ class Gets:
         stream."""
         source = self._source_of(name)
         state = load_stream(self._store, name, may_be_absent=source is not None)
-        with open_reader(self._store, name, settings=self._settings, source=source, state=state) as reader:
+        with open_stream_reader(self._store, name, settings=self._settings, source=source, state=state) as reader:
             first, last = reader.first_position, reader.last_position
         known = {"first": first and str(first), "last": last and str(last)}
         return _info(name, state.sums.entries, state.sums.payload_bytes, encoded(known))
