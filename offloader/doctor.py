@@ -28,9 +28,10 @@ from offloader.errors import (
 )
 from offloader.inspect.saving import COST, SAMPLE_BYTES_MAX, Saving, measure_saving, saving_of
 from offloader.ledgers.base import LedgerInfo
+from offloader.ledgers.pulsar.consumer import first_entries
 from offloader.ledgers.pulsar.discovery import TopicPatterns, survey
 from offloader.ledgers.pulsar.source import PulsarCluster
-from offloader.ledgers.pulsar.topics import EntryFate, policy_warnings
+from offloader.ledgers.pulsar.topics import EntryFate, policy_warnings, stream_of_topic
 from offloader.ledgers.sqlite.database import database_path
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import list_streams
@@ -627,9 +628,43 @@ def check_compression_ahead(store: ObjectStore, file: SettingsFile, clock: Clock
         for _, name, ledger in sorted(largest, key=lambda each: -each[0])[:SAMPLES_MAX]:
             sample = database.view_stream(name).read(Position(ledger.ledger_id, 0), SAMPLE_BYTES_MAX)
             block_bytes = file.settings_of(name).offload.block_bytes
-            found = None if sample is None else saving_of(sample, block_bytes=block_bytes, clock=clock)
+            found = None if sample is None else saving_of([sample], block_bytes=block_bytes, clock=clock)
             if found is not None:
                 yield _compression(name, found)
+
+
+#: How long the entries of one sampled topic are waited for.
+SAMPLE_WAIT_S_MAX = 5.0
+
+
+def check_compression_of_topics(store: ObjectStore, file: SettingsFile, clock: Clock) -> Iterator[Finding]:
+    """Measures the same for the largest Pulsar topics of which nothing is offloaded yet, on their oldest entries.
+
+    Topics that can't be read are left out: ``check_pulsar`` names what is wrong.
+    """
+    settings = file.settings_of("").pulsar
+    settings = replace(settings, retry_seconds_max=min(settings.retry_seconds_max, 1.0))
+    with PulsarCluster(settings, clock=clock) as cluster:
+        look, _ = survey(cluster.admin, TopicPatterns.of(settings.topics, settings.exclude))
+        stored = set(list_streams(store))
+        streams = {topic: stream_of_topic(topic) for each in look.topics.values() for topic in each}
+        waiting = [topic for topic, stream in sorted(streams.items()) if stream not in stored]
+        plain = [each for each in waiting if file.settings_of(streams[each]).offload.codec == "none"]
+        largest: list[tuple[int, str]] = []
+        for topic in plain[:COMPRESSION_STREAMS_MAX]:
+            with suppress(OffloaderError):
+                found = cluster.admin.internals(topic)
+                closed_bytes = sum(each.size_bytes for each in found.ledgers.ledgers)
+                largest.append((closed_bytes + found.open_size_bytes, topic))
+        for _, topic in sorted(largest, key=lambda each: -each[0])[:SAMPLES_MAX]:
+            with suppress(OffloaderError, FormatError):
+                sample = first_entries(
+                    cluster.client, topic, bytes_max=SAMPLE_BYTES_MAX, wait_s=SAMPLE_WAIT_S_MAX, clock=clock
+                )
+                block_bytes = file.settings_of(streams[topic]).offload.block_bytes
+                saving = saving_of(sample, block_bytes=block_bytes, clock=clock)
+                if saving is not None:
+                    yield _compression(streams[topic], saving)
 
 
 def _compression(stream: str, found: Saving) -> Finding:

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from offloader.ledgers.pulsar.protocol import NameTaken, PulsarClient
 from offloader.read.reader import Reader
 from offloader.runtime.clock import Clock
 from offloader.runtime.system import sync_name
+from offloader.times import time_text
 
 #: 268 million entries of a ledger; brokers close one after 50,000, or after ten minutes if that is later.
 _ENTRY_BITS = 28
@@ -61,6 +62,11 @@ def producer_name(stream: str, incarnation: UUID, topic: str, begin: str, label:
         label: distinguishes a repeated replay.
     """
     return f"{_NAME}-{_digest(stream, str(incarnation), topic, begin, label)}"
+
+
+def begin_name(stream: str, topic: str, from_time: str, label: str = "") -> str:
+    """Name of the file of a relative beginning. Arguments as of ``producer_name``; ``stream`` may be a topic's name."""
+    return f"{_NAME}-begin-{_digest(stream, topic, from_time, label)}"
 
 
 def lease_name(stream: str, incarnation: UUID, topic: str, label: str = "") -> str:
@@ -152,22 +158,105 @@ class ProgressFile:
     def write(self, progress: Progress) -> None:
         """Replaces the file; durable on return."""
         told = {name: None if value is None else str(value) for name, value in asdict(progress).items()}
-        fields = {"version": _VERSION, **told}
-        beside = self.path.with_name(f"{self.path.name}.new")
+        _write(self.path, {"version": _VERSION, **told})
+
+
+def _write(path: Path, fields: Mapping[str, object], *, create: bool = False) -> None:
+    """Replaces a file; durable on return. ``create``: raises ``FileExistsError`` if there is one."""
+    beside = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with beside.open("w", encoding="utf-8") as opened:
+            json.dump(fields, opened)
+            opened.flush()
+            os.fsync(opened.fileno())
+        if create:
+            os.link(beside, path)
+            beside.unlink()
+        else:
+            beside.replace(path)
+        sync_name(path)
+    except OSError as cause:
+        with suppress(OSError):
+            beside.unlink()
+        if create and isinstance(cause, FileExistsError):
+            raise
+        raise StoreUnavailable(
+            f"{path} can't be written: {cause.strerror}", hint="name another file with --progress-file"
+        ) from cause
+
+
+class RelativeBegin:
+    """The time that a relative beginning, ``-1h``, was at a replay's first run, in a file: until it is finished, later
+    runs begin there too. A run that began at another time would be another replay, and send entries twice.
+
+    Args:
+        path: of the file.
+        name: of the replay: ``begin_name``.
+        text: the relative time as given.
+    """
+
+    def __init__(self, path: Path, name: str, text: str) -> None:
+        self.path, self._name, self._text = path, name, text
+
+    def resolve(self, time_ms: int, *, dry_run: bool = False) -> int:
+        """The time of the first run; ``time_ms`` if this is the first one, which is durable on return.
+
+        Args:
+            dry_run: write nothing.
+
+        Raises:
+            InvalidCall: the replay is finished, or the file is another replay's.
+            Corrupt: the file can't be read.
+            StoreUnavailable: it can't be written.
+        """
+        known = self._read()
+        if known is None and not dry_run:
+            try:
+                self._note(time_ms, is_finished=False, create=True)
+            except FileExistsError:  # by a run that started at the same time
+                known = self._read()
+        if known is None:
+            return time_ms
+        began_ms, is_finished = known
+        if is_finished:
+            raise InvalidCall(
+                f"--from-time {self._text} is the beginning of a replay that is finished: it began at "
+                f"{time_text(began_ms)}",
+                hint=f"--from-time {time_text(began_ms)} sends what came since; --label TEXT begins another replay",
+            )
+        return began_ms
+
+    def finish(self, time_ms: int) -> None:
+        """Remembers that everything of the range was sent. Raises ``StoreUnavailable``: the file can't be written."""
+        self._note(time_ms, is_finished=True)
+
+    def forget(self) -> None:
+        """Removes the file: nothing was in the range."""
+        with suppress(OSError):
+            self.path.unlink()
+
+    def _note(self, time_ms: int, *, is_finished: bool, create: bool = False) -> None:
+        fields = {"version": _VERSION, "replay": self._name, "from_ms": time_ms, "finished": is_finished}
+        _write(self.path, fields, create=create)
+
+    def _read(self) -> tuple[int, bool] | None:
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with beside.open("w", encoding="utf-8") as opened:
-                json.dump(fields, opened)
-                opened.flush()
-                os.fsync(opened.fileno())
-            beside.replace(self.path)
-            sync_name(self.path)
-        except OSError as cause:
-            with suppress(OSError):
-                beside.unlink()
-            raise StoreUnavailable(
-                f"{self.path} can't be written: {cause.strerror}", hint="name another file with --progress-file"
+            with self.path.open("rb") as opened:
+                fields = json.loads(opened.read(FILE_BYTES_MAX))
+            if fields["version"] != _VERSION:
+                raise ValueError(f"version {fields['version']!r}")
+            name, known = str(fields["replay"]), (int(fields["from_ms"]), bool(fields["finished"]))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as cause:
+            raise Corrupt(
+                f"{self.path} doesn't say where the replay began: {cause}",
+                hint="give the time itself with --from-time, as the first run printed it; then remove the file",
             ) from cause
+        if name != self._name:
+            raise InvalidCall(f"{self.path} is of another replay", hint="name another file with --progress-file")
+        return known
 
 
 _BURST_S = 1.0

@@ -21,6 +21,7 @@ from offloader.doctor import (
     check_bucket,
     check_compression,
     check_compression_ahead,
+    check_compression_of_topics,
     check_machine,
     check_pulsar,
     check_store,
@@ -112,3 +113,5 @@ def _checks(file: SettingsFile, given: StoreArguments, *, read_only: bool) -> It
         yield "compression", check_compression(opened, clock)
         if serve.ledgers:
             yield "compression", check_compression_ahead(opened, file, clock)
+        if settings.pulsar.topics:
+            yield "compression", check_compression_of_topics(opened, file, clock)

@@ -11,7 +11,7 @@ import json as json_module
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from offloader.cli.options import (
     AskedRange,
     DryRun,
     From,
+    FromTime,
     Json,
     ShowProgress,
     StoreArguments,
@@ -62,9 +63,11 @@ from offloader.read.reader import load_stream, open_stream_reader
 from offloader.replay import (
     Progress,
     ProgressFile,
+    RelativeBegin,
     Replayer,
     ReplayLimits,
     ReplayResult,
+    begin_name,
     default_folder,
     lease_name,
     producer_name,
@@ -316,15 +319,6 @@ _Target = Annotated[
         metavar="TOPIC",
     ),
 ]
-_FromTime = Annotated[
-    str,
-    option(
-        "--from-time",
-        "Begin at the earliest entry published then or later: 2013-07-04T12:00:00Z, 2013-07-04 (UTC without a "
-        "zone) or ms since 1970. Not -1h: the same command again has to begin there too.",
-        metavar="TIME",
-    ),
-]
 _ServiceUrl = Annotated[
     str,
     option(
@@ -348,7 +342,7 @@ def replay(
     end: Annotated[
         str, option("--until", "Last entry, included.", metavar="LEDGER:ENTRY", shown="the last there is")
     ] = "",
-    from_time: _FromTime = "",
+    from_time: FromTime = "",
     to_time: ToTime = "",
     rate: Annotated[
         float, option("--rate", "At most so many a second; 0: any.", metavar="MESSAGES", min=0, shown=True)
@@ -380,32 +374,60 @@ def replay(
     """Send a stream's messages to a Pulsar topic: with their keys, properties, times, batches and compression.
 
     The same command again goes on where it ended, however it ended. Nothing arrives twice where the target's broker
-    deduplicates; elsewhere at most one entry does, and it is said.
+    deduplicates; elsewhere at most one entry does, and it is said. A relative --from-time is resolved at the first run
+    and kept beside the progress: until the replay is finished, the same command begins at that time.
     """
     asked = AskedRange.of(start, end, from_time, to_time, end_options=("--until", "--to-time"))
-    if asked.from_ms is not None and is_relative(from_time):
-        raise InvalidCall(
-            f"--from-time {from_time} is another time at each run, and a replay that goes on has to begin at the same",
-            hint=f"give the time itself: --from-time {time_text(asked.from_ms)}",
-        )
     settings, opened = given.prepared(stream)
     limits = ReplayLimits(messages_per_s=rate, bytes_per_s=mbytes_rate * 1e6)
     stream_of_topic(to)  # raises for an invalid name
     streams = _streams_of(opened, stream)  # before the broker is asked
     with _client(settings.pulsar, service_url, token_file, ca_file) as client:
-        pairs = _targets(streams, stream, _DOMAIN + to.removeprefix(_DOMAIN), client, asked)
+        topic = _DOMAIN + to.removeprefix(_DOMAIN)
+        pairs = _targets(streams, stream, topic, client, asked)
         for pair in pairs:
             _require_topic(client, pair.topic)
-        for pair in pairs:
-            _run_one(
-                *(opened, settings, client, pair, asked, limits),
-                label=label,
-                progress_file=progress_file,
-                with_transactions=with_transactions,
-                dry_run=dry_run,
-                progress=progress,
-                json=json,
-            )
+        name = begin_name(stream, topic, from_time.strip(), label)
+        path = Path(f"{progress_file}.begin") if progress_file else default_folder() / f"{name}.json"
+        with _fixed(asked, RelativeBegin(path, name, from_time), from_time, dry_run=dry_run) as (asked, found):
+            for pair in pairs:
+                has_entries = _run_one(
+                    *(opened, settings, client, pair, asked, limits),
+                    label=label,
+                    progress_file=progress_file,
+                    with_transactions=with_transactions,
+                    dry_run=dry_run,
+                    progress=progress,
+                    json=json,
+                )
+                found.append(has_entries)
+
+
+@contextmanager
+def _fixed(
+    asked: AskedRange, begin: RelativeBegin, from_time: str, *, dry_run: bool
+) -> Iterator[tuple[AskedRange, list[bool]]]:
+    """The range with the time that a relative ``from_time`` was at the first run; it is finished when the block ends
+    without an error.
+
+    Yields:
+        the range, and a list for whether each stream had entries in it.
+    """
+    found: list[bool] = []
+    if asked.from_ms is None or not is_relative(from_time):
+        yield asked, found
+        return
+    from_ms = begin.resolve(asked.from_ms, dry_run=dry_run)
+    print(
+        f"note: --from-time {from_time} is {time_text(from_ms)} for this replay; from another machine or user it goes "
+        f"on with --from-time {time_text(from_ms)}",
+        file=sys.stderr,
+    )
+    yield replace(asked, from_ms=from_ms), found
+    if not dry_run and any(found):
+        begin.finish(from_ms)
+    elif not dry_run:
+        begin.forget()
 
 
 def _streams_of(store: ObjectStore, stream: str) -> Mapping[int, str]:
@@ -510,7 +532,8 @@ def _run_one(
     dry_run: bool,
     progress: bool,
     json: bool,
-) -> None:
+) -> bool:
+    """Replays one stream; whether there are entries in the range."""
     state = load_stream(store, pair.stream)
     name = producer_name(
         pair.stream, state.incarnation, pair.topic, f"{asked.first or ''}|{asked.from_ms or ''}", label
@@ -523,7 +546,7 @@ def _run_one(
         first, last = first or reader.first_position, last or reader.last_position
         if chosen is None or first is None or last is None or first > last:
             _print_replayed(pair, None, ReplayResult(), 0, json=json, dry_run=dry_run)
-            return
+            return False
         known = file.require(wanted)
         sent = None if known is None else known.sent
         # The sent entries may be truncated by now.
@@ -546,6 +569,7 @@ def _run_one(
                     on_progress=lambda now: shown.at(now.entries, now.size_bytes, now.sent),
                 ).run()
     _print_replayed(pair, (begin, last), result, left, json=json, dry_run=dry_run)
+    return True
 
 
 def _print_replayed(

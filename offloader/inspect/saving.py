@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from formats.block import BLOCK_HEADER_BYTES, END_MARKER_BYTES, BlockHeader, decode_block_header
@@ -72,16 +72,16 @@ def measure_saving(store: ObjectStore, key: str, summary: SegmentSummary, *, clo
     return _measured(body, summary, clock)
 
 
-def saving_of(entries: EntryBatch, *, block_bytes: int, clock: Clock) -> Saving | None:
-    """The saving of entries that aren't offloaded yet, in blocks of ``block_bytes``.
+def saving_of(entries: Sequence[EntryBatch], *, block_bytes: int, clock: Clock) -> Saving | None:
+    """The saving of entries that aren't offloaded yet, ascending, in blocks of ``block_bytes``.
 
     Returns:
         ``None``: they are too few for a sample.
     """
-    if not entries.payload_bytes:
+    if not any(each.payload_bytes for each in entries):
         return None
     builder = SegmentBuilder(block_bytes=block_bytes, part_bytes=PART_BYTES)
-    parts = builder.append(entries)
+    parts = [part for each in entries for part in builder.append(each)]
     finished = builder.finish()
     return _measured(b"".join(bytes(part.body) for part in [*parts, *finished.parts]), finished.summary, clock)
 

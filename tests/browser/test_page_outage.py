@@ -15,6 +15,7 @@ from playwright.sync_api import Page, expect
 
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from services.servers import RunningServer, free_port, make_bucket, start
+from tests.support.freezing_proxy import FreezingProxy
 from tests.support.http_process import ORDERS, ask, quoted
 from tests.support.page_looks import address, shown
 from tests.support.serving_processes import Serving
@@ -95,6 +96,56 @@ def test_page_shows_the_state_of_a_process_whose_store_is_frozen(
             serving.logged("outage_over")
             told = [each["event"] for each in serving.lines if each["level"] != "info"]
             assert told == ["outage", "outage_over"], "one line an outage, and one when it ends"
+
+
+#: What the probe of the store asks for.
+PROBE = b"is-anybody-there"
+#: No request gives up by itself while a test runs.
+PATIENT = """
+[store]
+read_timeout = "1h"
+retry_total = "1h"
+"""
+
+
+def test_state_of_the_process_is_shown_before_any_request_to_the_store_ends(
+    tmp_path: Path, server: RunningServer, look: Callable[..., Page]
+) -> None:
+    ledgers = f"sqlite:///{tmp_path}/ledgers.db"
+    file = tmp_path / "offloader.toml"
+    keys = {"AWS_ACCESS_KEY_ID": server.endpoint.access_key, "AWS_SECRET_ACCESS_KEY": server.endpoint.secret_key}
+    with (
+        FreezingProxy(server.endpoint.url) as proxy,
+        contextlib.closing(EmbeddedLedgers(ledgers)) as database,
+    ):
+        file.write_text(SETTINGS.format(endpoint=proxy.url, ledgers=ledgers) + PATIENT)
+        orders = database.open_stream(ORDERS)
+        orders.append([b"an entry"] * 20)
+        with Serving(file, keys) as serving:
+            url = serving.logged("http_started")["url"]
+            assert ask(f"{url}/v1/streams/{quoted(ORDERS)}/offload", method="POST").json()["committed"] == "1:19"
+
+            proxy.freeze()
+            orders.append([b"one more"])
+            eventually(lambda: proxy.waiting)
+            page = look(f"{url}/", expected=("503", "Failed to load resource"))
+            expect(page.locator(".streams tbody tr", has_text="orders")).to_contain_text("20 entries")
+            expect(page.get_by_text("The process's figures are < 1 s old")).to_be_visible()
+            page.goto(f"{url}/{address(ORDERS)}")
+            expect(page.get_by_role("region", name="Behind")).to_contain_text("1 entry wait")
+            assert ask(f"{url}/readyz").status in (200, 503)
+            assert ask(f"{url}/v1/status").json()["streams"][0]["stream"] == ORDERS
+            assert ask(f"{url}/v1/overview").status == 200
+            [row] = ask(f"{url}/v1/streams?served=true").json()["items"]
+            assert (row["stream"], row["lag"]["entries"]) == (ORDERS, 1)
+            assert ask(f"{url}/metrics").status == 200
+            expect(page.locator("#state")).to_have_text(re.compile("Waits for the store|Store unreachable"))
+            eventually(lambda: ask(f"{url}/readyz").status == 503)
+            # All of this without one answer of the store, and without a request that gave up but the probe's own.
+            assert proxy.waiting
+            assert [each for each in proxy.given_up if PROBE not in each] == []
+            proxy.thaw()
+            expect(page.locator("#state")).to_have_text("Working")
 
 
 BROKER = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +10,18 @@ from pathlib import Path
 import pytest
 
 from offloader.cli.main import main
-from offloader.doctor import Outcome, check_pulsar
+from offloader.doctor import Outcome, check_compression_of_topics, check_pulsar
 from offloader.errors import ErrorKind
+from offloader.ledgers.pulsar.consumer import first_entries
+from offloader.ledgers.pulsar.source import PulsarCluster
 from offloader.runtime.clock import SystemClock
+from offloader.settings.layered import read_settings_file
+from offloader.store.open import open_store
+from offloader.testing.manual_clock import ManualClock
+from tests.formats.pulsar_entries import Sent, single_entry
 from tests.ledgers.pulsar_bench import NAME, PulsarBench
 from tests.ledgers.test_broker_settings import GOOD
+from tests.support.streams import StreamWriter, batch_of
 
 NAMESPACE = "public/default"
 
@@ -112,9 +120,12 @@ def test_doctor_command_runs_the_pulsar_checks(
         f'[serve]\nstore = "file://{tmp_path}/store"\n'
         f'[pulsar]\nservice_url = "{bench.broker.url}"\nadmin_url = "{bench.admin.url}"\ntopics = ["{NAMESPACE}"]\n'
     )
+    for entry in log_lines(1500):
+        bench.topic.append(entry)
     code = main(["doctor", "--config", str(config)])
     out = capsys.readouterr().out
     assert code == 0, out
+    assert "compression of public/default/persistent/orders: stored bytes are " in " ".join(out.split())
     assert "pulsar broker" in out
     assert "answers and lets us in" in " ".join(out.split())
 
@@ -123,6 +134,62 @@ def plugin_findings(bench: PulsarBench) -> list[tuple[Outcome, str, str]]:
     bench.settings = replace(bench.settings, broker_plugin=True)
     checks = check_pulsar(bench.settings, SystemClock())
     return [(each.outcome, each.what, each.hint) for each in checks if each.check == "pulsar broker plugin"]
+
+
+def log_lines(count: int) -> list[bytes]:
+    """Messages that compress well, as a topic of logs has them."""
+    return [
+        single_entry(Sent(value=b'{"level": "info", "path": "/orders/%d", "message": "order was accepted"}' % number))
+        for number in range(count)
+    ]
+
+
+def test_compression_of_topics_is_measured_before_anything_is_offloaded(tmp_path: Path) -> None:
+    names = [f"persistent://public/default/{name}" for name in ("logs", "noise", "few", "stored", "packed", "empty")]
+    bench = PulsarBench(*names)
+    logs, noise, few, stored, packed, _ = bench.topics.values()
+    for topic in (logs, stored, packed):
+        for entry in log_lines(1500):
+            topic.append(entry)
+    generator = random.Random(1)
+    for _ in range(20):
+        noise.append(single_entry(Sent(value=generator.randbytes(8192))))
+    few.append(single_entry(Sent(value=b"short")))
+    try:
+        store = open_store(f"file://{tmp_path}/store")
+        StreamWriter(store, "public/default/persistent/stored").add([batch_of(1, 0, 10)])
+        config = tmp_path / "offloader.toml"
+        config.write_text(
+            f'[pulsar]\nservice_url = "{bench.broker.url}"\nadmin_url = "{bench.admin.url}"\n'
+            f'topics = ["{NAMESPACE}"]\n[topics."public/default/persistent/packed".offload]\ncodec = "zstd"\n'
+        )
+        found = list(check_compression_of_topics(store, read_settings_file(str(config)), SystemClock()))
+        assert {each.check for each in found} == {
+            "compression of public/default/persistent/logs",
+            "compression of public/default/persistent/noise",
+        }
+        hints = {each.check.rpartition("/")[2]: each.hint for each in found}
+        assert hints["logs"].startswith('offload.codec = "zstd"')
+        assert hints["noise"] == ""
+        assert all("% of the payload, zstd would make it " in each.what for each in found)
+        # The reader is gone, and nothing is kept for it.
+        assert all(not topic.stats()["subscriptions"] for topic in bench.topics.values())
+    finally:
+        bench.close()
+
+
+def test_sample_of_a_topic_is_bounded_in_bytes_and_time(bench: PulsarBench) -> None:
+    for entry in log_lines(400):
+        bench.topic.append(entry)
+    with PulsarCluster(bench.settings) as cluster:
+        sample = first_entries(cluster.client, bench.topic.name, bytes_max=10_000, wait_s=60, clock=SystemClock())
+        assert 10_000 <= sum(each.payload_bytes for each in sample) < 30_000
+        assert sample[0].first == bench.topic.entries[0][0]
+        # Entries that are listed and never given end with the clock.
+        bench.topic.lost = {position for position, _, _ in bench.topic.entries}
+        clock = ManualClock()
+        assert first_entries(cluster.client, bench.topic.name, bytes_max=10_000, wait_s=60, clock=clock) == []
+        assert sum(clock.waits_s) == 60
 
 
 def test_broker_with_the_plugin_is_fine(bench: PulsarBench) -> None:

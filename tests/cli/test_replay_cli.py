@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,14 +17,17 @@ from pathlib import Path
 
 import pytest
 
-from formats.entries import Position
+from formats.entries import EntryBatch, Position
 from offloader.cli.main import main
+from offloader.runtime.clock import SystemClock
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
+from tests.formats.pulsar_entries import Sent, single_entry
 from tests.replay.replaying import STREAM, TARGET, Place, entries_of, write_stream
 from tests.support.pulsar_broker import FakeBroker
 from tests.support.pulsar_producers import FakeProducers
 from tests.support.pulsar_topics import FakeTopic
+from tests.support.streams import StreamWriter
 from tests.support.waiting import eventually
 
 COUNTS = {7: 40, 9: 60}
@@ -100,6 +104,56 @@ def test_a_range_by_position_and_by_time(told: Told, capsys: pytest.CaptureFixtu
     assert (code, out) == (0, f"{STREAM} to {TARGET}: there is nothing in that range\n")
 
 
+def recent_stream(told: Told, ages_s: list[int]) -> None:
+    """Another stream, with an entry of each age."""
+    now_ms = SystemClock().now_ms()
+    payloads = [single_entry(Sent(value=b"%d" % age), publish_time=now_ms - 1000 * age) for age in ages_s]
+    batch = EntryBatch.build(3, 0, payloads, [now_ms - 1000 * age for age in ages_s])
+    StreamWriter(told.store, "t/n/persistent/recent").add([batch])
+
+
+def test_finished_replay_from_a_relative_time_is_not_begun_again_unless_told(
+    told: Told, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recent_stream(told, [7200, 1800, 60])
+    words = ["t/n/persistent/recent", "--to", TARGET, "--from-time", "-1h", *told.options]
+    assert run(capsys, *words, "--until", "3:1")[0] == 0
+    code, out, err = run(capsys, *words)
+    assert (code, out) == (2, "")
+    assert "--from-time -1h is the beginning of a replay that is finished" in err
+    assert told.place.arrived == [Position(3, 1)]
+
+    begun = re.search(r"hint: --from-time (\S+) sends what came since", err)
+    assert begun is not None
+    code, out, _ = run(capsys, *(begun[1] if word == "-1h" else word for word in words))
+    assert (code, told.place.arrived) == (0, [Position(3, 1), Position(3, 2)])
+    assert "an earlier run got to 3:1" in out
+    assert run(capsys, *words, "--label", "again")[0] == 0
+    assert told.place.arrived[2:] == [Position(3, 1), Position(3, 2)]
+
+
+def test_relative_time_without_entries_is_not_remembered(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
+    recent_stream(told, [7200])
+    words = ["t/n/persistent/recent", "--to", TARGET, "--from-time", "-1h", *told.options]
+    for _ in range(2):
+        code, out, _ = run(capsys, *words)
+        assert (code, "there is nothing in that range" in out) == (0, True)
+
+
+def test_progress_file_of_another_replay_says_nothing_of_a_relative_time(
+    told: Told, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    recent_stream(told, [7200, 60])
+    words = ["t/n/persistent/recent", "--to", TARGET, *told.options, "--progress-file", f"{tmp_path}/progress"]
+    assert run(capsys, *words, "--from-time", "-1h")[0] == 0
+    code, _, err = run(capsys, *words, "--from-time", "-2m")
+    assert (code, f"{tmp_path}/progress.begin is of another replay" in err) == (2, True)
+    Path(f"{tmp_path}/progress.begin").write_text("")
+    code, _, err = run(capsys, *words, "--from-time", "-1h")
+    assert (code, "doesn't say where the replay began" in err) == (6, True)
+    assert told.place.arrived == [Position(3, 1)]
+
+
 def test_sent_entries_may_be_truncated_before_the_replay_continues(
     told: Told, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,8 +167,9 @@ def test_sent_entries_may_be_truncated_before_the_replay_continues(
 
 
 @pytest.mark.process
-def test_killed_replay_is_continued_without_loss_or_repeats(told: Told, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "offloader.cli.main", "replay", STREAM, "--to", TARGET, *told.options]
+@pytest.mark.parametrize("begin", [[], ["--from-time", "-10000d"]], ids=["whole", "relative"])
+def test_killed_replay_is_continued_without_loss_or_repeats(told: Told, tmp_path: Path, begin: list[str]) -> None:
+    command = [sys.executable, "-m", "offloader.cli.main", "replay", STREAM, "--to", TARGET, *begin, *told.options]
 
     def has_arrived(upto: int) -> bool:
         return len(told.place.arrived) >= upto
@@ -139,7 +194,6 @@ def test_killed_replay_is_continued_without_loss_or_repeats(told: Told, tmp_path
         ([STREAM, "--to", "t/n/none"], 3, "no such topic"),
         (["t/n/persistent/origim", "--to", TARGET], 3, "did you mean t/n/persistent/origin"),
         ([STREAM, "--to", TARGET, "--from", "7:0", "--from-time", "5"], 2, "both say where to begin"),
-        ([STREAM, "--to", TARGET, "--from-time", "-1h"], 2, "--from-time -1h is another time at each run"),
         ([STREAM, "--to", TARGET, "--until", "7:0", "--to-time", "5"], 2, "--until and --to-time both say"),
         ([STREAM, "--to", TARGET, "--from", "6:0"], 3, "6:0"),
         ([STREAM, "--to", TARGET, "--token-file", "/nowhere"], 8, "no token in /nowhere"),

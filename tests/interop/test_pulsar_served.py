@@ -12,6 +12,8 @@ from formats.entries import Position
 from offloader.doctor import check_pulsar
 from offloader.errors import NotFound
 from offloader.ledgers.pulsar.admin import AdminClient
+from offloader.ledgers.pulsar.consumer import first_entries
+from offloader.ledgers.pulsar.source import PulsarCluster
 from offloader.manifest.log import load_manifest
 from offloader.retention.cycle import RetentionCycle
 from offloader.retention.subscribers import StreamRetention, open_retention
@@ -80,6 +82,7 @@ def test_topics_of_a_real_broker_are_served(plain_broker: Broker, tmp_path: Path
             eventually(lambda: served(assembled) == [STREAM, *parts])
 
             check_doctor(file)
+            check_sample(file, admin)
             give_up(assembled, store, admin, subscription)
 
             client.close()
@@ -139,6 +142,16 @@ def give_up(assembled: Assembled, store: ObjectStore, admin: AdminClient, subscr
     left = admin.internals(TOPIC)
     assert left.ledgers.ledgers[0].ledger_id <= head.ledger_id
     assert left.cursors["billing"] < head
+
+
+def check_sample(file: SettingsFile, admin: AdminClient) -> None:
+    """What ``doctor`` measures compression on: the oldest entries, by a reader that leaves nothing behind."""
+    before = admin.stats(TOPIC).subscriptions.keys()
+    with PulsarCluster(file.settings_of("").pulsar) as cluster:
+        sample = first_entries(cluster.client, TOPIC, bytes_max=4096, wait_s=PATIENCE_S, clock=SystemClock())
+    assert sum(each.payload_bytes for each in sample) >= 4096
+    assert sample[0].first == Position(admin.ledgers(TOPIC).ledgers[0].ledger_id, 0)
+    eventually(lambda: admin.stats(TOPIC).subscriptions.keys() == before)
 
 
 def check_doctor(file: SettingsFile) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -413,3 +414,29 @@ def batches_of(deliveries: Sequence[Delivery]) -> Iterator[EntryBatch]:
             first, run = deliveries[start].position, deliveries[start:end]
             yield EntryBatch.build(*first, [each.entry for each in run], [each.publish_time_ms for each in run])
             start, size_bytes = end, 0
+
+
+def first_entries(
+    client: PulsarClient, topic: str, *, bytes_max: int, wait_s: float, clock: Clock
+) -> Sequence[EntryBatch]:
+    """A sample of a topic's oldest entries, of about ``bytes_max``; fewer if they don't arrive within ``wait_s``.
+
+    A reader gets them, which leaves no subscription behind.
+
+    Raises:
+        StoreUnavailable, AccessDenied, NotFound, Corrupt: as ``Consumer.take``.
+    """
+    found: list[Delivery] = []
+    size_bytes, until_s = 0, clock.monotonic_s() + wait_s
+    earliest = Position(-1, -1)
+    with closing(
+        Consumer(client, topic, "offloader-sample", start=earliest, bytes_max=lambda: bytes_max, clock=clock)
+    ) as reader:
+        last = reader.last_position()
+        while last is not None and size_bytes < bytes_max and (not found or found[-1].position < last):
+            left_s = until_s - clock.monotonic_s()
+            if left_s <= 0:
+                break
+            found += (taken := reader.take(left_s))
+            size_bytes += sum(len(each.entry) for each in taken)
+    return list(batches_of(found))
