@@ -185,11 +185,8 @@ def run(
             scrub = _run_job(action, master, lambda jobs, spark: jobs.verify(spark, streams, options))
             return print_scrub(scrub, as_json=json)
         case Action.BACKFILL:
-            given_hot = {
-                **backfilling,
-                "ledgers": given.require_ledgers(),
-                "config": given.file() if given.config else None,
-            }
+            config = given.file() if given.config else None
+            given_hot = {**backfilling, "ledgers": given.require_ledgers(), "config": config}
             opened = given.open()
             done = _run_job(action, master, lambda jobs, spark: jobs.backfill(spark, streams, options, **given_hot))
             return print_backfilled(done, opened, dry_run=dry_run, as_json=json)
