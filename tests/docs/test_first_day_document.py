@@ -40,7 +40,8 @@ def server(tmp_path: Path, one_server: str) -> Iterator[RunningServer]:
     """An S3 server of this test alone: it is frozen."""
     found = start(one_server, tmp_path / "s3")
     try:
-        make_bucket(found.endpoint, "cold-tier")
+        for bucket in ("cold-tier", "backup"):
+            make_bucket(found.endpoint, bucket)
         yield found
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -49,7 +50,8 @@ def server(tmp_path: Path, one_server: str) -> Iterator[RunningServer]:
 
 
 class Shell:
-    """What the page types: our commands, some of them in the background, curl, jq and kill.
+    """What the page types: our commands, some of them in the background, curl, jq, kill and rclone. A command of the
+    new release, ``/srv/new/bin/offloader``, is this one too: ``tests/upgrade`` runs two releases.
 
     Args:
         freezable: a name in the commands that stop and continue a process -> that process.
@@ -79,6 +81,10 @@ class Shell:
             return []
         line, _, query = command.partition(" | jq ")
         words = shlex.split(line)
+        if words[0] == "rclone":
+            rclone = [str(Path(sys.executable).parent / words[0]), *words[1:], "--config", os.devnull]
+            subprocess.run(rclone, check=True, timeout=PATIENCE_S)
+            return []
         printed = curl(words) if words[0] == "curl" else self._offloader(words[1:])
         return [picked(json.loads(each), query) for each in printed] if query else printed
 
@@ -226,7 +232,7 @@ def test_commands_run_in_order_and_print_documented_output(
     with Shell({"minio": server.process}, capsys) as shell:
         day = walk(shell, {LISTEN: f"127.0.0.1:{free_port()}"})
         day.take(MORNING)
-        assert day.commands == 38
+        assert day.commands == 53
 
 
 @pytest.mark.java
@@ -250,7 +256,7 @@ def test_commands_with_a_broker_run_in_order_and_print_documented_output(
             ours = {SERVICE: broker.service_url, ADMIN: broker.admin_url}
             day = walk(shell, {**ours, FIRST: f"127.0.0.1:{free_port()}", SECOND: f"127.0.0.1:{free_port()}"})
             day.take(AFTERNOON)
-            assert day.commands == 25
+            assert day.commands == 36
     finally:
         os.kill(broker.process.pid, signal.SIGCONT)
         broker.end()
