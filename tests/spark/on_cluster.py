@@ -127,7 +127,7 @@ def jobs(spark: SparkSession, options: dict[str, str], ledgers: str, folder: Pat
 
 def stream(spark: SparkSession, options: dict[str, str], folder: Path) -> dict[str, Any]:
     """A query in many batches, during which a worker is killed."""
-    frame = spark.readStream.format("offloader").options(**options, stream=STREAM, maxEntriesPerTrigger="60").load()
+    frame = spark.readStream.format("offloader").options(**options, stream=STREAM, maxEntriesPerTrigger="120").load()
     query = (
         frame.writeStream.format("parquet")
         .option("checkpointLocation", f"file://{folder}/checkpoint")
