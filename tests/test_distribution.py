@@ -53,7 +53,17 @@ class Environment:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=240)
         (self.site,) = folder.glob("lib/python*/site-packages")
         self.python = folder / "bin" / "python"
-        install = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--no-deps", "--no-index"]
+        install = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            str(self.python),
+            "install",
+            "--no-deps",
+            "--no-index",
+            "--no-compile",
+        ]
         subprocess.run([*install, "--quiet", str(wheel)], check=True, timeout=240)
         paths = [path for path in sys.path if path.endswith("site-packages")]
         missing = sorted(undeclared(extras))

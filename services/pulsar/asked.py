@@ -27,7 +27,14 @@ JAVA_OPTIONS = [
 ]
 #: An archive of classes that another Java wrote costs time, not more: what Java says of it isn't an answer.
 _QUIET = ["-Xlog:disable", "-Xlog:all=error:stderr"]
-_SMALL = ["-Xms128m", "-Xmx640m", "-XX:MaxDirectMemorySize=384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+_SMALL = [
+    "-Xms256m",
+    "-Xmn160m",
+    "-Xmx640m",
+    "-XX:MaxDirectMemorySize=384m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+]
 
 
 def class_archive(built: Path, program: str) -> Path:

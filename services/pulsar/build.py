@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -87,9 +88,15 @@ def find_java() -> str:
     java = java or shutil.which("java")
     if java is None:
         raise Unavailable(f"there is no Java to run the broker with: install Java {JAVA_VERSION_MIN} or newer")
-    text = subprocess.run([java, "-version"], check=True, capture_output=True, text=True, timeout=60).stderr
+    text = _version_of(java)
     match = re.search(r'version "(\d+)', text)
     if match is None or int(match[1]) < JAVA_VERSION_MIN:
         first = text.partition("\n")[0]
         raise Unavailable(f"Java {JAVA_VERSION_MIN} or newer is needed to run the broker, there is: {first}")
     return java
+
+
+@functools.cache
+def _version_of(java: str) -> str:
+    """What a Java says of itself: each is asked once, as a run of tests looks for one many times."""
+    return subprocess.run([java, "-version"], check=True, capture_output=True, text=True, timeout=60).stderr
