@@ -60,6 +60,8 @@ def unread(release: str, servers: Any, tmp_path_factory: pytest.TempPathFactory)
         release=release,
         ledger_entries=LEDGER_ENTRIES,
         endpoints=("sidecar", "reader"),
+        # With transactions a broker that loads a topic reads what came after the last snapshot of them, when it likes.
+        broker_settings={"transactionCoordinatorEnabled": "false"},
     ) as world:
         topic = topic_of("unread")
         client = client_of(world.service_url)
