@@ -269,8 +269,9 @@ def test_settings_file_names_the_ledger_database(
     store = f'[serve]\nstore = "{bench.url}"\n'
     config = tmp_path / "offloader.toml"
     config.write_text(store + ("[flight]\n" if section == "flight" else "") + f'ledgers = "{bench.ledgers}"\n')
-    (done,) = offloader("offload", STREAM, "--config", str(config), "--json").rows
-    assert (done["entries"], done["committed"]) == (40, "2:19")
+    done = offloader("offload", STREAM, "--config", str(config), "--json")
+    assert done.code == 0, done.err
+    assert [(row["entries"], row["committed"]) for row in done.rows] == [(40, "2:19")]
     assert stored_entries(open_store(bench.url), STREAM) == bench.expected[:40]
 
 

@@ -122,7 +122,6 @@ def test_a_wrong_call_of_a_verb_is_two_lines(offloader: Offloader, store_url: st
         ("delete-stream", "--yes"),
         ("accept-source", "--ledgers", "sqlite:///nowhere/ledgers.db"),
         ("truncate", "--before", "0:1"),
-        ("pause",),
     ],
     ids=" ".join,
 )
