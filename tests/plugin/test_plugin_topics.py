@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import urllib.error
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pulsar
 import pytest
 
+from offloader.ledgers.pulsar.source import SINCE_PROPERTY
 from tests.plugin.plugin_world import NAMESPACE, TRIMMED, PluginWorld, path_of, stream_of, topic_of
 from tests.plugin.topic_history import Message, TopicHistory, client_of, keys_in, plain, receive
 from tests.support.waiting import eventually
@@ -34,13 +36,23 @@ def make_cold(world: PluginWorld, topic: str) -> int:
     return world.bytes_read()
 
 
-def is_subscribed(world: PluginWorld, topic: str) -> bool:
-    """Whether the sidecar's subscription is connected, so that the topic is loaded."""
+def subscription(world: PluginWorld, topic: str) -> Mapping[str, Any]:
+    """What the broker says of the sidecar's subscription; nothing of a topic that is being loaded."""
     try:
         found = world.admin("GET", f"{path_of(topic)}/stats")["subscriptions"]
-    except urllib.error.HTTPError:  # of a topic that is being loaded
-        return False
-    return bool(found.get("offloader", {}).get("consumers"))
+    except urllib.error.HTTPError:
+        return {}
+    return dict(found.get("offloader", {}))
+
+
+def is_subscribed(world: PluginWorld, topic: str) -> bool:
+    """Whether the sidecar's subscription is connected, so that the topic is loaded."""
+    return bool(subscription(world, topic).get("consumers"))
+
+
+def is_followed(world: PluginWorld, topic: str) -> bool:
+    """Whether the subscription says since when the broker's list is followed: what was trimmed before is kept."""
+    return SINCE_PROPERTY in (subscription(world, topic).get("subscriptionProperties") or {})
 
 
 def test_partitioned_topic_is_read_whole(world: PluginWorld, client: pulsar.Client) -> None:
@@ -133,6 +145,7 @@ def test_ledgers_that_the_broker_trimmed_are_gone_on_purpose(
     before = make_cold(world, topic)
     *closed, last = world.ledgers(topic)
     assert [world.ask("GET", plan_of(topic, each))[0] for each in closed] == [200] * len(closed)
+    eventually(lambda: is_followed(world, topic))
     consumer = client.subscribe(topic, "billing")
     assert plain(receive(consumer, 450)) == history.sent
     assert world.bytes_read() > before
