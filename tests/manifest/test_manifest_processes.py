@@ -29,6 +29,8 @@ pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[2]
 STREAM = "public/default/persistent/orders"
 COMMITS = 25
+#: Of the first one before the second one takes the stream, which begins no later: else it commits for seconds.
+COMMITS_ALONE = 5
 WAIT_S = 120.0
 
 
@@ -55,11 +57,16 @@ def outcome_of(writer: subprocess.Popen[str]) -> tuple[list[int], dict[str, Any]
     return committed, last
 
 
-def begin(writer: subprocess.Popen[str]) -> None:
+def await_ready(writer: subprocess.Popen[str]) -> None:
     assert writer.stdout is not None
-    assert writer.stdin is not None
     ready = writer.stdout.readline()
     assert ready == "ready\n", writer.stderr and writer.stderr.read()
+
+
+def begin(writer: subprocess.Popen[str], *, is_ready: bool = False) -> None:
+    if not is_ready:
+        await_ready(writer)
+    assert writer.stdin is not None
     writer.stdin.write("go\n")
     writer.stdin.flush()
 
@@ -90,7 +97,10 @@ def race(store: ObjectStore, url: str, options: dict[str, Any], checkpoint_recor
     writers = [start({**task, "checkpoint_records": checkpoint_records}) for _ in range(2)]
     try:
         for writer in writers:
-            begin(writer)
+            await_ready(writer)
+        begin(writers[0], is_ready=True)
+        eventually(lambda: len(load_manifest(store, STREAM).closed_ledgers) >= COMMITS_ALONE)
+        begin(writers[1], is_ready=True)
         outcomes = [outcome_of(writer) for writer in writers]
     finally:
         for writer in writers:
