@@ -103,8 +103,8 @@ class PluginWorld:
     ledger_entries: int = LEDGER_ENTRIES
     patience_s: float = PATIENCE_S
     environment: Mapping[str, str] = field(default_factory=dict)
-    discovery: str = "500ms"
-    cycle: str = "1s"
+    discovery: str = "1s"
+    cycle: str = "3s"
 
     def __post_init__(self) -> None:
         self.bucket = f"plugin-{free_port()}"
