@@ -7,10 +7,12 @@ what can't be had here aren't collected, and the end of the run says which, why,
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import logging
 import os
 import sys
+import typing
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -180,6 +182,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"OFFLOADER_REQUIRE_SERVICES: no such server: {', '.join(unknown)}")
     # Of this process it can't be taken back after a command.
     system.HEAP = ()  # type: ignore[assignment]
+    _remember_protocols()
     speed_up()
     use_memory_for_files()
     if hasattr(config, "workerinput"):
@@ -192,6 +195,16 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("brokers") == "all":
         for release in RELEASES:
             find_place(release, build=True)
+
+
+def _remember_protocols() -> None:
+    """Before Python 3.12 each ``isinstance`` of a protocol collects the protocol's methods anew.
+
+    Where storage calls are counted and made to fail, that was half of a test's time.
+    """
+    name = "_get_protocol_attrs"
+    if sys.version_info < (3, 12):
+        setattr(typing, name, functools.cache(getattr(typing, name)))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -261,6 +274,18 @@ def _process_as_before() -> Iterator[None]:
     for name, value in allocator.items():
         if value is None:
             os.environ.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def decoding_remembered() -> Iterator[None]:
+    """Equal bytes are decoded once: for modules whose tests read the same objects anew in hundreds of rounds.
+
+    Of a module's tests together: Hypothesis refuses a fixture of each test, since one has many examples.
+    """
+    from tests.simulation.remembered_decoding import decoding_remembered
+
+    with decoding_remembered():
+        yield
 
 
 @pytest.fixture

@@ -22,6 +22,9 @@ from offloader.testing.faulty_store import Fault
 from tests.cleanup.cleaning import STREAM, Bench
 from tests.support.streams import batch_of
 
+pytestmark = pytest.mark.usefixtures("decoding_remembered")
+
+
 STEPS = 40
 WALKS = 16
 

@@ -32,7 +32,7 @@ from offloader.testing.manual_clock import ManualClock
 from tests.cleanup.cleaning import STREAM, Bench
 from tests.support.streams import StreamWriter, batch_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("decoding_remembered")]
 
 
 def test_segment_before_the_head_is_retired_then_purged() -> None:

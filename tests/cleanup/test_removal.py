@@ -35,6 +35,9 @@ from tests.cleanup.cleaning import STREAM, Bench
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("decoding_remembered")
+
+
 AT_ONCE = Settings.of(
     {"manifest": {"orphan_age_hours_min": 0}, "cleanup": {"grace_hours": 0, "allow_large_delete": True}}
 )

@@ -40,7 +40,7 @@ from offloader.testing.manual_clock import ManualClock
 from tests.retention.retained_streams import STREAM, TOPIC, Bench, mb
 from tests.support.streams import StreamWriter, batch_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("decoding_remembered")]
 
 PARTITIONS = [f"{TOPIC}-partition-{number}" for number in range(3)]
 DAY_S = 24 * 3600.0

@@ -13,7 +13,7 @@ from offloader.cli.reading import verify
 from offloader.store.open import open_store
 from tests.support.streams import StreamWriter, batch_of
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("decoding_remembered")]
 
 STREAM = "orders"
 DAMAGED = 6

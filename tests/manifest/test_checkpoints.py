@@ -31,6 +31,9 @@ from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from tests.support.manifests import DRIVER, many_segments, segment_edits, summary_of, uuid_of
 
+pytestmark = pytest.mark.usefixtures("decoding_remembered")
+
+
 STREAM = "public/default/persistent/orders"
 HOURS_24_S = 24 * 3600.0
 _names = count()

@@ -20,6 +20,9 @@ from tests.manifest.loss_hosts import Host, HostWorld, InvariantBroken
 from tests.manifest.loss_rules import switch_off
 from tests.manifest.loss_traces import LOSSES, LossTrace, Step
 
+pytestmark = pytest.mark.usefixtures("decoding_remembered")
+
+
 HOSTS = [path for path in LOSSES if LossTrace.read(path).breaks[0] == "H"]
 
 

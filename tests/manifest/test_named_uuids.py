@@ -38,6 +38,9 @@ from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
 from tests.support.manifests import DRIVER, summary_of, uuid_of
 
+pytestmark = pytest.mark.usefixtures("decoding_remembered")
+
+
 STREAM = "s"
 INCARNATION = UUID(int=7)
 UUIDS = [uuid_of(number) for number in range(24)]

@@ -24,6 +24,9 @@ from offloader.store.memory import MemoryStore
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 
+pytestmark = pytest.mark.usefixtures("decoding_remembered")
+
+
 STREAM = "a/b/persistent/orders"
 QUEUE = {"policy": "consumption", "record_minutes": 1}
 _names = itertools.count()

@@ -23,6 +23,8 @@ from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
 from tests.retention.retained_streams import ENTRIES, KIB, STREAM, TOPIC, Bench, mb
 
+pytestmark = pytest.mark.usefixtures("decoding_remembered")
+
 
 def test_stream_above_its_size_loses_only_the_oldest_ledgers_needed() -> None:
     bench = Bench(policy="size", min_mbytes=mb(30))

@@ -39,6 +39,9 @@ from tests.support.readback import stored_entries
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import PATIENCE_S
 
+pytestmark = pytest.mark.usefixtures("decoding_remembered")
+
+
 STREAM = "public/default/persistent/orders"
 #: One task at a time, so that the n-th storage call is the same one each time.
 SETTINGS = Settings.of({"offload": {"block_bytes": 1024, "backfill_segments_in_flight_max": 1}})

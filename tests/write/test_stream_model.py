@@ -31,6 +31,9 @@ from tests.simulation.simulated_store import FaultPlan
 from tests.simulation.simulated_world import STREAM, World
 from tests.simulation.simulation_checks import loaded
 
+pytestmark = pytest.mark.usefixtures("decoding_remembered")
+
+
 KIB = 1024
 #: Age at which a segment closes, by default.
 SEGMENT_AGE_S = 600

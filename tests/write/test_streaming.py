@@ -24,6 +24,8 @@ from tests.support.readback import stored_entries, unaccounted_keys
 from tests.support.waiting import PATIENCE_S, eventually
 from tests.write.streaming_bench import KIB, STREAM, Bench, records_in, settings
 
+pytestmark = pytest.mark.usefixtures("decoding_remembered")
+
 
 @pytest.fixture
 def new_bench(tmp_path: Path) -> Iterator[Callable[..., Bench]]:

@@ -25,6 +25,9 @@ from offloader.testing.faulty_store import Fault, FaultyStore
 from tests.support.readback import stored_entries
 from tests.support.waiting import PATIENCE_S, eventually
 
+pytestmark = pytest.mark.usefixtures("decoding_remembered")
+
+
 STREAM = "public/default/persistent/orders"
 _names = count()
 
