@@ -34,6 +34,8 @@ from tests.support.metrics import exposed
 from tests.support.streams import StreamWriter, batch_of
 from tests.support.waiting import eventually
 
+pytestmark = pytest.mark.usefixtures("decoding_remembered")
+
 STREAM = "a/b/persistent/orders"
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
@@ -179,7 +181,12 @@ def test_consumed_segments_are_retired_purged_and_deleted_automatically() -> Non
 
 @pytest.mark.slow
 def test_maintenance_reports_and_deletes_nothing_by_default(caplog: pytest.LogCaptureFixture) -> None:
-    bench = Bench(deletes=False, cleanup={"grace_hours": 0, "allow_large_delete": True})
+    # Four rounds a day of each kind: by default there would be seventy, over forty days.
+    bench = Bench(
+        deletes=False,
+        retention={"policy": "consumption", "record_minutes": 1, "cycle_minutes": 360},
+        cleanup={"grace_hours": 0, "allow_large_delete": True, "cycle_minutes": 360},
+    )
     orphan = bench.orphan(1)
     bench.writer.log.checkpoint()
     before = {info.key for info in bench.memory.list("").objects}
