@@ -289,15 +289,6 @@ def decoding_remembered() -> Iterator[None]:
 
 
 @pytest.fixture
-def decoding_remembered() -> Iterator[None]:
-    """Equal bytes are decoded once within the test: for those whose hundreds of rounds read the same objects anew."""
-    from tests.simulation.remembered_decoding import decoding_remembered
-
-    with decoding_remembered():
-        yield
-
-
-@pytest.fixture
 def s3_place(request: pytest.FixtureRequest, servers: Servers, exercises: Any) -> S3Place:
     """An empty root in each S3 server there is, in turn."""
     exercises(request.param)
