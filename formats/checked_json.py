@@ -30,6 +30,9 @@ ABSENT_BY_DEFAULT: Mapping[str, bool] = {"absent_by_default": True}
 #: Limit of a document without a smaller one. Parsed JSON may take thirty times its bytes.
 DOCUMENT_BYTES_MAX = 256 * 1024 * 1024
 
+#: One for all: ``json.dumps`` with options makes one for each call.
+_ENCODER = json.JSONEncoder(separators=(",", ":"), sort_keys=True, ensure_ascii=False, allow_nan=False)
+
 _CRC_SUFFIX = b',"crc32c":"%08x"}'
 _CRC_SUFFIX_BYTES = len(_CRC_SUFFIX % 0)
 
@@ -44,7 +47,7 @@ def sealed(body: Mapping[str, Any], *, bytes_max: int = DOCUMENT_BYTES_MAX) -> b
         Inconsistent: a text that can't be encoded; everything encoded can be decoded.
         LimitExceeded: more than ``bytes_max`` bytes, which ``opened`` would refuse.
     """
-    text = json.dumps(body, separators=(",", ":"), sort_keys=True, ensure_ascii=False, allow_nan=False)
+    text = _ENCODER.encode(body)
     try:
         text_bytes = text.encode()
     except UnicodeEncodeError as error:
@@ -123,9 +126,15 @@ def to_json(value: object) -> Any:
     if kind in (tuple, list):
         return [to_json(item) for item in value]  # type: ignore[attr-defined]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        absent = _absent_by_default(kind)
-        fields = {name: getattr(value, name) for name in _field_kinds(kind)}
-        return {name: to_json(own) for name, own in fields.items() if name not in absent or own != absent[name]}
+        found = {}
+        for name, is_absent, default in _written_fields(kind):
+            own = getattr(value, name)
+            if is_absent and own == default:
+                continue
+            # Most of them, and a call of each takes longer than all else.
+            is_plain = own is None or type(own) is str or type(own) is bool
+            found[name] = own if is_plain else to_json(own)
+        return found
     if isinstance(value, Mapping):
         return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, int):
@@ -210,6 +219,13 @@ def _field_kinds(kind: Any) -> Mapping[str, Any]:
     """Name -> type of each field. One cache entry per kind of document."""
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+@functools.cache
+def _written_fields(kind: Any) -> list[tuple[str, bool, Any]]:
+    """Name, whether it may be absent, and its default if so, of each field."""
+    absent = _absent_by_default(kind)
+    return [(name, name in absent, absent.get(name)) for name in _field_kinds(kind)]
 
 
 @functools.cache

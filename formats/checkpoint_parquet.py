@@ -344,8 +344,8 @@ def _struct(data: bytes, at: int, stop: int, depth: int) -> tuple[_Fields, int]:
     if not depth:
         raise ValueError("too deep")
     fields: dict[int, Any] = {}
-    numbers = set()
-    number = 0
+    number = highest = 0
+    seen: set[int] | None = None  # of the fields so far, once their numbers don't ascend
     while True:
         if at >= stop:
             raise IndexError
@@ -357,14 +357,26 @@ def _struct(data: bytes, at: int, stop: int, depth: int) -> tuple[_Fields, int]:
             number += head >> 4
         else:
             number, at = _zigzag(data, at, stop)
-        # Thrift truncates numbers, and merges two structures of one number.
-        if number in numbers or not 0 <= number <= _FIELD_NUMBER_MAX:
+        # Thrift truncates numbers, and merges two structures of one number. Most ascend.
+        if number <= highest or seen is not None:
+            seen = {key & _FIELD_NUMBER_MAX for key in fields} if seen is None else seen
+            if number in seen:
+                raise ValueError(f"field {number}")
+            seen.add(number)
+        else:
+            highest = number
+        if not 0 <= number <= _FIELD_NUMBER_MAX:
             raise ValueError(f"field {number}")
-        numbers.add(number)
         kind = head & 15
         if kind in _WHOLE and at < stop and data[at] < 128:  # most of them
             value: Any = (data[at] >> 1) ^ -(data[at] & 1)
             at += 1
+        elif kind == _BINARY and at < stop and data[at] < 128:
+            value, at = None, at + 1 + data[at]
+            if at > stop:
+                raise IndexError
+        elif kind == _STRUCT:
+            value, at = _struct(data, at, stop, depth - 1)
         elif kind in (_TRUE, _FALSE):
             value = kind == _TRUE
         else:

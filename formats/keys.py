@@ -254,6 +254,7 @@ def stream_of_catalog_key(key: str) -> str:
     return decode_stream(key[len(CATALOG_PREFIX) :])
 
 
+@lru_cache(_NAMES_CACHED)
 def manifest_prefix(stream: str, incarnation: UUID) -> str:
     """Prefix of one incarnation's manifest keys."""
     return f"{encode_stream(stream)}/manifest/{incarnation}/"

@@ -195,13 +195,18 @@ def delete_stream(
     # A process that stalls here until the stream is recreated still deletes the incarnation that it read.
     log = ManifestLog(store, stream, clock=clock, entropy=entropy, settings=settings, incarnation=entry.incarnation)
     state = _marked(log)
+
+    def past_mark(found: Boundary) -> Boundary:
+        # A boundary is never lowered: one without the checkpoint is another, which a stalled deleter created after the
+        # stream's own was deleted. Raised, it would name what isn't there, and no load of it would end.
+        if found.checkpoint_id < state.record_id:
+            raise NotFound(f"stream {stream} was deleted from {store.url} by another process meanwhile")
+        return replace(found, first_kept_id=max(found.first_kept_id, state.record_id + 1))
+
     # Another deleter may have got further: the remaining work is the same for both.
     with suppress(NotFound):
         checkpoint_now(store, state, entropy, requests_max=settings.record_requests_max)
-        change_boundary(
-            *(store, stream, state.incarnation),
-            lambda found: replace(found, first_kept_id=max(found.first_kept_id, state.record_id + 1)),
-        )
+        change_boundary(store, stream, state.incarnation, past_mark)
         delete_objects(state)
     return _finish(store, state, clock, settings)
 

@@ -336,6 +336,8 @@ class SealedSegments:
 
 #: Records that an iterator builds and holds together, after the first few.
 _RECORDS_AT_ONCE_MAX = 256
+#: From so many rows on it is faster to build records from slices of columns than one by one.
+_RECORDS_TOGETHER_MIN = 4
 #: Rows of one column that are gathered together.
 _GATHER_ROWS = 4096
 
@@ -355,6 +357,9 @@ class SegmentSlice(Sequence[SegmentRecord]):
         cls, sealed: tuple[SealedSegments, ...], rows: Sequence[Rows], tail: Sequence[SegmentRecord]
     ) -> SegmentSlice:
         """Merges those rows of each of ``sealed``, and ``tail``, each ascending by begin."""
+        if not any(map(len, rows)):  # as of most streams, and of what few segments are: a dozen arrays take longer
+            numbers = np.arange(len(tail), dtype=np.int32)
+            return cls(sealed, tail, np.full(len(tail), len(sealed), dtype=np.int32), numbers)
         counts = [*map(len, rows), len(tail)]
         source = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
         row = np.concatenate([*(each.astype(np.int32) for each in rows), np.arange(len(tail), dtype=np.int32)])
@@ -391,10 +396,9 @@ class SegmentSlice(Sequence[SegmentRecord]):
     def __iter__(self) -> Iterator[SegmentRecord]:
         start, count = 0, 1
         while start < len(self):
-            source, rows = (each[start : start + count] for each in (self._source, self._rows))
-            cuts = [0, *(np.flatnonzero(np.diff(source)) + 1).tolist(), len(source)]
-            for first, end in itertools.pairwise(cuts):
-                yield from self._records(int(source[first]), rows[first:end])
+            source, rows = (each[start : start + count].tolist() for each in (self._source, self._rows))
+            for number, pairs in itertools.groupby(zip(source, rows, strict=True), key=itemgetter(0)):
+                yield from self._records(number, [row for _, row in pairs])
             start, count = start + count, min(4 * count, _RECORDS_AT_ONCE_MAX)
 
     def __eq__(self, other: object) -> bool:
@@ -493,10 +497,13 @@ class SegmentSlice(Sequence[SegmentRecord]):
         uuids["low"] = self._gathered("uuid_low", np.uint64, [number & _HALF for number in own])
         return uuids
 
-    def _records(self, source: int, rows: NDArray[np.int32]) -> list[SegmentRecord]:
+    def _records(self, source: int, rows: Sequence[int]) -> list[SegmentRecord]:
         if source == len(self._sealed):
-            return [self._tail[row] for row in rows.tolist()]
-        return records_of(self._sealed[source].columns, rows)
+            return [self._tail[row] for row in rows]
+        part = self._sealed[source]
+        if len(rows) < _RECORDS_TOGETHER_MIN:
+            return [part.record(row) for row in rows]
+        return records_of(part.columns, np.array(rows, dtype=np.int32))
 
 
 class SegmentTable(Mapping[UUID, SegmentRecord]):

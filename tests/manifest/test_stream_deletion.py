@@ -180,16 +180,22 @@ def test_creator_stalled_over_a_deletion_does_not_revive_the_incarnation() -> No
 
 
 class _Interrupted(StoreWrapper):
-    """Calls ``meanwhile`` once, after a request of that key."""
+    """Calls ``meanwhile`` once, after a request of that key: the first, or the ``call``-th."""
 
-    def __init__(self, inner: ObjectStore, key: str, meanwhile: Callable[[], object]) -> None:
+    def __init__(self, inner: ObjectStore, key: str, meanwhile: Callable[[], object], *, call: int = 1) -> None:
         super().__init__(inner)
-        self._key, self._meanwhile = key, [meanwhile]
+        self._key, self._meanwhile, self._calls_left = key, meanwhile, call
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._calls_left > 0
 
     def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
         answer = call()
-        if request.key == self._key and self._meanwhile:
-            self._meanwhile.pop()()
+        if request.key == self._key:
+            self._calls_left -= 1
+            if self._calls_left == 0:
+                self._meanwhile()
         return answer
 
 
@@ -229,6 +235,34 @@ def test_deleter_stalled_over_a_finished_deletion_writes_nothing() -> None:
     with pytest.raises(NotFound):
         delete_stream(store, STREAM, clock=bench.clock, delete_objects=lambda _: None)
     assert bench.all_keys() == []
+
+
+def test_deleter_stalled_over_a_finished_deletion_raises_no_boundary_that_another_began_anew() -> None:
+    stalls = 0
+    for call in count(1):
+        bench = Bench()
+        log = bench.log()
+        log.open_epoch()
+        log.commit(segment_edits(0))
+        bench.delete()
+        key = boundary_key(STREAM, log.state.incarnation)
+
+        def delete(bench: Bench = bench, key: str = key) -> None:
+            bench.clock.advance(HOURS_24_S + 1)
+            bench.delete()
+            # By a third one, which found neither it nor a record, and stalled until now.
+            bench.memory.put(key, FIRST_BOUNDARY.encode())
+
+        store = _Interrupted(bench.memory, key, delete, call=call)
+        with contextlib.suppress(NotFound):
+            delete_stream(store, STREAM, clock=bench.clock, delete_objects=lambda _: None)
+        if store.is_waiting:
+            break
+        stalls += 1
+        # It loads, so that reconciliation can tell what is left and remove it.
+        boundary = load_manifest_view(bench.memory, STREAM, log.state.incarnation).boundary
+        assert boundary is None or boundary.boundary.first_kept_id <= boundary.boundary.checkpoint_id + 1
+    assert stalls >= 4
 
 
 @pytest.mark.slow

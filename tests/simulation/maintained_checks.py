@@ -23,10 +23,13 @@ _Entries = Sequence[tuple[Position, bytes]]
 
 
 def named_keys(state: ManifestState) -> set[str]:
-    """Keys of the objects that a manifest counts on, of retired segments too."""
+    """Keys of the objects that a manifest counts on, of retired segments too.
+
+    Nobody may change the set: in a long run it is computed once.
+    """
     return {
         key
-        for segment in state.segments.values()
+        for segment in state.segments.in_order()
         if segment.summary is not None
         for key in segment.object_keys(state.stream)
     }

@@ -14,13 +14,18 @@ from offloader.manifest.state import ManifestState
 from offloader.store.base import ObjectInfo, UploadInfo
 from tests.simulation.simulated_world import STREAM
 
-__all__ = ["MaintainedRules"]
+__all__ = ["MaintainedRules", "retire_records"]
 
 #: Who only deletes, truncates and retires when nothing is held: prefixes of the names of acts.
 _TENDERS = ("retain", "truncate", "cleanup", "reconcile", "delete")
 
 #: ``clock_skew_seconds_max``, and the second that stores cut.
 _WAITED_MS = 61_000
+
+
+def retire_records(state: ManifestState) -> dict[UUID, int | None]:
+    """The record that retired each retired segment, by its uuid. Nobody may change it: it is computed once."""
+    return {each.uuid: each.retire_record for each in state.segments.retired()}
 
 
 class MaintainedRules:
@@ -64,8 +69,8 @@ class MaintainedRules:
 
     def of_record(self, by: str, before: ManifestState | None, now: ManifestState) -> str:
         """Of a record that was created."""
-        was = {} if before is None else {each.uuid: each.retire_record for each in before.segments.retired()}
-        retired = {each.uuid: each.retire_record for each in now.segments.retired()}
+        was = {} if before is None else retire_records(before)
+        retired = retire_records(now)
         for uuid, record_id in retired.items():
             if record_id is not None:
                 self._retired_ms.setdefault((uuid, record_id), self._now_ms())

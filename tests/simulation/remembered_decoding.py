@@ -14,9 +14,12 @@ from typing import Any
 
 from formats import checkpoint_parquet
 from formats.checked_json import CheckedDocument
+from formats.entries import Position
 from offloader.manifest import boundary, checkpoint, load, log
+from offloader.manifest.segment_table import SegmentSlice, SegmentTable
+from offloader.retention import cuts
 from offloader.store import checks
-from tests.simulation import simulation_checks
+from tests.simulation import maintained_checks, maintained_rules, maintained_world, simulation_checks, topic_world
 
 __all__ = ["decoding_remembered"]
 
@@ -43,7 +46,14 @@ _OF_SAME_VALUES: tuple[tuple[Any, str], ...] = (
     (checkpoint, "fold"),
     (load, "restored"),
     (load, "compacted"),
+    (cuts, "_cold_pieces"),
+    (maintained_checks, "named_keys"),
+    (maintained_world, "named_keys"),
+    (topic_world, "named_keys"),
+    (maintained_rules, "retire_records"),
 )
+#: Methods of a table of segments that answer what is in it, for the same bounds.
+_OF_SAME_TABLE = ("in_order", "offloaded", "retired")
 
 
 @contextlib.contextmanager
@@ -60,6 +70,13 @@ def decoding_remembered() -> Iterator[None]:
                 function = getattr(owner, name)
                 stack.callback(setattr, owner, name, function)
                 setattr(owner, name, remembered.setdefault(function, remember(function)))
+        for name in _OF_SAME_TABLE:
+            look = getattr(SegmentTable, name)
+            stack.callback(setattr, SegmentTable, name, look)
+            setattr(SegmentTable, name, _of_same_table(look))
+        each = SegmentSlice.__iter__
+        stack.callback(setattr, SegmentSlice, "__iter__", each)
+        SegmentSlice.__iter__ = _iterated_once(each)  # type: ignore[method-assign]
         stack.callback(setattr, CheckedDocument, "decode", decode)
         remembering: Any = lru_cache(RESULTS_MAX)(decode.__func__)
         CheckedDocument.decode = classmethod(remembering)  # type: ignore[assignment,method-assign]
@@ -86,4 +103,20 @@ def _by_identity(function: Callable[..., Any]) -> Callable[..., Any]:
 def _identity(value: object) -> object:
     if isinstance(value, list):
         return tuple(map(id, value))
-    return value if isinstance(value, str) else id(value)
+    return value if isinstance(value, str | Position) else id(value)
+
+
+def _of_same_table(look: Callable[..., SegmentSlice]) -> Callable[..., SegmentSlice]:
+    remembered = _by_identity(look)
+
+    def looked(table: SegmentTable, first: Position | None = None, last: Position | None = None) -> SegmentSlice:
+        bounds = () if first is None and last is None else (first, last)
+        # One that is still being built changes.
+        return (remembered if type(table) is SegmentTable else look)(table, *bounds)
+
+    return looked
+
+
+def _iterated_once(iterate: Callable[[SegmentSlice], Iterator[Any]]) -> Callable[[SegmentSlice], Iterator[Any]]:
+    remembered = _by_identity(lambda found: tuple(iterate(found)))
+    return lambda found: iter(remembered(found))

@@ -16,7 +16,7 @@ SEEDS_OF_A_DAY_MAX = 10_000
 #: Kind of world -> seeds that broke an invariant, in the product or in the simulation itself.
 BROKEN_ONCE: Mapping[str, tuple[int, ...]] = {
     "written": (31_000_672, 7_399_431_764),
-    "tended": (4796, 7696, 1_000_696, 1_004_356, 1_014_964, 31_100_281),
+    "tended": (4796, 7696, 1_000_696, 1_004_356, 1_014_964, 31_100_281, 33_101_271),
     "topic": (
         501,
         2504,

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pytest
 
 from formats.checked_json import CheckedDocument
+from formats.entries import Position
 from formats.manifest import Boundary
 from offloader.manifest import load
-from tests.simulation import simulation_checks
+from offloader.manifest.segment_table import SegmentDraft, SegmentRecord, SegmentSlice, SegmentStatus, SegmentTable
+from tests.simulation import maintained_world, simulation_checks
 from tests.simulation.maintained_simulation import simulate_maintained
 from tests.simulation.remembered_decoding import decoding_remembered
 from tests.simulation.simulation import simulate
+from tests.simulation.topic_simulation import simulate_topic
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -24,6 +29,11 @@ def places() -> list[object]:
         vars(load)["fold"],
         simulation_checks.entries_in,
         CheckedDocument.__dict__["decode"],
+        SegmentTable.in_order,
+        SegmentTable.offloaded,
+        SegmentTable.retired,
+        SegmentSlice.__iter__,
+        vars(maintained_world)["named_keys"],
     ]
 
 
@@ -54,9 +64,38 @@ def test_equal_bytes_are_decoded_once_and_other_bytes_are_not_mistaken_for_them(
         assert Boundary.decode(other.encode(), object_name="b") == other
 
 
+def test_a_table_is_looked_through_once_for_each_bounds_and_one_under_construction_each_time() -> None:
+    records = [
+        SegmentRecord(
+            uuid=UUID(int=number),
+            status=SegmentStatus.ASSIGNED,
+            epoch=1,
+            layout=2,
+            begin=Position(1, 10 * number),
+            end=Position(1, 10 * number + 9),
+            assigned_ms=0,
+            driver={},
+        )
+        for number in range(3)
+    ]
+    table = SegmentTable((), {each.uuid: each for each in records})
+    with decoding_remembered():
+        assert list(table.in_order()) == records == list(table.in_order())
+        assert table.in_order() is table.in_order()
+        assert table.in_order(Position(1, 15)) is table.in_order(Position(1, 15))
+        assert list(table.in_order(Position(1, 15))) == records[1:]
+        assert list(table.in_order(None, Position(1, 15))) == records[:2]
+        draft = SegmentDraft(table)
+        assert list(draft.in_order()) == records
+        draft.drop(records[0].uuid)
+        assert list(draft.in_order()) == records[1:]
+        assert list(table.in_order()) == records
+        assert list(draft.table().in_order()) == records[1:]
+
+
 @pytest.mark.slow
 def test_remembered_decoding_changes_no_trace() -> None:
-    plain = [simulate(3), simulate_maintained(3)]
+    plain = [simulate(3), simulate_maintained(3), simulate_topic(3)]
     with decoding_remembered():
-        assert [simulate(3), simulate_maintained(3)] == plain
-        assert [simulate(3), simulate_maintained(3)] == plain
+        assert [simulate(3), simulate_maintained(3), simulate_topic(3)] == plain
+        assert [simulate(3), simulate_maintained(3), simulate_topic(3)] == plain
