@@ -260,10 +260,17 @@ def _named_file(text: str) -> tuple[str, str]:
 
 def _asked(admin_url: str, topic: str, make: Callable[..., _Made], version: int | None) -> _Made:
     """The decoder of one version, by the broker's schema."""
-    with AdminClient(admin_url, security=open_security(token_variable=ADMIN_TOKEN_VARIABLE)) as client:
-        schema = MessageSchema(*client.schema(topic, version))
-    named = "the newest version" if version is None else f"version {version}"
-    return make(schema, what=f"the schema of {topic}, {named},")
+    what = f"the schema of {topic}, {'the newest version' if version is None else f'version {version}'},"
+    try:
+        with AdminClient(admin_url, security=open_security(token_variable=ADMIN_TOKEN_VARIABLE)) as client:
+            schema = MessageSchema(*client.schema(topic, version))
+    except NotFound as cause:
+        given = "" if version is None else f"{version}="
+        raise NotFound(
+            f"{what} isn't known to the broker: {cause.message}",
+            hint=f"give it with --schema {given}FILE, or leave out --admin-url",
+        ) from cause
+    return make(schema, what=what)
 
 
 def plain_value(value: Any) -> Any:

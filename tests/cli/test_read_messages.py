@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from formats.entries import EntryBatch
 from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.formats.pulsar_entries import Sent, batch_entry, compressed, entry_of, metadata_of, recorded, single_entry
+from tests.support.schema_registry import schema_registry
 from tests.support.streams import BASE_MS, StreamWriter, batch_of
 
 TIME = "2023-11-14T22:13:20.000Z"
@@ -375,27 +374,9 @@ def test_the_broker_gives_schemas_by_version(
 ) -> None:
     topic = StreamWriter(open_store(f"file://{tmp_path}/store"), "shop/eu/persistent/orders-partition-1")
     topic.add([EntryBatch.build(7, 0, [single_entry(Sent(value=avro(NEWER, {"id": 2})), schema_version=bytes(8))])])
-    asked: list[str] = []
-
-    class Answers(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps({"type": "AVRO", "data": json.dumps(NEWER)}).encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
     monkeypatch.setenv("OFFLOADER_STORE", topic.store.url)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            url = f"http://127.0.0.1:{server.server_address[1]}"
-            done = Offloader(capsys)("read", "persistent://shop/eu/orders", "--messages", "--json", "--admin-url", url)
-        finally:
-            server.shutdown()
-            thread.join()
+    with schema_registry("shop/eu/orders", {0: NEWER}) as registry:
+        given = ("--messages", "--json", "--admin-url", registry.url)
+        done = Offloader(capsys)("read", "persistent://shop/eu/orders", *given)
     assert [(row["partition"], row["value"]) for row in done.rows] == [(1, {"id": 2})]
-    assert asked == ["/admin/v2/schemas/shop/eu/orders/schema/0"]
+    assert registry.asked == ["/admin/v2/schemas/shop/eu/orders/schema/0"]

@@ -27,6 +27,7 @@ from tests.cli.reading_verbs import Offloader
 from tests.formats.pulsar_entries import Sent, batch_entry, single_entry
 from tests.iceberg.lake import Lake, named_files
 from tests.spark.test_avro_values import ALL, VALUE, encoded, record, version
+from tests.support.schema_registry import schema_registry
 from tests.support.streams import StreamWriter
 
 pytestmark = pytest.mark.slow
@@ -323,3 +324,31 @@ def test_command_takes_schemas_of_files(
     ]
     _, said, _ = offloader.refuses(*arguments, "--message-type", "a.B")
     assert said == "--message-type names a message of --schema"
+
+
+def test_broker_gives_the_schemas_of_an_exported_topic_by_version(
+    lake: Lake, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = lake.writer("shop/eu/persistent/orders-partition-1")
+    versions = {0: OLD, 1: NEW}
+    values = [(0, {"id": 1, "name": "a"}), (1, {"id": 2, "name": "b", "price": 1.5, "at": {"x": 3}})]
+    entries = [
+        single_entry(Sent(value=encoded(versions[number], value)), schema_version=version(number))
+        for number, value in values
+    ]
+    send(writer, *entries)
+    monkeypatch.setenv("OFFLOADER_STORE", lake.store_url)
+    offloader = Offloader(capsys)
+    arguments = ["export", "persistent://shop/eu/orders", "--table", "lake.entries", "--content", "messages"]
+    arguments += ["--catalog", lake.catalog, "--warehouse", lake.warehouse]
+    with schema_registry("shop/eu/orders", versions) as registry:
+        done = offloader(*arguments, "--admin-url", registry.url)
+        assert (done.code, done.err) == (0, "")
+        assert decoded(lake) == [{"id": 1, "name": "a", "price": None, "at": None}, values[1][1]]
+        send(writer, single_entry(Sent(value=b"?"), schema_version=version(2)))
+        code, said, hint = offloader.refuses(*arguments, "--admin-url", registry.url)
+    assert said.startswith("the schema of persistent://shop/eu/orders, version 2, isn't known to the broker")
+    assert (code, "--schema 2=FILE" in hint) == (3, True)
+    assert len(decoded(lake)) == 2
+    path = "/admin/v2/schemas/shop/eu/orders/schema/"
+    assert registry.asked == [f"{path}{number}" for number in (0, 1, 2)]
