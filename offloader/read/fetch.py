@@ -469,6 +469,9 @@ class Fetcher:
     Args:
         cache: for single reads; default: its own, of ``settings.cache_bytes_max``. May be shared by fetchers.
         executor: a thread pool to use instead of own threads.
+
+    Attributes:
+        hits: blocks and indexes that its calls found in memory; exact where one thread calls it.
     """
 
     def __init__(
@@ -479,6 +482,7 @@ class Fetcher:
         cache: Cache | None = None,
         executor: Executor | None = None,
     ) -> None:
+        self.hits = 0
         self.store = store
         self.settings = settings
         self.cache = cache or Cache(settings.cache_bytes_max)
@@ -600,6 +604,7 @@ class Fetcher:
         self._recorder.add("read_used_bytes_total", batch.payload_bytes, stream=stream)
 
     def _count_cached(self, objects: SegmentObjects, hits: int, misses: int) -> None:
+        self.hits += hits
         if hits:
             self._recorder.add("cache_hits_total", hits, stream=objects.stream)
         if misses:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import partial
 from uuid import UUID
@@ -12,9 +12,9 @@ from formats.manifest import GapFilled
 from offloader.errors import OffloaderError
 from offloader.manifest.state import ManifestState
 from offloader.read.cold import read_fill
-from offloader.read.fetch import Cache
+from offloader.read.fetch import Cache, Fetcher
 from offloader.read.ledger_plan import CHUNK_BYTES, LedgerIncomplete, LedgerStanding, fill_runs
-from offloader.read.reader import open_stream_reader
+from offloader.read.reader import Reader
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore
 
@@ -33,16 +33,30 @@ class LedgerEntries:
     def __init__(self, store: ObjectStore, settings: ReadSettings, cache: Cache) -> None:
         self._store, self._settings, self._cache = store, settings, cache
 
-    def batches(self, state: ManifestState, standing: LedgerStanding, first: int, last: int) -> Iterator[EntryBatch]:
+    def batches(
+        self,
+        state: ManifestState,
+        standing: LedgerStanding,
+        first: int,
+        last: int,
+        *,
+        on_hits: Callable[[int], object] = lambda _: None,
+    ) -> Iterator[EntryBatch]:
         """The entries from ``first`` to ``last``, in order, without a hole.
+
+        Args:
+            on_hits: called with the number of blocks and indexes that were found in memory, for each part of the range.
 
         Raises:
             LedgerIncomplete: an entry is missing where the next one is; a hole is never skipped.
             OffloaderError: as ``Reader.scan`` and ``read_fill``.
         """
-        return _contiguous(state.stream, self._batches(state, standing, first, last), first, last)
+        found = self._batches(state, standing, first, last, on_hits)
+        return _contiguous(state.stream, found, first, last)
 
-    def _batches(self, state: ManifestState, standing: LedgerStanding, first: int, last: int) -> Iterator[EntryBatch]:
+    def _batches(
+        self, state: ManifestState, standing: LedgerStanding, first: int, last: int, on_hits: Callable[[int], object]
+    ) -> Iterator[EntryBatch]:
         ledger_id = standing.ledger_id
         filled = [(low, high, fill) for fill in standing.fills for low, high in fill_runs(state, fill)]
         at, decoded = first, dict[UUID, EntryBatch]()
@@ -50,13 +64,13 @@ class LedgerEntries:
             if high < at or low > last:
                 continue
             if low > at:
-                yield from self._cold(state, standing, at, low - 1)
+                yield from self._cold(state, standing, at, low - 1, on_hits)
             if fill.uuid not in decoded:
                 decoded = {fill.uuid: self._fill(state.stream, fill)}
             at = min(high, last) + 1
             yield decoded[fill.uuid].between(Position(ledger_id, max(low, first)), Position(ledger_id, at - 1))
         if at <= last:
-            yield from self._cold(state, standing, at, last)
+            yield from self._cold(state, standing, at, last, on_hits)
 
     def _fill(self, stream: str, fill: GapFilled) -> EntryBatch:
         """The entries of a fill, through the cache."""
@@ -65,16 +79,21 @@ class LedgerEntries:
         )
         return found
 
-    def _cold(self, state: ManifestState, standing: LedgerStanding, first: int, last: int) -> Iterator[EntryBatch]:
+    def _cold(
+        self, state: ManifestState, standing: LedgerStanding, first: int, last: int, on_hits: Callable[[int], object]
+    ) -> Iterator[EntryBatch]:
         """Entries in segments."""
         ends = Position(standing.ledger_id, first), Position(standing.ledger_id, last)
-        reader = open_stream_reader(self._store, state.stream, state=state, settings=self._settings, cache=self._cache)
+        fetcher = Fetcher(self._store, self._settings, cache=self._cache)
+        reader = Reader(fetcher, state)
         about_bytes = standing.payload_bytes * (last - first + 1) // standing.entries
         if about_bytes <= CACHED_BYTES_MAX:
-            yield from reader.read(*ends).batches
-            return
-        with closing(reader.scan(*ends)) as batches:
+            batches = reader.read(*ends).batches
+            on_hits(fetcher.hits)
             yield from batches
+            return
+        with closing(reader.scan(*ends)) as scanned:
+            yield from scanned
 
 
 def _contiguous(stream: str, batches: Iterator[EntryBatch], first: int, last: int) -> Iterator[EntryBatch]:

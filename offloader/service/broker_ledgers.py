@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -224,12 +225,13 @@ class BrokerLedgers:
                 f"stream {stream}, ledger {ledger_id}: entries {first}..{last} are no range", hint="from is at most to"
             )
         started_s, broker = self._clock.monotonic_s(), self._broker(caller)
+        on_hits = partial(self._recorder.add, "broker_cache_hits_total", label=broker)
 
         def begin(state: ManifestState, standing: LedgerStanding) -> Generator[Buffer, None, None]:
             require_same_uuid(stream, standing, uuid)
             self._require_inside(state, standing, first, last)
-            frames = self._counted(self._entries.batches(state, standing, first, last), broker, started_s)
-            return _begun(encode_frames(frames))
+            batches = self._entries.batches(state, standing, first, last, on_hits=on_hits)
+            return _begun(encode_frames(self._counted(batches, broker, started_s)))
 
         return self._with_view(stream, ledger_id, begin)
 

@@ -162,6 +162,7 @@ _ALL = (
     ),
     Metric("broker_read_requests_total", "counter", "Answers with entries that brokers got, by broker.", ("broker",)),
     Metric("broker_read_bytes_total", "counter", "Payload bytes in these answers, by broker.", ("broker",)),
+    Metric("broker_cache_hits_total", "counter", "Blocks and indexes of them found in memory, by broker.", ("broker",)),
     Metric("broker_read_seconds", "histogram", "Time of an answer with entries, until the broker has it.", ()),
     Metric(
         "broker_offload_requests_total", "counter", "Waits of brokers for a ledger, by how they ended.", ("result",)
