@@ -33,6 +33,7 @@ from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.log import load_manifest
 from offloader.settings import Settings
 from offloader.store.base import OVERWRITE, ObjectStore
+from offloader.testing.store_suite import all_keys
 from offloader.write.segment import OffloadHandle
 from tests.support.readback import stored_entries
 
@@ -345,7 +346,7 @@ def test_a_missing_record_in_the_middle_is_an_error_and_not_the_end(place: Place
 
 
 def test_a_store_without_conditional_creates_is_not_written_to(
-    place: Place, command: Command, servers: Any, monkeypatch: pytest.MonkeyPatch, exercises: Any
+    place: Place, command: Command, servers: Any, monkeypatch: pytest.MonkeyPatch, exercises: Any, tmp_path: Path
 ) -> None:
     """rclone's S3 server ignores If-None-Match: two writers would both win."""
     exercises("rclone (refused)")
@@ -354,13 +355,22 @@ def test_a_store_without_conditional_creates_is_not_written_to(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", weak.endpoint.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", weak.endpoint.secret_key)
     where = ["--store", weak.url, "--endpoint-url", weak.endpoint.url, "--region", "us-east-1"]
-    for arguments in (["offload", STREAM], ["rollback", "apply", STREAM]):
+
+    def require_refused(*arguments: str) -> None:
         code, error = command.refused(*arguments, *where)
         assert (code, error["error"]) == (ErrorKind.INVALID_REQUEST.value, "Unsupported")
         assert "can't be written safely" in error["message"]
         assert "single_writer" in error["hint"]
+
+    require_refused("offload", STREAM)
     with pytest.raises(Unsupported, match="can't be written safely"):
         offloader.open_managed_ledger(STREAM, ledgers=place.ledgers, store=store)
-    assert list(store.list("").objects) == []
+    assert all_keys(store) == []
     assert place.hot() == hot
+    # A verb that changes only what is there, of a stream that a single writer has brought.
+    (tmp_path / "single.toml").write_text("[store]\nsingle_writer = true\n")
+    assert command.reported("offload", STREAM, *where, "--config", f"{tmp_path}/single.toml")[0] == 0
+    brought = all_keys(store)
+    require_refused("rollback", "apply", STREAM)
+    assert all_keys(store) == brought
     store.close()
