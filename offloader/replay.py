@@ -163,7 +163,8 @@ class ProgressFile:
 
 def _write(path: Path, fields: Mapping[str, object], *, create: bool = False) -> None:
     """Replaces a file; durable on return. ``create``: raises ``FileExistsError`` if there is one."""
-    beside = path.with_name(f"{path.name}.{os.getpid()}.new")
+    # Only creators may write at the same time; one name for the rest, so that kills leave one file.
+    beside = path.with_name(f"{path.name}.{os.getpid()}.new" if create else f"{path.name}.new")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with beside.open("w", encoding="utf-8") as opened:

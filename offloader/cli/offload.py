@@ -49,7 +49,7 @@ from offloader.inspect.saving import COST, Saving, measure_saving
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.catalog import read_entry
 from offloader.manifest.log import ManifestLog
-from offloader.manifest.names import NamedStreams, matching_streams, named_streams, resolve_name
+from offloader.manifest.names import NamedStreams, named_streams, resolve_name
 from offloader.manifest.state import ManifestState
 from offloader.owner_client import OwnerUnreachable, ask_owner
 from offloader.parallel_map import at_once, both
@@ -156,7 +156,7 @@ def _opened(given: LedgerArguments, name: str, in_database: Collection[str], *, 
         return given.open(read_only=read_only, probed=False)
     except BucketMissing:
         given.require_ledgers()
-        if not matching_streams(name, in_database):
+        if {*resolve_name(name, in_database).streams}.isdisjoint(in_database):
             with closing(given.open_ledgers()) as database:
                 database.view_stream(name)  # raises
         return given.open(read_only=read_only, create=True, probed=False)

@@ -301,3 +301,9 @@ def test_settings_file_without_one_ledger_database_is_refused(
     config.write_text(f'[serve]\nledgers = "{other}"\n')
     code, line, _ = offloader.refuses("offload", STREAM, "--config", str(config))
     assert (code, "other.db" in line) == (3, True)
+
+
+def test_pattern_that_is_no_streams_name_makes_no_store(offloader: Offloader, bench: Bench, tmp_path: Path) -> None:
+    code, _, hint = offloader.refuses("offload", "public/default/persistent/or*", "--store", f"file://{tmp_path}/new")
+    assert (code, bool(hint)) == (3, True)
+    assert not (tmp_path / "new").exists()
