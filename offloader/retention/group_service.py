@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 from formats.documents import GROUP_PREFIX, GroupState, StreamCutRow, ToDoRow, group_key, group_of_key
@@ -220,17 +220,9 @@ class ReaderGroups:
             for row, status in done:
                 if row in group.to_do:
                     group = reader_groups.settled(group, row, status, now_ms=now_ms)
-                if row.action == "add" and row.stream not in reader_groups.subscribed(group):
-                    # Another process dropped the registration before this one had made it. Owed, not only tried.
-                    late = ToDoRow(action="remove", stream=row.stream, generation=row.generation)
-                    group = replace(group, to_do=(*group.to_do, late))
             return group
 
-        group = self._written(group.name, struck_out)
-        if any(row.action == "add" and row.stream not in reader_groups.subscribed(group) for row, _ in done):
-            again = self._settled(group)
-            return GroupOutcome(again.group, [*refused, *again.refused], [*failed, *again.failed])
-        return GroupOutcome(group, refused, failed)
+        return GroupOutcome(self._written(group.name, struck_out), refused, failed)
 
     def _do(self, name: str, row: ToDoRow) -> tuple[PublishStatus, str]:
         """Apply one change to a registry; returns its status, and the reason of a permanent refusal."""
@@ -249,7 +241,9 @@ class ReaderGroups:
         cut = cut_of_rows(row.cut) if row.cut else None
         try:
             if row.action == "add":
-                stream.add(name, generation=row.generation, start=cut)
+                # Another process may have made this registration meanwhile, and another one removed it. Removing comes
+                # after the registration isn't owed any more, and replaces the registry that was read before.
+                stream.add_if(lambda: row in self._read(name).to_do, name, generation=row.generation, start=cut)
             else:
                 stream.remove(name, generation=row.generation)
         except NotFound as error:

@@ -135,7 +135,10 @@ def updated(group: GroupState, from_generation: int, config: GroupConfig) -> Gro
     made = _configured(group, config, group.generation + 1)
     stays = set(made.streams) if made.retention != RetentionType.NONE.value else set()
     leaves = [_removal(made, stream) for stream in subscribed(group) if stream not in stays]
-    earlier = tuple(row for row in group.to_do if row.action != "publish")
+    # A registration is owed no longer than its removal isn't: see ``StreamRetention.add_if``.
+    earlier = tuple(
+        row for row in group.to_do if row.action == "remove" or (row.action == "add" and row.stream in stays)
+    )
     # Register the new generation before publishing with it.
     publishes = [row for row in group.to_do if row.action == "publish" and row.stream in stays]
     later = tuple(replace(row, generation=made.generation) for row in publishes)

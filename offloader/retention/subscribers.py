@@ -378,6 +378,19 @@ class StreamRetention:
             InvalidCall: not a name, a generation, a cut of the stream.
             LimitReached: too many subscribers.
         """
+        added = self.add_if(lambda: True, name, generation=generation, start=start)
+        assert added is not None, "it is always wanted"
+        return added
+
+    def add_if(
+        self, is_wanted: Callable[[], bool], name: str, *, generation: int, start: CutLike | None
+    ) -> Subscriber | None:
+        """As ``add``, unless it isn't wanted any more, which returns ``None`` and changes nothing.
+
+        Args:
+            is_wanted: called each time the registry was read, before it is replaced. After it has turned false, a
+                removal with a generation leaves no subscriber, whatever calls of this are under way.
+        """
         require_subscriber_name(name)
         scope = self.scope()
         begin = None
@@ -392,15 +405,21 @@ class StreamRetention:
         registered: list[Subscriber] = []
 
         def added(registry: Registry, now_ms: int) -> Registry:
+            registered.clear()
+            if not is_wanted():
+                return registry
             after = registry.add(name, generation, now_ms=now_ms, start=begin)
-            registered[:] = [after.subscribers[name]]
+            registered.append(after.subscribers[name])
             return after
 
+        registry = self._changed(scope, added)
         # If the answer was lost, another call may have removed it again before it was looked for.
-        return self._changed(scope, added).subscribers.get(name, registered[0])
+        return registry.subscribers.get(name, registered[0]) if registered else None
 
     def remove(self, name: str, *, generation: int | None = None) -> bool:
         """Remove a subscriber, unless its generation is higher by now (default: any generation).
+
+        With a generation the registry is written in any case: an ``add_if`` that read it earlier has to read it again.
 
         Returns:
             Whether it is unregistered now.
@@ -414,7 +433,7 @@ class StreamRetention:
             given = generation if generation is not None or found is None else found.generation
             return registry if given is None else registry.remove(name, given)
 
-        return name not in self._changed(scope, removed).subscribers
+        return name not in self._changed(scope, removed, always=generation is not None).subscribers
 
     def follow(
         self, wanted: Mapping[str, Followed], *, gone: Collection[str] = (), renew_ms: int | None = None
@@ -519,14 +538,14 @@ class StreamRetention:
             for name, lag in lags.items()
         ]
 
-    def _changed(self, scope: Scope, change: Callable[[Registry, int], Registry]) -> Registry:
-        """Apply a change to the registry; an unchanged one isn't written."""
+    def _changed(self, scope: Scope, change: Callable[[Registry, int], Registry], *, always: bool = False) -> Registry:
+        """Apply a change to the registry; an unchanged one is written only if ``always``."""
 
         def alter(stored: Stored[Subscribers]) -> Subscribers | None:
             before = _registry(stored, scope)
             # With a slow clock the subscriber would look silent: the registry's last change is certainly past.
             after = change(before, max(self.documents.clock.now_ms(), stored.modified_ms))
-            if after == before:
+            if after == before and not always:
                 return None
             rows = tuple(_row(after.subscribers[name]) for name in after.names())
             return replace(stored.document, partitions=scope.rows, subscribers=rows)
