@@ -214,10 +214,9 @@ def _print_each(
         for stream in streams or retained_streams(cycle.store):
             try:
                 yield outcome_facts(turn(stream), done=done)
-            except NotFound:
-                if streams:
-                    raise  # deleted meanwhile, and not named on the command line
             except OffloaderError as error:
+                if not streams and isinstance(error, NotFound):
+                    continue  # deleted meanwhile
                 if len(streams or ()) == 1:
                     raise
                 failed.append(error)

@@ -104,6 +104,17 @@ def test_failing_stream_is_reported_and_others_are_truncated(offloader: Offloade
     assert "nothing of the stream is deleted by retention" in done.err
 
 
+def test_named_stream_that_does_not_exist_keeps_no_other_from_its_turn(
+    offloader: Offloader, store: ObjectStore
+) -> None:
+    orders = "a/b/persistent/orders"
+    offloader("subscribers", "add", orders, "audit")
+    offloader("subscribers", "ack", orders, "audit", "--at", "2:5")
+    done = offloader("retention", "run", "a/b/persistent/nowhere", orders)
+    assert (done.code, "stream a/b/persistent/nowhere isn't in" in done.err) == (3, True)
+    assert load_manifest(store, orders).head == Position(2, 5)
+
+
 def test_bad_calls_change_nothing(offloader: Offloader, store: ObjectStore, tmp_path: Path) -> None:
     before = {info.key: info.etag for info in store.list("").objects}
     unknown = offloader("retention", "run", "a/b/persistent/nowhere")
