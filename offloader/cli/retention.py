@@ -15,6 +15,8 @@ import typer
 
 from formats.documents import GroupState
 from formats.entries import TIME_UNKNOWN_MS, Position
+from formats.errors import FormatError
+from offloader.cli.errors import failure_of
 from offloader.cli.ledgers import LedgerArguments, opening_sources
 from offloader.cli.options import (
     DryRun,
@@ -208,24 +210,24 @@ def _print_each(
     done: bool,
 ) -> int:
     """The exit code: that of the first failed stream."""
-    failed: list[OffloaderError] = []
+    failed: list[Exception] = []
 
     def rows() -> Iterator[Mapping[str, object]]:
         for stream in streams or retained_streams(cycle.store):
             try:
                 yield outcome_facts(turn(stream), done=done)
-            except OffloaderError as error:
+            except (OffloaderError, FormatError) as error:
                 if not streams and isinstance(error, NotFound):
                     continue  # deleted meanwhile
                 if len(streams or ()) == 1:
                     raise
                 failed.append(error)
-                yield {"stream": stream, "error": str(error), "retryable": error.retryable}
+                yield {"stream": stream, "error": str(error), "retryable": getattr(error, "retryable", False)}
 
     print_rows(rows(), _CYCLE_COLUMNS, as_json=as_json, empty=f"no stream in {cycle.store.url}")
     for error in failed:
         print(f"error: {error}", file=sys.stderr)
-    return failed[0].kind.value if failed else 0
+    return failure_of(failed[0]).exit_code if failed else 0
 
 
 def _decision_row(row: Mapping[str, object]) -> Mapping[str, object]:
