@@ -175,11 +175,16 @@ def _require_read(group: GroupState, cuts: tuple[StreamCutRow, ...]) -> None:
 
 
 def renewed(group: GroupState, *, now_ms: int, renew_ms: int) -> GroupState:
-    """Republish the last cuts, if ``renew_ms`` old, as a sign of life: only of an automatic group."""
-    is_due = group.published and now_ms - group.published_ms >= renew_ms and is_published(group)
+    """Republish the last cuts, if ``renew_ms`` old, as a sign of life: only of an automatic group.
+
+    Those of a stream where a publication is due already aren't: a stream that fails doesn't silence the others.
+    """
+    waits = {row.stream for row in group.to_do if row.action == "publish"}
+    old = tuple(row for row in group.published if row.stream not in waits)
+    is_due = old and now_ms - group.published_ms >= renew_ms
     if group.deleted or not is_due or group.retention != RetentionType.AUTOMATIC.value:
         return group
-    return owing(group, group.published)
+    return owing(group, old)
 
 
 def settled(group: GroupState, row: ToDoRow, status: PublishStatus, *, now_ms: int) -> GroupState:

@@ -9,6 +9,7 @@ from offloader.manifest.maintenance import delete_stream
 from offloader.retention.cuts import Cut
 from offloader.retention.reader_groups import GroupConfig, RetentionType
 from offloader.retention.subscribers import open_retention
+from offloader.testing.faulty_store import Fault
 from tests.retention.grouped_streams import ONE, TWO, Bench, at
 from tests.support.manifests import segment_edits
 
@@ -42,6 +43,26 @@ def test_pending_checkpoint_stays_although_the_head_passed_it() -> None:
     bench.groups.start_checkpoint("rg", "later")
     bench.reach("later", {ONE: at(10)}, {TWO: at(10)})
     assert [row.name for row in bench.groups.get("rg").checkpoints] == ["waits", "later"]
+
+
+def silent_ms(bench: Bench, stream: str) -> int:
+    registry = open_retention(bench.memory, stream, clock=bench.clock).registry()
+    return bench.clock.now_ms() - registry.subscribers["rg"].active_ms
+
+
+def test_group_is_renewed_in_its_other_streams_while_one_fails() -> None:
+    bench = Bench(automatic_checkpoint_ms=10**9)
+    bench.groups.start_checkpoint("rg", "c1", kept=False)
+    bench.reach("c1", {ONE: at(20)}, {TWO: at(20)})
+    bench.pass_all("c1")
+    bench.store.set_faults([Fault(call=1, key_part=f"{ONE}/", calls=10**6)])
+    for _ in range(4):
+        bench.clock.advance(60)
+        assert [row.stream for row, _ in bench.groups.tick("rg", renew_ms=60_000).failed] == [ONE]
+    assert silent_ms(bench, TWO) == 0
+    bench.store.set_faults([])
+    assert bench.groups.tick("rg", renew_ms=60_000).group.to_do == ()
+    assert silent_ms(bench, ONE) == 0
 
 
 def test_manual_group_is_not_renewed_by_itself() -> None:
