@@ -227,19 +227,19 @@ class ReaderGroups:
     def _do(self, name: str, row: ToDoRow) -> tuple[PublishStatus, str]:
         """Apply one change to a registry; returns its status, and the reason of a permanent refusal."""
         stream = self._stream(row.stream)
-        if row.action == "publish":
-            assert row.cut is not None, "what is published has a cut, be it one of nothing"
-            # A group that has read nothing needs everything. A stream without an entry has no position for that. The
-            # same holds for a partition deleted and recreated since.
-            scope = stream.scope()
-            alive = rows_alive(row.cut, row.partitions, scope.rows)
-            wanted = cut_of_rows(alive) if alive else stream.cuts(scope).begin()
-            if not wanted.offsets:
-                return PublishStatus.SUCCESS, ""
-            outcome = stream.try_publish(name, wanted, generation=row.generation)
-            return outcome.status, outcome.why
-        cut = cut_of_rows(row.cut) if row.cut else None
         try:
+            if row.action == "publish":
+                assert row.cut is not None, "what is published has a cut, be it one of nothing"
+                # A group that has read nothing needs everything. A stream without an entry has no position for that.
+                # The same holds for a partition deleted and recreated since.
+                scope = stream.scope()
+                alive = rows_alive(row.cut, row.partitions, scope.rows)
+                wanted = cut_of_rows(alive) if alive else stream.cuts(scope).begin()
+                if not wanted.offsets:
+                    return PublishStatus.SUCCESS, ""
+                outcome = stream.try_publish(name, wanted, generation=row.generation)
+                return outcome.status, outcome.why
+            cut = cut_of_rows(row.cut) if row.cut else None
             if row.action == "add":
                 # Another process may have made this registration meanwhile, and another one removed it. Removing comes
                 # after the registration isn't owed any more, and replaces the registry that was read before.
@@ -247,7 +247,7 @@ class ReaderGroups:
             else:
                 stream.remove(name, generation=row.generation)
         except NotFound as error:
-            return PublishStatus.STREAM_NOT_FOUND, error.message if row.action == "add" else ""
+            return PublishStatus.STREAM_NOT_FOUND, "" if row.action == "remove" else error.message
         return PublishStatus.SUCCESS, ""
 
     def _rows(self, cuts: Mapping[str, Cut]) -> tuple[StreamCutRow, ...]:

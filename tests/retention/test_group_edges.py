@@ -65,6 +65,21 @@ def test_group_is_renewed_in_its_other_streams_while_one_fails() -> None:
     assert silent_ms(bench, ONE) == 0
 
 
+def deleted(bench: Bench, stream: str) -> None:
+    for _ in range(2):
+        delete_stream(bench.memory, stream, clock=bench.clock, delete_objects=lambda _: None)
+        bench.clock.advance(86_401)
+
+
+def test_publication_to_a_deleted_stream_is_refused_and_not_owed_for_ever() -> None:
+    bench = Bench(RetentionType.MANUAL)
+    deleted(bench, ONE)
+    outcome = bench.groups.update_truncation_cuts("rg", {ONE: at(20), TWO: at(20)})
+    assert [(row.stream, why) for row, why in outcome.refused] == [(ONE, f"stream {ONE} isn't in {bench.memory.url}")]
+    assert (outcome.group.to_do, outcome.failed) == ((), [])
+    assert [row.stream for row in outcome.group.published] == [TWO]
+
+
 def test_manual_group_is_not_renewed_by_itself() -> None:
     bench = Bench(RetentionType.MANUAL, automatic_checkpoint_ms=10**9)
     bench.groups.update_truncation_cuts("rg", {ONE: at(5)})
