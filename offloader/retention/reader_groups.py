@@ -406,7 +406,10 @@ def _publishing_passed(group: GroupState) -> GroupState:
         return group
     rows = tuple(replace(row, released=True) if row in done else row for row in group.checkpoints)
     rows = tuple(row for row in rows if row.kept or not row.released)
-    return owing(replace(group, checkpoints=rows), done[-1].cuts)
+    cuts, named = done[-1].cuts, {each.stream for each in done[-1].cuts}
+    # In a stream that nobody read up to it, its publication is a sign of life.
+    unread = tuple(each for each in group.published if each.stream not in named)
+    return owing(replace(group, checkpoints=rows), (*cuts, *unread))
 
 
 def _checkpoint(group: GroupState, name: str) -> CheckpointRow:

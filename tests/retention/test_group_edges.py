@@ -65,6 +65,18 @@ def test_group_is_renewed_in_its_other_streams_while_one_fails() -> None:
     assert silent_ms(bench, ONE) == 0
 
 
+def test_checkpoints_renew_a_group_in_streams_that_nobody_reads_now() -> None:
+    bench = Bench(automatic_checkpoint_ms=10**9)
+    for number in range(1, 10):
+        bench.clock.advance(20)
+        bench.groups.start_checkpoint("rg", f"c{number}", kept=False)
+        bench.reach(f"c{number}", {ONE: at(number)}, {TWO: at(5)} if number == 1 else {})
+        bench.pass_all(f"c{number}")
+        bench.groups.tick("rg", renew_ms=60_000)
+        assert bench.cuts() == {ONE: f"0.0=1:{number}", TWO: "0.0=1:5"}
+        assert silent_ms(bench, TWO) <= 60_000
+
+
 def deleted(bench: Bench, stream: str) -> None:
     for _ in range(2):
         delete_stream(bench.memory, stream, clock=bench.clock, delete_objects=lambda _: None)
