@@ -106,7 +106,7 @@ class ReaderGroups:
         return self._change(name, lambda group: reader_groups.updated(group, from_generation, config))
 
     def delete(self, name: str) -> GroupOutcome:
-        """Delete a group and its subscribers. A small object keeps its generation."""
+        """Delete a group and its subscribers; again, where that failed. A small object keeps its generation."""
         return self._change(name, reader_groups.deleted)
 
     def add_reader(self, name: str, reader: str) -> GroupOutcome:

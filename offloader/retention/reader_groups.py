@@ -147,7 +147,9 @@ def updated(group: GroupState, from_generation: int, config: GroupConfig) -> Gro
 
 
 def deleted(group: GroupState) -> GroupState:
-    """The deleted group; raises ``NotFound`` when there is none."""
+    """The deleted group, as it is if it owes its removals still; raises ``NotFound`` when there is none."""
+    if group.deleted and group.to_do:
+        return group
     require_group(group)
     removals = tuple(_removal(group, stream) for stream in subscribed(group))
     kept = tuple(row for row in group.to_do if row.action == "remove")

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+import pytest
+
 from formats.entries import Position
 from formats.manifest import Truncate
+from offloader.errors import NotFound
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.maintenance import delete_stream
 from offloader.retention.cuts import Cut
@@ -90,6 +95,18 @@ def test_publication_to_a_deleted_stream_is_refused_and_not_owed_for_ever() -> N
     assert [(row.stream, why) for row, why in outcome.refused] == [(ONE, f"stream {ONE} isn't in {bench.memory.url}")]
     assert (outcome.group.to_do, outcome.failed) == ((), [])
     assert [row.stream for row in outcome.group.published] == [TWO]
+
+
+def test_interrupted_deletion_of_a_group_is_completed_by_another_one() -> None:
+    bench = Bench()
+    bench.store.set_faults([Fault(call=1, verb="put", key_part=f"{TWO}/retention/")])
+    assert [row.stream for row, _ in bench.groups.delete("rg").failed] == [TWO]
+    assert bench.cuts() == {TWO: None}
+    with suppress(NotFound):
+        bench.open().delete("rg")
+    assert bench.cuts() == {}
+    with pytest.raises(NotFound, match="reader group rg doesn't exist"):
+        bench.groups.delete("rg")
 
 
 def test_manual_group_is_not_renewed_by_itself() -> None:
