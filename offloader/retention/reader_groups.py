@@ -6,8 +6,10 @@ import enum
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeAlias
 
-from formats.documents import CheckpointRow, GroupState, StreamCutRow, ToDoRow
+from formats.documents import CheckpointRow, GroupState, PartitionRow, StreamCutRow, ToDoRow
 from offloader.errors import InvalidCall, LimitReached, NotFound, Unsupported
 from offloader.manifest.names import stream_name
 from offloader.retention.cuts import FUTURE, Cut, both_rows, cut_of_rows, stream_rows
@@ -15,6 +17,8 @@ from offloader.retention.subscribers import PublishStatus
 
 #: Most streams of one group.
 GROUP_STREAMS_MAX = 1000
+#: The current partitions of streams, by the stream's name.
+Homes: TypeAlias = Mapping[str, tuple[PartitionRow, ...]]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,254}")
 
 
@@ -110,16 +114,16 @@ def absent_group(name: str) -> GroupState:
     )
 
 
-def created(group: GroupState, config: GroupConfig) -> GroupState:
+def created(group: GroupState, config: GroupConfig, homes: Homes) -> GroupState:
     """The group, created with ``config``; an existing one is unchanged."""
     if not group.deleted:
         return group
-    made = _configured(replace(absent_group(group.name), version=group.version), config, group.generation + 1)
+    made = _configured(replace(absent_group(group.name), version=group.version), config, group.generation + 1, homes)
     # Obligations of the previous group come first.
     return replace(made, to_do=(*group.to_do, *_added(made)))
 
 
-def updated(group: GroupState, from_generation: int, config: GroupConfig) -> GroupState:
+def updated(group: GroupState, from_generation: int, config: GroupConfig, homes: Homes) -> GroupState:
     """The group with another configuration: registered with new streams, removed from dropped ones.
 
     Raises:
@@ -132,7 +136,7 @@ def updated(group: GroupState, from_generation: int, config: GroupConfig) -> Gro
             f"reader group {group.name} was changed: it has generation {group.generation}, not {from_generation}",
             hint="look at it again",
         )
-    made = _configured(group, config, group.generation + 1)
+    made = _configured(group, config, group.generation + 1, homes)
     stays = set(made.streams) if made.retention != RetentionType.NONE.value else set()
     leaves = [_removal(made, stream) for stream in subscribed(group) if stream not in stays]
     # A registration is owed no longer than its removal isn't: see ``StreamRetention.add_if``.
@@ -233,13 +237,13 @@ def require_group(group: GroupState) -> None:
         raise NotFound(f"reader group {group.name} doesn't exist", hint="create it first")
 
 
-def _configured(group: GroupState, config: GroupConfig, generation: int) -> GroupState:
+def _configured(group: GroupState, config: GroupConfig, generation: int, homes: Homes) -> GroupState:
     return replace(
         group,
         generation=generation,
         retention=config.retention.value,
         streams=tuple(sorted(set(config.streams))),
-        starts=stream_rows(config.starts),
+        starts=stream_rows(config.starts, homes),
         ends=stream_rows(config.ends),
         automatic_checkpoint_ms=config.automatic_checkpoint_ms,
         outstanding_checkpoints_max=config.outstanding_checkpoints_max,
@@ -254,9 +258,12 @@ def subscribed(group: GroupState) -> tuple[str, ...]:
 
 
 def _added(group: GroupState) -> tuple[ToDoRow, ...]:
-    starts = {row.stream: row.cut for row in group.starts}
+    starts = {row.stream: row for row in group.starts}
+    added = partial(ToDoRow, action="add", generation=group.generation)
     return tuple(
-        ToDoRow(action="add", stream=stream, generation=group.generation, cut=starts.get(stream))
+        added(stream=stream)
+        if (start := starts.get(stream)) is None
+        else added(stream=stream, cut=start.cut, partitions=start.partitions)
         for stream in subscribed(group)
     )
 

@@ -109,6 +109,25 @@ def test_interrupted_deletion_of_a_group_is_completed_by_another_one() -> None:
         bench.groups.delete("rg")
 
 
+def test_group_does_not_start_in_a_recreated_stream_where_it_started_in_the_earlier_one() -> None:
+    bench = Bench()
+    starts = {ONE: at(25), TWO: at(25)}
+    bench.store.set_faults([Fault(call=1, verb="put", key_part=f"{TWO}/retention/", calls=2)])
+    assert bench.groups.create("late", GroupConfig([ONE, TWO], RetentionType.MANUAL, starts)).failed
+    for stream, segments in ((ONE, 1), (TWO, 3)):
+        deleted(bench, stream)
+        log = ManifestLog(bench.memory, stream, clock=bench.clock)
+        log.open_epoch()
+        for number in range(segments):
+            log.commit(segment_edits(number))
+    bench.groups.update_truncation_cuts("late", {ONE: at(5), TWO: at(5)})
+    outcome = bench.groups.settle("late")
+    assert (outcome.group.to_do, outcome.failed, outcome.refused) == ((), [], [])
+    for stream in (ONE, TWO):
+        found = open_retention(bench.memory, stream, clock=bench.clock).registry().subscribers["late"]
+        assert (str(found.cut), found.start) == ("0.0=1:5", None)
+
+
 def test_manual_group_is_not_renewed_by_itself() -> None:
     bench = Bench(RetentionType.MANUAL, automatic_checkpoint_ms=10**9)
     bench.groups.update_truncation_cuts("rg", {ONE: at(5)})
