@@ -15,7 +15,7 @@ from offloader.manifest.boundary import listed
 from offloader.manifest.names import stream_name
 from offloader.retention import reader_groups
 from offloader.retention.cuts import Cut, cut_of_rows, rows_alive, stream_rows
-from offloader.retention.reader_groups import GROUP_STREAMS_MAX, GroupConfig, absent_group, require_group
+from offloader.retention.reader_groups import GROUP_STREAMS_MAX, GroupConfig, Homes, absent_group, require_group
 from offloader.retention.scope import DocumentStore, SourceOf, Stored, no_source
 from offloader.retention.subscribers import PublishStatus, StreamRetention
 from offloader.runtime.clock import Clock, SystemClock
@@ -93,8 +93,8 @@ class ReaderGroups:
             InvalidCall: not a name, or a start that is no cut of its stream.
             NotFound: a stream doesn't exist.
         """
-        self._check(config)
-        return self._change(name, lambda group: reader_groups.created(group, config))
+        homes = self._checked(config)
+        return self._change(name, lambda group: reader_groups.created(group, config, homes))
 
     def update(self, name: str, from_generation: int, config: GroupConfig) -> GroupOutcome:
         """Change the configuration. Becoming a subscriber registers the group, ceasing to be one removes it.
@@ -102,11 +102,11 @@ class ReaderGroups:
         Raises:
             InvalidCall: the group changed since ``from_generation``; and as ``create``.
         """
-        self._check(config)
-        return self._change(name, lambda group: reader_groups.updated(group, from_generation, config))
+        homes = self._checked(config)
+        return self._change(name, lambda group: reader_groups.updated(group, from_generation, config, homes))
 
     def delete(self, name: str) -> GroupOutcome:
-        """Delete a group and its subscribers. A small object keeps its generation."""
+        """Delete a group and its subscribers; again, where that failed. A small object keeps its generation."""
         return self._change(name, reader_groups.deleted)
 
     def add_reader(self, name: str, reader: str) -> GroupOutcome:
@@ -227,28 +227,27 @@ class ReaderGroups:
     def _do(self, name: str, row: ToDoRow) -> tuple[PublishStatus, str]:
         """Apply one change to a registry; returns its status, and the reason of a permanent refusal."""
         stream = self._stream(row.stream)
-        if row.action == "publish":
-            assert row.cut is not None, "what is published has a cut, be it one of nothing"
-            # A group that has read nothing needs everything. A stream without an entry has no position for that. The
-            # same holds for a partition deleted and recreated since.
-            scope = stream.scope()
-            alive = rows_alive(row.cut, row.partitions, scope.rows)
-            wanted = cut_of_rows(alive) if alive else stream.cuts(scope).begin()
-            if not wanted.offsets:
-                return PublishStatus.SUCCESS, ""
-            outcome = stream.try_publish(name, wanted, generation=row.generation)
-            return outcome.status, outcome.why
-        cut = cut_of_rows(row.cut) if row.cut else None
         try:
+            if row.action == "remove":
+                stream.remove(name, generation=row.generation)
+                return PublishStatus.SUCCESS, ""
+            scope = stream.scope()
+            # A partition deleted and recreated since doesn't have these positions: nothing of it was read.
+            alive = rows_alive(row.cut or (), row.partitions, scope.rows)
+            cut = cut_of_rows(alive) if alive else None
             if row.action == "add":
                 # Another process may have made this registration meanwhile, and another one removed it. Removing comes
                 # after the registration isn't owed any more, and replaces the registry that was read before.
                 stream.add_if(lambda: row in self._read(name).to_do, name, generation=row.generation, start=cut)
-            else:
-                stream.remove(name, generation=row.generation)
+                return PublishStatus.SUCCESS, ""
+            # A group that has read nothing needs everything. A stream without an entry has no position for that.
+            wanted = cut or stream.cuts(scope).begin()
+            if not wanted.offsets:
+                return PublishStatus.SUCCESS, ""
+            outcome = stream.try_publish(name, wanted, generation=row.generation)
+            return outcome.status, outcome.why
         except NotFound as error:
-            return PublishStatus.STREAM_NOT_FOUND, error.message if row.action == "add" else ""
-        return PublishStatus.SUCCESS, ""
+            return PublishStatus.STREAM_NOT_FOUND, "" if row.action == "remove" else error.message
 
     def _rows(self, cuts: Mapping[str, Cut]) -> tuple[StreamCutRow, ...]:
         """Cuts with the incarnations of their streams: a name may be reused later."""
@@ -258,12 +257,16 @@ class ReaderGroups:
                 homes[stream] = self._stream(stream).scope().rows
         return stream_rows(named, homes)
 
-    def _check(self, config: GroupConfig) -> None:
+    def _checked(self, config: GroupConfig) -> Homes:
+        """The incarnations of a valid configuration's streams."""
+        homes = {}
         for stream in config.streams:
             scope = self._stream(stream).scope()
+            homes[stream] = scope.rows
             start = config.starts.get(stream)
             if start and start.offsets and (problem := self._stream(stream).cuts(scope).problem(start)):
                 raise InvalidCall(f"a reader group can't start at {start} in stream {stream}: {problem}")
+        return homes
 
     def _expiring(self, outcome: GroupOutcome) -> GroupOutcome:
         """Drop checkpoints behind the streams' start positions, once one is complete, as the proposal specifies."""

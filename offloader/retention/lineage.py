@@ -7,7 +7,7 @@ cut (``docs/decisions/0011-retention-cuts.md``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from itertools import pairwise
@@ -26,9 +26,6 @@ from offloader.retention.cuts import (
     meet,
     order,
 )
-
-#: Numbers and epochs of stream segments are 31 bits.
-_PARTITIONS_MAX = 2**31 - 1
 
 
 class Measure(Protocol):
@@ -87,13 +84,15 @@ class Lineage:
     is_partitioned: bool = False
 
     @classmethod
-    def of_partitions(cls, count: int) -> Lineage:
-        """A topic of ``count`` partitions, ``n.0`` each, 1 for a plain one; raises ``InvalidCall`` if that can't be."""
-        if not 1 <= count <= _PARTITIONS_MAX:
-            raise InvalidCall(f"a topic of {count} partitions")
-        bounds = [number / count for number in range(count + 1)]
+    def of_partitions(cls, numbers: Collection[int]) -> Lineage:
+        """A topic's partitions, ``n.0`` each: those that there are, whatever their numbers; 0 of a plain stream."""
+        count = len(numbers)
         return cls(
-            tuple(StreamSegment(SegmentId(n, 0), bounds[n], bounds[n + 1]) for n in range(count)), is_partitioned=True
+            tuple(
+                StreamSegment(SegmentId(number, 0), row / count, (row + 1) / count)
+                for row, number in enumerate(sorted(numbers))
+            ),
+            is_partitioned=True,
         )
 
     @cached_property

@@ -6,8 +6,10 @@ import enum
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TypeAlias
 
-from formats.documents import CheckpointRow, GroupState, StreamCutRow, ToDoRow
+from formats.documents import CheckpointRow, GroupState, PartitionRow, StreamCutRow, ToDoRow
 from offloader.errors import InvalidCall, LimitReached, NotFound, Unsupported
 from offloader.manifest.names import stream_name
 from offloader.retention.cuts import FUTURE, Cut, both_rows, cut_of_rows, stream_rows
@@ -15,6 +17,8 @@ from offloader.retention.subscribers import PublishStatus
 
 #: Most streams of one group.
 GROUP_STREAMS_MAX = 1000
+#: The current partitions of streams, by the stream's name.
+Homes: TypeAlias = Mapping[str, tuple[PartitionRow, ...]]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,254}")
 
 
@@ -110,16 +114,16 @@ def absent_group(name: str) -> GroupState:
     )
 
 
-def created(group: GroupState, config: GroupConfig) -> GroupState:
+def created(group: GroupState, config: GroupConfig, homes: Homes) -> GroupState:
     """The group, created with ``config``; an existing one is unchanged."""
     if not group.deleted:
         return group
-    made = _configured(replace(absent_group(group.name), version=group.version), config, group.generation + 1)
+    made = _configured(replace(absent_group(group.name), version=group.version), config, group.generation + 1, homes)
     # Obligations of the previous group come first.
     return replace(made, to_do=(*group.to_do, *_added(made)))
 
 
-def updated(group: GroupState, from_generation: int, config: GroupConfig) -> GroupState:
+def updated(group: GroupState, from_generation: int, config: GroupConfig, homes: Homes) -> GroupState:
     """The group with another configuration: registered with new streams, removed from dropped ones.
 
     Raises:
@@ -132,7 +136,7 @@ def updated(group: GroupState, from_generation: int, config: GroupConfig) -> Gro
             f"reader group {group.name} was changed: it has generation {group.generation}, not {from_generation}",
             hint="look at it again",
         )
-    made = _configured(group, config, group.generation + 1)
+    made = _configured(group, config, group.generation + 1, homes)
     stays = set(made.streams) if made.retention != RetentionType.NONE.value else set()
     leaves = [_removal(made, stream) for stream in subscribed(group) if stream not in stays]
     # A registration is owed no longer than its removal isn't: see ``StreamRetention.add_if``.
@@ -147,7 +151,9 @@ def updated(group: GroupState, from_generation: int, config: GroupConfig) -> Gro
 
 
 def deleted(group: GroupState) -> GroupState:
-    """The deleted group; raises ``NotFound`` when there is none."""
+    """The deleted group, as it is if it owes its removals still; raises ``NotFound`` when there is none."""
+    if group.deleted and group.to_do:
+        return group
     require_group(group)
     removals = tuple(_removal(group, stream) for stream in subscribed(group))
     kept = tuple(row for row in group.to_do if row.action == "remove")
@@ -175,11 +181,16 @@ def _require_read(group: GroupState, cuts: tuple[StreamCutRow, ...]) -> None:
 
 
 def renewed(group: GroupState, *, now_ms: int, renew_ms: int) -> GroupState:
-    """Republish the last cuts, if ``renew_ms`` old, as a sign of life: only of an automatic group."""
-    is_due = group.published and now_ms - group.published_ms >= renew_ms and is_published(group)
+    """Republish the last cuts, if ``renew_ms`` old, as a sign of life: only of an automatic group.
+
+    Those of a stream where a publication is due already aren't: a stream that fails doesn't silence the others.
+    """
+    waits = {row.stream for row in group.to_do if row.action == "publish"}
+    old = tuple(row for row in group.published if row.stream not in waits)
+    is_due = old and now_ms - group.published_ms >= renew_ms
     if group.deleted or not is_due or group.retention != RetentionType.AUTOMATIC.value:
         return group
-    return owing(group, group.published)
+    return owing(group, old)
 
 
 def settled(group: GroupState, row: ToDoRow, status: PublishStatus, *, now_ms: int) -> GroupState:
@@ -226,13 +237,13 @@ def require_group(group: GroupState) -> None:
         raise NotFound(f"reader group {group.name} doesn't exist", hint="create it first")
 
 
-def _configured(group: GroupState, config: GroupConfig, generation: int) -> GroupState:
+def _configured(group: GroupState, config: GroupConfig, generation: int, homes: Homes) -> GroupState:
     return replace(
         group,
         generation=generation,
         retention=config.retention.value,
         streams=tuple(sorted(set(config.streams))),
-        starts=stream_rows(config.starts),
+        starts=stream_rows(config.starts, homes),
         ends=stream_rows(config.ends),
         automatic_checkpoint_ms=config.automatic_checkpoint_ms,
         outstanding_checkpoints_max=config.outstanding_checkpoints_max,
@@ -247,9 +258,12 @@ def subscribed(group: GroupState) -> tuple[str, ...]:
 
 
 def _added(group: GroupState) -> tuple[ToDoRow, ...]:
-    starts = {row.stream: row.cut for row in group.starts}
+    starts = {row.stream: row for row in group.starts}
+    added = partial(ToDoRow, action="add", generation=group.generation)
     return tuple(
-        ToDoRow(action="add", stream=stream, generation=group.generation, cut=starts.get(stream))
+        added(stream=stream)
+        if (start := starts.get(stream)) is None
+        else added(stream=stream, cut=start.cut, partitions=start.partitions)
         for stream in subscribed(group)
     )
 
@@ -401,7 +415,10 @@ def _publishing_passed(group: GroupState) -> GroupState:
         return group
     rows = tuple(replace(row, released=True) if row in done else row for row in group.checkpoints)
     rows = tuple(row for row in rows if row.kept or not row.released)
-    return owing(replace(group, checkpoints=rows), done[-1].cuts)
+    cuts, named = done[-1].cuts, {each.stream for each in done[-1].cuts}
+    # In a stream that nobody read up to it, its publication is a sign of life.
+    unread = tuple(each for each in group.published if each.stream not in named)
+    return owing(replace(group, checkpoints=rows), (*cuts, *unread))
 
 
 def _checkpoint(group: GroupState, name: str) -> CheckpointRow:

@@ -109,20 +109,12 @@ def find_scope(
             )
         only = {0: Partition(name, own.incarnation)}
         return Scope(name=name, incarnation=own.incarnation, partitions=only, is_topic=False)
-    streams = partition_streams(store, name)
-    entries = at_once(lambda stream: read_entry(store, stream), streams.values())
-    partitions = {
-        number: Partition(stream, entry.incarnation)
-        for (number, stream), entry in zip(streams.items(), entries, strict=True)
-        if entry is not None
-    }
-    if not partitions:
-        similar = difflib.get_close_matches(name, list_streams(store), n=SUGGESTIONS_MAX)
-        hint = f"did you mean {' or '.join(similar)}?" if similar else "`offloader ls` lists the streams"
-        raise NotFound(f"stream {name} isn't in {store.url}", hint=hint)
-    scope = Scope(name=name, incarnation=None, partitions=partitions, is_topic=True)
     for _ in range(ATTEMPTS_MAX):
+        # Before the partitions: those of a topic deleted since would make the entry of its successor look like an old
+        # one.
         entry, info = read_topic_entry(store, name)
+        partitions = _partitions(store, name)
+        scope = Scope(name=name, incarnation=None, partitions=partitions, is_topic=True)
         # A partition with a lost catalogue entry can be restored: until then the topic is the same.
         kept: tuple[PartitionRow, ...] = ()
         if entry is not None and (absent := [row for row in entry.partitions if row.number not in partitions]):
@@ -142,6 +134,22 @@ def find_scope(
             return replace(scope, incarnation=wanted.incarnation)
         # Else a concurrent change: read it again.
     raise StoreUnavailable(f"the retention entry of topic {name} changes all the time")
+
+
+def _partitions(store: ObjectStore, topic: str) -> dict[int, Partition]:
+    """Existing partitions of a topic; raises ``NotFound`` where there are none."""
+    streams = partition_streams(store, topic)
+    entries = at_once(lambda stream: read_entry(store, stream), streams.values())
+    partitions = {
+        number: Partition(stream, entry.incarnation)
+        for (number, stream), entry in zip(streams.items(), entries, strict=True)
+        if entry is not None
+    }
+    if not partitions:
+        similar = difflib.get_close_matches(topic, list_streams(store), n=SUGGESTIONS_MAX)
+        hint = f"did you mean {' or '.join(similar)}?" if similar else "`offloader ls` lists the streams"
+        raise NotFound(f"stream {topic} isn't in {store.url}", hint=hint)
+    return partitions
 
 
 def record_partitions(store: ObjectStore, streams: Iterable[str]) -> None:

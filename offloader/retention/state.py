@@ -423,7 +423,7 @@ class RecordedCuts:
 
 def lineage_of(scope: Scope) -> Lineage:
     """The partitions as the stream segments of one epoch."""
-    return Lineage.of_partitions(max(scope.partitions) + 1)
+    return Lineage.of_partitions(scope.partitions)
 
 
 def read_records(retention: StreamRetention, scope: Scope) -> RecordedState:

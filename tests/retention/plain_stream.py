@@ -61,7 +61,7 @@ def stream(
 ) -> Situation:
     """``records``: time -> cut. The head is the beginning, and there are as many partitions as it or a record names."""
     partitions = len(head or next(iter(records.values()), (0,)))
-    lineage = ScalableLineage.of_partitions(partitions)
+    lineage = ScalableLineage.of_partitions(range(partitions))
     recorded = [Record(time, found, sum(cut)) for time, cut in records.items() if (found := at(cut))]
     return Situation(
         policy=policy,

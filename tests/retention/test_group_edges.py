@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+import pytest
+
 from formats.entries import Position
 from formats.manifest import Truncate
+from offloader.errors import NotFound
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.maintenance import delete_stream
 from offloader.retention.cuts import Cut
 from offloader.retention.reader_groups import GroupConfig, RetentionType
 from offloader.retention.subscribers import open_retention
+from offloader.testing.faulty_store import Fault
 from tests.retention.grouped_streams import ONE, TWO, Bench, at
 from tests.support.manifests import segment_edits
 
@@ -42,6 +48,84 @@ def test_pending_checkpoint_stays_although_the_head_passed_it() -> None:
     bench.groups.start_checkpoint("rg", "later")
     bench.reach("later", {ONE: at(10)}, {TWO: at(10)})
     assert [row.name for row in bench.groups.get("rg").checkpoints] == ["waits", "later"]
+
+
+def silent_ms(bench: Bench, stream: str) -> int:
+    registry = open_retention(bench.memory, stream, clock=bench.clock).registry()
+    return bench.clock.now_ms() - registry.subscribers["rg"].active_ms
+
+
+def test_group_is_renewed_in_its_other_streams_while_one_fails() -> None:
+    bench = Bench(automatic_checkpoint_ms=10**9)
+    bench.groups.start_checkpoint("rg", "c1", kept=False)
+    bench.reach("c1", {ONE: at(20)}, {TWO: at(20)})
+    bench.pass_all("c1")
+    bench.store.set_faults([Fault(call=1, key_part=f"{ONE}/", calls=10**6)])
+    for _ in range(4):
+        bench.clock.advance(60)
+        assert [row.stream for row, _ in bench.groups.tick("rg", renew_ms=60_000).failed] == [ONE]
+    assert silent_ms(bench, TWO) == 0
+    bench.store.set_faults([])
+    assert bench.groups.tick("rg", renew_ms=60_000).group.to_do == ()
+    assert silent_ms(bench, ONE) == 0
+
+
+def test_checkpoints_renew_a_group_in_streams_that_nobody_reads_now() -> None:
+    bench = Bench(automatic_checkpoint_ms=10**9)
+    for number in range(1, 10):
+        bench.clock.advance(20)
+        bench.groups.start_checkpoint("rg", f"c{number}", kept=False)
+        bench.reach(f"c{number}", {ONE: at(number)}, {TWO: at(5)} if number == 1 else {})
+        bench.pass_all(f"c{number}")
+        bench.groups.tick("rg", renew_ms=60_000)
+        assert bench.cuts() == {ONE: f"0.0=1:{number}", TWO: "0.0=1:5"}
+        assert silent_ms(bench, TWO) <= 60_000
+
+
+def deleted(bench: Bench, stream: str) -> None:
+    for _ in range(2):
+        delete_stream(bench.memory, stream, clock=bench.clock, delete_objects=lambda _: None)
+        bench.clock.advance(86_401)
+
+
+def test_publication_to_a_deleted_stream_is_refused_and_not_owed_for_ever() -> None:
+    bench = Bench(RetentionType.MANUAL)
+    deleted(bench, ONE)
+    outcome = bench.groups.update_truncation_cuts("rg", {ONE: at(20), TWO: at(20)})
+    assert [(row.stream, why) for row, why in outcome.refused] == [(ONE, f"stream {ONE} isn't in {bench.memory.url}")]
+    assert (outcome.group.to_do, outcome.failed) == ((), [])
+    assert [row.stream for row in outcome.group.published] == [TWO]
+
+
+def test_interrupted_deletion_of_a_group_is_completed_by_another_one() -> None:
+    bench = Bench()
+    bench.store.set_faults([Fault(call=1, verb="put", key_part=f"{TWO}/retention/")])
+    assert [row.stream for row, _ in bench.groups.delete("rg").failed] == [TWO]
+    assert bench.cuts() == {TWO: None}
+    with suppress(NotFound):
+        bench.open().delete("rg")
+    assert bench.cuts() == {}
+    with pytest.raises(NotFound, match="reader group rg doesn't exist"):
+        bench.groups.delete("rg")
+
+
+def test_group_does_not_start_in_a_recreated_stream_where_it_started_in_the_earlier_one() -> None:
+    bench = Bench()
+    starts = {ONE: at(25), TWO: at(25)}
+    bench.store.set_faults([Fault(call=1, verb="put", key_part=f"{TWO}/retention/", calls=2)])
+    assert bench.groups.create("late", GroupConfig([ONE, TWO], RetentionType.MANUAL, starts)).failed
+    for stream, segments in ((ONE, 1), (TWO, 3)):
+        deleted(bench, stream)
+        log = ManifestLog(bench.memory, stream, clock=bench.clock)
+        log.open_epoch()
+        for number in range(segments):
+            log.commit(segment_edits(number))
+    bench.groups.update_truncation_cuts("late", {ONE: at(5), TWO: at(5)})
+    outcome = bench.groups.settle("late")
+    assert (outcome.group.to_do, outcome.failed, outcome.refused) == ((), [], [])
+    for stream in (ONE, TWO):
+        found = open_retention(bench.memory, stream, clock=bench.clock).registry().subscribers["late"]
+        assert (str(found.cut), found.start) == ("0.0=1:5", None)
 
 
 def test_manual_group_is_not_renewed_by_itself() -> None:

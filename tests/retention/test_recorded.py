@@ -142,7 +142,7 @@ def test_thinned_sets_answer_nearly_as_whole_ones() -> None:
 
 def test_truncation_removes_used_and_older_records() -> None:
     records = stream(by_size(1), {1: (1, 1), 2: (5, 1), 3: (5, 5), 4: (9, 9)}).records
-    topic = ScalableLineage.of_partitions(2)
+    topic = ScalableLineage.of_partitions(range(2))
     for head, left in [((5, 1), [3, 4]), ((5, 4), [3, 4]), ((0, 9), [1, 2, 3, 4]), ((5, 5), [4]), ((99, 99), [])]:
         cut = at(head)
         assert cut is not None

@@ -81,7 +81,7 @@ class Subscribers:
     def __init__(self) -> None:
         self.registry = Registry()
         self.now_ms = 0
-        self.rules = Lineage.of_partitions(1)
+        self.rules = Lineage.of_partitions(range(1))
 
     def add_subscriber(self, step: Case) -> None:
         self.registry = self.registry.add(step["name"], step["generation"], now_ms=self.now_ms)

@@ -309,7 +309,7 @@ def test_unknown_sizes_matter_only_to_policies_by_size() -> None:
 
 def test_subscribers_of_the_registry_are_silent_after_the_timeout() -> None:
     """One that has read everything isn't; registering counts as a sign of life."""
-    rules, names = ScalableLineage.of_partitions(1), ("at-tail", "behind", "late", "new", "old", "on-time")
+    rules, names = ScalableLineage.of_partitions(range(1)), ("at-tail", "behind", "late", "new", "old", "on-time")
     registry = Registry()
     for name in names:
         registry = registry.add(name, 0, now_ms={"new": 95, "on-time": 90}.get(name, 50))
@@ -353,7 +353,7 @@ def test_cuts_of_our_own_streams_are_positions() -> None:
     tails = {1: [(7, 5)], 2: [(9, 0), (7, 4)], 3: [(9, 9), (7, 9)]}
     records = tuple(Record(time, place(*positions)) for time, positions in tails.items())
     situation = Situation(
-        policy=by_size(18, 60), lineage=ScalableLineage.of_partitions(2), measure=CountedPositions(),
+        policy=by_size(18, 60), lineage=ScalableLineage.of_partitions(range(2)), measure=CountedPositions(),
         records=RetentionSet(records), head=Cut(), now_ms=4,
         subscriptions=(Subscription(name="a", cut=place((9, 2))), Subscription(name="b", cut=place((7, 9), (7, 1)))),
     )  # fmt: skip

@@ -18,7 +18,7 @@ from offloader.retention.subscribers import (
     Subscriber,
 )
 
-RULES = Lineage.of_partitions(2)
+RULES = Lineage.of_partitions(range(2))
 
 
 def cut(one: int, two: int | None = None) -> Cut:
