@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.manifest.log import list_streams, load_manifest
 from offloader.runtime.clock import SystemClock
 from offloader.service.providers.embedded import EmbeddedProvider, ProcessLock
+from offloader.service.streams import StreamSupervisor
 from offloader.store.memory import MemoryStore
 from tests.support.readback import stored_entries
 from tests.support.served import HeldFeed, serving, settings_file
@@ -69,6 +71,27 @@ def test_matching_streams_are_served_and_drained_once_they_no_longer_match(
         assembled.process.reload(file_of())
         eventually(lambda: len(assembled.process.streams.all()) == 4)
         eventually(lambda: stored(store, "a/b/one") == 20)
+
+
+@pytest.mark.slow
+def test_streams_that_wait_for_their_last_segment_delay_no_look_at_others(
+    store: MemoryStore, database: EmbeddedLedgers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("gone/1", "gone/2", "gone/3", "stays"):
+        append(database, name)
+    feed = EmbeddedProvider(database.path, clock=SystemClock())
+    with serving(store, file_of(), feed) as assembled:
+        eventually(lambda: len(assembled.process.streams.all()) == 4)
+        goes_on = threading.Event()
+        monkeypatch.setattr(StreamSupervisor, "drain", lambda *_: goes_on.wait())
+        assembled.process.reload(file_of(serve__streams=("stays", "new")))
+        eventually(lambda: feed._followed.keys() == {"stays"})
+        append(database, "new")
+        try:
+            eventually(lambda: stored(store, "new") == 10, within_s=20.0)
+        finally:
+            goes_on.set()
+        eventually(lambda: {each.name for each in assembled.process.streams.all()} == {"stays", "new"})
 
 
 def test_stream_of_another_provider_stays_there_and_is_reported(store: MemoryStore, database: EmbeddedLedgers) -> None:

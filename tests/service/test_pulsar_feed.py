@@ -22,6 +22,7 @@ from offloader.retention.subscribers import open_retention
 from offloader.runtime.clock import SystemClock
 from offloader.service.bootstrap import Assembled
 from offloader.service.providers.pulsar import PulsarProvider
+from offloader.service.streams import StreamSupervisor
 from offloader.write.stream_state import Mode
 from tests.support.presence import there
 from tests.support.pulsar_broker import BrokerClient, FakeBroker
@@ -230,6 +231,28 @@ def test_refused_topic_is_reported_and_retried(cluster: Cluster) -> None:
         assert "pulsar.topics_max" in whats(assembled)
         cluster.admin.remove(f"{P}a")
         eventually(lambda: cluster.is_offloaded("b"))
+
+
+@pytest.mark.slow
+def test_topics_that_wait_for_their_last_segment_delay_no_look_at_others(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = [f"gone-{number}" for number in range(8)]
+    cluster.make(*gone)
+    with cluster.serve() as assembled:
+        eventually(lambda: len(streams_of(assembled)) == len(gone))
+        goes_on = threading.Event()
+        monkeypatch.setattr(StreamSupervisor, "drain", lambda *_: goes_on.wait())
+        for name in gone:
+            cluster.admin.remove(P + name)
+        cluster.make("new")
+        try:
+            eventually(lambda: S + "new" in streams_of(assembled), within_s=20.0)
+            looks = len(cluster.admin.of("GET", "/admin/v2/persistent/t/n"))
+            eventually(lambda: len(cluster.admin.of("GET", "/admin/v2/persistent/t/n")) > looks + 6, within_s=20.0)
+        finally:
+            goes_on.set()
+        eventually(lambda: streams_of(assembled) == [S + "new"])
 
 
 def test_problem_that_ends_while_problems_are_listed_is_listed_or_not(

@@ -183,6 +183,36 @@ def test_pushes_sent_before_a_reset_was_received_are_skipped(store: FaultyStore,
     assert stored_entries(store, STREAM) == broker.entries[:120]
 
 
+@pytest.mark.parametrize("has_committed", [False, True])
+def test_ledger_pushed_before_a_reset_was_received_is_skipped(
+    has_committed: bool, store: FaultyStore, start: Callable[..., Sidecar]
+) -> None:
+    """The end of the ledger before was told with its last entry, so the late push looks like a new one's beginning."""
+    broker = Broker()
+    sidecar = start(store, on_gap="record")
+    for is_committed in [True] * has_committed + [False]:
+        broker.append(60)
+        broker.close_ledger()
+        sidecar.push_all(broker)
+        if is_committed:
+            sidecar.stream.offload()
+    store.set_faults([Fault(call=1, key_part="-index", verb="put", calls=2)])
+    sidecar.stream.request_offload()
+    eventually(lambda: sidecar.source.waits_for_broker)
+    before = sidecar.source.news()
+
+    sent = broker.end
+    broker.append(20)
+    late = broker.next_after(sent, 20)
+    assert sidecar.source.push(late.batches, [], within_s=1).taken == 0
+    assert sidecar.source.news() == before
+    assert sidecar.source.waits_for_broker
+
+    sidecar.finish(broker)
+    assert stored_entries(store, STREAM) == broker.entries
+    assert load_stream(store, STREAM).gaps == ()
+
+
 @pytest.mark.slow
 def test_a_full_buffer_holds_the_broker_back_and_a_limit_ends_its_wait(
     store: FaultyStore, start: Callable[..., Sidecar]

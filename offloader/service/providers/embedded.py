@@ -95,8 +95,9 @@ class EmbeddedProvider:
 
     def __init__(self, url: str, *, clock: Clock) -> None:
         self._url, self._clock = url, clock
-        # One polls; the other may be winding a stream down.
-        self._workers = Workers(2, clock)
+        self._workers = Workers(1, clock)
+        # Threads of their own: a stream may take minutes to complete its last segment.
+        self._enders = Workers(2, clock)
         # Guards the state behind ``problems``.
         self._lock = threading.Lock()
         self._problem: ProviderProblem | None = None
@@ -121,6 +122,9 @@ class EmbeddedProvider:
     def stop(self, within_s: float) -> None:
         self._stopped = True
         self._workers.close()
+        # A stream that ends may be waiting for the store.
+        ending = threading.Thread(target=self._enders.close, name="offloader-ledgers-stop", daemon=True)
+        ending.start()
         # Entries appended until now are drained too.
         deadline_s = self._clock.monotonic_s() + within_s
         if self._is_leader:
@@ -130,6 +134,7 @@ class EmbeddedProvider:
                         pass
                 except OffloaderError as error:
                     _log.warning("stream %s: its newest entries stay in the hot tier: %s", name, error)
+        ending.join(max(deadline_s - self._clock.monotonic_s(), 0.0))
 
     def close(self) -> None:
         if self._database is not None:
@@ -172,7 +177,7 @@ class EmbeddedProvider:
             name for name in database.streams() if not patterns or any(fnmatchcase(name, each) for each in patterns)
         ]
         for name in self._followed.keys() - set(wanted):
-            self._workers.submit(partial(streams.remove, name))
+            self._enders.submit(partial(streams.remove, name))
             del self._followed[name]
         refused = {}
         for name in wanted:

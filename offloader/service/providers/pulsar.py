@@ -331,8 +331,10 @@ class PulsarProvider:
         TopicPatterns.of(settings.topics, settings.exclude)
         self._cluster = cluster or PulsarCluster(settings, clock=clock)
         self._clock = clock
-        # Polls of the cluster, of subscriptions, of the store, of offloads, and two that wind streams down.
-        self._workers = Workers(6, clock)
+        # Polls of the cluster, of subscriptions, of the store, and of offloads.
+        self._workers = Workers(4, clock)
+        # Threads of their own: a stream may take minutes to complete its last segment.
+        self._enders = Workers(2, clock)
         self._triggers = OffloadTriggers(
             self._cluster.admin, settings.subscription, clock, follows=settings.follow_broker_trim
         )
@@ -369,10 +371,14 @@ class PulsarProvider:
 
     def stop(self, within_s: float) -> None:
         self._stopped.set()
-        # A poll may be waiting for an unresponsive admin interface.
-        ending = threading.Thread(target=self._workers.close, name="offloader-pulsar-stop", daemon=True)
+        # A poll may be waiting for an unresponsive admin interface, and a stream that ends for the store.
+        ending = threading.Thread(target=self._end_workers, name="offloader-pulsar-stop", daemon=True)
         ending.start()
         ending.join(within_s)
+
+    def _end_workers(self) -> None:
+        self._workers.close()
+        self._enders.close()
 
     def close(self) -> None:
         self._cluster.close()
@@ -402,7 +408,7 @@ class PulsarProvider:
             _log.warning(
                 "topic %s is gone or isn't meant any more: its stream ends", topic, extra={"event": "topic_gone"}
             )
-            self._workers.submit(partial(self._wind_down, streams, topic))
+            self._enders.submit(partial(self._wind_down, streams, topic))
         with self._lock:
             refused, self._refused = self._refused, {}
         again = [topic for topic in refused if topic in self._roster.topics]
