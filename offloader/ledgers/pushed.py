@@ -335,14 +335,16 @@ class PushedLedgers:
         self._turns = 0
         #: The newest entry that was dropped because a segment took it.
         self._let_go: Position | None = None
-        self._must_push_again = self._ended = False
+        #: The first entry that the broker has to push again; ``None``: it goes on after its last push.
+        self._again: Position | None = None
+        self._ended = False
         self._begin_after(committed, closed)
 
     @property
     def waits_for_broker(self) -> bool:
         """Whether entries are missing that only the broker has."""
         with self._changed:
-            return self._must_push_again
+            return self._again is not None
 
     def news(self) -> PushNews:
         """The accepted and durable ends now."""
@@ -402,9 +404,12 @@ class PushedLedgers:
             try:
                 pieces = new_pieces(self.stream, self._end, self._closed, batches, ends)
             except OutOfOrder:
-                if self._must_push_again:
-                    return Pushed(0, 0)  # pushed before the broker received the order to go back
-                raise
+                if self._again is None:
+                    raise
+                return Pushed(0, 0)  # pushed before the broker received the order to go back
+            first = next((piece.first for piece in pieces if isinstance(piece, EntryBatch)), None)
+            if self._again is not None and first is not None and first > self._again:
+                return Pushed(0, 0)  # likewise: it begins a later ledger
         new = sum(len(piece) for piece in pieces if isinstance(piece, EntryBatch))
         taken = 0
         for piece in pieces:
@@ -534,7 +539,7 @@ class PushedLedgers:
         )
         self._window.add(piece)
         self._end = piece.last
-        self._must_push_again = self._all_read = False
+        self._again, self._all_read = None, False
         self._changed.notify_all()
         # The end may be known from the manifest, or from before it was pushed again.
         return [self._close(ledger_id)] if self._closed.get(ledger_id) == piece.last.entry_id else []
@@ -562,7 +567,7 @@ class PushedLedgers:
         if self._end is None or self._end < committed:
             # An earlier owner's segment turned out complete: the broker may continue after it.
             self._begin_after(committed, self._closed)
-            self._must_push_again = False
+            self._again = None
         self._ledgers = {each: info for each, info in self._ledgers.items() if each >= committed.ledger_id}
         self._closed = {each: last for each, last in self._closed.items() if each >= committed.ledger_id}
         self._changed.notify_all()
@@ -577,16 +582,22 @@ class PushedLedgers:
             self._note(offered)
             known = newest(offered.offered, self._committed)
             if let_go is not None and self._let_go is not None and (known is None or known < let_go):
-                self._must_push_again = True
+                self._again = self._first_not_committed()
                 self._begin_after(self._committed, self._closed)
                 self._changed.notify_all()
             pushed = bool(self._window.batches) or self._let_go is not None
-            if self._must_push_again or self._ended or (pushed and self._is_owed()):
+            if self._again is not None or self._ended or (pushed and self._is_owed()):
                 raise StoreUnavailable(
                     f"stream {self.stream}: the broker has to push again what comes after {self._end or 'nothing'}",
                     hint="it is asked to; nothing is lost: its copy may go only when entries are durable",
                 )
             yield
+
+    def _first_not_committed(self) -> Position:
+        """The first accepted entry that isn't durable; there is one."""
+        after = self._committed or Position(-1, -1)
+        begins = (max(Position(each, 0), after.next()) for each in self._ledgers)
+        return next(each for each in begins if each.entry_id < self._ledgers[each.ledger_id].entries)
 
     def _drop_window(self) -> None:
         self._window.clear()
