@@ -153,9 +153,6 @@ def pinned_states(options: SourceOptions, store: ObjectStore) -> list[ManifestSt
 
 
 def _wanted_names(options: SourceOptions, store: ObjectStore) -> list[str]:
-    bounds = options.bounds
-    if bounds is not None and bounds.streams is not None and is_pattern(options.stream):
-        return [name for name in bounds.streams if fnmatch.fnmatchcase(name, options.stream)]
     names = streams_named(options, store)
     if not names:
         raise NotFound(f"no stream in {store.url} fits {options.stream}", hint="`offloader ls` lists the streams")
