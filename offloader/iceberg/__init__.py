@@ -32,7 +32,7 @@ from pyiceberg.io.pyarrow import schema_to_pyarrow
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.snapshots import ancestors_of
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import DayTransform, IdentityTransform
 from pyiceberg.utils.config import Config
 from requests import PreparedRequest, Response, Session
@@ -333,10 +333,7 @@ def exported_ranges(metadata: TableMetadata) -> list[ExportedRange]:
     Raises:
         Corrupt: a snapshot's properties were changed.
     """
-    found = (
-        ExportedRange.decode(each.summary.additional_properties if each.summary else {}) for each in history(metadata)
-    )
-    return [each for each in found if each is not None]
+    return [each for each in map(range_of, history(metadata)) if each is not None]
 
 
 def newest_range(metadata: TableMetadata, stream: str) -> ExportedRange | None:
@@ -348,9 +345,10 @@ def newest_range(metadata: TableMetadata, stream: str) -> ExportedRange | None:
     Raises:
         Corrupt: properties were changed, or the table was rolled back to before everything that is known of the stream.
     """
-    newest = next((each for each in exported_ranges(metadata) if each.stream == stream), None)
+    snapshots = history(metadata)
+    newest = next((each for each in map(range_of, snapshots) if each is not None and each.stream == stream), None)
     kept = metadata.properties.get(_NEWEST + stream)
-    oldest = next(reversed(history(metadata)), None)
+    oldest = next(reversed(snapshots), None)
     # A table's first snapshot has number 1.
     if newest is not None or kept is None or oldest is None or oldest.sequence_number == 1:
         return newest
@@ -367,9 +365,20 @@ def newest_range(metadata: TableMetadata, stream: str) -> ExportedRange | None:
     return ExportedRange.decode(properties)
 
 
-def history(metadata: TableMetadata) -> Sequence[Any]:
+def history(metadata: TableMetadata) -> Sequence[Snapshot]:
     """The current snapshot and those that it follows, the newest first, as far as they are kept."""
-    return list(ancestors_of(metadata.current_snapshot(), metadata))
+    # pyiceberg's own walk looks through all snapshots for each one.
+    kept: dict[int | None, Snapshot] = {each.snapshot_id: each for each in metadata.snapshots}
+    found, at = list[Snapshot](), kept.get(metadata.current_snapshot_id)
+    while at is not None:
+        found.append(at)
+        at = kept.get(at.parent_snapshot_id)
+    return found
+
+
+def range_of(snapshot: Snapshot) -> ExportedRange | None:
+    """The range that a snapshot added; ``None``: another program's. Raises ``Corrupt``: its properties were changed."""
+    return ExportedRange.decode(snapshot.summary.additional_properties if snapshot.summary else {})
 
 
 def _changed(where: str, cause: Exception) -> Corrupt:

@@ -28,7 +28,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from formats.entries import Position
 from offloader.errors import Corrupt, NotFound, OutcomeUnknown, StoreUnavailable, Unsupported
-from offloader.iceberg import ExportedRange, history, repeated_never, sync_local_files, translated
+from offloader.iceberg import ExportedRange, history, range_of, repeated_never, sync_local_files, translated
 from offloader.iceberg import files as data_files
 from offloader.iceberg.files import RangeFiles
 from offloader.read.ranges import grouped
@@ -273,7 +273,7 @@ def expire(store: ObjectStore, table: Table, *, before_ms: int, dry_run: bool = 
     with translated(f"table {_name(table)}", hint=_HINT):
         for _ in range(UPKEEP_ATTEMPTS_MAX):
             table.refresh()
-            streams = {each.stream for each in map(_range_of, history(table.metadata)) if each is not None}
+            streams = {each.stream for each in map(range_of, history(table.metadata)) if each is not None}
             begins = {name: begin for name in streams if (begin := _begin_of(store, name)) is not None}
             old = expirable(table.metadata, begins, before_ms)
             if dry_run or not old:
@@ -302,7 +302,7 @@ def expirable(metadata: TableMetadata, begins: Mapping[str, tuple[str, Position]
     kept = {each.snapshot_id for each in metadata.refs.values()} | {metadata.current_snapshot_id}
     found = list[Snapshot]()
     for each in reversed(history(metadata)):
-        added = _range_of(each)
+        added = range_of(each)
         if each.snapshot_id in kept or each.timestamp_ms >= before_ms:
             break
         if added is not None:
@@ -312,10 +312,6 @@ def expirable(metadata: TableMetadata, begins: Mapping[str, tuple[str, Position]
         found.append(each)
     # A snapshot that only says that others expired isn't worth another one.
     return found if any(EXPIRED_SNAPSHOTS not in _facts(each) for each in found) else []
-
-
-def _range_of(snapshot: Snapshot) -> ExportedRange | None:
-    return ExportedRange.decode(_facts(snapshot))
 
 
 def _facts(snapshot: Snapshot) -> Mapping[str, str]:
@@ -377,7 +373,7 @@ def _forget(table: Table, old: Sequence[Snapshot]) -> None:
     """
     repeated_never(table)
     transaction = table.transaction()
-    ranges = [each for each in map(_range_of, old) if each is not None]
+    ranges = [each for each in map(range_of, old) if each is not None]
     transaction.set_properties(expired_ranges(table.properties, ranges))
     ExpireSnapshots(transaction).by_ids([each.snapshot_id for each in old]).commit()
     with _replacement(transaction, {EXPIRED_SNAPSHOTS: str(len(old))}):

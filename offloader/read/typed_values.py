@@ -179,7 +179,10 @@ def _json_value(value: Any, kind: pa.DataType, place: str) -> Any:
         case int() if pa.types.is_integer(kind):
             return value
         case int() | float() if pa.types.is_floating(kind):
-            return float(value)
+            try:
+                return float(value)
+            except OverflowError as error:
+                raise ValueError(f"{place} is too large for {kind}") from error
         case int() | float() | str() if pa.types.is_decimal(kind):
             try:
                 return Decimal(str(value))

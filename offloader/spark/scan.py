@@ -36,7 +36,7 @@ from offloader.read.fetch import Cache, Fetcher, SegmentObjects
 from offloader.read.reader import decode_messages, load_manifest_at, load_stream, published_between, require_inside
 from offloader.runtime.clock import SystemClock
 from offloader.settings import ReadSettings
-from offloader.spark.options import US_PER_MS, Needs, Projection, SourceOptions
+from offloader.spark.options import TIME_MS_MAX, US_PER_MS, Needs, Projection, SourceOptions
 from offloader.spark.where import Bounds
 from offloader.store.base import ObjectStore
 from offloader.store.wrappers import VerbCount, requests_of
@@ -153,9 +153,6 @@ def pinned_states(options: SourceOptions, store: ObjectStore) -> list[ManifestSt
 
 
 def _wanted_names(options: SourceOptions, store: ObjectStore) -> list[str]:
-    bounds = options.bounds
-    if bounds is not None and bounds.streams is not None and is_pattern(options.stream):
-        return [name for name in bounds.streams if fnmatch.fnmatchcase(name, options.stream)]
     names = streams_named(options, store)
     if not names:
         raise NotFound(f"no stream in {store.url} fits {options.stream}", hint="`offloader ls` lists the streams")
@@ -707,7 +704,7 @@ def _entry_column(name: str, rows: _Rows) -> pa.Array:
         case "publish_time":
             times_ms = rows.publish_times_ms
             assert times_ms is not None
-            unknown = times_ms == TIME_UNKNOWN_MS
+            unknown = (times_ms == TIME_UNKNOWN_MS) | (np.abs(times_ms) > TIME_MS_MAX)
             micros = pa.array(times_ms * US_PER_MS, mask=unknown if unknown.any() else None)
             return micros.view(pa.timestamp("us", tz="UTC"))
         case _:

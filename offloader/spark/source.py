@@ -30,6 +30,7 @@ from offloader.read.fetch import Fetcher
 from offloader.settings import ReadSettings
 from offloader.spark.frames import FACTS
 from offloader.spark.options import (
+    TIME_MS_MAX,
     US_PER_MS,
     SourceOptions,
     arrow_schema,
@@ -74,7 +75,9 @@ def segment_row(stream: str, record: SegmentRecord) -> _Row:
 
 
 def _micros(time_ms: int | None) -> int | None:
-    return None if time_ms is None or time_ms == TIME_UNKNOWN_MS else time_ms * US_PER_MS
+    if time_ms is None or time_ms == TIME_UNKNOWN_MS or abs(time_ms) > TIME_MS_MAX:
+        return None
+    return time_ms * US_PER_MS
 
 
 def _ledgers(state: ManifestState, _: ObjectStore, __: ReadSettings) -> Iterator[_Row]:

@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import ancestors_of
+from pyiceberg.table.snapshots import Operation, Snapshot, Summary, ancestors_of
 from pyiceberg.types import StringType
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
@@ -456,6 +457,35 @@ def test_stream_that_was_made_anew_is_refused(lake: Lake, writer: StreamWriter, 
     again.add([batch_of(1, 0, 10)])
     with pytest.raises(InvalidCall, match=r"was deleted and made anew since its export to table lake\.entries"):
         lake.export(again)
+
+
+class CountedList(list[Any]):
+    """Counts what is looked at."""
+
+    looked_at = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for each in super().__iter__():
+            self.looked_at += 1
+            yield each
+
+
+def test_long_history_is_walked_once(lake: Lake) -> None:
+    count = 500
+    snapshots = CountedList(
+        Snapshot.model_construct(
+            snapshot_id=number,
+            parent_snapshot_id=number - 1 or None,
+            sequence_number=number,
+            summary=Summary(operation=Operation.APPEND),
+        )
+        for number in range(1, count + 1)
+    )
+    made = {"snapshots": snapshots, "current_snapshot_id": count}
+    metadata = lake.table().metadata.model_copy(update=made)
+    assert iceberg.newest_range(metadata, "s") is None
+    assert [each.snapshot_id for each in iceberg.history(metadata)] == list(range(count, 0, -1))
+    assert snapshots.looked_at <= 4 * count
 
 
 # Damage and wrong calls

@@ -195,6 +195,15 @@ def test_value_that_no_column_holds_does_not_fail_other_rows(lake: Lake, writer:
     assert [row["error"] is None for row in rows(lake)] == [True, False, False, False, False]
 
 
+def test_whole_number_beyond_doubles_is_a_bad_value(lake: Lake, writer: StreamWriter) -> None:
+    texts = (json.dumps({"ratio": each}) for each in (2, 10**400))
+    send(writer, *(single_entry(Sent(value=each.encode())) for each in texts))
+    values = values_of(MessageSchema("JSON", json.dumps(record(("ratio", "double")))))
+    export(lake, writer, values=values, bad_messages=BadEntry.NULL)
+    assert decoded(lake) == [{"ratio": 2.0}, None]
+    assert rows(lake)[1]["error"] == "the value can't be decoded: the value.ratio is too large for double"
+
+
 # Schemas that change
 
 

@@ -14,8 +14,10 @@ import pytest
 
 from formats.entries import Position
 from offloader.errors import InvalidCall, NotFound
+from offloader.manifest.protection import leases_of
 from offloader.spark import entries
 from offloader.spark.options import Needs, SourceOptions
+from offloader.spark.scan import facts_of, pinned_states
 from offloader.spark.source import OffloaderDataSource
 from offloader.spark.where import bounds_of
 from offloader.store.open import open_store
@@ -239,6 +241,24 @@ def test_stream_under_a_pattern_is_bound_and_others_are_not_opened(tmp_path: Pat
     [[piece]] = planned(SourceOptions.of(alone), Needs.PAYLOADS, store)
     assert piece.objects.stream == "shop/s7"
     assert requests_of(store)["get"].requests - before < 10, "those of one opening"
+
+
+def test_names_that_no_stream_has_match_no_row_under_a_pattern(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}/store")
+    writer = StreamWriter(store, "public/default/persistent/orders")
+    writer.add([batch_of(1, 0, 5)])
+
+    def counted(where: str, **options: str) -> int:
+        bounds = bounds_of(where, time_zone="").encoded()
+        chosen = SourceOptions.of({"store": store.url, "stream": "*", "bounds": bounds, **options})
+        return int(facts_of(chosen, pinned_states(chosen, store))["entries"])
+
+    topic = "persistent://public/default/orders"
+    assert counted(f"stream = '{topic}'") == 0, "the column has the stream's name, not the topic's"
+    assert counted(f"stream IN ('{topic}', '{writer.stream}')") == 5
+    assert [counted(f"stream = '{name}'") for name in ("", "a//b", "x://y", "none")] == [0, 0, 0, 0]
+    assert counted("stream = 'none'", leaseSeconds="60") == 0
+    assert leases_of(store, "none") == []
 
 
 def test_many_small_streams_are_read_by_many_tasks(tmp_path: Path) -> None:

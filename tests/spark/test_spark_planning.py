@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from formats.entries import EntryBatch
+from formats.entries import TIME_MS_MAX, TIME_MS_MIN, TIME_UNKNOWN_MS, EntryBatch
 from formats.keys import catalog_key
 from formats.segment import SegmentMap
 from offloader.spark.options import Needs, Projection, SourceOptions
@@ -149,6 +149,27 @@ def test_publish_times_read_a_fraction_of_the_bytes_and_positions_none(writer: S
         read[name] = store.bytes_read.get(key, 0)
     assert read["entry_id"] == 0
     assert 0 < read["publish_time"] < read["payload"] / 10
+
+
+def test_times_beyond_sparks_are_null(writer: StreamWriter) -> None:
+    from pyspark.sql.types import StructType, TimestampType
+
+    last_ms = (2**63 - 1) // 1000
+    times = [TIME_MS_MIN, -last_ms - 1, -last_ms, -5, TIME_UNKNOWN_MS, last_ms, last_ms + 1, TIME_MS_MAX]
+    writer.add([batch_of(1, 0, len(times), times=times)])
+    wanted = [None, None, -last_ms, -5, None, last_ms, None, None]
+    schema = pa.schema([("publish_time", pa.timestamp("us", tz="UTC")), ("payload", pa.binary())])
+    for needs, columns in ((Needs.ENTRY_TABLES, schema.remove(1)), (Needs.PAYLOADS, schema)):
+        [slices] = planned(options(writer), needs, writer.store)
+        [batch] = rows(slices, writer, schema=columns, needs=needs)
+        found = batch["publish_time"].cast(pa.int64()).to_pylist()
+        assert found == [None if time is None else time * 1000 for time in wanted]
+    segments = options(writer, content="segments")
+    ends = StructType().add("publish_time_min", TimestampType()).add("publish_time_max", TimestampType())
+    reader = OffloaderReader(segments, ends, Pinned(segments))
+    [partition] = reader.partitions()
+    [row] = [row for batch in reader.read(partition) for row in batch.to_pylist()]
+    assert row == {"publish_time_min": None, "publish_time_max": None}
 
 
 def test_plan_excludes_entries_committed_later(writer: StreamWriter) -> None:
