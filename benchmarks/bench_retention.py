@@ -65,12 +65,12 @@ def plain(count: int, _: random.Random) -> History:
         return Cut({SegmentId(0, 0): Position(ledger + 1, entry)})
 
     measure = OwnCuts({0: PartitionEntries(ManifestState(stream="plain", incarnation=UUID(int=0)), infos)})
-    return recorded(Lineage.of_partitions(1), measure, place, count)
+    return recorded(Lineage.of_partitions(range(1)), measure, place, count)
 
 
 def partitioned(count: int, noise: random.Random) -> History:
     speeds = [noise.uniform(0.5, 2) * STEP_BYTES * count for _ in range(4)]
-    lineage = Lineage.of_partitions(4)
+    lineage = Lineage.of_partitions(range(4))
 
     def place(part: float) -> Cut:
         return Cut({SegmentId(n, 0): 1 + int(part * speed) for n, speed in enumerate(speeds)})
