@@ -51,6 +51,14 @@ def planned_ranges(state: ManifestState, after: Position | None, range_bytes: in
         yield PlannedRange(max(first, begin), min(last, end), entries)
 
 
+def is_lost_between(state: ManifestState, reached: Position, first: Position) -> bool:
+    """Whether entries may have been between ``reached`` and ``first``, but for those of recorded gaps."""
+    for gap in state.gaps:
+        if gap.last > reached and (gap.first <= reached.next() or state.follows(reached, gap.first)):
+            reached = gap.last
+    return first > reached.next() and not state.follows(reached, first)
+
+
 def is_lost_after(state: ManifestState, incarnation: str, last: Position, *, exported_to: str, skip_lost: bool) -> bool:
     """Whether entries between the last exported and the first readable position may have been deleted.
 
@@ -69,9 +77,7 @@ def is_lost_after(state: ManifestState, incarnation: str, last: Position, *, exp
             hint="export it to a new place",
         )
     first = state.first_position()
-    if first is None or first <= last or state.follows(last, first):
-        return False
-    if any(last < gap.last and gap.first < first for gap in state.gaps):
+    if first is None or not is_lost_between(state, last, first):
         return False
     if not skip_lost:
         raise Trimmed(
