@@ -9,6 +9,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from heapq import heapify, heappop, heappush
 from typing import Literal
 from uuid import UUID
 
@@ -226,13 +227,14 @@ def merge_published(scans: Sequence[Iterator[EntryBatch]]) -> Generator[tuple[in
             yield from ((0, batch) for batch in scans[0])
             return
         heads = {number: head for number, scan in enumerate(scans) if (head := timed_batch(scan, TIME_UNKNOWN_MS))}
-        while heads:
-            number = min(heads, key=lambda each: (int(heads[each][1][0]), each))
+        order = [(int(times[0]), number) for number, (_, times) in heads.items()]
+        heapify(order)
+        while order:
+            _, number = heappop(order)
             batch, times = heads[number]
-            others = [(int(head[1][0]), each) for each, head in heads.items() if each != number]
             stop = len(batch)
-            if others:
-                until_ms, other = min(others)
+            if order:
+                until_ms, other = order[0]
                 stop = int(np.searchsorted(times, until_ms, side="right" if number < other else "left"))
             yield number, batch.slice(0, stop)
             if stop < len(batch):
@@ -241,6 +243,8 @@ def merge_published(scans: Sequence[Iterator[EntryBatch]]) -> Generator[tuple[in
                 heads[number] = head
             else:
                 del heads[number]
+                continue
+            heappush(order, (int(heads[number][1][0]), number))
 
 
 def timed_batch(scan: Iterator[EntryBatch], after_ms: int) -> tuple[EntryBatch, NDArray[np.int64]] | None:

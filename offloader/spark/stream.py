@@ -33,6 +33,7 @@ from offloader.errors import BeyondEnd, InvalidCall, NotFound, OffloaderError, T
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.cold import objects_of
 from offloader.read.fetch import Fetcher, readable_segments, segments_between, whole_range
+from offloader.read.ranges import is_lost_between
 from offloader.read.reader import open_stream_reader, require_inside
 from offloader.retention.cuts import Cut, cut_at
 from offloader.retention.scope import home_of
@@ -140,11 +141,7 @@ def is_lost(state: ManifestState, position: Position) -> bool:
     first = state.first_position()
     if first is None or first > committed:
         return True
-    reached = position
-    for gap in state.gaps:
-        if gap.last > reached and (gap.first <= reached.next() or state.follows(reached, gap.first)):
-            reached = gap.last
-    return first > reached.next() and not state.follows(reached, first)
+    return is_lost_between(state, position, first)
 
 
 #: The index of a segment; ``None`` for one that can't be read.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 import threading
 from datetime import UTC, datetime
 
@@ -22,7 +23,7 @@ from offloader.settings import LedgerSettings
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from offloader.testing.manual_clock import ManualClock
-from tests.support.streams import StreamWriter
+from tests.support.streams import BASE_MS, StreamWriter
 
 TOPIC = "persistent://shop/eu/orders"
 STREAM = "shop/eu/persistent/orders"
@@ -127,6 +128,30 @@ def test_merge_keeps_each_streams_order_and_sorts_by_time_where_it_can(seed: int
     for number, (times, _) in enumerate(streams):
         own = [entry.publish_time_ms for each, entry in merged if each == number]
         assert own == times
+
+
+def calls_of_a_merge(scans: int, entries: int) -> int:
+    """Calls of Python functions while so many scans are merged whose entries alternate."""
+    each = entries // scans
+    batches = [batch(number, 0, [BASE_MS + number + scans * at for at in range(each)]) for number in range(scans)]
+    merged, calls = merge_published([iter([one]) for one in batches]), 0
+
+    def count(_: object, event: str, __: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        found = sum(len(part) for _, part in merged)
+    finally:
+        sys.setprofile(before)
+    assert found == entries
+    return calls
+
+
+def test_merging_an_entry_takes_no_longer_with_many_partitions() -> None:
+    assert calls_of_a_merge(64, 1024) < 2 * calls_of_a_merge(4, 1024)
 
 
 def test_scans_that_are_not_read_to_their_end_are_closed(store: ObjectStore, writers: list[StreamWriter]) -> None:
