@@ -64,6 +64,8 @@ def expire_records(
 ) -> ExpiredObjects:
     """Deletes the records, checkpoints and runs of a stream's manifest that are folded, unnamed and old enough.
 
+    None from the first one on that retired a segment which isn't purged.
+
     Raises:
         ClockSkew: the clocks differ too much to trust any age.
         NotFound: the stream was deleted.
@@ -75,7 +77,12 @@ def expire_records(
     old_ms = age_limit_ms(now_ms, settings.orphan_age_hours_min)
     manifest = store, state.stream, state.incarnation
     found = list_manifest(*manifest)
-    old_checkpoints = [number for number, info in found.checkpoints.items() if info.modified_ms <= old_ms]
+    # Records that retired what isn't purged yet stay: the grace period is counted from their time.
+    retired = [*state.segments.retired().retire_records().tolist(), *(each.retire_record for each in state.replaced)]
+    before = min(retired, default=state.record_id + 1)
+    old_checkpoints = [
+        number for number, info in found.checkpoints.items() if info.modified_ms <= old_ms and number < before
+    ]
 
     def past_old(boundary: Boundary) -> Boundary:
         # A checkpoint that the boundary hasn't reached may never be named: nothing depends on it yet.

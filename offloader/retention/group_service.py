@@ -275,7 +275,7 @@ class ReaderGroups:
             return outcome
         heads = {}
         for stream in group.streams:
-            with suppress(NotFound):  # of a deleted one the start position is unknown
+            with suppress(OffloaderError):  # of a deleted or broken one the start position is unknown
                 heads[stream] = self._stream(stream).cuts().head()
         if reader_groups.expired(group, heads) == group:
             return outcome

@@ -7,6 +7,7 @@ import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from itertools import accumulate, takewhile
 from types import MappingProxyType
 from typing import Any
 
@@ -330,6 +331,8 @@ def _plain(value: Any) -> Any:
 POSITIONS_MAX = 100_000
 #: Most decisions kept of one stream.
 DECISIONS_MAX = 50
+#: Most bytes of those before the newest: each has the cuts of all subscribers, and they are read in each cycle.
+DECISIONS_BYTES_MAX = 4 * 1024**2
 
 
 @dataclass(frozen=True, slots=True)
@@ -449,11 +452,14 @@ def change_records(
 
 
 def remember_decision(retention: StreamRetention, scope: Scope, decision: Decision) -> None:
-    """Store a decision and drop the oldest above the limit."""
+    """Store a decision and drop the oldest above the limits."""
     row = DecisionRow(decision.at_ms, json.dumps(decision.as_json(), separators=(",", ":"), ensure_ascii=False))
 
     def alter(stored: Stored[Decisions]) -> Decisions:
-        return replace(stored.document, decisions=(*stored.document.decisions, row)[-DECISIONS_MAX:])
+        earlier = stored.document.decisions[1 - DECISIONS_MAX :]
+        sizes = accumulate(len(each.record.encode()) for each in reversed(earlier))
+        kept = sum(1 for _ in takewhile(lambda size_bytes: size_bytes <= DECISIONS_BYTES_MAX, sizes))
+        return replace(stored.document, decisions=(*earlier[len(earlier) - kept :], row))
 
     retention.documents.change(scope.key(Decisions), Decisions(name=scope.name), alter)
 

@@ -17,7 +17,7 @@ from offloader.errors import OffloaderError, StoreUnavailable
 from offloader.gc.delete_stream import remove_stream
 from offloader.gc.plan import RetiredFacts, retired_facts, retired_groups
 from offloader.gc.sweep import SEGMENTS_PER_RECORD_MAX, cleanup_all, cleanup_stream, read_batches, retry_at_ms
-from offloader.manifest.boundary import DELETE_KEYS_MAX
+from offloader.manifest.boundary import DELETE_KEYS_MAX, change_boundary
 from offloader.manifest.catalog import VOID
 from offloader.manifest.checkpoint import checkpoint_now
 from offloader.manifest.maintenance import expire_records
@@ -258,7 +258,12 @@ def test_retirement_in_a_folded_record_is_as_young_as_the_checkpoint() -> None:
     bench.hours(1)
     checkpoint_now(bench.memory, bench.state, lambda count: bytes(count))
     bench.hours(30)
-    assert expire_records(bench.memory, bench.state, clock=bench.clock).records
+    state = bench.state
+    # As an earlier release left it, which kept no record for that.
+    change_boundary(
+        *(bench.memory, STREAM, state.incarnation), lambda found: replace(found, first_kept_id=found.checkpoint_id + 1)
+    )
+    bench.memory.delete([record_key(STREAM, state.incarnation, number) for number in range(1, state.record_id + 1)])
     assert bench.run().swept.purged == 0
     bench.hours(40)
     # A later one makes it no younger.
@@ -267,6 +272,22 @@ def test_retirement_in_a_folded_record_is_as_young_as_the_checkpoint() -> None:
     checkpoint_now(bench.memory, bench.state, lambda count: bytes(count))
     bench.hours(30)
     assert bench.run().swept.purged == 2
+
+
+def test_segments_are_purged_although_records_are_kept_for_less_than_the_grace_period() -> None:
+    bench = Bench(grace_hours=100)
+    bench.truncate(3)
+    assert bench.run().swept.retired == 2
+    purged, expired = [], 0
+    for number in range(5, 25):
+        bench.writer.log.load()
+        bench.writer.add([batch_of(number, 0, 10)], closes=[number])
+        checkpoint_now(bench.memory, bench.state, lambda count: bytes(count))
+        bench.hours(12)
+        purged.append(bench.run().swept.purged)
+        expired += expire_records(bench.memory, bench.state, clock=bench.clock).records
+    assert [number for number, segments in enumerate(purged) if segments] == [8]
+    assert expired
 
 
 class Dying(StoreWrapper):

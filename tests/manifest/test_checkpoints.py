@@ -14,7 +14,18 @@ import pytest
 from formats.checkpoint import decode_checkpoint, run_name
 from formats.entries import Position
 from formats.keys import boundary_key, checkpoint_key, checkpoint_number, manifest_prefix, record_key, record_number
-from formats.manifest import Assign, Boundary, Failed, Gap, LedgerClosed, LedgersDeleted, Offloaded, OpenEpoch, Retire
+from formats.manifest import (
+    Assign,
+    Boundary,
+    Failed,
+    Gap,
+    LedgerClosed,
+    LedgersDeleted,
+    Offloaded,
+    OpenEpoch,
+    Purged,
+    Retire,
+)
 from offloader.errors import Corrupt, Fenced, OutcomeUnknown, StoreUnavailable
 from offloader.manifest.boundary import read_boundary
 from offloader.manifest.checkpoint import checkpoint_now, write_checkpoint
@@ -534,12 +545,14 @@ def test_views_stay_readable_from_the_newest_old_checkpoint_on() -> None:
 def test_unreferenced_runs_are_deleted_and_those_of_kept_checkpoints_stay() -> None:
     bench, log = with_a_full_run()
     log.checkpoint()
-    log.commit([LedgersDeleted((1,)), Retire(tuple(uuid_of(1 << 32 | n) for n in range(RUN_ROWS_MIN * 3 // 4)))])
+    gone = tuple(uuid_of(1 << 32 | n) for n in range(RUN_ROWS_MIN * 3 // 4))
+    retired = log.commit([LedgersDeleted((1,)), Retire(gone)])
     log.checkpoint()
     bench.clock.advance(HOURS_24_S + 1)
     log.commit([LedgerClosed(9, 9)])
     log.checkpoint()
     assert len([key for key in keys_in(bench, log) if key.endswith(".segments.parquet")]) == 2
+    log.commit([Purged(gone, retired.record_id)])
 
     bench.expire()
 

@@ -8,7 +8,7 @@ import pytest
 
 from formats.entries import Position
 from formats.manifest import Truncate
-from offloader.errors import NotFound
+from offloader.errors import NotFound, StoreUnavailable
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.maintenance import delete_stream
 from offloader.retention.cuts import Cut
@@ -80,6 +80,21 @@ def test_checkpoints_renew_a_group_in_streams_that_nobody_reads_now() -> None:
         bench.groups.tick("rg", renew_ms=60_000)
         assert bench.cuts() == {ONE: f"0.0=1:{number}", TWO: "0.0=1:5"}
         assert silent_ms(bench, TWO) <= 60_000
+
+
+def test_reader_reaches_a_checkpoint_while_a_stream_fails_that_it_does_not_read() -> None:
+    bench = Bench(RetentionType.MANUAL)
+    bench.groups.start_checkpoint("rg", "c1")
+    bench.reach("c1", {ONE: at(5)}, {TWO: at(5)})
+    bench.groups.start_checkpoint("rg", "c2")
+    bench.store.set_faults([Fault(call=1, key_part=f"{TWO}/", calls=10**6)])
+    failures = []
+    try:
+        bench.groups.reach_checkpoint("rg", "c2", "r1", {ONE: at(9)})
+    except StoreUnavailable as error:
+        failures.append(error)
+    assert failures == []
+    assert bench.groups.get("rg").checkpoints[-1].waiting == ("r2",)
 
 
 def deleted(bench: Bench, stream: str) -> None:

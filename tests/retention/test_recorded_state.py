@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
+from formats.documents import Decisions
 from formats.entries import Position
 from formats.manifest import Edit, Purged, Retire, Truncate
 from offloader.manifest.log import ManifestLog
@@ -225,3 +227,28 @@ def test_decision_from_stored_state_is_recorded() -> None:
     kept = read_decisions(retention, place)
     assert len(kept) == DECISIONS_MAX
     assert kept[0]["cut"] == {"0.0": "1:35"}
+
+
+@pytest.mark.slow
+def test_large_decisions_are_kept_as_far_as_they_fit() -> None:
+    bench = Bench()
+    bench.grow()
+    bench.record()
+    retention, place, state, own = bench.look()
+    cut = Cut.of({f"{partition}.0": "1:35" for partition in range(1000)})
+    decision = decide(
+        Situation(
+            policy=Policy(kind=PolicyKind.CONSUMPTION),
+            lineage=lineage_of(place),
+            measure=RecordedCuts(own, state.records),
+            records=state.records,
+            head=own.head(),
+            now_ms=bench.clock.now_ms(),
+            subscriptions=(Subscription(name="audit"),),
+        )
+    )
+    large = replace(decision, lags=tuple(replace(decision.lags[0], name=f"reader {n}", cut=cut) for n in range(100)))
+    for number in range(6):
+        remember_decision(retention, place, replace(large, at_ms=number))
+    assert bench.store.head(place.key(Decisions)).size_bytes < 10 * 1024**2
+    assert [each["at_ms"] for each in read_decisions(retention, place)] == [5, 4, 3]
