@@ -97,6 +97,28 @@ def test_streams_that_wait_for_their_last_segment_delay_no_look_at_others(
 
 
 @pytest.mark.slow
+def test_stream_that_matches_again_before_it_has_ended_is_followed_once_it_has(
+    store: MemoryStore, database: EmbeddedLedgers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("comes back", "stays"):
+        append(database, name)
+    feed = EmbeddedProvider(database.path, clock=SystemClock())
+    with serving(store, file_of(), feed) as assembled:
+        eventually(lambda: stored(store, "comes back") == stored(store, "stays") == 10)
+        goes_on = threading.Event()
+        monkeypatch.setattr(StreamSupervisor, "drain", lambda *_: goes_on.wait())
+        assembled.process.reload(file_of(serve__streams=("stays",)))
+        eventually(lambda: feed._followed.keys() == {"stays"})
+        append(database, "comes back")
+        assembled.process.reload(file_of())
+        eventually(lambda: feed._refused.keys() == {"comes back"})
+        eventually(lambda: isinstance(feed._version, tuple) and not feed._version[1])  # it has looked at all
+        goes_on.set()
+        eventually(lambda: stored(store, "comes back") == 20, within_s=20.0)
+        eventually(lambda: feed.problems() == [])
+
+
+@pytest.mark.slow
 def test_stream_with_damaged_entries_keeps_nothing_of_others_back(
     store: MemoryStore, database: EmbeddedLedgers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,9 +164,12 @@ class EmbeddedProvider:
         patterns = streams.settings_of("").serve.streams
         # Read the version first: later changes give another one.
         version = (database.version(), patterns)
-        if version == self._version:
+        is_same = version == self._version
+        if is_same and not self._refused:
             return
         self._bring(database, streams, patterns)
+        if is_same:
+            return
         more, damaged = False, dict[str, str]()
         for name in sorted(self._followed):
             if self._stopped:
