@@ -156,6 +156,8 @@ def start_after(segments: Sequence[SegmentRecord], after: str) -> int:
     return next((number + 1 for number in range(start, stop) if str(segments[number].uuid) == uuid), start)
 
 
+#: Longest number of a partition from a client.
+_PARTITION_DIGITS_MAX = 10
 #: Most items of one page.
 LIMIT_MAX = 500
 #: Maximum age of the cached list of the store's streams.
@@ -374,8 +376,8 @@ class ServiceView:
         named = self._named(name)
         # The number of its partition precedes a place.
         at, _, place = after.partition(" ") if named.partitions and after else ("0", "", after)
-        if not at.isdecimal():
-            start_after((), after)  # raises
+        if not at.isdecimal() or len(at) > _PARTITION_DIGITS_MAX:
+            raise InvalidCall(f"{ascii(after)[:100]} is no place among segments", hint="begin with the first page")
         rows: list[dict[str, Any]] = []
         wanted, total, left, last = max(min(limit, LIMIT_MAX), 1), 0, 0, ""
         states = at_once(partial(load_stream, self._store), named.streams)
@@ -779,7 +781,7 @@ def _cut(retention: StreamRetention, given: object, what: str) -> CutLike:
 
 def _partition(number: object, what: str) -> int:
     text = str(number)
-    if not text.isascii() or not text.isdecimal() or len(text) > 10:
+    if not text.isascii() or not text.isdecimal() or len(text) > _PARTITION_DIGITS_MAX:
         raise InvalidCall(f"{what}: {ascii(text)[:40]} is no partition's number", hint='{"3": "7:12"}')
     return int(text)
 

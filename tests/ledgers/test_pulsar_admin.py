@@ -120,6 +120,19 @@ def test_endless_redirects_are_given_up(server: Server, client: AdminClient) -> 
     assert len(server.asked) == admin.REDIRECTS_MAX + 1
 
 
+@pytest.mark.parametrize("address", ["http://[", "http://[fe80::1/ledgers"])
+def test_redirect_to_no_address_is_an_error_that_is_tried_again(
+    server: Server, client: AdminClient, address: str
+) -> None:
+    server.answers = {LEDGERS: (307, b"", {"Location": address})}
+    found: Exception | None = None
+    try:
+        client.ledgers("persistent://t/n/a b")
+    except Exception as error:
+        found = error
+    assert isinstance(found, StoreUnavailable)
+
+
 def test_token_is_not_sent_on_redirect_from_https_to_http(server: Server, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     server.socket = authority.server().wrap_socket(server.socket, server_side=True)

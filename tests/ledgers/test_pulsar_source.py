@@ -343,6 +343,24 @@ def test_a_lost_broker_is_no_end_of_anything(bench: PulsarBench) -> None:
     assert listening.order.count((1, 5)) == 1
 
 
+def test_a_broker_that_lists_no_ledger_for_a_while_stops_nothing_for_good(bench: PulsarBench) -> None:
+    """A topic has a ledger as long as it exists: the answer says nothing about its entries."""
+    source = bench.open()
+    listening = Listening(source)
+    bench.fill(3)
+    eventually(lambda: len(listening.heard) == 3)
+    bench.admin.answers["/admin/v2/persistent/public/default/orders/internalStats"] = 200, b'{"ledgers": []}'
+    bench.topic.roll()
+    bench.fill(2)
+    eventually(lambda: source.problem is not None)
+    assert isinstance(source.problem, StoreUnavailable)
+    with pytest.raises(StoreUnavailable, match="lists no ledger"):
+        source.ledgers()
+    bench.admin.answers.clear()
+    eventually(lambda: listening.heard == bench.stored())
+    eventually(lambda: source.problem is None)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "lie"),

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -217,6 +218,15 @@ def test_wrong_methods_bodies_and_content_types_are_refused(served: Served) -> N
     assert form.status == 415
     unknown = ask(of(http, ORDERS, "/offload"), method="POST", body={"untli": "1:0"}).json()
     assert unknown["problems"] == [{"where": "body.untli", "what": "Extra inputs are not permitted"}]
+
+
+@pytest.mark.slow
+def test_place_in_a_partition_that_no_topic_has_is_refused(tmp_path: Path) -> None:
+    topic = "shop/eu/persistent/events"
+    with http_process(tmp_path, streams=(f"{topic}-partition-0",)) as (http, _):
+        cursor = write_cursor(f"{'9' * 5000} 1:0 {UUID(int=7)}", "segments", topic)
+        answer = ask(of(http, topic, f"/segments?cursor={cursor}"))
+        assert (answer.status, answer.json()["kind"]) == (400, "invalid_request")
 
 
 @pytest.mark.slow

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from offloader.errors import InvalidCall
+from formats.entries import EntryBatch, Position
+from offloader.errors import Corrupt, InvalidCall
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
+from offloader.ledgers.sqlite.stream import EmbeddedStream
 from offloader.manifest.log import list_streams, load_manifest
 from offloader.runtime.clock import SystemClock
 from offloader.service.providers.embedded import EmbeddedProvider, ProcessLock
@@ -92,6 +94,52 @@ def test_streams_that_wait_for_their_last_segment_delay_no_look_at_others(
         finally:
             goes_on.set()
         eventually(lambda: {each.name for each in assembled.process.streams.all()} == {"stays", "new"})
+
+
+@pytest.mark.slow
+def test_stream_that_matches_again_before_it_has_ended_is_followed_once_it_has(
+    store: MemoryStore, database: EmbeddedLedgers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("comes back", "stays"):
+        append(database, name)
+    feed = EmbeddedProvider(database.path, clock=SystemClock())
+    with serving(store, file_of(), feed) as assembled:
+        eventually(lambda: stored(store, "comes back") == stored(store, "stays") == 10)
+        goes_on = threading.Event()
+        monkeypatch.setattr(StreamSupervisor, "drain", lambda *_: goes_on.wait())
+        assembled.process.reload(file_of(serve__streams=("stays",)))
+        eventually(lambda: feed._followed.keys() == {"stays"})
+        append(database, "comes back")
+        assembled.process.reload(file_of())
+        eventually(lambda: feed._refused.keys() == {"comes back"})
+        eventually(lambda: isinstance(feed._version, tuple) and not feed._version[1])  # it has looked at all
+        goes_on.set()
+        eventually(lambda: stored(store, "comes back") == 20, within_s=20.0)
+        eventually(lambda: feed.problems() == [])
+
+
+@pytest.mark.slow
+def test_stream_with_damaged_entries_keeps_nothing_of_others_back(
+    store: MemoryStore, database: EmbeddedLedgers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(database, "a damaged one")
+    append(database, "b")
+    feed = EmbeddedProvider(database.path, clock=SystemClock())
+    with serving(store, file_of(), feed) as assembled:
+        eventually(lambda: stored(store, "a damaged one") == stored(store, "b") == 10)
+        read = EmbeddedStream.read
+
+        def damaged(self: EmbeddedStream, start: Position, max_bytes: int) -> EntryBatch | None:
+            if self.stream == "a damaged one":
+                raise Corrupt("its chunk 3 has another checksum")
+            return read(self, start, max_bytes)
+
+        monkeypatch.setattr(EmbeddedStream, "read", damaged)
+        append(database, "a damaged one")
+        append(database, "b")
+        eventually(lambda: stored(store, "b") == 20, within_s=20.0)
+        assert "stream a damaged one" in {each.where for each in feed.problems()}
+        assert not any(each.blocks_ready for each in assembled.process.problems())
 
 
 def test_stream_of_another_provider_stays_there_and_is_reported(store: MemoryStore, database: EmbeddedLedgers) -> None:

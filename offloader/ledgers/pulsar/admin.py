@@ -234,7 +234,14 @@ class AdminClient:
                 elsewhere = answer.get_redirect_location()
                 if not elsewhere:
                     break
-                where = self._allowed(where, urljoin(where, elsewhere))
+                try:
+                    elsewhere = urljoin(where, elsewhere)
+                except ValueError as cause:
+                    raise StoreUnavailable(
+                        f"{where} sends us on to {elsewhere[:200]!a}, which is no address",
+                        hint="check the brokers' own",
+                    ) from cause
+                where = self._allowed(where, elsewhere)
             else:
                 raise StoreUnavailable(f"{url}: more than {REDIRECTS_MAX} brokers in a row name another one")
         except urllib3.exceptions.HTTPError as cause:

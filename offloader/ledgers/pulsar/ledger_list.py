@@ -300,6 +300,12 @@ class LedgerList:
             # In this order: what the first lists and the second doesn't reach can't be read now.
             internals = self._ask()
             readable = self._ask_last() or _NO_LEDGER
+            if not internals.ledgers.ledgers and readable != _NO_LEDGER:
+                # Nothing was deleted: a topic keeps its newest ledger.
+                raise StoreUnavailable(
+                    f"{self.topic}: the admin interface lists no ledger, and the broker has {readable}",
+                    hint="nothing is decided meanwhile; it is asked again",
+                )
             created_ms, now_ms = internals.newest_ledger_created_ms, self._clock.now_ms()
             # All but the newest ledger were closed when that was opened, or before.
             closed_ms = now_ms if created_ms is None else min(created_ms, now_ms)

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
-from offloader.errors import AccessDenied, Closed, ErrorKind, InvalidCall, OffloaderError
+from offloader.errors import AccessDenied, Closed, Corrupt, ErrorKind, InvalidCall, OffloaderError
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, FollowedStream
 from offloader.runtime.clock import Clock
 from offloader.runtime.workers import Workers
@@ -109,6 +109,7 @@ class EmbeddedProvider:
         self._version: object = None
         self._followed: dict[str, tuple[FollowedStream, StreamSupervisor]] = {}
         self._refused: dict[str, str] = {}
+        self._damaged: dict[str, str] = {}
 
     def start(self, streams: ServedStreams) -> None:
         try:
@@ -145,7 +146,8 @@ class EmbeddedProvider:
     def problems(self) -> Sequence[ProviderProblem]:
         with self._lock:
             found = [] if self._problem is None else [self._problem]
-            found += [ProviderProblem(where=f"stream {name}", what=what) for name, what in self._refused.items()]
+            stopped = [*self._refused.items(), *self._damaged.items()]
+            found += [ProviderProblem(where=f"stream {name}", what=what) for name, what in stopped]
         return found
 
     def look(self, streams: ServedStreams) -> None:
@@ -162,15 +164,25 @@ class EmbeddedProvider:
         patterns = streams.settings_of("").serve.streams
         # Read the version first: later changes give another one.
         version = (database.version(), patterns)
-        if version == self._version:
+        is_same = version == self._version
+        if is_same and not self._refused:
             return
         self._bring(database, streams, patterns)
-        more = False
+        if is_same:
+            return
+        more, damaged = False, dict[str, str]()
         for name in sorted(self._followed):
             if self._stopped:
                 return
-            more |= self._followed[name][0].look()
+            try:
+                more |= self._followed[name][0].look()
+            except Corrupt as error:  # of this stream; it is read again when the database has changed
+                damaged[name] = str(error)
+                if name not in self._damaged:
+                    _log.warning("stream %s can't be read: %s", name, error, extra={"stream": name})
         self._version = None if more else version
+        with self._lock:
+            self._damaged = damaged
 
     def _bring(self, database: EmbeddedLedgers, streams: ServedStreams, patterns: Sequence[str]) -> None:
         wanted = [
