@@ -29,14 +29,13 @@ class Subscriber:
     Attributes:
         told: the newest positions that it was told to count; ``None``: it never was.
         newest: the newest positions that may count.
-        since: when the first one was told, as a number of the trace's line; ``None``: none was.
-        active_ms: when it began to publish what it was told to count last.
+        signs: when it was told that something counts, as numbers of the trace's lines, and when it had begun to
+            publish that, ms.
     """
 
     told: dict[int, Position] | None = None
     newest: dict[int, Position] = field(default_factory=dict)
-    since: int | None = None
-    active_ms: int = 0
+    signs: list[tuple[int, int]] = field(default_factory=list)
 
     def may_count(self, places: Places) -> None:
         """From now on what lies before these may be taken for read."""
@@ -45,8 +44,11 @@ class Subscriber:
     def is_told(self, places: Places, active_ms: int, line: int) -> None:
         """It counts, they said."""
         self.told = _latest(self.told or {}, places)
-        self.since = line if self.since is None else self.since
-        self.active_ms = max(self.active_ms, active_ms)
+        self.signs.append((line, active_ms))
+
+    def active_ms(self, before: int) -> int | None:
+        """Its last sign of life before a line of the trace; ``None``: there was none."""
+        return max((active_ms for line, active_ms in self.signs if line < before), default=None)
 
 
 def _latest(one: Places, other: Places) -> dict[int, Position]:
@@ -136,11 +138,12 @@ class SimulatedSubscribers:
                 young = [each[0] for _, each in gone if now_ms - each[2] < limits.min]
                 if young:
                     return f"{young[0]} is before the head, and younger than min"
+        # Who was silent for too long when the decision began may have come back since: that decision doesn't know.
         counting = [
             (name, who)
             for name, who in self.known.items()
-            if who.since is not None and who.since < since
-            if timeout_ms is None or now_ms - who.active_ms <= timeout_ms
+            if (active_ms := who.active_ms(since)) is not None
+            if timeout_ms is None or now_ms - active_ms <= timeout_ms
         ]
         for name, who in counting:
             lost = [

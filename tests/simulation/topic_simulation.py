@@ -12,7 +12,7 @@ from random import Random
 from formats.entries import Position
 from offloader.errors import NotFound, OffloaderError
 from offloader.manifest.boundary import listed
-from offloader.manifest.catalog import read_intent
+from offloader.manifest.catalog import read_entry, read_intent
 from offloader.retention.cuts import partition_segment
 from offloader.retention.policy import Policy, PolicyKind, policy_of
 from offloader.retention.state import read_decisions
@@ -212,8 +212,9 @@ class TopicSimulation:
 
     def _last_cycle(self) -> None:
         """Retention decides once more; of a topic whose partitions are all gone it says that there is none."""
-        cycle = self.acts.cycle(self.world.quiet("retain"))
-        if self.world.alive:
+        world, cycle = self.world, self.acts.cycle(self.world.quiet("retain"))
+        # One whose writer died between its catalogue entry and its first record is there, and empty.
+        if world.alive or any(read_entry(world.store, each.stream) for each in world.partitions.values()):
             cycle.run(TOPIC)
             return
         try:
