@@ -243,6 +243,8 @@ class TopicSimulation:
         policy = self.policy
         if policy is None or policy.limits is not None or policy.subscriber_timeout_ms is not None:
             return
+        if not self.world.alive:
+            return
         registry = self.acts.retention(self.world.store).registry()
         cuts = [each.cut for each in registry.subscribers.values() if each.cut is not None]
         for number, each in self.world.alive.items() if cuts else ():
