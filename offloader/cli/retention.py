@@ -421,11 +421,28 @@ def list_groups(
     given: StoreArguments,
     group: Annotated[str, argument("Only this one.", metavar="GROUP", shown="all")] = "",
     json: Json = False,
-) -> None:
+) -> int:
     """List reader groups: what they read, how they publish, which checkpoints they keep, what they owe."""
     groups = open_reader_groups(given.open())
-    found = [groups.get(name) for name in ([group] if group else groups.names())]
-    print_rows(map(_group_row, found), _GROUP_COLUMNS, as_json=json, empty="there are no reader groups")
+    if group:
+        print_rows([_group_row(groups.get(group))], _GROUP_COLUMNS, as_json=json)
+        return 0
+    failed: list[OffloaderError] = []
+
+    def rows() -> Iterator[Mapping[str, object]]:
+        for name in groups.names():
+            try:
+                yield _group_row(groups.get(name))
+            except NotFound:
+                continue  # removed meanwhile
+            except OffloaderError as error:
+                failed.append(error)
+                yield {"group": name, "error": str(error)}
+
+    print_rows(rows(), _GROUP_COLUMNS, as_json=json, empty="there are no reader groups")
+    for error in failed:
+        print(f"error: {error}", file=sys.stderr)
+    return failed[0].kind.value if failed else 0
 
 
 def set_group(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from formats.documents import GROUP_PREFIX, GroupState, StreamCutRow, ToDoRow, group_key, group_of_key
-from offloader.errors import InvalidCall, LimitReached, NotFound, OffloaderError
+from offloader.errors import Corrupt, InvalidCall, LimitReached, NotFound, OffloaderError, Unsupported
 from offloader.manifest.boundary import listed
 from offloader.manifest.names import stream_name
 from offloader.retention import reader_groups
@@ -67,9 +67,14 @@ class ReaderGroups:
         self._views: dict[str, tuple[float, GroupState]] = {}
 
     def names(self) -> list[str]:
-        """Existing groups, sorted."""
+        """Existing groups, sorted; one whose document can't be read is among them."""
         names = [group_of_key(info.key) for info in listed(self._documents.store, GROUP_PREFIX)]
-        return sorted(name for name in names if name is not None and not self._read(name).deleted)
+        return sorted(name for name in names if name is not None and not self._is_deleted(name))
+
+    def _is_deleted(self, name: str) -> bool:
+        with suppress(Corrupt, Unsupported):
+            return self._read(name).deleted
+        return False
 
     def get(self, name: str) -> GroupState:
         """Current value of a group."""

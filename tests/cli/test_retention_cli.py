@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from formats.documents import group_key
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.retention.cuts import Cut
 from offloader.retention.group_service import open_reader_groups
@@ -155,6 +156,19 @@ def test_reader_group_is_created_used_and_deleted(offloader: Offloader, store: O
     assert "rg" in offloader("reader-groups", "list").out
     assert offloader("reader-groups", "remove", "rg").out == "rg is gone\n"
     assert offloader("subscribers", "list", "topic").out == "stream topic has no subscribers\n"
+
+
+def test_damaged_reader_group_hides_no_other(offloader: Offloader, store: ObjectStore) -> None:
+    for name in ("bad", "rg"):
+        offloader("reader-groups", "set", name, "--stream", "orders")
+    store.put(group_key("bad"), b"{}")
+    listed = offloader("reader-groups", "list")
+    assert (listed.code, [line.split()[0] for line in listed.out.splitlines()]) == (6, ["GROUP", "bad", "rg"])
+    assert "_groups/bad in " in listed.err
+    damaged, sound = offloader("reader-groups", "list", "--json").rows
+    assert (damaged["group"], "_groups/bad" in damaged["error"]) == ("bad", True)
+    assert (sound["group"], sound["streams"]) == ("rg", ["orders"])
+    assert offloader("reader-groups", "list", "bad").code == 6
 
 
 def test_refused_publish_of_a_group_is_an_error(offloader: Offloader, store: ObjectStore) -> None:
