@@ -337,8 +337,9 @@ class BrokerLedgers:
                 answer = self._forwarded(state, ledger_id, facts, min(left_s, FORWARDED_S_MAX), caller, not_here)
                 if answer["committed"] or answer["missing"]:
                     return answer
-            elif asked:
-                # Its end is committed and not the whole ledger: a gap at its end is found a little later.
+            if asked:
+                # Its end is committed and not the whole ledger: a gap at its end is found a little later. Or the owner
+                # answered at once, as it does while it ends.
                 self._clock.wait(self._closing, min(again_s, left_s))
                 again_s = min(2 * again_s, AGAIN_S_MAX)
             asked = True

@@ -24,6 +24,7 @@ from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
 from offloader.write.hot_tier import NOT_DELIVERED
 from services.servers import free_port
+from tests.support.answering_server import answering_server
 from tests.support.broker_frames import frame_entries, frames_of
 from tests.support.broker_requests import STREAM, Broker
 from tests.support.http_process import ORDERS, HttpProcess, ask, exchange, http_process, quoted
@@ -422,6 +423,18 @@ def test_owner_that_has_ended_is_asked_again_later(tmp_path: Path) -> None:
         with http_process(tmp_path, allowed, streams=(), store=process.store) as (other, _):
             answer = Broker(other.url, ORDERS).offload(info.ledger_id, **facts(info))
             assert (answer.status, answer.json()["kind"], answer.json()["retryable"]) == (503, "retry_later", True)
+
+
+@pytest.mark.slow
+def test_owner_that_answers_at_once_is_asked_a_few_times_only(tmp_path: Path) -> None:
+    allowed: dict[str, Any] = {"access": {"owner_hosts": ["127.0.0.1"]}}
+    with answering_server() as ending, http_process(tmp_path, SLOW, writer_url=ending.url) as (_, process):
+        ending.answers = [(200, {"committed": False, "missing": []})]
+        info = closed_ledger(process)
+        with http_process(tmp_path, allowed, streams=(), store=process.store) as (other, _):
+            answer = Broker(other.url, ORDERS).offload(info.ledger_id, **facts(info, wait_seconds=1))
+            assert (answer.status, answer.json()) == (200, {"committed": False, "missing": []})
+        assert 2 <= len(ending.asked) <= 6
 
 
 @pytest.mark.slow
