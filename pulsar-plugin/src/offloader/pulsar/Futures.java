@@ -109,18 +109,13 @@ final class Futures {
                     waiting.add(turn);
                 }
             }
-            CompletableFuture<Void> bounded = turn.isDone() ? turn
-                    : within(turn, remaining(deadlineNanos), () -> new PluginError("no turn before the deadline: "
-                            + "too many offloads at once"), nothing -> leave());
-            return bounded.thenComposeAsync(nothing -> {
-                CompletableFuture<T> done;
-                try {
-                    done = work.get();
-                } catch (Throwable thrown) {
-                    done = CompletableFuture.failedFuture(thrown);
-                }
-                return done.whenComplete((value, thrown) -> leave());
-            }, Shared.POOL);
+            if (!turn.isDone()) {
+                ScheduledFuture<?> timer = Shared.TIMER.schedule(() -> turn.completeExceptionally(new PluginError(
+                        "no turn before the deadline: too many offloads at once")),
+                        Math.max(1, remaining(deadlineNanos).toMillis()), TimeUnit.MILLISECONDS);
+                turn.whenComplete((nothing, late) -> timer.cancel(false));
+            }
+            return turn.thenCompose(nothing -> start(work).whenComplete((value, thrown) -> leave()));
         }
 
         private void leave() {
