@@ -37,8 +37,9 @@ final class Futures {
                 }
             });
         } catch (RejectedExecutionException full) {
-            result.completeExceptionally(new PluginError("the plugin has more than " + Shared.QUEUE_MAX
-                    + " tasks waiting; the broker retries"));
+            // Not on this thread: what it frees is given to the next task, which would be refused here, too, and so on.
+            Shared.TIMER.execute(() -> result.completeExceptionally(new PluginError("the plugin has more than "
+                    + Shared.QUEUE_MAX + " tasks waiting; the broker retries")));
         }
         return result;
     }
