@@ -492,4 +492,25 @@ final class ReadTest {
             equal((long) server.getAttribute(name, "PresignedBytes") - before, (long) sidecar.object.length);
         }
     }
+
+    static void testConnectionOfARedirectionIsClosed() throws Exception {
+        byte[] redirection = ("HTTP/1.1 307 Elsewhere\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 5\r\n\r\n"
+                + "moved").getBytes(java.nio.charset.StandardCharsets.US_ASCII);
+        var loopback = java.net.InetAddress.getLoopbackAddress();
+        try (java.net.ServerSocket server = new java.net.ServerSocket(0, 1, loopback)) {
+            StoreReads reads = new StoreReads(null, java.time.Duration.ofSeconds(3));
+            CompletableFuture<byte[]> read = reads.range("http://127.0.0.1:" + server.getLocalPort() + "/one", 0, 9,
+                    java.time.Duration.ofSeconds(5));
+            try (java.net.Socket accepted = server.accept()) {
+                accepted.setSoTimeout(5_000);
+                var request = new java.io.BufferedReader(new java.io.InputStreamReader(accepted.getInputStream()));
+                while (!request.readLine().isEmpty()) {
+                    continue;
+                }
+                accepted.getOutputStream().write(redirection);
+                fails(() -> get(read), "HTTP 307");
+                equal(request.read(), -1);
+            }
+        }
+    }
 }
