@@ -493,6 +493,26 @@ final class ReadTest {
         }
     }
 
+    /** Indexes of other writers don't tell how large entries are, so the plan's sizes may be much too small. */
+    static void testChunkThatIsLargerThanThePlanSaysIsRead() throws Exception {
+        try (FakeSidecar sidecar = new FakeSidecar(100, 10, 50)) {
+            sidecar.hasUrls = false;
+            String plan = sidecar.plan();
+            for (int entry = 20; entry < 45; entry++) {
+                sidecar.entries.set(entry, new byte[1 << 20]);
+            }
+            sidecar.fault = request -> request.path().endsWith("/ledgers/7") ? FakeSidecar.Answer.of(200, plan) : null;
+            ReadHandle handle = open(offloader("endpoints", sidecar.url()));
+            checkRead(handle, sidecar, 0, 9);
+            checkRead(handle, sidecar, 10, 99);
+            checkRead(handle, sidecar, 30, 30);
+            for (String chunk : List.of("from=0&to=49&", "from=50&to=99&")) { // neither again and again
+                equal(sidecar.requests.stream().map(each -> String.valueOf(each.query()))
+                        .filter(each -> each.contains(chunk)).count(), 1L);
+            }
+        }
+    }
+
     static void testConnectionOfARedirectionIsClosed() throws Exception {
         byte[] redirection = ("HTTP/1.1 307 Elsewhere\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 5\r\n\r\n"
                 + "moved").getBytes(java.nio.charset.StandardCharsets.US_ASCII);
