@@ -233,12 +233,17 @@ class LedgerExport:
         )
         settings = sized_for(self._settings, standing.payload_bytes)
         summary = write_segment([LedgerPiece(cold, 0, last)], Layout.V1, upload, settings)
-        if self._digest(ledger) != cold.digest.value():
-            raise Corrupt(
-                f"{upload.data_key} in {self._target.url} reads otherwise than ledger {ledger.ledger_id} of "
-                f"{self._state.stream}",
-                hint="delete both objects, and run this again",
-            )
+        try:
+            if self._digest(ledger) != cold.digest.value():
+                raise Corrupt(
+                    f"{upload.data_key} in {self._target.url} reads otherwise than ledger {ledger.ledger_id} of "
+                    f"{self._state.stream}",
+                    hint="run this again",
+                )
+        except OffloaderError as error:
+            if error.kind is ErrorKind.DATA_CORRUPTION:
+                self._target.delete([upload.index_key])  # else the next run finds the ledger there
+            raise
         self._on_progress(summary)
 
     def _digest(self, ledger: RecordedLedger) -> bytes:

@@ -17,13 +17,15 @@ from formats.entries import EntryBatch, Position
 from formats.extension import Codec
 from formats.manifest import Gap, LedgersDeleted
 from formats.metadata.messages import OffloadContext, PulsarLedger
-from formats.segment import Layout
+from formats.segment import Layout, SegmentSummary
 from offloader.manifest.log import load_manifest
 from offloader.read.reader import read_offloaded
 from offloader.store.base import ObjectStore
 from offloader.store.open import open_store
+from offloader.write import ledger_export
 from offloader.write.backfill_service import fill_gaps
 from offloader.write.hot_tier import NOT_DELIVERED
+from offloader.write.upload import write_segment
 from tests.cli.reading_verbs import Done, Offloader
 from tests.support.ledger_records import record_of
 from tests.support.streams import StreamWriter, batch_of
@@ -140,6 +142,29 @@ def test_what_an_interrupted_run_left_is_written_anew(export: Export) -> None:
     export.target.put(f"{uuid_of(3)}-ledger-3", b"the beginning")
     assert export([export.recorded(3)], "--json").rows[0]["state"] == "written"
     assert read_offloaded(export.target, 3, context_of(3), {}).read(0, 99).payload_bytes == 2000
+
+
+def test_what_reads_otherwise_than_it_was_written_is_not_there_for_the_next_run(
+    export: Export, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = f"{uuid_of(3)}-ledger-3"
+
+    def damaged(*given: Any, **named: Any) -> SegmentSummary:
+        summary = write_segment(*given, **named)
+        data = bytearray(export.target.get(key)[0])
+        data[data.index(export.payloads(3)[50])] ^= 1
+        export.target.put(key, bytes(data))
+        return summary
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ledger_export, "write_segment", damaged)
+        done = export([export.recorded(3)], "--json")
+    assert (done.code, done.rows[0]["state"]) == (6, "left")
+    again = export([export.recorded(3)], "--json")
+    assert (again.code, again.rows[0]["state"]) == (0, "written")
+    assert [entry.payload for entry in read_offloaded(export.target, 3, context_of(3), {}).read(0, 99)] == (
+        export.payloads(3)
+    )
 
 
 def test_missing_and_different_ledgers_are_named_and_the_others_written(export: Export) -> None:

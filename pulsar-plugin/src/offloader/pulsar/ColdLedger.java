@@ -8,9 +8,11 @@ import java.util.ArrayList;
 import java.util.BitSet;
 import java.util.Iterator;
 import java.util.List;
+import java.util.Set;
 import java.util.UUID;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
+import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 import java.util.concurrent.atomic.AtomicLong;
@@ -41,6 +43,9 @@ final class ColdLedger implements ReadHandle, OffloadedLedgerHandle {
 
     /** A chunk of more bytes isn't kept: the sidecar gives the entries that were asked for. */
     private static final long KEPT_MAX = 64 << 20;
+
+    /** An answer with entries may have at least so many bytes; more of them are asked for in pieces. */
+    private static final int ROOM_MIN = 16 << 20;
     private static final int PLAN_BYTES_MAX = 64 << 20;
     private static final long RELOAD_NANOS = TimeUnit.SECONDS.toNanos(5);
     private static final AtomicLong WARNED = new AtomicLong(System.nanoTime() - TimeUnit.MINUTES.toNanos(1));
@@ -55,6 +60,8 @@ final class ColdLedger implements ReadHandle, OffloadedLedgerHandle {
     private final AtomicInteger pending = new AtomicInteger();
     private final ArrayDeque<End> ends = new ArrayDeque<>();
     private final BitSet touched = new BitSet();
+    /** First entries of chunks of the sidecar that were much larger than the plan said. */
+    private final Set<Long> large = ConcurrentHashMap.newKeySet();
     private volatile long accessedMs = System.currentTimeMillis();
     private volatile Plan plan;
     private volatile boolean isStale;
@@ -247,7 +254,7 @@ final class ColdLedger implements ReadHandle, OffloadedLedgerHandle {
         long next = first;
         while (next <= last) {
             Plan.Part unit = unit(now, now.parts().get(now.find(next)), next);
-            if (unit.cost() > KEPT_MAX) {
+            if (!isKept(unit)) {
                 break;
             }
             chunk(now, unit);
@@ -281,7 +288,7 @@ final class ColdLedger implements ReadHandle, OffloadedLedgerHandle {
     private boolean aheadFrom(Plan now, int from, int to) {
         for (int index = from; index <= Math.min(to, now.parts().size() - 1); index++) {
             Plan.Part part = now.parts().get(index);
-            if (part.cost() > KEPT_MAX || !ahead(now, part)) {
+            if (!ahead(now, part)) {
                 return false;
             }
         }
@@ -310,15 +317,31 @@ final class ColdLedger implements ReadHandle, OffloadedLedgerHandle {
 
     private CompletableFuture<Void> collect(Plan now, long first, long last, List<LedgerEntry> into) {
         Plan.Part part = unit(now, now.parts().get(now.find(first)), first);
-        CompletableFuture<Chunk> found = part.object() < 0 && part.cost() > KEPT_MAX
-                ? Shared.CACHE.once(KEPT_MAX, () -> entries(first, Math.min(last, part.last()), 64 << 10, (int) KEPT_MAX,
-                        deadline(settings, 2)))
-                : chunk(now, part);
+        long asked = Math.min(last, part.last());
+        CompletableFuture<Chunk> found = part.object() < 0 && !isKept(part) ? some(first, asked)
+                : chunk(now, part).exceptionallyCompose(thrown -> isTooLarge(thrown) ? some(first, asked)
+                        : CompletableFuture.failedFuture(thrown));
         return found.thenComposeAsync(chunk -> {
             long until = Math.min(last, chunk.last());
             copy(chunk, first, until, into);
             return until == last ? CompletableFuture.<Void>completedFuture(null) : collect(now, until + 1, last, into);
         }, Shared.POOL);
+    }
+
+    /** Entries from {@code first} on, without their chunk: up to {@code last}, or fewer where these are too large. */
+    private CompletableFuture<Chunk> some(long first, long last) {
+        int room = first == last ? (int) KEPT_MAX : ROOM_MIN;
+        return Shared.CACHE.once(room, () -> entries(first, last, 64 << 10, room, deadline(settings, 2)))
+                .exceptionallyCompose(thrown -> first < last && isTooLarge(thrown) ? some(first, (first + last) / 2)
+                        : CompletableFuture.failedFuture(thrown));
+    }
+
+    private static boolean isTooLarge(Throwable thrown) {
+        return Futures.cause(thrown) instanceof PluginError failed && failed.isTooLarge();
+    }
+
+    private boolean isKept(Plan.Part part) {
+        return part.cost() <= KEPT_MAX && !large.contains(part.first());
     }
 
     /** Copies into the broker's buffers: its cache would keep whole chunks alive by the slices of them. */
@@ -376,7 +399,7 @@ final class ColdLedger implements ReadHandle, OffloadedLedgerHandle {
     }
 
     private boolean ahead(Plan now, Plan.Part part) {
-        return Shared.CACHE.readAhead(key(part), part.cost(), () -> load(now, part));
+        return isKept(part) && Shared.CACHE.readAhead(key(part), part.cost(), () -> load(now, part));
     }
 
     private CompletableFuture<Chunk> chunk(Plan now, Plan.Part part) {
@@ -386,11 +409,15 @@ final class ColdLedger implements ReadHandle, OffloadedLedgerHandle {
     /** A chunk by its URL and, when that fails, through a sidecar; the other way round while the store is dead. */
     private CompletableFuture<Chunk> load(Plan now, Plan.Part part) {
         long deadline = deadline(settings, 2);
-        int room = (int) Math.max(16 << 20, 2 * part.cost()); // its bytes may be an estimate
+        int room = (int) Math.max(ROOM_MIN, 2 * part.cost()); // its bytes may be an estimate
         Supplier<CompletableFuture<Chunk>> bySidecar = () ->
                 entries(part.first(), part.last(), (int) (part.bytes() + 12L * part.entries() + 12), room, deadline);
         if (part.object() < 0) {
-            return bySidecar.get();
+            return bySidecar.get().whenComplete((chunk, thrown) -> {
+                if (thrown != null && isTooLarge(thrown)) {
+                    large.add(part.first());
+                }
+            });
         }
         Supplier<CompletableFuture<Chunk>> byUrl = () -> direct(now, part, deadline);
         boolean isDead = Sidecars.isDead(now.objects().get(part.object()));

@@ -37,8 +37,9 @@ final class Futures {
                 }
             });
         } catch (RejectedExecutionException full) {
-            result.completeExceptionally(new PluginError("the plugin has more than " + Shared.QUEUE_MAX
-                    + " tasks waiting; the broker retries"));
+            // Not on this thread: what it frees is given to the next task, which would be refused here, too, and so on.
+            Shared.TIMER.execute(() -> result.completeExceptionally(new PluginError("the plugin has more than "
+                    + Shared.QUEUE_MAX + " tasks waiting; the broker retries")));
         }
         return result;
     }
@@ -109,18 +110,13 @@ final class Futures {
                     waiting.add(turn);
                 }
             }
-            CompletableFuture<Void> bounded = turn.isDone() ? turn
-                    : within(turn, remaining(deadlineNanos), () -> new PluginError("no turn before the deadline: "
-                            + "too many offloads at once"), nothing -> leave());
-            return bounded.thenComposeAsync(nothing -> {
-                CompletableFuture<T> done;
-                try {
-                    done = work.get();
-                } catch (Throwable thrown) {
-                    done = CompletableFuture.failedFuture(thrown);
-                }
-                return done.whenComplete((value, thrown) -> leave());
-            }, Shared.POOL);
+            if (!turn.isDone()) {
+                ScheduledFuture<?> timer = Shared.TIMER.schedule(() -> turn.completeExceptionally(new PluginError(
+                        "no turn before the deadline: too many offloads at once")),
+                        Math.max(1, remaining(deadlineNanos).toMillis()), TimeUnit.MILLISECONDS);
+                turn.whenComplete((nothing, late) -> timer.cancel(false));
+            }
+            return turn.thenCompose(nothing -> start(work).whenComplete((value, thrown) -> leave()));
         }
 
         private void leave() {

@@ -9,6 +9,7 @@ import java.io.IOException;
  */
 final class PluginError extends IOException {
     private static final long serialVersionUID = 1;
+    private static final String TOO_LARGE = "answer_too_large";
 
     /** Of the sidecar's answer; 0: there was none, or the answer was wrong. */
     final int status;
@@ -26,9 +27,18 @@ final class PluginError extends IOException {
         this.kind = kind;
     }
 
+    static PluginError tooLarge(int status, int max) {
+        return new PluginError("the answer has more than " + max + " bytes", status, TOO_LARGE);
+    }
+
     /** Whether the ledger was deleted on purpose. */
     boolean isTrimmed() {
         return status == 410 && kind.equals("trimmed");
+    }
+
+    /** Whether a good answer had more bytes than were expected: it will have them again. */
+    boolean isTooLarge() {
+        return status / 100 == 2 && kind.equals(TOO_LARGE);
     }
 
     /** Whether another attempt may succeed without anything being changed by a person. */

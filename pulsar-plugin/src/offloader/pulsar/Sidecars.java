@@ -198,7 +198,8 @@ final class Sidecars {
             Duration left = Futures.remaining(deadline);
             Duration limit = left.compareTo(call.patience) < 0 ? left : call.patience;
             return send(request, limit, info -> info.statusCode() / 100 == 2
-                    ? new Body(call.expected, call.max) : new Body(1 << 10, PROBLEM_MAX)).thenCompose(response -> {
+                    ? new Body(info.statusCode(), call.expected, call.max)
+                    : new Body(info.statusCode(), 1 << 10, PROBLEM_MAX)).thenCompose(response -> {
                         int status = response.statusCode();
                         if (status / 100 == 2) {
                             return CompletableFuture.completedFuture(response.body());
@@ -334,12 +335,14 @@ final class Sidecars {
     /** A body in memory, up to a limit; more than that breaks the connection. */
     private static final class Body implements HttpResponse.BodySubscriber<byte[]> {
         private final CompletableFuture<byte[]> result = new CompletableFuture<>();
+        private final int status;
         private final int max;
         private byte[] bytes;
         private int length;
         private Flow.Subscription subscription;
 
-        Body(int expected, int max) {
+        Body(int status, int expected, int max) {
+            this.status = status;
             this.max = max;
             this.bytes = new byte[Math.min(expected, max)];
         }
@@ -361,7 +364,7 @@ final class Sidecars {
                 int more = buffer.remaining();
                 if (more > max - length) {
                     subscription.cancel();
-                    result.completeExceptionally(new PluginError("the answer has more than " + max + " bytes"));
+                    result.completeExceptionally(PluginError.tooLarge(status, max));
                     return;
                 }
                 if (more > bytes.length - length) {

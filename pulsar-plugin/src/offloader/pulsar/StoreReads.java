@@ -67,8 +67,9 @@ final class StoreReads {
         try {
             int status = connection.getResponseCode();
             if (status / 100 != 2) {
-                drain(connection.getErrorStream(), deadline);
-                isWhole = true;
+                InputStream problem = connection.getErrorStream(); // null: a redirection has none that can be read
+                drain(problem, deadline);
+                isWhole = problem != null;
                 throw new PluginError("the object store answered HTTP " + status, Math.max(0, status), "");
             }
             long promised = connection.getContentLengthLong();

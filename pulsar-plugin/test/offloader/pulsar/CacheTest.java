@@ -140,4 +140,22 @@ final class CacheTest {
         check(cache.used() <= 8_000, cache.used());
         equal(counters.get(Counters.Name.CacheBytes), cache.used());
     }
+
+    static void testRefusedLoadsGiveTheirMemoryBack() throws Exception {
+        ChunkCache cache = new ChunkCache(1_000, new Counters());
+        CompletableFuture<Chunk> loaded = new CompletableFuture<>();
+        List<CompletableFuture<Chunk>> readers = new ArrayList<>();
+        readers.add(cache.get(key(0), 1_000, () -> loaded));
+        Checks.eventually(() -> Shared.POOL.getQueue().isEmpty() && Shared.POOL.getActiveCount() == 0);
+        for (int first = 1; first < 10_000; first++) {
+            readers.add(cache.get(key(first), 1_000, () -> new CompletableFuture<>()));
+        }
+        try (FuturesTest.FullPool full = new FuturesTest.FullPool()) {
+            loaded.completeExceptionally(new PluginError("broken"));
+            for (CompletableFuture<Chunk> reader : readers) {
+                fails(() -> reader.get(5, java.util.concurrent.TimeUnit.SECONDS), "PluginError");
+            }
+        }
+        equal(cache.used(), 0L);
+    }
 }

@@ -492,4 +492,45 @@ final class ReadTest {
             equal((long) server.getAttribute(name, "PresignedBytes") - before, (long) sidecar.object.length);
         }
     }
+
+    /** Indexes of other writers don't tell how large entries are, so the plan's sizes may be much too small. */
+    static void testChunkThatIsLargerThanThePlanSaysIsRead() throws Exception {
+        try (FakeSidecar sidecar = new FakeSidecar(100, 10, 50)) {
+            sidecar.hasUrls = false;
+            String plan = sidecar.plan();
+            for (int entry = 20; entry < 45; entry++) {
+                sidecar.entries.set(entry, new byte[1 << 20]);
+            }
+            sidecar.fault = request -> request.path().endsWith("/ledgers/7") ? FakeSidecar.Answer.of(200, plan) : null;
+            ReadHandle handle = open(offloader("endpoints", sidecar.url()));
+            checkRead(handle, sidecar, 0, 9);
+            checkRead(handle, sidecar, 10, 99);
+            checkRead(handle, sidecar, 30, 30);
+            for (String chunk : List.of("from=0&to=49&", "from=50&to=99&")) { // neither again and again
+                equal(sidecar.requests.stream().map(each -> String.valueOf(each.query()))
+                        .filter(each -> each.contains(chunk)).count(), 1L);
+            }
+        }
+    }
+
+    static void testConnectionOfARedirectionIsClosed() throws Exception {
+        byte[] redirection = ("HTTP/1.1 307 Elsewhere\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 5\r\n\r\n"
+                + "moved").getBytes(java.nio.charset.StandardCharsets.US_ASCII);
+        var loopback = java.net.InetAddress.getLoopbackAddress();
+        try (java.net.ServerSocket server = new java.net.ServerSocket(0, 1, loopback)) {
+            StoreReads reads = new StoreReads(null, java.time.Duration.ofSeconds(3));
+            CompletableFuture<byte[]> read = reads.range("http://127.0.0.1:" + server.getLocalPort() + "/one", 0, 9,
+                    java.time.Duration.ofSeconds(5));
+            try (java.net.Socket accepted = server.accept()) {
+                accepted.setSoTimeout(5_000);
+                var request = new java.io.BufferedReader(new java.io.InputStreamReader(accepted.getInputStream()));
+                while (!request.readLine().isEmpty()) {
+                    continue;
+                }
+                accepted.getOutputStream().write(redirection);
+                fails(() -> get(read), "HTTP 307");
+                equal(request.read(), -1);
+            }
+        }
+    }
 }
