@@ -517,7 +517,8 @@ class StreamOffload:
                 return 0
             if self._backoff.waiting and not first.assigned:
                 dropped = shared.queue.clear(shared.committed)
-                shared.mode = Mode.CATCH_UP
+                # A record in doubt may still assign the dropped segment: it then has to be given up.
+                shared.mode, self._catch_up.due = Mode.CATCH_UP, True
             elif shared.queue.is_leaving:
                 return held_bytes
         for other in dropped:
