@@ -242,12 +242,14 @@ class StreamOffload:
 
     def _on_appended(self, batch: EntryBatch) -> bool:
         """Called by the source for each batch that became durable; must be quick. False: the entries are read later."""
-        with self._shared.lock:
-            wake = self._shared.append(batch, ours=self._ownership.held)
-            taken = self._shared.mode is Mode.LIVE
-        if wake:
-            self._step_task.schedule()
-        return taken
+        wake = True  # also after an error
+        try:
+            with self._shared.lock:
+                wake = self._shared.append(batch, ours=self._ownership.held)
+                return self._shared.mode is Mode.LIVE
+        finally:
+            if wake:
+                self._step_task.schedule()
 
     def _on_ledger_closed(self, info: LedgerInfo) -> None:
         """Called by the source before the first batch of a later ledger, so that a rollover doesn't end live mode."""
