@@ -549,16 +549,17 @@ class StreamOffload:
     def _look_at_owner(self) -> None:
         if not self._watching:
             return
+        abandoned = False
         try:
             abandoned = self._ownership.is_abandoned(self._shared.tail)
         except OffloaderError as error:
             _log.warning("stream %s is fenced, and can't be looked at: %s", self.stream, error)
-            abandoned = False
+        finally:
+            if not abandoned:  # also after any other error
+                self._look_later()
         if abandoned:
             _log.warning("stream %s: its owner is silent and data waits: taking it back", self.stream)
             self.reopen()
-        else:
-            self._look_later()
 
     def _halt(self, error: OffloaderError, *, abort: bool) -> None:
         with self._shared.changed:
