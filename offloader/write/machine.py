@@ -65,7 +65,7 @@ class StreamOffload:
         tools: of the process: its workers, memory, clock, settings.
         take_over: take the stream from an active owner. On by default, because a source made this writer the active
             one. Commands leave it off unless requested.
-        on_refused: called when the stream stops because the manifest refused its edits.
+        on_refused: called with this when the stream stops because the manifest refused its edits.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class StreamOffload:
         make_handle: Callable[..., OffloadHandle],
         tools: HistoryTools,
         take_over: bool = True,
-        on_refused: Callable[[], None] = lambda: None,
+        on_refused: Callable[[StreamOffload], None] = lambda _: None,
     ) -> None:
         self._source = source = checked(source, log)
         self._log, self._tools, self._make_handle, self._on_refused = log, tools, make_handle, on_refused
@@ -289,7 +289,7 @@ class StreamOffload:
             # The manifest or the hot tier is damaged, or another one: a retry would read the same bytes.
             self._halt(error, abort=True)
             if isinstance(error, EditRefused):
-                self._on_refused()
+                self._on_refused(self)
         except OffloaderError as error:
             self._retry_later(error)
         except BaseException as error:

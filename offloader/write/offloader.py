@@ -279,14 +279,15 @@ class LedgerOffloader:
         take_over: bool = True,
         settings: OffloadSettings | None = None,
         log: ManifestLog | None = None,
-        on_refused: Callable[[], None] = lambda: None,
+        on_refused: Callable[[StreamOffload], None] = lambda _: None,
     ) -> StreamOffload:
         """Start offloading a stream as its owner, from the position in the manifest.
 
         Args:
             log: of ``history.owners_log``, with an epoch that was opened for this source; ``None``: one is opened when
                 there is something to offload.
-            on_refused: called when the stream stops because the manifest refused its edits.
+            on_refused: called with the result when it stops because the manifest refused its edits, perhaps before
+                this returns.
             take_over: False: not from an owner whose last record is younger than ``takeover_after_seconds``.
             settings: of the stream; default: those of the process. Settings that all streams share (workers, memory,
                 segments of history at once) are always the process's.
@@ -431,9 +432,10 @@ class MethodOffload:
             log: with the epoch of this start; ``None``: one is opened when there is something to offload.
         """
         if self.method == "streaming":
-            self._offload = self._offloader.offload_stream(
-                self._source, self._stream, log=log, on_refused=self._refused
-            )
+            with self._lock:  # the stream may stop itself before this has it
+                self._offload = self._offloader.offload_stream(
+                    self._source, self._stream, log=log, on_refused=self._refused
+                )
         elif self.method == "ledger":
             self._trigger = self._offloader.offload_closed_ledgers(self._source, self._stream)
 
@@ -496,20 +498,18 @@ class MethodOffload:
             self._trigger.stop()
         return failure
 
-    def _refused(self) -> None:
+    def _refused(self, stopped: StreamOffload) -> None:
         """The stream stopped itself after the manifest refused a record: restart it soon."""
-        offload = self._offload
-        if offload is not None:
-            wait_s, self._restart_s = self._restart_s, min(2 * self._restart_s, RESTART_S_MAX)
-            self._offloader.call_after(wait_s, lambda: self._restart_later(offload))
+        wait_s, self._restart_s = self._restart_s, min(2 * self._restart_s, RESTART_S_MAX)
+        self._offloader.call_after(wait_s, lambda: self._restart_later(stopped))
 
     def _restart_later(self, stopped: StreamOffload) -> None:
         try:
             with suppress(Closed):
                 self._restarted(stopped)
-        except OffloaderError as error:
+        except Exception as error:  # also of memory, or a bug: no error ends the attempts
             _log.warning("stream %s isn't offloaded: %s", self._stream, error)
-            self._refused()
+            self._refused(stopped)
 
     def _restarted(self, stopped: StreamOffload) -> StreamOffload:
         """The replacement of a stream that stopped itself."""
