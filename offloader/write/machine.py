@@ -23,7 +23,7 @@ from offloader.errors import (
 from offloader.ledgers.base import LedgerInfo, LedgerSource, Subscription, newest, newest_listed
 from offloader.manifest.log import ManifestLog, checked
 from offloader.manifest.state import EditRefused, ManifestState, StreamPaused
-from offloader.runtime.workers import RETRY_DELAY_FIRST_S, Backoff, SerialTask, Timer
+from offloader.runtime.workers import RETRY_DELAY_FIRST_S, Alarm, Backoff, SerialTask, Timer
 from offloader.store.wrappers import recorder_of
 from offloader.write.backfill import HistoryTools
 from offloader.write.catch_up import CatchUp
@@ -93,6 +93,7 @@ class StreamOffload:
         self._backoff = Backoff(workers, settings.retry_seconds_max, schedule)
         # Whether the stream was lost and its owner is polled; under the shared lock.
         self._watching = False
+        self._next_look = Alarm(workers, self._look_at_owner)
         # Polls of a paused stream, and the number of requested ones that the last reload answered.
         self._pause_timer: Timer | None = None
         self._pause_delay_s, self._looking = LOOK_FIRST_S, 0
@@ -544,7 +545,7 @@ class StreamOffload:
         return watched
 
     def _look_later(self) -> None:
-        self._tools.workers.call_after(self._tools.settings.takeover_after_seconds, self._look_at_owner)
+        self._next_look.set(self._tools.settings.takeover_after_seconds)
 
     def _look_at_owner(self) -> None:
         if not self._watching:

@@ -265,6 +265,32 @@ def test_fenced_owner_looks_again_after_an_error_of_any_kind(new_bench: Callable
     assert stored_entries(bench.memory, STREAM) == bench.expected
 
 
+def test_owner_that_is_fenced_again_and_again_looks_once_each_time(new_bench: Callable[..., Bench]) -> None:
+    clock = ManualClock(waits_pass=False)
+    bench = new_bench(clock=clock)
+    source, store = bench.open(), FaultyStore(bench.memory)
+    first = bench.start(source, store)
+    for _ in range(3):
+        first.reopen()
+        bench.append(source, 2)
+        first.offload()
+        other = bench.start(source)
+        bench.append(source, 2)
+        other.offload()
+        bench.append(source, 2)
+        with pytest.raises(Fenced):
+            first.offload()
+    calls = len(store.calls)
+
+    clock.advance(61)
+    eventually(lambda: len(store.calls) >= calls + 3)
+    threading.Event().wait(0.2)
+
+    asked = [key for _, key in store.calls[calls:] if key.endswith("/boundary")]
+    assert len(asked) == 1
+    assert first.status().mode is Mode.STOPPED
+
+
 class _Slow(StoreWrapper):
     """Each request takes an hour, if it is to."""
 
