@@ -93,6 +93,7 @@ class LedgerOffloader:
         self._clock = clock or SystemClock()
         self._workers = workers or Workers(self.settings.offload.workers_max, self._clock)
         # A simulation runs everything itself.
+        self._is_simulated = workers is not None
         self._uploaders = workers or Workers(self.settings.offload.backfill_segments_in_flight_max, self._clock)
         # Separate threads: a segment that waits for its parts occupies an uploader, and live parts don't wait for one.
         self._senders = Workers(HISTORY_PARTS * self.settings.offload.parts_in_flight_max, self._clock)
@@ -368,6 +369,9 @@ class LedgerOffloader:
             runs = list(self._runs.values())
         for each in runs:
             each.stop()
+        if not self._is_simulated:
+            for each in runs:
+                each.wait()
         self._run_workers.close()
         self._uploaders.close()
         self._senders.close()  # after the threads that wait for it
