@@ -470,7 +470,6 @@ class MethodOffload:
         result = trigger.offload()
         if result.errors:
             raise result.errors[0]
-        self._restart_s = RESTART_S_MIN
         return result.committed
 
     def wake(self) -> None:
@@ -504,16 +503,21 @@ class MethodOffload:
 
     def _refused(self, stopped: StreamOffload) -> None:
         """The stream stopped itself after the manifest refused a record: restart it soon."""
-        wait_s, self._restart_s = self._restart_s, min(2 * self._restart_s, RESTART_S_MAX)
-        self._offloader.call_after(wait_s, lambda: self._restart_later(stopped))
+        if stopped.status().segments_committed:
+            self._restart_s = RESTART_S_MIN
+        self._restart_later(stopped)
 
     def _restart_later(self, stopped: StreamOffload) -> None:
+        wait_s, self._restart_s = self._restart_s, min(2 * self._restart_s, RESTART_S_MAX)
+        self._offloader.call_after(wait_s, lambda: self._restart(stopped))
+
+    def _restart(self, stopped: StreamOffload) -> None:
         try:
             with suppress(Closed):
                 self._restarted(stopped)
         except Exception as error:  # also of memory, or a bug: no error ends the attempts
             _log.warning("stream %s isn't offloaded: %s", self._stream, error)
-            self._refused(stopped)
+            self._restart_later(stopped)
 
     def _restarted(self, stopped: StreamOffload) -> StreamOffload:
         """The replacement of a stream that stopped itself."""

@@ -19,7 +19,7 @@ from offloader.store.memory import MemoryStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.write.machine import StreamOffload
-from offloader.write.offloader import LedgerOffloader, MethodOffload
+from offloader.write.offloader import RESTART_S_MIN, LedgerOffloader, MethodOffload
 from tests.simulation.simulated_workers import SimulatedWorkers
 from tests.support.readback import stored_entries
 
@@ -105,3 +105,29 @@ def test_stream_is_started_again_although_an_attempt_failed_with_an_error_of_any
     world.source.errors = [MemoryError("no memory")]
     world.commit_all()
     assert not world.source.errors
+
+
+def test_stream_that_made_progress_is_started_again_after_the_first_wait(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit, refused = ManifestLog.commit, [False]
+
+    def some(log: ManifestLog, edits: Sequence[Edit]) -> ManifestState:
+        if refused[0]:
+            refused[0] = False
+            raise EditRefused(f"stream {STREAM}: no edit is taken")
+        return commit(log, edits)
+
+    monkeypatch.setattr(ManifestLog, "commit", some)
+    world.method.begin()
+    for _ in range(4):
+        world.commit_all()
+        world.source.append([b"entry"] * 10)
+        refused[0] = True
+        world.run()
+        assert not refused[0]
+        world.clock.advance(1.1 * RESTART_S_MIN)
+        world.run()
+        status = world.method.status()
+        assert status is not None
+        assert status.error == ""
