@@ -603,7 +603,7 @@ class BackfillJob:
             self._fail(error)
         except OffloaderError as error:
             self._failures += 1
-            if self._failures >= COMMIT_ATTEMPTS_MAX:
+            if self._stopped or self._failures >= COMMIT_ATTEMPTS_MAX:
                 self._fail(error)
             else:
                 self._later(self._failures, self._task.schedule)

@@ -427,7 +427,7 @@ class BackfillService:
 
     def __init__(self, store: ObjectStore, tools: HistoryTools, manifest: ManifestSettings | None = None) -> None:
         self._store, self._tools, self._manifest = store, tools, manifest
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._under_way: list[BackfillJob] = []
         self._stopped = False
 
@@ -663,11 +663,16 @@ class BackfillService:
 
     def stop(self) -> None:
         """End runs early, leaving the rest to the next one, and refuse new ones."""
-        with self._lock:
+        with self._changed:
             self._stopped = True
             under_way = list(self._under_way)
         for run in under_way:
             run.stop()
+
+    def wait(self) -> None:
+        """After ``stop``: wait for the runs to end. Their threads would wait for ever for workers that are closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._under_way)
 
     def release(self, source: LedgerSource, stream: str) -> HotRelease | CommitAck:
         """Create what releases a stream's hot copies; not started.
@@ -734,7 +739,7 @@ class BackfillService:
         return commits, owners.given_up
 
     def _finished(self, stream: str, run: BackfillJob) -> HistoryResult:
-        with self._lock:
+        with self._changed:
             if self._stopped:
                 raise Closed("the offloader was closed")
             self._under_way.append(run)
@@ -745,8 +750,9 @@ class BackfillService:
             raise
         finally:
             run.stop()
-            with self._lock:
+            with self._changed:
                 self._under_way.remove(run)
+                self._changed.notify_all()
 
     def owners_log(self, stream: str) -> ManifestLog:
         """The manifest of a stream offloaded while it is written: no commit waits for a checkpoint."""

@@ -203,12 +203,13 @@ class HotRelease:
             errors = self.look().errors
         except OffloaderError as cause:
             errors = [cause]
+        finally:
+            self.start()  # also after any other error
         # A common cause, such as a full disk, may block all of them: log it once.
         for error, count in Counter(map(str, errors)).items():
             times = f" ({count} times)" if count > 1 else ""
             extra = {"event": "retry", "stream": self._log.stream}
             _log.warning("stream %s: hot copies stay for now: %s%s", self._log.stream, error, times, extra=extra)
-        self.start()
 
 
 #: Interval of checks besides those after a commit: for what another process committed, and for settings.

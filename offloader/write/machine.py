@@ -23,7 +23,7 @@ from offloader.errors import (
 from offloader.ledgers.base import LedgerInfo, LedgerSource, Subscription, newest, newest_listed
 from offloader.manifest.log import ManifestLog, checked
 from offloader.manifest.state import EditRefused, ManifestState, StreamPaused
-from offloader.runtime.workers import RETRY_DELAY_FIRST_S, Backoff, SerialTask, Timer
+from offloader.runtime.workers import RETRY_DELAY_FIRST_S, Alarm, Backoff, SerialTask, Timer
 from offloader.store.wrappers import recorder_of
 from offloader.write.backfill import HistoryTools
 from offloader.write.catch_up import CatchUp
@@ -65,7 +65,7 @@ class StreamOffload:
         tools: of the process: its workers, memory, clock, settings.
         take_over: take the stream from an active owner. On by default, because a source made this writer the active
             one. Commands leave it off unless requested.
-        on_refused: called when the stream stops because the manifest refused its edits.
+        on_refused: called with this when the stream stops because the manifest refused its edits.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class StreamOffload:
         make_handle: Callable[..., OffloadHandle],
         tools: HistoryTools,
         take_over: bool = True,
-        on_refused: Callable[[], None] = lambda: None,
+        on_refused: Callable[[StreamOffload], None] = lambda _: None,
     ) -> None:
         self._source = source = checked(source, log)
         self._log, self._tools, self._make_handle, self._on_refused = log, tools, make_handle, on_refused
@@ -93,6 +93,7 @@ class StreamOffload:
         self._backoff = Backoff(workers, settings.retry_seconds_max, schedule)
         # Whether the stream was lost and its owner is polled; under the shared lock.
         self._watching = False
+        self._next_look = Alarm(workers, self._look_at_owner)
         # Polls of a paused stream, and the number of requested ones that the last reload answered.
         self._pause_timer: Timer | None = None
         self._pause_delay_s, self._looking = LOOK_FIRST_S, 0
@@ -242,12 +243,14 @@ class StreamOffload:
 
     def _on_appended(self, batch: EntryBatch) -> bool:
         """Called by the source for each batch that became durable; must be quick. False: the entries are read later."""
-        with self._shared.lock:
-            wake = self._shared.append(batch, ours=self._ownership.held)
-            taken = self._shared.mode is Mode.LIVE
-        if wake:
-            self._step_task.schedule()
-        return taken
+        wake = True  # also after an error
+        try:
+            with self._shared.lock:
+                wake = self._shared.append(batch, ours=self._ownership.held)
+                return self._shared.mode is Mode.LIVE
+        finally:
+            if wake:
+                self._step_task.schedule()
 
     def _on_ledger_closed(self, info: LedgerInfo) -> None:
         """Called by the source before the first batch of a later ledger, so that a rollover doesn't end live mode."""
@@ -287,7 +290,7 @@ class StreamOffload:
             # The manifest or the hot tier is damaged, or another one: a retry would read the same bytes.
             self._halt(error, abort=True)
             if isinstance(error, EditRefused):
-                self._on_refused()
+                self._on_refused(self)
         except OffloaderError as error:
             self._retry_later(error)
         except BaseException as error:
@@ -517,7 +520,8 @@ class StreamOffload:
                 return 0
             if self._backoff.waiting and not first.assigned:
                 dropped = shared.queue.clear(shared.committed)
-                shared.mode = Mode.CATCH_UP
+                # A record in doubt may still assign the dropped segment: it then has to be given up.
+                shared.mode, self._catch_up.due = Mode.CATCH_UP, True
             elif shared.queue.is_leaving:
                 return held_bytes
         for other in dropped:
@@ -541,21 +545,22 @@ class StreamOffload:
         return watched
 
     def _look_later(self) -> None:
-        self._tools.workers.call_after(self._tools.settings.takeover_after_seconds, self._look_at_owner)
+        self._next_look.set(self._tools.settings.takeover_after_seconds)
 
     def _look_at_owner(self) -> None:
         if not self._watching:
             return
+        abandoned = False
         try:
             abandoned = self._ownership.is_abandoned(self._shared.tail)
         except OffloaderError as error:
             _log.warning("stream %s is fenced, and can't be looked at: %s", self.stream, error)
-            abandoned = False
+        finally:
+            if not abandoned:  # also after any other error
+                self._look_later()
         if abandoned:
             _log.warning("stream %s: its owner is silent and data waits: taking it back", self.stream)
             self.reopen()
-        else:
-            self._look_later()
 
     def _halt(self, error: OffloaderError, *, abort: bool) -> None:
         with self._shared.changed:

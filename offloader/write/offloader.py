@@ -93,6 +93,7 @@ class LedgerOffloader:
         self._clock = clock or SystemClock()
         self._workers = workers or Workers(self.settings.offload.workers_max, self._clock)
         # A simulation runs everything itself.
+        self._is_simulated = workers is not None
         self._uploaders = workers or Workers(self.settings.offload.backfill_segments_in_flight_max, self._clock)
         # Separate threads: a segment that waits for its parts occupies an uploader, and live parts don't wait for one.
         self._senders = Workers(HISTORY_PARTS * self.settings.offload.parts_in_flight_max, self._clock)
@@ -279,14 +280,15 @@ class LedgerOffloader:
         take_over: bool = True,
         settings: OffloadSettings | None = None,
         log: ManifestLog | None = None,
-        on_refused: Callable[[], None] = lambda: None,
+        on_refused: Callable[[StreamOffload], None] = lambda _: None,
     ) -> StreamOffload:
         """Start offloading a stream as its owner, from the position in the manifest.
 
         Args:
             log: of ``history.owners_log``, with an epoch that was opened for this source; ``None``: one is opened when
                 there is something to offload.
-            on_refused: called when the stream stops because the manifest refused its edits.
+            on_refused: called with the result when it stops because the manifest refused its edits, perhaps before
+                this returns.
             take_over: False: not from an owner whose last record is younger than ``takeover_after_seconds``.
             settings: of the stream; default: those of the process. Settings that all streams share (workers, memory,
                 segments of history at once) are always the process's.
@@ -367,6 +369,9 @@ class LedgerOffloader:
             runs = list(self._runs.values())
         for each in runs:
             each.stop()
+        if not self._is_simulated:
+            for each in runs:
+                each.wait()
         self._run_workers.close()
         self._uploaders.close()
         self._senders.close()  # after the threads that wait for it
@@ -431,9 +436,10 @@ class MethodOffload:
             log: with the epoch of this start; ``None``: one is opened when there is something to offload.
         """
         if self.method == "streaming":
-            self._offload = self._offloader.offload_stream(
-                self._source, self._stream, log=log, on_refused=self._refused
-            )
+            with self._lock:  # the stream may stop itself before this has it
+                self._offload = self._offloader.offload_stream(
+                    self._source, self._stream, log=log, on_refused=self._refused
+                )
         elif self.method == "ledger":
             self._trigger = self._offloader.offload_closed_ledgers(self._source, self._stream)
 
@@ -464,7 +470,6 @@ class MethodOffload:
         result = trigger.offload()
         if result.errors:
             raise result.errors[0]
-        self._restart_s = RESTART_S_MIN
         return result.committed
 
     def wake(self) -> None:
@@ -496,20 +501,23 @@ class MethodOffload:
             self._trigger.stop()
         return failure
 
-    def _refused(self) -> None:
+    def _refused(self, stopped: StreamOffload) -> None:
         """The stream stopped itself after the manifest refused a record: restart it soon."""
-        offload = self._offload
-        if offload is not None:
-            wait_s, self._restart_s = self._restart_s, min(2 * self._restart_s, RESTART_S_MAX)
-            self._offloader.call_after(wait_s, lambda: self._restart_later(offload))
+        if stopped.status().segments_committed:
+            self._restart_s = RESTART_S_MIN
+        self._restart_later(stopped)
 
     def _restart_later(self, stopped: StreamOffload) -> None:
+        wait_s, self._restart_s = self._restart_s, min(2 * self._restart_s, RESTART_S_MAX)
+        self._offloader.call_after(wait_s, lambda: self._restart(stopped))
+
+    def _restart(self, stopped: StreamOffload) -> None:
         try:
             with suppress(Closed):
                 self._restarted(stopped)
-        except OffloaderError as error:
+        except Exception as error:  # also of memory, or a bug: no error ends the attempts
             _log.warning("stream %s isn't offloaded: %s", self._stream, error)
-            self._refused()
+            self._restart_later(stopped)
 
     def _restarted(self, stopped: StreamOffload) -> StreamOffload:
         """The replacement of a stream that stopped itself."""

@@ -329,9 +329,10 @@ class OffloadHandle:
                 intake.waiting_bytes += size_bytes
             else:
                 self._require_takes(Position(ledger_id, entry_id), len(payload))
+                own = entry._replace(payload=bytes(payload))
                 if not buffer.take(size_bytes):
                     return False
-                intake.add_entry(entry._replace(payload=bytes(payload)), size_bytes)
+                intake.add_entry(own, size_bytes)
             # Inlined ``is_worth_a_turn`` for single entries.
             if intake.waiting_bytes < self._settings.block_bytes and len(intake.singles) < SINGLES_MAX:
                 return True
@@ -365,7 +366,12 @@ class OffloadHandle:
             if count == 0:
                 return 0
             taken = batch.slice(0, count) if count < len(batch) else batch
-            self._intake.add_batch(taken.compact() if own else taken.copy(), taken.wire_bytes)
+            try:
+                kept = taken.compact() if own else taken.copy()
+            except MemoryError:
+                self._buffer.adjust(-taken.wire_bytes)
+                raise
+            self._intake.add_batch(kept, taken.wire_bytes)
             if self._intake.is_worth_a_turn(self._settings.block_bytes):
                 self._encode_task.schedule()
         return count

@@ -95,18 +95,16 @@ class SegmentQueue:
             try:
                 count = segment.handle.offer_batch(rest.slice(0, fit) if fit < len(rest) else rest, own=True)
             except Closed:
-                # It grew too old, or failed, since the line above: the next segment takes these. A segment without
-                # entries would never be completed.
+                continue  # it grew too old, or failed, since the line above: the next segment takes these
+            finally:
+                # Opened for an entry that didn't fit, or couldn't be taken: it is never assigned or sent. A segment
+                # without entries would never be completed.
                 if segment.handle.last_offered() is None:
                     self._segments.remove(segment)
-                continue
+                    segment.handle.close()
             if count < fit:
                 self._refused_bytes = int(rest.lengths[count]) + ENTRY_HEADER_BYTES
             if count == 0:
-                if segment.handle.last_offered() is None:
-                    # Opened for an entry that didn't fit: it is never assigned or sent.
-                    self._segments.remove(segment)
-                    segment.handle.close()
                 break
             taken += count
             self.offered = Position(batch.ledger_id, int(batch.entry_ids[taken - 1]))
@@ -568,9 +566,11 @@ class StreamState:
         self.progress.seen(batch)
         if self.mode is Mode.LIVE:
             ours = ours and self.queue.offered == before
-            if not ours or self.queue.offer(batch) < len(batch):
-                # The rest is in the hot tier: the next steps read it from there.
-                self.mode = Mode.CATCH_UP
+            # Unless all of it is taken, also after an error: the next steps read the rest from the hot tier.
+            self.mode = Mode.CATCH_UP
+            if ours and self.queue.offer(batch) == len(batch):
+                self.mode = Mode.LIVE
+            else:
                 self.progress.refused(ours and before is not None and before.ledger_id == batch.ledger_id)
         if self.mode is Mode.PAUSED:
             return not self.is_watched

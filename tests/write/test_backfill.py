@@ -18,7 +18,7 @@ from formats.entries import ENTRY_HEADER_BYTES, Position
 from formats.keys import new_segment_uuid, parse_object_key
 from formats.manifest import Assign, Edit, Failed, LedgerClosed, LedgersDeleted, Offloaded, decode_record
 from formats.segment import SegmentSummary
-from offloader.errors import Corrupt, Fenced, OutcomeUnknown, StoreUnavailable
+from offloader.errors import Corrupt, Fenced, OffloaderError, OutcomeUnknown, StoreUnavailable
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.manifest.log import ManifestLog, load_manifest
@@ -205,6 +205,36 @@ def test_a_run_that_loses_the_stream_ends_fenced_and_commits_nothing_more(bench:
     edits = bench.edits()
     after = edits[edits.index(next(e for e in edits if getattr(e, "epoch", 0) == taken[0])) :]
     assert [edit for edit in after if isinstance(edit, (Assign, Offloaded))] == []
+
+
+@pytest.mark.parametrize(
+    ("key_part", "but", "call"),
+    [("/manifest/", "boundary", 2), (f"{STREAM}/", "/manifest/", 1)],
+    ids=["record", "data"],
+)
+def test_a_run_ends_whose_offloader_is_closed_while_it_waits_for_its_next_attempt(
+    bench: Bench, key_part: str, but: str, call: int
+) -> None:
+    bench.append(100)
+    bench.store.set_faults([Fault(call=call, calls=10**9, verb="put", key_part=key_part, but=but)])
+    ended: list[object] = []
+
+    def run() -> None:
+        try:
+            ended.append(bench.offloader.history.backfill(bench.source, STREAM).errors)
+        except OffloaderError as error:
+            ended.append(error)
+
+    def is_refused() -> bool:
+        puts = [key for verb, key in bench.store.calls if verb == "put" and key_part in key and but not in key]
+        return len(puts) >= call and (call == 2 or any(isinstance(edit, Failed) for edit in bench.edits()))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    eventually(is_refused)
+    bench.offloader.close()
+    thread.join(10)
+    assert ended
 
 
 def test_the_live_segment_starts_exactly_where_the_backfill_ended(bench: Bench) -> None:

@@ -298,6 +298,39 @@ class TestDiskOrMemoryErrorInAWorker:
         assert stream.status().segments_failed == 2
         assert stored_entries(bench.memory, STREAM) == bench.expected
 
+    def test_entries_that_no_memory_was_left_for_when_they_were_written_are_read_again(
+        self, new_bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        bench = new_bench()
+        source, stream = started(bench)
+        bench.append(source, 1)
+        stream.offload()
+        eventually(lambda: stream.status().mode is Mode.LIVE)
+        compact, failing = EntryBatch.compact, [MemoryError("no memory")]
+
+        def shaken(batch: EntryBatch) -> EntryBatch:
+            if failing:
+                raise failing.pop()
+            return compact(batch)
+
+        monkeypatch.setattr(EntryBatch, "compact", shaken)
+        bench.append(source, 1)
+        assert not failing
+        eventually(lambda: stream.status().offered == bench.expected[-1][0])
+        stream.offload()
+        assert stored_entries(bench.memory, STREAM) == bench.expected
+        eventually(lambda: stream.status().buffer_bytes == 0)
+
+    def test_an_entry_above_the_limit_is_named_at_once(self, new_bench: Callable[..., Bench]) -> None:
+        bench = new_bench(settings=settings(entry_bytes_max=10 * KIB))
+        source, stream = started(bench)
+        bench.append(source, 1)
+        stream.offload()
+        eventually(lambda: stream.status().mode is Mode.LIVE)
+        source.append([bytes(20 * KIB)], 1_700_000_000_000)
+        eventually(lambda: stream.status().error_kind == "LimitReached")
+        assert not bench.has_assigned(), "no segment begins without an entry"
+
     def test_the_watchdog_names_the_stream_and_why(self, new_bench: Callable[..., Bench]) -> None:
         bench = new_bench()
         source = bench.open()

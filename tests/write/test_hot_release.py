@@ -189,6 +189,31 @@ def test_release_runs_by_itself_and_sends_no_request_before_the_lag(bench: Bench
     release.stop()
 
 
+def test_release_goes_on_after_an_error_of_any_kind(bench: Bench) -> None:
+    class ShortOfMemory:
+        """The hot tier, without memory for one list of its ledgers."""
+
+        failing = 1
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(bench.source, name)
+
+        def ledgers(self) -> list[Any]:
+            if self.failing:
+                self.failing -= 1
+                raise MemoryError("no memory")
+            return bench.source.ledgers()
+
+    bench.backfill()
+    source = ShortOfMemory()
+    log = ManifestLog(bench.store, STREAM, clock=bench.clock)
+    release = HotRelease(source, log, lag_minutes=LAG_MINUTES, workers=bench.offloader._workers, clock=bench.clock)
+    release.start()
+    eventually(lambda: not source.failing, first=lambda: bench.pass_minutes(LAG_MINUTES))
+    eventually(lambda: bench.ledgers() == [5], first=lambda: bench.pass_minutes(LAG_MINUTES), within_s=20)
+    release.stop()
+
+
 def test_a_negative_lag_means_never(bench: Bench) -> None:
     bench.backfill()
     bench.pass_minutes(10_000_000)

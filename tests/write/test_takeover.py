@@ -20,6 +20,7 @@ from offloader.manifest.state import ManifestState, require_takeable
 from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
 from offloader.store.wrappers import Request, StoreWrapper
+from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.testing.memory_ledgers import MemoryLedgers
 from offloader.write.epoch import Ownership
@@ -239,6 +240,55 @@ def test_fenced_owner_takes_back_a_silent_stream_and_never_a_living_one(new_benc
     eventually(lambda: first.status().mode is Mode.LIVE)
     first.offload()
     assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+def test_fenced_owner_looks_again_after_an_error_of_any_kind(new_bench: Callable[..., Bench]) -> None:
+    clock = ManualClock(waits_pass=False)
+    bench = new_bench(clock=clock)
+    source, store = bench.open(), FaultyStore(bench.memory)
+    first = bench.start(source, store)
+    bench.append(source, 2)
+    first.offload()
+    second = bench.start(source)
+    bench.append(source, 2)
+    second.offload()
+    bench.append(source, 2)
+    with pytest.raises(Fenced):
+        first.offload()
+    second.stop()
+    store.set_faults([Fault(call=1, error=MemoryError)])  # type: ignore[arg-type]
+    calls = len(store.calls)
+    eventually(lambda: len(store.calls) > calls, first=lambda: clock.advance(61))
+    # The segment that the second one gathered may take its time, too.
+    eventually(lambda: first.status().mode is Mode.LIVE, first=lambda: clock.advance(61), within_s=20)
+    first.offload()
+    assert stored_entries(bench.memory, STREAM) == bench.expected
+
+
+def test_owner_that_is_fenced_again_and_again_looks_once_each_time(new_bench: Callable[..., Bench]) -> None:
+    clock = ManualClock(waits_pass=False)
+    bench = new_bench(clock=clock)
+    source, store = bench.open(), FaultyStore(bench.memory)
+    first = bench.start(source, store)
+    for _ in range(3):
+        first.reopen()
+        bench.append(source, 2)
+        first.offload()
+        other = bench.start(source)
+        bench.append(source, 2)
+        other.offload()
+        bench.append(source, 2)
+        with pytest.raises(Fenced):
+            first.offload()
+    calls = len(store.calls)
+
+    clock.advance(61)
+    eventually(lambda: len(store.calls) >= calls + 3)
+    threading.Event().wait(0.2)
+
+    asked = [key for _, key in store.calls[calls:] if key.endswith("/boundary")]
+    assert len(asked) == 1
+    assert first.status().mode is Mode.STOPPED
 
 
 class _Slow(StoreWrapper):
