@@ -60,6 +60,7 @@ from offloader.store.s3_responses import (
     is_aws,
     meaning_of,
     object_info,
+    place_of,
     received,
     time_ms,
 )
@@ -256,7 +257,7 @@ class Download:
     def _finish(self) -> None:
         room, self._room = self._room, _Whole(0)
         if not isinstance(room, _Whole):
-            size_bytes = int(self._answer["ContentRange"].rpartition("/")[2])
+            _, size_bytes = place_of(self._answer["ContentRange"])
             self.result = b"", object_info(self._key, size_bytes, self._answer)
             return
         body = room.taken()
@@ -361,7 +362,7 @@ def _header(byte_range: ByteRange) -> str:
 
 def _first_byte(answer: Mapping[str, Any]) -> int:
     """Offset of a response's body in the object; a server that ignores ranges sends all of it."""
-    return int(answer.get("ContentRange", "bytes 0-").removeprefix("bytes ").partition("-")[0])
+    return place_of(answer["ContentRange"])[0] if "ContentRange" in answer else 0
 
 
 #: The cheaper classes bill smaller objects at this size and don't transition them, so they stay in STANDARD. So do a

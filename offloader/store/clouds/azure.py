@@ -11,6 +11,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -35,7 +36,7 @@ from offloader.store.base import (
     delete_in_turns,
 )
 from offloader.store.clouds.base import CloudStore, MarkedUpload, send_once, was_never_sent
-from offloader.store.s3_responses import meaning_of
+from offloader.store.s3_responses import meaning_of, require_start
 
 #: Blobs that one request deletes.
 DELETED_AT_ONCE_MAX = 256
@@ -46,6 +47,7 @@ LISTINGS_KNOWN_MAX = 64
 #: Holds metadata whose names Azure doesn't accept, and the checksum, which Azure doesn't keep.
 _OTHERS, _CRC = "offloader_metadata", "offloader_crc32c"
 _NAME = re.compile(r"[a-z_][a-z0-9_]*")
+_RANGE = re.compile(r"bytes=(\d+)-(\d+)\Z")
 _BLOCK_ID = struct.Struct(">16sII")
 _CONDITION_CODES = {"BlobAlreadyExists", "ConditionNotMet", "UnauthorizedBlobOverwrite"}
 _ONCE = {"retry_total": 0, "retry_connect": 0, "retry_read": 0, "retry_status": 0, "middlewares": (send_once,)}
@@ -147,7 +149,8 @@ class AzureStore(CloudStore):
     async def _fetch(self, key: str, byte_range: ByteRange | None) -> tuple[bytes, ObjectInfo]:
         blob = self._blob(key)
         wanted = {} if byte_range is None else {"offset": byte_range.start, "length": byte_range.length}
-        answer = await blob.download_blob(**wanted, **self._once, max_concurrency=1)
+        check = partial(_require_range, f"{self.url}: get of {key}")
+        answer = await blob.download_blob(**wanted, **self._once, max_concurrency=1, raw_response_hook=check)
         body = bytes(await answer.readall())
         found = answer.properties
         if found.content_range:  # else the size is that of the range
@@ -267,6 +270,18 @@ class AzureStore(CloudStore):
 
     def _drop(self, upload: MarkedUpload) -> None:
         """No effect: the service removes uncommitted blocks."""
+
+
+def _require_range(what: str, answer: Any) -> None:
+    """Refuse a part of a blob from another place than requested: the library takes it for the requested one.
+
+    Args:
+        answer: the library's, of each request of a download.
+    """
+    asked = _RANGE.match(answer.http_request.headers.get("x-ms-range", ""))
+    if asked is not None and answer.http_response.status_code == 206:
+        found = answer.http_response.headers.get("Content-Range", "")
+        require_start(what, ByteRange(int(asked[1]), int(asked[2]) + 1), found)
 
 
 def _condition(mode: PutMode) -> dict[str, Any]:

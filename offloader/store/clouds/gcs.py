@@ -32,7 +32,7 @@ from offloader.store.base import (
     StoreOptions,
 )
 from offloader.store.clouds.base import CloudStore, MarkedUpload, folder_of, send_once, was_never_sent
-from offloader.store.s3_responses import decoded_crc32c, encoded_crc32c, meaning_of
+from offloader.store.s3_responses import decoded_crc32c, encoded_crc32c, meaning_of, require_start
 
 #: Maximum sources of one compose request.
 COMPOSED_MAX = 32
@@ -168,6 +168,8 @@ class GcsStore(CloudStore):
         body = answer.body
         if answer.status == 200 and byte_range is not None:  # the server ignores ranges
             body = body[byte_range.start : byte_range.stop]
+        elif byte_range is not None:
+            require_start(f"{self.url}: get of {key}", byte_range, answer.headers.get("content-range", ""))
         return body, _described(key, answer.headers)
 
     def _put(self, key: str, body: Body, mode: PutMode, metadata: Mapping[str, str], crc: int) -> ObjectInfo:
