@@ -252,6 +252,27 @@ def test_cloud_read_with_a_broken_connection_is_retryable(cloud: str) -> None:
         assert isinstance(raised_by(lambda: store.get("k")), StoreUnavailable)
 
 
+_READS: dict[str, Callable[[ObjectStore], object]] = {
+    "head": lambda store: store.head("k"),
+    "get": lambda store: store.get("k"),
+    "list": lambda store: store.list(""),
+    "uploads": lambda store: store.list_uploads("k"),
+}
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>welcome to the hotel</html>"], ids=["empty", "page"])
+@pytest.mark.parametrize("name", ["put", "create", "begin", *_READS])
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_success_status_from_another_server_than_the_cloud_is_an_error(cloud: str, name: str, body: bytes) -> None:
+    with ScriptedServer([Answer(200, body)]) as server, closing(CLOUDS[cloud](server.url)) as store:
+        kind: object = "a success"
+        try:
+            {**WRITES, **_READS}[name](store)
+        except Exception as error:  # whatever escapes
+            kind = type(error)
+        assert kind is (StoreUnavailable if name in _READS else OutcomeUnknown)
+
+
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_cloud_range_from_another_place_is_refused(cloud: str) -> None:
     headers = {

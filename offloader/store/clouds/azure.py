@@ -140,8 +140,10 @@ class AzureStore(CloudStore):
         return f"{str(blob.url).partition('?')[0]}?{signature}"
 
     def _head(self, key: str) -> ObjectInfo:
-        call = self._blob(key).get_blob_properties(**self._once)
-        return _described(key, self._ask(f"head of {key}", call, writes=False))
+        return self._ask(f"head of {key}", self._look(key), writes=False)
+
+    async def _look(self, key: str) -> ObjectInfo:
+        return _described(key, await self._blob(key).get_blob_properties(**self._once))
 
     def _status_of(self, error: BaseException | None) -> int:
         return error.status_code or 0 if isinstance(error, HttpResponseError) else 0
