@@ -83,6 +83,22 @@ def test_byte_strings_may_be_any_sequence(topic: ManagedLedger, payloads: Any) -
     assert answer(lambda: topic.append_batch(payloads)[0].payloads.to_pylist()) == [b"x"]
 
 
+def test_a_position_may_have_numpy_integers(topic: ManagedLedger, store: ObjectStore) -> None:
+    """Callers have them from columns of entries."""
+    with closing(EmbeddedLedgers("sqlite://:memory:")) as database:
+        stream = database.open_stream("orders")
+        batch = stream.append([b"a", b"b", b"c"])[0]
+        second = Position(np.int64(batch.ledger_id), batch.entry_ids[1])  # type: ignore[arg-type]
+        found = stream.read(second, 100)
+        assert found is not None
+        assert found.payloads.to_pylist() == [b"b", b"c"]
+    topic.append_batch([b"a", b"b", b"c"], publish_times_ms=1)
+    topic.offload()
+    assert answer(lambda: topic.truncate(second).head) == Position(1, 1)
+    with closing(offloader.open_reader(store, "orders")) as reader:
+        assert answer(reader.position_at, np.int64(1)) == Position(1, 1)
+
+
 @pytest.mark.parametrize("time_ms", TIMES)
 def test_a_publish_time_that_can_not_be_kept_is_refused(topic: ManagedLedger, time_ms: int, store: ObjectStore) -> None:
     kind = np.uint64 if time_ms > 0 else np.int64
