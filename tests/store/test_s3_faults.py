@@ -224,7 +224,9 @@ def test_interrupted_multi_delete_names_the_remaining_keys() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("body", [b"<html>welcome to the hotel</html>", b"", b"not even that"])
-@pytest.mark.parametrize("name", ["put", "create", "begin", "part", "complete", "get", "head", "list"])
+@pytest.mark.parametrize(
+    "name", ["put", "create", "delete", "begin", "part", "complete", "get", "head", "list", "uploads", "parts"]
+)
 def test_success_status_from_a_non_s3_server_is_an_error(name: str, body: bytes) -> None:
     with ScriptedServer([Answer(200, body)] * 2) as server:
         store = opened(server.url)
