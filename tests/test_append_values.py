@@ -15,7 +15,7 @@ import pytest
 
 import offloader
 from formats.entries import TIME_UNKNOWN_MS, Position
-from offloader.errors import Corrupt, InvalidCall
+from offloader.errors import Corrupt, InvalidCall, LimitReached
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import ManagedLedger
 from offloader.read.reader import open_stream_reader
@@ -65,6 +65,18 @@ def test_payloads_other_than_byte_strings_are_refused(topic: ManagedLedger, payl
     with closing(EmbeddedLedgers("sqlite://:memory:")) as database:
         assert answer(database.open_stream("orders").append, payloads) is InvalidCall
     assert topic.append(b"the first") == Position(1, 0), "nothing of the batch was appended"
+
+
+def test_a_view_of_larger_items_does_not_pass_the_limit_of_an_entry(topic: ManagedLedger) -> None:
+    limit = offloader.Settings().offload.entry_bytes_max
+    wide = memoryview(bytes(limit + 8)).cast("q")
+    assert answer(topic.append, wide) is InvalidCall
+    assert topic.ledgers()[-1].entries == 0
+
+
+def test_chunks_of_more_bytes_than_a_batch_takes_are_refused(topic: ManagedLedger) -> None:
+    chunk = pa.array([bytes(1024 * 1024)])
+    assert answer(topic.append_batch, pa.chunked_array([chunk] * 2048)) is LimitReached
 
 
 @pytest.mark.parametrize("payload", [None, 1, "text", [b"x"]], ids=repr)
