@@ -599,13 +599,13 @@ class S3Store(checks.CheckedStore):
         wanted = {"Objects": [{"Key": self._root + key} for key in keys], "Quiet": True}
         with self._translated(f"delete of {len(keys)} keys", writes=True):
             answer = self._client.delete_objects(Bucket=self._bucket, Delete=wanted)
-        failures = []
-        for error in answer.get("Errors", ()):
-            code = error.get("Code", "")
-            kind, _ = meaning_of(code, 200, writes=True)
-            if kind is not NotFound:  # a missing key counts as removed
-                key, reason = error["Key"][len(self._root) :], f"{code}: {error.get('Message', '')}"
-                failures.append(DeleteFailure(key, reason, issubclass(kind, StoreUnavailable | OutcomeUnknown)))
+            failures = []
+            for error in answer.get("Errors", ()):
+                code = error.get("Code", "")
+                kind, _ = meaning_of(code, 200, writes=True)
+                if kind is not NotFound:  # a missing key counts as removed
+                    key, reason = error["Key"][len(self._root) :], f"{code}: {error.get('Message', '')}"
+                    failures.append(DeleteFailure(key, reason, issubclass(kind, StoreUnavailable | OutcomeUnknown)))
         return failures
 
     def _delete_if_match(self, key: str, etag: str) -> None:
@@ -708,10 +708,10 @@ class S3Store(checks.CheckedStore):
         for _ in range(PAGES_MAX):
             with self._translated(f"list of uploads {prefix!r}", writes=False):
                 answer = self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=self._root + prefix, **marker)
-            for upload in answer.get("Uploads", ()):
-                key = upload["Key"][len(self._root) :]
-                info = UploadInfo(key, upload["UploadId"], time_ms(upload["Initiated"]))
-                found[key, info.upload_id] = info
+                for upload in answer.get("Uploads", ()):
+                    key = upload["Key"][len(self._root) :]
+                    info = UploadInfo(key, upload["UploadId"], time_ms(upload["Initiated"]))
+                    found[key, info.upload_id] = info
             before = marker
             marker = {
                 "KeyMarker": answer.get("NextKeyMarker", ""),
@@ -730,10 +730,10 @@ class S3Store(checks.CheckedStore):
                 answer = self._client.list_parts(
                     Bucket=self._bucket, Key=self._root + key, UploadId=upload_id, PartNumberMarker=marker
                 )
-            for part in answer.get("Parts", ()):
-                crc = decoded_crc32c(part.get("ChecksumCRC32C"))
-                number = part["PartNumber"]
-                found[number] = PartInfo(number, part["ETag"], part["Size"], -1 if crc is None else crc)
+                for part in answer.get("Parts", ()):
+                    crc = decoded_crc32c(part.get("ChecksumCRC32C"))
+                    number = part["PartNumber"]
+                    found[number] = PartInfo(number, part["ETag"], part["Size"], -1 if crc is None else crc)
             before, marker = marker, max(marker, answer.get("NextPartNumberMarker", 0), *found)
             if not answer.get("IsTruncated") or marker == before:
                 return [found[number] for number in sorted(found)]

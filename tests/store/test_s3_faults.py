@@ -235,6 +235,32 @@ def test_success_status_from_a_non_s3_server_is_an_error(name: str, body: bytes)
         store.close()
 
 
+@pytest.mark.parametrize(
+    ("name", "body", "expected"),
+    [
+        ("delete", b"<DeleteResult><Error><Code>InternalError</Code></Error></DeleteResult>", OutcomeUnknown),
+        ("parts", b"<ListPartsResult><Part><PartNumber>1</PartNumber></Part></ListPartsResult>", StoreUnavailable),
+        (
+            "uploads",
+            b"<ListMultipartUploadsResult><Upload><Key>root/k</Key></Upload></ListMultipartUploadsResult>",
+            StoreUnavailable,
+        ),
+    ],
+)
+def test_answer_that_lacks_a_mandatory_element_is_an_error(
+    name: str, body: bytes, expected: type[OffloaderError]
+) -> None:
+    with ScriptedServer([Answer(200, body)]) as server:
+        store = opened(server.url)
+        kind: object = "a success"
+        try:
+            CALLS[name](store)
+        except Exception as error:  # whatever escapes
+            kind = type(error)
+        assert kind is expected
+        store.close()
+
+
 def test_torn_body_is_an_error() -> None:
     headers = {"ETag": '"e"', "Last-Modified": "Sat, 21 Nov 2026 00:00:00 GMT"}
     with ScriptedServer([Answer(200, b"half", headers, announced_bytes=8)]) as server:

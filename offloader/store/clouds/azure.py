@@ -164,10 +164,13 @@ class AzureStore(CloudStore):
         data = b"".join(views_of(body))
         kept = _kept({**metadata, _CRC: f"{crc:08x}"})
         send = self._put_whole if len(data) <= SENT_BYTES else self._put_large
-        call = send(blob, data, kept, mode)
-        answer = self._ask(f"put of {key}", call, writes=True, size_bytes=len(data))
-        modified_ms = int(answer["last_modified"].timestamp()) * 1000
-        return ObjectInfo(key, len(data), _quoted(answer["etag"]), modified_ms, dict(metadata), crc)
+
+        async def made() -> ObjectInfo:
+            answer = await send(blob, data, kept, mode)
+            modified_ms = int(answer["last_modified"].timestamp()) * 1000
+            return ObjectInfo(key, len(data), _quoted(answer["etag"]), modified_ms, dict(metadata), crc)
+
+        return self._ask(f"put of {key}", made(), writes=True, size_bytes=len(data))
 
     async def _put_whole(self, blob: Any, data: bytes, metadata: Mapping[str, str], mode: PutMode) -> Any:
         # Without overwrite, the library itself adds the condition.
