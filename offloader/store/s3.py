@@ -581,6 +581,8 @@ class S3Store(checks.CheckedStore):
                     for each in answer.get("Contents", ())
                 )
                 truncated = answer["IsTruncated"]  # mandatory in every S3 response
+                if truncated and objects and objects[-1].key == after:
+                    break  # a server that ignores where to begin would send the same page forever
                 if objects or not truncated:
                     return ListPage(objects, objects[-1].key if truncated else None)
                 # A server may scan a page of deleted keys and return none.

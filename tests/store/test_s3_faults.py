@@ -294,6 +294,27 @@ def test_range_is_returned_whole_or_fails(answer: Answer, expected: bytes | str)
         store.close()
 
 
+def test_a_listing_from_a_server_that_ignores_where_to_begin_ends() -> None:
+    page = b"""<?xml version="1.0"?><ListBucketResult><IsTruncated>true</IsTruncated><Contents><Key>root/k</Key>
+        <Size>1</Size><ETag>"e"</ETag><LastModified>2026-11-21T00:00:00Z</LastModified></Contents></ListBucketResult>"""
+    with ScriptedServer([Answer(200, page)] * 3) as server:
+        store = opened(server.url)
+        after: str | None = ""
+        seen: list[str] = []
+        error: object = None
+        while after is not None and len(seen) < 3:
+            try:
+                found = store.list("", after=after)
+            except OffloaderError as refused:
+                error = refused
+                break
+            seen += [info.key for info in found.objects]
+            after = found.next_after
+        assert seen == ["k"]
+        assert isinstance(error, StoreUnavailable)
+        store.close()
+
+
 def test_a_listing_of_uploads_from_a_server_that_ignores_markers_ends() -> None:
     page = b"""<?xml version="1.0"?><ListMultipartUploadsResult><IsTruncated>true</IsTruncated>
         <NextKeyMarker>root/k</NextKeyMarker><NextUploadIdMarker>u</NextUploadIdMarker>
