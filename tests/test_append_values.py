@@ -111,6 +111,11 @@ def test_a_position_may_have_numpy_integers(topic: ManagedLedger, store: ObjectS
         assert answer(reader.position_at, np.int64(1)) == Position(1, 1)
 
 
+def test_a_note_whose_name_is_no_utf8_is_refused_with_its_entries(topic: ManagedLedger) -> None:
+    assert answer(lambda: topic.append_batch([b"x"], notes={"\ud800": b""})) is InvalidCall
+    assert topic.append(b"the first") == Position(1, 0)
+
+
 @pytest.mark.parametrize("time_ms", TIMES)
 def test_a_publish_time_that_can_not_be_kept_is_refused(topic: ManagedLedger, time_ms: int, store: ObjectStore) -> None:
     kind = np.uint64 if time_ms > 0 else np.int64

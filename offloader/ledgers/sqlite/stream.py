@@ -574,6 +574,10 @@ class EmbeddedStream:
         for key, value in notes.items():
             if not isinstance(key, str) or not isinstance(value, (bytes, bytearray, memoryview)):
                 raise InvalidCall(f"stream {self._stream!r}: note {key!r} must be a string naming bytes")
+            try:
+                key.encode()
+            except UnicodeEncodeError as error:
+                raise InvalidCall(f"stream {self._stream!r}: note {key!r} isn't text that UTF-8 can hold") from error
             if len(value) > NOTE_BYTES_MAX:
                 raise LimitReached(
                     f"stream {self._stream!r}: note {key!r} has {len(value)} bytes, the limit is {NOTE_BYTES_MAX}"
