@@ -145,7 +145,7 @@ def to_json(value: object) -> Any:
 def _checked(value: int) -> int:
     if not _is_int64(value):
         raise Inconsistent("a number that no field holds", expected="-2**63 to 2**63 - 1", found=value)
-    return value
+    return int(value)  # a position may have NumPy's integers
 
 
 def from_json(kind: Any, value: object, path: str = "") -> Any:

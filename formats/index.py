@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from formats.block import BLOCK_HEADER_BYTES, END_MARKER_BYTES, Layout
 from formats.checksum import crc32c
-from formats.entries import Buffer, Position, byte_array
+from formats.entries import ENTRY_HEADER_BYTES, Buffer, Position, byte_array
 from formats.errors import BadMagic, ChecksumMismatch, Inconsistent, LimitExceeded, Truncated, located
 from formats.extension import ROW, codec_of, decode_index_rows
 from formats.metadata.messages import BookKeeperLedger, PulsarLedger
@@ -409,6 +409,7 @@ def _check_extended(table: BlockTable, index: ObjectIndex, reserved: Int64s) -> 
         (table.entries < 1)
         | (table.last_entry_id < table.first_entry_id)
         | (table.last_entry_id - table.first_entry_id != table.entries - 1)
+        | (ENTRY_HEADER_BYTES * table.entries > table.uncompressed_bytes)
         | (needed > table.length)
         | (reserved != 0)
     )

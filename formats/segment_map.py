@@ -394,13 +394,20 @@ class SegmentMap:
             self._check_complete(number, batch)
         return batch
 
-    def decode_entry_table(self, number: int, data: Buffer) -> EntryTable:
+    def decode_entry_table(self, number: int, data: Buffer, *, decompressed_bytes_max: int) -> EntryTable:
         """Lengths and publish times of block ``number``, whose ``table_bytes`` isn't -1, from its entry table alone.
 
-        ``data``: exactly the ``table_bytes`` bytes at ``table_offset``.
+        Args:
+            data: exactly the ``table_bytes`` bytes at ``table_offset``.
+            decompressed_bytes_max: limit of the block's entries; it bounds their number, which those bytes don't.
         """
         entries, table_crc32c = int(self.blocks.entries[number]), int(self.blocks.table_crc32c[number])
+        run_bytes = int(self.blocks.uncompressed_bytes[number])
         with located(self.object_name, int(self.blocks.table_offset[number])):
+            if run_bytes > decompressed_bytes_max:
+                raise LimitExceeded(
+                    "entries are too large", expected=f"at most {decompressed_bytes_max}", found=run_bytes
+                )
             return decode_entry_table(data, entries=entries, table_crc32c=table_crc32c)
 
     def _begins_extended(self, number: int, view: Bytes) -> bool:

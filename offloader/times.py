@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
+from operator import index
 
 from offloader.errors import InvalidCall
 from offloader.runtime.clock import SystemClock
@@ -57,7 +58,8 @@ def moment_ms(given: int | str | datetime, *, what: str) -> int:
     UTC), or a text as ``time_ms_of`` takes it, ``-1h`` counting back from now. Raises ``InvalidCall`` as that does."""
     if isinstance(given, datetime):
         given = given.isoformat()
-    return given if isinstance(given, int) else time_ms_of(given, option=what, now_ms=SystemClock().now_ms())
+    # Anything else is a number, maybe one of NumPy's.
+    return time_ms_of(given, option=what, now_ms=SystemClock().now_ms()) if isinstance(given, str) else index(given)
 
 
 def time_text(time_ms: int) -> str:

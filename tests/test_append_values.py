@@ -15,7 +15,7 @@ import pytest
 
 import offloader
 from formats.entries import TIME_UNKNOWN_MS, Position
-from offloader.errors import Corrupt, InvalidCall
+from offloader.errors import Corrupt, InvalidCall, LimitReached
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import ManagedLedger
 from offloader.read.reader import open_stream_reader
@@ -67,6 +67,18 @@ def test_payloads_other_than_byte_strings_are_refused(topic: ManagedLedger, payl
     assert topic.append(b"the first") == Position(1, 0), "nothing of the batch was appended"
 
 
+def test_a_view_of_larger_items_does_not_pass_the_limit_of_an_entry(topic: ManagedLedger) -> None:
+    limit = offloader.Settings().offload.entry_bytes_max
+    wide = memoryview(bytes(limit + 8)).cast("q")
+    assert answer(topic.append, wide) is InvalidCall
+    assert topic.ledgers()[-1].entries == 0
+
+
+def test_chunks_of_more_bytes_than_a_batch_takes_are_refused(topic: ManagedLedger) -> None:
+    chunk = pa.array([bytes(1024 * 1024)])
+    assert answer(topic.append_batch, pa.chunked_array([chunk] * 2048)) is LimitReached
+
+
 @pytest.mark.parametrize("payload", [None, 1, "text", [b"x"]], ids=repr)
 def test_payload_other_than_a_byte_string_is_refused(topic: ManagedLedger, payload: Any) -> None:
     assert answer(topic.append, payload) is InvalidCall
@@ -81,6 +93,27 @@ def test_payload_other_than_a_byte_string_is_refused(topic: ManagedLedger, paylo
 )  # fmt: skip
 def test_byte_strings_may_be_any_sequence(topic: ManagedLedger, payloads: Any) -> None:
     assert answer(lambda: topic.append_batch(payloads)[0].payloads.to_pylist()) == [b"x"]
+
+
+def test_a_position_may_have_numpy_integers(topic: ManagedLedger, store: ObjectStore) -> None:
+    """Callers have them from columns of entries."""
+    with closing(EmbeddedLedgers("sqlite://:memory:")) as database:
+        stream = database.open_stream("orders")
+        batch = stream.append([b"a", b"b", b"c"])[0]
+        second = Position(np.int64(batch.ledger_id), batch.entry_ids[1])  # type: ignore[arg-type]
+        found = stream.read(second, 100)
+        assert found is not None
+        assert found.payloads.to_pylist() == [b"b", b"c"]
+    topic.append_batch([b"a", b"b", b"c"], publish_times_ms=1)
+    topic.offload()
+    assert answer(lambda: topic.truncate(second).head) == Position(1, 1)
+    with closing(offloader.open_reader(store, "orders")) as reader:
+        assert answer(reader.position_at, np.int64(1)) == Position(1, 1)
+
+
+def test_a_note_whose_name_is_no_utf8_is_refused_with_its_entries(topic: ManagedLedger) -> None:
+    assert answer(lambda: topic.append_batch([b"x"], notes={"\ud800": b""})) is InvalidCall
+    assert topic.append(b"the first") == Position(1, 0)
 
 
 @pytest.mark.parametrize("time_ms", TIMES)

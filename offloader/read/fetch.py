@@ -591,7 +591,9 @@ class Fetcher:
         stop = start + int(segment_map.blocks.table_bytes[number])
         data = self.bytes_of(objects, segment_map, start, stop)
         try:
-            return segment_map.decode_entry_table(number, data)
+            return segment_map.decode_entry_table(
+                number, data, decompressed_bytes_max=self.settings.decompressed_bytes_max
+            )
         except FormatError as error:
             raise _translated(error, objects, objects.data_key, start, stop) from error
 

@@ -60,6 +60,7 @@ from offloader.store.s3_responses import (
     is_aws,
     meaning_of,
     object_info,
+    place_of,
     received,
     time_ms,
 )
@@ -256,7 +257,7 @@ class Download:
     def _finish(self) -> None:
         room, self._room = self._room, _Whole(0)
         if not isinstance(room, _Whole):
-            size_bytes = int(self._answer["ContentRange"].rpartition("/")[2])
+            _, size_bytes = place_of(self._answer["ContentRange"])
             self.result = b"", object_info(self._key, size_bytes, self._answer)
             return
         body = room.taken()
@@ -361,7 +362,7 @@ def _header(byte_range: ByteRange) -> str:
 
 def _first_byte(answer: Mapping[str, Any]) -> int:
     """Offset of a response's body in the object; a server that ignores ranges sends all of it."""
-    return int(answer.get("ContentRange", "bytes 0-").removeprefix("bytes ").partition("-")[0])
+    return place_of(answer["ContentRange"])[0] if "ContentRange" in answer else 0
 
 
 #: The cheaper classes bill smaller objects at this size and don't transition them, so they stay in STANDARD. So do a
@@ -580,6 +581,8 @@ class S3Store(checks.CheckedStore):
                     for each in answer.get("Contents", ())
                 )
                 truncated = answer["IsTruncated"]  # mandatory in every S3 response
+                if truncated and objects and objects[-1].key == after:
+                    break  # a server that ignores where to begin would send the same page forever
                 if objects or not truncated:
                     return ListPage(objects, objects[-1].key if truncated else None)
                 # A server may scan a page of deleted keys and return none.
@@ -598,13 +601,13 @@ class S3Store(checks.CheckedStore):
         wanted = {"Objects": [{"Key": self._root + key} for key in keys], "Quiet": True}
         with self._translated(f"delete of {len(keys)} keys", writes=True):
             answer = self._client.delete_objects(Bucket=self._bucket, Delete=wanted)
-        failures = []
-        for error in answer.get("Errors", ()):
-            code = error.get("Code", "")
-            kind, _ = meaning_of(code, 200, writes=True)
-            if kind is not NotFound:  # a missing key counts as removed
-                key, reason = error["Key"][len(self._root) :], f"{code}: {error.get('Message', '')}"
-                failures.append(DeleteFailure(key, reason, issubclass(kind, StoreUnavailable | OutcomeUnknown)))
+            failures = []
+            for error in answer.get("Errors", ()):
+                code = error.get("Code", "")
+                kind, _ = meaning_of(code, 200, writes=True)
+                if kind is not NotFound:  # a missing key counts as removed
+                    key, reason = error["Key"][len(self._root) :], f"{code}: {error.get('Message', '')}"
+                    failures.append(DeleteFailure(key, reason, issubclass(kind, StoreUnavailable | OutcomeUnknown)))
         return failures
 
     def _delete_if_match(self, key: str, etag: str) -> None:
@@ -707,10 +710,10 @@ class S3Store(checks.CheckedStore):
         for _ in range(PAGES_MAX):
             with self._translated(f"list of uploads {prefix!r}", writes=False):
                 answer = self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=self._root + prefix, **marker)
-            for upload in answer.get("Uploads", ()):
-                key = upload["Key"][len(self._root) :]
-                info = UploadInfo(key, upload["UploadId"], time_ms(upload["Initiated"]))
-                found[key, info.upload_id] = info
+                for upload in answer.get("Uploads", ()):
+                    key = upload["Key"][len(self._root) :]
+                    info = UploadInfo(key, upload["UploadId"], time_ms(upload["Initiated"]))
+                    found[key, info.upload_id] = info
             before = marker
             marker = {
                 "KeyMarker": answer.get("NextKeyMarker", ""),
@@ -729,10 +732,10 @@ class S3Store(checks.CheckedStore):
                 answer = self._client.list_parts(
                     Bucket=self._bucket, Key=self._root + key, UploadId=upload_id, PartNumberMarker=marker
                 )
-            for part in answer.get("Parts", ()):
-                crc = decoded_crc32c(part.get("ChecksumCRC32C"))
-                number = part["PartNumber"]
-                found[number] = PartInfo(number, part["ETag"], part["Size"], -1 if crc is None else crc)
+                for part in answer.get("Parts", ()):
+                    crc = decoded_crc32c(part.get("ChecksumCRC32C"))
+                    number = part["PartNumber"]
+                    found[number] = PartInfo(number, part["ETag"], part["Size"], -1 if crc is None else crc)
             before, marker = marker, max(marker, answer.get("NextPartNumberMarker", 0), *found)
             if not answer.get("IsTruncated") or marker == before:
                 return [found[number] for number in sorted(found)]

@@ -13,6 +13,7 @@ from botocore import UNSIGNED
 from botocore.config import Config
 from botocore.credentials import RefreshableCredentials
 from botocore.loaders import JSONFileLoader, Loader
+from botocore.parsers import ResponseParserError
 from botocore.utils import parse_timestamp
 
 from offloader.store.base import StoreOptions
@@ -40,6 +41,9 @@ OPERATIONS = (
     "PutObject",
     "UploadPart",
 )
+#: Operations whose answer may be empty -> how the name of its element begins (``ListPartsResult``, and moto's
+#: ``ListPartsOutput``).
+_ANSWERS = {"DeleteObjects": b"Delete", "ListMultipartUploads": b"ListMultipartUploads", "ListParts": b"ListParts"}
 #: Services whose endpoints are needed: the store, and the issuers of temporary credentials.
 _SERVICES = ("s3", "sts", "oidc", "portal.sso", "signin", "sso")
 
@@ -112,6 +116,10 @@ def open_client(options: StoreOptions) -> Any:
         )
         region = options.region or session.region_name or "us-east-1"
         client = session.client("s3", region_name=region, endpoint_url=options.endpoint_url, config=config)
+        for operation, name in _ANSWERS.items():
+            check = functools.partial(_require_element, name)
+            # After the SDK's own, which finds the errors in a 200.
+            client.meta.events.register_last(f"before-parse.s3.{operation}", check)
         client.meta.events.register_first("choose-signer.s3.GetObject", _presigned_by)
         client.meta.events.register_first("before-endpoint-resolution.s3", _presigned_for)
         return client
@@ -124,6 +132,12 @@ def open_client(options: StoreOptions) -> Any:
         return client
     client.close()  # the environment or a profile sets such a server
     return built("path")
+
+
+def _require_element(name: bytes, response_dict: Mapping[str, Any], **_: object) -> None:
+    """Refuse a success of another server than S3; the SDK would take its page, or nothing, for an empty answer."""
+    if response_dict["status_code"] == 200 and name not in response_dict["body"]:
+        raise ResponseParserError(f"the body of a 200 is no {name.decode()}...")
 
 
 def _presigned_by(signature_version: object, **_: object) -> str | None:

@@ -132,6 +132,7 @@ def meaning_of(code: str, status: int, *, writes: bool) -> tuple[type[OffloaderE
 
 
 _MD5 = re.compile(r"[0-9a-f]{32}\Z")
+_PLACE = re.compile(r"bytes (\d{1,19})-\d{1,19}/(\d{1,19})\Z")
 
 
 def object_info(key: str, size_bytes: int, answer: Mapping[str, Any]) -> ObjectInfo:
@@ -143,6 +144,26 @@ def object_info(key: str, size_bytes: int, answer: Mapping[str, Any]) -> ObjectI
     return ObjectInfo(key, size_bytes, answer["ETag"], time_ms(answer["LastModified"]), metadata, crc)
 
 
+def place_of(content_range: str) -> tuple[int, int]:
+    """First byte of a response's body in its object, and the object's size, by the response's ``Content-Range``.
+
+    Raises:
+        StoreUnavailable: it doesn't say both.
+    """
+    found = _PLACE.match(content_range)
+    if found is None:
+        raise StoreUnavailable(f"a part of an object came without its place: {content_range!r}", hint=_AGAIN)
+    return int(found[1]), int(found[2])
+
+
+def require_start(what: str, byte_range: ByteRange, content_range: str) -> None:
+    """Refuse a body that isn't from the requested place; raises ``StoreUnavailable``."""
+    if place_of(content_range)[0] != byte_range.start:
+        raise StoreUnavailable(
+            f"{what}: bytes from {byte_range.start} on were asked for, {content_range} came", hint=_AGAIN
+        )
+
+
 def received(
     what: str, key: str, byte_range: ByteRange | None, body: bytes, answer: Mapping[str, Any]
 ) -> tuple[bytes, ObjectInfo]:
@@ -151,7 +172,8 @@ def received(
     if len(body) == expected and byte_range is not None:
         if "ContentRange" not in answer:  # a server that ignores ranges sends the whole object
             return body[byte_range.start : byte_range.stop], object_info(key, size_bytes, answer)
-        size_bytes = int(answer["ContentRange"].rpartition("/")[2])
+        require_start(what, byte_range, answer["ContentRange"])
+        _, size_bytes = place_of(answer["ContentRange"])
         expected = min(byte_range.stop, size_bytes) - byte_range.start
     if len(body) != expected:
         raise StoreUnavailable(f"{what}: {len(body)} bytes came instead of {expected}", hint="try again")

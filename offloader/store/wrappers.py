@@ -297,6 +297,8 @@ class AttemptStore(StoreWrapper):
             if isinstance(error, Throttled | Overloaded):
                 self.recorder.add("throttles_total", stream=stream)
                 self.limiter.slow_down(turn)
+            if request.verb == "get" and isinstance(error, NotFound | Throttled):
+                self.limiter.settle(turn, 0)  # after others a part of the body may have arrived
             raise
         finally:
             sent = request.size_bytes if request.traffic is Traffic.UPLOAD else 0

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from formats.block import decode_block_header, walk
 from formats.checksum import crc32c
 from formats.entries import EntryBatch, Position
-from formats.errors import Inconsistent
-from formats.extension import Codec
-from formats.index import decode_index, encode_index
+from formats.errors import Inconsistent, LimitExceeded
+from formats.extension import ROW, Codec, encode_entry_table, encode_index_rows
+from formats.index import INDEX_ENTRY, IndexGroup, ObjectIndex, decode_index, encode_index, seal_index
 from formats.metadata.messages import BookKeeperLedger, PulsarLedger
 from formats.segment import Layout, LedgerFacts, LedgerSpan, SegmentBuilder, SegmentMap
 from tests.formats.segments import LIMITS, batch, block_bytes, build, decode, entries_of, read
@@ -335,9 +335,36 @@ def test_publish_times_round_trip_and_summary_has_their_range() -> None:
     found = SegmentMap.parse(finished.index)
     assert decode(found, data)[0].publish_times_ms.tolist() == [*times, -1]
     at, size = int(found.blocks.table_offset[0]), int(found.blocks.table_bytes[0])
-    table = found.decode_entry_table(0, data[at : at + size])
+    table = found.decode_entry_table(0, data[at : at + size], decompressed_bytes_max=2000)
     assert table.publish_times_ms.tolist() == [*times, -1]
     assert table.lengths.tolist() == [1] * 6
+
+
+def equal_entries(entries: int, run_bytes: int) -> tuple[bytes, bytes]:
+    """An index with one block of empty entries, and its entry table: 16 bytes, whatever their number is."""
+    table = encode_entry_table(np.array([0]), np.array([5]))
+    row = (entries, entries - 1, 4, run_bytes, 0, len(table), crc32c(table), 5, 5, int(Codec.ZSTD), 0, 1)
+    rows = encode_index_rows(7, np.array([row], dtype=ROW))
+    ledger = PulsarLedger(ledger_id=7, entries=entries, size_bytes=1, blocks=rows, index_crc32c=0)
+    group = IndexGroup(7, ledger.encode(), np.array([(0, 1, 0)], dtype=INDEX_ENTRY))
+    return seal_index(ObjectIndex(Layout.V2, 4096, 128, (group,))), table
+
+
+def test_index_of_more_entries_than_their_bytes_hold_is_refused() -> None:
+    """As a block header of that kind: the memory of a decoded entry table follows the number of entries."""
+    index, _ = equal_entries(1000, 12 * 1000)
+    assert SegmentMap.parse(index).blocks.entries.tolist() == [1000]
+    index, _ = equal_entries(2**32 - 1, 12 * 1000)
+    with pytest.raises(Inconsistent):
+        SegmentMap.parse(index)
+
+
+def test_entry_table_of_a_block_above_the_limit_is_refused() -> None:
+    index, table = equal_entries(1000, 12 * 1000)
+    found = SegmentMap.parse(index)
+    assert len(found.decode_entry_table(0, table, decompressed_bytes_max=12 * 1000).lengths) == 1000
+    with pytest.raises(LimitExceeded):
+        found.decode_entry_table(0, table, decompressed_bytes_max=12 * 1000 - 1)
 
 
 def test_summary_without_times_has_unknown_range() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from formats.entries import Position
-from offloader.errors import Corrupt, OffloaderError
+from offloader.errors import Corrupt, OffloaderError, StoreUnavailable
+from offloader.ledgers.sqlite.database import AckedFile, Database
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.settings import LedgerSettings
 from tests.ledgers.ledger_cases import read_all
@@ -143,3 +145,25 @@ def test_entries_without_a_ledger_are_reported_at_open(killed: Killed) -> None:
     connection.close()
     with pytest.raises(Corrupt, match="there are entries of ledger 77"):
         EmbeddedLedgers(path)
+
+
+def test_acknowledged_ends_are_noted_after_another_opening_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "ledgers.db")
+    with closing(EmbeddedLedgers(path)) as first, closing(EmbeddedLedgers(path)) as second:
+        stream = first.open_stream("orders")
+        stream.append([b"a"])
+
+        def full(*_: object) -> None:
+            raise StoreUnavailable("the disk is full")
+
+        with monkeypatch.context() as failing:
+            failing.setattr(Database, "_commit", full)
+            with pytest.raises(StoreUnavailable):
+                second.open_stream("orders")
+        last = stream.append([b"b", b"c"])[0].last
+        acked = AckedFile(f"{path}.acked")
+        acked.load()
+        assert [each.end for each in acked.of_stream("orders")] == [last]
+        acked.close()

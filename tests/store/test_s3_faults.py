@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -223,12 +224,40 @@ def test_interrupted_multi_delete_names_the_remaining_keys() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("body", [b"<html>welcome to the hotel</html>", b"", b"not even that"])
-@pytest.mark.parametrize("name", ["put", "create", "begin", "part", "complete", "get", "head", "list"])
+@pytest.mark.parametrize(
+    "name", ["put", "create", "delete", "begin", "part", "complete", "get", "head", "list", "uploads", "parts"]
+)
 def test_success_status_from_a_non_s3_server_is_an_error(name: str, body: bytes) -> None:
     with ScriptedServer([Answer(200, body)] * 2) as server:
         store = opened(server.url)
         with pytest.raises(StoreUnavailable if name in READS else OutcomeUnknown):
             CALLS[name](store)
+        store.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "expected"),
+    [
+        ("delete", b"<DeleteResult><Error><Code>InternalError</Code></Error></DeleteResult>", OutcomeUnknown),
+        ("parts", b"<ListPartsResult><Part><PartNumber>1</PartNumber></Part></ListPartsResult>", StoreUnavailable),
+        (
+            "uploads",
+            b"<ListMultipartUploadsResult><Upload><Key>root/k</Key></Upload></ListMultipartUploadsResult>",
+            StoreUnavailable,
+        ),
+    ],
+)
+def test_answer_that_lacks_a_mandatory_element_is_an_error(
+    name: str, body: bytes, expected: type[OffloaderError]
+) -> None:
+    with ScriptedServer([Answer(200, body)]) as server:
+        store = opened(server.url)
+        kind: object = "a success"
+        try:
+            CALLS[name](store)
+        except Exception as error:  # whatever escapes
+            kind = type(error)
+        assert kind is expected
         store.close()
 
 
@@ -246,20 +275,43 @@ def test_torn_body_is_an_error() -> None:
     [
         (Answer(206, b"2345", {"Content-Range": "bytes 2-5/10"}), b"2345"),
         (Answer(206, b"23", {"Content-Range": "bytes 2-3/4"}), b"23"),
-        (Answer(206, b"23", {"Content-Range": "bytes 2-3/10"}), None),
+        (Answer(206, b"23", {"Content-Range": "bytes 2-3/10"}), "2 bytes came instead of 4"),
+        (Answer(206, b"0123", {"Content-Range": "bytes 0-3/10"}), "bytes from 2 on were asked for, bytes 0-3/10 came"),
+        (Answer(206, b"2345", {"Content-Range": "bytes 2-5/*"}), "came without its place"),
         (Answer(200, b"0123456789"), b"2345"),
     ],
 )
-def test_range_is_returned_whole_or_fails(answer: Answer, expected: bytes | None) -> None:
-    """Also by servers that cut ranges short or don't know them."""
+def test_range_is_returned_whole_or_fails(answer: Answer, expected: bytes | str) -> None:
+    """Also by servers that cut ranges short, send others or don't know them."""
     headers = {"ETag": '"e"', "Last-Modified": "Sat, 21 Nov 2026 00:00:00 GMT", **answer.headers}
     with ScriptedServer([Answer(answer.status, answer.body, headers)]) as server:
         store = opened(server.url)
-        if expected is None:
-            with pytest.raises(StoreUnavailable, match="2 bytes came instead of 4"):
+        if isinstance(expected, str):
+            with pytest.raises(StoreUnavailable, match=re.escape(expected)):
                 store.get("k", ByteRange(2, 6))
         else:
             assert store.get("k", ByteRange(2, 6))[0] == expected
+        store.close()
+
+
+def test_a_listing_from_a_server_that_ignores_where_to_begin_ends() -> None:
+    page = b"""<?xml version="1.0"?><ListBucketResult><IsTruncated>true</IsTruncated><Contents><Key>root/k</Key>
+        <Size>1</Size><ETag>"e"</ETag><LastModified>2026-11-21T00:00:00Z</LastModified></Contents></ListBucketResult>"""
+    with ScriptedServer([Answer(200, page)] * 3) as server:
+        store = opened(server.url)
+        after: str | None = ""
+        seen: list[str] = []
+        error: object = None
+        while after is not None and len(seen) < 3:
+            try:
+                found = store.list("", after=after)
+            except OffloaderError as refused:
+                error = refused
+                break
+            seen += [info.key for info in found.objects]
+            after = found.next_after
+        assert seen == ["k"]
+        assert isinstance(error, StoreUnavailable)
         store.close()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from offloader.errors import InvalidCall, StoreUnavailable, Throttled
+from offloader.errors import InvalidCall, NotFound, OffloaderError, StoreUnavailable, Throttled
 from offloader.settings import LimitSettings, Settings, StoreSettings
 from offloader.store.base import Body, ByteRange, ObjectInfo, ObjectStore
 from offloader.store.memory import MemoryStore
@@ -49,6 +49,21 @@ def test_short_range_is_charged_its_actual_length() -> None:
     for _ in range(20):
         store.get("k", ByteRange(0, 100))
     assert clock.monotonic_s() < 20
+
+
+@pytest.mark.parametrize("error", [NotFound, Throttled])
+def test_range_of_which_nothing_came_is_not_charged(error: type[OffloaderError]) -> None:
+    clock = ManualClock()
+    faulty = FaultyStore(
+        MemoryStore(uuid.uuid4().hex, "", clock=clock), [Fault(verb="get", call=1, calls=20, error=error)]
+    )
+    # A refusal for the pace counts against the requests, so these have no limit here.
+    limiter = Limiter(LimitSettings(bytes_per_s=100.0, slowdown_requests_per_s_min=1000.0), clock)
+    store = AttemptStore(faulty, limiter)
+    for _ in range(20):
+        with pytest.raises(error):
+            store.get("k", ByteRange(0, 100))
+    assert clock.monotonic_s() < 10
 
 
 def test_parts_count_too_and_a_delete_of_nothing_is_no_request() -> None:

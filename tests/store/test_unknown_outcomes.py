@@ -17,7 +17,7 @@ import pytest
 
 from offloader.errors import OffloaderError, OutcomeUnknown, PreconditionFailed, StoreUnavailable, Throttled
 from offloader.settings import LimitSettings, StoreSettings
-from offloader.store.base import CREATE, ObjectStore, PartInfo
+from offloader.store.base import CREATE, ByteRange, ObjectStore, PartInfo
 from offloader.store.clouds.gcs import DELETES_AT_ONCE_MAX
 from offloader.store.open import open_store
 from offloader.store.wrappers import limits_of
@@ -250,6 +250,52 @@ def test_cloud_write_with_a_broken_connection_may_have_happened(
 def test_cloud_read_with_a_broken_connection_is_retryable(cloud: str) -> None:
     with Connections(read_and_reset) as server, closing(CLOUDS[cloud](f"http://127.0.0.1:{server.port}")) as store:
         assert isinstance(raised_by(lambda: store.get("k")), StoreUnavailable)
+
+
+_READS: dict[str, Callable[[ObjectStore], object]] = {
+    "head": lambda store: store.head("k"),
+    "get": lambda store: store.get("k"),
+    "list": lambda store: store.list(""),
+    "uploads": lambda store: store.list_uploads("k"),
+}
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>welcome to the hotel</html>"], ids=["empty", "page"])
+@pytest.mark.parametrize("name", ["put", "create", "begin", *_READS])
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_success_status_from_another_server_than_the_cloud_is_an_error(cloud: str, name: str, body: bytes) -> None:
+    with ScriptedServer([Answer(200, body)]) as server, closing(CLOUDS[cloud](server.url)) as store:
+        kind: object = "a success"
+        try:
+            {**WRITES, **_READS}[name](store)
+        except Exception as error:  # whatever escapes
+            kind = type(error)
+        assert kind is (StoreUnavailable if name in _READS else OutcomeUnknown)
+
+
+@pytest.mark.parametrize("size_bytes", [4, 300_000], ids=["whole", "streamed"])
+def test_azure_put_whose_answer_lacks_its_headers_may_have_happened(size_bytes: int) -> None:
+    with ScriptedServer([Answer(201)] * 2) as server, closing(azure(server.url)) as store:
+        kind: object = "a success"
+        try:
+            store.put("k", bytes(size_bytes))
+        except Exception as error:  # whatever escapes
+            kind = type(error)
+        assert kind is OutcomeUnknown
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_cloud_range_from_another_place_is_refused(cloud: str) -> None:
+    headers = {
+        "Content-Range": "bytes 0-3/10",
+        "ETag": '"1"',
+        "Last-Modified": "Sat, 21 Nov 2026 00:00:00 GMT",
+        "x-goog-generation": "1",
+    }
+    with ScriptedServer([Answer(206, b"0123", headers)]) as server, closing(CLOUDS[cloud](server.url)) as store:
+        error = raised_by(lambda: store.get("k", ByteRange(2, 6)))
+        assert isinstance(error, StoreUnavailable)
+        assert "bytes from 2 on were asked for, bytes 0-3/10 came" in error.message
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:9", "no-such-host.invalid:9000"], ids=["refused", "unknown name"])

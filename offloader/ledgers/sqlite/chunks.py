@@ -164,7 +164,10 @@ def given_entries(
     """
     require_payloads(payloads, where=where)
     if isinstance(payloads, pa.ChunkedArray):
-        payloads = payloads.combine_chunks()
+        try:
+            payloads = payloads.combine_chunks()
+        except pa.ArrowException as error:  # its offsets overflow
+            raise LimitReached(f"{where}: {error}", hint="append it in several calls") from error
     times = np.array(publish_times_ms)
     if times.size and times.dtype.kind not in "iu":
         raise InvalidCall(f"{where}: publish times of type {times.dtype}", hint=_HINT)
@@ -192,9 +195,13 @@ def require_payloads(payloads: object, *, where: str) -> None:
         raise InvalidCall(f"{where}: one payload instead of several", hint=_HINT)
     if not isinstance(payloads, (Sequence, np.ndarray)):
         raise InvalidCall(f"{where}: payloads are a sequence, not {type(payloads).__name__}", hint=_HINT)
-    for kind in set(map(type, payloads)):
+    kinds = set(map(type, payloads))
+    for kind in kinds:
         if not issubclass(kind, (bytes, bytearray, memoryview)):
             raise InvalidCall(f"{where}: a payload is a byte string, not {kind.__name__}", hint=_HINT)
+    # The length of such a view is no number of bytes, which every limit is.
+    if memoryview in kinds and any(isinstance(each, memoryview) and each.nbytes != len(each) for each in payloads):
+        raise InvalidCall(f"{where}: a payload is a byte string, not a view of larger items", hint=_HINT)
 
 
 def require_small(payloads: pa.Array | Sequence[bytes], limit_bytes: int, *, where: str) -> None:

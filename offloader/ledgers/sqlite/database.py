@@ -578,9 +578,10 @@ class AckedFile:
         if not starts:
             starts.append(self._known_bytes)
             self._known_bytes += SLOT_BYTES
+        before = os.pread(self._fd, SLOT_BYTES, starts[0])
         for start in starts:
             os.pwrite(self._fd, acked.encode(), start)
-        return AckedSlot(self, starts[0], acked)
+        return AckedSlot(self, starts[0], acked, before)
 
     def write_slot(self, start: int, slot: bytes) -> None:
         """Writes one slot unless a newer owner has it or the file is closed. ``OSError``: it can't be written."""
@@ -588,6 +589,12 @@ class AckedFile:
             owner = slot[_OWNER_AT : _OWNER_AT + _OWNER_BYTES]
             if self._fd is not None and os.pread(self._fd, _OWNER_BYTES, start + _OWNER_AT) <= owner:
                 os.pwrite(self._fd, slot, start)
+
+    def put_back(self, start: int, slot: bytes, before: bytes) -> None:
+        """Writes what was there ``before`` if ``slot`` still is, and the file is open. ``OSError``: it can't."""
+        with self._lock:
+            if self._fd is not None and os.pread(self._fd, SLOT_BYTES, start) == slot:
+                os.pwrite(self._fd, before, start)
 
     def close(self) -> None:
         with self._lock:
@@ -599,9 +606,15 @@ class AckedFile:
 class AckedSlot:
     """The slot to which one owner's handle writes the acknowledged end. Calls are sequential."""
 
-    def __init__(self, file: AckedFile, start: int, acked: AckedEnd) -> None:
-        self._file, self._start, self._acked = file, start, acked
+    def __init__(self, file: AckedFile, start: int, acked: AckedEnd, before: bytes = b"") -> None:
+        self._file, self._start, self._acked, self._before = file, start, acked, before
         self._is_failing = False
+
+    def take_back(self) -> None:
+        """Restores what the slot held: the owner's transaction failed, and the previous owner goes on writing."""
+        if decode_slot(self._before) is not None:
+            with contextlib.suppress(OSError):
+                self._file.put_back(self._start, self._acked.encode(), self._before)
 
     def write(self, end: Position) -> None:
         """Records that everything up to ``end`` is acknowledged. Logs a failure: the entries are durable without."""

@@ -192,6 +192,18 @@ class EmbeddedLedgers:
         _require_name(stream)
         if not 0 <= above < LEDGER_ID_MAX:
             raise InvalidCall(f"stream {stream!r}: no ledger has an id above {above}")
+        slots: list[AckedSlot] = []
+        try:
+            stream_id, owner = self._taken_over(stream, held, above, slots)
+        except BaseException:
+            for slot in slots:
+                slot.take_back()
+            raise
+        acked = slots[0] if slots else None
+        return EmbeddedStream(self._database, self._settings, self._clock, stream, stream_id, owner, acked=acked)
+
+    def _taken_over(self, stream: str, held: bool, above: int, slots: list[AckedSlot]) -> tuple[int, int]:
+        """The transaction of ``open_stream``: the stream's number and its new owner's, whose slot is added."""
         now_ms = self._clock.now_ms()
         with self._database.writing() as connection:
             _require_own_level(connection, stream)
@@ -201,6 +213,7 @@ class EmbeddedLedgers:
             )
             check_entries(connection, self.path, stream_id)
             slot = self._acked_slot(connection, stream, stream_id, owner)
+            slots += [] if slot is None else [slot]
             connection.execute(
                 "DELETE FROM ledgers WHERE stream_id = ? AND closed_ms IS NULL AND entries = 0", (stream_id,)
             )
@@ -208,7 +221,7 @@ class EmbeddedLedgers:
             raise_used(connection, above)
             if not held:
                 connection.execute("INSERT INTO ledgers (stream_id, created_ms) VALUES (?, ?)", (stream_id, now_ms))
-        return EmbeddedStream(self._database, self._settings, self._clock, stream, stream_id, owner, acked=slot)
+        return stream_id, owner
 
     def losses(self) -> list[LostRange]:
         """Acknowledged entries that the database lacks; the affected streams are read-only.

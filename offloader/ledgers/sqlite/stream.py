@@ -60,7 +60,8 @@ NOTE_BYTES_MAX = 1024 * 1024
 
 def find_readable(connection: sqlite3.Connection, stream_id: int, start: Position) -> Position | None:
     """The first entry at or after ``start``."""
-    ledger_id, entry_id = (max(min(number, LEDGER_ID_MAX), 0) for number in start)
+    # SQLite would take NumPy's integers, which callers have from columns, for byte strings above all numbers.
+    ledger_id, entry_id = (max(min(int(number), LEDGER_ID_MAX), 0) for number in start)
     row = connection.execute(
         "SELECT ledger_id FROM ledgers WHERE stream_id = ?1 AND ledger_id >= ?2 "
         "AND entries - lost_entries > CASE ledger_id WHEN ?2 THEN ?3 ELSE 0 END ORDER BY ledger_id LIMIT 1",
@@ -573,6 +574,10 @@ class EmbeddedStream:
         for key, value in notes.items():
             if not isinstance(key, str) or not isinstance(value, (bytes, bytearray, memoryview)):
                 raise InvalidCall(f"stream {self._stream!r}: note {key!r} must be a string naming bytes")
+            try:
+                key.encode()
+            except UnicodeEncodeError as error:
+                raise InvalidCall(f"stream {self._stream!r}: note {key!r} isn't text that UTF-8 can hold") from error
             if len(value) > NOTE_BYTES_MAX:
                 raise LimitReached(
                     f"stream {self._stream!r}: note {key!r} has {len(value)} bytes, the limit is {NOTE_BYTES_MAX}"

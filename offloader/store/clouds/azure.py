@@ -11,6 +11,7 @@ import uuid
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -35,7 +36,7 @@ from offloader.store.base import (
     delete_in_turns,
 )
 from offloader.store.clouds.base import CloudStore, MarkedUpload, send_once, was_never_sent
-from offloader.store.s3_responses import meaning_of
+from offloader.store.s3_responses import meaning_of, require_start
 
 #: Blobs that one request deletes.
 DELETED_AT_ONCE_MAX = 256
@@ -46,6 +47,7 @@ LISTINGS_KNOWN_MAX = 64
 #: Holds metadata whose names Azure doesn't accept, and the checksum, which Azure doesn't keep.
 _OTHERS, _CRC = "offloader_metadata", "offloader_crc32c"
 _NAME = re.compile(r"[a-z_][a-z0-9_]*")
+_RANGE = re.compile(r"bytes=(\d+)-(\d+)\Z")
 _BLOCK_ID = struct.Struct(">16sII")
 _CONDITION_CODES = {"BlobAlreadyExists", "ConditionNotMet", "UnauthorizedBlobOverwrite"}
 _ONCE = {"retry_total": 0, "retry_connect": 0, "retry_read": 0, "retry_status": 0, "middlewares": (send_once,)}
@@ -138,8 +140,10 @@ class AzureStore(CloudStore):
         return f"{str(blob.url).partition('?')[0]}?{signature}"
 
     def _head(self, key: str) -> ObjectInfo:
-        call = self._blob(key).get_blob_properties(**self._once)
-        return _described(key, self._ask(f"head of {key}", call, writes=False))
+        return self._ask(f"head of {key}", self._look(key), writes=False)
+
+    async def _look(self, key: str) -> ObjectInfo:
+        return _described(key, await self._blob(key).get_blob_properties(**self._once))
 
     def _status_of(self, error: BaseException | None) -> int:
         return error.status_code or 0 if isinstance(error, HttpResponseError) else 0
@@ -147,7 +151,8 @@ class AzureStore(CloudStore):
     async def _fetch(self, key: str, byte_range: ByteRange | None) -> tuple[bytes, ObjectInfo]:
         blob = self._blob(key)
         wanted = {} if byte_range is None else {"offset": byte_range.start, "length": byte_range.length}
-        answer = await blob.download_blob(**wanted, **self._once, max_concurrency=1)
+        check = partial(_require_range, f"{self.url}: get of {key}")
+        answer = await blob.download_blob(**wanted, **self._once, max_concurrency=1, raw_response_hook=check)
         body = bytes(await answer.readall())
         found = answer.properties
         if found.content_range:  # else the size is that of the range
@@ -159,10 +164,13 @@ class AzureStore(CloudStore):
         data = b"".join(views_of(body))
         kept = _kept({**metadata, _CRC: f"{crc:08x}"})
         send = self._put_whole if len(data) <= SENT_BYTES else self._put_large
-        call = send(blob, data, kept, mode)
-        answer = self._ask(f"put of {key}", call, writes=True, size_bytes=len(data))
-        modified_ms = int(answer["last_modified"].timestamp()) * 1000
-        return ObjectInfo(key, len(data), _quoted(answer["etag"]), modified_ms, dict(metadata), crc)
+
+        async def made() -> ObjectInfo:
+            answer = await send(blob, data, kept, mode)
+            modified_ms = int(answer["last_modified"].timestamp()) * 1000
+            return ObjectInfo(key, len(data), _quoted(answer["etag"]), modified_ms, dict(metadata), crc)
+
+        return self._ask(f"put of {key}", made(), writes=True, size_bytes=len(data))
 
     async def _put_whole(self, blob: Any, data: bytes, metadata: Mapping[str, str], mode: PutMode) -> Any:
         # Without overwrite, the library itself adds the condition.
@@ -267,6 +275,18 @@ class AzureStore(CloudStore):
 
     def _drop(self, upload: MarkedUpload) -> None:
         """No effect: the service removes uncommitted blocks."""
+
+
+def _require_range(what: str, answer: Any) -> None:
+    """Refuse a part of a blob from another place than requested: the library takes it for the requested one.
+
+    Args:
+        answer: the library's, of each request of a download.
+    """
+    asked = _RANGE.match(answer.http_request.headers.get("x-ms-range", ""))
+    if asked is not None and answer.http_response.status_code == 206:
+        found = answer.http_response.headers.get("Content-Range", "")
+        require_start(what, ByteRange(int(asked[1]), int(asked[2]) + 1), found)
 
 
 def _condition(mode: PutMode) -> dict[str, Any]:

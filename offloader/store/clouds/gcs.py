@@ -32,7 +32,7 @@ from offloader.store.base import (
     StoreOptions,
 )
 from offloader.store.clouds.base import CloudStore, MarkedUpload, folder_of, send_once, was_never_sent
-from offloader.store.s3_responses import decoded_crc32c, encoded_crc32c, meaning_of
+from offloader.store.s3_responses import decoded_crc32c, encoded_crc32c, meaning_of, require_start
 
 #: Maximum sources of one compose request.
 COMPOSED_MAX = 32
@@ -154,7 +154,10 @@ class GcsStore(CloudStore):
         return f"{url.geturl()}?{query}&X-Goog-Signature={account.sign_bytes(signed.encode()).hex()}"
 
     def _head(self, key: str) -> ObjectInfo:
-        answer = self._ask(f"head of {key}", self._request("HEAD", self._object_path(key)), writes=False)
+        return self._ask(f"head of {key}", self._look(key), writes=False)
+
+    async def _look(self, key: str) -> ObjectInfo:
+        answer = await self._request("HEAD", self._object_path(key))
         return _described(key, answer.headers)
 
     def _status_of(self, error: BaseException | None) -> int:
@@ -168,6 +171,8 @@ class GcsStore(CloudStore):
         body = answer.body
         if answer.status == 200 and byte_range is not None:  # the server ignores ranges
             body = body[byte_range.start : byte_range.stop]
+        elif byte_range is not None:
+            require_start(f"{self.url}: get of {key}", byte_range, answer.headers.get("content-range", ""))
         return body, _described(key, answer.headers)
 
     def _put(self, key: str, body: Body, mode: PutMode, metadata: Mapping[str, str], crc: int) -> ObjectInfo:
@@ -177,16 +182,18 @@ class GcsStore(CloudStore):
         head += f"{between}\r\nContent-Type: application/octet-stream\r\n\r\n"
         data = [head.encode(), *views_of(body), f"\r\n{between}--".encode()]
         size_bytes = sum(len(piece) for piece in data)
-        call = self._request(
-            "POST",
+        call = self._made(
             f"upload/storage/v1/b/{quote(self._bucket, safe='')}/o",
             headers={"Content-Type": f'multipart/related; boundary="{between[2:]}"', "Content-Length": str(size_bytes)},
             data=data,
             uploadType="multipart",
             ifGenerationMatch="0" if mode.create_only else mode.etag and mode.etag.strip('"'),
         )
-        answer = self._ask(f"put of {key}", call, writes=True, size_bytes=size_bytes)
-        return self._resource(json.loads(answer.body))
+        return self._ask(f"put of {key}", call, writes=True, size_bytes=size_bytes)
+
+    async def _made(self, path: str, **how: Any) -> ObjectInfo:
+        """The object that a POST made."""
+        return self._resource(json.loads((await self._request("POST", path, **how)).body))
 
     def _resource(self, found: Mapping[str, Any]) -> ObjectInfo:
         modified = datetime.fromisoformat(found["updated"])
@@ -207,13 +214,16 @@ class GcsStore(CloudStore):
         found: list[ObjectInfo] = []
         path = f"storage/v1/b/{quote(self._bucket, safe='')}/o"
         while len(found) < limit:  # a page may be short without being the last
-            answer = self._ask(f"list of {prefix!r}", self._request("GET", path, **params), writes=False)
-            page = json.loads(answer.body)
-            found += [self._resource(each) for each in page.get("items", ())]
-            params["pageToken"] = page.get("nextPageToken")
+            page, params["pageToken"] = self._ask(f"list of {prefix!r}", self._page(path, params), writes=False)
+            found += page
             if params["pageToken"] is None:
                 return found, False
         return found[:limit], True
+
+    async def _page(self, path: str, params: Mapping[str, Any]) -> tuple[list[ObjectInfo], str | None]:
+        """The objects of a page of a listing, and the token of the next one."""
+        page = json.loads((await self._request("GET", path, **params)).body)
+        return [self._resource(each) for each in page.get("items", ())], page.get("nextPageToken")
 
     def _listed(self, prefix: str, after: str, limit: int) -> ListPage:
         found, has_more = self._resources(prefix, after, limit)
@@ -295,12 +305,9 @@ class GcsStore(CloudStore):
             "destination": {"contentType": "application/octet-stream", "metadata": dict(metadata)},
         }
         headers = {"Content-Type": "application/json"}
-        call = self._request(
-            "POST", f"{self._api_path(key)}/compose", headers=headers, data=[json.dumps(order).encode()]
-        )
+        call = self._made(f"{self._api_path(key)}/compose", headers=headers, data=[json.dumps(order).encode()])
         with checks.completing():
-            answer = self._ask(f"joining of {key}", call, writes=True)
-        return self._resource(json.loads(answer.body))
+            return self._ask(f"joining of {key}", call, writes=True)
 
     def _drop(self, upload: MarkedUpload) -> None:
         folder = folder_of(upload.key, upload.upload_id)
