@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +14,7 @@ import typer
 
 from formats.entries import Position
 from formats.pulsar.messages import BadEntry
+from offloader.cli.errors import run_on_each
 from offloader.cli.messages import SchemaArguments
 from offloader.cli.options import Json, StoreArguments, amount, name_argument, named_value, option
 from offloader.cli.output import counted, print_result
@@ -171,12 +173,12 @@ def run(
     ] = False,
     every: Annotated[float, amount("--every", "With --follow: time between two looks.", "seconds", low=0.1)] = 60.0,
     json: Json = False,
-) -> None:
+) -> int:
     """Add to an Iceberg table what it doesn't have of the streams; docs/how-to/tables.md.
 
     One commit a range, with the stream's positions: run again, or killed and run again, it goes on after the last
     commit. Several may run at once. SIGTERM ends --follow after the range that is being added. With --subscriber
-    retention keeps what the table doesn't have yet.
+    retention keeps what the table doesn't have yet. Without --follow a stream that fails keeps no other from its turn.
     """
     if written is not ExportFormat.ICEBERG:
         raise InvalidCall(
@@ -191,7 +193,33 @@ def run(
             load_stream(store, each)
             _values(schemas, each)
     table = place.open(create=not upkeep.dry_run)
-    clock, stop, interrupted = SystemClock(), threading.Event(), threading.Event()
+    clock, stop = SystemClock(), threading.Event()
+    exported = [] if upkeep.dry_run else streams
+
+    def add(name: str) -> None:
+        for done in _exported(store, name, table, wanted, schemas, settings.read, stop):
+            if done.ranges or not following:
+                _print(done, as_json=json)
+
+    def look() -> None:
+        for name in exported:
+            add(name)
+        if not stop.is_set():
+            upkeep.run(store, streams, table, clock, as_json=json)
+
+    with closing(table.catalog):
+        if following:
+            _follow(look, clock, stop, every)
+            return 0
+        code = run_on_each(exported, add, as_json=json)
+        if not code:
+            upkeep.run(store, streams, table, clock, as_json=json)
+        return code
+
+
+def _follow(look: Callable[[], None], clock: Clock, stop: threading.Event, every_s: float) -> None:
+    """Looks until the process is told to end; again after an error that may pass."""
+    interrupted = threading.Event()
 
     def interrupt(*_: object) -> None:
         """A library that loses the exception, in a callback of C, doesn't lose the order to end."""
@@ -199,24 +227,17 @@ def run(
         stop.set()
         raise KeyboardInterrupt
 
-    if following:
-        signal.signal(signal.SIGTERM, lambda *_: stop.set())
-        signal.signal(signal.SIGINT, interrupt)
-    with closing(table.catalog):
-        while True:
-            try:
-                for name in [] if upkeep.dry_run else streams:
-                    for done in _exported(store, name, table, wanted, schemas, settings.read, stop):
-                        if done.ranges or not following:
-                            _print(done, as_json=json)
-                if not stop.is_set():
-                    upkeep.run(store, streams, table, clock, as_json=json)
-            except OffloaderError as error:
-                if not following or not (error.retryable or isinstance(error, OutcomeUnknown)):
-                    raise
-                print(f"note: {error}; trying again in {every:g} s", file=sys.stderr)
-            if not following or clock.wait(stop, every):
-                break
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    signal.signal(signal.SIGINT, interrupt)
+    while True:
+        try:
+            look()
+        except OffloaderError as error:
+            if not (error.retryable or isinstance(error, OutcomeUnknown)):
+                raise
+            print(f"note: {error}; trying again in {every_s:g} s", file=sys.stderr)
+        if clock.wait(stop, every_s):
+            break
     if interrupted.is_set():
         raise KeyboardInterrupt
 

@@ -18,10 +18,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import load_catalog
 
-from formats.entries import EntryBatch
+from formats.entries import EntryBatch, Position
+from formats.manifest import Retire, Truncate
 from formats.pulsar.messages import MessageDecoder, MessageOptions
 from offloader import iceberg
-from offloader.errors import StoreUnavailable
+from offloader.errors import StoreUnavailable, Trimmed
 from tests.cli.reading_verbs import Offloader
 from tests.conftest import S3Place
 from tests.formats.pulsar_entries import recorded
@@ -70,6 +71,22 @@ def test_command_exports_streams_and_all_partitions_of_a_topic(lake: Lake, capsy
     assert rows_by_duckdb(lake.foreign_table()) == sent(*writers)
     again = offloader("export", "t/other", *places(lake), "--json")
     assert again.rows == [{"stream": "t/other", "ranges": 0, "entries": 0, "rows": 0, "end": "2:4"}]
+
+
+def test_stream_that_cannot_be_exported_keeps_no_other_from_its_turn(
+    lake: Lake, capsys: pytest.CaptureFixture[str]
+) -> None:
+    offloader, (trimmed, other) = Offloader(capsys), (lake.writer(name) for name in ("t/trimmed", "t/whole"))
+    for ledger in (1, 2, 3):
+        trimmed.add([batch_of(ledger, 0, 10)], closes=[ledger])
+        if ledger == 1:
+            lake.export(trimmed)
+    trimmed.log.commit([Truncate(Position(3, 0))])
+    trimmed.log.commit([Retire(tuple(trimmed.uuids[:2]))])
+    other.add([batch_of(1, 0, 10)])
+    done = offloader("export", "t/trimmed", "t/whole", *places(lake))
+    assert (done.code, done.out) == (Trimmed.kind.value, "t/whole: 10 new entries, exported up to 1:9\n")
+    assert "stream t/trimmed: exported up to 1:9, and what follows was deleted" in done.err
 
 
 def test_retention_keeps_what_the_subscribed_export_has_not_committed(
