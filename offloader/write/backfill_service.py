@@ -339,7 +339,6 @@ class LedgerTrigger:
     Args:
         source: the hot tier, of the appending process.
         run: offloads what is due, for ``threshold_bytes`` and ``threshold_seconds``.
-        ownership: of the stream, for the look at another writer that took it.
         settings: the thresholds.
         workers: not those that upload: a run waits for these.
     """
@@ -348,20 +347,19 @@ class LedgerTrigger:
         self,
         source: LedgerSource,
         run: Callable[..., HistoryResult],
-        ownership: Ownership,
         *,
         settings: OffloadSettings,
         workers: Workers,
         clock: Clock,
     ) -> None:
-        self._source, self._run, self._ownership, self._settings = source, run, ownership, settings
+        self._source, self._run, self._settings = source, run, settings
         self._clock, self._one_run = clock, threading.Lock()
         self._task = SerialTask(workers, self._look)
         self._next_look = Alarm(workers, self._task.schedule)
         self._subscription: Subscription | None = None
         self._committed: Position | None = None
-        self._is_fenced = False
-        self.stopped_by: SourceMismatch | None = None  # by itself
+        #: Why it stopped by itself: another writer took the stream, or the hot tier isn't the stream's.
+        self.stopped_by: Fenced | SourceMismatch | None = None
 
     def start(self) -> None:
         """Start polling."""
@@ -399,18 +397,14 @@ class LedgerTrigger:
                 "threshold_bytes": self._settings.offload_threshold_bytes,
                 "threshold_seconds": self._settings.offload_threshold_seconds,
             }
-            due = due_ledgers(left, now_ms=self._clock.now_ms(), **limits)
-            if not due or (self._is_fenced and not self._ownership.is_abandoned(newest_listed(due))):
+            if not due_ledgers(left, now_ms=self._clock.now_ms(), **limits):
                 return
             with self._one_run:
                 if self._next_look.is_stopped:  # while another run was waited for
                     return
                 for error in self._ran(**limits).errors:
                     self._tell(error)
-        except Fenced as error:
-            _log.warning("%s; the ledger method goes on here once that writer has been silent", error)
-            self._is_fenced = True
-        except SourceMismatch as error:
+        except (Fenced, SourceMismatch) as error:
             _log.warning("%s; the ledger method stops here", error)
             self.stopped_by = error
             self.stop()
@@ -423,7 +417,6 @@ class LedgerTrigger:
         _log.warning("offloading closed ledgers: %s; again in %g s", error, LOOK_S, extra={"event": "retry"})
 
     def _ran(self, threshold_bytes: int, threshold_seconds: int) -> HistoryResult:
-        self._is_fenced = False
         result = self._run(threshold_bytes=threshold_bytes, threshold_seconds=threshold_seconds)
         self._committed = result.committed
         return result

@@ -36,7 +36,6 @@ from offloader.store.wrappers import recorder_of, require_limits
 from offloader.telemetry.recorder import NO_TELEMETRY
 from offloader.write.backfill import HISTORY_PARTS, BackfillPlan, HistoryResult, HistoryTools, upload_order
 from offloader.write.backfill_service import BackfillService, LedgerMethodPlan, LedgerTrigger
-from offloader.write.epoch import Ownership
 from offloader.write.machine import StreamOffload
 from offloader.write.quota import MemoryBudget, StreamQuota
 from offloader.write.segment import OffloadHandle, OffloadResult
@@ -336,15 +335,9 @@ class LedgerOffloader:
             source: the hot tier, of the appending process.
             settings: as for ``offload_stream``.
         """
-        name, chosen, clock = stream_name(stream), settings or self.settings.offload, self._clock
-        log = ManifestLog(self.store, name, clock=clock, settings=self.settings.manifest)
+        run = partial(self.runs_of(settings).ledgers, source, stream_name(stream))
         trigger = LedgerTrigger(
-            source,
-            partial(self.runs_of(settings).ledgers, source, name),
-            Ownership(log, source, chosen, clock, take_over=False),
-            settings=chosen,
-            workers=self._run_workers,
-            clock=clock,
+            source, run, settings=settings or self.settings.offload, workers=self._run_workers, clock=self._clock
         )
         trigger.start()
         self.observe()

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import count
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
@@ -15,22 +14,18 @@ from offloader.errors import StoreUnavailable
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream
 from offloader.managed_ledger import ManagedLedger, open_managed_ledger
-from offloader.manifest.log import ManifestLog, list_streams, load_manifest
+from offloader.manifest.log import list_streams, load_manifest
 from offloader.runtime.clock import SystemClock
 from offloader.runtime.workers import Workers
 from offloader.settings import OffloadSettings, Settings
-from offloader.store.base import ObjectStore
 from offloader.store.memory import MemoryStore
-from offloader.store.wrappers import Request, StoreWrapper
 from offloader.testing.faulty_store import Fault, FaultyStore
 from offloader.testing.manual_clock import ManualClock
 from offloader.write.backfill import HistoryResult
 from offloader.write.backfill_service import LedgerTrigger
-from offloader.write.epoch import Ownership
 from tests.support.waiting import PATIENCE_S, eventually
 
 STREAM = "public/default/persistent/orders"
-_Answer = TypeVar("_Answer")
 _names = count()
 
 
@@ -42,10 +37,9 @@ class Bench:
         self.ledgers = f"sqlite:///{directory}/ledgers.db"
         self.opened: list[ManagedLedger] = []
 
-    def open(self, store: ObjectStore | None = None, **offload: object) -> ManagedLedger:
+    def open(self, **offload: object) -> ManagedLedger:
         made = Settings.of({"offload": {"method": "ledger", **offload}, "ledgers": {"ledger_entries_max": 10}})
-        chosen = store or self.store
-        topic = open_managed_ledger(STREAM, ledgers=self.ledgers, store=chosen, settings=made, clock=self.clock)
+        topic = open_managed_ledger(STREAM, ledgers=self.ledgers, store=self.store, settings=made, clock=self.clock)
         self.opened.append(topic)
         return topic
 
@@ -136,10 +130,7 @@ def test_no_run_begins_once_a_stopped_trigger_was_waited_for(tmp_path: Path, mon
         source.close_ledger()
         monkeypatch.setattr(EmbeddedStream, "ledgers", held)
         workers = Workers(1, SystemClock())
-        settings, clock = OffloadSettings(), SystemClock()
-        log = ManifestLog(MemoryStore(f"trigger-{next(_names)}", "", clock), STREAM, clock=clock)
-        ownership = Ownership(log, source, settings, clock, take_over=False)
-        trigger = LedgerTrigger(source, run, ownership, settings=settings, workers=workers, clock=clock)
+        trigger = LedgerTrigger(source, run, settings=OffloadSettings(), workers=workers, clock=SystemClock())
         trigger.start()
         assert listed.wait(PATIENCE_S)
         trigger.stop()
@@ -147,43 +138,3 @@ def test_no_run_begins_once_a_stopped_trigger_was_waited_for(tmp_path: Path, mon
         go_on.set()
         workers.close()
     assert runs == []
-
-
-class TakenOver(StoreWrapper):
-    """A store in which another writer opens an epoch before the first data object.
-
-    Attributes:
-        looks: reads of the manifest.
-    """
-
-    def __init__(self, inner: ObjectStore, log: ManifestLog) -> None:
-        super().__init__(inner)
-        self._log, self.is_armed, self.looks = log, True, 0
-
-    def around(self, request: Request, call: Callable[[], _Answer]) -> _Answer:
-        self.looks += request.verb == "get" and request.key.endswith("/boundary")
-        if self.is_armed and request.verb == "put" and request.key.endswith("-ledger-1"):
-            self.is_armed = False
-            self._log.load()
-            self._log.open_epoch()
-        return call()
-
-
-@pytest.mark.slow
-def test_ledger_method_goes_on_once_another_writer_has_been_silent(bench: Bench) -> None:
-    other = ManifestLog(bench.memory, STREAM, clock=bench.clock)
-    taken = TakenOver(bench.memory, other)
-    topic = bench.open(taken)
-    topic.append_batch([b"x"] * 10)
-    topic.append(b"the next ledger")
-    eventually(lambda: not taken.is_armed)
-
-    for _ in range(15):  # as long as it writes, whatever the time
-        other.open_epoch()
-        looks = taken.looks
-        eventually(lambda looks=looks: taken.looks > looks, first=lambda: bench.clock.advance(30))  # type: ignore[misc]
-    assert load_manifest(bench.memory, STREAM).epoch == other.epoch
-    assert bench.offloaded() == []
-
-    eventually(lambda: bench.offloaded() == [1], first=lambda: bench.clock.advance(30))
-    assert load_manifest(bench.memory, STREAM).epoch > (other.epoch or 0)
