@@ -218,7 +218,7 @@ def run(
 
 
 def _follow(look: Callable[[], None], clock: Clock, stop: threading.Event, every_s: float) -> None:
-    """Looks until the process is told to end; again after an error that may pass."""
+    """Call ``look`` every ``every_s`` seconds until the process is told to end. A retryable error doesn't end it."""
     interrupted = threading.Event()
 
     def interrupt(*_: object) -> None:

@@ -704,7 +704,7 @@ def _entry_column(name: str, rows: _Rows) -> pa.Array:
         case "publish_time":
             times_ms = rows.publish_times_ms
             assert times_ms is not None
-            unknown = (times_ms == TIME_UNKNOWN_MS) | (np.abs(times_ms) > TIME_MS_MAX)
+            unknown = (times_ms == TIME_UNKNOWN_MS) | (times_ms > TIME_MS_MAX) | (times_ms < -TIME_MS_MAX)
             micros = pa.array(times_ms * US_PER_MS, mask=unknown if unknown.any() else None)
             return micros.view(pa.timestamp("us", tz="UTC"))
         case _:

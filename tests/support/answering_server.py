@@ -13,7 +13,7 @@ __all__ = ["Answering", "answering_server"]
 
 
 class Answering:
-    """A server that answers what it is told to, one answer a request, the last one for ever.
+    """A server that gives the chosen answers, one for each request; the last one is repeated.
 
     Attributes:
         asked: path, body and authorization of each request.
