@@ -23,7 +23,8 @@ import pyarrow as pa
 from formats.checksum import crc32c
 from formats.entries import EntryBatch
 from formats.extension import Codec
-from formats.segment import Layout, SegmentBuilder, SegmentMap
+from formats.segment import SegmentBuilder, SegmentMap
+from formats.summary import Layout
 
 MIB = 1 << 20
 BLOCK_BYTES = MIB

@@ -32,7 +32,7 @@ import numpy as np
 from formats.checkpoint_parquet import SegmentColumns
 from formats.entries import Position
 from formats.manifest import Assign, Edit, Offloaded
-from formats.segment import Layout, LedgerSpan, SegmentSummary
+from formats.summary import Layout, LedgerSpan, SegmentSummary
 from offloader.manifest.checkpoint import checkpoint_now
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.segment_table import SealedSegments, SegmentTable

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from enum import IntEnum
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +13,7 @@ from formats.checksum import check_crc32c
 from formats.entries import ENTRY_HEADER_BYTES, TIME_UNKNOWN_MS, Buffer, Bytes, EntryBatch, byte_array
 from formats.errors import BadMagic, Inconsistent, LimitExceeded, Truncated, located
 from formats.extension import BlockExtension, Codec, decode_block_extension, decode_entry_table, decompress
+from formats.summary import Layout
 
 #: First four bytes of a block: V1's, V2's.
 BLOCK_MAGICS = (bytes.fromhex("fbdbabcb"), bytes.fromhex("26a66d32"))
@@ -240,13 +240,6 @@ END_MARKER_BYTES = 4
 COMPRESSED_PREFIX = PADDING
 _FIXED = struct.Struct(">4sQQqq")
 _FIXED_BYTES = 36
-
-
-class Layout(IntEnum):
-    """Pulsar's layouts: V1 has one ledger per object, V2 runs of any ledgers."""
-
-    V1 = 1
-    V2 = 2
 
 
 _MAGIC = dict(zip(Layout, BLOCK_MAGICS, strict=True))

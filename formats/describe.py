@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-from formats.block import END_MARKER_BYTES, BlockHeader, Layout, decode_block, decode_block_header, decode_run
+from formats.block import END_MARKER_BYTES, BlockHeader, decode_block, decode_block_header, decode_run
 from formats.checked_json import to_json
 from formats.checkpoint import decode_checkpoint, decode_ledgers
 from formats.checkpoint_parquet import decode_columns
@@ -22,6 +22,7 @@ from formats.frames import END_MARK_BYTES, FILL_HEADER_BYTES, decode_fill_header
 from formats.index import INDEX_ENTRY, INDEX_HEADER_BYTES, IndexGroup, decode_index, decode_index_header
 from formats.manifest import Boundary, CatalogEntry, decode_record
 from formats.metadata.messages import BookKeeperLedger, PulsarLedger
+from formats.summary import Layout
 
 _Decoded = TypeVar("_Decoded")
 

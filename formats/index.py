@@ -11,12 +11,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.block import BLOCK_HEADER_BYTES, END_MARKER_BYTES, Layout
+from formats.block import BLOCK_HEADER_BYTES, END_MARKER_BYTES
 from formats.checksum import crc32c
 from formats.entries import ENTRY_HEADER_BYTES, Buffer, Position, byte_array
 from formats.errors import BadMagic, ChecksumMismatch, Inconsistent, LimitExceeded, Truncated, located
 from formats.extension import ROW, codec_of, decode_index_rows
 from formats.metadata.messages import BookKeeperLedger, PulsarLedger
+from formats.summary import Layout
 
 #: One block index entry, 20 bytes.
 INDEX_ENTRY = np.dtype([("first_entry_id", ">i8"), ("part", ">i4"), ("offset", ">i8")])

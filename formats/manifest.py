@@ -11,7 +11,7 @@ from uuid import UUID
 from formats.checked_json import ABSENT_BY_DEFAULT, CheckedDocument, from_json, opened, sealed, to_json
 from formats.entries import Position
 from formats.errors import Inconsistent, UnsupportedVersion, located
-from formats.segment import SegmentSummary
+from formats.summary import SegmentSummary
 
 #: ``payload_bytes`` or ``created_ms`` of a ledger whose source doesn't report them.
 FACT_UNKNOWN = -1

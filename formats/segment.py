@@ -15,7 +15,6 @@ from formats.block import (
     END_MARKER_BYTES,
     RUN_BYTES_MAX,
     BlockHeader,
-    Layout,
     decode_block,
     decode_block_header,
     encode_plain_header,
@@ -37,27 +36,18 @@ from formats.extension import (
     encode_entry_table,
     time_range,
 )
-from formats.segment_map import (
-    BlockFacts,
-    LedgerFacts,
-    LedgerSpan,
-    SegmentMap,
-    SegmentOutline,
-    SegmentSummary,
-)
+from formats.segment_map import BlockFacts, LedgerFacts, SegmentMap, SegmentOutline
+from formats.summary import Layout, SegmentSummary
 
 __all__ = [
     "ENTRY_BYTES_MAX",
     "Codec",
     "FinishedSegment",
-    "Layout",
     "LedgerFacts",
-    "LedgerSpan",
     "Part",
     "SegmentBuilder",
     "SegmentMap",
     "SegmentRecovery",
-    "SegmentSummary",
 ]
 
 #: An entry's block, with header, marker and the longest entry table, must stay below 2 GiB.

@@ -16,8 +16,8 @@ from formats.errors import FormatError, Inconsistent, LimitExceeded
 from formats.keys import check_object_version, data_key, index_key, parse_object_key
 from formats.manifest import Adopt, Edit, LedgerClosed, Release
 from formats.metadata.messages import BookKeeperLedger
-from formats.segment import Layout, LedgerSpan, SegmentSummary
 from formats.segment_map import SegmentMap
+from formats.summary import Layout, LedgerSpan, SegmentSummary
 from offloader.errors import Corrupt, InvalidCall, LimitReached, NotFound, Unsupported
 from offloader.ledgers.pulsar.topics import TopicLedger, TopicLedgers, stream_of_managed_ledger
 from offloader.manifest.apply import apply_edits
@@ -28,8 +28,8 @@ from offloader.manifest.names import matching_streams
 from offloader.manifest.rebuild import FoundSegment, choose_segments, read_segment
 from offloader.manifest.segment_table import AT_ROOT, SegmentRecord
 from offloader.manifest.state import EditRefused, ManifestState
-from offloader.read import fetch as plan
 from offloader.read.fetch import ReaderThreads
+from offloader.read.ranges import readable_segments, whole_range
 from offloader.runtime.clock import Clock
 from offloader.settings import OffloadSettings
 from offloader.store.base import ByteRange, ObjectInfo, ObjectStore
@@ -687,8 +687,8 @@ def _adopted(
         raise  # an error of the store, not of this stream
     except (Corrupt, EditRefused, InvalidCall) as error:
         return AdoptionProblem(stream, str(error))
-    ends = plan.whole_range(state)
-    unreadable = len(state.offloaded()) - len(plan.readable_segments(state))
+    ends = whole_range(state)
+    unreadable = len(state.offloaded()) - len(readable_segments(state))
     return AdoptedStream(
         stream=stream,
         adopted=tuple(segment.summary.begin for segment in choice.adopted),

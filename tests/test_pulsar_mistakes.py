@@ -21,7 +21,7 @@ from formats.entries import Entry, EntryBatch, Position
 from formats.index import INDEX_ENTRY, IndexGroup, ObjectIndex, decode_index, encode_index
 from formats.keys import data_key, index_key, is_segment_uuid_of, parse_object_key
 from formats.metadata.messages import OffloadContext, OffloadSegment, PulsarLedger
-from formats.segment import Layout
+from formats.summary import Layout
 from offloader.errors import BeyondEnd, Corrupt, InvalidCall, StoreUnavailable
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.managed_ledger import open_managed_ledger

@@ -13,7 +13,7 @@ from offloader.cli.output import AMOUNTS, ENDS, Column, print_rows
 from offloader.errors import OffloaderError
 from offloader.manifest.catalog import list_streams
 from offloader.manifest.load import load_manifest
-from offloader.read.fetch import readable_segments, whole_range
+from offloader.read.ranges import readable_segments, whole_range
 from offloader.store.base import ObjectStore
 
 _STREAM_COLUMNS = [Column("stream", "STREAM"), Column("segments", "SEGMENTS", right=True), *AMOUNTS, *ENDS]

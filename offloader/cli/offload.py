@@ -18,7 +18,7 @@ import typer
 from formats.entries import Position
 from formats.errors import FormatError
 from formats.keys import data_key
-from formats.segment import Layout, SegmentSummary
+from formats.summary import Layout, SegmentSummary
 from offloader.cli.errors import run_on_each
 from offloader.cli.ledgers import LedgerArguments
 from offloader.cli.options import (

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from formats.entries import Position
-from formats.segment import SegmentSummary
+from formats.summary import SegmentSummary
 
 if TYPE_CHECKING:
     from rich.progress import Progress

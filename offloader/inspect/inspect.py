@@ -27,7 +27,7 @@ from offloader.errors import LimitReached, NotFound
 from offloader.manifest.segment_table import SegmentRecord
 from offloader.manifest.state import ManifestState
 from offloader.plot import Span, StreamTimeline
-from offloader.read.fetch import readable_segments
+from offloader.read.ranges import readable_segments
 from offloader.settings import ReadSettings
 from offloader.store.base import ByteRange, ObjectStore
 

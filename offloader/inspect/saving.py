@@ -9,7 +9,8 @@ from formats.block import BLOCK_HEADER_BYTES, END_MARKER_BYTES, BlockHeader, dec
 from formats.entries import EntryBatch
 from formats.errors import Truncated
 from formats.extension import Codec, compress
-from formats.segment import SegmentBuilder, SegmentSummary
+from formats.segment import SegmentBuilder
+from formats.summary import SegmentSummary
 from offloader.runtime.clock import Clock
 from offloader.store.base import ByteRange, ObjectStore
 

@@ -18,8 +18,8 @@ from formats.entries import EntryBatch
 from formats.errors import FormatError
 from formats.keys import fill_key, is_segment_uuid_of, manifest_prefix, parse_object_key, record_key, stream_prefix
 from formats.manifest import GapFilled, decode_record
-from formats.segment import SegmentSummary
 from formats.segment_map import SegmentMap
+from formats.summary import SegmentSummary
 from offloader.errors import (
     Corrupt,
     ErrorKind,

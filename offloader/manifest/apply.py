@@ -52,7 +52,7 @@ from formats.manifest import (
     Truncate,
     UndoRetire,
 )
-from formats.segment import SegmentSummary
+from formats.summary import SegmentSummary
 from offloader.manifest.ledger_table import (
     ENTRY_ID_MAX,
     LedgerFact,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from uuid import UUID
 
-from formats.block import BLOCK_HEADER_BYTES, Layout, decode_block_header
+from formats.block import BLOCK_HEADER_BYTES, decode_block_header
 from formats.checksum import crc32c
 from formats.entries import Position
 from formats.errors import FormatError, Inconsistent
@@ -30,8 +30,9 @@ from formats.keys import (
 )
 from formats.manifest import Adopt, CatalogEntry, Edit, Gap, GapFilled, LedgerClosed, Truncate
 from formats.metadata.messages import PulsarLedger
-from formats.segment import SegmentRecovery, SegmentSummary
+from formats.segment import SegmentRecovery
 from formats.segment_map import SegmentMap, SegmentOutline
+from formats.summary import Layout, SegmentSummary
 from offloader.errors import Corrupt, InvalidCall, NotFound, PreconditionFailed, StoreUnavailable
 from offloader.manifest.boundary import (
     FIRST_BOUNDARY,

@@ -18,7 +18,7 @@ from formats.checkpoint import AssignedSegment, RunRef
 from formats.checkpoint_parquet import NUMBER_COLUMNS, PLAIN_SPAN_COLUMNS, SPAN_NUMBERS, SegmentColumns
 from formats.entries import TIME_UNKNOWN_MS, Position
 from formats.keys import data_key, index_key
-from formats.segment import Layout, LedgerSpan, SegmentSummary
+from formats.summary import Layout, LedgerSpan, SegmentSummary
 
 _HALF = (1 << 64) - 1
 

@@ -18,8 +18,8 @@ from formats.keys import fill_key
 from formats.manifest import GapFilled
 from offloader.errors import Corrupt, InvalidCall, NotFound, ObjectChanged, ObjectMissing, OffloaderError, Trimmed
 from offloader.manifest.state import ManifestState, SegmentRecord
-from offloader.read import fetch as plan
-from offloader.read.fetch import Fetcher, SegmentObjects
+from offloader.read.fetch import Fetcher, SegmentObjects, block_runs, newest_view
+from offloader.read.ranges import readable_segments, segments_between, whole_range
 from offloader.settings import Pairs
 from offloader.store.base import ByteRange, ObjectStore
 
@@ -57,8 +57,8 @@ class ColdTier:
         self._skipped = skipped
         #: Begin, end and objects of the most recently read segments; replaced as a whole, so no lock.
         self._recent: tuple[tuple[Position, Position, SegmentObjects], ...] = ()
-        self.ends = plan.whole_range(state)
-        self.segments = plan.readable_segments(state)
+        self.ends = whole_range(state)
+        self.segments = readable_segments(state)
 
     def read_ahead(self) -> None:
         """Bring the first segment's index into the cache: the read that follows an opening usually needs it."""
@@ -70,7 +70,7 @@ class ColdTier:
     def batches(self, first: Position, last: Position) -> Generator[EntryBatch, None, None]:
         """Entries of a range, one batch per block, prefetched in parallel, past the cache."""
         fetcher = self._fetcher
-        segments = [self._objects(record) for record in plan.segments_between(self.segments, first, last)]
+        segments = [self._objects(record) for record in segments_between(self.segments, first, last)]
         # Prefetch indexes like blocks, so that a stream of many small segments doesn't stall.
         maps = fetcher.workers.in_order(
             partial(self._unless_missing, objects, partial(fetcher.index, objects, keep=False)) for objects in segments
@@ -79,9 +79,7 @@ class ColdTier:
             run
             for objects, segment_map in zip(segments, maps, strict=True)
             if segment_map is not None
-            for run in plan.block_runs(
-                objects, segment_map, segment_map.find(first, last), fetcher.settings.request_bytes
-            )
+            for run in block_runs(objects, segment_map, segment_map.find(first, last), fetcher.settings.request_bytes)
         )
         found = fetcher.workers.in_order(
             partial(self._unless_missing, run.objects, partial(fetcher.run, run)) for run in runs
@@ -129,7 +127,7 @@ class ColdTier:
         for begin, end, objects in self._recent:
             if begin <= first and last <= end:
                 return [objects]
-        records = plan.segments_between(self.segments, first, last)
+        records = segments_between(self.segments, first, last)
         if len(records) > CACHED_READ_SEGMENTS_MAX:
             return None
         found = [self._objects(record) for record in records]
@@ -140,7 +138,7 @@ class ColdTier:
 
     def count(self, first: Position, last: Position) -> int:
         """Number of entries in a range; see ``Reader.count``."""
-        records = plan.segments_between(self.segments, first, last)
+        records = segments_between(self.segments, first, last)
         # The range can only cut the first and the last segment.
         total = records[1:-1].sums().entries
         for record in (*records[:1], *records[max(len(records) - 1, 1) :]):
@@ -155,7 +153,7 @@ class ColdTier:
         segment_map = self._fetcher.index(objects)
         numbers = segment_map.find(first, last)
         if not segment_map.has_extension:
-            runs = plan.block_runs(objects, segment_map, numbers, self._fetcher.settings.request_bytes)
+            runs = block_runs(objects, segment_map, numbers, self._fetcher.settings.request_bytes)
             with closing(self._fetcher.runs(runs)) as results:
                 return sum(len(batch.between(first, last)) for batches in results for batch in batches)
         blocks = segment_map.blocks
@@ -277,7 +275,7 @@ def read_fill(store: ObjectStore, stream: str, fill: GapFilled) -> EntryBatch:
 
 
 def _missing(store: ObjectStore, stream: str, fill: GapFilled, where: str) -> OffloaderError:
-    state = plan.newest_view(store, stream)
+    state = newest_view(store, stream)
     if state is not None and fill in state.fills:
         return ObjectMissing(
             f"{where} isn't in {store.url}, though the manifest has it for {fill.first}..{fill.last}", hint=_RESTORE

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import threading
-from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -19,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from formats.checksum import crc32c
-from formats.entries import Bytes, EntryBatch, Position, byte_array
+from formats.entries import Bytes, EntryBatch, byte_array
 from formats.errors import FormatError, Inconsistent, LimitExceeded, UnsupportedVersion
 from formats.extension import EntryTable
 from formats.keys import check_object_version, data_key, index_key
@@ -35,7 +33,7 @@ from offloader.errors import (
     Unsupported,
 )
 from offloader.manifest.load import load_manifest
-from offloader.manifest.segment_table import SegmentSlice, is_at_root
+from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.state import ManifestState, SegmentRecord, SegmentStatus
 from offloader.settings import ReadSettings
 from offloader.store.base import ByteRange, ObjectStore
@@ -344,33 +342,6 @@ def newest_view(store: ObjectStore, stream: str) -> ManifestState | None:
     with suppress(NotFound):
         return load_manifest(store, stream)
     return None
-
-
-def whole_range(state: ManifestState) -> tuple[Position, Position] | None:
-    """First and last readable position; ``None`` when nothing is readable.
-
-    Source: spec of the manifest, "committed end": entries after the longest prefix of offloaded ranges and recorded
-    gaps aren't readable yet, even in an offloaded segment.
-    """
-    first, last = state.first_position(), state.committed_end()
-    return None if first is None or last is None or first > last else (first, last)
-
-
-def readable_segments(state: ManifestState) -> SegmentSlice:
-    """Offloaded segments with readable entries, in the stream's order."""
-    ends = whole_range(state)
-    return state.offloaded()[:0] if ends is None else state.offloaded(*ends)
-
-
-def segments_between(segments: SegmentSlice, first: Position, last: Position) -> SegmentSlice:
-    """Those of ``segments`` that may hold positions of ``first`` .. ``last``.
-
-    Args:
-        segments: offloaded ones in the stream's order; as ranges never overlap, their ends are in order too.
-        first, last: both included.
-    """
-    start = bisect_left(segments, first, key=attrgetter("end"))
-    return segments[start : bisect_right(segments, last, lo=start, key=attrgetter("begin"))]
 
 
 def block_runs(

@@ -16,12 +16,13 @@ from uuid import UUID
 import numpy as np
 from numpy.typing import NDArray
 
-from formats.block import BLOCK_HEADER_BYTES, Layout
+from formats.block import BLOCK_HEADER_BYTES
 from formats.checkpoint import LAST_UNKNOWN
 from formats.entries import ENTRY_HEADER_BYTES, Position
 from formats.extension import Codec
 from formats.manifest import FACT_UNKNOWN, GapFilled
-from formats.segment_map import CRC_UNKNOWN, LedgerSpan, SegmentMap, block_checksums
+from formats.segment_map import CRC_UNKNOWN, SegmentMap, block_checksums
+from formats.summary import Layout, LedgerSpan
 from offloader.errors import NotFound, SourceMismatch, StoreUnavailable, Trimmed
 from offloader.manifest.ledger_table import ENTRY_ID_MAX, Run, count_of, fills_in, gap_runs, is_gone, without
 from offloader.manifest.segment_table import is_at_root

@@ -1,17 +1,46 @@
-"""Ranges of a stream that an export writes together, and what retention took before they were exported."""
+"""Ranges of a stream: what is readable, what an export writes at once, and what retention took before an export."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TypeVar
 
 from formats.entries import Position
 from offloader.errors import InvalidCall, Trimmed
+from offloader.manifest.segment_table import SegmentSlice
 from offloader.manifest.state import ManifestState
-from offloader.read.fetch import readable_segments, segments_between, whole_range
 
 _T = TypeVar("_T")
+
+
+def whole_range(state: ManifestState) -> tuple[Position, Position] | None:
+    """First and last readable position; ``None`` when nothing is readable.
+
+    Source: spec of the manifest, "committed end": entries after the longest prefix of offloaded ranges and recorded
+    gaps aren't readable yet, even in an offloaded segment.
+    """
+    first, last = state.first_position(), state.committed_end()
+    return None if first is None or last is None or first > last else (first, last)
+
+
+def readable_segments(state: ManifestState) -> SegmentSlice:
+    """Offloaded segments with readable entries, in the stream's order."""
+    ends = whole_range(state)
+    return state.offloaded()[:0] if ends is None else state.offloaded(*ends)
+
+
+def segments_between(segments: SegmentSlice, first: Position, last: Position) -> SegmentSlice:
+    """Those of ``segments`` that may hold positions of ``first`` .. ``last``.
+
+    Args:
+        segments: offloaded ones in the stream's order; as ranges never overlap, their ends are in order too.
+        first, last: both included.
+    """
+    start = bisect_left(segments, first, key=attrgetter("end"))
+    return segments[start : bisect_right(segments, last, lo=start, key=attrgetter("begin"))]
 
 
 def grouped(items: Iterable[_T], size_of: Callable[[_T], int], size_max: int) -> Iterator[list[_T]]:

@@ -17,12 +17,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from formats.block import Layout
 from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
 from formats.errors import FormatError, LimitExceeded, UnsupportedVersion
 from formats.index import LedgerGroup
 from formats.metadata.messages import BookKeeperLedger, OffloadContext, PulsarLedger
 from formats.segment_map import SegmentMap
+from formats.summary import Layout
 from offloader.errors import (
     BeyondEnd,
     Closed,
@@ -42,9 +42,8 @@ from offloader.manifest.protection import HeldLease, take_lease
 from offloader.manifest.segment_table import is_at_root
 from offloader.manifest.source_identity import CheckedLedgers
 from offloader.manifest.state import ManifestState, SegmentRecord
-from offloader.read import fetch as plan
 from offloader.read.cold import CACHED_READ_CACHE_SHARE, ColdTier, first_at, require_same_place
-from offloader.read.fetch import Cache, Fetcher, SegmentObjects, process_cache
+from offloader.read.fetch import Cache, Fetcher, SegmentObjects, block_runs, newest_view, process_cache
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.settings import ReadSettings
 from offloader.store.base import ObjectStore, require_open_store
@@ -480,7 +479,7 @@ class Reader:
         """Cold-tier entries of a range that the hot tier doesn't have."""
         cold = self._cold
         if cold.ends is None or last > cold.ends[1]:
-            state = plan.newest_view(self._fetcher.store, self.stream) or self.state
+            state = newest_view(self._fetcher.store, self.stream) or self.state
             end = state.committed_end()
             if end is not None and first <= end:
                 self._require_kept(state, first)
@@ -694,7 +693,7 @@ class ReadHandle:
                 found = self._fetcher.kept_blocks(piece.objects, piece.segment_map, numbers)
             else:
                 request_bytes = self._fetcher.settings.request_bytes
-                runs = plan.block_runs(piece.objects, piece.segment_map, numbers, request_bytes)
+                runs = block_runs(piece.objects, piece.segment_map, numbers, request_bytes)
                 found = list(itertools.chain.from_iterable(self._fetcher.runs(runs)))
             for batch in found:
                 part = batch.between(first, last)

@@ -22,17 +22,17 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from formats.entries import TIME_UNKNOWN_MS, EntryBatch, Position
-from formats.segment import LedgerSpan, SegmentSummary
 from formats.segment_map import SegmentMap
+from formats.summary import LedgerSpan, SegmentSummary
 from offloader.errors import Corrupt, InvalidCall, NotFound, ObjectChanged, ObjectMissing, OffloaderError, Trimmed
 from offloader.manifest.log import list_streams, load_manifest
 from offloader.manifest.names import named_streams
 from offloader.manifest.protection import take_lease
 from offloader.manifest.state import ManifestState
 from offloader.parallel_map import at_once
-from offloader.read import fetch as plan
 from offloader.read.cold import objects_of
-from offloader.read.fetch import Cache, Fetcher, SegmentObjects
+from offloader.read.fetch import BlockRun, Cache, Fetcher, SegmentObjects, block_runs
+from offloader.read.ranges import readable_segments, segments_between, whole_range
 from offloader.read.reader import decode_messages, load_manifest_at, load_stream, published_between, require_inside
 from offloader.runtime.clock import SystemClock
 from offloader.settings import ReadSettings
@@ -248,7 +248,7 @@ def wanted_ranges(options: SourceOptions, states: Iterable[ManifestState]) -> li
 
 
 def _wanted_range(options: SourceOptions, state: ManifestState) -> StreamRange | None:
-    ends = plan.whole_range(state)
+    ends = whole_range(state)
     first, last = options.start_position, options.end_position
     if (first is not None or last is not None) and state.stream == options.stream:
         require_inside(state, ends, first, last)
@@ -293,7 +293,7 @@ class LedgerPart(NamedTuple):
 
 def parts_of(wanted: StreamRange) -> Iterator[LedgerPart]:
     """The ledgers' parts in a range, in the stream's order, as the manifest has them."""
-    for record in plan.segments_between(plan.readable_segments(wanted.state), wanted.first, wanted.last):
+    for record in segments_between(readable_segments(wanted.state), wanted.first, wanted.last):
         yield from parts_between(record.spans, wanted.first, wanted.last)
 
 
@@ -328,7 +328,7 @@ def _candidates(options: SourceOptions, wanted: StreamRange, store: ObjectStore)
     state, first, last = wanted.state, wanted.first, wanted.last
     return [
         _Candidate(objects_of(state.stream, record, store, options.relocate), record.summary, first, last)
-        for record in plan.segments_between(plan.readable_segments(state), first, last)
+        for record in segments_between(readable_segments(state), first, last)
         if record.summary is not None and _segment_matches(options, record.summary)
     ]
 
@@ -456,7 +456,7 @@ _INDEXES = Cache(INDEXES_KEPT_BYTES_MAX)
 class _Rows:
     """Entries of one ledger in columns, payloads only if wanted. Shapes as in ``EntryBatch``."""
 
-    objects: plan.SegmentObjects
+    objects: SegmentObjects
     ledger_id: int
     entry_ids: NDArray[np.int64]
     publish_times_ms: NDArray[np.int64] | None = None
@@ -551,7 +551,7 @@ class _Task:
         self.done["ruled_out"] += int(own.sum()) - len(numbers)
         if not segment_map.has_extension or self._needs is Needs.PAYLOADS:
             request_bytes = self._fetcher.settings.request_bytes
-            for run in plan.block_runs(piece.objects, segment_map, numbers, request_bytes):
+            for run in block_runs(piece.objects, segment_map, numbers, request_bytes):
                 yield partial(self._whole_blocks, run)
         elif self._needs is Needs.ENTRY_TABLES:
             for number in numbers.tolist():
@@ -560,7 +560,7 @@ class _Task:
             for start in range(0, len(numbers), _BLOCKS_PER_STEP):
                 yield partial(_positions, piece, segment_map, numbers[start : start + _BLOCKS_PER_STEP])
 
-    def _whole_blocks(self, run: plan.BlockRun) -> list[_Rows]:
+    def _whole_blocks(self, run: BlockRun) -> list[_Rows]:
         return [
             _Rows(run.objects, batch.ledger_id, batch.entry_ids, batch.publish_times_ms, batch.payloads)
             for batch in self._fetcher.run(run, skip=self._skip)

@@ -27,13 +27,13 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from formats.entries import TIME_UNKNOWN_MS, Position
-from formats.segment import SegmentSummary
 from formats.segment_map import SegmentMap
+from formats.summary import SegmentSummary
 from offloader.errors import BeyondEnd, InvalidCall, NotFound, OffloaderError, Trimmed
 from offloader.manifest.state import ManifestState, SegmentRecord
 from offloader.read.cold import objects_of
-from offloader.read.fetch import Fetcher, readable_segments, segments_between, whole_range
-from offloader.read.ranges import is_lost_between
+from offloader.read.fetch import Fetcher
+from offloader.read.ranges import is_lost_between, readable_segments, segments_between, whole_range
 from offloader.read.reader import open_stream_reader, require_inside
 from offloader.retention.cuts import Cut, cut_at
 from offloader.retention.scope import home_of

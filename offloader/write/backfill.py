@@ -13,7 +13,7 @@ from formats.block_memory import BlockMemory
 from formats.entries import Position
 from formats.keys import Testimony, data_key, index_key, new_segment_uuid
 from formats.manifest import Assign, Edit, Failed, Gap, LedgerClosed, Offloaded
-from formats.segment import Layout, LedgerSpan, SegmentSummary
+from formats.summary import Layout, LedgerSpan, SegmentSummary
 from offloader.errors import Corrupt, Fenced, OffloaderError
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.log import ManifestLog

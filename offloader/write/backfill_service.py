@@ -19,7 +19,7 @@ from formats.errors import FormatError
 from formats.frames import encode_fill
 from formats.keys import fill_key, new_segment_uuid, object_metadata
 from formats.manifest import Failed, Gap, GapFilled, Pause, Resume, SetMethod
-from formats.segment import Layout, SegmentSummary
+from formats.summary import Layout, SegmentSummary
 from offloader.errors import (
     Closed,
     Corrupt,

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 from formats.entries import ENTRY_HEADER_BYTES, Position
 from formats.manifest import Failed, Gap, SetMethod
-from formats.segment import SegmentSummary
+from formats.summary import SegmentSummary
 from offloader.errors import StoreUnavailable
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.log import ManifestLog

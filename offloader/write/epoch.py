@@ -16,8 +16,9 @@ from formats.errors import FormatError
 from formats.index import BlockTable, decode_index_header
 from formats.keys import data_key
 from formats.manifest import Edit, Failed, Gap, LedgerClosed, Offloaded, SetAside
-from formats.segment import Layout, LedgerFacts, SegmentRecovery, SegmentSummary
+from formats.segment import LedgerFacts, SegmentRecovery
 from formats.segment_map import SegmentMap
+from formats.summary import Layout, SegmentSummary
 from offloader.errors import InvalidCall, NotFound, PreconditionFailed, SourceMismatch
 from offloader.ledgers.base import IdentifiedSource, LedgerInfo, LedgerSource, identified
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream

@@ -17,7 +17,8 @@ import numpy as np
 
 from formats.entries import ENTRY_HEADER_BYTES, EntryBatch, Position
 from formats.manifest import Gap, LedgerClosed
-from formats.segment import LedgerFacts, LedgerSpan
+from formats.segment import LedgerFacts
+from formats.summary import LedgerSpan
 from offloader.errors import Corrupt
 from offloader.ledgers.base import LedgerInfo, LedgerSource, newest_listed
 from offloader.manifest.ledger_table import ENTRY_ID_MAX

@@ -15,8 +15,8 @@ from uuid import UUID
 from formats.entries import Position
 from formats.errors import FormatError
 from formats.metadata.messages import BookKeeperLedger, OffloadContext, PulsarLedger
-from formats.segment import Layout
-from formats.segment_map import SegmentMap, SegmentSummary
+from formats.segment_map import SegmentMap
+from formats.summary import Layout, SegmentSummary
 from offloader.errors import (
     Corrupt,
     ErrorKind,

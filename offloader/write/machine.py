@@ -8,7 +8,7 @@ from functools import partial
 
 from formats.entries import EntryBatch, Position
 from formats.manifest import Failed
-from formats.segment import SegmentSummary
+from formats.summary import SegmentSummary
 from offloader.errors import (
     AccessDenied,
     BucketMissing,

@@ -18,7 +18,7 @@ from formats.block_memory import BlockMemory
 from formats.entries import Position
 from formats.keys import Testimony, data_key, index_key
 from formats.metadata.messages import OffloadContext
-from formats.segment import SegmentSummary
+from formats.summary import SegmentSummary
 from offloader.errors import Closed, InvalidCall, OffloaderError, StoreUnavailable
 from offloader.ledgers.base import LedgerSource
 from offloader.manifest.log import ManifestLog

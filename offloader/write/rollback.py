@@ -17,7 +17,7 @@ from formats.entries import EntryBatch, Position
 from formats.errors import FormatError
 from formats.manifest import Edit, Failed, LedgersDeleted, Replace, Retire, Rewrite, Rewritten, SetMethod
 from formats.metadata.messages import PulsarLedger
-from formats.segment import Layout, LedgerSpan, SegmentSummary
+from formats.summary import Layout, LedgerSpan, SegmentSummary
 from offloader.errors import Corrupt, ErrorKind, InvalidCall, OffloaderError
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.apply import apply_edits

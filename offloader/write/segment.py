@@ -14,7 +14,8 @@ from uuid import UUID
 from formats.block_memory import BlockMemory
 from formats.entries import ENTRY_HEADER_BYTES, Entry, EntryBatch, Position
 from formats.extension import Codec
-from formats.segment import FinishedSegment, Layout, LedgerFacts, Part, SegmentBuilder, SegmentSummary
+from formats.segment import FinishedSegment, LedgerFacts, Part, SegmentBuilder
+from formats.summary import Layout, SegmentSummary
 from offloader.errors import Closed, InvalidCall, LimitReached, OffloaderError
 from offloader.manifest.state import follows
 from offloader.runtime.workers import SerialTask, Workers

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from formats.entries import ENTRY_HEADER_BYTES, TIME_UNKNOWN_MS, EntryBatch, Position
 from formats.manifest import Assign, Edit, Failed, Gap, Offloaded, Replace
-from formats.segment import Layout, SegmentSummary
+from formats.summary import Layout, SegmentSummary
 from offloader.errors import Closed, OffloaderError, OutcomeUnknown
 from offloader.ledgers.base import LedgerInfo, LedgerSource
 from offloader.manifest.log import ManifestLog

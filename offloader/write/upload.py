@@ -19,7 +19,8 @@ from formats.checksum import crc32c
 from formats.entries import EntryBatch, Position
 from formats.extension import Codec
 from formats.keys import Testimony, data_key, index_key, object_metadata
-from formats.segment import Layout, Part, SegmentBuilder, SegmentSummary
+from formats.segment import Part, SegmentBuilder
+from formats.summary import Layout, SegmentSummary
 from offloader.errors import (
     Closed,
     Corrupt,

@@ -8,7 +8,7 @@ from formats.documents import DeletedSegment, DeletionRecord
 from formats.entries import Position
 from formats.keys import data_key, index_key, new_segment_uuid
 from formats.manifest import Replace, Rewrite, Rewritten
-from formats.segment import Layout
+from formats.summary import Layout
 from offloader.errors import OffloaderError
 from offloader.gc.sweep import write_batch
 from offloader.read.reader import open_stream_reader

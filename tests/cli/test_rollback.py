@@ -8,7 +8,7 @@ import pytest
 
 from formats.keys import data_key, parse_object_key
 from formats.manifest import Hold
-from formats.segment import Layout
+from formats.summary import Layout
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.runtime.clock import SystemClock
 from offloader.store.open import open_store

@@ -17,7 +17,7 @@ from formats.entries import EntryBatch, Position
 from formats.extension import Codec
 from formats.manifest import Gap, LedgersDeleted
 from formats.metadata.messages import OffloadContext, PulsarLedger
-from formats.segment import Layout, SegmentSummary
+from formats.summary import Layout, SegmentSummary
 from offloader.manifest.log import load_manifest
 from offloader.read.reader import read_offloaded
 from offloader.store.base import ObjectStore

@@ -9,7 +9,7 @@ import pytest
 
 from formats.entries import TIME_UNKNOWN_MS, Position
 from formats.manifest import Assign
-from formats.segment import Layout
+from formats.summary import Layout
 from offloader.store.open import open_store
 from tests.cli.reading_verbs import Offloader
 from tests.support.streams import BASE_MS, StreamWriter, batch_of

@@ -15,7 +15,8 @@ from formats.entries import EntryBatch, Position
 from formats.extension import Codec
 from formats.frames import FILL_BYTES_MAX, FILL_HEADER_BYTES, decode_fill, encode_fill
 from formats.keys import new_segment_uuid
-from formats.segment import ENTRY_BYTES_MAX, Layout, LedgerFacts, SegmentBuilder, SegmentMap
+from formats.segment import ENTRY_BYTES_MAX, LedgerFacts, SegmentBuilder, SegmentMap
+from formats.summary import Layout
 from tests.independent_reader import read_segment
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "format.md").read_text(encoding="utf-8")

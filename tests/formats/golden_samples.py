@@ -100,7 +100,7 @@ from formats.manifest import (
     decode_record,
     encode_record,
 )
-from formats.segment import Layout, LedgerSpan, SegmentSummary
+from formats.summary import Layout, LedgerSpan, SegmentSummary
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers
 from offloader.replay import Progress, ProgressFile
 from offloader.settings import LedgerSettings

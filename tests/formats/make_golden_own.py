@@ -17,7 +17,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from formats.entries import EntryBatch
 from formats.extension import EXTENSION_VERSION, Codec
-from formats.segment import Layout, LedgerFacts
+from formats.segment import LedgerFacts
+from formats.summary import Layout
 from tests.formats.golden_samples import KINDS
 from tests.formats.segments import build, entries_of
 from tests.independent_reader import digest

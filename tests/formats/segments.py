@@ -7,7 +7,8 @@ from typing import Any
 
 from formats.entries import EntryBatch, Position
 from formats.extension import Codec
-from formats.segment import FinishedSegment, Layout, LedgerFacts, SegmentBuilder, SegmentMap
+from formats.segment import FinishedSegment, LedgerFacts, SegmentBuilder, SegmentMap
+from formats.summary import Layout
 
 START = Position(-1, 0)
 END = Position(2**63 - 1, 2**63 - 1)

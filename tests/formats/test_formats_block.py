@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from formats.block import Layout, decode_block, decode_block_header, decode_run, encode_plain_header, padding
+from formats.block import decode_block, decode_block_header, decode_run, encode_plain_header, padding
 from formats.entries import EntryBatch
 from formats.errors import BadMagic, FormatError, Inconsistent, LimitExceeded, Truncated, located
 from formats.extension import Codec
 from formats.index import INDEX_ENTRY, IndexGroup, ObjectIndex, encode_index
 from formats.metadata.messages import BookKeeperLedger, PulsarLedger
 from formats.segment import SegmentMap
+from formats.summary import Layout
 from tests.formats.segments import LIMITS, batch, block_bytes, build, decode, entries_of
 from tests.independent_reader import read_segment
 

@@ -9,8 +9,8 @@ import pytest
 
 from formats.checksum import crc32c, crc32c_combine, crc32c_combine_many
 from formats.extension import Codec
-from formats.segment import Layout
 from formats.segment_map import CRC_UNKNOWN, SegmentMap, block_checksums
+from formats.summary import Layout
 from tests.formats.segments import batch, build
 
 

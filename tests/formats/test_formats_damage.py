@@ -7,7 +7,8 @@ import pytest
 from formats.errors import ChecksumMismatch, FormatError, Inconsistent, Truncated
 from formats.extension import Codec
 from formats.index import IndexGroup, ObjectIndex, decode_index, encode_index
-from formats.segment import FinishedSegment, Layout, LedgerFacts, SegmentMap
+from formats.segment import FinishedSegment, LedgerFacts, SegmentMap
+from formats.summary import Layout
 from tests.formats.segments import LIMITS, batch, block_bytes, build, decode, entries_of, read
 
 KINDS = [pytest.param(layout, codec, id=f"{layout.name} {codec.name.lower()}") for layout in Layout for codec in Codec]

@@ -26,7 +26,8 @@ from formats.extension import (
     encode_index_rows,
     time_range,
 )
-from formats.segment import Layout, SegmentMap
+from formats.segment import SegmentMap
+from formats.summary import Layout
 from tests.formats.segments import LIMITS, batch, build
 
 INT64 = st.integers(-(2**63), 2**63 - 1)

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from formats.block import Layout
 from formats.entries import Position
 from formats.errors import BadMagic, FormatError, Inconsistent, Truncated
 from formats.index import INDEX_ENTRY, IndexGroup, InOrder, ObjectIndex, decode_index, encode_index
 from formats.metadata.messages import BookKeeperLedger, PulsarLedger
 from formats.segment import LedgerFacts, SegmentMap
+from formats.summary import Layout
 from tests.formats.segments import batch, build
 
 V1_METADATA = BookKeeperLedger(length_bytes=1000, last_entry_id=9, created_ms=0).encode()

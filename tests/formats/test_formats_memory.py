@@ -16,7 +16,8 @@ from formats.block import interleave
 from formats.block_memory import BlockMemory
 from formats.entries import Entry, EntryBatch, Pieces, views_of
 from formats.extension import Codec
-from formats.segment import FinishedSegment, Layout, Part, SegmentBuilder
+from formats.segment import FinishedSegment, Part, SegmentBuilder
+from formats.summary import Layout
 
 KIB = 1024
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from formats.entries import EntryBatch
 from formats.errors import FormatError, Inconsistent, LimitExceeded, Truncated
 from formats.extension import Codec
-from formats.segment import FinishedSegment, Layout, LedgerFacts, SegmentBuilder, SegmentRecovery
+from formats.segment import FinishedSegment, LedgerFacts, SegmentBuilder, SegmentRecovery
+from formats.summary import Layout
 
 PART_BYTES = 3000
 

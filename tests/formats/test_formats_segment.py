@@ -17,7 +17,8 @@ from formats.errors import Inconsistent, LimitExceeded
 from formats.extension import ROW, Codec, encode_entry_table, encode_index_rows
 from formats.index import INDEX_ENTRY, IndexGroup, ObjectIndex, decode_index, encode_index, seal_index
 from formats.metadata.messages import BookKeeperLedger, PulsarLedger
-from formats.segment import Layout, LedgerFacts, LedgerSpan, SegmentBuilder, SegmentMap
+from formats.segment import LedgerFacts, SegmentBuilder, SegmentMap
+from formats.summary import Layout, LedgerSpan
 from tests.formats.segments import LIMITS, batch, block_bytes, build, decode, entries_of, read
 from tests.independent_reader import check_blocks, read_segment
 

@@ -17,11 +17,12 @@ from uuid import UUID
 
 import pytest
 
-from formats.block import Layout, decode_block_header, padding, walk
+from formats.block import decode_block_header, padding, walk
 from formats.entries import Position, byte_array
 from formats.index import decode_index, encode_index
 from formats.keys import check_object_version, data_key, index_key, parse_object_key
 from formats.segment import SegmentMap
+from formats.summary import Layout
 from tests.independent_reader import check_blocks, read_segment
 
 GOLDEN = Path(os.environ.get("OFFLOADER_GOLDEN_DIR") or Path(__file__).parent / "golden")

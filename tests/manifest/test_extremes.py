@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from formats.entries import EntryBatch, Position
 from formats.errors import FormatError
 from formats.manifest import EDIT_KINDS, Boundary, Edit, Record, Totals, Writer, decode_record, encode_record
-from formats.segment import Layout
+from formats.summary import Layout
 from offloader.manifest.log import load_manifest
 from offloader.read.reader import open_stream_reader
 from offloader.store.open import open_store

@@ -51,7 +51,7 @@ from formats.manifest import (
     decode_record,
     encode_record,
 )
-from formats.segment import Layout, LedgerSpan, SegmentSummary
+from formats.summary import Layout, LedgerSpan, SegmentSummary
 
 GOLDEN = Path(__file__).parent / "golden"
 INCARNATION = UUID("0f0e0d0c-0b0a-4900-8807-060504030201")

@@ -36,7 +36,7 @@ from formats.manifest import (
     UndoRetire,
     Writer,
 )
-from formats.segment import Layout, LedgerSpan, SegmentSummary
+from formats.summary import Layout, LedgerSpan, SegmentSummary
 from offloader.manifest.apply import apply_edits, fold, is_applied
 from offloader.manifest.compaction import compacted
 from offloader.manifest.source_identity import known_ledgers

@@ -11,7 +11,7 @@ import pytest
 from formats.entries import Position
 from formats.keys import boundary_key, catalog_key, data_key, index_key, manifest_prefix, new_segment_uuid, record_key
 from formats.manifest import LedgerClosed, Truncate
-from formats.segment import Layout
+from formats.summary import Layout
 from offloader.errors import Corrupt, InvalidCall, NotFound, OffloaderError, StoreUnavailable
 from offloader.manifest.log import ManifestLog, load_manifest
 from offloader.manifest.rebuild import Rebuild, rebuild_manifest

@@ -30,7 +30,7 @@ from formats.manifest import (
     Rewritten,
     UndoRetire,
 )
-from formats.segment import Layout, LedgerSpan, SegmentSummary
+from formats.summary import Layout, LedgerSpan, SegmentSummary
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.compaction import compacted, plan_checkpoint, restored
 from offloader.manifest.state import EditRefused, ManifestState

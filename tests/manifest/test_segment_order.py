@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from formats.entries import Position
-from formats.segment import Layout, LedgerSpan, SegmentSummary
+from formats.summary import Layout, LedgerSpan, SegmentSummary
 from offloader.manifest.segment_table import SealedSegments, SegmentRecord, SegmentStatus, SegmentTable, columns_of
 
 

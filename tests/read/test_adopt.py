@@ -13,7 +13,7 @@ import pytest
 from formats.entries import Position
 from formats.index import decode_index, encode_index
 from formats.metadata.messages import BookKeeperLedger
-from formats.segment import Layout
+from formats.summary import Layout
 from offloader.adopt import Adoption, adopt, ends_with_entry, release
 from offloader.errors import InvalidCall, OutcomeUnknown, StoreUnavailable
 from offloader.ledgers.pulsar.topics import TopicLedger, TopicLedgers

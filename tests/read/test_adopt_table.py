@@ -6,7 +6,7 @@ from dataclasses import replace
 from uuid import UUID
 
 from formats.entries import Position
-from formats.segment import Layout, LedgerSpan, SegmentSummary
+from formats.summary import Layout, LedgerSpan, SegmentSummary
 from offloader.adopt import Attempt, AttemptOwner, AttemptTable
 from offloader.manifest.rebuild import FoundSegment
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from formats.entries import EntryBatch, Position
 from formats.extension import Codec
 from formats.manifest import Gap, LedgerClosed, LedgersDeleted, StreamDeleted, Truncate
-from formats.segment import Layout
 from formats.segment_map import CRC_UNKNOWN
+from formats.summary import Layout
 from offloader.errors import NotFound
 from offloader.manifest.segment_table import AT_ROOT
 from offloader.read.fetch import Fetcher, SegmentObjects

@@ -13,7 +13,8 @@ import pytest
 from formats.checksum import crc32c
 from formats.entries import Entry, Position
 from formats.manifest import Purged, Retire, Truncate
-from formats.segment import Codec, Layout, SegmentMap
+from formats.segment import Codec, SegmentMap
+from formats.summary import Layout
 from offloader.errors import (
     Corrupt,
     LimitReached,

@@ -15,7 +15,7 @@ import pytest
 from formats.entries import Entry, EntryBatch, Position
 from formats.keys import data_key, index_key
 from formats.metadata.messages import OffloadContext, OffloadSegment
-from formats.segment import Layout
+from formats.summary import Layout
 from offloader.errors import BeyondEnd, Closed, Corrupt, InvalidCall, NotFound, ObjectMissing
 from offloader.read.reader import ReadHandle, read_offloaded
 from offloader.settings import ReadSettings

@@ -24,7 +24,8 @@ from formats.describe import (
 from formats.entries import EntryBatch
 from formats.frames import encode_fill
 from formats.keys import boundary_key, catalog_key, fill_key, new_segment_uuid, record_key
-from formats.segment import Codec, Layout
+from formats.segment import Codec
+from formats.summary import Layout
 from offloader.errors import NotFound
 from offloader.inspect.inspect import inspect_object
 from offloader.manifest.checkpoint import checkpoint_now

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from formats.entries import Position
 from formats.segment import SegmentMap
-from offloader.read.fetch import SegmentObjects, block_runs, readable_segments, segments_between, whole_range
+from offloader.read.fetch import SegmentObjects, block_runs
+from offloader.read.ranges import readable_segments, segments_between, whole_range
 from offloader.store.open import open_store
 from tests.support.streams import StreamWriter, batch_of, build, random_batch
 

@@ -11,7 +11,8 @@ import pytest
 
 from formats.keys import data_key, index_key, new_segment_uuid
 from formats.manifest import Assign
-from formats.segment import Codec, Layout
+from formats.segment import Codec
+from formats.summary import Layout
 from offloader.errors import StoreUnavailable
 from offloader.inspect.verify import Damage, Finding, check_order, check_segment, check_segments, find_unexpected
 from offloader.manifest.log import load_manifest

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import offloader
 from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
 from formats.manifest import Gap, LedgerClosed, StreamDeleted, Truncate
-from formats.segment import Codec, Layout
+from formats.segment import Codec
+from formats.summary import Layout
 from offloader.errors import BeyondEnd, Closed, InvalidCall, NotFound, Trimmed
 from offloader.read.reader import Reader, open_stream_reader
 from offloader.settings import ReadSettings

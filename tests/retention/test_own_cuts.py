@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from formats.entries import Position
 from formats.manifest import Assign, Edit, Gap, LedgerClosed, LedgersDeleted, Offloaded, Purged, Retire, Truncate
-from formats.segment import Layout, LedgerSpan, SegmentSummary
+from formats.summary import Layout, LedgerSpan, SegmentSummary
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.state import ManifestState

@@ -14,7 +14,7 @@ import pytest
 from formats.entries import EntryBatch, Position
 from formats.extension import Codec
 from formats.manifest import Gap, LedgersDeleted, Purged, Retire, Truncate
-from formats.segment import Layout
+from formats.summary import Layout
 from offloader.manifest.log import ManifestLog
 from offloader.manifest.segment_table import AT_ROOT
 from offloader.read.ledger_plan import CHUNK_BYTES, LedgerTrimmed

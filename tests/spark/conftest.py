@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from formats.entries import EntryBatch, Position
-from formats.segment import Codec, Layout
+from formats.segment import Codec
+from formats.summary import Layout
 from offloader.spark import local_session
 from offloader.store.open import open_store
 from tests.support.quick import needs

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from formats.entries import EntryBatch
-from formats.segment import Codec, Layout
+from formats.segment import Codec
+from formats.summary import Layout
 from offloader.spark import entries, messages
 from offloader.spark.jobs import AvroValues, JsonValues, export
 from offloader.store.open import open_store

@@ -11,10 +11,11 @@ import pytest
 
 from formats.entries import Position
 from formats.manifest import Gap, LedgersDeleted, Retire, Truncate
-from formats.segment import Layout, SegmentMap
+from formats.segment import SegmentMap
+from formats.summary import Layout
 from offloader.errors import InvalidCall
 from offloader.manifest.state import SegmentRecord
-from offloader.read.fetch import whole_range
+from offloader.read.ranges import whole_range
 from offloader.spark.scan import StreamRange
 from offloader.spark.stream import (
     Limits,

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from formats.entries import Position
 from formats.manifest import Assign, Edit, Offloaded
-from formats.segment import Layout, LedgerSpan, SegmentSummary
+from formats.summary import Layout, LedgerSpan, SegmentSummary
 
 DRIVER: Mapping[str, str] = {"managedLedgerOffloadDriver": "memory", "bucket": "b", "region": "", "serviceEndpoint": ""}
 SEGMENT_ENTRIES = 10

@@ -10,7 +10,8 @@ from uuid import UUID
 from formats.entries import TIME_UNKNOWN_MS, Entry, EntryBatch, Position
 from formats.keys import data_key, index_key, new_segment_uuid, object_metadata
 from formats.manifest import Assign, Edit, LedgerClosed, Offloaded
-from formats.segment import Codec, FinishedSegment, Layout, LedgerFacts, Part, SegmentBuilder
+from formats.segment import Codec, FinishedSegment, LedgerFacts, Part, SegmentBuilder
+from formats.summary import Layout
 from offloader.manifest.log import ManifestLog
 from offloader.runtime.clock import Clock, SystemClock
 from offloader.store.base import ObjectStore

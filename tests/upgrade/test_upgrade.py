@@ -19,7 +19,7 @@ import pytest
 from formats.entries import Position
 from formats.keys import record_number
 from formats.manifest import EDIT_KINDS, decode_record
-from formats.segment import Layout
+from formats.summary import Layout
 from offloader import Settings, open_managed_ledger, open_reader, open_reader_groups, open_store
 from offloader.cli.main import main
 from offloader.managed_ledger import ManagedLedger

@@ -17,7 +17,7 @@ import pytest
 from formats.entries import ENTRY_HEADER_BYTES, Position
 from formats.keys import new_segment_uuid, parse_object_key
 from formats.manifest import Assign, Edit, Failed, LedgerClosed, LedgersDeleted, Offloaded, decode_record
-from formats.segment import SegmentSummary
+from formats.summary import SegmentSummary
 from offloader.errors import Corrupt, Fenced, OffloaderError, OutcomeUnknown, StoreUnavailable
 from offloader.ledgers.base import LedgerInfo
 from offloader.ledgers.sqlite.embedded import EmbeddedLedgers, EmbeddedStream

@@ -18,8 +18,9 @@ from formats.block import decode_block
 from formats.entries import EntryBatch, Position
 from formats.keys import data_key, index_key, parse_object_key, record_key
 from formats.manifest import Adopt, Edit, Gap, Hold, LedgerClosed, LedgersDeleted, Resume, Retire, SetMethod, Truncate
-from formats.segment import Codec, Layout
+from formats.segment import Codec
 from formats.segment_map import SegmentMap
+from formats.summary import Layout
 from offloader.errors import Fenced, InvalidCall, OffloaderError, OutcomeUnknown, StoreUnavailable
 from offloader.managed_ledger import open_managed_ledger
 from offloader.manifest.apply import apply_edits

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from formats.entries import ENTRY_HEADER_BYTES, Position
 from formats.manifest import Assign, Edit, Gap, LedgerClosed, LedgersDeleted, Offloaded, OpenEpoch
-from formats.segment import Layout, LedgerSpan, SegmentSummary
+from formats.summary import Layout, LedgerSpan, SegmentSummary
 from offloader.ledgers.base import LedgerInfo
 from offloader.manifest.apply import apply_edits
 from offloader.manifest.state import ManifestState

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from formats.entries import EntryBatch, Position
-from formats.segment import Layout
+from formats.summary import Layout
 from offloader.errors import Corrupt
 from offloader.ledgers.base import ClosedListener, LedgerInfo, Listener, Subscription
 from offloader.ledgers.tail_buffer import Listeners

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from formats.entries import Position
-from formats.segment import SegmentSummary
+from formats.summary import SegmentSummary
 from offloader.errors import Closed, Corrupt, ExecutorLost, InvalidCall, NotFound, ObjectMissing, OffloaderError
 from offloader.ledgers.base import LedgerInfo, Ledgers, LedgerSource
 from offloader.ledgers.sqlite.database import database_path
