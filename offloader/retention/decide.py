@@ -120,7 +120,9 @@ def decide(situation: Situation) -> Decision:
     return _Cycle(situation).decision()
 
 
-def window(count: int, kept: Callable[[int], int], limits: Limits) -> tuple[int | None, int | None]:
+def window(
+    count: int, kept: Callable[[int], int], limits: Limits, *, surely: Callable[[int], int] | None = None
+) -> tuple[int | None, int | None]:
     """Candidates among the recorded cuts.
 
     Args:
@@ -128,13 +130,15 @@ def window(count: int, kept: Callable[[int], int], limits: Limits) -> tuple[int 
         kept: amount kept when truncated at one of them; doesn't increase from one to the next. Called for about 2
             log2(count) of them.
         limits: min and max.
+        surely: what is compared with min, where ``kept`` may be more than that; likewise.
 
     Returns:
         The one with the smallest amount kept that is at least min (the youngest such), and the one with the largest
             within min..max (the oldest such), else again the first; ``None`` where no cut keeps min.
     """
     rows = range(count)
-    least = bisect_right(rows, -limits.min, key=lambda row: -kept(row)) - 1
+    sure = surely or kept
+    least = bisect_right(rows, -limits.min, key=lambda row: -sure(row)) - 1
     if least < 0:
         return None, None
     most = 0 if limits.max is None else bisect_left(rows, -limits.max, key=lambda row: -kept(row))
@@ -206,8 +210,14 @@ class _Cycle:
             return self.given.now_ms - record.time_ms
         return self.keeps_exactly(self.not_before_head(record.cut))
 
-    def kept_at(self, chain: Sequence[Record], unit: Unit) -> Callable[[int], int]:
-        return lambda row: self.kept(chain[row], unit)
+    def window_of(self, chain: Sequence[Record], limits: Limits) -> tuple[int | None, int | None]:
+        def kept(row: int) -> int:
+            return self.kept(chain[row], limits.unit)
+
+        def surely(row: int) -> int:
+            return self.keeps_surely(self.not_before_head(chain[row].cut))
+
+        return window(len(chain), kept, limits, surely=surely if limits.unit is Unit.SIZE else None)
 
     def candidate(self, role: Role, record: Record, chain: int) -> Candidate:
         cut = self.not_before_head(record.cut)
@@ -430,7 +440,7 @@ class _Cycle:
         """Candidates m and M of the specification; ``None``: none keeps min. Records win over boundaries."""
         found: list[tuple[int, Record, Record]] = []
         for number, chain in enumerate(self.chains):
-            least, most = window(len(chain), self.kept_at(chain, limits.unit), limits)
+            least, most = self.window_of(chain, limits)
             if least is not None and most is not None:
                 found.append((number, chain[least], chain[most]))
         if not found:

@@ -362,11 +362,14 @@ class RecordedState:
         total += sum(_uncounted(own, n, at).payload_bytes for n, at in self.known.items() if n in own.partitions)
         known = {**self.known, **_moved(own, self.known, own.head())}
         missing = (newest.size_bytes or 0) - total if newest is not None else 0
+        earlier = self.records
         if missing > 0:
-            # Entries left the stream uncounted, for example those of a deleted partition: sizes don't decrease.
+            # Entries left the stream uncounted, for example those of a deleted partition: sizes don't decrease. What
+            # was measured before that counts differently, so it says nothing about places in what is left.
             known |= _raised(own, known, missing)
+            earlier = RetentionSet(tuple(replace(record, size_bytes=None) for record in earlier.records))
         record = Record(time_ms=now_ms, cut=tail, size_bytes=total + max(missing, 0))
-        return replace(self, records=self.records.add(record), known=known)
+        return replace(self, records=earlier.add(record), known=known)
 
     def before_truncation(self, own: OwnCuts, cut: Cut) -> RecordedState:
         """State to save before the stream is truncated at ``cut``."""

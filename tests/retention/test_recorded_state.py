@@ -21,6 +21,7 @@ from offloader.retention.state import (
     DECISIONS_MAX,
     RecordedCuts,
     RecordedState,
+    Rule,
     change_records,
     lineage_of,
     read_decisions,
@@ -157,9 +158,42 @@ def test_unrecorded_truncation_never_decreases_a_size() -> None:
     state = log.commit_as_maintainer([Retire(gone)])
     log.commit_as_maintainer([Purged(gone, state.record_id)])
     again = bench.record()
-    assert [record.size_bytes for record in again.records.records] == [500, 500]
+    assert [record.size_bytes for record in again.records.records] == [None, 500]
     bench.grow()
     assert bench.record().records.records[-1].size_bytes == 600
+
+
+def test_recorded_cut_in_a_segment_keeps_min_surely_after_a_partition_was_deleted() -> None:
+    """The recorded size counts the deleted partition, so it doesn't tell how much of the segment is before the cut."""
+    kept, deleted = names = [f"a/topic-partition-{number}" for number in (0, 2)]
+    bench = Bench(*names)
+    ledgers = bench.sources[kept] = MemoryLedgers(kept, bench.clock)
+    ledgers.append([b"x" * 10] * 4)
+    bench.grow(deleted)
+    bench.record("a/topic")
+    ledgers.append([b"x" * 10] * 6)
+    bench.grow(deleted)
+    bench.record("a/topic")
+    bench.grown = 0
+    bench.grow(kept)
+    for _ in range(2):
+        delete_stream(bench.store, deleted, clock=bench.clock, delete_objects=lambda _: None)
+        bench.clock.advance(86_401)
+    bench.record("a/topic")
+    ledgers.append([b"x" * 10] * 10)
+    bench.record("a/topic")
+    _, place, state, own = bench.look("a/topic")
+    situation = Situation(
+        policy=Policy(kind=PolicyKind.SIZE, limits=Limits(Unit.SIZE, 170)),
+        lineage=lineage_of(place),
+        measure=RecordedCuts(own, state.records, state.known),
+        records=state.records,
+        head=Cut(),
+        now_ms=bench.clock.now_ms(),
+        subscriptions=(),
+    )
+    assert str(state.records.records[0].cut) == "0.0=1:4"  # 160 of 200 bytes are behind it
+    assert decide(situation).rule is Rule.NO_CUT_KEEPS_MIN
 
 
 def test_topic_size_is_summed_and_recreated_partition_starts_at_zero() -> None:
@@ -177,7 +211,7 @@ def test_topic_size_is_summed_and_recreated_partition_starts_at_zero() -> None:
     bench.logs[names[1]].open_epoch()
     second = bench.record("a/topic")
     assert [str(record.cut) for record in second.records.records] == ["0.0=1:10", "0.0=1:10"]
-    assert [record.size_bytes for record in second.records.records] == [200, 200]
+    assert [record.size_bytes for record in second.records.records] == [None, 200]
     bench.grow(names[1])
     third = bench.record("a/topic").records.records[-1]
     assert (str(third.cut), third.size_bytes) == ("0.0=1:10,2.0=1:10", 300)
