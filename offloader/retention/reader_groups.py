@@ -310,14 +310,17 @@ def reader_added(group: GroupState, reader: str) -> GroupState:
 
 
 def reader_removed(group: GroupState, reader: str, cuts: tuple[StreamCutRow, ...]) -> GroupState:
-    """Remove a reader; ``cuts`` are its processed positions, which count for checkpoints that wait for it."""
+    """Remove a reader; ``cuts`` are its processed positions, from which others go on.
+
+    They count for checkpoints that it hasn't passed, also where it said it was further: that much it had only read.
+    """
     require_group(group)
     rows = tuple(
         replace(
             row,
             waiting=_without(row.waiting, reader),
             behind=_without(row.behind, reader),
-            cuts=_merged(row.cuts, cuts) if reader in row.waiting else row.cuts,
+            cuts=_merged(row.cuts, cuts) if reader in row.behind else row.cuts,
         )
         for row in group.checkpoints
     )
